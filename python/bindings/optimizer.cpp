@@ -3,12 +3,10 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -111,23 +109,6 @@ void read_masters(Self& self, nb::handle params) {
   });
 }
 
-void write_params(Self& self, nb::handle params) {
-  const Array array(params, "params");
-  call(self, "write_params", [&](OptimizerParts& parts) {
-    if (parts.stack.mixed != nullptr)
-      parts.stack.mixed->write_params(array.view());
-  });
-}
-
-nb::object exchanged_params(Self& self, nb::handle params) {
-  const ConstArray array(params, "params");
-  return to_python(call(self, "exchanged_params", [&](OptimizerParts& parts) {
-    require("params", array.view(), parts.config.precision.dtype,
-            parts.layout.size());
-    return copy_of(optim::exchanged_params(parts.optimizer(), array.view()));
-  }));
-}
-
 State state_dict(Self& self) {
   return to_python(call(self, "state_dict", [](OptimizerParts& parts) {
     return optim::copy_of(parts.optimizer().state());
@@ -153,19 +134,6 @@ void adopt(Self& self, nb::handle state) {
   StateDict copy = to_state(state, "state");
   call(self, "adopt", [&](OptimizerParts& parts) {
     parts.notes = parts.optimizer().adopt(std::move(copy))();
-  });
-}
-
-// name, axis, sharing
-using Description = std::tuple<std::string, std::string, std::string>;
-
-std::vector<Description> describe_state(Self& self) {
-  return call(self, "describe_state", [](OptimizerParts& parts) {
-    std::vector<Description> all;
-    for (const optim::StateArray& array : parts.optimizer().state().arrays)
-      all.emplace_back(array.name, to_string(array.axis),
-                       to_string(array.sharing));
-    return all;
   });
 }
 
@@ -259,13 +227,10 @@ void bind_optimizer(nb::module_& module) {
       .def("take_notes", &take_notes)
       .def("masters", &masters)
       .def("read_masters", &read_masters, "params"_a)
-      .def("write_params", &write_params, "params"_a)
-      .def("exchanged_params", &exchanged_params, "params"_a)
       .def("state_dict", &state_dict)
       .def("state_elements", &state_elements, "array"_a, "offset"_a, "size"_a)
       .def("load_state_dict", &load_state_dict, "state"_a)
       .def("adopt", &adopt, "state"_a)
-      .def("describe_state", &describe_state)
       .def("close", &OptimizerHandle::close);
 }
 

@@ -114,8 +114,6 @@ nb::class_<T> bind_low_bit(nb::module_& module, const char* name,
 template <class T>
 void bind_freeze(nb::class_<T>& kind) {
   using optim::FreezeOptions;
-  kind.def("planned_freeze_step",
-           [](const T& self) { return optim::freeze_step_of(self.freeze); });
   const auto bind = [&kind](const char* name, auto field) {
     bind_part(kind, name, &T::freeze, field);
   };
@@ -130,14 +128,7 @@ void bind_freeze(nb::class_<T>& kind) {
 
 void bind_zero_one_adam(nb::module_& module) {
   using T = optim::ZeroOneAdamOptions;
-  using Stages = optim::ZeroOneStages;
-  nb::class_<Stages>(module, "ZeroOneStages")
-      .def_ro("var_freeze_step", &Stages::var_freeze_step)
-      .def_ro("var_update_scaler", &Stages::var_update_scaler)
-      .def_ro("local_step_scaler", &Stages::local_step_scaler)
-      .def_ro("local_step_clipper", &Stages::local_step_clipper);
   bind_low_bit<T>(module, "ZeroOneAdamOptions")
-      .def("stages", &optim::zero_one_stages_of)
       .def_rw("total_steps", &T::total_steps)
       .def_rw("var_freeze_step", &T::var_freeze_step)
       .def_rw("var_update_scaler", &T::var_update_scaler)

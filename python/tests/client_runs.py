@@ -27,7 +27,7 @@ ANNOUNCED: list[str] = []  # by the run that is under way
 
 
 class Reports:
-    """Of every step of an optimizer."""
+    """Keeps the report of every step of an optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.all: list[Any] = []
@@ -355,7 +355,7 @@ def tiny_gpt2() -> torch.nn.Module:
 
 
 def refusals() -> list[str]:
-    """What attach() says of clients that it cannot take."""
+    """Returns the errors of attach() for clients that it refuses."""
     from accelerate import Accelerator
     from transformers import Trainer, TrainingArguments
 

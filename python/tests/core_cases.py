@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the native module share: a small layout, options, training."""
+"""A small layout, options and training for the tests of the native module."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from thinwire import _core
@@ -25,7 +23,6 @@ def layout() -> _core.Layout:
 def config(
     options: Options | None = None,
     dtype: torch.dtype = torch.float32,
-    bucket_elements: int | None = None,
     zero_stage: int = 0,
 ) -> _core.Config:
     made = _core.Config()
@@ -33,13 +30,11 @@ def config(
     made.zero.stage = zero_stage
     if options is not None:
         made.optimizer = options
-    if bucket_elements is not None:
-        made.comm.bucket_elements = bucket_elements
     return made
 
 
 def all_options() -> dict[str, Options]:
-    """Of each optimizer; low-bit ones compress from the third step on."""
+    """Options of each optimizer; low-bit ones compress from the third step on."""
     onebit_adam = _core.OnebitAdamOptions()
     onebit_adam.freeze_step = 2
     onebit_lamb = _core.OnebitLambOptions()
@@ -79,33 +74,14 @@ class Run:
         return self.params
 
 
-def tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with its arrays as tensors."""
-    return {
-        name: torch.from_dlpack(value) if hasattr(value, "__dlpack__") else value
-        for name, value in state.items()
-    }
-
-
-def assert_equal(left: dict[str, Any], right: dict[str, Any]) -> None:
-    left, right = tensors(left), tensors(right)
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value, right[name]), name
-        else:
-            assert value == right[name], name
-
-
-def scratch(asynchronous: bool = False) -> _core.SaveOptions:
+def scratch() -> _core.SaveOptions:
     options = _core.SaveOptions()
     options.durable = False
-    options.asynchronous = asynchronous
     return options
 
 
 class Trained:
-    """One rank's engine, its memory and gradients that depend on rank and step."""
+    """One rank's engine and its memory."""
 
     def __init__(
         self, comm: _core.Communicator, chosen: _core.Config, seed: int = 3
@@ -119,23 +95,3 @@ class Trained:
         keeps = _core.keeps_gradients(chosen, comm.size)
         self.grads = torch.zeros(self.layout.size, dtype=dtype) if keeps else None
         self.engine = _core.Engine(comm, self.layout, chosen, self.params, self.grads)
-
-    def backward(self) -> None:
-        generator = torch.Generator().manual_seed(100 * self.engine.steps + self.rank)
-        self.engine.begin_backward()
-        for index, (offset, size) in enumerate(
-            zip(self.layout.offsets, self.layout.sizes, strict=True)
-        ):
-            gradient = torch.randn(size, generator=generator).to(self.params.dtype)
-            if self.grads is None:
-                self.engine.gradient_ready(index, gradient)
-            else:
-                self.grads[offset : offset + size] += gradient
-                self.engine.gradient_ready(index)
-        self.engine.end_backward()
-
-    def train(self, steps: int) -> torch.Tensor:
-        for _ in range(steps):
-            self.backward()
-            assert self.engine.step().applied
-        return self.params

@@ -11,7 +11,7 @@ Messages = list[tuple[int, memoryview]]
 
 
 class Mailboxes:
-    """What ranks that are threads have in common."""
+    """Queues between ranks that are threads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -73,7 +73,7 @@ class ThreadTransport:
 
 
 class StuckTransport:
-    """Of two ranks, of which the other one never answers."""
+    """A transport of two ranks, of which the other one never answers."""
 
     name, rank, size = "stuck", 0, 2
 

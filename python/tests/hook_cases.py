@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of hooks train, and the arithmetic of the hook as plain loops."""
+"""A model for the tests of hooks, and the arithmetic of the hook as plain loops."""
 
 from __future__ import annotations
 

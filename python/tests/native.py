@@ -14,7 +14,7 @@ SHAPES = [("w1", [33, 7]), ("b", [1]), ("none", [0]), ("w2", [65, 17]), ("row", 
 
 
 def digest(array: Any) -> str:
-    """Of a tensor's or a native array's bytes."""
+    """Returns a digest of the bytes of a tensor or a native array."""
     tensor = torch.from_dlpack(array) if hasattr(array, "__dlpack__") else array
     return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
 
@@ -47,7 +47,7 @@ class Training:
         return self
 
     def digests(self) -> dict[str, Any]:
-        """Of parameters and all arrays of the state; and the bytes of every step."""
+        """Digests of parameters and state by name, and the bytes of every step."""
         state = self.optimizer.state_dict()
         arrays = {
             name: digest(value)

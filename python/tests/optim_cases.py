@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of optimizers train: tiny models, other data on every rank."""
+"""Tiny models for the tests of optimizers, with other data on every rank."""
 
 from __future__ import annotations
 

@@ -6,17 +6,20 @@
     ranks = run(2, "script.py", "--steps", "12")
     assert ranks[1].returncode == -9 and "rank 1 has left" in ranks[0].stderr
 
-Ranks of call() are forked from one process that has imported torch; those of run() are
-processes of their own. The store of torch.distributed is held by the caller, as torchrun's agent holds it, so no port
-can be taken by somebody else in between, and rank 0 may die as well as any other.
+Ranks of call() are forked from one process, which has imported torch; those of run() are
+processes of their own. The store of torch.distributed is held by the caller, as torchrun's
+agent holds it, so no port can be taken by somebody else in between, and rank 0 may die as
+well as any other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -24,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +53,7 @@ class Rank:
     stdout: str
     stderr: str
     value: Any
-    """What a function returned; None if it did not come to its end."""
+    """The result of a function; None if it did not return."""
     seconds: float
 
 
@@ -85,7 +89,7 @@ def call(
     command = [str(file), name, json.dumps(arguments)]
     if launcher == "mpirun":
         return _mpirun(n, [__file__, *command], seconds, env)
-    return _torchrun(n, [__file__, "--fork", str(n), *command], seconds, env, store)
+    return _torchrun(n, command, seconds, env, store, forks=True)
 
 
 def succeed(ranks: list[Rank]) -> list[Rank]:
@@ -96,7 +100,7 @@ def succeed(ranks: list[Rank]) -> list[Rank]:
 
 
 def describe(ranks: list[Rank]) -> str:
-    """What all ranks have written, for messages."""
+    """Returns the output of all ranks, for messages."""
     return "\n".join(
         f"---- rank {r.rank}: exit code {r.returncode} after {r.seconds:.1f} s"
         f"{' (ended at the limit)' if r.timed_out else ''}\n{r.stdout}{r.stderr}"
@@ -136,8 +140,74 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+class _Forked:
+    """A process that the server has forked: as much of Popen as _wait() needs."""
+
+    def __init__(self, n: int, command: list[str], env: dict[str, str], folder: Path):
+        self._pipe = _server()
+        env = env | {"RANKS_FOLDER": str(folder)}
+        request = json.dumps([[str(n), *command], env]).encode() + b"\n"
+        self._pipe.stdin.write(request)  # type: ignore[union-attr]
+        self.pid = self._line()
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._pipe.stdout], [], [], 0)[0]:
+            self.returncode = self._line()
+        return self.returncode
+
+    def terminate(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self, timeout: float | None = None) -> None:
+        select.select([self._pipe.stdout], [], [], timeout)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("ranks", timeout or 0)
+
+    def _line(self) -> int:
+        return int(self._pipe.stdout.readline())  # type: ignore[union-attr]
+
+
+@functools.cache
+def _server() -> subprocess.Popen[bytes]:
+    """Importing torch takes seconds, so one process does it for all calls of a session.
+    It ends with its stdin. Its pipes have no buffers, because poll() selects on them."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, __file__, "--serve"]
+    return subprocess.Popen(
+        command, 0, stdin=pipe, stdout=pipe, env=environment(), start_new_session=True
+    )
+
+
+def _serve() -> None:
+    """Returns in a child for each line of stdin, with its arguments and environment."""
+    # torch's optimizers import dynamo in their first step.
+    import torch._dynamo
+    import torch.distributed  # noqa: F401
+
+    while line := sys.stdin.buffer.readline():
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            sys.argv[1:], env = json.loads(line)
+            os.environ.clear()
+            os.environ.update(env)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            _redirect(Path(env["RANKS_FOLDER"]), "forks")
+            return
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os._exit(0)
+
+
 def _torchrun(
-    n: int, command: list[str], seconds: float, env: dict[str, str] | None, store: str
+    n: int,
+    command: list[str],
+    seconds: float,
+    env: dict[str, str] | None,
+    store: str,
+    forks: bool = False,
 ) -> list[Rank]:
     shared = environment({"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)})
     shared["MASTER_ADDR"] = "127.0.0.1"
@@ -151,18 +221,16 @@ def _torchrun(
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
     shared["MASTER_PORT"] = str(held.port if held else free_port())
-    forks = command[1:2] == ["--fork"]
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            _start(
-                [sys.executable, *command],
-                shared | {"RANK": str(r), "LOCAL_RANK": str(r)} | (env or {}),
-                Path(folder),
-                r,
-            )
-            for r in range(1 if forks else n)
-        ]
-        return _wait(processes, Path(folder), n, seconds)
+    shared |= env or {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if forks:
+            return _wait([_Forked(n, command, shared, folder)], folder, n, seconds)
+        processes = []
+        for r in range(n):
+            own = {"RANK": str(r), "LOCAL_RANK": str(r)} | shared
+            processes.append(_start([sys.executable, *command], own, folder, r))
+        return _wait(processes, folder, n, seconds)
 
 
 def _mpirun(
@@ -196,9 +264,10 @@ def _start(
         )
 
 
-def _wait(
-    processes: list[subprocess.Popen[bytes]], folder: Path, n: int, seconds: float
-) -> list[Rank]:
+Processes = Sequence[subprocess.Popen[bytes] | _Forked]
+
+
+def _wait(processes: Processes, folder: Path, n: int, seconds: float) -> list[Rank]:
     begin = time.monotonic()
     ended: dict[int, float] = {}
     killed: set[int] = set()
@@ -230,7 +299,7 @@ def _wait(
     return ranks
 
 
-def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+def _kill(processes: Processes) -> None:
     """SIGTERM first: mpirun then ends its ranks, which are not of its process group."""
     for process in processes:
         process.terminate()
@@ -247,9 +316,7 @@ def _read(path: Path) -> str:
 
 
 def _fork(n: int, folder: Path) -> None:
-    """Returns n times, in n children, which share one import of torch."""
-    import torch.distributed  # noqa: F401
-
+    """Returns n times, in n children."""
     begin = time.monotonic()
     rank_of: dict[int, int] = {}
     for rank in range(n):
@@ -272,11 +339,13 @@ def _redirect(folder: Path, rank: int | str) -> None:
 
 
 def _main() -> None:
-    """[--fork N] FILE NAME ARGUMENTS, the last as JSON: a rank."""
+    """FILE NAME ARGUMENTS, the last as JSON: a rank; or --serve, which forks them."""
+    is_forked = sys.argv[1] == "--serve"
+    if is_forked:
+        _serve()
     folder = Path(os.environ["RANKS_FOLDER"])
-    if sys.argv[1] == "--fork":
-        _fork(int(sys.argv[2]), folder)
-        del sys.argv[1:3]
+    if is_forked:
+        _fork(int(sys.argv.pop(1)), folder)
     file, name, arguments = sys.argv[1:]
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
     if rank is None:

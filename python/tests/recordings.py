@@ -40,7 +40,7 @@ class Recording:
         return [self._cut(values, tensor) for tensor in self.meta["tensors"]]
 
     def groups(self, parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
-        """As an optimizer takes them, each with the settings of its own."""
+        """Returns the groups that an optimizer takes, each with its own settings."""
         groups = []
         for number, group in enumerate(self.meta["groups"]):
             members = [

@@ -22,7 +22,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
 def output_of(n: int, script: Path, *arguments: object, seconds: float = 110) -> str:
-    """What rank 0 prints."""
+    """Returns the output of rank 0."""
     ended = ranks.succeed(
         ranks.run(n, script, *arguments, seconds=seconds, env=OFFLINE)
     )

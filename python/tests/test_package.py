@@ -81,7 +81,7 @@ def test_the_wheel_holds_the_notice_of_every_library_inside() -> None:
     rule = "=" * 78
     parts = re.split(rf"^{rule}\n(.+)\n{rule}\n", text, flags=re.MULTILINE)
     notices = dict(zip(parts[1::2], parts[2::2], strict=True))
-    # What the module needs besides, and what texts in it betray.
+    # Libraries without a shared object, and those whose texts are in the module.
     inside = {"fmt", "xxHash", "robin_map"}
     if (
         any(name.startswith("libhwy") for name in files)

@@ -38,7 +38,7 @@ CHARTS = [
 
 
 def fields(message: bytes) -> dict[int, Any]:
-    """What a message in protobuf holds, by the number of the field; varints below 2^63."""
+    """Returns the fields of a protobuf message by number; varints are below 2^63."""
     found: dict[int, Any] = {}
     while message:
         kind = message[0] & 7

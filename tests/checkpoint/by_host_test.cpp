@@ -33,7 +33,7 @@ struct Ranks {
   int per_host;
 };
 
-// What the ranks owe, by element: the workers' mean, and the servers'.
+// The residuals by element: the workers' mean, and the servers'.
 struct Owed {
   std::vector<double> workers = std::vector<double>(layout().size());
   std::vector<double> servers = std::vector<double>(layout().size());

@@ -92,7 +92,7 @@ TEST(Fuzz, ManifestsAreReadOrRefused) {
   }
 }
 
-// What a load reads, wherever the files come from.
+// Reads everything that a load reads.
 void read_all(const std::string& directory) {
   FileSystem& files = posix_file_system();
   try {

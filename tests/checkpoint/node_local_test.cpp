@@ -74,7 +74,7 @@ std::string text_of(FileSystem& files, const std::string& path) {
   return read_text(files, path, false, kMostManifestBytes);
 }
 
-// As cp -r does, over what is there.
+// Copies like cp -r, over existing files.
 void copy(FileSystem& from, FileSystem& to, const std::string& path) {
   if (from.stat(path).kind == FileInfo::Kind::kDirectory) {
     to.make_directories(path);

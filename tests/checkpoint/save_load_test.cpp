@@ -118,7 +118,7 @@ TEST(SaveAndLoad, AwkwardSizesOnAnyNumbersOfRanks) {
       }
 }
 
-// Of a run that used one, or had it with its default.
+// Saved by a run that used the option, or had its default.
 TEST(SaveAndLoad, AnOptionThatDoesNotExistAnyMoreIsRefusedByName) {
   struct Case {
     const char* config;

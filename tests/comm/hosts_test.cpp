@@ -11,8 +11,8 @@
 #include "comm/ranks_of_hosts.h"
 #include "support/environment.h"
 #include "support/errors.h"
+#include "support/kept_log.h"
 #include "support/ranks.h"
-#include "thinwire/core/log.h"
 
 namespace thinwire::comm::hosts_test {
 namespace {
@@ -101,10 +101,7 @@ TEST(HostsOf, AreFlatOnAllRanksWhereALauncherContradicts) {
   for (OnHost& one : all) one.announced = 2;
   EXPECT_EQ(found(all, 1, nullptr).size, 2);
   all[2].announced = 1;
-  std::vector<std::string> warnings;
-  set_log_sink([&](LogLevel level, std::string_view line) {
-    if (level == LogLevel::kWarning) warnings.emplace_back(line);
-  });
+  const test::KeptLog warnings(LogLevel::kWarning);
   for (int rank = 0; rank < 4; ++rank) {
     WhyFlat why;
     EXPECT_EQ(found(all, rank, &why), flat(4, rank));
@@ -112,9 +109,8 @@ TEST(HostsOf, AreFlatOnAllRanksWhereALauncherContradicts) {
                             "2 ranks have the boot id or host name of rank 2, "
                             "but A_VARIABLE = 1"}));
   }
-  set_log_sink({});
-  ASSERT_EQ(warnings.size(), 1u);  // of rank 0
-  EXPECT_NE(warnings[0].find("THINWIRE_RANKS_PER_HOST"), std::string::npos);
+  ASSERT_EQ(warnings.lines().size(), 1u);  // of rank 0
+  EXPECT_EQ(warnings.count("THINWIRE_RANKS_PER_HOST"), 1u);
 }
 
 // Containers of one machine: a launcher in each, one rank in each.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What DeepSpeed's loss scalers do otherwise.
+// Differences between DeepSpeed's loss scalers and Thinwire's.
 #include "thinwire/deepspeed/loss_scaler.h"
 
 #include <gtest/gtest.h>

@@ -110,7 +110,7 @@ TEST(DeepSpeedState, LosesResiduals) {
   });
 }
 
-// Of use to the same rank of as many only.
+// Only the same rank of as many can use a state.
 TEST(DeepSpeedState, IsTheRanksOwn) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {

@@ -71,7 +71,7 @@ class PlainZero {
   }
 
  private:
-  // What backwards add up to on one rank in stage 1.
+  // Returns the sum of one rank's backwards in stage 1.
   [[nodiscard]] std::vector<float> averaged(
       const std::vector<Grads>& backwards) const {
     const DType dtype = options_.dtype;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no optimizer is made of.
+// Arguments that the constructor refuses.
 #include <gtest/gtest.h>
 
 #include "support/errors.h"

@@ -71,7 +71,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-// What every rank has of backward `b`, `scale` times too long. One overflows.
+// Returns every rank's gradients of backward `b`, times `scale`. One overflows.
 PlainZero::Grads grads_of(const Case& c, int t, int b, double scale) {
   PlainZero::Grads all;
   for (int r = 0; r < c.world; ++r) {

@@ -82,9 +82,6 @@ class TrainGpt(Runs):
     def test_onebit_adam_on_other_ranks(self):
         self.check_ranks("onebit_adam")
 
-    def test_onebit_lamb_on_other_ranks(self):
-        self.check_ranks("onebit_lamb")
-
     def test_zero_one_adam_on_other_ranks(self):
         self.check_ranks("zero_one_adam")
 

@@ -49,28 +49,14 @@ class TrainGpt(Runs):
         return {row[2] for row in of_processes}
 
     @needs_mpi
-    def test_same_bits_adam(self):
-        self.check_same_bits("--optimizer adam")
-
-    @needs_mpi
     def test_same_bits_onebit_adam(self):
         phases = self.check_same_bits("--optimizer onebit_adam")
         self.assertEqual(phases, {"exact", "compressed"})
 
     @needs_mpi
-    def test_same_bits_onebit_lamb(self):
-        self.check_same_bits("--optimizer onebit_lamb --set bf16.enabled=true")
-
-    @needs_mpi
     def test_same_bits_zero_one_adam(self):
         phases = self.check_same_bits(f"{ZERO_ONE_ADAM} --steps 16")
         self.assertEqual(phases, {"exact", "compressed", "local"})
-
-    @needs_mpi
-    def test_same_bits_zero_2(self):
-        self.check_same_bits(
-            "--optimizer adam --set zero_optimization.stage=2 --set bf16.enabled=true"
-        )
 
     @needs_mpi
     def test_same_bits_zero_2_in_4_bits(self):

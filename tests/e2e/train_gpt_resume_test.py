@@ -51,27 +51,15 @@ class TrainGpt(SavedRuns):
         self.assertGreaterEqual(summary["saves"], 15)
         self.assertGreater(summary["save_seconds"], 0)
 
-    def test_killed_adam(self):
-        self.check_killed_in(["exact"], "--optimizer adam")
-
     def test_killed_adam_sharded_in_bf16(self):
         self.check_killed_in(
             ["exact"],
             "--optimizer adam --set zero_optimization.stage=2 --set bf16.enabled=true",
         )
 
-    def test_killed_onebit_adam(self):
-        self.check_killed_in(["exact", "compressed"], "--optimizer onebit_adam")
-
     def test_killed_onebit_adam_in_fp16(self):
         extra = "--optimizer onebit_adam --set fp16.enabled=true --set gradient_accumulation_steps=2"
         self.check_killed_in(["exact", "compressed"], extra)
-
-    def test_killed_lamb(self):
-        self.check_killed_in(["exact"], "--optimizer lamb")
-
-    def test_killed_onebit_lamb(self):
-        self.check_killed_in(["exact", "compressed"], "--optimizer onebit_lamb")
 
     def test_killed_zero_one_adam(self):
         phases = ["exact", "compressed", "local"]

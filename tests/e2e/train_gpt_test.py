@@ -77,32 +77,12 @@ class TrainGpt(Runs):
         self.assertEqual(losses[0], losses[2])
 
     @needs_mpi
-    def test_same_bits_adam_1(self):
-        self.check_same_bits(1, "adam")
-
-    @needs_mpi
     def test_same_bits_adam_2(self):
         self.check_same_bits(2, "adam")
 
     @needs_mpi
-    def test_same_bits_adam_4(self):
-        self.check_same_bits(4, "adam")
-
-    @needs_mpi
-    def test_same_bits_onebit_adam_1(self):
-        self.check_same_bits(1, "onebit_adam")
-
-    @needs_mpi
-    def test_same_bits_onebit_adam_2(self):
-        self.check_same_bits(2, "onebit_adam")
-
-    @needs_mpi
     def test_same_bits_onebit_adam_4(self):
         self.check_same_bits(4, "onebit_adam")
-
-    @needs_mpi
-    def test_same_bits_lamb(self):
-        self.check_same_bits(2, "lamb")
 
     @needs_mpi
     def test_same_bits_onebit_lamb(self):
@@ -131,10 +111,6 @@ class TrainGpt(Runs):
         )
         row = self.metrics("threads")[0]
         self.assertEqual(row["loss_scale"], 65536)
-
-    @needs_mpi
-    def test_same_bits_bf16(self):
-        self.check_same_bits(2, "zero_one_adam --set bf16.enabled=true --steps 60")
 
     @needs_mpi
     def test_16_bit_precision_learns_as_well(self):

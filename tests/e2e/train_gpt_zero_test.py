@@ -48,12 +48,6 @@ class TrainGpt(Runs):
                     self.assertEqual(run["offload"], "offload" in flags)
         return want
 
-    def test_same_bits_fp32(self):
-        self.check_same_bits("--optimizer adam")
-
-    def test_same_bits_bf16(self):
-        self.check_same_bits("--optimizer adam --set bf16.enabled=true")
-
     def test_same_bits_lamb_fp16(self):
         self.check_same_bits("--optimizer lamb --set fp16.enabled=true")
 

@@ -99,7 +99,7 @@ struct MakeByHand {
   Made operator()(const optim::ZeroOneAdamOptions& o) const {
     return low_bit<optim::ZeroOneAdam>(o);
   }
-  // Of memory that is there before it: engine_lean_test.cpp.
+  // engine_few_bits_test.cpp tests the lean optimizer.
   Made operator()(const lean::LeanOnebitAdamOptions&) const { return nullptr; }
 };
 
@@ -228,7 +228,7 @@ class Driven {
   Engine engine;
 
  private:
-  // What autograd does, which leaves unused parameters alone.
+  // Does what autograd does, which leaves unused parameters alone.
   void add(const Buffer& own, std::size_t k, bool overflows) {
     const Parameter& p = layout.parameters()[k];
     if (p.size == 0 || (is_unused(k, comm.rank()) && !overflows)) return;

@@ -48,7 +48,7 @@ std::vector<float> values_of(const Parameter& p, int step, int rank) {
   return values;
 }
 
-// Where a gradient is not finite, and on which rank.
+// A parameter whose gradient is not finite, and the rank.
 struct Broken {
   std::string name{};
   int rank = 0;
@@ -124,7 +124,7 @@ struct Trained {
       all_values[p.name] = engine->whole_values().parameter(p.name);
     return all_values;
   }
-  // What the model computes with.
+  // Returns the values that the model computes with.
   Values of_model() {
     Values all_values;
     for (const Parameter& p : layout.parameters()) {

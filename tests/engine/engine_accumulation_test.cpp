@@ -152,7 +152,7 @@ TEST(EngineAccumulationErrors, NoBackwardAfterTheLastOneOfAWindow) {
             hand.step(t, 1, 1, false);
             driven.backward({.step = t});
             is_refused(driven);
-            // What is said now is said of the next backward.
+            // A boundary that is set now applies to the next backward.
             driven.engine.set_accumulation_boundary(false);
             is_refused(driven);
             EXPECT_TRUE(driven.engine.is_boundary());

@@ -82,7 +82,7 @@ TEST_P(EngineDuringBackward, HasTheSameBitsInWhateverOrderGradientsCome) {
     });
 }
 
-// Else the others could pass without anything being sent early.
+// Otherwise the other tests could pass without anything being sent early.
 TEST(EngineDuringBackward, SendsBeforeBackwardEndsAndOnlyInTheLastOne) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Driven driven(comm, config_of(DType::kFloat32, 2, true));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an Engine refuses, on which ranks, and that it goes on afterwards.
+// Calls that an Engine refuses, on which ranks, and that it continues
+// afterwards.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -185,7 +186,7 @@ TEST(EngineErrors, TheConfigurationMustBeValid) {
                          {"zero_optimization.stage) must be 0 with onebit_adam",
                           "thinwire.lean"},
                          layout, config);
-    // What only the optimizer knows: the model has two groups.
+    // Only the optimizer knows that the model has two groups.
     config = config_of();
     std::get<optim::OnebitAdamOptions>(config.optimizer).groups.resize(3);
     Refused(comm).expect(kArgument, {"groups"}, layout, config);

@@ -3,7 +3,6 @@
 // optimizer driven by hand, and a run that goes on from a checkpoint.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <span>
 #include <string>
 #include <vector>
@@ -167,29 +166,6 @@ TEST_P(EngineFewBits, GoesOnFromACheckpoint) {
             << "saved at " << saved_at << ", step " << t;
       }
     });
-}
-
-TEST_P(EngineFewBits, AddsBackwardsUp) {
-  Config config = GetParam().config;
-  config.gradient_accumulation_steps = 2;
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded sharded(comm, config);
-    std::vector<float> before = floats(sharded.params.view());
-    for (std::int64_t t = 1; t <= kSteps; ++t) {
-      sharded.backward({t, 0});
-      sharded.engine.step();
-      EXPECT_EQ(floats(sharded.params.view()), before);
-      sharded.backward({t, 1});
-      const EngineReport report = sharded.engine.step();
-      EXPECT_TRUE(report.at_boundary);
-      EXPECT_TRUE(std::isfinite(report.grad_norm));
-      EXPECT_NE(floats(sharded.params.view()), before);
-      before = floats(sharded.params.view());
-    }
-    std::vector<float> first = before;
-    comm.broadcast(first, 0);
-    EXPECT_EQ(before, first) << "ranks differ";
-  });
 }
 
 // Odd ranks hand gradients over in another order, too.

@@ -109,7 +109,7 @@ TEST(EngineMemory, IsWithinFivePercentOfItsFormula) {
         });
 }
 
-// What one backward gives needs no place to be added to.
+// The gradients of one backward need no accumulator.
 TEST(EngineMemory, Item35OffloadOfOneBackwardHasNoAccumulator) {
   for (const int world : {1, 2, 4})
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {

@@ -120,7 +120,7 @@ TEST(EngineOverlap, NothingIsLateWhereNothingCouldBeginEarly) {
   });
 }
 
-// Of a window of three, the last backward alone sends anything.
+// In a window of three, only the last backward sends anything.
 TEST(EngineOverlap, SendsOncePerWindow) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Config config = config_of("adam");

@@ -4,16 +4,12 @@
 #include <gtest/gtest.h>
 
 #include "engine/sharded.h"
-#include "optim/states.h"
-#include "support/errors.h"
 #include "support/ranks.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
 
 namespace thinwire::engine::engine_zero_test {
 
 using config::Config;
-using config::Decay;
-using config::WarmupAndDecay;
 
 namespace {
 
@@ -23,7 +19,6 @@ using test::kSharded;
 using test::Sharded;
 using test::Sharding;
 using test::zero_config;
-using thinwire::test::expect_error;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
                              DType::kBFloat16};
@@ -135,75 +130,6 @@ TEST_P(EngineZero, ABoundaryMayBeSetAfterTheLastBackward) {
             << "stage " << sharding.stage << ", step " << t;
       }
     });
-}
-
-TEST_P(EngineZero, ContinuesBitEqualFromEveryStep) {
-  const auto& [world, dtype] = GetParam();
-  for (const Sharding& sharding : kSharded)
-    comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
-      Config config = zero_config(sharding, type, 2);
-      config.schedule.shape = WarmupAndDecay{
-          .decay = Decay::kCosine, .warmup_steps = 2, .total_steps = 6};
-      const auto step = [&](Sharded& run, std::int64_t t) {
-        const bool overflows = t == 2 || (t == 4 && comm.rank() == 0);
-        run.backward({t, 0, overflows});
-        run.engine.step();
-        run.backward({t, 1});
-        return run.engine.step();
-      };
-      Sharded main(comm, config);
-      std::vector<std::unique_ptr<Sharded>> resumed;
-      for (std::int64_t t = 1; t <= 5; ++t) {
-        const StateDict state = main.engine.state_dict();
-        Sharded& run =
-            *resumed.emplace_back(std::make_unique<Sharded>(comm, config));
-        step(run, 70);  // has been elsewhere, and that leaves no trace
-        if (type == DType::kFloat32)
-          kernels::convert(main.params.view(), run.params.view());
-        run.engine.load_state_dict(state);
-        EXPECT_EQ(floats(run.params.view()), floats(main.params.view())) << t;
-        EXPECT_TRUE(thinwire::test::same_state(run.engine.state_dict(), state));
-        EXPECT_EQ(run.engine.loss_scale(), main.engine.loss_scale());
-        const EngineReport want = step(main, t);
-        for (const auto& other : resumed) {
-          const EngineReport report = step(*other, t);
-          EXPECT_EQ(report.steps, want.steps);
-          EXPECT_EQ(report.learning_rate, want.learning_rate);
-          EXPECT_EQ(report.applied, want.applied);
-          ASSERT_EQ(floats(other->params.view()), floats(main.params.view()))
-              << "stage " << sharding.stage << ", step " << t;
-        }
-      }
-    });
-}
-
-TEST(EngineZeroSchedule, Item32CountsAppliedStepsAlone) {
-  for (const DType dtype : kDTypes)
-    for (const Sharding& sharding : kSharded)
-      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-        Config config = zero_config(sharding, dtype);
-        config.schedule.shape = WarmupAndDecay{
-            .decay = Decay::kLinear, .warmup_steps = 4, .total_steps = 8};
-        ByHand hand(comm, config, {});
-        Sharded sharded(comm, config);
-        constexpr double kRates[] = {0.0025, 0.005, 0.0075, 0.01, 0.0075};
-        std::size_t applied = 0;
-        for (std::int64_t t = 1; applied < 5; ++t) {
-          const bool overflows = t == 1 || t == 3 || t == 4;
-          hand.optimizer->groups().set_learning_rate(0, kRates[applied]);
-          hand.optimizer->groups().set_learning_rate(1, 3 * kRates[applied]);
-          hand.step(t, 1, 1, overflows);
-          sharded.backward({t, 0, overflows});
-          const EngineReport report = sharded.engine.step();
-          EXPECT_DOUBLE_EQ(report.learning_rate, kRates[applied]) << t;
-          if (report.applied) ++applied;
-          EXPECT_EQ(report.steps, static_cast<std::int64_t>(applied));
-          EXPECT_EQ(sharded.engine.optimizer().progress().steps, report.steps);
-          EXPECT_EQ(sharded.engine.loss_scale(), hand.loss_scale());
-          ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()));
-        }
-        EXPECT_EQ(sharded.engine.optimizer().progress().skipped, 3);
-      });
 }
 
 // The smallest of the numbers that a configuration has for it.

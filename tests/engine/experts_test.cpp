@@ -217,7 +217,7 @@ TEST(Experts, AnOverflowInOneSkipsTheStepOnAllRanks) {
   });
 }
 
-// Of the same gradients, with the same Adam.
+// Experts get the bits of exact Adam with the same gradients.
 TEST(Experts, StayExactInLowBitOptimizers) {
   comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
     Trained run(comm, one_bit(), 2);

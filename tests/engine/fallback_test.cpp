@@ -4,37 +4,17 @@
 
 #include <gtest/gtest.h>
 
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "support/kept_log.h"
 #include "support/ranks.h"
-#include "thinwire/core/log.h"
 
 namespace thinwire::engine::fallback_test {
 namespace {
 
 using config::Fallback;
 using optim::Phase;
-
-// What is logged while it lives.
-class Logged {
- public:
-  Logged() {
-    set_log_sink([this](LogLevel, std::string_view text) {
-      const std::lock_guard lock(mutex_);
-      lines_.emplace_back(text);
-    });
-  }
-  ~Logged() { set_log_sink(nullptr); }
-  Logged(const Logged&) = delete;
-  Logged& operator=(const Logged&) = delete;
-  [[nodiscard]] const std::vector<std::string>& lines() const { return lines_; }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
 
 void add_exact(FallbackWatch& watch, std::size_t count, double whole,
                double step) {
@@ -63,14 +43,14 @@ TEST(Fallback, WarnsWhereCompressedStepsWouldNotPayAndOnlyThere) {
     bool warns;
   } cases[] = {{0.1, false}, {0.4799, false}, {0.4801, true}, {0.6, true}};
   for (const auto& c : cases) {
-    const Logged logged;
+    const thinwire::test::KeptLog logged;
     EXPECT_TRUE(ends(Fallback::kWarn, c.exchange));
     EXPECT_EQ(logged.lines().size(), c.warns ? 1u : 0u) << c.exchange;
   }
 }
 
 TEST(Fallback, HoldsWhereItWouldWarn) {
-  const Logged logged;
+  const thinwire::test::KeptLog logged;
   EXPECT_TRUE(ends(Fallback::kHold, 0.4));
   EXPECT_TRUE(logged.lines().empty());
   EXPECT_FALSE(ends(Fallback::kHold, 0.6));
@@ -93,7 +73,7 @@ TEST(Fallback, OffMeasuresNothing) {
 }
 
 TEST(Fallback, SaysNothingOfFewerThanFiveSteps) {
-  const Logged logged;
+  const thinwire::test::KeptLog logged;
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     FallbackWatch watch(Fallback::kHold);
     add_exact(watch, 4, 1, 0.5);
@@ -106,7 +86,7 @@ TEST(Fallback, SaysNothingOfFewerThanFiveSteps) {
 
 // Steps of validation and saving are long, the first ones slow.
 TEST(Fallback, TakesTheMedianOfTheLastTwentySteps) {
-  const Logged logged;
+  const thinwire::test::KeptLog logged;
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     FallbackWatch watch(Fallback::kHold);
     add_exact(watch, 50, 9, 8.5);
@@ -118,7 +98,7 @@ TEST(Fallback, TakesTheMedianOfTheLastTwentySteps) {
 }
 
 TEST(Fallback, AllRanksTakeTheSlowestRanksTimes) {
-  const Logged logged;
+  const thinwire::test::KeptLog logged;
   test::run_ranks("local", 3, [](comm::Communicator& comm) {
     FallbackWatch watch(Fallback::kHold);
     const bool slow = comm.rank() == 2;

@@ -23,7 +23,7 @@ namespace {
 
 using config::Config;
 
-/// What a Config gives, and the parameters it works on.
+/// The optimizer of a Config and its parameters.
 struct Made {
   Made(comm::Communicator& comm, const Config& config,
        const optim::MakeRule& rule = {})

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "support/folder.h"
-#include "thinwire/core/log.h"
+#include "support/kept_log.h"
 
 namespace thinwire::engine::telemetry_test {
 namespace {
@@ -140,27 +140,18 @@ TEST(LineFile, AppendsWholeLines) {
   EXPECT_EQ(text_of(path), "four\n");
 }
 
-struct Warnings {
-  Warnings() {
-    set_log_sink(
-        [this](LogLevel, std::string_view text) { lines.emplace_back(text); });
-  }
-  ~Warnings() { set_log_sink(nullptr); }
-  std::vector<std::string> lines;
-};
-
 TEST(LineFile, AFullDiskIsOneWarningAndDroppedLines) {
-  const Warnings warnings;
+  const thinwire::test::KeptLog warnings;
   LineFile file("/dev/full");
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(file.write("line"));
   EXPECT_EQ(file.dropped(), 3);
-  ASSERT_EQ(warnings.lines.size(), 1u);
-  EXPECT_NE(warnings.lines[0].find("/dev/full cannot be written"),
+  ASSERT_EQ(warnings.lines().size(), 1u);
+  EXPECT_NE(warnings.lines()[0].find("/dev/full cannot be written"),
             std::string::npos);
 }
 
 TEST(LineFile, APipeThatNobodyReadsIsTheSame) {
-  const Warnings warnings;
+  const thinwire::test::KeptLog warnings;
   const test::Folder folder;
   const std::string path = folder.in("pipe");
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
@@ -168,17 +159,17 @@ TEST(LineFile, APipeThatNobodyReadsIsTheSame) {
   bool all = true;
   for (int i = 0; i < 100; ++i) all = file.write(std::string(4000, 'x')) && all;
   EXPECT_FALSE(all);
-  EXPECT_EQ(warnings.lines.size(), 1u);
+  EXPECT_EQ(warnings.lines().size(), 1u);
 }
 
 TEST(LineFile, APathThatCannotBeOpenedIsOneWarningAndDroppedLines) {
-  const Warnings warnings;
+  const thinwire::test::KeptLog warnings;
   const test::Folder folder;
   LineFile file(folder.in("missing/lines"));
   EXPECT_FALSE(file.write("line"));
   EXPECT_FALSE(file.write("line"));
   EXPECT_EQ(file.dropped(), 2);
-  EXPECT_EQ(warnings.lines.size(), 1u);
+  EXPECT_EQ(warnings.lines().size(), 1u);
 }
 
 TEST(Telemetry, WritesEveryFewStepsOnTheRanksThatWereAsked) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <iterator>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,19 +14,20 @@
 
 namespace thinwire::test {
 
-/// Keeps what is logged during its lifetime.
+/// Keeps the lines that are logged during its lifetime, of all levels or of one.
 class KeptLog {
  public:
-  KeptLog() {
-    set_log_sink([this](LogLevel, std::string_view line) {
+  explicit KeptLog(std::optional<LogLevel> only = {}) {
+    set_log_sink([this, only](LogLevel level, std::string_view line) {
       const std::lock_guard lock(mutex_);
-      lines_.emplace_back(line);
+      if (level == only.value_or(level)) lines_.emplace_back(line);
     });
   }
   ~KeptLog() { set_log_sink({}); }
   KeptLog(const KeptLog&) = delete;
   KeptLog& operator=(const KeptLog&) = delete;
 
+  [[nodiscard]] const std::vector<std::string>& lines() const { return lines_; }
   /// Returns the lines that contain `part`.
   [[nodiscard]] std::vector<std::string> with(std::string_view part) const {
     std::vector<std::string> found;

@@ -63,7 +63,7 @@ Checkpoint saved_by(int world, const MakeRule& rule, const Way& way,
   return checkpoint;
 }
 
-// What a loader does: states, and parameters where masters are not kept.
+// Loads states, and parameters if no masters are kept.
 void load(comm::Communicator& comm, optim::Optimizer& optimizer, View params,
           const Checkpoint& from) {
   StateDict state = test::OtherRanks(from.states, comm.rank(), comm.size())

@@ -101,7 +101,7 @@ inline std::unique_ptr<optim::UpdateRule> rule_of(const AnyZero& drawn,
                                        optim::AdamOptions{.weight_decay = 0.1});
 }
 
-/// What one rank saw.
+/// One rank's results.
 struct Seen {
   std::vector<std::vector<float>> gradients;
   std::vector<std::vector<float>> values;

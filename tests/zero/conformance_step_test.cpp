@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items of docs/conformance.md about one step of sharded training: overflows,
-// norms, parameters without gradients, what is gathered.
+// Items of docs/conformance.md about one step of sharded training: windows,
+// overflows, parameters without gradients, groups.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -104,49 +104,6 @@ TEST(Zero, Item31InFp16StepsAreSkippedWhateverIsChosen) {
   });
 }
 
-// Adam's bias correction shows which step it took for which.
-TEST(Zero, Item32StepsAreThoseThatWereTaken) {
-  const ParameterLayout layout = test::two_groups();
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    for (const Way& way : all_ways()) {
-      ZeroRun run(comm, layout, test::adam_rule(), unscaled(way));
-      ZeroRun clean(comm, layout, test::adam_rule(), unscaled(way));
-      for (int t = 0; t < 6; ++t) {
-        const bool overflows = t % 2 == 0;
-        EXPECT_EQ(run.step(all(layout, overflows ? kNaN : 0.25)).applied,
-                  !overflows);
-        if (!overflows) clean.step(all(layout, 0.25));
-      }
-      EXPECT_EQ(run.optimizer->progress().steps, 3);
-      EXPECT_EQ(run.optimizer->progress().skipped, 3);
-      EXPECT_EQ(run.masters(), clean.masters());
-    }
-  });
-}
-
-TEST(Zero, Item33AParameterWithoutGradientStillDecays) {
-  const ParameterLayout layout = test::two_groups();
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    for (const Way& way : all_ways())
-      for (const int backwards : {1, 2}) {
-        ZeroRun run(comm, layout,
-                    test::adam_rule({.learning_rate = 0.5, .weight_decay = 1}),
-                    unscaled(way));
-        for (int k = 0; k < backwards; ++k)
-          run.backward(all(layout, 1),
-                       {.is_first = k == 0, .is_last = k + 1 == backwards},
-                       {"second"});
-        EXPECT_TRUE(run.optimizer->step().applied);
-        const Parameter& p = layout.parameter("second");
-        const auto values = run.optimizer->whole_values().parameter("second");
-        for (std::size_t i = 0; i < p.size; ++i)
-          ASSERT_EQ(values[i], run.start[p.offset + i] / 2) << way;
-        EXPECT_EQ(run.optimizer->whole_values().state("second", "exp_avg"),
-                  std::vector<float>(p.size));
-      }
-  });
-}
-
 // The reference's offload keeps the last gradient of a parameter that is not
 // used, and applies it again; after an overflow that is a NaN.
 TEST(Zero, Item34AnUnusedParameterAfterAnOverflowStaysAsItIs) {
@@ -181,56 +138,6 @@ TEST(Zero, Item34AnUnusedParameterAfterAnOverflowStaysAsItIs) {
   });
 }
 
-TEST(Zero, Item36TheNormIsThatOfTheSummedGradient) {
-  const ParameterLayout layout = test::two_groups();
-  const double root = std::sqrt(static_cast<double>(layout.size()));
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    for (const Way& way : all_ways())
-      for (const int backwards : {1, 2, 4}) {
-        ZeroRun run(comm, layout, test::adam_rule(), unscaled(way));
-        const StepReport report = run.window(std::vector<std::vector<float>>(
-            static_cast<std::size_t>(backwards),
-            all(layout, comm.rank() == 0 ? 1 : 2)));
-        EXPECT_DOUBLE_EQ(report.grad_norm, backwards * 1.5 * root) << way;
-      }
-  });
-}
-
-// Everywhere, so there is nothing that an option could forbid.
-TEST(Zero, Item37UnusedParametersCountAsZeroWithAndWithoutOffload) {
-  const ParameterLayout layout = test::two_groups();
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    for (const Way& way : all_ways()) {
-      ZeroRun run(comm, layout, test::seeing_gradients(), unscaled(way));
-      const StepReport none =
-          run.step({all(layout, 1)}, {"first", "second", "one", "last"});
-      EXPECT_TRUE(none.applied);
-      EXPECT_EQ(none.grad_norm, 0);
-      EXPECT_EQ(run.masters(), run.start);
-    }
-  });
-}
-
-TEST(Zero, Item38ParametersAreTheRoundedMastersOnAllRanks) {
-  const ParameterLayout layout = test::two_groups();
-  for (const int world : {1, 2, 3, 4})
-    for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
-      test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        for (const Way& way : all_ways()) {
-          ZeroRun run(comm, layout, test::adam_rule(), unscaled(way, dtype));
-          for (unsigned t = 0; t < 3; ++t) {
-            auto grads = test::normal(
-                layout.size(), 10 * t + static_cast<unsigned>(comm.rank()));
-            if (t == 1) grads[7] = kNaN;
-            EXPECT_EQ(run.step(grads).applied, t != 1);
-            EXPECT_TRUE(test::same_bytes(
-                run.params.view(), test::rounded(run.masters(), dtype).view()));
-            EXPECT_TRUE(test::are_same_on_all_ranks(comm, run.params.view()));
-          }
-        }
-      });
-}
-
 TEST(Zero, Item39GroupsHaveTheirOwnRatesAndDecay) {
   const ParameterLayout layout = test::two_groups();
   const auto rule = test::adam_rule(
@@ -259,6 +166,45 @@ TEST(Zero, Item39GroupsHaveTheirOwnRatesAndDecay) {
         for (std::size_t i = p.offset; i < p.offset + p.size; ++i)
           ASSERT_EQ(moved[i] != decayed[i], p.group == 0);
     }
+  });
+}
+
+// Nobody has said which backward is the last one.
+TEST(Zero, Item26GradientsAreSummedUntilTheStep) {
+  const ParameterLayout layout = test::two_groups();
+  for (const int world : {1, 2})
+    test::run_ranks("local", world, [&](comm::Communicator& comm) {
+      for (const Way& way : all_ways()) {
+        ZeroRun run(comm, layout, test::seeing_gradients(), unscaled(way));
+        for (const int backwards : {1, 2, 5}) {
+          for (int k = 0; k < backwards; ++k)
+            run.backward(all(layout, comm.rank() + k),
+                         {.is_first = k == 0, .is_last = false});
+          const double sum =
+              backwards * (backwards - 1) / 2.0 + backwards * (world - 1) / 2.0;
+          EXPECT_EQ(run.gradient(), all(layout, sum)) << way;
+          // A gradient that has been read is final.
+          test::expect_error(ErrorCode::kFailedPrecondition,
+                             {"begin_backward", "step()"}, [&] {
+                               run.backward(all(layout, 1), {.is_first = false,
+                                                             .is_last = false});
+                             });
+          EXPECT_TRUE(run.optimizer->step().applied);
+          EXPECT_EQ(run.state("exp_avg"), all(layout, sum)) << way;
+        }
+      }
+    });
+}
+
+TEST(Zero, Item26AfterTheLastBackwardThereIsNoOther) {
+  const ParameterLayout layout = test::two_groups();
+  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    ZeroRun run(comm, layout, test::adam_rule(), unscaled({}));
+    run.backward(all(layout, 1));
+    test::expect_error(ErrorCode::kFailedPrecondition, {"last backward"}, [&] {
+      run.backward(all(layout, 1), {.is_first = false});
+    });
+    EXPECT_TRUE(run.optimizer->step().applied);
   });
 }
 

@@ -6,7 +6,6 @@
 
 #include <cmath>
 
-#include "support/errors.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "zero/support.h"
@@ -21,37 +20,6 @@ using test::ZeroRun;
 
 const optim::AdamOptions kDecaying{.learning_rate = 0.01, .weight_decay = 0.1};
 
-// Three steps of fp32, and the same without shards.
-void expect_training_as_without_shards(comm::Communicator& comm,
-                                       const ParameterLayout& layout) {
-  std::vector<float> want = test::normal(layout.size(), 3);
-  optim::DataParallel reference(
-      comm, std::make_unique<optim::Adam>(layout, kDecaying));
-  std::vector<ZeroRun> runs;
-  for (const Way& way : all_ways())
-    runs.emplace_back(comm, layout, test::adam_rule(kDecaying),
-                      unscaled(way, DType::kFloat32));
-  for (std::uint32_t t = 1; t <= 3; ++t) {
-    auto grads = test::normal(layout.size(),
-                              10 * t + static_cast<std::uint32_t>(comm.rank()));
-    for (ZeroRun& run : runs) EXPECT_TRUE(run.step(grads).applied);
-    reference.step(want, grads);
-    for (ZeroRun& run : runs) {
-      EXPECT_EQ(run.values(), want);
-      EXPECT_EQ(run.optimizer->progress().steps, t);
-    }
-  }
-}
-
-TEST(Zero, Item2RanksThatOwnNothingTrain) {
-  for (const int world : {1, 2, 3, 8})
-    test::run_ranks("local", world, [](comm::Communicator& comm) {
-      expect_training_as_without_shards(
-          comm, ParameterLayout::of({{"a", {1}}, {"b", {1}}}));
-      expect_training_as_without_shards(comm, ParameterLayout::of({}));
-    });
-}
-
 TEST(Zero, Item6FullParametersAreTheInitialOnes) {
   const ParameterLayout layout = test::two_groups();
   for (const int world : {1, 2, 3, 4})
@@ -64,43 +32,6 @@ TEST(Zero, Item6FullParametersAreTheInitialOnes) {
           EXPECT_EQ(run.masters(), run.start);
         }
       });
-}
-
-TEST(Zero, Item7ParametersOfSizeZeroTrain) {
-  for (const int world : {1, 2, 4})
-    test::run_ranks("local", world, [](comm::Communicator& comm) {
-      expect_training_as_without_shards(
-          comm, ParameterLayout::of({{"a", {8}}, {"b", {0}}, {"c", {24}}}));
-      expect_training_as_without_shards(
-          comm, ParameterLayout::of({{"a", {0}}, {"b", {3000}}, {"c", {0}}}));
-      expect_training_as_without_shards(comm,
-                                        ParameterLayout::of({{"a", {0}}}));
-    });
-}
-
-TEST(Zero, Item7ParametersOfSizeZeroAreSavedAndLoaded) {
-  const ParameterLayout layout =
-      ParameterLayout::of({{"a", {8}}, {"b", {0}}, {"c", {24}}});
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    const std::vector<float> grads(layout.size(), 0.5f);
-    ZeroRun run(comm, layout, test::adam_rule(), unscaled({.stage = 2}));
-    run.step(grads);
-    ZeroRun other(comm, layout, test::adam_rule(), unscaled({.stage = 2}));
-    other.optimizer->load_state_dict(copy_of(run.optimizer->state()));
-    run.step(grads);
-    other.step(grads);
-    EXPECT_EQ(other.values(), run.values());
-    EXPECT_TRUE(other.optimizer->whole_values().parameter("b").empty());
-  });
-}
-
-TEST(Zero, Item8AGroupWithoutParametersTrains) {
-  const ParameterLayout layout = ParameterLayout::of(
-      {{"a", {40}, 0}, {"frozen", {0}, 1}, {"b", {2000}, 2}}, 4);
-  for (const int world : {1, 3})
-    test::run_ranks("local", world, [&](comm::Communicator& comm) {
-      expect_training_as_without_shards(comm, layout);
-    });
 }
 
 TEST(Zero, Item11TheMeanOfOneAndThreeIsTwoTheSumFour) {
@@ -148,49 +79,6 @@ std::vector<float> plain_mean(const std::vector<std::vector<float>>& of_ranks,
     mean[i] *= share;
   }
   return test::floats_of(test::rounded(mean, dtype).view());
-}
-
-std::vector<std::vector<float>> rounded_gradients(std::size_t size, int world,
-                                                  DType dtype) {
-  std::vector<std::vector<float>> of_ranks;
-  for (int r = 0; r < world; ++r)
-    of_ranks.push_back(test::floats_of(
-        test::rounded(test::normal(size, 50u + static_cast<unsigned>(r)), dtype)
-            .view()));
-  return of_ranks;
-}
-
-TEST(Zero, Item14AnOwnedSliceIsTheRoundedMeanOfAnFp32Sum) {
-  const ParameterLayout layout = test::two_groups();
-  for (const int world : {2, 3, 5})
-    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      const auto grads = rounded_gradients(layout.size(), world, dtype);
-      const auto want = plain_mean(grads, dtype);
-      test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        for (const Way& way : all_ways()) {
-          ZeroRun run(comm, layout, test::seeing_gradients(),
-                      unscaled(way, dtype));
-          run.backward(grads[static_cast<std::size_t>(comm.rank())]);
-          EXPECT_EQ(run.gradient(), want) << way;
-        }
-      });
-    }
-}
-
-TEST(Zero, Item15AddingInFp32RoundsOnce) {
-  const ParameterLayout layout = test::two_groups();
-  constexpr int kWorld = 3;
-  const auto grads = rounded_gradients(layout.size(), kWorld, DType::kFloat16);
-  const auto want = plain_mean(grads, DType::kFloat16);
-  test::run_ranks("local", kWorld, [&](comm::Communicator& comm) {
-    for (const Way& way : all_ways()) {
-      ZeroOptions options = unscaled(way);
-      options.communication_dtype = DType::kFloat32;
-      ZeroRun run(comm, layout, test::seeing_gradients(), options);
-      run.backward(grads[static_cast<std::size_t>(comm.rank())]);
-      EXPECT_EQ(run.gradient(), want) << way;
-    }
-  });
 }
 
 // fp32 gradients that travel in 16 bits are rounded before, and once after.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no optimizer is made of, and what ends training.
+// Arguments that the constructor refuses, and gradients that end training.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -133,7 +133,7 @@ TEST(ZeroConstruction, RanksGiveTheSameOptions) {
     std::vector<float> wide(layout.size());
     differs(layout, rule, is_other ? unscaled({}, DType::kFloat32) : base,
             is_other ? View(wide) : params.view());
-    // What changes no result may differ.
+    // Options that change no result may differ.
     ZeroOptions threads = base;
     threads.exchange.num_threads = 1 + comm.rank();
     EXPECT_NO_THROW(ZeroOptimizer(comm, layout, rule, params.view(), threads));

@@ -32,7 +32,7 @@ class CountingCopies final : public CopyEngine {
   Ticket queued = 0;
 };
 
-// Of this rank after two steps with offload.
+// This rank's parameters after two steps with offload.
 std::vector<float> trained(comm::Communicator& comm,
                            std::shared_ptr<CopyEngine> engine) {
   constexpr std::size_t kSize = 5000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is refused while training, and that nothing has changed then.
+// Calls that are refused while training, after which nothing has changed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -146,7 +146,7 @@ struct Naive {
   static MakeRule rule() {
     return test::adam_rule({.learning_rate = 0.01, .weight_decay = 0.1});
   }
-  // What has not left cannot be lost.
+  // Gradients that have not been sent cannot be lost.
   static WireOptions wire_of(const Case& c) {
     WireOptions wire = c.wire();
     if (c.stage == 1 && !c.overlap) wire.after_skip = AfterSkip::kKeep;
@@ -187,7 +187,7 @@ struct Naive {
   NaiveWire::Gradients before;
 };
 
-// What a rank saw of a step.
+// One rank's results of a step.
 struct Seen {
   optim::StepReport report;
   Floats params;

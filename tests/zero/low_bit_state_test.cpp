@@ -3,8 +3,6 @@
 // without them.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "optim/other_ranks.h"
 #include "optim/states.h"
 #include "support/sanitizers.h"
@@ -121,28 +119,6 @@ void adopt(comm::Communicator& comm, ZeroRun& run, const Checkpoint& from) {
   StateDict state = test::OtherRanks(from.states, comm.rank(), comm.size())
                         .state_for(run.optimizer->state());
   run.optimizer->adopt(std::move(state))();
-}
-
-TEST(LowBitState, OtherRanksGetMeansOfResidualsAndTheRestExactly) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
-    for (const auto& [saved, now] :
-         std::vector<std::pair<int, int>>{{2, 3}, {3, 2}, {4, 2}, {2, 8}}) {
-      const Checkpoint from = saved_by(saved, dtype);
-      test::run_ranks("local", now, [&](comm::Communicator& comm) {
-        ZeroRun run(comm, two_groups(), test::adam_rule(),
-                    few_bits(1, dtype, AfterSkip::kClear));
-        adopt(comm, run, from);
-        EXPECT_EQ(run.values(), from.params);
-        EXPECT_EQ(run.masters(), from.masters);
-        const StateDict state = copy_of(run.optimizer->state());
-        const auto own = test::floats_of(state.array("worker_error"));
-        ASSERT_EQ(own.size(), from.residual.size());
-        for (std::size_t i = 0; i < own.size(); ++i)
-          EXPECT_NEAR(own[i], from.residual[i],
-                      1e-6 * std::abs(from.residual[i]));
-        train(comm, run, 3, 5);
-      });
-    }
 }
 
 // A group of one keeps nothing back: its first gradient that counts is longer.

@@ -162,7 +162,7 @@ TEST_P(LowBit, HasTheBitsOfPlainLoops) {
       {.stage = 2, .handed = Handed::kForwards, .overlap = false},
   };
   for (const Way& way : ways) {
-    // What has not been sent cannot be lost.
+    // Gradients that have not been sent cannot be lost.
     Case as = c;
     if (way.stage == 1 && !way.overlap) as.wire.after_skip = AfterSkip::kKeep;
     NaiveWire naive(test::awkward_layout(), make_rule(c.is_lamb), c.world,

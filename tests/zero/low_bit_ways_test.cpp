@@ -105,7 +105,7 @@ Outcome train(comm::Communicator& comm, const Case& c, const Way& way) {
   return outcome;
 }
 
-// What ranks tell each other at stage 1 before anything leaves.
+// Returns the traffic of stage 1's agreements before a window is sent.
 comm::Counters cost_of_agreements(comm::Communicator& comm) {
   const comm::Counters before = comm.counters();
   for (unsigned t = 0; t < kSteps; ++t) {

@@ -44,7 +44,7 @@ std::vector<float> reduced(const std::vector<std::vector<float>>& of_ranks,
   return sum;
 }
 
-// What all ranks' gradients come to: of fp32 the sum, of 16 bits the mean.
+// Returns the sum of all ranks' gradients in fp32, or their mean in 16 bits.
 std::vector<float> plain_window(const AnyZero& drawn, int step) {
   const ZeroOptions& o = drawn.options;
   const bool is_16_bit = o.dtype != DType::kFloat32;

@@ -306,7 +306,7 @@ TEST(ShardLayout, GivesWhatIsLeftOverToRanksInTurn) {
     EXPECT_EQ(shards.shard_size(rank), 2 * kSumChunk);
 }
 
-// What local rank l of all hosts has is one range.
+// The pieces of local rank l of all hosts form one range.
 TEST(ShardLayout, ByHostPiecesLieInTheOrderOfPlaces) {
   const auto layout = layout_of({5 * kSumChunk, 4000, 3});
   const comm::Hosts hosts = test::hosts_of(6, 2, test::Placing::kRoundRobin, 0);

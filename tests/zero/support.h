@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a caller of ZeroOptimizer holds, one rank of it.
+// One rank's memory and optimizer, for tests of ZeroOptimizer.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -143,7 +143,7 @@ inline ParameterLayout two_groups() {
                               {"last", {2100}, 0}});
 }
 
-/// Where nothing is to depend on it.
+/// A stage and offload, on which no result may depend.
 struct Way {
   int stage = 1;
   bool offload = false;

@@ -22,7 +22,7 @@ namespace thinwire::python {
 namespace {
 
 using checkpoint::LoadOptions;
-using checkpoint::LoadReport;
+using checkpoint::SaveOptions;
 using checkpoint::SaveReport;
 using checkpoint::Training;
 
@@ -49,10 +49,10 @@ SaveReport save(const CommunicatorHandle& comm, const ParameterLayout& layout,
                 const std::string& root, std::int64_t step,
                 const std::string& semantics, const std::string& config,
                 const Others* others, const Additions* extra,
-                const SaveSettings* options) {
+                const SaveOptions* options) {
   const Array array(params, "params");
   const auto group = comm.get();
-  const checkpoint::SaveOptions chosen = SaveSettings::get(options);
+  const SaveOptions chosen = options == nullptr ? SaveOptions() : *options;
   return call(optimizer, "save", [&](OptimizerParts& parts) {
     Training all = training(*group, layout, array.view(), parts, others);
     all.step = step;
@@ -79,20 +79,6 @@ std::optional<LoadFound> resume(const CommunicatorHandle& comm,
   });
   if (!report) return std::nullopt;
   return LoadFound(std::move(*report));
-}
-
-// NOLINTNEXTLINE(readability-function-size): the arguments of _core.load
-LoadFound load(const CommunicatorHandle& comm, const ParameterLayout& layout,
-               nb::handle params, const OptimizerHandle& optimizer,
-               const std::string& path, const Others* others,
-               const LoadOptions* options, const nb::object& accept) {
-  const Array array(params, "params");
-  const auto group = comm.get();
-  const LoadOptions chosen = to_load_options(options, accept);
-  return LoadFound(call(optimizer, "load", [&](OptimizerParts& parts) {
-    return checkpoint::load(
-        training(*group, layout, array.view(), parts, others), path, chosen);
-  }));
 }
 
 State to_dict(const checkpoint::Description& found) {
@@ -129,36 +115,6 @@ nb::typed<nb::list, State> inspect(const std::string& path) {
   return all;
 }
 
-State verify(const std::string& path) {
-  checkpoint::Verdict verdict;
-  {
-    const WithoutGil released;
-    verdict = checkpoint::verify(path);
-  }
-  nb::list damages;
-  for (const checkpoint::Damage& damage : verdict.damages) {
-    nb::dict one;
-    one["file"] = damage.file;
-    one["begin"] = damage.begin;
-    one["end"] = damage.end;
-    one["what"] = damage.what;
-    damages.append(one);
-  }
-  State all;
-  all["good"] = verdict.good();
-  all["damages"] = damages;
-  all["bytes"] = verdict.bytes;
-  all["nonfinite"] = verdict.nonfinite;
-  return all;
-}
-
-template <class Load>
-void bind_load(nb::module_& module, const char* name, Load load) {
-  module.def(name, load, "comm"_a, "layout"_a, "params"_a, "optimizer"_a,
-             "path"_a, nb::kw_only(), "others"_a.none() = nb::none(),
-             "options"_a.none() = nb::none(), "accept"_a.none() = nb::none());
-}
-
 }  // namespace
 
 void bind_checkpoint(nb::module_& module) {
@@ -167,10 +123,10 @@ void bind_checkpoint(nb::module_& module) {
              "root"_a, "step"_a, nb::kw_only(), "semantics"_a = "corrected",
              "config"_a = "", "others"_a.none() = nb::none(),
              "extra"_a.none() = nb::none(), "options"_a.none() = nb::none());
-  bind_load(module, "load", &load);
-  bind_load(module, "resume", &resume);
+  module.def("resume", &resume, "comm"_a, "layout"_a, "params"_a, "optimizer"_a,
+             "path"_a, nb::kw_only(), "others"_a.none() = nb::none(),
+             "options"_a.none() = nb::none(), "accept"_a.none() = nb::none());
   module.def("inspect", &inspect, "path"_a);
-  module.def("verify", &verify, "path"_a);
 }
 
 }  // namespace thinwire::python

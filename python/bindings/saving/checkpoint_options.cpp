@@ -5,12 +5,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "support/gil.h"
 #include "support/state.h"
 
 namespace thinwire::python {
@@ -21,24 +18,9 @@ using checkpoint::LoadOptions;
 using checkpoint::SaveOptions;
 using checkpoint::What;
 
-// The writing thread calls it. It has nobody to pass an exception to.
-checkpoint::Progress to_progress(const nb::object& callback) {
-  if (callback.is_none()) return {};
-  const auto held = std::make_shared<Reference>(callback);
-  return [held](std::uint64_t bytes, std::uint64_t total) {
-    const Gil gil;
-    if (!gil) return;
-    try {
-      static_cast<void>(call_python(held->get(), nb::make_tuple(bytes, total)));
-    } catch (nb::python_error& error) {
-      error.discard_as_unraisable("SaveOptions.progress");
-    }
-  };
-}
-
 using Named = std::pair<std::string, nb::bytes>;
 
-std::vector<Named> attachments(const SaveSettings& self) {
+std::vector<Named> attachments(const SaveOptions& self) {
   std::vector<Named> all;
   for (const Attachment& attachment : self.attachments)
     all.emplace_back(attachment.name, nb::bytes(attachment.bytes.data(),
@@ -46,7 +28,7 @@ std::vector<Named> attachments(const SaveSettings& self) {
   return all;
 }
 
-void attach(SaveSettings& self, const std::vector<Named>& all) {
+void attach(SaveOptions& self, const std::vector<Named>& all) {
   self.attachments.clear();
   for (const auto& [name, bytes] : all)
     self.attachments.push_back(
@@ -96,19 +78,6 @@ void construct_extra(Additions* self, nb::handle common, nb::handle own) {
 
 }  // namespace
 
-void SaveSettings::call_back(nb::object callback) {
-  if (!callback.is_none() && PyCallable_Check(callback.ptr()) == 0)
-    throw nb::type_error("progress must be callable or None");
-  callback_ = std::move(callback);
-}
-
-SaveOptions SaveSettings::get(const SaveSettings* self) {
-  if (self == nullptr) return {};
-  SaveOptions options = *self;
-  options.progress = to_progress(self->callback_);
-  return options;
-}
-
 const checkpoint::Extra& Additions::get(const Additions* self) {
   static const checkpoint::Extra none;
   return self == nullptr ? none : *self;
@@ -116,18 +85,16 @@ const checkpoint::Extra& Additions::get(const Additions* self) {
 
 void bind_checkpoint_options(nb::module_& module) {
   bind_enums(module);
-  nb::class_<SaveSettings>(module, "SaveOptions")
+  nb::class_<SaveOptions>(module, "SaveOptions")
       .def(nb::init<>())
-      .def_rw("asynchronous", &SaveSettings::asynchronous)
-      .def_rw("durable", &SaveSettings::durable)
-      .def_rw("check_replicas", &SaveSettings::check_replicas)
-      .def_rw("local_steps", &SaveSettings::local_steps)
-      .def_rw("residuals", &SaveSettings::residuals)
-      .def_rw("storage", &SaveSettings::storage)
-      .def_rw("frozen", &SaveSettings::frozen)
-      .def_prop_rw("attachments", &attachments, &attach)
-      .def_prop_rw("progress", &SaveSettings::callback,
-                   &SaveSettings::call_back, nb::arg().none());
+      .def_rw("asynchronous", &SaveOptions::asynchronous)
+      .def_rw("durable", &SaveOptions::durable)
+      .def_rw("check_replicas", &SaveOptions::check_replicas)
+      .def_rw("local_steps", &SaveOptions::local_steps)
+      .def_rw("residuals", &SaveOptions::residuals)
+      .def_rw("storage", &SaveOptions::storage)
+      .def_rw("frozen", &SaveOptions::frozen)
+      .def_prop_rw("attachments", &attachments, &attach);
   bind_load_options(module);
   nb::class_<Additions>(module, "Extra")
       .def("__init__", &construct_extra, "common"_a = nb::none(),

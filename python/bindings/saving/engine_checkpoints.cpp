@@ -16,6 +16,7 @@ namespace thinwire::python {
 namespace {
 
 using checkpoint::LoadOptions;
+using checkpoint::SaveOptions;
 using checkpoint::SaveReport;
 using Self = const EngineHandle;
 
@@ -34,8 +35,8 @@ auto with_others(Self& self, const char* name, Body&& body) {
 }
 
 SaveReport save(Self& self, const std::string& root, const Additions* extra,
-                const SaveSettings* options) {
-  const checkpoint::SaveOptions chosen = SaveSettings::get(options);
+                const SaveOptions* options) {
+  const SaveOptions chosen = options == nullptr ? SaveOptions() : *options;
   return with_others(self, "save", [&](engine::Engine& engine) {
     return engine.save(root, Additions::get(extra), chosen);
   });
@@ -65,11 +66,9 @@ void wait_for_save(Self& self) {
        [](EngineParts& parts) { parts.engine->saver().wait(); });
 }
 
-void retain(Self& self, const std::string& root, std::int64_t keep_last,
-            std::int64_t keep_every) {
+void retain(Self& self, const std::string& root, std::int64_t keep_last) {
   call(self, "retain", [&](EngineParts& parts) {
-    parts.engine->saver().retain(
-        root, {.keep_last = keep_last, .keep_every = keep_every});
+    parts.engine->saver().retain(root, {.keep_last = keep_last});
   });
 }
 
@@ -90,10 +89,7 @@ void bind_engine_checkpoints(nb::class_<EngineHandle>& kind) {
       .def("resume", &resume, "path"_a, "options"_a.none() = nb::none(),
            nb::kw_only(), "accept"_a.none() = nb::none())
       .def("wait_for_save", &wait_for_save)
-      .def_prop_ro(
-          "is_saving",
-          [](Self& self) { return self.look().engine->saver().is_saving(); })
-      .def("retain", &retain, "root"_a, "keep_last"_a, "keep_every"_a = 0);
+      .def("retain", &retain, "root"_a, "keep_last"_a);
 }
 
 }  // namespace thinwire::python

@@ -18,25 +18,26 @@ from engines import (
     same_bits,
     train,
 )
-from thinwire.comm import run_local_ranks
+from local_ranks import by_ranks
 
 
-def test_the_random_state_goes_on(tmp_path: Path) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
-        torch.manual_seed(17)
-        engine.save_checkpoint(tmp_path, "a")
-        drawn = torch.rand(3)
-        again = make(comm, config_of())
-        again.load_checkpoint(tmp_path, "a")
-        assert torch.equal(torch.rand(3), drawn)
-
-    run_local_ranks(1, run)
+@by_ranks(1)
+def test_the_random_state_goes_on(comm: Any, tmp_path: Path) -> None:
+    engine = make(comm, config_of())
+    train(engine, range(1))
+    torch.manual_seed(17)
+    engine.save_checkpoint(tmp_path, "a")
+    drawn = torch.rand(3)
+    again = make(comm, config_of())
+    again.load_checkpoint(tmp_path, "a")
+    assert torch.equal(torch.rand(3), drawn)
 
 
 @pytest.mark.parametrize("name", ["OnebitAdam", "Lamb", "ZeroOneAdam"])
-def test_an_optimizer_is_saved_and_goes_on(name: str, tmp_path: Path) -> None:
+@by_ranks(2)
+def test_an_optimizer_is_saved_and_goes_on(
+    comm: Any, name: str, tmp_path: Path
+) -> None:
     options = {
         "OnebitAdam": {"freeze_step": 2},
         "Lamb": {},
@@ -57,121 +58,108 @@ def test_an_optimizer_is_saved_and_goes_on(name: str, tmp_path: Path) -> None:
             loss_of(model, comm.rank, step).backward()
             optimizer.step()
 
-    def run(comm: Any) -> None:
-        model, optimizer = make_one(comm)
-        assert thinwire.checkpoint.resume(tmp_path, optimizer) is None
-        steps(model, optimizer, comm, range(4))
-        seen = torch.arange(3) + 1
-        report = thinwire.save(
-            tmp_path,
-            optimizer,
-            extra={"epoch": 7, "seen": seen},
-            own={"rank": comm.rank},
-            module=model,
-            durable=False,
-        )
-        assert (report.step, os.path.basename(report.path)) == (4, "step-0000000004")
-        steps(model, optimizer, comm, range(4, 8))
-        again, other = make_one(comm)
-        loaded = thinwire.load(tmp_path, other, module=again)
-        assert (loaded.step, loaded.world, loaded.extra["epoch"]) == (4, 2, 7)
-        assert torch.equal(loaded.extra["seen"], seen)
-        assert loaded.own == {"rank": comm.rank}
-        assert [own["rank"] for own in loaded.own_of_ranks] == [0, 1]
-        steps(again, other, comm, range(4, 8))
-        assert same_bits(flat(again), flat(model))
-
-    run_local_ranks(2, run)
+    model, optimizer = make_one(comm)
+    assert thinwire.checkpoint.resume(tmp_path, optimizer) is None
+    steps(model, optimizer, comm, range(4))
+    seen = torch.arange(3) + 1
+    report = thinwire.save(
+        tmp_path,
+        optimizer,
+        extra={"epoch": 7, "seen": seen},
+        own={"rank": comm.rank},
+        module=model,
+        durable=False,
+    )
+    assert (report.step, os.path.basename(report.path)) == (4, "step-0000000004")
+    steps(model, optimizer, comm, range(4, 8))
+    again, other = make_one(comm)
+    loaded = thinwire.load(tmp_path, other, module=again)
+    assert (loaded.step, loaded.world, loaded.extra["epoch"]) == (4, 2, 7)
+    assert torch.equal(loaded.extra["seen"], seen)
+    assert loaded.own == {"rank": comm.rank}
+    assert [own["rank"] for own in loaded.own_of_ranks] == [0, 1]
+    steps(again, other, comm, range(4, 8))
+    assert same_bits(flat(again), flat(model))
 
 
-def test_a_load_tells_which_numbers_it_replaced(tmp_path: Path) -> None:
+@by_ranks(1)
+def test_a_load_tells_which_numbers_it_replaced(comm: Any, tmp_path: Path) -> None:
     def make_one(comm: Any, lr: float, decay: float) -> Any:
         return thinwire.OnebitAdam(
             Net(seed=3).parameters(), lr=lr, weight_decay=decay, process_group=comm
         )
 
-    def run(comm: Any) -> None:
-        thinwire.save(tmp_path, make_one(comm, 1e-3, 0.0), durable=False)
-        same = thinwire.load(tmp_path, make_one(comm, 1e-3, 0.0))
-        assert same.notes == []
-        other = make_one(comm, 1e-5, 0.5)
-        assert thinwire.load(tmp_path, other).notes == [
-            "param_groups[0]['lr'] is 0.001 now, as saved; the script had 1e-05",
-            "param_groups[0]['weight_decay'] is 0 now, as saved; the script had 0.5",
-        ]
-        group = other.param_groups[0]
-        assert (group["lr"], group["weight_decay"]) == (1e-3, 0.0)
-
-    run_local_ranks(1, run)
+    thinwire.save(tmp_path, make_one(comm, 1e-3, 0.0), durable=False)
+    same = thinwire.load(tmp_path, make_one(comm, 1e-3, 0.0))
+    assert same.notes == []
+    other = make_one(comm, 1e-5, 0.5)
+    assert thinwire.load(tmp_path, other).notes == [
+        "param_groups[0]['lr'] is 0.001 now, as saved; the script had 1e-05",
+        "param_groups[0]['weight_decay'] is 0 now, as saved; the script had 0.5",
+    ]
+    group = other.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (1e-3, 0.0)
 
 
-def test_refusals_of_save_and_load(tmp_path: Path) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
-        with pytest.raises(TypeError, match="'durible'; did you mean 'durable'"):
-            thinwire.save(tmp_path, engine, durible=True)
-        with pytest.raises(TypeError, match="did you mean 'weights_only'"):
-            thinwire.load(tmp_path, engine, weight_only=True)
-        with pytest.raises(thinwire.InvalidArgument, match="residuals: must be"):
-            thinwire.save(tmp_path, engine, residuals="none")
-        with pytest.raises(thinwire.InvalidArgument, match="an engine's step is 1"):
-            thinwire.save(tmp_path, engine, step=2)
-        with pytest.raises(
-            thinwire.InvalidArgument, match=r"extra\['a'\]: must be an int"
-        ):
-            thinwire.save(tmp_path, engine, extra={"a": [1]})
-        with pytest.raises(thinwire.InvalidArgument, match="'thinwire/'"):
-            thinwire.save(tmp_path, engine, own={"thinwire/a": 1})
-        with pytest.raises(thinwire.Unavailable, match="no complete checkpoint"):
-            thinwire.load(tmp_path, engine)
-        others = torch.optim.Adam(Net().parameters())
-        with pytest.raises(TypeError, match="save: must be given an engine.*got Adam"):
-            thinwire.save(tmp_path, others)
-        with pytest.raises(TypeError, match="load: must be given an engine.*got Adam"):
-            thinwire.load(tmp_path, others)
-        optimizer = thinwire.AdamW(Net().parameters(), process_group=comm)
-        with pytest.raises(
-            thinwire.InvalidArgument, match="asynchronous: must be False"
-        ):
-            thinwire.save(tmp_path, optimizer, asynchronous=True)
-        with pytest.raises(thinwire.Unavailable, match="custom_load_fn"):
-            engine.load_checkpoint(tmp_path, custom_load_fn=print)
-        assert not any(tmp_path.iterdir())
-
-    run_local_ranks(1, run)
+@by_ranks(1)
+def test_refusals_of_save_and_load(comm: Any, tmp_path: Path) -> None:
+    engine = make(comm, config_of())
+    train(engine, range(1))
+    with pytest.raises(TypeError, match="'durible'; did you mean 'durable'"):
+        thinwire.save(tmp_path, engine, durible=True)
+    with pytest.raises(TypeError, match="did you mean 'weights_only'"):
+        thinwire.load(tmp_path, engine, weight_only=True)
+    with pytest.raises(thinwire.InvalidArgument, match="residuals: must be"):
+        thinwire.save(tmp_path, engine, residuals="none")
+    with pytest.raises(thinwire.InvalidArgument, match="an engine's step is 1"):
+        thinwire.save(tmp_path, engine, step=2)
+    with pytest.raises(thinwire.InvalidArgument, match=r"extra\['a'\]: must be an int"):
+        thinwire.save(tmp_path, engine, extra={"a": [1]})
+    with pytest.raises(thinwire.InvalidArgument, match="'thinwire/'"):
+        thinwire.save(tmp_path, engine, own={"thinwire/a": 1})
+    with pytest.raises(thinwire.Unavailable, match="no complete checkpoint"):
+        thinwire.load(tmp_path, engine)
+    others = torch.optim.Adam(Net().parameters())
+    with pytest.raises(TypeError, match="save: must be given an engine.*got Adam"):
+        thinwire.save(tmp_path, others)
+    with pytest.raises(TypeError, match="load: must be given an engine.*got Adam"):
+        thinwire.load(tmp_path, others)
+    optimizer = thinwire.AdamW(Net().parameters(), process_group=comm)
+    with pytest.raises(thinwire.InvalidArgument, match="asynchronous: must be False"):
+        thinwire.save(tmp_path, optimizer, asynchronous=True)
+    with pytest.raises(thinwire.Unavailable, match="custom_load_fn"):
+        engine.load_checkpoint(tmp_path, custom_load_fn=print)
+    assert not any(tmp_path.iterdir())
 
 
-def test_an_engine_resumes_and_saves_in_the_background(tmp_path: Path) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        assert thinwire.resume(tmp_path, engine) is None
-        train(engine, range(2))
-        report = thinwire.save(tmp_path, engine, extra={"epoch": 1}, asynchronous=True)
-        values = flat(engine.module)
-        train(engine, range(2, 4))
-        engine.wait_for_save()
-        again = make(comm, config_of())
-        loaded = thinwire.resume(tmp_path, again)
-        assert loaded is not None and loaded.path == report.path
-        assert (loaded.step, loaded.extra) == (2, {"epoch": 1})
-        assert same_bits(flat(again.module), values)
+@by_ranks(2)
+def test_an_engine_resumes_and_saves_in_the_background(
+    comm: Any, tmp_path: Path
+) -> None:
+    engine = make(comm, config_of())
+    assert thinwire.resume(tmp_path, engine) is None
+    train(engine, range(2))
+    report = thinwire.save(tmp_path, engine, extra={"epoch": 1}, asynchronous=True)
+    values = flat(engine.module)
+    train(engine, range(2, 4))
+    engine.wait_for_save()
+    again = make(comm, config_of())
+    loaded = thinwire.resume(tmp_path, again)
+    assert loaded is not None and loaded.path == report.path
+    assert (loaded.step, loaded.extra) == (2, {"epoch": 1})
+    assert same_bits(flat(again.module), values)
 
-    run_local_ranks(2, run)
 
-
-def test_what_one_rank_refuses_all_do(tmp_path: Path) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
-        options = {"durible": True} if comm.rank == 1 else {}
-        refused = pytest.raises((TypeError, thinwire.InvalidArgument), match="durible")
-        with refused:
-            thinwire.save(tmp_path, engine, **options)
-        if comm.rank == 0:
-            engine.module.first.weight.requires_grad_(False)
-        with pytest.raises(thinwire.Error, match="'first.weight' was frozen"):
-            engine.save_checkpoint(tmp_path)
-        assert not any(tmp_path.iterdir())
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_what_one_rank_refuses_all_do(comm: Any, tmp_path: Path) -> None:
+    engine = make(comm, config_of())
+    train(engine, range(1))
+    options = {"durible": True} if comm.rank == 1 else {}
+    refused = pytest.raises((TypeError, thinwire.InvalidArgument), match="durible")
+    with refused:
+        thinwire.save(tmp_path, engine, **options)
+    if comm.rank == 0:
+        engine.module.first.weight.requires_grad_(False)
+    with pytest.raises(thinwire.Error, match="'first.weight' was frozen"):
+        engine.save_checkpoint(tmp_path)
+    assert not any(tmp_path.iterdir())

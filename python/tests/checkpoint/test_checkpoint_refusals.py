@@ -16,6 +16,7 @@ import ranks
 import thinwire
 import torch
 from engines import ONEBIT, Net, config_of, flat, make, same_bits, train, zero
+from local_ranks import by_ranks
 from thinwire import _checkpoints, checkpoint
 from thinwire.comm import run_local_ranks
 from thinwire.engine import _saving
@@ -107,24 +108,22 @@ def test_a_client_state_that_is_no_json_is_refused_first(
     run_local_ranks(2, run)
 
 
+@by_ranks(2)
 def test_one_ranks_random_state_is_enough_for_all_to_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(comm: Any) -> None:
-        engine = engine_of(comm)
-        train(engine, range(4))
-        both = _checkpoints.extras_of(None, None)
-        if comm.rank == 1:
-            both[1][_checkpoints.RANDOM] = torch.zeros(3, dtype=torch.uint8)
-        options = _checkpoints.save_options({})
-        engine._save(str(tmp_path), both, options)
-        refuses(
-            comm,
-            lambda other: thinwire.load(tmp_path, other),
-            "rank 1: the random state",
-        )
-
-    run_local_ranks(2, run)
+    engine = engine_of(comm)
+    train(engine, range(4))
+    both = _checkpoints.extras_of(None, None)
+    if comm.rank == 1:
+        both[1][_checkpoints.RANDOM] = torch.zeros(3, dtype=torch.uint8)
+    options = _checkpoints.save_options({})
+    engine._save(str(tmp_path), both, options)
+    refuses(
+        comm,
+        lambda other: thinwire.load(tmp_path, other),
+        "rank 1: the random state",
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '[{"a": {}}]', DEEP])
@@ -240,39 +239,35 @@ def test_training_goes_on_after_a_refused_save(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"ignore": ["param.0"]}, {"weights_only": True}, {"share_reads": False}]
 )
+@by_ranks(2)
 def test_load_options_that_differ_are_refused_on_all_ranks(
-    options: dict[str, Any], tmp_path: Path
+    comm: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    def run(comm: Any) -> None:
-        optimizer = thinwire.AdamW(Net(seed=3).parameters(), process_group=comm)
-        thinwire.save(tmp_path, optimizer, durable=False)
-        with pytest.raises(thinwire.InvalidArgument, match="load options"):
-            thinwire.load(tmp_path, optimizer, **(options if comm.rank else {}))
-        assert thinwire.load(tmp_path, optimizer, **options).step == 0
-
-    run_local_ranks(2, run)
+    optimizer = thinwire.AdamW(Net(seed=3).parameters(), process_group=comm)
+    thinwire.save(tmp_path, optimizer, durable=False)
+    with pytest.raises(thinwire.InvalidArgument, match="load options"):
+        thinwire.load(tmp_path, optimizer, **(options if comm.rank else {}))
+    assert thinwire.load(tmp_path, optimizer, **options).step == 0
 
 
 @pytest.mark.parametrize("name", ["AdamW", "OnebitAdam", "Lamb", "OnebitLamb"])
 @pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@by_ranks(1)
 def test_states_that_are_not_finite_are_refused_by_name(
-    name: str, key: str, value: float
+    comm: Any, name: str, key: str, value: float
 ) -> None:
-    def run(comm: Any) -> None:
-        model = Net()
-        optimizer = getattr(thinwire, name)(model.parameters(), process_group=comm)
-        model(torch.ones(4, 7)).sum().backward()
-        optimizer.step()
-        state = optimizer.state_dict()
-        before = {k: v[key].clone() for k, v in state["state"].items()}
-        state["state"][2][key] = torch.full_like(before[2], value)
-        with pytest.raises(thinwire.CorruptCheckpoint, match=f"'{key}' must hold"):
-            optimizer.load_state_dict(state)
-        after = optimizer.state_dict()["state"]
-        assert all(same_bits(after[k][key], before[k]) for k in before)
-
-    run_local_ranks(1, run)
+    model = Net()
+    optimizer = getattr(thinwire, name)(model.parameters(), process_group=comm)
+    model(torch.ones(4, 7)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    before = {k: v[key].clone() for k, v in state["state"].items()}
+    state["state"][2][key] = torch.full_like(before[2], value)
+    with pytest.raises(thinwire.CorruptCheckpoint, match=f"'{key}' must hold"):
+        optimizer.load_state_dict(state)
+    after = optimizer.state_dict()["state"]
+    assert all(same_bits(after[k][key], before[k]) for k in before)
 
 
 def test_rates_of_a_state_are_finite() -> None:
@@ -287,115 +282,105 @@ def test_rates_of_a_state_are_finite() -> None:
 
 
 @pytest.mark.parametrize("latest", [b"\xff\xfe a", b"../../etc", b"a\0b"])
+@by_ranks(2)
 def test_a_latest_that_cannot_be_read_is_told_to_all_ranks(
-    latest: bytes, tmp_path: Path
+    comm: Any, latest: bytes, tmp_path: Path
 ) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
-        engine.save_checkpoint(tmp_path, "a")
-        if comm.rank == 0:
-            (tmp_path / "latest").write_bytes(latest)
-        comm.gather_texts("")
-        with pytest.raises(
-            (thinwire.Unavailable, thinwire.InvalidArgument), match="UTF-8|tag: must be"
-        ):
-            engine.load_checkpoint(tmp_path)
-
-    run_local_ranks(2, run)
+    engine = make(comm, config_of())
+    train(engine, range(1))
+    engine.save_checkpoint(tmp_path, "a")
+    if comm.rank == 0:
+        (tmp_path / "latest").write_bytes(latest)
+    comm.gather_texts("")
+    with pytest.raises(
+        (thinwire.Unavailable, thinwire.InvalidArgument), match="UTF-8|tag: must be"
+    ):
+        engine.load_checkpoint(tmp_path)
 
 
-def test_whatever_rank_0_raises_is_told_to_all_ranks() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
+@by_ranks(2)
+def test_whatever_rank_0_raises_is_told_to_all_ranks(comm: Any) -> None:
+    engine = make(comm, config_of())
 
-        def fail() -> str:
-            raise LookupError("nothing there")
+    def fail() -> str:
+        raise LookupError("nothing there")
 
-        with pytest.raises(thinwire.Unavailable, match="LookupError: nothing there"):
-            engine._on_rank_0(fail)
-
-    run_local_ranks(2, run)
+    with pytest.raises(thinwire.Unavailable, match="LookupError: nothing there"):
+        engine._on_rank_0(fail)
 
 
 # ---- arguments
 
 
 @pytest.mark.parametrize("tag", [" b", "b ", " b\t ", "ä" * 100])
-def test_a_tag_is_found_again_as_it_was_given(tag: str, tmp_path: Path) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
-        engine.save_checkpoint(tmp_path, tag)
-        path, _ = engine.load_checkpoint(tmp_path)
-        assert path is not None
-        assert Path(path).parent == tmp_path / tag
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_a_tag_is_found_again_as_it_was_given(
+    comm: Any, tag: str, tmp_path: Path
+) -> None:
+    engine = make(comm, config_of())
+    train(engine, range(1))
+    engine.save_checkpoint(tmp_path, tag)
+    path, _ = engine.load_checkpoint(tmp_path)
+    assert path is not None
+    assert Path(path).parent == tmp_path / tag
 
 
 @pytest.mark.parametrize("tags", [("a", "b"), ("a", None)])
+@by_ranks(2)
 def test_ranks_that_load_other_tags_are_told(
-    tags: tuple[str | None, ...], tmp_path: Path
+    comm: Any, tags: tuple[str | None, ...], tmp_path: Path
 ) -> None:
-    def run(comm: Any) -> None:
-        engine = engine_of(comm)
-        for tag in ("a", "b"):
-            engine.save_checkpoint(tmp_path, tag)
-        before = flat(engine.module)
-        with pytest.raises(thinwire.InvalidArgument, match="load_checkpoint: tag"):
-            engine.load_checkpoint(tmp_path, tags[comm.rank])
-        assert same_bits(flat(engine.module), before)
-        assert engine.load_checkpoint(tmp_path, "a")[0] is not None
-
-    run_local_ranks(2, run)
+    engine = engine_of(comm)
+    for tag in ("a", "b"):
+        engine.save_checkpoint(tmp_path, tag)
+    before = flat(engine.module)
+    with pytest.raises(thinwire.InvalidArgument, match="load_checkpoint: tag"):
+        engine.load_checkpoint(tmp_path, tags[comm.rank])
+    assert same_bits(flat(engine.module), before)
+    assert engine.load_checkpoint(tmp_path, "a")[0] is not None
 
 
 @pytest.mark.parametrize("folder", [None, "", 3])
-def test_what_is_no_folder_is_named(folder: Any) -> None:
-    def run(comm: Any) -> None:
-        engine = engine_of(comm)
-        for call, name in (
-            (engine.save_checkpoint, "save_dir"),
-            (engine.load_checkpoint, "load_dir"),
-        ):
-            text = re.escape(f"{name}: must be a path, got {folder!r}")
-            with pytest.raises(thinwire.InvalidArgument, match=text):
-                call(folder)
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_what_is_no_folder_is_named(comm: Any, folder: Any) -> None:
+    engine = engine_of(comm)
+    for call, name in (
+        (engine.save_checkpoint, "save_dir"),
+        (engine.load_checkpoint, "load_dir"),
+    ):
+        text = re.escape(f"{name}: must be a path, got {folder!r}")
+        with pytest.raises(thinwire.InvalidArgument, match=text):
+            call(folder)
 
 
-def test_arguments_that_no_file_can_hold_are_named(tmp_path: Path) -> None:
+@by_ranks(2)
+def test_arguments_that_no_file_can_hold_are_named(comm: Any, tmp_path: Path) -> None:
     refused = thinwire.InvalidArgument
 
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
-        for extra, match in (
-            ({"a": 2**70}, r"extra\['a'\]: must be in"),
-            ({"a": "\udce4"}, r"extra\['a'\]: must be text that UTF-8"),
-            ({"\udce4": 1}, "extra: must be text that UTF-8"),
-        ):
-            with pytest.raises(refused, match=match):
-                thinwire.save(tmp_path, engine, extra=extra)
-            with pytest.raises(refused, match=match.replace("extra", "own")):
-                thinwire.save(tmp_path, engine, own=extra)
-        for path in ("a\0b", b"\xff", "\udcff"):
-            with pytest.raises(refused, match="root: must be"):
-                thinwire.save(path, engine)  # type: ignore[arg-type]
-            with pytest.raises(refused, match="path: must be"):
-                thinwire.load(path, engine)  # type: ignore[arg-type]
-            with pytest.raises(refused, match="save_dir: must be"):
-                engine.save_checkpoint(path)  # type: ignore[arg-type]
-            with pytest.raises(refused, match="load_dir: must be"):
-                engine.load_checkpoint(path)  # type: ignore[arg-type]
-        for tag in ("\udce4", "ä" * 101, "a\r"):
-            with pytest.raises(refused, match="tag: must be"):
-                engine.save_checkpoint(tmp_path, tag)
-        assert not any(tmp_path.iterdir())
-
-    run_local_ranks(2, run)
+    engine = make(comm, config_of())
+    train(engine, range(1))
+    for extra, match in (
+        ({"a": 2**70}, r"extra\['a'\]: must be in"),
+        ({"a": "\udce4"}, r"extra\['a'\]: must be text that UTF-8"),
+        ({"\udce4": 1}, "extra: must be text that UTF-8"),
+    ):
+        with pytest.raises(refused, match=match):
+            thinwire.save(tmp_path, engine, extra=extra)
+        with pytest.raises(refused, match=match.replace("extra", "own")):
+            thinwire.save(tmp_path, engine, own=extra)
+    for path in ("a\0b", b"\xff", "\udcff"):
+        with pytest.raises(refused, match="root: must be"):
+            thinwire.save(path, engine)  # type: ignore[arg-type]
+        with pytest.raises(refused, match="path: must be"):
+            thinwire.load(path, engine)  # type: ignore[arg-type]
+        with pytest.raises(refused, match="save_dir: must be"):
+            engine.save_checkpoint(path)  # type: ignore[arg-type]
+        with pytest.raises(refused, match="load_dir: must be"):
+            engine.load_checkpoint(path)  # type: ignore[arg-type]
+    for tag in ("\udce4", "ä" * 101, "a\r"):
+        with pytest.raises(refused, match="tag: must be"):
+            engine.save_checkpoint(tmp_path, tag)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

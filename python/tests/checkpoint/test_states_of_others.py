@@ -30,7 +30,7 @@ def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def convert(script: str, saved: Path, out: Path, *flags: str) -> None:
-    """As a user runs it."""
+    """Runs a script of the examples with these arguments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script, str(saved), str(out), *flags])
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")

@@ -33,7 +33,7 @@ def start(timeout: float = LONG) -> tuple[_core.Communicator, native.Training]:
 
 
 def watch(group: _core.Communicator, training: native.Training) -> list[str]:
-    """What further steps say, what the next call says, and that closing comes back."""
+    """Returns the errors of further steps, of the next call, and of one after close()."""
     texts = [native.failure_of(lambda: training.steps(100))]
     texts.append(native.failure_of(group.barrier))
     training.optimizer.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken as a process group, and what is refused; modules beside their optimizer."""
+"""Process groups that are accepted and refused; modules beside their optimizer."""
 
 from __future__ import annotations
 

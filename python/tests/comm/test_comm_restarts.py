@@ -40,7 +40,7 @@ def undisturbed() -> str:
 def output_of(
     launch: Callable[[], list[str]], restarts: int, *script: object, seconds: float
 ) -> str:
-    """What two ranks print that torchrun starts again so often."""
+    """Returns the output of two ranks that torchrun restarts up to so many times."""
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     counts = ["--max-restarts", str(restarts), "--nproc-per-node", "2"]
     ended = subprocess.run(
@@ -80,7 +80,7 @@ def test_a_run_whose_rank_is_killed_three_times_ends_as_if_nothing_had_happened(
 
 
 def attempts_of(store: Store, ranks_there: list[int], size: int) -> list[Store]:
-    """What each of these ranks gets, in their order."""
+    """Returns the store of each of these ranks, in their order."""
     got: dict[int, Store] = {}
 
     def run(rank: int) -> None:

@@ -61,7 +61,7 @@ def train() -> str:
 
 
 def train_with_collectives_of_the_user() -> str:
-    """As many of them as ranks agree on, on the default group."""
+    """Trains while another thread calls collectives on the default group."""
     values = torch.ones(1000)
 
     def collect() -> None:

@@ -108,18 +108,6 @@ def test_results_own_their_memory(alone: _core.Communicator) -> None:
     assert torch.equal(values.bfloat16(), parameters)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_results_have_the_dtype_of_what_they_copy(
-    alone: _core.Communicator, dtype: torch.dtype
-) -> None:
-    parameters = torch.randn(layout().size).to(dtype)
-    optimizer = _core.Optimizer(alone, layout(), config(dtype=dtype), parameters)
-    copy = torch.from_dlpack(optimizer.exchanged_params(parameters))
-    assert copy.dtype == dtype
-    assert torch.equal(copy, parameters)
-    assert copy.data_ptr() != parameters.data_ptr()
-
-
 def test_the_module_is_usable_without_torch(alone: _core.Communicator) -> None:
     size = 5
     parameters = array.array("f", [1.0] * size)

@@ -45,8 +45,9 @@ STRUCTS = {
     ],
     "checkpoint/options.h": ["SaveOptions", "LoadOptions"],
 }
-# `what` is weights_only in Python; Config has fields for what is in `exchange`.
-LEFT_OUT = {"exchange", "what"}
+# `what` is weights_only in Python; Config has fields for what is in `exchange`; no
+# program of Python is told the progress of a save.
+LEFT_OUT = {"exchange", "what", "progress"}
 # Structs of C++ whose fields are the options' own in Python, some by another name.
 PARTS = {
     "freeze": ("optim/freeze_options.h", "FreezeOptions"),
@@ -78,7 +79,7 @@ def fields(header: str, name: str) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """As a header's default: enumerators by name, without their case."""
+    """Returns a value in the form of a header's default."""
     return (
         "k" + value.name.replace("_", "").lower() if isinstance(value, Enum) else value
     )
@@ -212,22 +213,6 @@ def test_optional_fields_take_none(kind: type, field: str) -> None:
     assert config.to_json() != before
     setattr(options, field, None)
     assert config.to_json() == before
-
-
-def test_stages_follow_from_the_length_of_the_run() -> None:
-    adam = _core.OnebitAdamOptions()
-    assert adam.planned_freeze_step() == 100_000
-    adam.total_steps = 300
-    assert adam.planned_freeze_step() == 60
-    adam.freeze_step = 7
-    assert adam.planned_freeze_step() == 7
-    zero_one = _core.ZeroOneAdamOptions()
-    assert zero_one.stages().var_freeze_step == 100_000
-    zero_one.total_steps = 500
-    zero_one.local_step_clipper = 2
-    stages = zero_one.stages()
-    assert (stages.var_freeze_step, stages.var_update_scaler) == (250, 16)
-    assert (stages.local_step_scaler, stages.local_step_clipper) == (60, 2)
 
 
 def test_structs_are_references_into_the_configuration() -> None:

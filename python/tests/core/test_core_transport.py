@@ -37,10 +37,15 @@ def run_over_threads(size: int, body: Callable[[_core.Communicator], Any]) -> li
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("name", all_options())
-def test_bits_are_those_of_the_local_transport(size: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [*((name, 0) for name in all_options()), ("adam", 1), ("adam", 2)],
+)
+def test_bits_are_those_of_the_local_transport(
+    size: int, name: str, stage: int
+) -> None:
     def train(comm: _core.Communicator) -> tuple[torch.Tensor, int]:
-        run = Run(comm, config(all_options()[name]))
+        run = Run(comm, config(all_options()[name], zero_stage=stage))
         return run.train(5), comm.bytes_sent
 
     over, local = run_over_threads(size, train), run_local_ranks(size, train)

@@ -16,7 +16,7 @@ SIZE = 1025 + 33
 
 
 def on_ranks(work: Callable[[_core.Communicator], bytes], size: int) -> list[bytes]:
-    """What `work` returns on each of the ranks, which are threads."""
+    """Returns the results of `work` on all ranks, which are threads."""
     results: list[bytes | Exception] = [b""] * size
 
     def run(communicator: _core.Communicator) -> None:

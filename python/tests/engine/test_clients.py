@@ -15,7 +15,7 @@ SECONDS = 110
 
 
 def runs(name: str, *arguments: object, n: int = 2) -> list[list[Any]]:
-    """What the ranks say of each run, run by run."""
+    """Returns the ranks' results, run by run."""
     ended = ranks.succeed(ranks.call(n, RUNS, name, *arguments, seconds=SECONDS))
     return list(zip(*(rank.value for rank in ended), strict=True))
 
@@ -55,7 +55,7 @@ def assert_announced_once(first: list[Any], resumed: list[Any]) -> None:
 
 
 def states_in(file: Path) -> Any:
-    """Of an optimizer, in a trainer's own file: Thinwire's checkpoint has them."""
+    """Returns the optimizer's states in a trainer's own file."""
     return torch.load(file, weights_only=True)["state"]
 
 

@@ -12,6 +12,7 @@ import pytest
 import thinwire
 import torch
 from engines import BF16, FP16, ONEBIT, Net, config_of, loss_of, make, train, zero
+from local_ranks import by_ranks
 from thinwire import compat, optim
 from thinwire.comm import run_local_ranks
 from thinwire.config import named_backend
@@ -51,35 +52,33 @@ def test_the_loss_scale_can_be_set() -> None:
     assert run_local_ranks(2, run) == [[64.0, 64.0]] * 2
 
 
-def test_names_of_the_wrappers_mean_what_they_say() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(**FP16))
-        optimizer = engine.optimizer
-        optimizer.set_lr(0.25)
-        assert optimizer.get_lr() == 0.25
-        assert engine.get_lr() == [0.25]
-        assert optimizer.clip_grad == 1.0
-        assert optimizer.custom_loss_scaler is False
-        assert optimizer.external_loss_scale is None
-        loss = loss_of(engine, comm.rank, 0, torch.float16)
-        optimizer.backward(loss)
-        engine.step()
-        assert engine.was_step_applied()
-        (halves,), (masters,) = optimizer.fp16_groups, optimizer.fp32_groups
-        trained = [p for p in halves if p.requires_grad]
-        assert len(trained) == len(masters) > 3
-        for half, master in zip(trained, masters, strict=True):
-            assert master.dtype == torch.float32
-            assert torch.equal(half.detach(), master.half())
-        assert any(
-            not torch.equal(half.detach().float(), master)
-            for half, master in zip(trained, masters, strict=True)
-        )
-        optimizer.refresh_fp32_params()
-        for half, master in zip(trained, optimizer.fp32_groups[0], strict=True):
-            assert torch.equal(half.detach().float(), master)
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_names_of_the_wrappers_mean_what_they_say(comm: Any) -> None:
+    engine = make(comm, config_of(**FP16))
+    optimizer = engine.optimizer
+    optimizer.set_lr(0.25)
+    assert optimizer.get_lr() == 0.25
+    assert engine.get_lr() == [0.25]
+    assert optimizer.clip_grad == 1.0
+    assert optimizer.custom_loss_scaler is False
+    assert optimizer.external_loss_scale is None
+    loss = loss_of(engine, comm.rank, 0, torch.float16)
+    optimizer.backward(loss)
+    engine.step()
+    assert engine.was_step_applied()
+    (halves,), (masters,) = optimizer.fp16_groups, optimizer.fp32_groups
+    trained = [p for p in halves if p.requires_grad]
+    assert len(trained) == len(masters) > 3
+    for half, master in zip(trained, masters, strict=True):
+        assert master.dtype == torch.float32
+        assert torch.equal(half.detach(), master.half())
+    assert any(
+        not torch.equal(half.detach().float(), master)
+        for half, master in zip(trained, masters, strict=True)
+    )
+    optimizer.refresh_fp32_params()
+    for half, master in zip(trained, optimizer.fp32_groups[0], strict=True):
+        assert torch.equal(half.detach().float(), master)
 
 
 @pytest.mark.parametrize(
@@ -179,36 +178,32 @@ def test_breakdowns_are_logged(caplog: Any) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_whole_values_are_read_and_set(stage: int) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(**BF16, **zero(stage)))
-        weight, name = engine.module.last.weight, "last.weight"
-        train(engine, range(2), torch.bfloat16)
-        whole = engine.full_parameter(weight)
-        assert whole.shape == weight.shape
-        assert whole.dtype == torch.float32
-        assert torch.equal(whole.bfloat16(), weight.detach())
-        assert torch.equal(compat.safe_get_full_fp32_param(weight), whole)
-        moment = engine.full_state(name, "exp_avg")
-        assert moment.shape == weight.shape
-        assert moment.abs().sum() > 0
-        assert torch.equal(
-            compat.safe_get_full_optimizer_state(weight, "exp_avg"), moment
-        )
-        wanted = torch.full_like(whole, 1 + 2**-20)
-        compat.safe_set_full_fp32_param(weight, wanted)
-        assert torch.equal(engine.full_parameter(weight), wanted)
-        assert torch.equal(weight.detach(), wanted.bfloat16())
-        train(engine, range(2, 3), torch.bfloat16)
-        change = (engine.full_parameter(weight) - wanted).abs()
-        assert 0 < change.max() < 0.05
-        for wrong in (torch.zeros(3), "no.such", weight.clone()):
-            with pytest.raises(InvalidArgument, match="does not train"):
-                engine.full_parameter(wrong)
-        with pytest.raises(InvalidArgument, match="no parameter that an engine"):
-            compat.safe_get_full_fp32_param(torch.zeros(3))
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_whole_values_are_read_and_set(comm: Any, stage: int) -> None:
+    engine = make(comm, config_of(**BF16, **zero(stage)))
+    weight, name = engine.module.last.weight, "last.weight"
+    train(engine, range(2), torch.bfloat16)
+    whole = engine.full_parameter(weight)
+    assert whole.shape == weight.shape
+    assert whole.dtype == torch.float32
+    assert torch.equal(whole.bfloat16(), weight.detach())
+    assert torch.equal(compat.safe_get_full_fp32_param(weight), whole)
+    moment = engine.full_state(name, "exp_avg")
+    assert moment.shape == weight.shape
+    assert moment.abs().sum() > 0
+    assert torch.equal(compat.safe_get_full_optimizer_state(weight, "exp_avg"), moment)
+    wanted = torch.full_like(whole, 1 + 2**-20)
+    compat.safe_set_full_fp32_param(weight, wanted)
+    assert torch.equal(engine.full_parameter(weight), wanted)
+    assert torch.equal(weight.detach(), wanted.bfloat16())
+    train(engine, range(2, 3), torch.bfloat16)
+    change = (engine.full_parameter(weight) - wanted).abs()
+    assert 0 < change.max() < 0.05
+    for wrong in (torch.zeros(3), "no.such", weight.clone()):
+        with pytest.raises(InvalidArgument, match="does not train"):
+            engine.full_parameter(wrong)
+    with pytest.raises(InvalidArgument, match="no parameter that an engine"):
+        compat.safe_get_full_fp32_param(torch.zeros(3))
 
 
 VALUES: dict[str, tuple[Any, str]] = {
@@ -390,20 +385,16 @@ def test_moments_are_shown_in_the_state_of_a_parameter() -> None:
         state["momentum_buffer"]
 
 
-def test_moments_are_shown_by_an_engine_without_zero() -> None:
-    def run(comm: Any) -> None:
-        for stage in (0, 1):
-            engine = make(comm, config_of(**zero(stage)))
-            train(engine, range(1))
-            weight = engine.module.first.weight
-            state = engine.optimizer.state[weight]
-            assert ("exp_avg" in state) == (stage == 0)
-            if stage == 0:
-                assert torch.equal(
-                    state["exp_avg"], engine.full_state(weight, "exp_avg")
-                )
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_moments_are_shown_by_an_engine_without_zero(comm: Any) -> None:
+    for stage in (0, 1):
+        engine = make(comm, config_of(**zero(stage)))
+        train(engine, range(1))
+        weight = engine.module.first.weight
+        state = engine.optimizer.state[weight]
+        assert ("exp_avg" in state) == (stage == 0)
+        if stage == 0:
+            assert torch.equal(state["exp_avg"], engine.full_state(weight, "exp_avg"))
 
 
 # ---- groups
@@ -469,20 +460,16 @@ def test_names_of_backends_are_accepted_with_a_line(name: Any, caplog: Any) -> N
     )
 
 
-def test_other_backends_are_refused_on_all_ranks() -> None:
-    def run(comm: Any) -> None:
-        net = cases.model()
-        for wrong in ("foo", 3):
-            with pytest.raises(InvalidArgument, match="'nccl', 'hccl', 'mpi', 'gloo'"):
-                cases.make(
-                    "OnebitAdam", net.parameters(), comm, comm_backend_name=wrong
-                )
-        params = {"comm_backend_name": "foo"}
-        config = config_of(optimizer={"type": "OneBitAdam", "params": params})
-        with pytest.raises(InvalidArgument, match="nccl, hccl, mpi, gloo"):
-            make(comm, config)
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_other_backends_are_refused_on_all_ranks(comm: Any) -> None:
+    net = cases.model()
+    for wrong in ("foo", 3):
+        with pytest.raises(InvalidArgument, match="'nccl', 'hccl', 'mpi', 'gloo'"):
+            cases.make("OnebitAdam", net.parameters(), comm, comm_backend_name=wrong)
+    params = {"comm_backend_name": "foo"}
+    config = config_of(optimizer={"type": "OneBitAdam", "params": params})
+    with pytest.raises(InvalidArgument, match="nccl, hccl, mpi, gloo"):
+        make(comm, config)
 
 
 def test_the_backend_of_a_configuration_is_known_before_it_is_read() -> None:

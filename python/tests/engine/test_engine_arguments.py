@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What initialize() takes and refuses, and in which words."""
+"""Arguments that initialize() accepts, and those that it refuses, with its texts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from engines import (
     train,
     zero,
 )
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 from thinwire.config import read_config
 
@@ -115,21 +116,17 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
     alone(run)
 
 
-def test_a_refusal_on_one_rank_reaches_all() -> None:
-    def run(comm: Any) -> None:
-        config = config_of(gradient_clipping=-1.0) if comm.rank == 1 else config_of()
-        with pytest.raises(thinwire.InvalidArgument, match="gradient_clipping"):
-            make(comm, config)
-        model = Net()
-        if comm.rank == 0:
-            model.register_buffer("more", torch.zeros(2))
-        with pytest.raises(
-            thinwire.InvalidArgument, match="the module's buffers.*more"
-        ):
-            make(comm, config_of(), model=model)
-        train(make(comm, config_of()), range(1))
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_a_refusal_on_one_rank_reaches_all(comm: Any) -> None:
+    config = config_of(gradient_clipping=-1.0) if comm.rank == 1 else config_of()
+    with pytest.raises(thinwire.InvalidArgument, match="gradient_clipping"):
+        make(comm, config)
+    model = Net()
+    if comm.rank == 0:
+        model.register_buffer("more", torch.zeros(2))
+    with pytest.raises(thinwire.InvalidArgument, match="the module's buffers.*more"):
+        make(comm, config_of(), model=model)
+    train(make(comm, config_of()), range(1))
 
 
 @pytest.mark.parametrize(
@@ -146,47 +143,43 @@ def test_a_refusal_on_one_rank_reaches_all() -> None:
         ),
     ],
 )
+@by_ranks(2)
 def test_what_one_rank_is_given_wrongly_all_refuse(
-    wrong: dict[str, Any], text: str
+    comm: Any, wrong: dict[str, Any], text: str
 ) -> None:
-    def run(comm: Any) -> None:
-        model = Net()
-        arguments = {"model": model, "config": config_of(**BF16)}
-        if comm.rank == 1:
-            arguments |= wrong
-        elif "lr_scheduler" in wrong:
-            arguments["lr_scheduler"] = lambda optimizer: (
-                torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-            )
-        with pytest.raises(Exception, match=text) as refusal:
-            thinwire.initialize(**arguments, process_group=comm)
-        if comm.rank == 0:
-            assert isinstance(refusal.value, thinwire.InvalidArgument)
-            assert "rank 1 refused its arguments" in str(refusal.value)
-        assert all(p.dtype == torch.float32 for p in model.parameters())
-        make(comm, config_of()).destroy()
-
-    run_local_ranks(2, run)
+    model = Net()
+    arguments = {"model": model, "config": config_of(**BF16)}
+    if comm.rank == 1:
+        arguments |= wrong
+    elif "lr_scheduler" in wrong:
+        arguments["lr_scheduler"] = lambda optimizer: (
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        )
+    with pytest.raises(Exception, match=text) as refusal:
+        thinwire.initialize(**arguments, process_group=comm)
+    if comm.rank == 0:
+        assert isinstance(refusal.value, thinwire.InvalidArgument)
+        assert "rank 1 refused its arguments" in str(refusal.value)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    make(comm, config_of()).destroy()
 
 
-def test_a_wrapped_module_is_refused() -> None:
+@by_ranks(1)
+def test_a_wrapped_module_is_refused(comm: Any) -> None:
     class Wrapped(torch.nn.parallel.DistributedDataParallel):
         def __init__(self, module: torch.nn.Module) -> None:
             torch.nn.Module.__init__(self)
             self.module = module
 
-    def run(comm: Any) -> None:
-        for model, where in (
-            (Wrapped(Net()), "it is"),
-            (torch.nn.Sequential(Wrapped(Net())), "'0' in it is"),
+    for model, where in (
+        (Wrapped(Net()), "it is"),
+        (torch.nn.Sequential(Wrapped(Net())), "'0' in it is"),
+    ):
+        with pytest.raises(
+            thinwire.InvalidArgument,
+            match=f"model: {where} a DistributedDataParallel",
         ):
-            with pytest.raises(
-                thinwire.InvalidArgument,
-                match=f"model: {where} a DistributedDataParallel",
-            ):
-                make(comm, config_of(), model=model)
-
-    alone(run)
+            make(comm, config_of(), model=model)
 
 
 def test_args_name_the_configuration(tmp_path: Path) -> None:
@@ -254,38 +247,34 @@ def test_torchs_adam_becomes_ours(kind: Any, caplog: Any) -> None:
     assert f"torch's {kind.__name__} becomes Thinwire's" in caplog.text
 
 
-def test_ours_and_callables_are_taken_over() -> None:
-    def run(comm: Any) -> None:
-        engines = []
-        for way in range(3):
-            model = Net(seed=4)
-            ours = lambda p: thinwire.OnebitAdam(
-                p, lr=0.01, freeze_step=3, process_group=comm
-            )
-            given = {
-                0: {"config": config_of(**ONEBIT)},
-                1: {"config": config_of(), "optimizer": ours(model.parameters())},
-                2: {"config": config_of(), "optimizer": ours},
-            }[way]
-            engine, *_ = thinwire.initialize(model=model, process_group=comm, **given)
-            train(engine, range(5))
-            assert engine.optimizer_name() == "onebit_adam"
-            assert engine.report.phase == "compressed"
-            engines.append(flat(engine.module))
-        assert same_bits(engines[0], engines[1])
-        assert same_bits(engines[0], engines[2])
-
-    run_local_ranks(2, run)
-
-
-def test_a_scheduler_of_another_optimizer_is_refused() -> None:
-    def run(comm: Any) -> None:
-        net = Net()
-        stranger = torch.optim.lr_scheduler.StepLR(
-            torch.optim.SGD(net.parameters(), 0.1), 1
+@by_ranks(2)
+def test_ours_and_callables_are_taken_over(comm: Any) -> None:
+    engines = []
+    for way in range(3):
+        model = Net(seed=4)
+        ours = lambda p: thinwire.OnebitAdam(
+            p, lr=0.01, freeze_step=3, process_group=comm
         )
-        with pytest.raises(thinwire.InvalidArgument, match="made of another optimizer"):
-            make(comm, config_of(**BF16), model=net, lr_scheduler=stranger)
-        assert net.first.weight.dtype == torch.float32  # nothing has changed
+        given = {
+            0: {"config": config_of(**ONEBIT)},
+            1: {"config": config_of(), "optimizer": ours(model.parameters())},
+            2: {"config": config_of(), "optimizer": ours},
+        }[way]
+        engine, *_ = thinwire.initialize(model=model, process_group=comm, **given)
+        train(engine, range(5))
+        assert engine.optimizer_name() == "onebit_adam"
+        assert engine.report.phase == "compressed"
+        engines.append(flat(engine.module))
+    assert same_bits(engines[0], engines[1])
+    assert same_bits(engines[0], engines[2])
 
-    alone(run)
+
+@by_ranks(1)
+def test_a_scheduler_of_another_optimizer_is_refused(comm: Any) -> None:
+    net = Net()
+    stranger = torch.optim.lr_scheduler.StepLR(
+        torch.optim.SGD(net.parameters(), 0.1), 1
+    )
+    with pytest.raises(thinwire.InvalidArgument, match="made of another optimizer"):
+        make(comm, config_of(**BF16), model=net, lr_scheduler=stranger)
+    assert net.first.weight.dtype == torch.float32  # nothing has changed

@@ -15,7 +15,6 @@ import torch
 from engines import (
     FP16,
     Net,
-    alone,
     config_of,
     flat,
     loss_of,
@@ -24,6 +23,7 @@ from engines import (
     train,
     zero,
 )
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 
 pytestmark = pytest.mark.quick
@@ -84,51 +84,45 @@ def test_evaluation_makes_parameters_equal() -> None:
     assert all(same_bits(a[1], b[1]) for a, b in zip(*ranks, strict=True))
 
 
-def test_an_engine_goes_when_nobody_has_it() -> None:
-    def run(comm: Any) -> None:
-        model = Net()
-        engine = make(comm, config_of(**zero(2)), model=model)
-        train(engine, range(1))
-        gone = weakref.ref(engine)
-        values = flat(model)
-        del engine
-        gc.collect()
-        assert gone() is None
-        assert same_bits(flat(model), values)
-        loss_of(model, 0, 0).backward()  # hooks are harmless
-        again = make(comm, config_of(), model=model)
-        train(again, range(1))
-        again.destroy()
-        again.destroy()
-        for call in (
-            lambda: again.backward(loss_of(model, 0, 0)),
-            again.step,
-            lambda: again.mean(1),
-        ):
-            with pytest.raises(thinwire.FailedPrecondition, match="destroyed"):
-                call()
-
-    alone(run)
+@by_ranks(1)
+def test_an_engine_goes_when_nobody_has_it(comm: Any) -> None:
+    model = Net()
+    engine = make(comm, config_of(**zero(2)), model=model)
+    train(engine, range(1))
+    gone = weakref.ref(engine)
+    values = flat(model)
+    del engine
+    gc.collect()
+    assert gone() is None
+    assert same_bits(flat(model), values)
+    loss_of(model, 0, 0).backward()  # hooks are harmless
+    again = make(comm, config_of(), model=model)
+    train(again, range(1))
+    again.destroy()
+    again.destroy()
+    for call in (
+        lambda: again.backward(loss_of(model, 0, 0)),
+        again.step,
+        lambda: again.mean(1),
+    ):
+        with pytest.raises(thinwire.FailedPrecondition, match="destroyed"):
+            call()
 
 
-def test_an_engine_of_another_process_refuses() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        engine._process -= 1  # as after os.fork()
-        with pytest.raises(thinwire.FailedPrecondition, match="that forked this one"):
-            engine.step()
-        engine.destroy()
-        engine._process += 1
-        train(engine, range(1))
-
-    alone(run)
+@by_ranks(1)
+def test_an_engine_of_another_process_refuses(comm: Any) -> None:
+    engine = make(comm, config_of())
+    engine._process -= 1  # as after os.fork()
+    with pytest.raises(thinwire.FailedPrecondition, match="that forked this one"):
+        engine.step()
+    engine.destroy()
+    engine._process += 1
+    train(engine, range(1))
 
 
-def test_an_engine_is_neither_copied_nor_pickled() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        for action in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(TypeError, match="save_checkpoint"):
-                action(engine)
-
-    alone(run)
+@by_ranks(1)
+def test_an_engine_is_neither_copied_nor_pickled(comm: Any) -> None:
+    engine = make(comm, config_of())
+    for action in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="save_checkpoint"):
+            action(engine)

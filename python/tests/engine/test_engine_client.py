@@ -25,6 +25,7 @@ from engines import (
     train,
     zero,
 )
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -87,109 +88,104 @@ def same_states(a: list[Any], b: list[Any]) -> bool:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_steps_have_the_bits_of_torch(kind: str, world: int) -> None:
-    def run(comm: Any) -> None:
-        model = Net(seed=2)
-        plain = Net(seed=2)
-        client = of_torch(kind, model.parameters())
-        schedule = torch.optim.lr_scheduler.ExponentialLR(client, 0.9)
-        engine, optimizer, _, found = thinwire.initialize(
-            model=model,
-            optimizer=client,
-            lr_scheduler=schedule,
-            config=PLAIN,
-            process_group=comm,
-        )
-        assert found is schedule and optimizer.param_groups[0] is client.param_groups[0]
-        assert engine.optimizer_name() == kind
-        theirs = of_torch(kind, plain.parameters())
-        rates = torch.optim.lr_scheduler.ExponentialLR(theirs, 0.9)
-        for step in range(5):
-            theirs.zero_grad()
-            loss_of(plain, comm.rank, step).backward()
-            average(plain, comm)
-            theirs.step()
-            rates.step()
-            train_one(engine, step)
-            assert same_bits(flat(model), flat(plain)), step
-            assert engine.get_lr() == rates.get_last_lr()
-            elements = sum(p.numel() for p in trained(model))
-            if world == 2:
-                assert engine.report.bytes_sent == 4 * elements
-        assert same_states(states_of(client), states_of(theirs))
-        assert same_states(states_of(optimizer), states_of(theirs))
-        weight, key = model.first.weight, next(iter(client.state[model.first.weight]))
-        assert torch.equal(engine.full_state(weight, key), client.state[weight][key])
-        with pytest.raises(thinwire.InvalidArgument, match="of 'first.weight', got"):
-            engine.full_state("first.weight", "none")
-
-    run_local_ranks(world, run)
+@by_ranks("world")
+def test_steps_have_the_bits_of_torch(comm: Any, kind: str, world: int) -> None:
+    model = Net(seed=2)
+    plain = Net(seed=2)
+    client = of_torch(kind, model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(client, 0.9)
+    engine, optimizer, _, found = thinwire.initialize(
+        model=model,
+        optimizer=client,
+        lr_scheduler=schedule,
+        config=PLAIN,
+        process_group=comm,
+    )
+    assert found is schedule and optimizer.param_groups[0] is client.param_groups[0]
+    assert engine.optimizer_name() == kind
+    theirs = of_torch(kind, plain.parameters())
+    rates = torch.optim.lr_scheduler.ExponentialLR(theirs, 0.9)
+    for step in range(5):
+        theirs.zero_grad()
+        loss_of(plain, comm.rank, step).backward()
+        average(plain, comm)
+        theirs.step()
+        rates.step()
+        train_one(engine, step)
+        assert same_bits(flat(model), flat(plain)), step
+        assert engine.get_lr() == rates.get_last_lr()
+        elements = sum(p.numel() for p in trained(model))
+        if world == 2:
+            assert engine.report.bytes_sent == 4 * elements
+    assert same_states(states_of(client), states_of(theirs))
+    assert same_states(states_of(optimizer), states_of(theirs))
+    weight, key = model.first.weight, next(iter(client.state[model.first.weight]))
+    assert torch.equal(engine.full_state(weight, key), client.state[weight][key])
+    with pytest.raises(thinwire.InvalidArgument, match="of 'first.weight', got"):
+        engine.full_state("first.weight", "none")
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_16_bits_have_masters_in_fp32(precision: str) -> None:
+@by_ranks(1)
+def test_16_bits_have_masters_in_fp32(comm: Any, precision: str) -> None:
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     section = FP16 if precision == "fp16" else BF16
 
-    def run(comm: Any) -> None:
-        model, plain = Net(seed=3), Net(seed=3)
-        masters = [p.detach().clone() for p in trained(plain)]
-        plain.to(dtype)
-        theirs = of_torch("SGD", masters)
-        client = of_torch("SGD", model.parameters())
-        engine = make(comm, PLAIN | section, model=model, optimizer=client)
-        for step in range(4):
-            scale = engine.loss_scale()
-            plain.zero_grad()
-            (loss_of(plain, 0, step, dtype) * scale).backward()
-            for master, p in zip(masters, trained(plain), strict=True):
-                grad = torch.zeros_like(p) if p.grad is None else p.grad
-                master.grad = grad.float() / scale
-            theirs.step()
-            for master, p in zip(masters, trained(plain), strict=True):
-                p.data.copy_(master)
-            train_one(engine, step, dtype)
-            assert engine.was_step_applied()
-            for master, p in zip(masters, trained(model), strict=True):
-                assert p.dtype == dtype
-                assert same_bits(engine.full_parameter(p).view(-1), master.view(-1))
-            assert same_bits(flat(model), flat(plain))
-        assert all(
-            entry["momentum_buffer"].dtype == torch.float32
-            for entry in client.state.values()
-        )
-
-    alone(run)
+    model, plain = Net(seed=3), Net(seed=3)
+    masters = [p.detach().clone() for p in trained(plain)]
+    plain.to(dtype)
+    theirs = of_torch("SGD", masters)
+    client = of_torch("SGD", model.parameters())
+    engine = make(comm, PLAIN | section, model=model, optimizer=client)
+    for step in range(4):
+        scale = engine.loss_scale()
+        plain.zero_grad()
+        (loss_of(plain, 0, step, dtype) * scale).backward()
+        for master, p in zip(masters, trained(plain), strict=True):
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            master.grad = grad.float() / scale
+        theirs.step()
+        for master, p in zip(masters, trained(plain), strict=True):
+            p.data.copy_(master)
+        train_one(engine, step, dtype)
+        assert engine.was_step_applied()
+        for master, p in zip(masters, trained(model), strict=True):
+            assert p.dtype == dtype
+            assert same_bits(engine.full_parameter(p).view(-1), master.view(-1))
+        assert same_bits(flat(model), flat(plain))
+    assert all(
+        entry["momentum_buffer"].dtype == torch.float32
+        for entry in client.state.values()
+    )
 
 
-def test_an_overflow_skips_the_step_on_all_ranks() -> None:
-    def run(comm: Any) -> None:
-        model = Net(seed=1)
-        client = of_torch("RMSprop", model.parameters())
-        schedule = torch.optim.lr_scheduler.ExponentialLR(client, 0.5)
-        engine = make(
-            comm,
-            PLAIN | {"fp16": FP16["fp16"] | {"hysteresis": 1}},
-            model=model,
-            optimizer=client,
-            lr_scheduler=schedule,
-        )
-        train(engine, range(2), torch.float16)
-        before, states, scale = flat(model), states_of(client), engine.loss_scale()
-        rates = engine.get_lr()
-        factor = float("inf") if comm.rank == 1 else 1.0
-        engine.backward(loss_of(engine, comm.rank, 2, torch.float16) * factor)
-        engine.step()
-        assert not engine.was_step_applied() and engine.loss_scale() < scale
-        assert same_bits(flat(model), before)
-        assert same_states(states_of(client), states) and engine.get_lr() == rates
-        train(engine, range(3, 4), torch.float16)
-        assert engine.was_step_applied() and not same_bits(flat(model), before)
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_an_overflow_skips_the_step_on_all_ranks(comm: Any) -> None:
+    model = Net(seed=1)
+    client = of_torch("RMSprop", model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(client, 0.5)
+    engine = make(
+        comm,
+        PLAIN | {"fp16": FP16["fp16"] | {"hysteresis": 1}},
+        model=model,
+        optimizer=client,
+        lr_scheduler=schedule,
+    )
+    train(engine, range(2), torch.float16)
+    before, states, scale = flat(model), states_of(client), engine.loss_scale()
+    rates = engine.get_lr()
+    factor = float("inf") if comm.rank == 1 else 1.0
+    engine.backward(loss_of(engine, comm.rank, 2, torch.float16) * factor)
+    engine.step()
+    assert not engine.was_step_applied() and engine.loss_scale() < scale
+    assert same_bits(flat(model), before)
+    assert same_states(states_of(client), states) and engine.get_lr() == rates
+    train(engine, range(3, 4), torch.float16)
+    assert engine.was_step_applied() and not same_bits(flat(model), before)
 
 
-def test_accumulation_clipping_and_the_configurations_schedule() -> None:
+@by_ranks(2)
+def test_accumulation_clipping_and_the_configurations_schedule(comm: Any) -> None:
     config = config_of(
         gradient_accumulation_steps=3,
         gradient_clipping=0.05,
@@ -199,25 +195,22 @@ def test_accumulation_clipping_and_the_configurations_schedule() -> None:
         },
     )
 
-    def run(comm: Any) -> None:
-        model, plain = Net(seed=5), Net(seed=5)
-        client = of_torch("SGD", model.parameters(), lr=0.1)
-        engine = make(comm, config, model=model, optimizer=client)
-        theirs = of_torch("SGD", plain.parameters(), lr=0.1)
-        for step in range(5):
-            theirs.zero_grad()
-            for micro in range(3):
-                (loss_of(plain, comm.rank, 10 * step + micro) / 3).backward()
-            average(plain, comm)
-            torch.nn.utils.clip_grad_norm_(trained(plain), 0.05)
-            theirs.param_groups[0]["lr"] = engine.get_lr()[0]
-            theirs.step()
-            train(engine, range(step, step + 1))
-            assert engine.report.clip_factor < 1
-            torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=1e-4)
-        assert engine.get_lr() == [0.1] and engine.get_mom() == [0.9]
-
-    run_local_ranks(2, run)
+    model, plain = Net(seed=5), Net(seed=5)
+    client = of_torch("SGD", model.parameters(), lr=0.1)
+    engine = make(comm, config, model=model, optimizer=client)
+    theirs = of_torch("SGD", plain.parameters(), lr=0.1)
+    for step in range(5):
+        theirs.zero_grad()
+        for micro in range(3):
+            (loss_of(plain, comm.rank, 10 * step + micro) / 3).backward()
+        average(plain, comm)
+        torch.nn.utils.clip_grad_norm_(trained(plain), 0.05)
+        theirs.param_groups[0]["lr"] = engine.get_lr()[0]
+        theirs.step()
+        train(engine, range(step, step + 1))
+        assert engine.report.clip_factor < 1
+        torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=1e-4)
+    assert engine.get_lr() == [0.1] and engine.get_mom() == [0.9]
 
 
 def made_for_resuming(
@@ -285,49 +278,47 @@ def test_checkpoints_go_on_with_the_same_bits_and_on_other_ranks(
     assert json.loads(manifest.read_text())["optimizer"].endswith(f".{kind}")
 
 
-def test_a_damaged_state_and_other_optimizers_are_refused(tmp_path: Path) -> None:
-    def run(comm: Any) -> None:
-        engine, _ = made_for_resuming(comm, "SGD", PLAIN)
-        train(engine, range(2))
-        engine.save_checkpoint(tmp_path, tag="t")
-        for kind, turns, text in [
-            ("NAdam", False, "is torch.optim.sgd.SGD, this optimizer's .*NAdam"),
-            ("SGD", True, "of other parameters or groups, or of another order"),
-        ]:
-            other, _ = made_for_resuming(comm, kind, PLAIN, turns)
-            with pytest.raises(thinwire.CorruptCheckpoint, match=text):
-                other.load_checkpoint(tmp_path, tag="t")
-        if comm.rank == 0:
-            (state,) = tmp_path.glob("t/*/state-00001-*")
-            data = bytearray(state.read_bytes())
-            data[-100] ^= 1
-            state.write_bytes(data)
-        comm.all_reduce(torch.zeros(1))
-        again, client = made_for_resuming(comm, "SGD", PLAIN)
-        before = flat(again.module)
-        with pytest.raises(thinwire.CorruptCheckpoint, match="state-00001"):
-            again.load_checkpoint(tmp_path, tag="t")
-        assert same_bits(flat(again.module), before) and not client.state
+@by_ranks(2)
+def test_a_damaged_state_and_other_optimizers_are_refused(
+    comm: Any, tmp_path: Path
+) -> None:
+    engine, _ = made_for_resuming(comm, "SGD", PLAIN)
+    train(engine, range(2))
+    engine.save_checkpoint(tmp_path, tag="t")
+    for kind, turns, text in [
+        ("NAdam", False, "is torch.optim.sgd.SGD, this optimizer's .*NAdam"),
+        ("SGD", True, "of other parameters or groups, or of another order"),
+    ]:
+        other, _ = made_for_resuming(comm, kind, PLAIN, turns)
+        with pytest.raises(thinwire.CorruptCheckpoint, match=text):
+            other.load_checkpoint(tmp_path, tag="t")
+    if comm.rank == 0:
+        (state,) = tmp_path.glob("t/*/state-00001-*")
+        data = bytearray(state.read_bytes())
+        data[-100] ^= 1
+        state.write_bytes(data)
+    comm.all_reduce(torch.zeros(1))
+    again, client = made_for_resuming(comm, "SGD", PLAIN)
+    before = flat(again.module)
+    with pytest.raises(thinwire.CorruptCheckpoint, match="state-00001"):
+        again.load_checkpoint(tmp_path, tag="t")
+    assert same_bits(flat(again.module), before) and not client.state
 
-    run_local_ranks(2, run)
 
-
-def test_state_dict_goes_on() -> None:
-    def run(comm: Any) -> None:
-        engine, _ = made_for_resuming(comm, "SGD", PLAIN)
-        train(engine, range(2))
-        saved = copy.deepcopy(engine.optimizer.state_dict())
-        weights = copy.deepcopy(engine.module.state_dict())
-        schedule = copy.deepcopy(engine.lr_scheduler.state_dict())
-        train(engine, range(2, 4))
-        other, _ = made_for_resuming(comm, "SGD", PLAIN)
-        other.load_module_state_dict(weights)
-        other.optimizer.load_state_dict(saved)
-        other.lr_scheduler.load_state_dict(schedule)
-        train(other, range(2, 4))
-        assert same_bits(flat(other.module), flat(engine.module))
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_state_dict_goes_on(comm: Any) -> None:
+    engine, _ = made_for_resuming(comm, "SGD", PLAIN)
+    train(engine, range(2))
+    saved = copy.deepcopy(engine.optimizer.state_dict())
+    weights = copy.deepcopy(engine.module.state_dict())
+    schedule = copy.deepcopy(engine.lr_scheduler.state_dict())
+    train(engine, range(2, 4))
+    other, _ = made_for_resuming(comm, "SGD", PLAIN)
+    other.load_module_state_dict(weights)
+    other.optimizer.load_state_dict(saved)
+    other.lr_scheduler.load_state_dict(schedule)
+    train(other, range(2, 4))
+    assert same_bits(flat(other.module), flat(engine.module))
 
 
 class Stubborn(torch.optim.SGD):
@@ -343,28 +334,24 @@ class Stubborn(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_what_step_raises_comes_out_and_the_other_ranks_hear_of_it() -> None:
-    def run(comm: Any) -> None:
-        model = Net()
-        client = Stubborn(model.parameters(), lr=0.1)
-        client.rank = comm.rank
-        engine = make(comm, PLAIN, model=model, optimizer=client)
-        train(engine, range(2))
-        kind = ZeroDivisionError if comm.rank == 1 else thinwire.CommFailure
-        with pytest.raises(kind, match="stubborn"):
-            train(engine, range(2, 4))
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_what_step_raises_comes_out_and_the_other_ranks_hear_of_it(comm: Any) -> None:
+    model = Net()
+    client = Stubborn(model.parameters(), lr=0.1)
+    client.rank = comm.rank
+    engine = make(comm, PLAIN, model=model, optimizer=client)
+    train(engine, range(2))
+    kind = ZeroDivisionError if comm.rank == 1 else thinwire.CommFailure
+    with pytest.raises(kind, match="stubborn"):
+        train(engine, range(2, 4))
 
 
-def test_ranks_with_other_settings_are_refused() -> None:
-    def run(comm: Any) -> None:
-        model = Net()
-        client = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1 * comm.rank)
-        with pytest.raises(thinwire.InvalidArgument, match="momentum"):
-            make(comm, PLAIN, model=model, optimizer=client)
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_ranks_with_other_settings_are_refused(comm: Any) -> None:
+    model = Net()
+    client = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1 * comm.rank)
+    with pytest.raises(thinwire.InvalidArgument, match="momentum"):
+        make(comm, PLAIN, model=model, optimizer=client)
 
 
 def test_what_does_not_go_with_it_is_refused_by_name() -> None:
@@ -408,21 +395,19 @@ def test_what_does_not_go_with_it_is_refused_by_name() -> None:
     alone(run)
 
 
-def test_an_optimizer_that_has_made_steps_goes_on() -> None:
-    def run(comm: Any) -> None:
-        model = Net(seed=2)
-        client = of_torch("SGD", model.parameters())
-        x, y = batch(0, 0)
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        client.step()
-        plain = copy.deepcopy(model)
-        theirs = of_torch("SGD", plain.parameters())
-        theirs.load_state_dict(copy.deepcopy(client.state_dict()))
-        engine = make(comm, PLAIN, model=model, optimizer=client)
-        theirs.zero_grad()
-        loss_of(plain, 0, 1).backward()
-        theirs.step()
-        train_one(engine, 1)
-        assert same_bits(flat(model), flat(plain))
-
-    alone(run)
+@by_ranks(1)
+def test_an_optimizer_that_has_made_steps_goes_on(comm: Any) -> None:
+    model = Net(seed=2)
+    client = of_torch("SGD", model.parameters())
+    x, y = batch(0, 0)
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    client.step()
+    plain = copy.deepcopy(model)
+    theirs = of_torch("SGD", plain.parameters())
+    theirs.load_state_dict(copy.deepcopy(client.state_dict()))
+    engine = make(comm, PLAIN, model=model, optimizer=client)
+    theirs.zero_grad()
+    loss_of(plain, 0, 1).backward()
+    theirs.step()
+    train_one(engine, 1)
+    assert same_bits(flat(model), flat(plain))

@@ -15,7 +15,6 @@ from engines import (
     FP16,
     ONEBIT,
     Net,
-    alone,
     config_of,
     flat,
     loss_of,
@@ -24,7 +23,7 @@ from engines import (
     train,
     zero,
 )
-from thinwire.comm import run_local_ranks
+from local_ranks import by_ranks
 
 pytestmark = pytest.mark.quick
 
@@ -76,99 +75,89 @@ def replace_data(module: Any) -> None:
 
 @pytest.mark.parametrize("edit", [load, write, write_data, replace_data])
 @pytest.mark.parametrize("name", RUNS)
-def test_what_is_written_between_steps_counts(name: str, edit: Any) -> None:
+@by_ranks(2)
+def test_what_is_written_between_steps_counts(comm: Any, name: str, edit: Any) -> None:
     changes, precision = RUNS[name]
     dtype = DTYPES[precision]
 
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(**changes))
-        train(engine, range(2), dtype)
-        edit(engine.module)
-        train(engine, range(2, 3), dtype)
-        assert engine.report.applied
-        weight = engine.module.first.weight.detach().float()
-        assert (weight - 3.0).abs().max() < 0.1  # a step from there
-
-    run_local_ranks(2, run)
+    engine = make(comm, config_of(**changes))
+    train(engine, range(2), dtype)
+    edit(engine.module)
+    train(engine, range(2, 3), dtype)
+    assert engine.report.applied
+    weight = engine.module.first.weight.detach().float()
+    assert (weight - 3.0).abs().max() < 0.1  # a step from there
 
 
 @pytest.mark.parametrize("name", ["bf16", "zero_1_fp16"])
-def test_values_that_are_put_back_are_no_edit(name: str) -> None:
+@by_ranks(2)
+def test_values_that_are_put_back_are_no_edit(comm: Any, name: str) -> None:
     changes, precision = RUNS[name]
     dtype = DTYPES[precision]
 
-    def run(comm: Any) -> None:
-        want, engine = (
-            make(comm, config_of(**changes)),
-            make(comm, config_of(**changes)),
-        )
-        for step in range(4):
-            train(want, range(step, step + 1), dtype)
-            train(engine, range(step, step + 1), dtype)
-            kept = copy.deepcopy(engine.module.state_dict())
-            write(engine.module)
-            engine.module.load_state_dict(kept)
-        assert same_bits(flat(engine.module), flat(want.module))
-
-    run_local_ranks(2, run)
-
-
-def test_what_is_written_is_saved(tmp_path: Any) -> None:
-    def run(comm: Any) -> None:
-        engine, other = make(comm, config_of(**BF16)), make(comm, config_of(**BF16))
-        train(engine, range(2), torch.bfloat16)
-        write(engine.module)
-        engine.save_checkpoint(tmp_path)
-        other.load_checkpoint(tmp_path)
-        third = make(comm, config_of(**BF16))
-        third.optimizer.load_state_dict(engine.optimizer.state_dict())
-        for loaded in (other, third):
-            assert bool((loaded.module.first.weight == 3.0).all())
-
-    run_local_ranks(2, run)
-
-
-def test_inside_a_window_writing_is_refused() -> None:
-    def run(comm: Any) -> None:
-        for once_more in (True, False):
-            engine = make(comm, config_of(**BF16, gradient_accumulation_steps=2))
-            engine.backward(loss_of(engine, comm.rank, 0, torch.bfloat16))
-            engine.step()
-            if not once_more:
-                engine.backward(loss_of(engine, comm.rank, 1, torch.bfloat16))
-            with torch.no_grad():
-                engine.module.first.weight[-1, -1] += 1
-            with pytest.raises(
-                thinwire.FailedPrecondition, match="inside a window of accumulation"
-            ):
-                if once_more:
-                    engine.backward(loss_of(engine, comm.rank, 1, torch.bfloat16))
-                engine.step()
-
-    alone(run)
-
-
-def test_between_local_steps_writing_is_refused() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(**LOCAL))
-        step = 0
-        while engine.report is None or engine.report.phase != "local":
-            train(engine, range(step, step + 1))
-            step += 1
+    want, engine = (
+        make(comm, config_of(**changes)),
+        make(comm, config_of(**changes)),
+    )
+    for step in range(4):
+        train(want, range(step, step + 1), dtype)
+        train(engine, range(step, step + 1), dtype)
         kept = copy.deepcopy(engine.module.state_dict())
         write(engine.module)
-        with pytest.raises(
-            thinwire.FailedPrecondition, match="between local steps of 0/1 Adam"
-        ):
-            engine.backward(loss_of(engine, comm.rank, step * 10))
         engine.module.load_state_dict(kept)
-        with engine.evaluation():
-            write(engine.module)
-        train(engine, range(step, step + 8))
-        weight = engine.module.first.weight.detach()
-        assert (weight - 3.0).abs().max() < 0.2
-        engine.load_module_state_dict(Net(seed=5).state_dict())
-        with engine.evaluation():
-            comm.require_same("parameters", str(flat(engine.module).sum().item()))
+    assert same_bits(flat(engine.module), flat(want.module))
 
-    run_local_ranks(2, run)
+
+@by_ranks(2)
+def test_what_is_written_is_saved(comm: Any, tmp_path: Any) -> None:
+    engine, other = make(comm, config_of(**BF16)), make(comm, config_of(**BF16))
+    train(engine, range(2), torch.bfloat16)
+    write(engine.module)
+    engine.save_checkpoint(tmp_path)
+    other.load_checkpoint(tmp_path)
+    third = make(comm, config_of(**BF16))
+    third.optimizer.load_state_dict(engine.optimizer.state_dict())
+    for loaded in (other, third):
+        assert bool((loaded.module.first.weight == 3.0).all())
+
+
+@by_ranks(1)
+def test_inside_a_window_writing_is_refused(comm: Any) -> None:
+    for once_more in (True, False):
+        engine = make(comm, config_of(**BF16, gradient_accumulation_steps=2))
+        engine.backward(loss_of(engine, comm.rank, 0, torch.bfloat16))
+        engine.step()
+        if not once_more:
+            engine.backward(loss_of(engine, comm.rank, 1, torch.bfloat16))
+        with torch.no_grad():
+            engine.module.first.weight[-1, -1] += 1
+        with pytest.raises(
+            thinwire.FailedPrecondition, match="inside a window of accumulation"
+        ):
+            if once_more:
+                engine.backward(loss_of(engine, comm.rank, 1, torch.bfloat16))
+            engine.step()
+
+
+@by_ranks(2)
+def test_between_local_steps_writing_is_refused(comm: Any) -> None:
+    engine = make(comm, config_of(**LOCAL))
+    step = 0
+    while engine.report is None or engine.report.phase != "local":
+        train(engine, range(step, step + 1))
+        step += 1
+    kept = copy.deepcopy(engine.module.state_dict())
+    write(engine.module)
+    with pytest.raises(
+        thinwire.FailedPrecondition, match="between local steps of 0/1 Adam"
+    ):
+        engine.backward(loss_of(engine, comm.rank, step * 10))
+    engine.module.load_state_dict(kept)
+    with engine.evaluation():
+        write(engine.module)
+    train(engine, range(step, step + 8))
+    weight = engine.module.first.weight.detach()
+    assert (weight - 3.0).abs().max() < 0.2
+    engine.load_module_state_dict(Net(seed=5).state_dict())
+    with engine.evaluation():
+        comm.require_same("parameters", str(flat(engine.module).sum().item()))

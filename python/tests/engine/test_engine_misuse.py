@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Engine refuses, and in which words; and what it does without harm."""
+"""Misuse that an Engine refuses, with its texts, and uses that do no harm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from engines import (
     BF16,
     Net,
-    alone,
     config_of,
     flat,
     loss_of,
@@ -21,50 +20,45 @@ from engines import (
     train,
     zero,
 )
-from thinwire.comm import run_local_ranks
+from local_ranks import by_ranks
 
 pytestmark = pytest.mark.quick
 
 
-def test_backwards_that_are_refused() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        with pytest.raises(TypeError, match="loss must be a tensor, got float"):
-            engine.backward(1.0)
-        with pytest.raises(
-            thinwire.InvalidArgument, match="a scalar of floating point"
-        ):
-            engine.backward(torch.zeros(2, requires_grad=True))
-        with pytest.raises(
-            thinwire.InvalidArgument, match="from the module's parameters"
-        ):
-            engine.backward(torch.zeros(()))
-        with pytest.raises(thinwire.FailedPrecondition, match="no backward since"):
-            engine.step()
-        engine.backward(loss_of(engine, 0, 0))
-        with pytest.raises(thinwire.FailedPrecondition, match="call step"):
-            engine.backward(loss_of(engine, 0, 1))
-        with pytest.raises(
-            thinwire.FailedPrecondition, match="1 backward.s. would be lost"
-        ):
-            engine.zero_grad()
+@by_ranks(1)
+def test_backwards_that_are_refused(comm: Any) -> None:
+    engine = make(comm, config_of())
+    with pytest.raises(TypeError, match="loss must be a tensor, got float"):
+        engine.backward(1.0)
+    with pytest.raises(thinwire.InvalidArgument, match="a scalar of floating point"):
+        engine.backward(torch.zeros(2, requires_grad=True))
+    with pytest.raises(thinwire.InvalidArgument, match="from the module's parameters"):
+        engine.backward(torch.zeros(()))
+    with pytest.raises(thinwire.FailedPrecondition, match="no backward since"):
         engine.step()
+    engine.backward(loss_of(engine, 0, 0))
+    with pytest.raises(thinwire.FailedPrecondition, match="call step"):
+        engine.backward(loss_of(engine, 0, 1))
+    with pytest.raises(
+        thinwire.FailedPrecondition, match="1 backward.s. would be lost"
+    ):
         engine.zero_grad()
-        engine.optimizer.zero_grad()
-        with pytest.raises(thinwire.FailedPrecondition, match="remove optimizer.step"):
-            engine.optimizer.step()
-        with pytest.raises(thinwire.FailedPrecondition, match="make a new engine"):
-            engine.optimizer.add_param_group(
-                {"params": [torch.nn.Parameter(torch.ones(1))]}
-            )
-        loss_of(engine, 0, 2).backward()
-        with pytest.raises(thinwire.FailedPrecondition, match="not the engine's"):
-            engine.backward(loss_of(engine, 0, 2))
+    engine.step()
+    engine.zero_grad()
+    engine.optimizer.zero_grad()
+    with pytest.raises(thinwire.FailedPrecondition, match="remove optimizer.step"):
+        engine.optimizer.step()
+    with pytest.raises(thinwire.FailedPrecondition, match="make a new engine"):
+        engine.optimizer.add_param_group(
+            {"params": [torch.nn.Parameter(torch.ones(1))]}
+        )
+    loss_of(engine, 0, 2).backward()
+    with pytest.raises(thinwire.FailedPrecondition, match="not the engine's"):
+        engine.backward(loss_of(engine, 0, 2))
 
-    alone(run)
 
-
-def test_an_exception_in_backward_leaves_a_new_window() -> None:
+@by_ranks(1)
+def test_an_exception_in_backward_leaves_a_new_window(comm: Any) -> None:
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -74,152 +68,135 @@ def test_an_exception_in_backward_leaves_a_new_window() -> None:
         def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("no gradient today")
 
-    def run(comm: Any) -> None:
-        engine, undisturbed = make(comm, config_of()), make(comm, config_of())
-        with pytest.raises(RuntimeError, match="no gradient today"):
-            engine.backward(Fails.apply(loss_of(engine, 0, 0)))
-        train(engine, range(2))
-        train(undisturbed, range(1))  # the same running statistics do not matter
-        train(undisturbed, range(1, 2))
-        assert same_bits(flat(engine.module), flat(undisturbed.module))
-
-    alone(run)
+    engine, undisturbed = make(comm, config_of()), make(comm, config_of())
+    with pytest.raises(RuntimeError, match="no gradient today"):
+        engine.backward(Fails.apply(loss_of(engine, 0, 0)))
+    train(engine, range(2))
+    train(undisturbed, range(1))  # the same running statistics do not matter
+    train(undisturbed, range(1, 2))
+    assert same_bits(flat(engine.module), flat(undisturbed.module))
 
 
-def test_what_scripts_do_without_harm() -> None:
-    def run(comm: Any) -> None:
-        want = make(comm, config_of())
-        train(want, range(4))
+@by_ranks(1)
+def test_what_scripts_do_without_harm(comm: Any) -> None:
+    want = make(comm, config_of())
+    train(want, range(4))
+    engine = make(comm, config_of())
+    engine.train()
+    for step in range(4):
+        engine.module.zero_grad()  # drops gradients
+        if step == 1:
+            engine.module.to(torch.device("cpu", 0))  # copies every parameter
+        if step == 2:
+            engine.eval()
+            with torch.no_grad():
+                engine(torch.zeros(2, 7))
+            engine.train()
+        engine.backward(loss_of(engine, 0, step * 10))
+        engine.step()
+    assert same_bits(flat(engine.module), flat(want.module))
+    assert engine.first is engine.module.first  # by the module's attributes
+    assert [n for n, _ in engine.named_parameters()] == [
+        n for n, _ in Net().named_parameters()
+    ]
+    assert set(engine.state_dict()) == set(Net().state_dict())
+
+
+@by_ranks(1)
+def test_changes_that_are_found_out(comm: Any) -> None:
+    def freeze(engine: Any) -> None:
+        engine.module.first.weight.requires_grad_(False)
+
+    def unfreeze(engine: Any) -> None:
+        engine.module.frozen.requires_grad_(True)
+
+    def replace(engine: Any) -> None:
+        state = copy.deepcopy(engine.module.state_dict())
+        engine.module.load_state_dict(state, assign=True)
+
+    def narrow(engine: Any) -> None:
+        engine.module.half()
+
+    for change, text in (
+        (freeze, "'first.weight' was frozen or removed"),
+        (unfreeze, "'frozen' was added or unfrozen"),
+        (replace, "was added or unfrozen after the engine was made, or replaced"),
+        (narrow, "its dtype was torch.float32 .* is torch.float16 now"),
+    ):
         engine = make(comm, config_of())
-        engine.train()
-        for step in range(4):
-            engine.module.zero_grad()  # drops gradients
-            if step == 1:
-                engine.module.to(torch.device("cpu", 0))  # copies every parameter
-            if step == 2:
-                engine.eval()
-                with torch.no_grad():
-                    engine(torch.zeros(2, 7))
-                engine.train()
-            engine.backward(loss_of(engine, 0, step * 10))
-            engine.step()
-        assert same_bits(flat(engine.module), flat(want.module))
-        assert engine.first is engine.module.first  # by the module's attributes
-        assert [n for n, _ in engine.named_parameters()] == [
-            n for n, _ in Net().named_parameters()
-        ]
-        assert set(engine.state_dict()) == set(Net().state_dict())
-
-    alone(run)
+        change(engine)
+        loss = engine.module.last.bias.float().sum()
+        with pytest.raises(thinwire.FailedPrecondition, match=text):
+            engine.backward(loss)
+    engine = make(comm, config_of())
+    engine.backward(loss_of(engine, 0, 0))
+    torch.nn.utils.clip_grad_norm_(engine.parameters(), 1e-3)
+    with pytest.raises(thinwire.FailedPrecondition, match="clip_grad_norm_"):
+        engine.step()
 
 
-def test_changes_that_are_found_out() -> None:
-    def run(comm: Any) -> None:
-        def freeze(engine: Any) -> None:
-            engine.module.first.weight.requires_grad_(False)
+@by_ranks(1)
+def test_a_loss_through_another_engines_module(comm: Any) -> None:
+    made, judge = make(comm, config_of()), torch.nn.Linear(1, 1)
+    judging = make(comm, config_of(), model=judge)
+    for step in range(2):
+        out = made(torch.ones(4, 7)).unsqueeze(-1)
+        judging.backward(judging(out.detach()).mean())
+        judging.step()
+        judge.requires_grad_(False)
+        made.backward(judging(out).mean())
+        made.step()
+        judge.requires_grad_(True)
+    assert step + 1 == made.global_steps == judging.global_steps
+    made.backward(judging(made(torch.ones(4, 7)).unsqueeze(-1)).mean())
+    with pytest.raises(
+        thinwire.FailedPrecondition, match="freeze this one for that loss"
+    ):
+        judging.backward(judging(torch.ones(4, 1)).mean())
 
-        def unfreeze(engine: Any) -> None:
-            engine.module.frozen.requires_grad_(True)
 
-        def replace(engine: Any) -> None:
-            state = copy.deepcopy(engine.module.state_dict())
-            engine.module.load_state_dict(state, assign=True)
-
-        def narrow(engine: Any) -> None:
-            engine.module.half()
-
-        for change, text in (
-            (freeze, "'first.weight' was frozen or removed"),
-            (unfreeze, "'frozen' was added or unfrozen"),
-            (replace, "was added or unfrozen after the engine was made, or replaced"),
-            (narrow, "its dtype was torch.float32 .* is torch.float16 now"),
-        ):
-            engine = make(comm, config_of())
-            change(engine)
-            loss = engine.module.last.bias.float().sum()
-            with pytest.raises(thinwire.FailedPrecondition, match=text):
-                engine.backward(loss)
+@by_ranks(1)
+def test_settings_that_cannot_change(comm: Any) -> None:
+    for key, value in (("betas", (0.5, 0.5)), ("weight_decay", 0.3)):
         engine = make(comm, config_of())
         engine.backward(loss_of(engine, 0, 0))
-        torch.nn.utils.clip_grad_norm_(engine.parameters(), 1e-3)
-        with pytest.raises(thinwire.FailedPrecondition, match="clip_grad_norm_"):
+        before = engine.optimizer.param_groups[0][key]
+        engine.optimizer.param_groups[0][key] = value
+        with pytest.raises(thinwire.FailedPrecondition, match=key):
             engine.step()
-
-    alone(run)
-
-
-def test_a_loss_through_another_engines_module() -> None:
-    def run(comm: Any) -> None:
-        made, judge = make(comm, config_of()), torch.nn.Linear(1, 1)
-        judging = make(comm, config_of(), model=judge)
-        for step in range(2):
-            out = made(torch.ones(4, 7)).unsqueeze(-1)
-            judging.backward(judging(out.detach()).mean())
-            judging.step()
-            judge.requires_grad_(False)
-            made.backward(judging(out).mean())
-            made.step()
-            judge.requires_grad_(True)
-        assert step + 1 == made.global_steps == judging.global_steps
-        made.backward(judging(made(torch.ones(4, 7)).unsqueeze(-1)).mean())
-        with pytest.raises(
-            thinwire.FailedPrecondition, match="freeze this one for that loss"
-        ):
-            judging.backward(judging(torch.ones(4, 1)).mean())
-
-    alone(run)
+        engine.optimizer.param_groups[0][key] = before
+        engine.step()
+        engine.optimizer.param_groups[0][key] = value
+        with pytest.raises(thinwire.FailedPrecondition, match=key):
+            engine.backward(loss_of(engine, 1, 0))
 
 
-def test_settings_that_cannot_change() -> None:
-    def run(comm: Any) -> None:
-        for key, value in (("betas", (0.5, 0.5)), ("weight_decay", 0.3)):
-            engine = make(comm, config_of())
-            engine.backward(loss_of(engine, 0, 0))
-            before = engine.optimizer.param_groups[0][key]
-            engine.optimizer.param_groups[0][key] = value
-            with pytest.raises(thinwire.FailedPrecondition, match=key):
-                engine.step()
-            engine.optimizer.param_groups[0][key] = before
-            engine.step()
-            engine.optimizer.param_groups[0][key] = value
-            with pytest.raises(thinwire.FailedPrecondition, match=key):
-                engine.backward(loss_of(engine, 1, 0))
-
-    alone(run)
-
-
-def test_sparse_gradients_are_refused_by_name() -> None:
+@by_ranks(1)
+def test_sparse_gradients_are_refused_by_name(comm: Any) -> None:
     class Words(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.table = torch.nn.Embedding(5, 3, sparse=True)
 
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(), model=Words())
+    engine = make(comm, config_of(), model=Words())
+    with pytest.raises(thinwire.InvalidArgument, match="'table.weight'.* sparse=False"):
+        engine.backward(engine.table(torch.tensor([1])).sum())
+
+
+@by_ranks(1)
+def test_what_deepspeed_has_and_thinwire_does_not(comm: Any) -> None:
+    engine = make(comm, config_of())
+    for name, feature in (
+        ("train_batch", "pipeline parallelism"),
+        ("eval_batch", "pipeline parallelism"),
+        ("save_moe_checkpoint", "files and groups of its own for experts"),
+        ("compile", "DeepCompile"),
+        ("get_sequence_parallel_group", "sequence parallelism"),
+    ):
         with pytest.raises(
-            thinwire.InvalidArgument, match="'table.weight'.* sparse=False"
+            thinwire.Unavailable, match=f"{name}: Thinwire has no {feature}"
         ):
-            engine.backward(engine.table(torch.tensor([1])).sum())
-
-    alone(run)
-
-
-def test_what_deepspeed_has_and_thinwire_does_not() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        for name, feature in (
-            ("train_batch", "pipeline parallelism"),
-            ("eval_batch", "pipeline parallelism"),
-            ("save_moe_checkpoint", "files and groups of its own for experts"),
-            ("compile", "DeepCompile"),
-            ("get_sequence_parallel_group", "sequence parallelism"),
-        ):
-            with pytest.raises(
-                thinwire.Unavailable, match=f"{name}: Thinwire has no {feature}"
-            ):
-                getattr(engine, name)()
-
-    alone(run)
+            getattr(engine, name)()
 
 
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
@@ -227,29 +204,24 @@ class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         return iter(range(3))
 
 
-def test_inquiries() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(**BF16, **zero(2), steps_per_print=7))
-        assert engine.get_global_grad_norm() is None and not engine.was_step_applied()
-        assert engine.zero_optimization() and engine.zero_optimization_stage() == 2
-        assert engine.bfloat16_enabled() and not engine.fp16_enabled()
-        assert (
-            not engine.dynamic_loss_scale()
-            and engine.loss_scale() == engine.cur_scale == 1
-        )
-        assert engine.steps_per_print() == 7 and engine.get_mom() == [(0.9, 0.999)]
-        assert (engine.global_rank, engine.world_size) == (comm.rank, 2)
-        assert engine.dp_world_size == 2 and engine.device == torch.device("cpu")
-        train(engine, range(1), torch.bfloat16)
-        assert engine.get_global_grad_norm() == engine.report.grad_norm > 0
-        assert (
-            engine.mean(float(comm.rank))
-            == engine.mean(torch.tensor([comm.rank]))
-            == 0.5
-        )
-        loader = engine.deepspeed_io(list(range(11)))
-        assert [len(batch) for batch in loader] == [4, 1] and len(loader.sampler) == 5
-        with pytest.raises(thinwire.InvalidArgument, match="IterableDataset"):
-            engine.deepspeed_io(Stream())
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_inquiries(comm: Any) -> None:
+    engine = make(comm, config_of(**BF16, **zero(2), steps_per_print=7))
+    assert engine.get_global_grad_norm() is None and not engine.was_step_applied()
+    assert engine.zero_optimization() and engine.zero_optimization_stage() == 2
+    assert engine.bfloat16_enabled() and not engine.fp16_enabled()
+    assert (
+        not engine.dynamic_loss_scale() and engine.loss_scale() == engine.cur_scale == 1
+    )
+    assert engine.steps_per_print() == 7 and engine.get_mom() == [(0.9, 0.999)]
+    assert (engine.global_rank, engine.world_size) == (comm.rank, 2)
+    assert engine.dp_world_size == 2 and engine.device == torch.device("cpu")
+    train(engine, range(1), torch.bfloat16)
+    assert engine.get_global_grad_norm() == engine.report.grad_norm > 0
+    assert (
+        engine.mean(float(comm.rank)) == engine.mean(torch.tensor([comm.rank])) == 0.5
+    )
+    loader = engine.deepspeed_io(list(range(11)))
+    assert [len(batch) for batch in loader] == [4, 1] and len(loader.sampler) == 5
+    with pytest.raises(thinwire.InvalidArgument, match="IterableDataset"):
+        engine.deepspeed_io(Stream())

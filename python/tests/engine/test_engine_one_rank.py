@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of an engine alone refuses: the others learn of it, and nobody hangs."""
+"""If one rank of an engine refuses something, the others learn of it; nobody hangs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import thinwire
 import torch
 from engines import FP16, config_of, flat, loss_of, make, train, zero
+from local_ranks import by_ranks
 from thinwire import CommFailure, InvalidArgument
 from thinwire.comm import run_local_ranks
 
@@ -70,22 +71,20 @@ def test_a_gradient_that_one_rank_lost_ends_the_step_of_all() -> None:
     run_local_ranks(2, body)
 
 
-def test_a_loss_scale_that_one_rank_refuses_is_refused_on_all() -> None:
-    def body(comm: Any) -> None:
-        engine = make(comm, config_of(**FP16))
-        train(engine, range(2), torch.float16)
-        for wrong in ("x", None, [512.0]):
-            bad: Any = wrong if comm.rank == 1 else 512.0
-            kind = TypeError if comm.rank == 1 else InvalidArgument
-            with pytest.raises(kind, match="loss_scale.*"):
-                engine.optimizer.loss_scale = bad
-            with pytest.raises(TypeError, match="must be a number"):
-                engine.optimizer.loss_scale = wrong  # type: ignore[assignment]
-        engine.optimizer.loss_scale = 64.0
-        train(engine, range(2, 3), torch.float16)
-        assert engine.report is not None and engine.report.loss_scale == 64
-
-    run_local_ranks(2, body)
+@by_ranks(2)
+def test_a_loss_scale_that_one_rank_refuses_is_refused_on_all(comm: Any) -> None:
+    engine = make(comm, config_of(**FP16))
+    train(engine, range(2), torch.float16)
+    for wrong in ("x", None, [512.0]):
+        bad: Any = wrong if comm.rank == 1 else 512.0
+        kind = TypeError if comm.rank == 1 else InvalidArgument
+        with pytest.raises(kind, match="loss_scale.*"):
+            engine.optimizer.loss_scale = bad
+        with pytest.raises(TypeError, match="must be a number"):
+            engine.optimizer.loss_scale = wrong  # type: ignore[assignment]
+    engine.optimizer.loss_scale = 64.0
+    train(engine, range(2, 3), torch.float16)
+    assert engine.report is not None and engine.report.loss_scale == 64
 
 
 @pytest.mark.parametrize(
@@ -99,46 +98,44 @@ def test_a_loss_scale_that_one_rank_refuses_is_refused_on_all() -> None:
     ids=["empty", "none", "no groups", "bad count"],
 )
 @pytest.mark.parametrize("stage", [1, 2])
+@by_ranks(2)
 def test_a_state_that_one_rank_refuses_is_refused_on_all(
-    stage: int, spoil: Any
+    comm: Any, stage: int, spoil: Any
 ) -> None:
-    def body(comm: Any) -> None:
-        engine = make(comm, config_of(**zero(stage)))
-        train(engine, range(2))
-        state = {k: v for k, v in engine.optimizer.state_dict().items()}
-        before = flat(engine.module)
-        with pytest.raises(thinwire.Error) as caught:
-            engine.optimizer.load_state_dict(spoil(state) if comm.rank == 1 else state)
-        assert comm.rank == 1 or "rank 1 " in str(caught.value)
-        assert torch.equal(flat(engine.module), before)
-        engine.optimizer.load_state_dict(state)
-        train(engine, range(2, 4))
-
-    run_local_ranks(2, body)
+    engine = make(comm, config_of(**zero(stage)))
+    train(engine, range(2))
+    state = {k: v for k, v in engine.optimizer.state_dict().items()}
+    before = flat(engine.module)
+    with pytest.raises(thinwire.Error) as caught:
+        engine.optimizer.load_state_dict(spoil(state) if comm.rank == 1 else state)
+    assert comm.rank == 1 or "rank 1 " in str(caught.value)
+    assert torch.equal(flat(engine.module), before)
+    engine.optimizer.load_state_dict(state)
+    train(engine, range(2, 4))
 
 
-def test_a_load_whose_argument_one_rank_refuses_fails_on_all(tmp_path: Any) -> None:
-    def body(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(2))
-        engine.save_checkpoint(tmp_path, "a")
-        for bad in (
-            {"tag": 5},
-            {"load_dir": 5},
-            {"custom_load_fn": print},
-            {"load_module_strict": False},
-        ):
-            mine: Any = bad if comm.rank == 1 else {}
-            with pytest.raises((thinwire.Error, TypeError)) as caught:
-                engine.load_checkpoint(**{"load_dir": tmp_path, "tag": "a"} | mine)
-            assert comm.rank == 1 or "rank 1" in str(caught.value)
-        with pytest.raises(thinwire.Error):
-            thinwire.resume(
-                tmp_path / "a", engine, module=engine.module if comm.rank else None
-            )
-        with pytest.raises(thinwire.Error):
-            engine.save_checkpoint(tmp_path, 5 if comm.rank else "b")  # type: ignore[arg-type]
-        engine.load_checkpoint(tmp_path, "a")
-        train(engine, range(2, 3))
-
-    run_local_ranks(2, body)
+@by_ranks(2)
+def test_a_load_whose_argument_one_rank_refuses_fails_on_all(
+    comm: Any, tmp_path: Any
+) -> None:
+    engine = make(comm, config_of())
+    train(engine, range(2))
+    engine.save_checkpoint(tmp_path, "a")
+    for bad in (
+        {"tag": 5},
+        {"load_dir": 5},
+        {"custom_load_fn": print},
+        {"load_module_strict": False},
+    ):
+        mine: Any = bad if comm.rank == 1 else {}
+        with pytest.raises((thinwire.Error, TypeError)) as caught:
+            engine.load_checkpoint(**{"load_dir": tmp_path, "tag": "a"} | mine)
+        assert comm.rank == 1 or "rank 1" in str(caught.value)
+    with pytest.raises(thinwire.Error):
+        thinwire.resume(
+            tmp_path / "a", engine, module=engine.module if comm.rank else None
+        )
+    with pytest.raises(thinwire.Error):
+        engine.save_checkpoint(tmp_path, 5 if comm.rank else "b")  # type: ignore[arg-type]
+    engine.load_checkpoint(tmp_path, "a")
+    train(engine, range(2, 3))

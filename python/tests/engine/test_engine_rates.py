@@ -20,11 +20,13 @@ from engines import (
     send_others,
     train,
 )
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 
 
 @pytest.mark.parametrize("kind", ["group", "LambdaLR", "StepLR", "OneCycleLR"])
-def test_learning_rates_that_are_written_count(kind: str) -> None:
+@by_ranks(2)
+def test_learning_rates_that_are_written_count(comm: Any, kind: str) -> None:
     def schedule(optimizer: torch.optim.Optimizer) -> Any:
         if kind == "LambdaLR":
             return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: (n + 1) / 8)
@@ -34,38 +36,34 @@ def test_learning_rates_that_are_written_count(kind: str) -> None:
             )
         return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
-    def run(comm: Any) -> None:
-        model = Net(seed=comm.rank)
-        plain = thinwire.AdamW(model.parameters(), lr=0.01, process_group=comm)
-        section = {"type": "AdamW", "params": {"lr": 0.01}}
-        chosen = {} if kind == "group" else {"lr_scheduler": schedule}
-        engine = make(
-            comm, config_of(optimizer=section, gradient_clipping=0.0), **chosen
-        )
-        other = None if kind == "group" else schedule(plain)
-        send_others(model, comm)
-        for step in range(5):
-            if kind == "group":
-                rate = 0.01 * (step % 3)
-                engine.optimizer.param_groups[0]["lr"] = rate
-                plain.param_groups[0]["lr"] = rate
-            assert engine.get_lr() == [plain.param_groups[0]["lr"]]
-            used = engine.get_lr()[0]
-            plain.zero_grad()
-            loss_of(model, comm.rank, step).backward()
-            plain.step()
-            engine.backward(loss_of(engine, comm.rank, step))
-            engine.step()
-            assert engine.report.learning_rate == used
-            if other is not None:
-                other.step()
-            assert same_bits(flat(engine.module), flat(model))
-        plain.close()
-
-    run_local_ranks(2, run)
+    model = Net(seed=comm.rank)
+    plain = thinwire.AdamW(model.parameters(), lr=0.01, process_group=comm)
+    section = {"type": "AdamW", "params": {"lr": 0.01}}
+    chosen = {} if kind == "group" else {"lr_scheduler": schedule}
+    engine = make(comm, config_of(optimizer=section, gradient_clipping=0.0), **chosen)
+    other = None if kind == "group" else schedule(plain)
+    send_others(model, comm)
+    for step in range(5):
+        if kind == "group":
+            rate = 0.01 * (step % 3)
+            engine.optimizer.param_groups[0]["lr"] = rate
+            plain.param_groups[0]["lr"] = rate
+        assert engine.get_lr() == [plain.param_groups[0]["lr"]]
+        used = engine.get_lr()[0]
+        plain.zero_grad()
+        loss_of(model, comm.rank, step).backward()
+        plain.step()
+        engine.backward(loss_of(engine, comm.rank, step))
+        engine.step()
+        assert engine.report.learning_rate == used
+        if other is not None:
+            other.step()
+        assert same_bits(flat(engine.module), flat(model))
+    plain.close()
 
 
-def test_the_configurations_schedule_is_shown_and_taken() -> None:
+@by_ranks(1)
+def test_the_configurations_schedule_is_shown_and_taken(comm: Any) -> None:
     scheduler = {
         "type": "WarmupDecayLR",
         "params": {
@@ -75,26 +73,21 @@ def test_the_configurations_schedule_is_shown_and_taken() -> None:
         },
     }
 
-    def run(comm: Any) -> None:
-        engine, optimizer, _, schedule = thinwire.initialize(
-            model=Net(), config=config_of(scheduler=scheduler), process_group=comm
-        )
-        assert isinstance(optimizer, torch.optim.Optimizer)
-        for step in range(5):
-            shown = schedule.get_last_lr()
-            assert shown == engine.get_lr() == [optimizer.param_groups[0]["lr"]]
-            train(engine, range(step, step + 1))
-            assert engine.report.learning_rate == shown[0]
-        with pytest.raises(
-            thinwire.FailedPrecondition, match="remove lr_scheduler.step"
-        ):
-            schedule.step()
-        optimizer.param_groups[0]["lr"] = 0.5
-        train(engine, range(5, 7))
-        assert engine.report.learning_rate == 0.5
-        assert engine.get_lr() == [0.5]
-
-    run_local_ranks(1, run)
+    engine, optimizer, _, schedule = thinwire.initialize(
+        model=Net(), config=config_of(scheduler=scheduler), process_group=comm
+    )
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    for step in range(5):
+        shown = schedule.get_last_lr()
+        assert shown == engine.get_lr() == [optimizer.param_groups[0]["lr"]]
+        train(engine, range(step, step + 1))
+        assert engine.report.learning_rate == shown[0]
+    with pytest.raises(thinwire.FailedPrecondition, match="remove lr_scheduler.step"):
+        schedule.step()
+    optimizer.param_groups[0]["lr"] = 0.5
+    train(engine, range(5, 7))
+    assert engine.report.learning_rate == 0.5
+    assert engine.get_lr() == [0.5]
 
 
 @pytest.mark.parametrize("how", ["schedule", "by hand", "scheduler", "another rate"])
@@ -153,23 +146,22 @@ def test_a_scheduler_that_the_script_steps(recwarn: Any) -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_checkpoint_puts_rates_back(told: bool, tmp_path: Any) -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
-        engine.save_checkpoint(tmp_path)
-        engine.optimizer.param_groups[0]["lr"] = 0.5
-        if told:
-            train(engine, range(1, 2))
-        engine.load_checkpoint(tmp_path)
-        assert engine.get_lr() == [0.01]
+@by_ranks(1)
+def test_a_checkpoint_puts_rates_back(comm: Any, told: bool, tmp_path: Any) -> None:
+    engine = make(comm, config_of())
+    train(engine, range(1))
+    engine.save_checkpoint(tmp_path)
+    engine.optimizer.param_groups[0]["lr"] = 0.5
+    if told:
         train(engine, range(1, 2))
-        assert engine.report.learning_rate == 0.01
+    engine.load_checkpoint(tmp_path)
+    assert engine.get_lr() == [0.01]
+    train(engine, range(1, 2))
+    assert engine.report.learning_rate == 0.01
 
-    run_local_ranks(1, run)
 
-
-def test_groups_have_settings_of_their_own() -> None:
+@by_ranks(2)
+def test_groups_have_settings_of_their_own(comm: Any) -> None:
     def groups(model: Net) -> list[dict[str, Any]]:
         decayed = [p for n, p in model.named_parameters() if n.endswith("weight")]
         rest = [p for n, p in model.named_parameters() if not n.endswith("weight")]
@@ -178,26 +170,23 @@ def test_groups_have_settings_of_their_own() -> None:
             {"params": rest, "weight_decay": 0.0, "lr": 0.02},
         ]
 
-    def run(comm: Any) -> None:
-        model = Net(seed=comm.rank)
-        plain = thinwire.OnebitAdam(
-            groups(model), lr=0.01, freeze_step=3, max_grad_norm=1.0, process_group=comm
-        )
-        send_others(model, comm)
-        other = Net(seed=comm.rank)
-        engine = make(
-            comm, config_of(**ONEBIT), model=other, model_parameters=groups(other)
-        )
-        assert [g["lr"] for g in engine.optimizer.param_groups] == [0.01, 0.02]
-        for step in range(6):
-            plain.zero_grad()
-            loss_of(model, comm.rank, step * 10).backward()
-            plain.step()
-        train(engine, range(6))
-        assert same_bits(flat(engine.module), flat(model))
-        plain.close()
-
-    run_local_ranks(2, run)
+    model = Net(seed=comm.rank)
+    plain = thinwire.OnebitAdam(
+        groups(model), lr=0.01, freeze_step=3, max_grad_norm=1.0, process_group=comm
+    )
+    send_others(model, comm)
+    other = Net(seed=comm.rank)
+    engine = make(
+        comm, config_of(**ONEBIT), model=other, model_parameters=groups(other)
+    )
+    assert [g["lr"] for g in engine.optimizer.param_groups] == [0.01, 0.02]
+    for step in range(6):
+        plain.zero_grad()
+        loss_of(model, comm.rank, step * 10).backward()
+        plain.step()
+    train(engine, range(6))
+    assert same_bits(flat(engine.module), flat(model))
+    plain.close()
 
 
 def test_lines_of_the_log(caplog: Any) -> None:

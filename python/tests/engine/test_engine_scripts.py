@@ -14,7 +14,7 @@ import ranks
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 CONFIGS = Path(__file__).resolve().parents[3] / "examples" / "configs"
 
-# Of DeepSpeed's CIFAR-10 tutorial, with a smaller batch.
+# The configuration of DeepSpeed's CIFAR-10 tutorial, with a smaller batch.
 CIFAR = {
     "train_batch_size": 16,
     "steps_per_print": 4,
@@ -55,7 +55,7 @@ CIFAR = {
         "cpu_offload": False,
     },
 }
-# Of Hugging Face's documentation: ZeRO 2 with offload, most of it left to the program.
+# From Hugging Face's documentation: ZeRO 2 with offload, most values "auto".
 HUGGING_FACE = {
     "bf16": {"enabled": True},
     "optimizer": {
@@ -79,7 +79,7 @@ HUGGING_FACE = {
     "train_micro_batch_size_per_gpu": 8,
     "wall_clock_breakdown": False,
 }
-# Of DeepSpeed's 1-bit Adam tutorial for BERT, with a freeze that a short run reaches.
+# From DeepSpeed's 1-bit Adam tutorial for BERT, with an earlier freeze.
 ONEBIT = json.loads((CONFIGS / "onebit_adam_bert.json").read_text()) | {
     "train_batch_size": 32,
     "train_micro_batch_size_per_gpu": 8,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Engine computes is what the optimizer alone computes, whatever the way."""
+"""An Engine computes the same bits as the optimizer alone, in every way."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from engines import (
     train,
     zero,
 )
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 
 PRECISION: dict[str, dict[str, Any]] = {"fp16": FP16, "bf16": BF16, "fp32": {}}
@@ -56,18 +57,16 @@ OURS = {
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_an_engine_equals_the_optimizer_alone(name: str, world: int) -> None:
+@by_ranks("world")
+def test_an_engine_equals_the_optimizer_alone(comm: Any, name: str, world: int) -> None:
     kind, options = OURS[name]
     section = {"type": name, "params": {"lr": 0.01, **options}}
 
-    def run(comm: Any) -> None:
-        want = by_optimizer(comm, kind, 6, **options)
-        engine = make(comm, config_of(optimizer=section))
-        train(engine, range(6))
-        assert same_bits(flat(engine.module), want)
-        engine.destroy()
-
-    run_local_ranks(world, run)
+    want = by_optimizer(comm, kind, 6, **options)
+    engine = make(comm, config_of(optimizer=section))
+    train(engine, range(6))
+    assert same_bits(flat(engine.module), want)
+    engine.destroy()
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -119,124 +118,113 @@ def test_parameters_are_equal_on_all_ranks_and_rank_0s_count() -> None:
     assert same_bits(first, second)
 
 
-def test_accumulation_in_one_window_equals_one_large_batch() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(gradient_accumulation_steps=2))
-        boundaries = []
-        for number in range(4):
-            boundaries.append(engine.is_gradient_accumulation_boundary())
-            loss = loss_of(engine, comm.rank, number)
-            scaled = engine.backward(loss)
-            assert torch.equal(scaled, loss.detach() / 2)
-            engine.step()
-            assert engine.was_step_applied() == (number % 2 == 1)
-        assert boundaries == [False, False, False, False]
-        assert (engine.micro_steps, engine.global_steps) == (4, 2)
-        assert engine.global_samples == 2 * engine.train_batch_size() == 2 * 2 * 4 * 2
-        assert engine.get_batch_info() == (16, 4, 2)
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_accumulation_in_one_window_equals_one_large_batch(comm: Any) -> None:
+    engine = make(comm, config_of(gradient_accumulation_steps=2))
+    boundaries = []
+    for number in range(4):
+        boundaries.append(engine.is_gradient_accumulation_boundary())
+        loss = loss_of(engine, comm.rank, number)
+        scaled = engine.backward(loss)
+        assert torch.equal(scaled, loss.detach() / 2)
+        engine.step()
+        assert engine.was_step_applied() == (number % 2 == 1)
+    assert boundaries == [False, False, False, False]
+    assert (engine.micro_steps, engine.global_steps) == (4, 2)
+    assert engine.global_samples == 2 * engine.train_batch_size() == 2 * 2 * 4 * 2
+    assert engine.get_batch_info() == (16, 4, 2)
 
 
-def test_boundaries_by_hand() -> None:
-    def run(comm: Any) -> None:
-        by_hand = make(comm, config_of())
-        managed = make(comm, config_of(gradient_accumulation_steps=3))
-        for step in range(2):
-            for micro in range(3):
-                number = step * 3 + micro
-                managed.backward(loss_of(managed, comm.rank, number))
-                managed.step()
-                if micro < 2:
-                    with by_hand.no_sync():
-                        loss = loss_of(by_hand, comm.rank, number) / 3
-                        by_hand.backward(loss)
-                        by_hand.step()
-                        assert not by_hand.was_step_applied()
-                else:
-                    by_hand.set_gradient_accumulation_boundary(True)
-                    by_hand.backward(loss_of(by_hand, comm.rank, number) / 3)
+@by_ranks(2)
+def test_boundaries_by_hand(comm: Any) -> None:
+    by_hand = make(comm, config_of())
+    managed = make(comm, config_of(gradient_accumulation_steps=3))
+    for step in range(2):
+        for micro in range(3):
+            number = step * 3 + micro
+            managed.backward(loss_of(managed, comm.rank, number))
+            managed.step()
+            if micro < 2:
+                with by_hand.no_sync():
+                    loss = loss_of(by_hand, comm.rank, number) / 3
+                    by_hand.backward(loss)
                     by_hand.step()
-                    by_hand.set_gradient_accumulation_boundary(None)
-        assert by_hand.global_steps == managed.global_steps == 2
-        assert torch.allclose(flat(by_hand.module), flat(managed.module), atol=1e-6)
+                    assert not by_hand.was_step_applied()
+            else:
+                by_hand.set_gradient_accumulation_boundary(True)
+                by_hand.backward(loss_of(by_hand, comm.rank, number) / 3)
+                by_hand.step()
+                by_hand.set_gradient_accumulation_boundary(None)
+    assert by_hand.global_steps == managed.global_steps == 2
+    assert torch.allclose(flat(by_hand.module), flat(managed.module), atol=1e-6)
 
-    run_local_ranks(2, run)
+
+@by_ranks(2)
+def test_losses_of_16_bits_are_widened(comm: Any) -> None:
+    engine = make(comm, config_of(**FP16))
+    narrow = loss_of(engine, comm.rank, 0, torch.float16).half()
+    engine.backward(narrow)
+    engine.step()
+    # The seed of a loss of 16 bits is the loss scale, which fits here.
+    assert engine.was_step_applied()
+    large = make(comm, config_of(fp16={"enabled": True, "initial_scale_power": 20}))
+    before = flat(large.module)
+    large.backward(loss_of(large, comm.rank, 0, torch.float16).half())
+    large.step()
+    assert not large.was_step_applied()
+    assert large.skipped_steps == large.global_steps == 1
+    assert large.optimizer.overflow
+    assert large.loss_scale() == 2.0**20  # hysteresis 2
+    assert same_bits(before, flat(large.module))
 
 
-def test_losses_of_16_bits_are_widened() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(**FP16))
-        narrow = loss_of(engine, comm.rank, 0, torch.float16).half()
-        engine.backward(narrow)
+@by_ranks(2)
+def test_overflow_on_one_rank_skips_on_all(comm: Any) -> None:
+    scheduler = lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1))
+    engine = make(comm, config_of(**FP16), lr_scheduler=scheduler)
+    for step in range(4):
+        loss = loss_of(engine, comm.rank, step, torch.float16)
+        overflows = step == 1 and comm.rank == 1
+        engine.backward(loss * float("inf") if overflows else loss)
         engine.step()
-        # The seed of a loss of 16 bits is the loss scale, which fits here.
-        assert engine.was_step_applied()
-        large = make(comm, config_of(fp16={"enabled": True, "initial_scale_power": 20}))
-        before = flat(large.module)
-        large.backward(loss_of(large, comm.rank, 0, torch.float16).half())
-        large.step()
-        assert not large.was_step_applied()
-        assert large.skipped_steps == large.global_steps == 1
-        assert large.optimizer.overflow
-        assert large.loss_scale() == 2.0**20  # hysteresis 2
-        assert same_bits(before, flat(large.module))
-
-    run_local_ranks(2, run)
+        assert engine.was_step_applied() == (step != 1)
+    assert engine.get_lr() == [0.01 / 4]
 
 
-def test_overflow_on_one_rank_skips_on_all() -> None:
-    def run(comm: Any) -> None:
-        scheduler = lambda o: torch.optim.lr_scheduler.LambdaLR(
-            o, lambda n: 1 / (n + 1)
-        )
-        engine = make(comm, config_of(**FP16), lr_scheduler=scheduler)
-        for step in range(4):
-            loss = loss_of(engine, comm.rank, step, torch.float16)
-            overflows = step == 1 and comm.rank == 1
-            engine.backward(loss * float("inf") if overflows else loss)
-            engine.step()
-            assert engine.was_step_applied() == (step != 1)
-        assert engine.get_lr() == [0.01 / 4]
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_stage_2_keeps_no_gradients(comm: Any) -> None:
+    engine = make(comm, config_of(**zero(2)))
+    engine.backward(loss_of(engine, comm.rank, 0))
+    assert all(p.grad is None for p in engine.parameters())
+    engine.step()
+    assert engine.was_step_applied()
 
 
-def test_stage_2_keeps_no_gradients() -> None:
-    def run(comm: Any) -> None:
-        engine = make(comm, config_of(**zero(2)))
+@by_ranks(2)
+def test_a_failing_backward_reaches_all_ranks(comm: Any) -> None:
+    # Gradients of the last layers have been sent when the first one's fails.
+    settings = {"thinwire": {"bucket_elements": 64}}
+    engine = make(comm, config_of(**settings))
+    if comm.rank == 1:
+
+        def fail(gradient: torch.Tensor) -> None:
+            raise ValueError("no memory left")
+
+        engine.module.first.weight.register_hook(fail)
+    with pytest.raises(thinwire.CommFailure, match="no memory left") as caught:
         engine.backward(loss_of(engine, comm.rank, 0))
-        assert all(p.grad is None for p in engine.parameters())
         engine.step()
-        assert engine.was_step_applied()
-
-    run_local_ranks(2, run)
-
-
-def test_a_failing_backward_reaches_all_ranks() -> None:
-    def run(comm: Any) -> None:
-        # Gradients of the last layers have been sent when the first one's fails.
-        settings = {"thinwire": {"bucket_elements": 64}}
-        engine = make(comm, config_of(**settings))
-        if comm.rank == 1:
-
-            def fail(gradient: torch.Tensor) -> None:
-                raise ValueError("no memory left")
-
-            engine.module.first.weight.register_hook(fail)
-        with pytest.raises(thinwire.CommFailure, match="no memory left") as caught:
-            engine.backward(loss_of(engine, comm.rank, 0))
-            engine.step()
-        if comm.rank == 1:
-            assert isinstance(caught.value.__cause__, ValueError)
-        else:
-            assert "rank 1 gave up" in str(caught.value)
-
-    run_local_ranks(2, run)
+    if comm.rank == 1:
+        assert isinstance(caught.value.__cause__, ValueError)
+    else:
+        assert "rank 1 gave up" in str(caught.value)
 
 
 @pytest.mark.quick
-def test_zero_over_few_bits_adds_backwards_up_in_fp32_unless_told_otherwise() -> None:
+@by_ranks(2)
+def test_zero_over_few_bits_adds_backwards_up_in_fp32_unless_told_otherwise(
+    comm: Any,
+) -> None:
     def steps(comm: Any, **own: Any) -> torch.Tensor:
         few = {"zero_bits_up": 4, "zero_bits_down": 4, **own}
         windows = {"gradient_accumulation_steps": 2, "thinwire": few}
@@ -245,9 +233,6 @@ def test_zero_over_few_bits_adds_backwards_up_in_fp32_unless_told_otherwise() ->
         engine.destroy()
         return flat(engine.module)
 
-    def body(comm: Any) -> None:
-        assert torch.equal(steps(comm), steps(comm, residual_dtype="fp32"))
-        with pytest.raises(thinwire.InvalidArgument, match="must be float32"):
-            steps(comm, residual_dtype="bf16")
-
-    run_local_ranks(2, body)
+    assert torch.equal(steps(comm), steps(comm, residual_dtype="fp32"))
+    with pytest.raises(thinwire.InvalidArgument, match="must be float32"):
+        steps(comm, residual_dtype="bf16")

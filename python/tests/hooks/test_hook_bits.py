@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
+import hook_cases as cases
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ranks
+import thinwire
+import torch
+import torch.distributed as dist
 
 STEPS = 4
 # Options of DDP, of Case, and the dtype of the model.
@@ -29,14 +29,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def train(bits: int, name: str) -> dict[str, Any]:
-    """Steps of SGD with the hook, and the same on plain loops, compared after each."""
-    import hook_cases as cases
-    import thinwire
-    import torch
-    import torch.distributed as dist
-
+def train(runs: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    """All of them in the same processes, because starting those takes the longest."""
     rank, size = cases.join()
+    results = [compare(rank, size, *run) for run in runs]
+    dist.destroy_process_group()
+    return results
+
+
+def compare(rank: int, size: int, bits: int, name: str) -> dict[str, Any]:
+    """Steps of SGD with the hook, and the same on plain loops, compared after each."""
     case = CASES[name]
     scale = case.get("scale", 1.0)
     net = cases.net(getattr(torch, case.get("dtype", "float32")))
@@ -56,20 +58,20 @@ def train(bits: int, name: str) -> dict[str, Any]:
                 # Nobody in step 2, and rank 0 alone in step 3.
                 given["uses_aside"] = step < 2 or (step == 3 and of_rank == 0)
             loss = cases.loss_of(module, of_rank, 10 * step + part, **given)
-            yield part == backwards - 1, loss * scale
+            yield loss * scale
 
     for step in range(STEPS):
         for optimizer in optimizers:
             optimizer.zero_grad()
         for last in range(backwards):
             with nullcontext() if last == backwards - 1 else ddp.no_sync():
-                for part, (_, loss) in enumerate(losses(ddp, rank, step)):
+                for part, loss in enumerate(losses(ddp, rank, step)):
                     if part == last:
                         loss.backward()
         every = []
         for other in range(size):
             plain.zero_grad()
-            for _, loss in losses(plain, other, step):
+            for loss in losses(plain, other, step):
                 loss.backward()
             every.append(cases.gradients_of(plain))
         for unit, (own, want) in enumerate(
@@ -96,37 +98,35 @@ def train(bits: int, name: str) -> dict[str, Any]:
             equal.append(torch.equal(kept, naive.worker[other][unit]))
     result = {"equal": equal, "text": str(hook)}
     hook.close()
-    dist.destroy_process_group()
     return result
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+def require_equal(n: int, runs: list[tuple[int, str]], **env: str) -> list[str]:
+    """Returns what the hook of the first run says of itself on each rank."""
+    ended = ranks.call(n, __file__, "train", runs, seconds=100, env=env)
+    for rank in ranks.succeed(ended):
+        for run, result in zip(runs, rank.value, strict=True):
+            assert all(result["equal"]), run
+    return [rank.value[0]["text"] for rank in ended]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
-def test_bits_of_plain_loops(n: int, bits: int) -> None:
-    for rank in ranks.succeed(ranks.call(n, __file__, "train", bits, "plain")):
-        assert all(rank.value["equal"])
+def test_bits_of_plain_loops(n: int) -> None:
+    require_equal(n, [(4, "plain"), (8, "plain")])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "plain"])
-def test_bits_with(name: str) -> None:
-    for rank in ranks.succeed(ranks.call(3, __file__, "train", 4, name)):
-        assert all(rank.value["equal"])
+def test_bits_with_options_scales_and_dtypes() -> None:
+    require_equal(3, [(4, name) for name in CASES if name != "plain"])
 
 
 def test_bits_by_host() -> None:
     """Two hosts of two ranks: the hosts' means are what is exchanged."""
-    env = {"THINWIRE_RANKS_PER_HOST": "2"}
-    for rank in ranks.succeed(ranks.call(4, __file__, "train", 4, "plain", env=env)):
-        assert all(rank.value["equal"]) and "4 ranks on 2 hosts" in rank.value["text"]
+    for text in require_equal(4, [(4, "plain")], THINWIRE_RANKS_PER_HOST="2"):
+        assert "4 ranks on 2 hosts" in text
 
 
 def dyadic(bits: int) -> dict[str, Any]:
     """Gradients of few values: each block's are multiples of its step."""
-    import hook_cases as cases
-    import thinwire
-    import torch
-    import torch.distributed as dist
-
     rank, size = cases.join()
     weights = [torch.nn.Parameter(torch.zeros(2500)) for _ in range(2)]
     module = torch.nn.ParameterList(weights)

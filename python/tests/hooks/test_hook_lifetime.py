@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import hook_cases as cases
 import ranks
+import thinwire
 
 
 def exchanging() -> int:
@@ -20,9 +19,6 @@ def exchanging() -> int:
 
 
 def lives() -> dict[str, Any]:
-    import hook_cases as cases
-    import thinwire
-
     rank, _ = cases.join()
     ddp = cases.wrapped(cases.net())
     hook = thinwire.ddp_hook(ddp)

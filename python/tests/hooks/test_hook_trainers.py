@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
+import hook_cases as cases
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ranks
+import thinwire
+import torch
 
 
 def result(hook: Any, module: Any) -> dict[str, Any]:
@@ -24,9 +24,6 @@ def result(hook: Any, module: Any) -> dict[str, Any]:
 
 
 def accelerate() -> dict[str, Any]:
-    import hook_cases as cases
-    import thinwire
-    import torch
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -43,7 +40,6 @@ def accelerate() -> dict[str, Any]:
 def trainer(out: str) -> dict[str, Any]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import client_runs
-    import thinwire
     from thinwire.integrations.transformers import DdpHook
     from transformers import Trainer
 
@@ -59,9 +55,7 @@ def trainer(out: str) -> dict[str, Any]:
 
 
 def lightning() -> dict[str, Any]:
-    import hook_cases as cases
     import lightning as trainers
-    import torch
     from thinwire.integrations.lightning import HookStrategy
 
     class Module(trainers.LightningModule):  # type: ignore[misc,name-defined]

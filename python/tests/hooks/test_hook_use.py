@@ -5,22 +5,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 from typing import Any
 
+import hook_cases as cases
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ranks
+import thinwire
+import torch
+import torch.distributed as dist
+from thinwire.hooks._scale import Jumps
 
 
 def report() -> dict[str, Any]:
-    import hook_cases as cases
-    import thinwire
-    import torch
-    import torch.distributed as dist
-
     rank, _ = cases.join()
     net, other = cases.net(), cases.net(torch.bfloat16)
     plain = cases.wrapped(cases.net())
@@ -56,8 +52,6 @@ def report() -> dict[str, Any]:
 
 def records(bits: int) -> list[int]:
     """Bytes of the records of all blocks of Net's parameters."""
-    import hook_cases as cases
-
     sizes = [p.numel() for p in cases.net().parameters()]
     blocks = [
         min(cases.BLOCK, n - begin) for n in sizes for begin in range(0, n, cases.BLOCK)
@@ -83,11 +77,6 @@ def test_reports_and_bytes() -> None:
 
 def skips(watches: bool) -> dict[str, Any]:
     """Rank 1 overflows in the second of four steps."""
-    import hook_cases as cases
-    import thinwire
-    import torch
-    import torch.distributed as dist
-
     rank, _ = cases.join()
     net = cases.net()
     ddp = cases.wrapped(net, bucket_cap_mb=25)
@@ -127,11 +116,6 @@ def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals() -> None:
 
 
 def refusals() -> dict[str, str]:
-    import hook_cases as cases
-    import thinwire
-    import torch
-    import torch.distributed as dist
-
     rank, _ = cases.join()
     texts: dict[str, str] = {}
 
@@ -196,9 +180,6 @@ def test_refusals_name_what_is_refused() -> None:
 
 
 def loses_a_rank(how: str) -> dict[str, Any]:
-    import hook_cases as cases
-    import thinwire
-
     rank, _ = cases.join()
     ddp = cases.wrapped(cases.net())
     hook = thinwire.ddp_hook(ddp)
@@ -228,9 +209,6 @@ def test_a_lost_rank_is_named(how: str, text: str) -> None:
 
 
 def fails_in_backward() -> None:
-    import hook_cases as cases
-    import thinwire
-
     rank, _ = cases.join()
     ddp = cases.wrapped(cases.net())
     thinwire.ddp_hook(ddp)
@@ -249,8 +227,6 @@ def test_a_program_that_ends_by_an_exception_ends_the_other_ranks() -> None:
 
 @pytest.mark.quick
 def test_a_jump_by_a_power_of_two_is_noticed_and_others_are_not() -> None:
-    from thinwire.hooks._scale import Jumps
-
     def is_noticed(norms: list[float]) -> bool:
         jumps = Jumps()
         return any(jumps.has_jumped(norm) for norm in norms)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import thinwire
 import torch
 from engines import BF16, ONEBIT, config_of, zero
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks, seeded
 from thinwire.errors import InvalidArgument
 
@@ -115,41 +114,17 @@ def test_each_part_is_trained_as_in_an_optimizer_of_its_own(
 
 
 @pytest.mark.quick
-def test_parts_are_clipped_by_one_norm() -> None:
-    def body(comm: Any) -> None:
-        model = Net(torch.bfloat16)
-        optimizer = cases.make("AdamW", model.parameters(), comm, max_grad_norm=0.01)
-        train(model, [optimizer], comm.rank, range(1))
-        assert optimizer.report is not None
-        norms = []
-        for wanted in (True, False):
-            alone = Net(torch.bfloat16)
-            named = alone.named_parameters()
-            part = [p for n, p in named if (n in WIDE) == wanted]
-            one = cases.make("AdamW", part, comm)
-            train(alone, [one], comm.rank, range(1))
-            assert one.report is not None
-            norms.append(one.report.grad_norm)
-        assert optimizer.report.grad_norm == pytest.approx(math.hypot(*norms), 1e-9)
-        assert optimizer.report.clip_factor == pytest.approx(0.01 / math.hypot(*norms))
-
-    run_local_ranks(2, body)
-
-
-@pytest.mark.quick
-def test_what_is_written_into_either_part_counts() -> None:
-    def body(comm: Any) -> None:
-        model = Net(torch.bfloat16)
-        optimizer = cases.make("AdamW", model.parameters(), comm, lr=0.0)
-        train(model, [optimizer], comm.rank, range(1))
-        with torch.no_grad():
-            model.norm.weight.fill_(3.0)
-            model.first.bias.fill_(2.0)
-        train(model, [optimizer], comm.rank, range(1, 2))
-        assert model.norm.weight.unique().tolist() == [3.0]
-        assert model.first.bias.unique().tolist() == [2.0]
-
-    run_local_ranks(2, body)
+@by_ranks(2)
+def test_what_is_written_into_either_part_counts(comm: Any) -> None:
+    model = Net(torch.bfloat16)
+    optimizer = cases.make("AdamW", model.parameters(), comm, lr=0.0)
+    train(model, [optimizer], comm.rank, range(1))
+    with torch.no_grad():
+        model.norm.weight.fill_(3.0)
+        model.first.bias.fill_(2.0)
+    train(model, [optimizer], comm.rank, range(1, 2))
+    assert model.norm.weight.unique().tolist() == [3.0]
+    assert model.first.bias.unique().tolist() == [2.0]
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -190,64 +165,6 @@ def test_engines_train_as_the_plain_optimizer(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", list(WAYS))
-def test_an_overflow_in_either_part_skips_the_step_on_all_ranks(name: str) -> None:
-    def body(comm: Any) -> None:
-        for broken in ("scale", "first.bias"):
-            engine = engine_of(comm, torch.float16, **WAYS[name])
-            train_engine(engine, range(5))
-            before, scale = values_of(engine.module), engine.loss_scale()
-            parameter = dict(engine.module.named_parameters())[broken]
-            handle = None
-            if comm.rank == comm.size - 1:
-                handle = parameter.register_hook(lambda g: torch.full_like(g, math.inf))
-            train_engine(engine, range(5, 6))
-            if handle is not None:
-                handle.remove()
-            assert not engine.report.applied
-            assert engine.loss_scale() == scale / 2
-            require_same(values_of(engine.module), before)
-            train_engine(engine, range(6, 7))
-            assert engine.report.applied
-            engine.destroy()
-
-    run_local_ranks(2, body)
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("name", list(WAYS))
-def test_checkpoints_load_on_other_numbers_of_ranks(name: str, tmp_path: Path) -> None:
-    dtype = torch.bfloat16
-
-    def save(comm: Any) -> Values:
-        engine = engine_of(comm, dtype, **WAYS[name])
-        train_engine(engine, range(5))
-        thinwire.save(tmp_path, engine)
-        return values_of(engine.module)
-
-    want = run_local_ranks(2, save)[0]
-
-    def load(changes: dict[str, Any]) -> Callable[[Any], None]:
-        def body(comm: Any) -> None:
-            engine = engine_of(comm, dtype, **changes)
-            thinwire.load(tmp_path, engine)
-            have = values_of(engine.module)
-            for wide in WIDE:
-                assert torch.equal(have[wide], want[wide]), wide
-            if "4 bits" != name:
-                require_same(have, want)
-            train_engine(engine, range(5, 7))
-            assert engine.report.applied
-
-        return body
-
-    for world in (1, 2, 3):
-        run_local_ranks(world, load(WAYS[name]))
-    if name != "1-bit Adam":
-        run_local_ranks(3, load(zero(1)))
-
-
-@pytest.mark.quick
 @pytest.mark.parametrize("kind", list(cases.KINDS))
 def test_plain_optimizers_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     def body(comm: Any) -> None:
@@ -277,26 +194,22 @@ def test_plain_optimizers_are_saved_and_loaded(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.quick
-def test_with_the_semantics_of_deepspeed_all_is_converted() -> None:
-    def body(comm: Any) -> None:
-        engine = engine_of(
-            comm, torch.float16, thinwire={"semantics": "deepspeed"}, **zero(2)
-        )
-        assert {p.dtype for p in engine.module.parameters()} == {torch.float16}
-
-    run_local_ranks(2, body)
+@by_ranks(2)
+def test_with_the_semantics_of_deepspeed_all_is_converted(comm: Any) -> None:
+    engine = engine_of(
+        comm, torch.float16, thinwire={"semantics": "deepspeed"}, **zero(2)
+    )
+    assert {p.dtype for p in engine.module.parameters()} == {torch.float16}
 
 
 @pytest.mark.quick
-def test_a_model_of_fp32_alone_is_converted() -> None:
-    def body(comm: Any) -> None:
-        config = config_of(**BF16)
-        model = Net(torch.float32)
-        engine, *_ = thinwire.initialize(model=model, config=config, process_group=comm)
-        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-        engine.destroy()
-
-    run_local_ranks(2, body)
+@by_ranks(2)
+def test_a_model_of_fp32_alone_is_converted(comm: Any) -> None:
+    config = config_of(**BF16)
+    model = Net(torch.float32)
+    engine, *_ = thinwire.initialize(model=model, config=config, process_group=comm)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    engine.destroy()
 
 
 @pytest.mark.quick

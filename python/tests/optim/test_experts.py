@@ -13,6 +13,7 @@ import ranks
 import thinwire
 import torch
 import torch.distributed as dist
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/python/mixture_of_experts.py"
@@ -180,28 +181,26 @@ def test_optimizers_take_groups_of_experts(tmp_path: Path) -> None:
     ranks.succeed(ranks.call(WORLD, __file__, "train_optimizers", folder, seconds=110))
 
 
-def test_what_is_no_group_is_refused_by_its_name() -> None:
-    def run(comm: Any) -> None:
-        dense, expert = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
-        for group, text in (("all", "expert_group"), (comm, "exp_avg_mask")):
-            with pytest.raises(thinwire.InvalidArgument, match=text):
-                thinwire.OnebitAdam(
-                    [
-                        {"params": [dense]},
-                        {
-                            "params": [expert],
-                            "expert_group": group,
-                            "exp_avg_mask": [torch.ones(4)],
-                        },
-                    ],
-                    process_group=comm,
-                )
-        with pytest.raises(thinwire.InvalidArgument, match="some groups must be"):
-            thinwire.AdamW(
-                [{"params": [dense, expert], "expert_group": comm}], process_group=comm
+@by_ranks(2)
+def test_what_is_no_group_is_refused_by_its_name(comm: Any) -> None:
+    dense, expert = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    for group, text in (("all", "expert_group"), (comm, "exp_avg_mask")):
+        with pytest.raises(thinwire.InvalidArgument, match=text):
+            thinwire.OnebitAdam(
+                [
+                    {"params": [dense]},
+                    {
+                        "params": [expert],
+                        "expert_group": group,
+                        "exp_avg_mask": [torch.ones(4)],
+                    },
+                ],
+                process_group=comm,
             )
-
-    run_local_ranks(2, run)
+    with pytest.raises(thinwire.InvalidArgument, match="some groups must be"):
+        thinwire.AdamW(
+            [{"params": [dense, expert], "expert_group": comm}], process_group=comm
+        )
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program writes into parameters between steps counts, however it is written."""
+"""Values that a program writes into parameters between steps count, in any way."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import optim_cases as cases
 import pytest
 import thinwire
 import torch
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition
 
@@ -58,44 +59,42 @@ def distance(net: torch.nn.Module) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("write", WAYS)
 @pytest.mark.parametrize("kind", ["AdamW", "OnebitAdam", "ZeroOneAdam"])
+@by_ranks(2)
 def test_a_step_goes_on_from_what_was_written(
-    kind: str, write: Write, dtype: torch.dtype
+    comm: Any, kind: str, write: Write, dtype: torch.dtype
 ) -> None:
-    def run(comm: Any) -> None:
-        for stop in STOPS.get(kind, (6,)):
-            net = cases.model(dtype=dtype)
-            optimizer = cases.make(kind, net.parameters(), comm, lr=1e-4)
-            cases.train(net, optimizer, range(stop), comm.rank)
-            write(net)
-            for step in range(stop, stop + 3):
-                cases.train(net, optimizer, [step], comm.rank)
-                assert distance(net) < 0.05
-
-    run_local_ranks(2, run)
+    for stop in STOPS.get(kind, (6,)):
+        net = cases.model(dtype=dtype)
+        optimizer = cases.make(kind, net.parameters(), comm, lr=1e-4)
+        cases.train(net, optimizer, range(stop), comm.rank)
+        write(net)
+        for step in range(stop, stop + 3):
+            cases.train(net, optimizer, [step], comm.rank)
+            assert distance(net) < 0.05
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "ZeroOneAdam"])
-def test_what_was_written_is_evaluated_and_saved(kind: str, tmp_path: Path) -> None:
-    def run(comm: Any) -> None:
-        net = cases.model(dtype=torch.bfloat16)
-        optimizer = cases.make(kind, net.parameters(), comm)
-        cases.train(net, optimizer, range(15), comm.rank)
+@by_ranks(2)
+def test_what_was_written_is_evaluated_and_saved(
+    comm: Any, kind: str, tmp_path: Path
+) -> None:
+    net = cases.model(dtype=torch.bfloat16)
+    optimizer = cases.make(kind, net.parameters(), comm)
+    cases.train(net, optimizer, range(15), comm.rank)
+    of_the_data(net)
+    with optimizer.evaluation():
+        assert distance(net) == 0
+    cases.train(net, optimizer, range(15, 17), comm.rank)
+    with optimizer.evaluation():
         of_the_data(net)
-        with optimizer.evaluation():
-            assert distance(net) == 0
-        cases.train(net, optimizer, range(15, 17), comm.rank)
-        with optimizer.evaluation():
-            of_the_data(net)
-        entries = optimizer.state_dict()["state"].values()
-        assert all(bool((e["masters"].bfloat16() == HALF).all()) for e in entries)
-        cases.train(net, optimizer, range(17, 18), comm.rank)
-        of_the_data(net)
-        thinwire.save(tmp_path, optimizer, durable=False)
-        again = cases.model(dtype=torch.bfloat16)
-        thinwire.load(tmp_path, cases.make(kind, again.parameters(), comm))
-        assert distance(again) == 0
-
-    run_local_ranks(2, run)
+    entries = optimizer.state_dict()["state"].values()
+    assert all(bool((e["masters"].bfloat16() == HALF).all()) for e in entries)
+    cases.train(net, optimizer, range(17, 18), comm.rank)
+    of_the_data(net)
+    thinwire.save(tmp_path, optimizer, durable=False)
+    again = cases.model(dtype=torch.bfloat16)
+    thinwire.load(tmp_path, cases.make(kind, again.parameters(), comm))
+    assert distance(again) == 0
 
 
 def test_weights_loaded_before_an_empty_or_a_torch_state_stay() -> None:
@@ -130,25 +129,23 @@ def test_nothing_written_changes_nothing() -> None:
     run_local_ranks(2, run)
 
 
-def test_writes_that_leave_ranks_different_are_refused() -> None:
-    def run(comm: Any) -> None:
-        net = cases.model()
-        optimizer = cases.make("ZeroOneAdam", net.parameters(), comm)
-        step = 0
-        while optimizer._native.optimizer.steps_behind == 0:
-            cases.train(net, optimizer, [step], comm.rank)
-            step += 1
-        for p in net.parameters():
-            p.data.mul_(2)
-        with pytest.raises(FailedPrecondition, match="while they differ from rank"):
-            optimizer.state_dict()
-        with pytest.raises(FailedPrecondition, match="while they differ from rank"):
-            cases.train(net, optimizer, [step], comm.rank)
-        of_the_data(net)
-        optimizer.synchronize()
-        for p in net.parameters():
-            p.data.mul_(2)
+@by_ranks(2)
+def test_writes_that_leave_ranks_different_are_refused(comm: Any) -> None:
+    net = cases.model()
+    optimizer = cases.make("ZeroOneAdam", net.parameters(), comm)
+    step = 0
+    while optimizer._native.optimizer.steps_behind == 0:
         cases.train(net, optimizer, [step], comm.rank)
-        assert all(float((p.detach() - 1).abs().max()) < 0.2 for p in net.parameters())
-
-    run_local_ranks(2, run)
+        step += 1
+    for p in net.parameters():
+        p.data.mul_(2)
+    with pytest.raises(FailedPrecondition, match="while they differ from rank"):
+        optimizer.state_dict()
+    with pytest.raises(FailedPrecondition, match="while they differ from rank"):
+        cases.train(net, optimizer, [step], comm.rank)
+    of_the_data(net)
+    optimizer.synchronize()
+    for p in net.parameters():
+        p.data.mul_(2)
+    cases.train(net, optimizer, [step], comm.rank)
+    assert all(float((p.detach() - 1).abs().max()) < 0.2 for p in net.parameters())

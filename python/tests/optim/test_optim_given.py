@@ -9,6 +9,7 @@ from typing import Any
 import optim_cases as cases
 import pytest
 import torch
+from local_ranks import by_ranks
 from thinwire import Error
 
 STEPS = 8
@@ -172,19 +173,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.quick
 @pytest.mark.parametrize(("given", "text"), WRONG.values(), ids=WRONG)
+@by_ranks(2)
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(
-    given: dict[str, Any], text: str
+    communicator: Any, given: dict[str, Any], text: str
 ) -> None:
-    def body(communicator: Any) -> None:
-        params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-        optimizer = cases.make("OnebitAdam", params, communicator)
-        fits = {name: params_of(2) for name in given}
-        with pytest.raises((Error, TypeError), match=text):
-            optimizer.step(**(given if communicator.rank == 1 else fits))
-        assert all(torch.equal(p, torch.ones(3)) for p in params)
-        optimizer.step(**fits)  # nobody has been left behind
-
-    cases.on_ranks(2, body)
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = cases.make("OnebitAdam", params, communicator)
+    fits = {name: params_of(2) for name in given}
+    with pytest.raises((Error, TypeError), match=text):
+        optimizer.step(**(given if communicator.rank == 1 else fits))
+    assert all(torch.equal(p, torch.ones(3)) for p in params)
+    optimizer.step(**fits)  # nobody has been left behind
 
 
 @pytest.mark.quick

@@ -10,6 +10,7 @@ import optim_cases as cases
 import pytest
 import thinwire
 import torch
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -38,51 +39,24 @@ def test_it_trains_and_ranks_stay_equal(world: int, dtype: torch.dtype) -> None:
     assert done[0][0] == ["exact"] * 4 + ["compressed"] * 4
 
 
-@pytest.mark.quick
-def test_before_the_freeze_it_is_adamw() -> None:
-    def body(comm: Any) -> tuple[str, str]:
-        lean, exact = cases.model(), cases.model()
-        cases.train(lean, make(lean, comm), range(4), comm.rank)
-        adamw = thinwire.AdamW(exact.parameters(), lr=1e-2, process_group=comm)
-        cases.train(exact, adamw, range(4), comm.rank)
-        return cases.bits(lean), cases.bits(exact)
-
-    for lean, exact in run_local_ranks(2, body):
-        assert lean == exact
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("at", [2, 6])
-def test_a_state_goes_on_with_the_same_bits(at: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("way", ["state_dict", "checkpoint"])
+def test_a_run_continues_with_the_same_bits(
+    way: str, at: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
     def body(comm: Any) -> tuple[str, str]:
         net = cases.model(dtype=dtype)
         optimizer = make(net, comm)
         cases.train(net, optimizer, range(at), comm.rank)
-        other = cases.model(dtype=dtype)
-        resumed = make(other, comm)
-        other.load_state_dict(net.state_dict())
-        resumed.load_state_dict(optimizer.state_dict())
-        for model, its in ((net, optimizer), (other, resumed)):
-            cases.train(model, its, range(at, 9), comm.rank)
-        return cases.bits(net), cases.bits(other)
-
-    for whole, resumed in run_local_ranks(2, body):
-        assert whole == resumed
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("at", [2, 6])
-def test_a_checkpoint_goes_on(at: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    def body(comm: Any) -> tuple[str, str]:
-        net = cases.model(dtype=dtype)
-        optimizer = make(net, comm)
-        cases.train(net, optimizer, range(at), comm.rank)
-        thinwire.save(tmp_path, optimizer, extra={"step": at})
         other = cases.model(seed=1, dtype=dtype)
         resumed = make(other, comm)
-        found = thinwire.resume(tmp_path, resumed)
-        assert found is not None
-        assert found.extra["step"] == at
+        if way == "state_dict":
+            other.load_state_dict(net.state_dict())
+            resumed.load_state_dict(optimizer.state_dict())
+        else:
+            thinwire.save(tmp_path, optimizer)
+            assert thinwire.resume(tmp_path, resumed) is not None
         for model, its in ((net, optimizer), (other, resumed)):
             cases.train(model, its, range(at, 9), comm.rank)
         return cases.bits(net), cases.bits(other)
@@ -117,12 +91,10 @@ def test_what_the_program_writes_counts(at: int) -> None:
         (torch.float32, {"denominator_bits": 2}, "denominator_bits must be"),
     ],
 )
+@by_ranks(2)
 def test_what_it_cannot_do_is_named(
-    dtype: torch.dtype, keywords: dict[str, Any], text: str
+    comm: Any, dtype: torch.dtype, keywords: dict[str, Any], text: str
 ) -> None:
-    def body(comm: Any) -> None:
-        net = cases.model(dtype=dtype)
-        with pytest.raises(thinwire.InvalidArgument, match=text):
-            make(net, comm, **keywords)
-
-    run_local_ranks(2, body)
+    net = cases.model(dtype=dtype)
+    with pytest.raises(thinwire.InvalidArgument, match=text):
+        make(net, comm, **keywords)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import thinwire
 import torch
+from local_ranks import by_ranks
 from optim_cases import on_ranks
 from thinwire import InvalidArgument
 
@@ -35,7 +36,7 @@ def make(kind: str, communicator: Any, mask: torch.Tensor | None, **named: Any) 
 
 
 def step(optimizer: Any, parameter: torch.Tensor, times: int) -> torch.Tensor:
-    """What it moved by."""
+    """Returns by how much the parameter has moved."""
     before = parameter.detach().clone()
     for _ in range(times):
         optimizer.zero_grad()
@@ -46,40 +47,24 @@ def step(optimizer: Any, parameter: torch.Tensor, times: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_that_changes_is_followed(kind: str, ranks: int) -> None:
-    def body(communicator: Any) -> None:
-        optimizer, parameter = make(kind, communicator, None)
-        step(optimizer, parameter, 4)
-        group = optimizer.param_groups[0]
-        group["exp_avg_mask"] = LIVE.clone()
-        step(optimizer, parameter, 1)
-        moved = step(optimizer, parameter, 2)
-        assert not moved[2:].any() and moved[:2].all()
-        assert optimizer.report.masked == 2
-        group["exp_avg_mask"].fill_(1)  # in place
-        step(optimizer, parameter, 2)
-        assert step(optimizer, parameter, 1).all()
-        assert optimizer.report.masked == 0
-        del group["exp_avg_mask"]
-        step(optimizer, parameter, 1)
-
-    on_ranks(ranks, body)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_that_ranks_disagree_about_is_refused_on_all(kind: str) -> None:
-    def body(communicator: Any) -> str:
-        optimizer, parameter = make(kind, communicator, None)
-        step(optimizer, parameter, 4)
-        if communicator.rank == 1:
-            optimizer.param_groups[0]["exp_avg_mask"] = LIVE.clone()
-        with pytest.raises(InvalidArgument) as caught:
-            step(optimizer, parameter, 1)
-        optimizer.param_groups[0]["exp_avg_mask"] = LIVE.clone()
-        step(optimizer, parameter, 1)
-        return str(caught.value)
-
-    assert all("rank 1" in text for text in on_ranks(2, body))
+@by_ranks("ranks")
+def test_a_mask_that_changes_is_followed(
+    communicator: Any, kind: str, ranks: int
+) -> None:
+    optimizer, parameter = make(kind, communicator, None)
+    step(optimizer, parameter, 4)
+    group = optimizer.param_groups[0]
+    group["exp_avg_mask"] = LIVE.clone()
+    step(optimizer, parameter, 1)
+    moved = step(optimizer, parameter, 2)
+    assert not moved[2:].any() and moved[:2].all()
+    assert optimizer.report.masked == 2
+    group["exp_avg_mask"].fill_(1)  # in place
+    step(optimizer, parameter, 2)
+    assert step(optimizer, parameter, 1).all()
+    assert optimizer.report.masked == 0
+    del group["exp_avg_mask"]
+    step(optimizer, parameter, 1)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -125,20 +110,18 @@ def change_places(mask: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("write", [write_data, write_numpy, change_places])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+@by_ranks(2)
 def test_what_is_written_past_autograd_into_a_mask_counts(
-    write: Any, dtype: torch.dtype
+    communicator: Any, write: Any, dtype: torch.dtype
 ) -> None:
-    def body(communicator: Any) -> None:
-        mask = torch.tensor([1, 1, 0, 1]).to(dtype)
-        optimizer, parameter = make("OnebitAdam", communicator, mask)
-        step(optimizer, parameter, 4)
-        write(mask)
-        moved = step(optimizer, parameter, 1)
-        assert not moved[mask == 0].any()
-        step(optimizer, parameter, 1)  # what came back takes part from here on
-        assert optimizer.report.masked == int((mask == 0).sum())
-
-    on_ranks(2, body)
+    mask = torch.tensor([1, 1, 0, 1]).to(dtype)
+    optimizer, parameter = make("OnebitAdam", communicator, mask)
+    step(optimizer, parameter, 4)
+    write(mask)
+    moved = step(optimizer, parameter, 1)
+    assert not moved[mask == 0].any()
+    step(optimizer, parameter, 1)  # what came back takes part from here on
+    assert optimizer.report.masked == int((mask == 0).sum())
 
 
 def test_a_mask_of_inference_mode_is_followed() -> None:
@@ -216,41 +199,20 @@ def test_the_scripts_mask_wins_at_a_load(
         assert "exp_avg_mask" in said and "2 elements" in said
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_is_named_decides_the_stage_after_a_load(kind: str) -> None:
-    name = "var_freeze_step" if kind == "ZeroOneAdam" else "freeze_step"
-
-    def body(communicator: Any) -> None:
-        optimizer, parameter = make(kind, communicator, None)
-        step(optimizer, parameter, 4)
-        state = optimizer.state_dict()
-        for named, freeze_step in (({name: 9}, 9), ({name: None}, 2)):
-            other, own = make(kind, communicator, None, **named)
-            own.data.copy_(parameter.data)
-            other.load_state_dict(state)
-            assert other.freeze_step == freeze_step
-            step(other, own, 1)
-            if kind != "ZeroOneAdam" or named[name] is None:
-                is_exact = other.report.phase == "exact"
-                assert is_exact == (named[name] is not None)
-
-    on_ranks(2, body)
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"ZeroOneAdam"}))
-def test_after_a_load_the_step_of_the_freeze_is_told(kind: str) -> None:
-    def body(communicator: Any) -> None:
-        optimizer, parameter = make(kind, communicator, None)
-        step(optimizer, parameter, 4)  # frozen after step 2
-        other, own = make(kind, communicator, None, freeze_step=3)
-        own.data.copy_(parameter.data)
-        assert other.freeze_step == 3
-        other.load_state_dict(optimizer.state_dict())
-        assert other.freeze_step == 2
-        step(other, own, 1)
-        assert other.report.phase == "compressed" and other.freeze_step == 2
-
-    on_ranks(2, body)
+@by_ranks(2)
+def test_after_a_load_the_step_of_the_freeze_is_told(
+    communicator: Any, kind: str
+) -> None:
+    optimizer, parameter = make(kind, communicator, None)
+    step(optimizer, parameter, 4)  # frozen after step 2
+    other, own = make(kind, communicator, None, freeze_step=3)
+    own.data.copy_(parameter.data)
+    assert other.freeze_step == 3
+    other.load_state_dict(optimizer.state_dict())
+    assert other.freeze_step == 2
+    step(other, own, 1)
+    assert other.report.phase == "compressed" and other.freeze_step == 2
 
 
 def test_the_length_of_the_run_decides_what_is_not_named() -> None:

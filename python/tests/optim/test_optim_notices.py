@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says of its compression: that it begins, once per run, or that it never will."""
+"""A run reports once that its compression begins, or warns that it never will."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(
     ranks: int = 2,
     **options: Any,
 ) -> list[str]:
-    """What is said of compression that does not come in so many steps."""
+    """Returns the warnings of runs in which so many steps compress nothing."""
 
     def body(communicator: Any) -> None:
         params = one()

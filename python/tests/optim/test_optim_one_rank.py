@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank alone refuses: the others learn of it at once, and nobody hangs."""
+"""If one rank alone refuses something, the others learn of it at once; nobody hangs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import ranks
 import thinwire
 import torch
+from local_ranks import by_ranks
 from optim_cases import KINDS, loss_of, make, model, on_ranks, train
 from thinwire import CommFailure, FailedPrecondition, InvalidArgument
 
@@ -103,45 +104,41 @@ def test_it_reaches_those_who_wait_for_their_host(
 
 
 @pytest.mark.quick
-def test_a_mask_that_every_rank_refuses_changes_nothing() -> None:
-    def body(comm: Any) -> None:
-        net = model()
-        optimizer = make("OnebitAdam", net.parameters(), comm)
-        for first in (0, 6):  # an exact step, then a compressed one
-            train(net, optimizer, range(first, first + 6), comm.rank)
-            before = [p.detach().clone() for p in net.parameters()]
-            steps = optimizer._made.optimizer.steps
-            optimizer.param_groups[0]["exp_avg_mask"] = ["x"] * 4
-            with pytest.raises(TypeError, match="must be tensors"):
-                train(net, optimizer, [12], comm.rank)
-            assert optimizer._made.optimizer.steps == steps
-            assert all(map(torch.equal, net.parameters(), before))
-            optimizer.param_groups[0]["exp_avg_mask"] = None
-
-    on_ranks(2, body)
+@by_ranks(2)
+def test_a_mask_that_every_rank_refuses_changes_nothing(comm: Any) -> None:
+    net = model()
+    optimizer = make("OnebitAdam", net.parameters(), comm)
+    for first in (0, 6):  # an exact step, then a compressed one
+        train(net, optimizer, range(first, first + 6), comm.rank)
+        before = [p.detach().clone() for p in net.parameters()]
+        steps = optimizer._made.optimizer.steps
+        optimizer.param_groups[0]["exp_avg_mask"] = ["x"] * 4
+        with pytest.raises(TypeError, match="must be tensors"):
+            train(net, optimizer, [12], comm.rank)
+        assert optimizer._made.optimizer.steps == steps
+        assert all(map(torch.equal, net.parameters(), before))
+        optimizer.param_groups[0]["exp_avg_mask"] = None
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("what", ["step", "module"])
+@by_ranks(2)
 def test_a_save_whose_argument_one_rank_refuses_fails_on_all(
-    what: str, tmp_path: Any
+    comm: Any, what: str, tmp_path: Any
 ) -> None:
-    def body(comm: Any) -> None:
-        net = model()
-        optimizer = make("AdamW", net.named_parameters(), comm)
-        train(net, optimizer, range(2), comm.rank)
-        bad: Any = {what: "x"} if comm.rank == 1 else {}
-        with pytest.raises((InvalidArgument, AttributeError)) as caught:
-            thinwire.save(tmp_path, optimizer, **bad)
-        assert comm.rank == 1 or "rank 1 refused its arguments" in str(caught.value)
-        thinwire.save(tmp_path, optimizer)
-        if what == "module":
-            with pytest.raises((InvalidArgument, AttributeError)):
-                thinwire.resume(tmp_path, optimizer, **bad)
-        assert thinwire.resume(tmp_path, optimizer) is not None
-        train(net, optimizer, [2], comm.rank)
-
-    on_ranks(2, body)
+    net = model()
+    optimizer = make("AdamW", net.named_parameters(), comm)
+    train(net, optimizer, range(2), comm.rank)
+    bad: Any = {what: "x"} if comm.rank == 1 else {}
+    with pytest.raises((InvalidArgument, AttributeError)) as caught:
+        thinwire.save(tmp_path, optimizer, **bad)
+    assert comm.rank == 1 or "rank 1 refused its arguments" in str(caught.value)
+    thinwire.save(tmp_path, optimizer)
+    if what == "module":
+        with pytest.raises((InvalidArgument, AttributeError)):
+            thinwire.resume(tmp_path, optimizer, **bad)
+    assert thinwire.resume(tmp_path, optimizer) is not None
+    train(net, optimizer, [2], comm.rank)
 
 
 def refuse_on_rank_1() -> list[Any]:

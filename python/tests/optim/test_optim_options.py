@@ -9,12 +9,13 @@ from typing import Any
 import optim_cases as cases
 import pytest
 import torch
+from local_ranks import by_ranks
 from thinwire import _core, optim
 from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition, InvalidArgument
 
 KINDS = [*(kind for kind, _ in cases.KINDS.values()), optim.LeanOnebitAdam]
-# Of no use from Python, or set from something else.
+# Python has no use for these, or sets them from something else.
 INTERNAL = {"groups", "decoupled_decay", "state_dtype", "exchange"}
 OURS = {
     "learning_rate": "lr",
@@ -58,7 +59,7 @@ OTHER: dict[str, Any] = {
     "ranks_per_host": 1,
     "lagged_clipping": True,
 }
-# Where that is the default.
+# Values for classes whose default OTHER has.
 OTHER_OF = {("LeanOnebitAdam", "residual_dtype"): torch.float32}
 # Results do not depend on them, or ranks may differ in them.
 FREE = {
@@ -345,9 +346,7 @@ def test_wrong_values_of_groups_are_named(
 
 
 @pytest.mark.quick
-def test_ranks_agree_on_who_broadcasts() -> None:
-    def body(communicator: Any) -> None:
-        with pytest.raises(InvalidArgument, match="broadcast="):
-            cases.make("AdamW", one(), communicator, broadcast=communicator.rank == 0)
-
-    run_local_ranks(2, body)
+@by_ranks(2)
+def test_ranks_agree_on_who_broadcasts(communicator: Any) -> None:
+    with pytest.raises(InvalidArgument, match="broadcast="):
+        cases.make("AdamW", one(), communicator, broadcast=communicator.rank == 0)

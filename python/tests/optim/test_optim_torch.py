@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch's own tests ask of an optimizer."""
+"""The behaviour that torch's own tests require of an optimizer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import optim_cases as cases
 import pytest
 import torch
+from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition
 
@@ -174,17 +175,15 @@ def test_a_group_may_be_added_before_the_first_step() -> None:
     other.step()
 
 
-def test_a_group_that_one_rank_refuses_all_do() -> None:
-    def run(comm: Any) -> None:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net[0].parameters(), comm)
-        more = net[comm.rank].parameters() if comm.rank == 0 else net[2].parameters()
-        with pytest.raises(ValueError, match="more than one parameter group"):
-            optimizer.add_param_group({"params": list(more)})
-        assert len(optimizer.param_groups) == 1
-        optimizer.step()
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_a_group_that_one_rank_refuses_all_do(comm: Any) -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net[0].parameters(), comm)
+    more = net[comm.rank].parameters() if comm.rank == 0 else net[2].parameters()
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group({"params": list(more)})
+    assert len(optimizer.param_groups) == 1
+    optimizer.step()
 
 
 def test_the_norm_may_be_set_before_the_first_step() -> None:
@@ -352,26 +351,6 @@ def test_a_forked_child_may_not_use_it() -> None:
     os.close(read)
     os.close(write)
     cases.train(net, optimizer, range(2))
-
-
-@pytest.mark.parametrize("kind", cases.KINDS)
-def test_awkward_sizes(kind: str) -> None:
-    sizes = [0, 1, 7, 33, 1025]
-
-    def body(communicator: Any) -> str:
-        params = [torch.nn.Parameter(torch.ones(n)) for n in sizes]
-        optimizer = cases.make(kind, params, communicator)
-        random = torch.Generator().manual_seed(communicator.rank)
-        for _ in range(12):
-            optimizer.zero_grad()
-            for parameter in params:
-                parameter.grad.copy_(torch.randn(parameter.shape, generator=random))
-            optimizer.step()
-        optimizer.synchronize()
-        assert all((p != 1).all() for p in params)
-        return cases.bits(params)
-
-    assert len(set(run_local_ranks(3, body))) == 1
 
 
 def test_the_last_reference_closes() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training loops do: accumulation, recomputed activations, autocast, compile, scaling."""
+"""Training loops: accumulation, recomputed activations, autocast, compile, scaling."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@
 namespace thinwire::comm::mpi {
 
 /// A group of ranks of a communicator, told apart from other groups by its
-/// tags. Only the initialization of MPI blocks. All other calls are polled, so that
-/// time-outs hold whatever happens to the peers.
+/// tags. Only the initialization of MPI blocks. All other calls are polled, so
+/// that time-outs hold whatever happens to the peers.
 ///
 /// A message of 0 bytes is not sent. If a rank sends and its peer expects
 /// nothing, the sender notices at its time-out. It notices only if MPI cannot

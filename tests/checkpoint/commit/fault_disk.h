@@ -50,7 +50,7 @@ class FaultDisk {
   void change(int directory, Change change);
   void sync_names(int directory, int rank);
 
-  /// What the next start finds.
+  /// Returns the disk that the next start finds.
   [[nodiscard]] FaultDisk after_power_cut(Loss loss, std::uint64_t seed) const;
 
  private:

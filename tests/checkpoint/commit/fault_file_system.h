@@ -55,7 +55,7 @@ class FaultFileSystem {
 
   /// Called when a rank waits, which takes no time here.
   void set_waiting(std::function<void(int rank)> waiting);
-  /// Of all ranks together.
+  /// Returns the time that all ranks have waited.
   [[nodiscard]] std::chrono::milliseconds waited() const;
 
   [[nodiscard]] std::vector<std::string> log() const;

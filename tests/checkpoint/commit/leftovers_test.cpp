@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/commit/scenarios.h"
 #include "checkpoint/dummy.h"
+#include "support/kept_log.h"
 #include "support/ranks.h"
-#include "thinwire/core/log.h"
 
 namespace thinwire::checkpoint::leftovers_test {
 namespace {
@@ -71,21 +69,12 @@ TEST(Leftovers, OfThisRunAreRemovedThoseOfOthersAreLoggedAndStay) {
     files.make_directory(kRoot + "/" + name);
     files.create(kRoot + "/" + name + "/model.safetensors")->close();
   }
-  Names lines;
-  set_log_sink(
-      [&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  const test::KeptLog log;
   start(disk);
-  set_log_sink({});
   EXPECT_EQ(names(disk), (Names{".deleting-" + kOthers, "step-0000000001",
                                 partial + kOthers}));
-  for (const std::string& name : {partial + kOthers, ".deleting-" + kOthers}) {
-    EXPECT_EQ(std::count_if(lines.begin(), lines.end(),
-                            [&](const std::string& line) {
-                              return line.find(name) != line.npos;
-                            }),
-              1)
-        << name;
-  }
+  for (const std::string& name : {partial + kOthers, ".deleting-" + kOthers})
+    EXPECT_EQ(log.count(name), 1u) << name;
 }
 
 TEST(Leftovers, ThatAreCompleteGetTheirName) {

@@ -45,7 +45,7 @@ std::vector<FaultDisk> moments(const Scenario& scenario,
   return disk.take_moments();
 }
 
-// What is wrong after a restart from this disk; empty: nothing.
+// Returns the fault after a restart from this disk; empty if there is none.
 std::string problem_of(const FaultDisk& left, const Scenario& scenario,
                        bool has_returned) {
   FaultFileSystem disk(1, left);

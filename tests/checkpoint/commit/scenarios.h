@@ -10,7 +10,7 @@
 #include "checkpoint/commit/fault_file_system.h"
 #include "checkpoint/dummy.h"
 
-/// What may be under way when power is cut or an operation fails.
+/// The saves during which power is cut or an operation fails.
 namespace thinwire::test {
 
 inline constexpr int kScenarioRanks = 3;

@@ -25,7 +25,7 @@ using Doubles = std::vector<double>;
 
 inline const checkpoint::SaveOptions kQuick{.durable = false};
 
-/// Those that are tried.
+/// Returns the numbers of ranks that are tried.
 inline std::vector<int> worlds() {
   if (!is_long()) return {1, 2, 3};
   return thinwire::test::fewer_if_sanitized<int>({1, 2, 3, 4, 5, 8}, 3);
@@ -102,7 +102,7 @@ inline Doubles doubles(const Buffer& values) {
   return {all.begin(), all.end()};
 }
 
-/// Of one value per rank, or of one of all.
+/// Returns the mean of an array over the ranks that saved it.
 inline Doubles mean_of_ranks(Saved& saved, const std::string& name) {
   Doubles mean;
   const int world = saved.manifest().world;

@@ -16,7 +16,7 @@ namespace {
 
 using thinwire::test::Folder;
 
-// Of all ranks together.
+// Sums over all ranks.
 struct LocalAccount {
   Doubles momentum;
   Doubles total;  ///< d (theta + u) + e + what the servers owe.

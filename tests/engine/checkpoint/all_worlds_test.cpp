@@ -104,24 +104,6 @@ TEST_P(AllWorlds, LoadWhatAnyOtherHasSavedAndGoOn) {
     }
 }
 
-TEST_P(AllWorlds, AChainOfThemKeepsExactStates) {
-  const Config config = config_of(GetParam());
-  const Folder folder;
-  const std::string first = run(1, config, folder.in("first"), {.steps = 5});
-  std::string last = first;
-  const auto chain =
-      is_long() ? std::vector<int>{3, 2, 8, 5, 1} : std::vector<int>{3, 2, 1};
-  for (const int world : chain)
-    last =
-        run(world, config, folder.in(fmt::format("{}", world)), {.from = last});
-  Saved before(first);
-  Saved after(last);
-  EXPECT_EQ(after.masters(), before.masters());
-  for (const checkpoint::SavedArray& array : before.manifest().arrays)
-    if (!array.is_parameters && !checkpoint::SavedArrays::is_per_rank(array))
-      expect_same_values(before, after, array.name, -1);
-}
-
 // ---- what is owed
 
 // The momentum, and the mean of the ranks' residuals plus the servers'.

@@ -136,7 +136,7 @@ void write_fixture(const Fixture& of, const std::string& folder) {
   });
   fs::remove_all(to + ".root");
   const Json want = observed(of, to, kRanks);
-  // As the run that was not interrupted.
+  // Like the run that was not interrupted.
   for (std::size_t r = 0; r < later.size(); ++r)
     EXPECT_EQ(want.find(fmt::format("params_{}_later", r))->text, later[r]);
   std::ofstream(to + ".json") << write_json(want) << '\n';

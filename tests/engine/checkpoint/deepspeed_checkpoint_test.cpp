@@ -130,7 +130,7 @@ TEST_P(DeepSpeedCheckpoint, GoesOnWithTheSameBitsInEveryStage) {
   });
 }
 
-// What the reference forgets is forgotten by load_state_dict() only.
+// Only load_state_dict() forgets what the reference forgets.
 TEST(DeepSpeedState, ForgetsInLoadStateDictOnly) {
   for (const std::string optimizer :
        {"onebit_adam", "onebit_lamb", "zero_one_adam"}) {

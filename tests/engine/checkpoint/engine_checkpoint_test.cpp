@@ -195,49 +195,6 @@ TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
   }
 }
 
-// What compression owes is kept: the mean of the ranks' residuals and the
-// servers'.
-TEST(OtherRanks, KeepWhatCompressionOwes) {
-  for (const std::string optimizer : {"onebit_adam", "onebit_lamb"}) {
-    const Folder folder;
-    const Config config = config_of(optimizer, DType::kFloat32);
-    save_run<Driven>(3, config, folder.in("3"), 6);
-    const auto owed = [&](int world, const std::string& root) {
-      std::vector<double> sums;
-      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-        Driven run(comm, config);
-        static_cast<void>(run.engine.load(root));
-        const StateDict state = run.engine.state_dict();
-        std::vector<float> e = test::floats(state.array("worker_error"));
-        std::vector<float> all(e.size() * static_cast<std::size_t>(world));
-        comm.all_gather(e, all);
-        const auto d = state.array("server_error");
-        std::vector<double> of_servers{0};
-        for (const float value : d.as<float>()) of_servers[0] += value;
-        comm.all_reduce(of_servers);
-        if (comm.rank() != 0) return;
-        double total = 0;
-        for (const float value : all) total += value;
-        sums = {total / world, of_servers[0]};
-      });
-      return sums;
-    };
-    const std::vector<double> before = owed(3, folder.in("3"));
-    EXPECT_NE(before[0], 0);
-    EXPECT_NE(before[1], 0);
-    std::string from = folder.in("3");
-    for (const int world : {2, 4, 1, 3}) {
-      const std::string to =
-          folder.in(fmt::format("{}_{}", from.size(), world));
-      save_run<Driven>(world, config, to, 0, from);
-      const std::vector<double> now = owed(world, to);
-      EXPECT_NEAR(now[0], before[0], 1e-6 * (1 + std::abs(before[0])));
-      EXPECT_NEAR(now[1], before[1], 1e-9);
-      from = to;
-    }
-  }
-}
-
 TEST(OtherRanks, TrainOnInEveryPhase) {
   for (const std::string optimizer :
        {"adam", "lamb", "onebit_adam", "onebit_lamb", "zero_one_adam"})
@@ -361,35 +318,6 @@ TEST(EngineCheckpoint, RanksThatHaveDriftedApartAreNotMixed) {
       static_cast<void>(run.engine.save(folder.in("run"), {}, kQuick));
     });
     EXPECT_FALSE(std::filesystem::exists(folder.in("run/latest")));
-  });
-}
-
-TEST(EngineCheckpoint, AsynchronousSavesHaveTheValuesOfTheirStep) {
-  const Folder folder;
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const Config config = config_of("onebit_adam", DType::kBFloat16);
-    Driven run(comm, config);
-    Driven copy(comm, config);
-    SaveOptions options = kQuick;
-    options.asynchronous = true;
-    for (std::int64_t t = 1; t <= 6; ++t) {
-      step(run, t, comm.rank());
-      static_cast<void>(run.engine.save(folder.in("run"), {}, options));
-      step(copy, t, comm.rank());
-      Buffer kept(run.params.size(), run.params.dtype());
-      kernels::convert(run.params.view(), kept.view());
-      std::memset(run.params.data(), 0, run.params.bytes());
-      run.engine.saver().wait();
-      EXPECT_FALSE(run.engine.saver().is_saving());
-      Driven resumed(comm, config);
-      static_cast<void>(resumed.engine.load(folder.in("run")));
-      EXPECT_TRUE(
-          thinwire::test::same_bytes(resumed.params.view(), kept.view()))
-          << t;
-      EXPECT_TRUE(thinwire::test::same_bytes(copy.params.view(), kept.view()))
-          << t;
-      kernels::convert(kept.view(), run.params.view());
-    }
   });
 }
 

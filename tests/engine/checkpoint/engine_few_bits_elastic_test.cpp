@@ -82,7 +82,7 @@ std::vector<double> mean_of(const char* array, comm::Communicator& comm,
   return sums;
 }
 
-// What workers owe in the mean, and servers, of which ZeRO has none.
+// The workers' mean residuals, and the servers', which ZeRO does not have.
 struct Owed {
   std::vector<double> workers;
   std::vector<double> servers;
@@ -186,7 +186,7 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
     }
 }
 
-// What ZeRO owes is of gradients, so a momentum's residuals begin at 0.
+// ZeRO's residuals are of gradients, so a momentum's residuals begin at 0.
 TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
   const thinwire::test::Folder root;
   const Saved saved = save(
@@ -241,32 +241,6 @@ TEST_P(FewBitsElastic, WithoutFewBitsMastersAreTakenAndResidualsAreNamed) {
           EXPECT_TRUE(sharded.engine.step().applied);
         });
       }
-}
-
-// The same ranks on the same hosts go on bit for bit.
-TEST(FewBitsByHost, GoOnFromACheckpoint) {
-  for (const MakeConfig config_of : kConfigs) {
-    const thinwire::test::Folder root;
-    const Config config = config_of({4, 2}, DType::kBFloat16);
-    comm::run_local_ranks(4, [&](comm::Communicator& comm) {
-      Sharded whole(comm, config);
-      for (std::int64_t t = 1; t <= 3; ++t) {
-        whole.backward({t});
-        whole.engine.step();
-      }
-      const std::string path =
-          whole.engine.save(root.path(), {}, {.durable = false}).path;
-      Sharded resumed(comm, config);
-      resumed.engine.load(path);
-      for (std::int64_t t = 4; t <= 6; ++t) {
-        for (Sharded* const each : {&whole, &resumed}) {
-          each->backward({t});
-          each->engine.step();
-        }
-        EXPECT_EQ(floats(resumed.params.view()), floats(whole.params.view()));
-      }
-    });
-  }
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ TEST(EngineResume, StartsAnewOnlyIfNothingIsLost) {
                  [&] { static_cast<void>(run.engine.resume(folder.path())); });
     EXPECT_EQ(floats(run.params.view()), before);
     comm.barrier();
-    // As a first save leaves it that never returned.
+    // The remains of a first save that never returned.
     if (comm.rank() == 0) fs::rename(whole, partial);
     comm.barrier();
     EXPECT_FALSE(run.engine.resume(folder.path()));

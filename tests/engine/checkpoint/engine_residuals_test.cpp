@@ -111,7 +111,7 @@ TEST_P(MeanResiduals, AreTheMeanOfTheRanks) {
   }
   const auto saved = static_cast<std::int64_t>(both.per_rank_bytes) -
                      static_cast<std::int64_t>(both.mean_bytes);
-  // But for headers and index tensors.
+  // Headers and index tensors make the difference.
   EXPECT_NEAR(static_cast<double>(saved),
               4.0 * (world - 1) * static_cast<double>(values),
               4096.0 * (world + 1));
@@ -169,7 +169,7 @@ TEST_P(MeanResiduals, AreKeptOnTheSameNumberOfRanks) {
   });
 }
 
-// What is written a moment later has no part in it.
+// Later steps do not change the files.
 TEST(MeanResidualsLater, MayBeSavedAsynchronously) {
   const Folder folder;
   const Config config = config_of("onebit_adam");

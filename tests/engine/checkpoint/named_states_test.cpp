@@ -89,7 +89,7 @@ struct File {
   }
 };
 
-// What two ranks have after kSteps of Adam, as files of others.
+// The states of two ranks after kSteps of Adam, as files of others.
 struct Foreign {
   Foreign() {
     std::string path;

@@ -16,7 +16,7 @@ namespace thinwire::test {}
 namespace thinwire::engine::test {
 using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
-/// Of any number of ranks: values lie in the order of the parameters.
+/// A checkpoint of any number of ranks; values lie in the parameters' order.
 class Saved {
  public:
   explicit Saved(const std::string& directory)
@@ -54,7 +54,7 @@ class Saved {
     }
     return all;
   }
-  /// What the weights were rounded from.
+  /// Returns the values from which the weights were rounded.
   [[nodiscard]] std::vector<float> masters() {
     for (const auto& array_of : manifest_.arrays)
       if (array_of.is_parameters && arrays_.num_values(array_of.name, -1) > 0)
