@@ -14,7 +14,8 @@
 
 namespace thinwire::test {
 
-/// Keeps the lines that are logged during its lifetime, of all levels or of one.
+/// Keeps the lines that are logged during its lifetime, of all levels or of
+/// one.
 class KeptLog {
  public:
   explicit KeptLog(std::optional<LogLevel> only = {}) {
