@@ -49,7 +49,7 @@ Buffer LeanOnebitAdam::Impl::of_shard(const char* name) const {
 bool LeanOnebitAdam::Impl::freeze_ends(StepMeter& step) {
   const bool due = freeze_is_due(step);  // which keeps a record of every step
   if (!model.compresses()) return due;
-  return hold.lets_end(due, steps, momentum);
+  return hold.lets_end(due, steps, momentum.exchange);
 }
 
 // The variance's bias-corrected L1 norm: cell by cell, added in flat order, so
@@ -84,7 +84,7 @@ void LeanOnebitAdam::Impl::freeze(StepMeter& step) {
   // d, in codes
   encode_denominators(factors);
   denominators.gather(step);
-  momentum.set_participation(denominators.participation());
+  momentum.participation.set(denominators.participation());
   // m <- server's signs of m
   keep_momentum(factors.view());
   // p, and what it is rounded from
@@ -123,18 +123,21 @@ void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
     const auto own = m.as<float>().subspan(at.offset, at.size);
     const auto by = factors.as<float>().subspan(at.offset, at.size);
     for (std::size_t i = 0; i < at.size; ++i) {
-      const bool takes_part = momentum.takes_part(model.block(b).offset + i);
+      const bool takes_part =
+          momentum.participation.takes_part(model.block(b).offset + i);
       own[i] = takes_part && by[i] != 0 ? own[i] * by[i] : 0;
     }
     of_block[b] = own.data();
   });
   if (!model.compresses()) {  // its shard is all of it
     model.adam.exp_avg() = std::move(m);
-    momentum.now_values();
+    momentum.form.now_values();
     return;
   }
-  momentum.begin_as_signs(
+  exchange::CompressedAllReduce& all = momentum.exchange.all();
+  all.share(
       [&](std::size_t b) { return kernels::SignInput{.values = of_block[b]}; });
+  momentum.form.keep_as_signs(all);
 }
 
 // Bucket by bucket, as masters are freed together; parameters of fp32 are

@@ -82,6 +82,8 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients, optim::FreezeStage {
   void set_stage();
   [[nodiscard]] optim::Notes note_stage() const;
   void return_to_exact();
+  /// Drops all parts of the compressed stage for a new sharded Adam.
+  void begin_exact();
   void shard_moments(std::vector<float>& m, std::vector<float>& v);
   [[nodiscard]] std::vector<float> shard_masters();
 

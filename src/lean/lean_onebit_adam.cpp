@@ -126,12 +126,12 @@ void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
   // By host, g_i is the mean of host i's, where this rank encodes it.
   if (model.host) model.host->average(in.grads, step);
   // g_i = clip * g_i, the norm of their mean being estimated.
-  const auto scale =
-      gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
+  const auto scale = gradients.clip_by_estimate(
+      in, momentum.participation.has_late(in.grads), step);
   if (!scale) return;
   const optim::Coefficients c = model.coefficients(++steps, *scale);
   if (gradients.any_late()) {
-    const auto admitted = momentum.admit_late(step);
+    const auto admitted = momentum.participation.admit_late(step);
     denominators.admit(admitted);
     step.report().revived = admitted.size();
   }
@@ -145,7 +145,7 @@ void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
     full.point(model.block(b), arrays);
     kernels::sign_update_coded(m, arrays, c[model.layout.block_group[b]]);
   };
-  momentum.average(in, c, apply, step);
+  momentum.exchange.average(in, c, apply, step);
   verify();
 }
 
@@ -153,7 +153,7 @@ void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
 optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
   model.masks.follow();
   if (!is_frozen()) return {};
-  optim::MaskChange change = momentum.follow_masks();
+  optim::MaskChange change = momentum.participation.follow_masks();
   denominators.leave_out(change.excluded);
   return change;
 }
@@ -182,7 +182,7 @@ StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
     take_step(in, meter);
   }
   if (!report.applied) ++skipped;
-  report.masked = momentum.num_left_out();
+  report.masked = momentum.participation.num_left_out();
   report.heavy = denominators.heavy().size();
   return report;
 }
@@ -274,7 +274,7 @@ void LeanOnebitAdam::set_full_parameter(std::string_view name,
 }
 
 double LeanOnebitAdam::residual_ratio() const {
-  return impl_->momentum.residual_ratio();
+  return impl_->momentum.exchange.residual_ratio();
 }
 
 }  // namespace thinwire::lean

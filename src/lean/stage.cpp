@@ -40,6 +40,17 @@ optim::Notes LeanOnebitAdam::Impl::note_stage() const {
               : optim::note_of_end(kFreezeStep, plan.step(), steps)};
 }
 
+void LeanOnebitAdam::Impl::begin_exact() {
+  momentum.exchange.clear_residuals();
+  momentum.participation.set({});
+  momentum.form.now_values();
+  model.adam.exp_avg() = Buffer();
+  denominators.clear();
+  full.end();
+  exact = make_exact({});
+  frozen_step = 0;
+}
+
 // A new sharded Adam with what codes, lower bits and signs say of this rank's
 // shard.
 void LeanOnebitAdam::Impl::return_to_exact() {
@@ -47,13 +58,7 @@ void LeanOnebitAdam::Impl::return_to_exact() {
   std::vector<float> m, v;
   shard_moments(m, v);
   const std::vector<float> masters = shard_masters();
-  momentum.clear_residuals();
-  momentum.set_participation({});
-  momentum.now_values();
-  model.adam.exp_avg() = Buffer();
-  denominators.clear();
-  full.end();
-  exact = make_exact({});
+  begin_exact();
   for (std::size_t g = 0; g < model.adam.num_groups(); ++g) {
     exact->groups().set_learning_rate(g, model.adam.learning_rate(g));
     exact->groups().set_weight_decay(g, model.adam.weight_decay(g));
@@ -64,7 +69,6 @@ void LeanOnebitAdam::Impl::return_to_exact() {
   if (!masters.empty()) state.put("masters", masters);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state);
   exact->adopt(std::move(state))();
-  frozen_step = 0;
   hold.hold_until(0);
 }
 
@@ -72,7 +76,7 @@ void LeanOnebitAdam::Impl::return_to_exact() {
 // an element takes no part.
 void LeanOnebitAdam::Impl::shard_moments(std::vector<float>& m,
                                          std::vector<float>& v) {
-  momentum.keep_as_values();
+  momentum.form.keep_as_values();
   std::vector<float> factors(model.size(), 1.0f);
   for (const optim::HeavyElement& heavy : denominators.heavy())
     factors[heavy.index] = heavy.factor;
@@ -86,7 +90,7 @@ void LeanOnebitAdam::Impl::shard_moments(std::vector<float>& m,
     const auto d = denominators.of_block(b, scratch);
     const std::size_t flat = model.block(b).offset;
     for (std::size_t i = 0; i < at.size; ++i) {
-      if (!momentum.takes_part(flat + i)) continue;
+      if (!momentum.participation.takes_part(flat + i)) continue;
       const float factor = factors[flat + i];
       m[at.offset + i] = values[flat + i] / factor;
       v[at.offset + i] =

@@ -69,14 +69,14 @@ State LeanOnebitAdam::Impl::state() const {
   State state;
   if (exact) {
     state = exact->state();
-    state.encoded = momentum.encoded();
+    state.encoded = optim::encoded_elements(model);
   } else {
     state.add_groups("learning_rates", model.adam.learning_rates());
-    momentum.add_to(state, Sharing::kSame);
-    for (optim::StateArray& array : state.arrays)
-      if (array.name == "exp_avg") array.name = kMomentum;
+    momentum.form.add_to(state, kMomentum, Sharing::kSame);
+    momentum.participation.add_to(state);
+    momentum.exchange.add_to(state, {});
     state.owner = optim::layout_owner(layout);
-    momentum.add_owner(state);
+    optim::add_residual_owner(state, model);
     denominators.add_to(state);
     state.common.put_integer("denominator_bits", denominator_bits);
     if (full.are_split()) {
@@ -173,14 +173,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
   }
   return [this, common, rest, of_exact] {
     if (!exact) {
-      denominators.clear();
-      full.end();
-      momentum.clear_residuals();
-      momentum.set_participation({});
-      momentum.now_values();
-      model.adam.exp_avg() = Buffer();
-      exact = make_exact({});
-      frozen_step = 0;
+      begin_exact();
       exact->adopt(std::move(*rest))();
     } else {
       of_exact();
@@ -194,10 +187,9 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   struct Taken {
     Common common;
     std::int64_t frozen_at = 0;
-    std::vector<std::uint8_t> elements;
-    optim::LateElements late;
+    optim::MomentumParticipation::Saved participation;
     CodedDenominators::Saved denominators;
-    optim::CompressedMomentum::Residuals residuals;
+    optim::MomentumExchange::Saved exchange;
     Buffer m, low;
   };
   if (state.has_array(optim::ranges_key(optim::kNewParameters)))
@@ -223,10 +215,9 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);
   taken->frozen_at = optim::saved_count(state, "frozen_at");
-  taken->elements = optim::saved_participation(state, layout.size());
-  taken->late = momentum.saved_late(state, taken->elements);
+  taken->participation = momentum.participation.read(state);
   taken->denominators = denominators.read(state);
-  taken->residuals = momentum.take_residuals(state);
+  taken->exchange = momentum.exchange.read(state);
   taken->m =
       optim::take_floats(state, kMomentum, DType::kFloat32, layout.size());
   if (full.are_split() && layout.size() > 0)
@@ -236,10 +227,9 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
     restore(taken->common);
     frozen_step = taken->frozen_at;
     model.adam.exp_avg() = std::move(taken->m);
-    momentum.now_values();
-    momentum.restore(std::move(taken->residuals));
-    momentum.set_participation(std::move(taken->elements));
-    momentum.set_late(std::move(taken->late));
+    momentum.form.now_values();
+    momentum.exchange.restore(std::move(taken->exchange));
+    momentum.participation.restore(std::move(taken->participation));
     denominators.restore(std::move(taken->denominators));
     full.low_buffer() = std::move(taken->low);
     optim::Notes notes = note_stage();
@@ -258,7 +248,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::adopt(StateDict state) {
 
 void LeanOnebitAdam::require_owner(const StateDict& state) const {
   optim::require_layout(state, impl_->layout);
-  impl_->momentum.require_owner(state);
+  optim::require_residual_owner(state, impl_->model);
   if (!state.has_scalar("shards")) return;
   zero::require_shard_owner(state, impl_->layout, impl_->comm.rank());
   optim::require_text(state, "shards", impl_->shards.describe());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2102.02888, Algorithm 1; docs/algorithms/onebit-adam.md has the same
-// lines. The compressed momentum is in low_bit/momentum.cpp.
+// lines. The compressed momentum is in low_bit/momentum.
 #include "thinwire/optim/onebit_adam.h"
 
 #include <memory>
@@ -52,7 +52,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   OnebitAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                  const OnebitAdamOptions& options)
       : Impl(comm, layout, settings_of(options)),
-        freeze(model, options.freeze),
+        freeze(model, momentum, options.freeze),
         exact_groups(model),
         early(model, gradients, momentum, denominator),
         early_part(*this) {
@@ -108,7 +108,7 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
   adam().apply(++steps, *average, model.pool);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
-  if (freeze.ends_at(steps, momentum)) begin_compression();
+  if (freeze.ends_at(steps)) begin_compression();
 }
 
 void OnebitAdamImpl::begin_compression() {
@@ -128,10 +128,11 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // m_i = beta1 m + (1 - beta1) g_i
   // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit
   // p = p - lr (m / (1 - beta1^t) / d + wd p)
+  const auto apply = denominator.updates(in, c);
   if (is_early)
-    momentum.accept_early(in, c, denominator.values, step);
+    momentum.exchange.accept_early(apply, step);
   else
-    momentum.all_reduce(in, c, denominator.values, step);
+    momentum.exchange.average(in, c, apply, step);
   exact_groups.finish(steps, in, *scale, step);
 }
 

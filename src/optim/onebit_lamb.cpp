@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2104.06069, Algorithm 1; docs/algorithms/onebit-lamb.md has the same
-// lines. The compressed momentum is in low_bit/momentum.h, the trust ratios are
+// lines. The compressed momentum is in low_bit/momentum, the trust ratios are
 // in lamb_coefficients.cpp.
 #include "thinwire/optim/onebit_lamb.h"
 
@@ -24,7 +24,6 @@ namespace thinwire::optim {
 
 using kernels::AdamCoefficients;
 using kernels::LambFactorSums;
-using kernels::Signs;
 
 namespace {
 
@@ -49,7 +48,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
                  const OnebitLambOptions& options)
       : Impl(comm, layout, settings_of(options),
              /*keeps_previous=*/true),
-        freeze(model, options.freeze),
+        freeze(model, momentum, options.freeze),
         limits(trust_limits(options, layout.num_groups())),
         first_coefficients(options, layout.parameters().size()),
         coefficients(first_coefficients),
@@ -114,7 +113,7 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
     coefficients.last[i] = ratios[i].value;
     if (ratios[i].computed) coefficients.average(i, ratios[i].value);
   }
-  if (freeze.ends_at(steps, momentum)) begin_compression();
+  if (freeze.ends_at(steps)) begin_compression();
 }
 
 // d is made of v, a fresh copy of which goes on; momenta get a common size.
@@ -147,7 +146,6 @@ void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
   set_coefficients(sums);
   // p = p - lr c (m / (1 - beta1^t) / d + wd p)
   model.for_blocks([&](std::size_t b) { apply(b, in, c); });
-  if (model.compresses()) momentum.keep_as_signs();
 }
 
 // As each block arrives, its fresh variance and its part of the parameter's
@@ -156,28 +154,18 @@ OnebitLambImpl::Sums OnebitLambImpl::average_momentum(const StepInput& in,
                                                       const Coefficients& c,
                                                       StepMeter& step) {
   Sums sums(model.num_blocks());
-  if (!model.compresses()) {
-    const Buffer previous = momentum.copy();
-    momentum.update(in.grads, c);
-    momentum.deliver_debt(adam().exp_avg().as<float>());
-    model.for_blocks([&](std::size_t b) {
-      const float* const m_old =
-          previous.as<float>().data() + model.block(b).offset;
-      sums[b] =
-          update_fresh(b, momentum.values(b), {.values = m_old}, in.params, c);
-    });
-    return sums;
-  }
-  const auto own = [&](std::size_t b) {
-    auto input = momentum.input(b, in.grads, c[model.layout.block_group[b]]);
-    input.factor = momentum.unit(b);
-    return input;
+  const bool is_alone = !model.compresses();  // which changes values in place
+  const Buffer before =
+      is_alone ? copy_of(adam().exp_avg().view()) : Buffer::of<float>(0);
+  const auto previous = [&](std::size_t b) {
+    if (!is_alone) return momentum.form.previous(b);
+    return kernels::MomentumForm{.values = before.as<float>().data() +
+                                           model.block(b).offset};
   };
-  const auto take = [&](std::size_t b, Signs mean) {
-    sums[b] = update_fresh(b, {.signs = momentum.over_unit(mean, b)},
-                           momentum.previous(b), in.params, c);
+  const auto take = [&](std::size_t b, const kernels::MomentumForm& m) {
+    sums[b] = update_fresh(b, m, previous(b), in.params, c);
   };
-  step.compressed(momentum.exchange(), [&](auto& all) { all.run(own, take); });
+  momentum.exchange.average(in, c, take, step);
   return sums;
 }
 
@@ -192,7 +180,7 @@ LambFactorSums OnebitLambImpl::update_fresh(std::size_t b,
                                .params = params.as<float>().data() + at.offset,
                                .exp_avg = m,
                                .previous = m_old,
-                               .active = momentum.active(b),
+                               .active = momentum.exchange.active(b),
                                .floor = denominator.blocks.floor(b),
                                .size = at.size},
                               c[model.layout.block_group[b]]);
@@ -228,14 +216,7 @@ void OnebitLambImpl::apply(std::size_t b, const StepInput& in,
   c.minus_learning_rate =
       static_cast<float>(-adam().learning_rate(group) *
                          coefficients.last[model.layout.block_parameter[b]]);
-  kernels::FrozenUpdateArrays arrays =
-      CompressedMomentum::arrays(model.block(b), in, denominator.values);
-  if (model.compresses()) {
-    kernels::sign_update(momentum.mean(b), momentum.active(b), arrays, c);
-  } else {
-    arrays.exp_avg = momentum.values(b).values;
-    kernels::frozen_update(arrays, c);
-  }
+  denominator.update(b, momentum.form.current(b), in, c);
 }
 
 // As if the variance of late elements had been d^2 from the start.
@@ -258,7 +239,7 @@ void OnebitLambImpl::set_momentum_scales(std::vector<double> scales) {
   if (!momentum_scales.empty())
     for (const std::size_t parameter : model.layout.block_parameter)
       units.push_back(static_cast<float>(momentum_scales[parameter]));
-  momentum.set_units(std::move(units));
+  momentum.form.set_units(std::move(units));
 }
 
 void OnebitLambImpl::add_own(State& state) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2202.06009, Algorithm 1; docs/algorithms/zero-one-adam.md has the same
-// lines. Steps after the freeze are in low_bit/local_updates.cpp.
+// lines. Steps after the freeze are in low_bit/momentum/local_updates.cpp.
 #include "thinwire/optim/zero_one_adam.h"
 
 #include <fmt/format.h>
@@ -124,18 +124,14 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   // d = max(sqrt(v^) + eps, floor)
   update_variance(in, c);
   // p = p - lr (m^ / d + wd p)
-  model.for_blocks([&](std::size_t b) {
-    kernels::FrozenUpdateArrays arrays =
-        CompressedMomentum::arrays(model.block(b), in, denominator.values);
-    arrays.exp_avg = momentum.values(b).values;
-    kernels::frozen_update(arrays, c[model.layout.block_group[b]]);
-  });
+  const auto apply = denominator.updates(in, c);
+  model.for_blocks([&](std::size_t b) { apply(b, momentum.form.current(b)); });
   schedule.variance_updated();
 }
 
 void ZeroOneAdamImpl::update_variance(const StepInput& in,
                                       const Coefficients& c) {
-  momentum.keep_as_values();
+  momentum.form.keep_as_values();
   float* const m = adam().exp_avg().as<float>().data();
   float* const v = adam().exp_avg_sq().as<float>().data();
   // Exact steps know nothing of heavy elements: their gradients are whole.
@@ -161,8 +157,8 @@ void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
   ++steps;
   admit(prepare_gradients(in, *scale, step));
   // m = 1-bit mean of beta1 m + (1 - beta1) g_i,  p = p - lr (m^ / d + wd p)
-  momentum.all_reduce(in, model.coefficients(steps, *scale), denominator.values,
-                      step);
+  const Coefficients c = model.coefficients(steps, *scale);
+  momentum.exchange.average(in, c, denominator.updates(in, c), step);
 }
 
 // The residuals measured momentum until now, lr times momentum from now on.
@@ -170,7 +166,7 @@ void ZeroOneAdamImpl::freeze(View params) {
   is_frozen = true;
   updates.begin(params);
   adam().exp_avg_sq() = Buffer();
-  momentum.clear_residuals();
+  momentum.exchange.clear_residuals();
 }
 
 void ZeroOneAdamImpl::set_stage(View params) {
@@ -183,24 +179,12 @@ void ZeroOneAdamImpl::set_stage(View params) {
 
 // Denominators stay until the next variance step, and heavy elements with them.
 void ZeroOneAdamImpl::return_to_variance() {
-  momentum.keep_as_values();
-  momentum.set_units({});
-  momentum.clear_residuals();
+  momentum.form.keep_as_values();
+  momentum.form.set_units({});
+  momentum.exchange.clear_residuals();
   updates.end();
   is_frozen = false;
-  adam().exp_avg_sq() = Buffer::of<float>(model.size());
-  const auto v = adam().exp_avg_sq().as<float>();
-  std::vector<float> factors(model.size(), 1.0f);
-  for (const HeavyElement& heavy : denominator.heavy())
-    factors[heavy.index] = heavy.factor;
-  const Participations elements = momentum.participation();
-  for (const GroupRange& r : model.layout.compressed) {
-    const AdamCoefficients c = adam().coefficients(r.group, var_updates, 1);
-    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
-      if (elements.empty() || elements[i] == kTakesPart || elements[i] == kOut)
-        v[i] = variance_under(*denominator.at(i) / factors[i], c) /
-               c.exp_avg_sq_scale;
-  }
+  denominator.restore_variance(var_updates);
 }
 
 // After the freeze: a local step, and in steps of T_u a sync. By host, ranks of
@@ -209,14 +193,15 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
   const bool syncs = phase() == Phase::kCompressed;
   if (model.host) model.host->average_all(in.grads, step);
   const auto scale =
-      syncs ? gradients.clip_by_estimate(in, momentum.has_late(in.grads), step)
+      syncs ? gradients.clip_by_estimate(
+                  in, momentum.participation.has_late(in.grads), step)
             : gradients.clip_locally(in, step);
   if (!step.report().applied) return;
   ++steps;
   if (syncs) {
     (void)prepare_gradients(in, *scale, step);
   } else if (scale) {
-    momentum.remember_late(in.grads);
+    momentum.participation.remember_late(in.grads);
     denominator.guard(in.grads, *scale, gradients.chunk_squares());
   }
   const Coefficients c = model.coefficients(steps, scale.value_or(1));

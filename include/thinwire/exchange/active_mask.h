@@ -41,4 +41,9 @@ class ActiveMask {
   std::vector<std::size_t> counts_;      // per block
 };
 
+/// Returns whether element `i` of a block takes part, by ActiveMask::words().
+[[nodiscard]] inline bool is_active(const std::uint32_t* words, std::size_t i) {
+  return words == nullptr || (words[i / 32] >> (i % 32) & 1u) != 0;
+}
+
 }  // namespace thinwire::exchange

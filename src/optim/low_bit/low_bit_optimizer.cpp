@@ -20,7 +20,7 @@ StepReport LowBitOptimizer::Impl::step(const StepInput& in) {
     take_step(in, meter);
   }
   if (!report.applied) ++skipped;
-  report.masked = momentum.num_left_out();
+  report.masked = momentum.participation.num_left_out();
   report.heavy = denominator.heavy().size();
   return report;
 }
@@ -44,14 +44,14 @@ void EarlyLowBit::measure(ConstView grads, Range range) {
 std::optional<double> LowBitOptimizer::Impl::begin_compressed(
     const StepInput& in, StepMeter& step, bool is_unlike_early) {
   if (model.host) model.host->average(in.grads, step);
-  return gradients.clip_by_estimate(in, momentum.has_late(in.grads), step,
-                                    is_unlike_early);
+  return gradients.clip_by_estimate(
+      in, momentum.participation.has_late(in.grads), step, is_unlike_early);
 }
 
 std::vector<std::size_t> LowBitOptimizer::Impl::prepare_gradients(
     const StepInput& in, double grad_scale, StepMeter& step) {
   std::vector<std::size_t> admitted;
-  if (gradients.any_late()) admitted = momentum.admit_late(step);
+  if (gradients.any_late()) admitted = momentum.participation.admit_late(step);
   step.report().revived += admitted.size();
   denominator.guard(in.grads, grad_scale, gradients.chunk_squares());
   if (model.masks.are_waiting()) follow_masks();
@@ -59,8 +59,8 @@ std::vector<std::size_t> LowBitOptimizer::Impl::prepare_gradients(
 }
 
 void LowBitOptimizer::Impl::hand_over_residuals() {
-  if (auto owed = gradients.few_bits().release())
-    momentum.inherit(std::move(*owed), denominator.heavy());
+  if (auto residuals = gradients.few_bits().release())
+    momentum.exchange.inherit(std::move(*residuals), denominator.heavy());
 }
 
 MaskChange LowBitOptimizer::Impl::follow_masks() {
@@ -113,7 +113,7 @@ Progress LowBitOptimizer::progress() const {
 
 double LowBitOptimizer::residual_ratio() const {
   impl_->require_between_steps("residual_ratio");
-  return impl_->momentum.residual_ratio();
+  return impl_->momentum.exchange.residual_ratio();
 }
 
 EarlyGradients* LowBitOptimizer::early() { return impl_->early_gradients; }
@@ -140,7 +140,7 @@ void LowBitOptimizer::require_owner(const StateDict& state) const {
 
 void LowBitOptimizer::set_observer(exchange::WireObserver* observer) noexcept {
   impl_->model.observer = observer;
-  impl_->momentum.follow_observer();
+  impl_->momentum.exchange.follow_observer();
 }
 
 }  // namespace thinwire::optim

@@ -37,12 +37,15 @@ State LowBitOptimizer::Impl::state() const {
   add_hosts(state, model.comm.hosts());
   gradients.memory.add_to(state, model.settings.exchange.lagged_clipping);
   state.add_groups("learning_rates", adam.learning_rates());
-  momentum.add_to(state,
-                  local_updates != nullptr && local_updates->momenta_differ()
-                      ? Sharing::kMean
-                      : Sharing::kSame,
-                  phase() == Phase::kExact ? gradients.few_bits().residuals()
-                                           : std::nullopt);
+  momentum.form.add_to(
+      state, "exp_avg",
+      local_updates != nullptr && local_updates->momenta_differ()
+          ? Sharing::kMean
+          : Sharing::kSame);
+  momentum.participation.add_to(state);
+  momentum.exchange.add_to(state, phase() == Phase::kExact
+                                      ? gradients.few_bits().residuals()
+                                      : std::nullopt);
   gradients.few_bits().add_to(state);
   if (!adam.exp_avg_sq().empty() || model.size() == 0)
     state.add_elements("exp_avg_sq", Sharing::kSame, {{0, model.size()}},
@@ -50,7 +53,7 @@ State LowBitOptimizer::Impl::state() const {
   denominator.blocks.add_to(state, model.layout);
   add_own(state);
   state.owner = layout_owner(adam.layout());
-  momentum.add_owner(state);
+  add_residual_owner(state, model);
   std::string names;
   for (const StateArray& array : state.arrays) names += array.name + '\n';
   state.owner.put_text("arrays", std::move(names));
@@ -58,7 +61,7 @@ State LowBitOptimizer::Impl::state() const {
 }
 
 void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
-  if (momentum.has_begun_early() || gradients.few_bits().has_begun())
+  if (momentum.exchange.has_begun_early() || gradients.few_bits().has_begun())
     refuse(
         fmt::format("{}: between reduce() and step(), with "
                     "exchange.during_backward or warmup_bits; call step() "
@@ -88,12 +91,11 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     bool verification_is_due = false;
     LocalGradients::Memory memory;
     std::vector<double> rates;
-    std::vector<std::uint8_t> elements;
-    LateElements late;
+    MomentumParticipation::Saved participation;
     BlockDenominators blocks;
     int warmup_bits = 0;
-    bool owe_gradients = false;
-    CompressedMomentum::Residuals residuals;
+    std::optional<RankResiduals> of_gradients;
+    MomentumExchange::Saved exchange;
     Optimizer::Adoption own;
     Buffer m, v;
   };
@@ -108,12 +110,13 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   taken->memory = gradients.saved_memory(state);
   note_other_hosts(state, model);
   taken->rates = adam().learning_rates_in(state);
-  taken->elements = saved_participation(state, n);
-  taken->late = momentum.saved_late(state, taken->elements);
+  taken->participation = momentum.participation.read(state);
   taken->blocks = BlockDenominators::load(state, model.layout, n);
   taken->warmup_bits = gradients.few_bits().bits_after(state, begins);
-  taken->owe_gradients = LowBitAverage::owns_residuals_of(state);
-  taken->residuals = momentum.take_residuals(state, taken->owe_gradients);
+  if (LowBitAverage::owns_residuals_of(state))
+    taken->of_gradients = take_residuals(state, model);
+  else
+    taken->exchange = momentum.exchange.read(state);
   taken->own = adopt_own(state);
   taken->m = take_floats(state, "exp_avg", DType::kFloat32, n);
   if (state.has_array("exp_avg_sq"))
@@ -129,20 +132,12 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
     gradients.memory = taken->memory;
     adam().exp_avg() = std::move(taken->m);
     adam().exp_avg_sq() = std::move(taken->v);
-    momentum.now_values();
+    momentum.form.now_values();
     Notes notes;
-    if (taken->owe_gradients && taken->residuals.are_there) {
-      gradients.few_bits().restore(taken->warmup_bits,
-                                   {std::move(taken->residuals.worker),
-                                    std::move(taken->residuals.server)},
-                                   notes);
-      taken->residuals = {};
-    } else {
-      gradients.few_bits().restore(taken->warmup_bits);
-    }
-    momentum.restore(std::move(taken->residuals));
-    momentum.set_participation(std::move(taken->elements));
-    momentum.set_late(std::move(taken->late));
+    gradients.few_bits().restore(taken->warmup_bits,
+                                 std::move(taken->of_gradients), notes);
+    momentum.exchange.restore(std::move(taken->exchange));
+    momentum.participation.restore(std::move(taken->participation));
     denominator.blocks = std::move(taken->blocks);
     model.masks.follow();
     for (std::string& note : taken->own()) notes.push_back(std::move(note));
@@ -155,7 +150,7 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
 // lacks much.
 void LowBitOptimizer::Impl::require_owner(const StateDict& state) const {
   require_layout(state, model.adam.layout());
-  momentum.require_owner(state);
+  require_residual_owner(state, model);
   if (state.text("optimizer") != model.settings.name) return;
   std::istringstream names(state.text("arrays"));
   for (std::string name; std::getline(names, name);)

@@ -96,23 +96,58 @@ void Denominator::fit(std::vector<std::uint8_t> elements) {
              model_.pool);
   for (const HeavyElement& element : heavy())
     m[element.index] *= element.factor;
-  momentum_.set_participation(std::move(elements));
+  momentum_.participation.set(std::move(elements));
+}
+
+bool Denominator::has_variance(std::size_t element) const {
+  const Participations all = momentum_.participation.elements();
+  return all.empty() || all[element] == kTakesPart || all[element] == kOut;
+}
+
+void Denominator::restore_variance(std::int64_t updates) {
+  model_.adam.exp_avg_sq() = Buffer::of<float>(model_.size());
+  const auto v = model_.adam.exp_avg_sq().as<float>();
+  std::vector<float> factors(model_.size(), 1.0f);
+  for (const HeavyElement& element : heavy())
+    factors[element.index] = element.factor;
+  for (const GroupRange& r : model_.layout.compressed) {
+    const auto c = model_.adam.coefficients(r.group, updates, 1);
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
+      if (has_variance(i))
+        v[i] = variance_under(*at(i) / factors[i], c) / c.exp_avg_sq_scale;
+  }
 }
 
 void Denominator::forget() {
   values = Buffer();
   blocks = BlockDenominators();
-  momentum_.set_participation({});
-  momentum_.clear_residuals();
-  momentum_.set_units({});
+  momentum_.participation.set({});
+  momentum_.exchange.clear_residuals();
+  momentum_.form.set_units({});
 }
 
 MaskChange Denominator::follow_masks() {
-  MaskChange change = momentum_.follow_masks();
+  MaskChange change = momentum_.participation.follow_masks();
   for (const std::size_t i : change.included)
     *at(i) = blocks.of_late(model_.block_of(i));
   blocks.forget_heavy(change.excluded);
   return change;
+}
+
+void Denominator::update(std::size_t b, const kernels::MomentumForm& m,
+                         const StepInput& in,
+                         const kernels::AdamCoefficients& c) const {
+  const Range& at = model_.block(b);
+  const kernels::FrozenUpdateArrays arrays{
+      .params = in.params.as<float>().data() + at.offset,
+      .exp_avg = m.values,
+      .denominator = values.as<float>().data() + at.offset,
+      .low_precision = part_of(in.low_precision, at),
+      .size = at.size};
+  if (m.values != nullptr)
+    kernels::frozen_update(arrays, c);
+  else
+    kernels::sign_update(m.signs, momentum_.exchange.active(b), arrays, c);
 }
 
 void Denominator::guard(View grads, double grad_scale,

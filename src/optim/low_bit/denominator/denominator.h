@@ -48,8 +48,22 @@ class Denominator {
   /// `values` holds sqrt(v) + eps: floors and caps it, and scales the momentum
   /// of heavy elements. `elements` says who takes part by mask and variance.
   void fit(std::vector<std::uint8_t> elements);
-  /// After fit(): CompressedMomentum::follow_masks().
+  /// Applies the caller's masks, as MomentumParticipation::follow_masks() does,
+  /// after fit().
   MaskChange follow_masks();
+
+  /// Updates block `b` with its new momentum:
+  ///   p <- p - lr (m / (1 - beta1^t) / d + wd p)
+  void update(std::size_t b, const kernels::MomentumForm& m,
+              const StepInput& in, const kernels::AdamCoefficients& c) const;
+  /// Returns update() of all blocks of one step, whose arguments must outlive
+  /// it.
+  [[nodiscard]] MomentumExchange::Apply updates(const StepInput& in,
+                                                const Coefficients& c) const {
+    return [&, this](std::size_t b, const kernels::MomentumForm& m) {
+      update(b, m, in, c[model_.layout.block_group[b]]);
+    };
+  }
 
   /// Before gradients are encoded, `grad_scale` being what they will be
   /// multiplied by: those of heavy elements are scaled, outliers are bounded.
@@ -71,11 +85,14 @@ class Denominator {
   [[nodiscard]] std::span<const HeavyElement> heavy() const {
     return blocks.heavy();
   }
-  [[nodiscard]] Participations participation() const {
-    return momentum_.participation();
-  }
-  /// The variance moves again: nothing is divided by, all take part, and the
-  /// momentum is what exp_avg holds, without residuals.
+  /// Returns whether an element has a variance: it has had a gradient and is
+  /// not unfit.
+  [[nodiscard]] bool has_variance(std::size_t element) const;
+  /// Makes the variance, after `updates` updates, the one that the denominators
+  /// are the root of, and 0 if an element has none.
+  void restore_variance(std::int64_t updates);
+  /// Ends this stage, as the variance moves again. All elements take part, and
+  /// the momentum, as values, has no residuals.
   void forget();
 
   Buffer values;             ///< fp32, of every element.

@@ -39,10 +39,10 @@ bool Freeze::is_due(std::int64_t step) {
   return automatic_.observe(total);
 }
 
-bool Freeze::ends_at(std::int64_t step, const CompressedMomentum& momentum) {
+bool Freeze::ends_at(std::int64_t step) {
   const bool due = is_due(step);  // which keeps a record of every step
   if (!model_.compresses()) return due;
-  return hold_.lets_end(due, step, momentum);
+  return hold_.lets_end(due, step, momentum_.exchange);
 }
 
 void Freeze::freeze(std::int64_t step, bool keeps_variance,
@@ -120,33 +120,26 @@ void Freeze::restore(Saved&& saved, Denominator& denominator) {
   denominator.values = std::move(saved.denominator);
 }
 
-// What freeze() did to v and m, backwards. What has never had a gradient, or is
-// unfit, has no variance.
+// Undoes what freeze() did to v and m.
 std::string Freeze::return_to_exact(
     std::int64_t steps, Denominator& denominator,
     const std::function<float(std::size_t)>& kept_scale) {
   Adam& adam = model_.adam;
   const bool has_kept = kept_scale != nullptr && !adam.exp_avg_sq().empty();
-  if (!has_kept) adam.exp_avg_sq() = Buffer::of<float>(model_.size());
+  if (!has_kept) denominator.restore_variance(steps);
   const auto v = adam.exp_avg_sq().as<float>();
   const auto m = adam.exp_avg().as<float>();
-  const Participations elements = denominator.participation();
-  std::vector<float> factors(model_.size(), 1.0f);
-  for (const HeavyElement& heavy : denominator.heavy())
-    factors[heavy.index] = heavy.factor;
-  for (const GroupRange& r : model_.layout.compressed) {
-    const kernels::AdamCoefficients c = adam.coefficients(r.group, steps, 1);
-    const float scale = has_kept ? kept_scale(r.group) : 1;
-    for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
-      const bool has_variance =
-          elements.empty() || elements[i] == kTakesPart || elements[i] == kOut;
-      const float unbiased =
-          has_kept ? v[i] / factors[i] / factors[i] * scale
-                   : variance_under(*denominator.at(i) / factors[i], c);
-      v[i] = has_variance ? unbiased / c.exp_avg_sq_scale : 0;
-      m[i] /= factors[i];
-    }
+  for (const HeavyElement& heavy : denominator.heavy()) {
+    m[heavy.index] /= heavy.factor;
+    if (has_kept) v[heavy.index] = v[heavy.index] / heavy.factor / heavy.factor;
   }
+  if (has_kept)
+    for (const GroupRange& r : model_.layout.compressed) {
+      const float bias = adam.coefficients(r.group, steps, 1).exp_avg_sq_scale;
+      const float scale = kept_scale(r.group);
+      for (std::size_t i = r.range.offset; i < r.range.end(); ++i)
+        v[i] = denominator.has_variance(i) ? v[i] * scale / bias : 0;
+    }
   denominator.forget();
   frozen_at_ = 0;
   hold_.hold_until(0);

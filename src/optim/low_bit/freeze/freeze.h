@@ -25,8 +25,10 @@ namespace thinwire::optim {
 /// denominator of all compressed steps that follow.
 class Freeze final : public FreezeStage {
  public:
-  Freeze(LowBitModel& model, const FreezeOptions& options)
+  Freeze(LowBitModel& model, const CompressedMomentum& momentum,
+         const FreezeOptions& options)
       : model_(model),
+        momentum_(momentum),
         plan_(options.step, freeze_step_of(options)),
         automatic_(options) {}
 
@@ -39,8 +41,7 @@ class Freeze final : public FreezeStage {
 
   /// After every exact step: whether it was the last one. Collective where the
   /// gate is asked.
-  [[nodiscard]] bool ends_at(std::int64_t step,
-                             const CompressedMomentum& momentum);
+  [[nodiscard]] bool ends_at(std::int64_t step);
   void set_gate(FreezeGate gate) override { hold_.set_gate(std::move(gate)); }
   [[nodiscard]] std::int64_t frozen_at() const noexcept override {
     return frozen_at_;
@@ -91,6 +92,7 @@ class Freeze final : public FreezeStage {
   [[nodiscard]] bool is_due(std::int64_t step);
 
   LowBitModel& model_;
+  const CompressedMomentum& momentum_;
   StagePlan plan_;
   bool begins_ = false;  // with a state of an exact rule
   AutoFreeze automatic_;

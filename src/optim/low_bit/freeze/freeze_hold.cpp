@@ -14,11 +14,11 @@ constexpr const char* kUntil = "freeze_held_until";
 }  // namespace
 
 bool FreezeHold::lets_end(bool due, std::int64_t step,
-                          const CompressedMomentum& momentum) {
+                          const MomentumExchange& exchange) {
   if (!due || step < until_) return false;
   if (!gate_) return true;
   if (gate_({.step = step,
-             .time_exchange = [&] { return momentum.time_exchange(); }}))
+             .time_exchange = [&] { return exchange.time_exchange(); }}))
     return true;
   until_ = step + std::max<std::int64_t>(1, step / 10);
   return false;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "optim/low_bit/momentum/momentum.h"
+#include "optim/low_bit/momentum/momentum_exchange.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/optimizer.h"
 
@@ -15,10 +15,10 @@ class FreezeHold {
  public:
   void set_gate(FreezeGate gate) { gate_ = std::move(gate); }
 
-  /// Collective, of several ranks, after an exact step: whether an exact stage
-  /// that is `due` to end does. `momentum` is what will be exchanged.
+  /// Returns, after an exact step, whether an exact stage that is `due` to end
+  /// does. Collective, on several ranks.
   [[nodiscard]] bool lets_end(bool due, std::int64_t step,
-                              const CompressedMomentum& momentum);
+                              const MomentumExchange& exchange);
 
   // ---- state: the step before which nobody is asked again
   [[nodiscard]] std::int64_t until() const { return until_; }

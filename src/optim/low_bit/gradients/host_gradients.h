@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "exchange/places.h"
+#include "exchange/ready_ranges.h"
 #include "optim/exact_exchange.h"
-#include "optim/low_bit/gradients/ready_ranges.h"
 #include "optim/low_bit/layout.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
@@ -82,7 +82,7 @@ class HostGradients {
   std::vector<std::size_t> block_in_means_;
   std::vector<double> squares_;        // per block
   std::vector<double> exact_squares_;  // per run that stays exact
-  ReadyRanges ready_;
+  exchange::ReadyRanges ready_;
   std::vector<comm::Work> works_;
   bool pieces_only_ = false;
 };

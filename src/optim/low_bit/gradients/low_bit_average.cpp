@@ -23,18 +23,10 @@ float reciprocal(double value) { return static_cast<float>(1 / value); }
 
 }  // namespace
 
-std::vector<float> owed_of(ConstView worker, ConstView server, Range at) {
-  std::vector<float> owed(at.size);
-  std::vector<float> rest(at.size);
-  kernels::convert(worker.subview(at.offset, at.size), std::span(rest));
-  kernels::convert(server.subview(at.offset, at.size), std::span(owed));
-  for (std::size_t i = 0; i < at.size; ++i) owed[i] += rest[i];
-  return owed;
-}
-
 LowBitAverage::LowBitAverage(LowBitModel& model)
     : model_(model),
       bits_(model.settings.warmup_bits.planned),
+      restored_(model),
       was_chosen_(!model.settings.warmup_bits.named) {}
 
 void LowBitAverage::tell() {
@@ -80,7 +72,7 @@ Range LowBitAverage::range_of(std::size_t bucket) const {
 }
 
 void LowBitAverage::begin_early(View grads, Range range) {
-  if (range.size == 0) return;
+  if (range.size == 0 || !model_.compresses()) return;
   require(!ready_.touch(range), "range", "apart from what is under way",
           fmt::format("{} of size {}", range.offset, range.size));
   if (!exchange().has_begun()) begin(grads, loss_scale_);
@@ -116,8 +108,9 @@ void LowBitAverage::clear(StepReport& report) noexcept {
 View LowBitAverage::average(const StepInput& in, bool begins_anew,
                             StepMeter& step) {
   const View mean = place_of(in.grads);
-  if (debt_) {
-    pay_debt(in, mean);
+  if (!restored_.empty()) {  // on a single rank
+    write_scaled(in.grads, reciprocal(in.loss_scale), mean.as<float>());
+    restored_.add_to(mean.as<float>());
     return mean;
   }
   tell();
@@ -162,34 +155,19 @@ void LowBitAverage::scale_exact(const StepInput& in, View mean) {
                  mean.as<float>().subspan(r.range.offset, r.range.size));
 }
 
-void LowBitAverage::pay_debt(const StepInput& in, View mean) {
-  const auto to = mean.as<float>();
-  write_scaled(in.grads, reciprocal(in.loss_scale), to);
-  model_.for_blocks([&](std::size_t b) {
-    const exchange::Block& block = model_.layout.blocks.blocks()[b];
-    const std::vector<float> owed =
-        owed_of(debt_->worker.view(), debt_->server.view(), block.residual);
-    for (std::size_t i = 0; i < owed.size(); ++i)
-      to[block.values.offset + i] += owed[i];
-  });
-  debt_.reset();
-}
-
 // ---- residuals
 
-std::optional<LowBitAverage::Views> LowBitAverage::residuals() const {
-  if (debt_) return Views{debt_->worker.view(), debt_->server.view()};
-  if (!exchange_) return std::nullopt;
-  return Views{exchange_->worker_error(), exchange_->server_error()};
+std::optional<ResidualViews> LowBitAverage::residuals() const {
+  if (!exchange_) return restored_.views();
+  return ResidualViews{exchange_->worker_error(), exchange_->server_error()};
 }
 
-std::optional<GradientResiduals> LowBitAverage::release() {
+std::optional<RankResiduals> LowBitAverage::release() {
   mean_ = Buffer();
-  if (debt_) return std::exchange(debt_, std::nullopt);
-  if (!exchange_) return std::nullopt;
+  if (!exchange_) return restored_.release();
   auto [worker, server] = exchange_->release_errors();
   exchange_.reset();
-  return GradientResiduals{std::move(worker), std::move(server), clip_};
+  return RankResiduals{std::move(worker), std::move(server), clip_};
 }
 
 void LowBitAverage::add_to(State& state) const {
@@ -213,27 +191,24 @@ bool LowBitAverage::owns_residuals_of(const StateDict& state) {
          saved_count(state, "frozen_at") == 0;
 }
 
-void LowBitAverage::restore(int bits) {
+void LowBitAverage::restore(int bits, std::optional<RankResiduals>&& residuals,
+                            Notes& notes) {
   abandon();
   exchange_.reset();
-  debt_.reset();
+  (void)restored_.release();
   bits_ = bits;
   clip_ = 1;
   was_chosen_ = false;
-}
-
-void LowBitAverage::restore(int bits, GradientResiduals&& residuals,
-                            Notes& notes) {
-  restore(bits);
+  if (!residuals) return;
   if (bits == 0)
     notes.push_back(
         "warmup_bits is 0, but the state's exact steps sent gradients in few "
         "bits: what rounding took of them is dropped");
   else if (model_.compresses())
-    exchange().take_errors(std::move(residuals.worker),
-                           std::move(residuals.server));
+    exchange().take_errors(std::move(residuals->worker),
+                           std::move(residuals->server));
   else
-    debt_ = std::move(residuals);
+    restored_.restore(*std::move(residuals));
 }
 
 }  // namespace thinwire::optim

@@ -5,25 +5,14 @@
 #include <optional>
 #include <vector>
 
-#include "optim/low_bit/gradients/ready_ranges.h"
+#include "exchange/ready_ranges.h"
 #include "optim/low_bit/model.h"
+#include "optim/low_bit/restored_residuals.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/exchange/quantized_all_reduce.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
-
-/// What one rank owes: of the blocks that it encodes, and of those that it
-/// serves, one after the other.
-struct GradientResiduals {
-  Buffer worker;
-  Buffer server;
-  double clip = 1;  ///< Of the last step's gradients.
-};
-
-/// Returns what both sides owe of elements `at`, as floats.
-[[nodiscard]] std::vector<float> owed_of(ConstView worker, ConstView server,
-                                         Range at);
 
 /// The average of gradients over few bits in exact steps
 /// (FreezeOptions::warmup_bits). Gradients without their loss scale travel in 4
@@ -35,7 +24,7 @@ class LowBitAverage {
 
   /// Whether the next exact step averages this way.
   [[nodiscard]] bool is_on() const {
-    return bits_ != 0 && (model_.compresses() || debt_);
+    return bits_ != 0 && (model_.compresses() || !restored_.empty());
   }
   /// 0: exactly.
   [[nodiscard]] int bits() const { return bits_; }
@@ -60,29 +49,24 @@ class LowBitAverage {
   void clipped_by(double factor) { clip_ = factor; }
   /// Gives up what has begun, and with it the residuals that it has changed.
   void abandon() noexcept;
-  /// The step is skipped: nothing is owed any more, whether it had begun or
-  /// not.
+  /// Sets the residuals to 0 for a step that is skipped, begun or not.
   void clear(StepReport& report) noexcept;
 
   // ---- residuals
-  /// Moves them out, to those who go on with the momentum; nothing where no
-  /// step has been taken.
-  [[nodiscard]] std::optional<GradientResiduals> release();
+  /// Returns the residuals, for the momentum to inherit; nothing if no step has
+  /// been taken. The next step begins without residuals.
+  [[nodiscard]] std::optional<RankResiduals> release();
   void add_to(State& state) const;
-  struct Views {
-    ConstView worker;
-    ConstView server;
-  };
-  [[nodiscard]] std::optional<Views> residuals() const;
+  [[nodiscard]] std::optional<ResidualViews> residuals() const;
   /// The bits that a run goes on with after a state; `begins`: it is of the
   /// exact rule. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] int bits_after(const StateDict& state, bool begins) const;
   /// Whether a state's residuals are of gradients.
   [[nodiscard]] static bool owns_residuals_of(const StateDict& state);
-  /// Goes on with these bits, owing nothing.
-  void restore(int bits);
-  /// The same, owing what a state says. Adds a note if that is dropped.
-  void restore(int bits, GradientResiduals&& residuals, Notes& notes);
+  /// Continues with these bits and with a state's residuals, if it has any.
+  /// Adds a note if they are dropped.
+  void restore(int bits, std::optional<RankResiduals>&& residuals,
+               Notes& notes);
 
  private:
   [[nodiscard]] exchange::QuantizedAllReduce& exchange();
@@ -93,19 +77,18 @@ class LowBitAverage {
   void decode(View mean);
   void tell();
   void scale_exact(const StepInput& in, View mean);
-  void pay_debt(const StepInput& in, View mean);
 
   LowBitModel& model_;
   int bits_;
   std::unique_ptr<exchange::QuantizedAllReduce> exchange_;  // once needed
-  std::optional<GradientResiduals> debt_;                   // of a group of one
+  RestoredResiduals restored_;
   Buffer mean_;            // of gradients of 16 bits
   double loss_scale_ = 1;  // of the last step
   double clip_ = 1;        // of the last step, since a load
   bool was_chosen_;        // by total_steps, and nobody has been told
   // Of what has begun.
   View grads_;
-  ReadyRanges ready_;
+  exchange::ReadyRanges ready_;
   std::vector<bool> is_added_;  // per bucket
 };
 

@@ -36,41 +36,27 @@ void EarlyMomentum::begin(View grads, std::int64_t number) {
   grads_ = grads;
   grad_scale_ = gradients_.scale_by_lag(loss_scale_);
   coefficients_ = model_.coefficients(number, grad_scale_);
-  missing_ = {{0, model_.size()}};
-  momentum_.exchange().begin_early([this](std::size_t b) { return input(b); });
+  ready_.clear();
+  momentum_.exchange.all().begin_early(
+      [this](std::size_t b) { return input(b); });
 }
 
 void EarlyMomentum::add(View grads, Range range, std::int64_t number) {
-  const auto within =
-      std::find_if(missing_.begin(), missing_.end(), [&](const Range& missing) {
-        return missing.offset <= range.offset && range.end() <= missing.end();
-      });
-  require(!has_begun() || within != missing_.end(), "range",
+  require(!has_begun() || !ready_.touch(range), "range",
           "apart from what is under way",
           fmt::format("{} of size {}", range.offset, range.size));
   gradients_.measure_early(grads, range);  // throws where it does not fit
   if (!has_begun()) begin(grads, number);
-  std::vector<Range> rest;
-  for (const Range& missing : missing_) {
-    if (range.end() <= missing.offset || missing.end() <= range.offset) {
-      rest.push_back(missing);
-      continue;
-    }
-    if (missing.offset < range.offset)
-      rest.push_back({missing.offset, range.offset - missing.offset});
-    if (range.end() < missing.end())
-      rest.push_back({range.end(), missing.end() - range.end()});
-  }
-  missing_ = std::move(rest);
+  ready_.add(range);
   add_complete();
 }
 
 void EarlyMomentum::add_complete() {
-  exchange::CompressedAllReduce& exchange = momentum_.exchange();
-  const std::size_t there_from = missing_.empty() ? 0 : missing_.back().end();
-  while (exchange.left_early() > 0 &&
-         need_of(exchange.left_early() - 1) >= there_from)
-    exchange.add_early();
+  exchange::CompressedAllReduce& all = momentum_.exchange.all();
+  const std::vector<Range> missing = ready_.missing(model_.size());
+  const std::size_t there_from = missing.empty() ? 0 : missing.back().end();
+  while (all.left_early() > 0 && need_of(all.left_early() - 1) >= there_from)
+    all.add_early();
 }
 
 bool EarlyMomentum::complete(const StepInput& in) {
@@ -78,22 +64,22 @@ bool EarlyMomentum::complete(const StepInput& in) {
       in.grads.data() == grads_.data() && in.grads.dtype() == grads_.dtype(),
       "StepInput.grads", "what reduce() was given since the last step",
       "other memory");
-  for (const Range& missing : missing_)
+  for (const Range& missing : ready_.missing(model_.size()))
     gradients_.measure_early(grads_, missing);
-  missing_.clear();
+  ready_.add({0, model_.size()});
   add_complete();
   return in.loss_scale == loss_scale_;
 }
 
 void EarlyMomentum::drop() noexcept {
-  if (has_begun()) momentum_.exchange().drop_early();
+  if (has_begun()) momentum_.exchange.all().drop_early();
 }
 
 // Gradients stay as they are: they may have to be encoded again.
 kernels::SignInput EarlyMomentum::input(std::size_t b) const {
   thread_local GuardedBlock copy;
-  kernels::SignInput input =
-      momentum_.input(b, grads_, coefficients_[model_.layout.block_group[b]]);
+  kernels::SignInput input = momentum_.form.input(
+      b, grads_, coefficients_[model_.layout.block_group[b]]);
   input.grads = denominator_.guarded(b, input.grads, grad_scale_,
                                      gradients_.chunk_squares(), copy);
   return input;

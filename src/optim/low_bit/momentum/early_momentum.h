@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "exchange/ready_ranges.h"
 #include "optim/low_bit/denominator/denominator.h"
 #include "optim/low_bit/gradients/local_gradients.h"
 #include "optim/low_bit/momentum/momentum.h"
@@ -39,7 +40,9 @@ class EarlyMomentum {
   /// Collective, queued: elements `range` of the gradients of step `number` are
   /// there.
   void add(View grads, Range range, std::int64_t number);
-  [[nodiscard]] bool has_begun() const { return momentum_.has_begun_early(); }
+  [[nodiscard]] bool has_begun() const {
+    return momentum_.exchange.has_begun_early();
+  }
 
   // ---- the step, in this order, if it has begun
   /// Collective, queued: the gradients that were not added. False: `in` is not
@@ -71,7 +74,7 @@ class EarlyMomentum {
   View grads_;
   double grad_scale_ = 1;
   Coefficients coefficients_;
-  std::vector<Range> missing_;  // on the grid, in their order
+  exchange::ReadyRanges ready_;  // on the grid
 };
 
 }  // namespace thinwire::optim

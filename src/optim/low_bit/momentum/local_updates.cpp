@@ -54,21 +54,21 @@ void LocalUpdates::step(const StepInput& in, const Coefficients& c) {
   model_.for_blocks([&](std::size_t b) {
     const Range& at = model_.block(b);
     const std::size_t group = model_.layout.block_group[b];
-    kernels::LocalStepArrays arrays{
+    const kernels::LocalStepArrays arrays{
         .params = in.params.as<float>().data() + at.offset,
         .origin = origin_.as<float>().data() + at.offset,
         .exp_avg = exp_avg.as<float>().data() + at.offset,
+        .mean = momentum_.form.current(b).signs,
         .accumulated = accumulator_.as<float>().data() + at.offset,
         .from_zero = !interval_.accumulated,
         .denominator = denominator_.at(at.offset),
         .grads = in.grads.subview(at.offset, at.size),
-        .active = momentum_.active(b),
+        .active = momentum_.exchange.active(b),
         .low_precision = part_of(in.low_precision, at)};
-    if (momentum_.is_signs()) arrays.mean = momentum_.mean(b);
     kernels::local_step(arrays, static_cast<float>(interval_.decay[group]),
                         c[group]);
   });
-  momentum_.now_values();
+  momentum_.form.now_values();
   interval_.accumulated = true;
   interval_.momenta_differ = true;
   ++interval_.taken;
@@ -93,7 +93,7 @@ void LocalUpdates::leave_out(std::span<const std::size_t> elements) {
 void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
                         StepMeter& step) {
   keep_momentum_of_resting_groups(in.grads, c);
-  step.compressed(momentum_.exchange(), [&](auto&) {
+  step.compressed(momentum_.exchange.all(), [&](auto&) {
     exchange(in.params, in.low_precision,
              [&](std::size_t b) { return own_input(b, in.grads, c); });
   });
@@ -103,7 +103,7 @@ void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
 kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
                                            const Coefficients& c) const {
   kernels::SignInput input =
-      momentum_.input(b, grads, c[model_.layout.block_group[b]]);
+      momentum_.form.input(b, grads, c[model_.layout.block_group[b]]);
   const std::size_t at = model_.block(b).offset;
   input.denominator = denominator_.at(at);
   if (interval_.accumulated)
@@ -113,17 +113,18 @@ kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
 
 void LocalUpdates::exchange(View params, View low_precision,
                             const Input& input) {
-  momentum_.exchange().run(input, [&](std::size_t b, Signs mean) {
+  exchange::CompressedAllReduce& all = momentum_.exchange.all();
+  all.run(input, [&](std::size_t b, Signs mean) {
     apply_mean(b, mean, params, low_precision);
   });
   std::vector<float> units;  // u d = -lrs m, so m = u d / -lrs
   for (const std::size_t group : model_.layout.block_group)
     units.push_back(-static_cast<float>(interval_.lrs[group]));
-  momentum_.set_units(std::move(units));
+  momentum_.form.set_units(std::move(units));
   if (some_group_rests()) {
     merge_momenta();
   } else {
-    momentum_.keep_as_signs();
+    momentum_.form.keep_as_signs(all);
     interval_.momenta_differ = false;
   }
   begin_interval();
@@ -139,7 +140,7 @@ void LocalUpdates::apply_mean(std::size_t b, Signs mean, View params,
                        part_of(low_precision, at));
     return;
   }
-  kernels::sync_update(mean, momentum_.active(b),
+  kernels::sync_update(mean, momentum_.exchange.active(b),
                        {.params = params.as<float>().data() + at.offset,
                         .origin = origin_.as<float>().data() + at.offset,
                         .denominator = denominator_.at(at.offset),
@@ -171,7 +172,7 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
                                                    const Coefficients& c) {
   if (!some_group_rests()) return;
   interval_.momenta_differ = true;
-  momentum_.keep_as_values();
+  momentum_.form.keep_as_values();
   for (const GroupRange& r : model_.layout.compressed)
     if (interval_.lrs[r.group] == 0)
       kernels::momentum(
@@ -183,25 +184,25 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
 // host to one rank of each.
 void LocalUpdates::merge_momenta() {
   float* const m = model_.adam.exp_avg().as<float>().data();
-  exchange::CompressedAllReduce& all = momentum_.exchange();
+  exchange::CompressedAllReduce& all = momentum_.exchange.all();
   std::vector<float> returned;
   for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
     const Range& at = model_.block(b);
+    const std::uint32_t* const active = momentum_.exchange.active(b);
     if (interval_.lrs[model_.layout.block_group[b]] > 0) {
-      kernels::sign_decode(momentum_.mean(b), momentum_.active(b),
+      kernels::sign_decode(momentum_.form.over_unit(all.mean(b), b), active,
                            m + at.offset, at.size);
       continue;
     }
     if (!all.encodes(b)) continue;
     returned.resize(at.size);
-    kernels::sign_decode(all.mean(b), momentum_.active(b), returned.data(),
-                         at.size);
+    kernels::sign_decode(all.mean(b), active, returned.data(), at.size);
     all.add_to_worker_error(b, returned.data(), 1);
   }
-  momentum_.now_values();
+  momentum_.form.now_values();
 }
 
-// A group of one: what would travel is what it has, and what it owes.
+// Adds what would travel between several ranks: u d and restored residuals.
 void LocalUpdates::sync_alone(View params, View low_precision) {
   model_.for_blocks([&](std::size_t b) {
     const Range& at = model_.block(b);
@@ -212,10 +213,10 @@ void LocalUpdates::sync_alone(View params, View low_precision) {
     };
     const auto p = params.as<float>().subspan(at.offset, at.size);
     const auto d = of(denominator_.values);
-    std::vector<float> owed;
-    if (momentum_.has_debt() && sum != 0) {
-      owed = momentum_.pay_debt(b);
-      for (std::size_t i = 0; i < at.size; ++i) p[i] += owed[i] / d[i];
+    std::vector<float> rest;
+    if (!momentum_.restored.empty() && sum != 0) {
+      rest = momentum_.restored.take(b, momentum_.exchange.active(b));
+      for (std::size_t i = 0; i < at.size; ++i) p[i] += rest[i] / d[i];
       if (!low_precision.empty())
         kernels::convert(p, part_of(low_precision, at));
     }
@@ -223,10 +224,10 @@ void LocalUpdates::sync_alone(View params, View low_precision) {
     if (sum == 0) return;
     for (std::size_t i = 0; i < at.size; ++i) {
       const float ud = of(accumulator_)[i] * d[i];
-      of(model_.adam.exp_avg())[i] = -(owed.empty() ? ud : ud + owed[i]) / sum;
+      of(model_.adam.exp_avg())[i] = -(rest.empty() ? ud : ud + rest[i]) / sum;
     }
   });
-  if (!some_group_rests()) momentum_.forget_debt();
+  if (!some_group_rests()) (void)momentum_.restored.release();
   begin_interval();
 }
 
@@ -240,7 +241,7 @@ void LocalUpdates::synchronize(View params) {
   Buffer ud = copy_of(accumulator_.view());
   const auto d = std::as_const(denominator_.values).as<float>();
   for (std::size_t i = 0; i < ud.size(); ++i) ud.as<float>()[i] *= d[i];
-  if (some_group_rests()) momentum_.keep_as_values();
+  if (some_group_rests()) momentum_.form.keep_as_values();
   exchange(params, {}, [&](std::size_t b) {
     return kernels::SignInput{.values = ud.as<float>().data() +
                                         model_.block(b).offset};

@@ -77,7 +77,7 @@ void LocalUpdates::restore(Saved&& saved) {
   origin_ = std::move(saved.origin);
   accumulator_ = std::move(saved.accumulator);
   interval_ = std::move(saved.interval);
-  momentum_.set_units({});
+  momentum_.form.set_units({});
 }
 
 }  // namespace thinwire::optim

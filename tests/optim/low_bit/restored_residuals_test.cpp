@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of one compresses nothing: what more ranks' residuals owe is
-// delivered by its first exchange, y = x + e + d.
+// A single rank compresses nothing. Residuals restored from a state of several
+// ranks are added to its first update: y = x + e + d.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,17 +8,15 @@
 #include "optim/low_bit/cases.h"
 #include "optim/states.h"
 
-namespace thinwire::optim::debt_test {
+namespace thinwire::optim::restored_residuals_test {
 namespace {
 
 const ParameterLayout layout = test::grouped_layout();
 
-// One step less than the saved one has taken; of three ranks, rank 0's with
-// residuals that are all its own.
-struct Indebted {
+struct Saved {
   StateDict state;
   std::vector<float> params;
-  std::vector<double> owed;  // per element, 0 where one takes no part
+  std::vector<double> residuals;  // e + d of each element, 0 if inactive
 };
 
 void step(Optimizer& optimizer, std::vector<float>& params, std::int64_t t,
@@ -27,10 +25,10 @@ void step(Optimizer& optimizer, std::vector<float>& params, std::int64_t t,
   optimizer.step(params, grads);
 }
 
-// The state of a group of one after `steps` steps, with residuals as a loader
-// brings them.
-Indebted indebted(const test::MakeOptimizer& make, std::int64_t steps) {
-  Indebted saved;
+// Returns the state of a single rank after `steps` steps, with residuals as
+// after a load.
+Saved saved_after(const test::MakeOptimizer& make, std::int64_t steps) {
+  Saved saved;
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     const auto optimizer = make(comm, layout);
     saved.params = test::normal(layout.size(), 3);
@@ -48,20 +46,20 @@ Indebted indebted(const test::MakeOptimizer& make, std::int64_t steps) {
       takes_part.assign(all.begin(), all.end());
     }
     for (std::size_t i = 0; i < n; ++i)
-      saved.owed.push_back(takes_part[i] == 1 ? double{e[i]} + d[i] : 0);
+      saved.residuals.push_back(takes_part[i] == 1 ? double{e[i]} + d[i] : 0);
     saved.state.put("worker_error", e);
     saved.state.put("server_error", d);
   });
   return saved;
 }
 
-// Both take step `t`; `with` owes what `without` does not.
+// Two optimizers that take the same steps; only `with` has restored residuals.
 struct Twins {
   std::unique_ptr<Optimizer> with, without;
   std::vector<float> params_with, params_without;
 
   Twins(comm::Communicator& comm, const test::MakeOptimizer& make,
-        const Indebted& saved)
+        const Saved& saved)
       : with(make(comm, layout)),
         without(make(comm, layout)),
         params_with(saved.params),
@@ -69,20 +67,20 @@ struct Twins {
     with->adopt(saved.state.part(""))();
     without->adopt(test::without(test::without(saved.state, "worker_error"),
                                  "server_error"))();
-    EXPECT_TRUE(owes());
+    EXPECT_TRUE(has_residuals());
   }
   void step(std::int64_t t) {
-    debt_test::step(*with, params_with, t, 0);
-    debt_test::step(*without, params_without, t, 0);
+    restored_residuals_test::step(*with, params_with, t, 0);
+    restored_residuals_test::step(*without, params_without, t, 0);
   }
-  [[nodiscard]] bool owes() const {
+  [[nodiscard]] bool has_residuals() const {
     const State state = with->state();
     EXPECT_EQ(state.find("worker_error") == nullptr,
               state.find("server_error") == nullptr);
     return state.find("worker_error") != nullptr;
   }
-  // What the step has made of exp_avg over what it would have been.
-  [[nodiscard]] std::vector<double> delivered() const {
+  // Returns exp_avg less that of `without`.
+  [[nodiscard]] std::vector<double> added() const {
     const StateDict a = copy_of(with->state());
     const StateDict b = copy_of(without->state());
     std::vector<double> sum;
@@ -101,72 +99,72 @@ void expect_near(const std::vector<double>& values,
         << "element " << i;
 }
 
-TEST(Debt, OfOnebitAdamIsDeliveredOnce) {
+TEST(RestoredResiduals, OfOnebitAdamAreAddedOnce) {
   const auto make =
       test::onebit_adam({.learning_rate = 0.01, .freeze = {.step = 2}});
-  const Indebted saved = indebted(make, 4);
+  const Saved saved = saved_after(make, 4);
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     Twins twins(comm, make, saved);
     twins.step(5);
-    expect_near(twins.delivered(), saved.owed);
-    EXPECT_FALSE(twins.owes());
+    expect_near(twins.added(), saved.residuals);
+    EXPECT_FALSE(twins.has_residuals());
     twins.step(6);
-    std::vector<double> decayed = saved.owed;
+    std::vector<double> decayed = saved.residuals;
     for (double& value : decayed) value *= 0.9;
-    expect_near(twins.delivered(), decayed);
+    expect_near(twins.added(), decayed);
   });
 }
 
-TEST(Debt, OfOnebitLambIsInTheCommonSizeOfMomenta) {
+TEST(RestoredResiduals, OfOnebitLambAreInTheCommonSizeOfMomenta) {
   const auto make =
       test::onebit_lamb({.learning_rate = 0.01, .freeze = {.step = 2}});
-  const Indebted saved = indebted(make, 4);
+  const Saved saved = saved_after(make, 4);
   const auto scales = saved.state.array("scaling_coeff").as<double>();
-  std::vector<double> owed = saved.owed;
+  std::vector<double> added = saved.residuals;
   for (std::size_t i = 0; i < layout.parameters().size(); ++i) {
     const Parameter& p = layout.parameters()[i];
     for (std::size_t k = 0; k < p.size; ++k)
-      owed[p.offset + k] /= static_cast<float>(scales[i]);
+      added[p.offset + k] /= static_cast<float>(scales[i]);
   }
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     Twins twins(comm, make, saved);
     twins.step(5);
-    expect_near(twins.delivered(), owed);
-    EXPECT_FALSE(twins.owes());
+    expect_near(twins.added(), added);
+    EXPECT_FALSE(twins.has_residuals());
   });
 }
 
-TEST(Debt, OfZeroOneAdamBeforeItsFreezeIsOfMomentum) {
+TEST(RestoredResiduals, OfZeroOneAdamBeforeItsFreezeAreOfMomentum) {
   const auto make = test::zero_one_adam(
       {.learning_rate = 0.01, .var_freeze_step = 100, .var_update_scaler = 2});
-  const Indebted saved = indebted(make, 4);
+  const Saved saved = saved_after(make, 4);
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     Twins twins(comm, make, saved);
     EXPECT_EQ(twins.with->progress().phase, Phase::kCompressed);
     twins.step(5);
-    expect_near(twins.delivered(), saved.owed);
-    EXPECT_FALSE(twins.owes());
+    expect_near(twins.added(), saved.residuals);
+    EXPECT_FALSE(twins.has_residuals());
   });
 }
 
-// A sync exchanges u d, and gives both theta and m; a group that rests is paid
-// when it moves again.
-TEST(Debt, OfZeroOneAdamIsDeliveredByTheSyncOfEachGroup) {
+// A sync exchanges u d, and gives both theta and m. A group whose learning rate
+// is 0 gets its residuals when it moves again.
+TEST(RestoredResiduals, OfZeroOneAdamAreAddedByTheSyncOfEachGroup) {
   const auto make = test::zero_one_adam({.learning_rate = 0.01,
                                          .var_freeze_step = 2,
                                          .local_step_scaler = 2,
                                          .local_step_clipper = 2});
-  const Indebted saved = indebted(make, 4);  // a sync
+  const Saved saved = saved_after(make, 4);  // a sync
   const auto d = saved.state.array("denominator").as<float>();
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     for (const bool by_step : {true, false}) {
       Twins twins(comm, make, saved);
-      const auto owe_by_group = [&](std::size_t group) {
-        std::vector<double> owed(layout.size());
-        for (std::size_t i = 0; i < owed.size(); ++i)
+      const auto of_group = [&](std::size_t group) {
+        std::vector<double> added(layout.size());
+        for (std::size_t i = 0; i < added.size(); ++i)
           if (layout.parameter_at(i).group == group)
-            owed[i] = saved.owed[i] / d[i];
-        return owed;
+            added[i] = saved.residuals[i] / d[i];
+        return added;
       };
       const auto moved = [&] {
         std::vector<double> sum;
@@ -188,15 +186,38 @@ TEST(Debt, OfZeroOneAdamIsDeliveredByTheSyncOfEachGroup) {
         optim::synchronize(*twins.with, twins.params_with);
         optim::synchronize(*twins.without, twins.params_without);
       }
-      expect_near(moved(), owe_by_group(0));
-      EXPECT_TRUE(twins.owes());
+      expect_near(moved(), of_group(0));
+      EXPECT_TRUE(twins.has_residuals());
       rest(0.01);
-      while (twins.owes() && twins.with->progress().steps < 20)
+      while (twins.has_residuals() && twins.with->progress().steps < 20)
         twins.step(twins.with->progress().steps + 1);
-      EXPECT_FALSE(twins.owes());
+      EXPECT_FALSE(twins.has_residuals());
+    }
+  });
+}
+
+TEST(RestoredResiduals, OfGradientsAreAddedOnceIfTheStepIsReducedEarly) {
+  const auto make = test::onebit_adam(
+      {.learning_rate = 0.01, .freeze = {.step = 10, .warmup_bits = 8}});
+  const Saved saved = saved_after(make, 2);
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    const auto early = make(comm, layout);
+    const auto whole = make(comm, layout);
+    std::vector<float> params_early = saved.params;
+    std::vector<float> params_whole = saved.params;
+    early->adopt(saved.state.part(""))();
+    whole->adopt(saved.state.part(""))();
+    EXPECT_NE(whole->state().find("worker_error"), nullptr);
+    for (const std::int64_t t : {3, 4}) {
+      auto grads = test::gradient_with_gaps(layout, t, 0);
+      early->early()->reduce(grads, {0, layout.size()});
+      early->step(params_early, grads);
+      step(*whole, params_whole, t, 0);
+      EXPECT_EQ(params_early, params_whole) << t;
+      EXPECT_EQ(early->state().find("worker_error"), nullptr);
     }
   });
 }
 
 }  // namespace
-}  // namespace thinwire::optim::debt_test
+}  // namespace thinwire::optim::restored_residuals_test

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "optim/low_bit/model.h"
+#include "thinwire/exchange/compressed_all_reduce.h"
+#include "thinwire/kernels/lamb.h"
+#include "thinwire/optim/state.h"
+
+namespace thinwire::optim {
+
+/// The momentum between steps, in one of two forms: values (Adam's exp_avg) or,
+/// after an exchange, signs. These are the exchange's own result and take 1/32
+/// of the memory.
+class KeptMomentum {
+ public:
+  explicit KeptMomentum(LowBitModel& model) : model_(model) {}
+
+  /// Returns block `b`.
+  [[nodiscard]] kernels::MomentumForm current(std::size_t b) const;
+  /// Returns block `b` as it was before the exchange that is in flight, or
+  /// before the last one.
+  [[nodiscard]] kernels::MomentumForm previous(std::size_t b) const;
+  /// Returns this rank's beta1 m + (1 - beta1) g of block `b`, formed as it is
+  /// read.
+  [[nodiscard]] kernels::SignInput input(
+      std::size_t b, View grads, const kernels::AdamCoefficients& c) const;
+
+  /// Sets what the momentum of each block is multiplied by when it is
+  /// exchanged: a common size in 1-bit LAMB, -sum of learning rates in 0/1
+  /// Adam. Empty: all are 1.
+  void set_units(std::vector<float> units) { units_ = std::move(units); }
+  [[nodiscard]] std::span<const float> units() const { return units_; }
+  [[nodiscard]] float unit(std::size_t b) const {
+    return units_.empty() ? 1 : units_[b];
+  }
+  [[nodiscard]] kernels::Signs over_unit(kernels::Signs mean,
+                                         std::size_t b) const {
+    return {mean.words, mean.scale / unit(b)};
+  }
+
+  /// Makes the momentum the last result of `all`, and drops exp_avg if no group
+  /// needs it.
+  void keep_as_signs(const exchange::CompressedAllReduce& all);
+  /// Decodes the momentum into exp_avg.
+  void keep_as_values();
+  /// Makes the momentum what exp_avg holds.
+  void now_values() { signs_ = nullptr; }
+
+  /// Describes the momentum as array `name`, which lies on the ranks as
+  /// `sharing` says.
+  void add_to(State& state, std::string_view name, Sharing sharing) const;
+
+ private:
+  [[nodiscard]] kernels::Signs mean(std::size_t b) const {
+    return over_unit(signs_->mean(b), b);
+  }
+  void decode(std::size_t b, float* to) const;
+  void read(Range range, std::span<float> to) const;
+
+  LowBitModel& model_;
+  const exchange::CompressedAllReduce* signs_ = nullptr;  // null: values
+  std::vector<float> units_;
+};
+
+}  // namespace thinwire::optim

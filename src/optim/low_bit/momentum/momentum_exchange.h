@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "optim/low_bit/denominator/block_denominators.h"
+#include "optim/low_bit/momentum/kept_momentum.h"
+#include "optim/low_bit/restored_residuals.h"
+
+namespace thinwire::optim {
+
+/// The exchange of the momentum between ranks, with its residuals.
+class MomentumExchange {
+ public:
+  MomentumExchange(LowBitModel& model, KeptMomentum& form,
+                   RestoredResiduals& restored, bool keeps_previous)
+      : model_(model),
+        form_(form),
+        restored_(restored),
+        keeps_previous_(keeps_previous) {}
+
+  /// Takes the new momentum of a block, as signs or, on a single rank, as
+  /// values. Several threads may call it at once.
+  using Apply =
+      std::function<void(std::size_t block, const kernels::MomentumForm& m)>;
+  /// Computes, per block with unit k,
+  ///   m <- (1-bit mean over the ranks of k (beta1 m + (1 - beta1) g_i)) / k
+  /// and applies each block as it arrives. A single rank computes
+  ///   m = beta1 m + (1 - beta1) g, plus restored residuals over k
+  /// Collective.
+  void average(const StepInput& in, const Coefficients& c, const Apply& apply,
+               StepMeter& step);
+  /// Completes the exchange that has begun early, and applies its result.
+  /// Collective.
+  void accept_early(const Apply& apply, StepMeter& step);
+
+  /// Returns the all-reduce, which is constructed when it is first needed.
+  [[nodiscard]] exchange::CompressedAllReduce& all();
+  /// Returns whether an early exchange waits for its step.
+  [[nodiscard]] bool has_begun_early() const {
+    return all_ != nullptr && all_->has_early();
+  }
+  /// Returns the seconds that an exchange of zeros takes. Residuals and results
+  /// stay as they are: it has memory of its own. Collective.
+  [[nodiscard]] double time_exchange() const;
+  /// Returns LowBitOptimizer::residual_ratio().
+  [[nodiscard]] double residual_ratio() const;
+  /// Uses the model's observer from now on.
+  void follow_observer();
+
+  /// Sets which elements are exchanged. Residuals of the others become 0.
+  void set_active(exchange::ActiveMask active);
+  [[nodiscard]] const exchange::ActiveMask& mask() const { return active_; }
+  /// Returns the active elements of block `b` as bits; null: all are.
+  [[nodiscard]] const std::uint32_t* active(std::size_t b) const {
+    return active_.words(model_.layout.blocks, b);
+  }
+
+  /// Sets all residuals to 0, restored ones included.
+  void clear_residuals();
+  /// Takes the residuals of gradients when the momentum begins to be
+  /// compressed. They become (1 - beta1) clip times as much, in units of the
+  /// momentum, and 0 where an element is inactive.
+  void inherit(RankResiduals&& of_gradients,
+               std::span<const HeavyElement> heavy);
+
+  /// Describes the residuals, or those of the gradients instead, and which
+  /// elements this rank serves and encodes.
+  void add_to(State& state,
+              const std::optional<ResidualViews>& of_gradients) const;
+  struct Saved {
+    std::optional<RankResiduals> residuals;
+    std::unique_ptr<exchange::CompressedAllReduce> all;  // if there is none yet
+  };
+  /// Takes the residuals out of a state. Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] Saved read(StateDict& state) const;
+  void restore(Saved&& saved);
+
+ private:
+  [[nodiscard]] std::unique_ptr<exchange::CompressedAllReduce> make_all() const;
+  void update_alone(ConstView grads, const Coefficients& c);
+  void inherit_block(std::size_t b, float* error, double clip,
+                     std::span<const HeavyElement> heavy) const;
+
+  LowBitModel& model_;
+  KeptMomentum& form_;
+  RestoredResiduals& restored_;
+  bool keeps_previous_;
+  std::unique_ptr<exchange::CompressedAllReduce> all_;
+  exchange::ActiveMask active_;
+};
+
+/// Returns the elements that this rank encodes and has worker residuals of.
+[[nodiscard]] std::vector<Range> encoded_elements(const LowBitModel& model);
+/// Takes a rank's residuals out of a state that has them. Throws
+/// Error(kCorruptCheckpoint).
+[[nodiscard]] std::optional<RankResiduals> take_residuals(
+    StateDict& state, const LowBitModel& model);
+/// Throws Error(kCorruptCheckpoint) if a state in memory has residuals of
+/// another rank or of other buckets.
+void require_residual_owner(const StateDict& state, const LowBitModel& model);
+/// Adds the scalars that require_residual_owner() compares.
+void add_residual_owner(State& state, const LowBitModel& model);
+
+}  // namespace thinwire::optim
