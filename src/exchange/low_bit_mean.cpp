@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -18,22 +17,17 @@
 #include "core/set_to_zero.h"
 #include "exchange/checks.h"
 #include "exchange/places.h"
-#include "exchange/records.h"
+#include "exchange/quantized_records.h"
 #include "exchange/two_phase_exchange.h"
 #include "thinwire/core/error.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
-#include "thinwire/kernels/quantize.h"
 
 namespace thinwire::exchange {
 
 namespace {
 
 constexpr std::size_t kMostInBlock = 1024;
-
-ConstView floats(const float* values, std::size_t size) {
-  return {values, size, DType::kFloat32};
-}
 
 void copy_values(ConstView from, View to) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.bytes());
@@ -51,7 +45,18 @@ void require_array(ConstView given, DType dtype, std::size_t size,
 }  // namespace
 
 struct LowBitMean::Impl {
-  // A part as it was cut, with its way through the ranks.
+  // A block of the flat array.
+  struct Cut {
+    Range range;
+    std::size_t place;   // its server
+    std::size_t served;  // its first element in server.values, if served here
+  };
+  struct Unit {
+    std::size_t size;
+    Range cuts;
+  };
+
+  // The way of one part through the ranks.
   struct Plan {
     Plan(comm::Communicator& comm, const comm::HostGroups* groups,
          ThreadPool& pool, BlockLayout&& made)
@@ -62,12 +67,13 @@ struct LowBitMean::Impl {
     BlockLayout layout;  // values: of the part; residual: of the flat array
     TwoPhaseExchange exchange;
     std::vector<std::size_t> fresh_at;  // per served block, in server.fresh
+    std::vector<Range> served;          // per served block, in server.values
   };
 
   // Residuals of a bucket replace the old ones only if all of it is finite.
   struct Side {
-    [[nodiscard]] View kept(std::size_t at, std::size_t size) {
-      return values.view().subview(at, size);
+    [[nodiscard]] View kept(Range at) {
+      return values.view().subview(at.offset, at.size);
     }
     [[nodiscard]] View renewed(std::size_t at, std::size_t size) {
       return fresh.view().subview(at, size);
@@ -85,25 +91,17 @@ struct LowBitMean::Impl {
       : comm(c), pool(p), options(o), groups(g), places(c, g) {
     std::size_t offset = 0;
     std::size_t served = 0;
-    std::size_t block = 0;
-    const auto world = static_cast<std::size_t>(comm.size());
-    for (const std::size_t unit_size : sizes) {
-      units.push_back({offset, unit_size});
-      first_block.push_back(block);
-      for (const std::size_t end = offset + unit_size; offset < end; ++block) {
-        const std::size_t size = std::min(kMostInBlock, end - offset);
-        const std::size_t record = record_bytes(size, options.bits);
-        const std::size_t place = block % world;
-        if (place >= places.first && place < places.end()) {
-          encoded.push_back({offset, size});
-          bytes += place == places.own ? (places.workers - 1) * record : record;
-        }
-        if (place == places.own) {
-          own_blocks[offset] = {served, size};
-          served += size;
-        }
-        offset += size;
+    for (const std::size_t size : sizes) {
+      const std::size_t first = cuts.size();
+      for (const std::size_t end = offset + size; offset < end;) {
+        const Range range{offset, std::min(kMostInBlock, end - offset)};
+        const std::size_t place =
+            cuts.size() % static_cast<std::size_t>(comm.size());
+        cuts.push_back({range, place, served});
+        if (place == places.own) served += range.size;
+        offset = range.end();
       }
+      units.push_back({size, {first, cuts.size() - first}});
     }
     worker.values = Buffer(offset, options.residual_dtype);
     server.values = Buffer(served, options.residual_dtype);
@@ -114,17 +112,29 @@ struct LowBitMean::Impl {
   const LowBitMeanOptions options;
   const comm::HostGroups* groups;  // null: flat
   const Places places;
-  std::vector<Range> units;              // of the flat array
-  std::vector<std::size_t> first_block;  // per unit, number in the flat array
-  // Offsets in the flat array, and where server.values has the block.
-  std::map<std::size_t, Range> own_blocks;
-  std::vector<Range> encoded;  // of the flat array; flat: all blocks
+  std::vector<Cut> cuts;
+  std::vector<Unit> units;
   Side worker;
   Side server;
-  Buffer host_mean;  // of a part, unless flat
-  std::size_t bytes = 0;
+  Buffer host_mean;   // of a part, unless flat
   double waited = 0;  // by plans that are gone, and inside hosts
   std::vector<std::unique_ptr<Plan>> plans;
+
+  [[nodiscard]] bool encodes(const Cut& cut) const {
+    return places.first <= cut.place && cut.place < places.end();
+  }
+  [[nodiscard]] Range served_range(const Cut& cut) const {
+    return {cut.served, cut.range.size};
+  }
+
+  [[nodiscard]] std::size_t bytes_per_pass() const {
+    std::size_t bytes = 0;
+    for (const Cut& cut : cuts)
+      if (encodes(cut))
+        bytes += record_bytes(cut.range.size, options.bits) *
+                 (cut.place == places.own ? places.workers - 1 : 1);
+    return bytes;
+  }
 
   void check(const Part& part) const {
     std::vector<bool> seen(units.size());
@@ -148,7 +158,7 @@ struct LowBitMean::Impl {
   Plan& plan_for(std::span<const std::size_t> wanted) {
     for (const auto& plan : plans)
       if (std::ranges::equal(plan->units, wanted)) return *plan;
-    // Those of parts that are cut otherwise now are of no more use.
+    // Plans of other parts with the same units will not be used again.
     std::erase_if(plans, [&](const auto& plan) {
       const bool is_over = std::ranges::any_of(plan->units, [&](auto unit) {
         return std::ranges::find(wanted, unit) != wanted.end();
@@ -161,28 +171,23 @@ struct LowBitMean::Impl {
 
   std::unique_ptr<Plan> make_plan(std::span<const std::size_t> wanted) {
     std::vector<std::vector<Block>> buckets;
-    const auto world = static_cast<std::size_t>(comm.size());
     const std::size_t most =
         bucket_rule(worker.values.size(), comm.size(), options.bits);
     std::size_t in_bucket = most;
     std::size_t at = 0;
-    for (const std::size_t unit : wanted) {
-      std::size_t block = first_block[unit];
-      for (std::size_t from = units[unit].offset; from < units[unit].end();
-           ++block) {
-        const std::size_t size =
-            std::min(kMostInBlock, units[unit].end() - from);
-        if (in_bucket + size > most) {
+    for (const std::size_t unit : wanted)
+      for (std::size_t k = units[unit].cuts.offset; k < units[unit].cuts.end();
+           ++k) {
+        const Cut& cut = cuts[k];
+        if (in_bucket + cut.range.size > most) {
           buckets.emplace_back();
           in_bucket = 0;
         }
         buckets.back().push_back(
-            {{at, size}, {from, size}, 0, static_cast<int>(block % world)});
-        in_bucket += size;
-        from += size;
-        at += size;
+            {{at, cut.range.size}, cut.range, 0, static_cast<int>(cut.place)});
+        in_bucket += cut.range.size;
+        at += cut.range.size;
       }
-    }
     auto plan = std::make_unique<Plan>(
         comm, groups, pool,
         BlockLayout::of_blocks(std::move(buckets), comm.size(), options.bits));
@@ -190,6 +195,9 @@ struct LowBitMean::Impl {
     std::size_t fresh = 0;
     for (const Block& block : plan->layout.blocks()) {
       plan->fresh_at.push_back(fresh);
+      plan->served.push_back(served_range(*std::ranges::lower_bound(
+          cuts, block.residual.offset, {},
+          [](const Cut& cut) { return cut.range.offset; })));
       if (serves(block)) fresh += block.values.size;
     }
     worker.need(at);
@@ -203,81 +211,44 @@ struct LowBitMean::Impl {
     return static_cast<std::size_t>(block.server) == places.own;
   }
 
-  // Its residual, of a block that this rank serves.
-  [[nodiscard]] View served(const Block& block) {
-    const Range& at = own_blocks.at(block.residual.offset);
-    return server.kept(at.offset, at.size);
-  }
-
-  void encode(Plan& plan, Range blocks, const Part& part) {
-    const auto reciprocal = static_cast<float>(1 / part.loss_scale);
-    for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
-      const Range& values = plan.layout.blocks()[b].values;
-      const Range& residual = plan.layout.blocks()[b].residual;
-      std::uint8_t* const record = plan.exchange.record(b);
-      const kernels::QuantizedSum sum{
-          .values = part.values.subview(values.offset, values.size),
-          .factor = reciprocal,
-          .residual = worker.kept(residual.offset, values.size),
-          .error = worker.renewed(values.offset, values.size)};
-      set_scale(record,
-                kernels::quantize_sum(sum, options.bits, words_of(record)));
-    }
-  }
-
-  void average(Plan& plan, const Received& from, Range blocks) {
-    std::array<float, kMostInBlock> mean;
-    std::vector<kernels::Quantized> sent(places.workers);
-    const auto inverse_count =
-        static_cast<float>(1.0 / static_cast<double>(sent.size()));
-    for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
-      const Block& block = plan.layout.blocks()[b];
-      const std::size_t size = block.values.size;
-      for (std::size_t r = 0; r < sent.size(); ++r)
-        sent[r] = quantized_in(from.record(r, b));
-      kernels::quantized_average(sent, options.bits, inverse_count, nullptr,
-                                 mean.data(), size);
-      std::uint8_t* const record = plan.exchange.record(b);
-      const kernels::QuantizedSum sum{
-          .values = floats(mean.data(), size),
-          .residual = served(block),
-          .error = server.renewed(plan.fresh_at[b], size)};
-      set_scale(record,
-                kernels::quantize_sum(sum, options.bits, words_of(record)));
-    }
-  }
-
-  // Returns whether the results are finite.
-  bool deliver(Plan& plan, Range blocks, const Part& part) {
-    std::array<float, kMostInBlock> mean;
+  // Decodes a block to the part, and returns whether it is finite.
+  [[nodiscard]] bool deliver(const Plan& plan, std::size_t b,
+                             const Part& part) {
+    std::array<float, kMostInBlock> values;
+    const Range& at = plan.layout.blocks()[b].values;
+    const auto mean = std::span(values).first(at.size);
+    const float step = read_quantized(plan.exchange, options.bits, b, mean);
     const auto scale = static_cast<float>(part.loss_scale);
-    bool is_finite = true;
-    for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
-      const Range& values = plan.layout.blocks()[b].values;
-      const std::uint8_t* const record = plan.exchange.result(b);
-      is_finite = is_finite && std::isfinite(scale_of(record));
-      kernels::dequantize(quantized_in(record), options.bits, nullptr,
-                          mean.data(), values.size);
-      for (std::size_t i = 0; i < values.size; ++i) mean[i] *= scale;
-      kernels::convert(floats(mean.data(), values.size),
-                       part.values.subview(values.offset, values.size));
-    }
-    return is_finite;
+    for (float& value : mean) value *= scale;
+    kernels::convert(mean, part.values.subview(at.offset, at.size));
+    return std::isfinite(step);
   }
 
   bool average(const Part& part) {
     Plan& plan = plan_for(part.units);
-    std::atomic<bool> is_finite = true;
-    Part encodes = part;
-    if (groups != nullptr) encodes.values = mean_of_host(part.values);
-    plan.exchange.run({.encode = [&](Range b) { encode(plan, b, encodes); },
-                       .average = [&](const Received& from,
-                                      Range b) { average(plan, from, b); },
-                       .deliver =
-                           [&](Range b) {
-                             if (!deliver(plan, b, part)) is_finite = false;
-                           }});
     const std::span<const Block> blocks = plan.layout.blocks();
+    std::atomic<bool> is_finite = true;
+    const View encoded =
+        groups != nullptr ? mean_of_host(part.values) : part.values;
+    const auto own = [&](std::size_t b) {
+      const Range& at = blocks[b].values;
+      return kernels::QuantizedSum{
+          .values = encoded.subview(at.offset, at.size),
+          .factor = static_cast<float>(1 / part.loss_scale),
+          .residual = worker.kept(blocks[b].residual),
+          .error = worker.renewed(at.offset, at.size)};
+    };
+    const auto served = [&](std::size_t b) {
+      const Range& at = plan.served[b];
+      return kernels::QuantizedSum{
+          .residual = server.kept(at),
+          .error = server.renewed(plan.fresh_at[b], at.size)};
+    };
+    plan.exchange.run(quantized_steps(
+        plan.exchange, options.bits,
+        {.worker = own, .server = served, .deliver = [&](std::size_t b) {
+           if (!deliver(plan, b, part)) is_finite = false;
+         }}));
     pool.for_ranges(blocks.size(), 16, [&](std::size_t b, std::size_t end) {
       for (; b < end; ++b)
         is_finite ? keep(plan, b)
@@ -291,10 +262,10 @@ struct LowBitMean::Impl {
     const Block& block = plan.layout.blocks()[b];
     if (places.has(block))
       copy_values(worker.renewed(block.values.offset, block.values.size),
-                  worker.kept(block.residual.offset, block.values.size));
+                  worker.kept(block.residual));
     if (serves(block))
       copy_values(server.renewed(plan.fresh_at[b], block.values.size),
-                  served(block));
+                  server.kept(plan.served[b]));
   }
 
   View mean_of_host(ConstView values) {
@@ -311,7 +282,7 @@ struct LowBitMean::Impl {
   static void withhold(View values) {
     std::array<float, kMostInBlock> marked;
     marked.fill(std::numeric_limits<float>::quiet_NaN());
-    kernels::convert(floats(marked.data(), values.size()), values);
+    kernels::convert(std::span(marked).first(values.size()), values);
   }
 };
 
@@ -336,7 +307,9 @@ bool LowBitMean::average(const Part& part) {
   return impl_->comm.size() == 1 || impl_->average(part);
 }
 
-std::size_t LowBitMean::bytes_per_pass() const noexcept { return impl_->bytes; }
+std::size_t LowBitMean::bytes_per_pass() const noexcept {
+  return impl_->bytes_per_pass();
+}
 
 double LowBitMean::wait_seconds() const noexcept {
   double seconds = impl_->waited;
@@ -351,9 +324,10 @@ ConstView LowBitMean::worker_error() const noexcept {
 
 Buffer LowBitMean::server_error() const {
   Buffer all(impl_->worker.values.size(), impl_->options.residual_dtype);
-  for (const auto& [offset, at] : impl_->own_blocks)
-    copy_values(impl_->server.kept(at.offset, at.size),
-                all.view().subview(offset, at.size));
+  for (const Impl::Cut& cut : impl_->cuts)
+    if (cut.place == impl_->places.own)
+      copy_values(impl_->server.kept(impl_->served_range(cut)),
+                  all.view().subview(cut.range.offset, cut.range.size));
   return all;
 }
 
@@ -362,12 +336,16 @@ void LowBitMean::load_errors(ConstView worker, ConstView server) {
   require_array(worker, own.dtype(), own.size(), "the worker residual");
   require_array(server, own.dtype(), own.size(), "the server residual");
   set_to_zero(impl_->worker.values.view());
-  for (const Range& range : impl_->encoded)
-    copy_values(worker.subview(range.offset, range.size),
-                impl_->worker.kept(range.offset, range.size));
-  for (const auto& [offset, at] : impl_->own_blocks)
-    copy_values(server.subview(offset, at.size),
-                impl_->server.kept(at.offset, at.size));
+  const auto part = [](ConstView of, const Range& at) {
+    return of.subview(at.offset, at.size);
+  };
+  for (const Impl::Cut& cut : impl_->cuts) {
+    if (impl_->encodes(cut))
+      copy_values(part(worker, cut.range), impl_->worker.kept(cut.range));
+    if (cut.place == impl_->places.own)
+      copy_values(part(server, cut.range),
+                  impl_->server.kept(impl_->served_range(cut)));
+  }
 }
 
 }  // namespace thinwire::exchange

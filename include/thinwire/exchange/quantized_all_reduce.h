@@ -14,7 +14,6 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
-#include "thinwire/exchange/active_mask.h"
 #include "thinwire/exchange/block_layout.h"
 
 namespace thinwire::exchange {
@@ -27,23 +26,19 @@ struct QuantizedAllReduceOptions {
   /// Whether all_reduce() looks for non-finite input first, and changes nothing
   /// if it finds any.
   bool checks_finite = true;
-  /// Whether this object keeps residuals, which all_reduce() needs and run()
-  /// does not.
-  bool keeps_errors = true;
 };
 
 /// All-reduce with 4 or 8 bits per element each way, and one quantization step
 /// per block:
 ///
-///   worker   c = x;  (q, s) = quantize(c) per block;  error c - s q
+///   worker   c = x + e;  (q, s) = quantize(c) per block;  e = c - s q
 ///            all-to-all: every block's (q, s) to its server
-///   server   c = mean over ranks of s q, in rank order;  (q, s) = quantize(c);
-///            error c - s q;  all-gather (q, s)
+///   server   c = mean over ranks of s q, in rank order, plus d;
+///            (q, s) = quantize(c);  d = c - s q;  all-gather (q, s)
 ///   result   s q, the same bits on every rank
 ///
-/// run() passes both errors to the caller. all_reduce() feeds them back: it
-/// first adds the last call's errors to x and to the servers' mean. Over any
-/// number of calls the results add up to the averaged inputs less mean(e) + d.
+/// Nothing is lost: over any number of calls the results add up to the averaged
+/// inputs less mean(e) + d.
 /// Blocks, buckets and servers are those of CompressedAllReduce, and so is the
 /// hierarchical exchange. A rank sends about the following bytes, in two
 /// messages per bucket and peer:
@@ -52,16 +47,6 @@ struct QuantizedAllReduceOptions {
 /// block's largest magnitude over 2^(bits-1) - 1.
 class QuantizedAllReduce {
  public:
-  /// Writes x of a block that this rank encodes: as many floats as its
-  /// `values`. Several threads may call it at once.
-  using Source = std::function<void(std::size_t block, float* x)>;
-  /// Receives the rounding errors of a block, value less what was sent; 0 if
-  /// masked. The worker's are those of this rank's x. The server's are those of
-  /// the mean of a block that this rank serves. Several threads may call it at
-  /// once.
-  using Feedback = std::function<void(std::size_t block, const float* error)>;
-  /// Receives the result of a block. Several threads may call it at once.
-  using Sink = std::function<void(std::size_t block, const float* mean)>;
   /// Returns x of a block that this rank encodes: fp32, fp16 or bf16. Several
   /// threads may call it at once.
   using Values = std::function<ConstView(std::size_t block)>;
@@ -73,9 +58,8 @@ class QuantizedAllReduce {
   ///
   /// Holds two buckets' records of other ranks, and these bytes per element:
   ///   bits / 8         records
-  ///   4 or 2           worker residual, with keeps_errors; in a hierarchical
-  ///                    exchange 1/G of that
-  ///   4/W or 2/W       server residual, with keeps_errors
+  ///   4 or 2           worker residual; in a hierarchical exchange 1/G of that
+  ///   4/W or 2/W       server residual
   QuantizedAllReduce(comm::Communicator& comm, ThreadPool& pool,
                      std::span<const Range> units,
                      const QuantizedAllReduceOptions& options,
@@ -85,20 +69,12 @@ class QuantizedAllReduce {
   /// Replaces `values` (fp32; the units' ranges of it) by the compressed
   /// average. Collective, done on return. A single rank changes nothing.
   /// Returns the lowest rank with non-finite values, or -1 if there is none. In
-  /// the first case nothing changes on any rank. Throws
-  /// Error(kFailedPrecondition) without keeps_errors.
+  /// the first case nothing changes on any rank.
   int all_reduce(View values);
-
-  /// Averages block by block, without residuals. Collective, done on return. A
-  /// single rank rounds too. All four functions may run at once for blocks of
-  /// different buckets. x must be finite on all ranks, which is not checked.
-  void run(const Source& source, const Feedback& worker, const Feedback& server,
-           const Sink& sink);
 
   /// Begins an all_reduce() whose buckets become available one by one. x is
   /// values(block) * factor, rounded to float. Local. `values` is kept until
   /// the end. Nothing looks for non-finite input; it makes the results NaN.
-  /// Throws Error(kFailedPrecondition) without keeps_errors.
   void begin(Values values, float factor);
   [[nodiscard]] bool has_begun() const noexcept;
   /// Encodes a bucket of the layout and sends it; completes earlier ones as
@@ -115,28 +91,22 @@ class QuantizedAllReduce {
   /// Several threads may call it at once.
   void read(std::size_t block, float* mean) const;
 
-  /// Masks elements from the next run on: they and their residuals are 0.
-  void set_active(ActiveMask active);
-  [[nodiscard]] const ActiveMask& active() const noexcept;
-
   [[nodiscard]] const BlockLayout& layout() const noexcept;
   /// Returns the time spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
-  /// Return this rank's residuals; empty without keeps_errors. The worker's are
-  /// those of the blocks that it encodes. The server's are those of its blocks,
-  /// one after the other.
+  /// Return this rank's residuals. The worker's are those of the blocks that it
+  /// encodes. The server's are those of its blocks, one after the other.
   [[nodiscard]] ConstView worker_error() const noexcept;
   [[nodiscard]] ConstView server_error() const noexcept;
   void clear_errors() noexcept;
   /// Sets the residuals. Throws Error(kCorruptCheckpoint) naming the array that
-  /// does not fit, before anything changes. Throws Error(kFailedPrecondition)
-  /// without keeps_errors.
+  /// does not fit, before anything changes.
   void load_errors(ConstView worker, ConstView server);
   /// Sets the residuals like load_errors(), without a copy.
   void take_errors(Buffer&& worker, Buffer&& server);
-  /// Gives away the residuals, the worker's and the server's. From then on this
-  /// object keeps none.
+  /// Gives away the residuals, the worker's and the server's. Only the
+  /// destructor may be called after it.
   [[nodiscard]] std::pair<Buffer, Buffer> release_errors();
 
  private:

@@ -7,12 +7,10 @@
 
 #include "comm/wait_ignoring_errors.h"
 #include "core/set_to_zero.h"
-#include "exchange/records.h"
-#include "exchange/two_phase_exchange.h"
+#include "exchange/quantized_records.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
-#include "thinwire/kernels/quantize.h"
 #include "zero/wire/blocks.h"
 
 namespace thinwire::zero {
@@ -119,7 +117,6 @@ void LowBitGradients::encode(Slot& slot, std::size_t b, ConstView values) {
       settings_.pool, {first, bucket.end_block() - first}, [&](std::size_t i) {
         const Range of = blocks_.blocks()[i].values;
         const Range at = blocks_.blocks()[i].residual;
-        std::uint8_t* const record = route_.record(slot.records, bucket, i);
         const kernels::QuantizedSum sum{
             .values =
                 values.empty()
@@ -128,9 +125,8 @@ void LowBitGradients::encode(Slot& slot, std::size_t b, ConstView values) {
             .factor = reciprocal(),
             .residual = before.subview(at.offset, at.size),
             .error = after.subview(at.offset, at.size)};
-        exchange::set_scale(
-            record, kernels::quantize_sum(sum, settings_.options.wire.bits_up,
-                                          exchange::words_of(record)));
+        exchange::write_quantized(route_.record(slot.records, bucket, i), sum,
+                                  settings_.options.wire.bits_up);
       });
 }
 
@@ -154,15 +150,11 @@ void LowBitGradients::decode(const Slot& slot) {
   const std::size_t peers = bucket.server_begin.size() - 1;
   const std::size_t begin = this->bucket(slot.bucket).pieces[rank_].offset;
   for_blocks(settings_.pool, route_.owned_of(bucket), [&](std::size_t i) {
-    std::vector<kernels::Quantized> sent;
-    for (std::size_t r = 0; r < peers; ++r) {
-      const std::uint8_t* const record = received.record(r, i);
-      sent.push_back(exchange::quantized_in(record));
-    }
     const Range& values = blocks_.blocks()[i].values;
-    kernels::quantized_average(
-        sent, settings_.options.wire.bits_up, inverse, nullptr,
-        means.as<float>().data() + (values.offset - begin), values.size);
+    exchange::QuantizedMean(received, peers, settings_.options.wire.bits_up,
+                            inverse)
+        .write(i,
+               means.as<float>().subspan(values.offset - begin, values.size));
   });
 }
 

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "exchange/records.h"
+#include "exchange/two_phase_exchange.h"
+#include "thinwire/kernels/quantize.h"
+
+/// Records of 4 or 8 bits per element.
+namespace thinwire::exchange {
+
+/// Writes the record of a sum, and what rounding takes to `sum.error`.
+inline void write_quantized(std::uint8_t* record,
+                            const kernels::QuantizedSum& sum, int bits) {
+  set_scale(record, kernels::quantize_sum(sum, bits, words_of(record)));
+}
+
+/// Averages what workers sent for the blocks of one bucket.
+class QuantizedMean {
+ public:
+  /// Results are sums times `factor`. `from` must outlive this object.
+  QuantizedMean(const Received& from, std::size_t workers, int bits,
+                float factor)
+      : from_(from), bits_(bits), factor_(factor), sent_(workers) {}
+
+  /// Writes the result of a block, which has as many elements as `mean`.
+  void write(std::size_t block, std::span<float> mean);
+
+ private:
+  const Received& from_;
+  int bits_;
+  float factor_;
+  std::vector<kernels::Quantized> sent_;
+};
+
+/// What a two-phase exchange of such records reads and writes, block by block.
+/// Several threads call the functions at once, for different blocks.
+struct QuantizedBlocks {
+  /// Returns what this rank encodes.
+  std::function<kernels::QuantizedSum(std::size_t block)> worker;
+  /// Returns residual and error of a block that this rank serves.
+  std::function<kernels::QuantizedSum(std::size_t block)> server;
+  /// Takes a result, which read_quantized() decodes.
+  std::function<void(std::size_t block)> deliver;
+};
+
+/// Returns the steps of a run with error feedback: per block, with the sums
+/// above, c = values * factor + residual is sent, and error = c less what was
+/// sent. A server's values are the workers' mean. `exchange` must outlive them.
+[[nodiscard]] RecordSteps quantized_steps(TwoPhaseExchange& exchange, int bits,
+                                          QuantizedBlocks blocks);
+/// Writes the last run's result of a block, and returns its scale.
+float read_quantized(const TwoPhaseExchange& exchange, int bits,
+                     std::size_t block, std::span<float> mean);
+
+}  // namespace thinwire::exchange
