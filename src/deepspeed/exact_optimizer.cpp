@@ -3,9 +3,11 @@
 #include <utility>
 
 #include "deepspeed/own_state.h"
+#include "exchange/exact_average.h"
+#include "kernels/pooled_norm.h"
 #include "optim/checks.h"
-#include "optim/exact_exchange.h"
 #include "optim/saved_state.h"
+#include "optim/step_pieces.h"
 #include "optim/verification.h"
 #include "thinwire/deepspeed/optimizers.h"
 
@@ -37,14 +39,14 @@ struct ExactOptimizer::Impl {
     StepReport& report = meter.report();
     double divisor = in.loss_scale;
     if (!averaged) {
-      const auto whole = optim::group_ranges(rule->layout());
+      const Range whole{0, rule->layout().size()};
       const auto queued =
-          optim::queue_sums(comm, in.grads, whole, rule->layout().size());
+          exchange::queue_sums(comm, in.grads, {&whole, 1}, whole.size);
       meter.wait_for(queued);
-      divisor *= optim::sum_divisor(comm, in.grads.dtype());
+      divisor *= exchange::sum_divisor(comm, in.grads.dtype());
     }
     report.grad_norm =
-        std::sqrt(optim::sum_of_squares(pool, in.grads)) / divisor;
+        std::sqrt(kernels::sum_of_squares(pool, in.grads)) / divisor;
     report.applied = std::isfinite(report.grad_norm);
     if (!report.applied) return;
     rule->apply(++counts.steps,

@@ -8,6 +8,8 @@
 
 #include "core/require.h"
 #include "deepspeed/own_state.h"
+#include "exchange/exact_average.h"
+#include "kernels/pooled_norm.h"
 #include "optim/checks.h"
 #include "optim/saved_state.h"
 #include "optim/verification.h"
@@ -62,17 +64,18 @@ float LowBitOptimizer::Impl::average(const StepInput& in, bool averaged,
   double divisor = in.loss_scale;
   if (!averaged) {
     sum(in.grads, model.layout.all, step);
-    divisor *= optim::sum_divisor(model.comm, in.grads.dtype());
+    divisor *= exchange::sum_divisor(model.comm, in.grads.dtype());
   }
   step.report().grad_norm =
-      std::sqrt(optim::sum_of_squares(model.pool, in.grads)) / divisor;
+      std::sqrt(kernels::sum_of_squares(model.pool, in.grads)) / divisor;
   return static_cast<float>(1.0 / divisor);
 }
 
 void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
                                 StepMeter& step) {
-  const auto queued = optim::queue_sums(
-      model.comm, values, which, model.settings.exchange.bucket_elements);
+  const auto queued =
+      exchange::queue_sums(model.comm, values, optim::ranges_of(which),
+                           model.settings.exchange.bucket_elements);
   step.wait_for(queued);
 }
 

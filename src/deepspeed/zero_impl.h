@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "exchange/gradient_window.h"
-#include "optim/exact_exchange.h"
+#include "optim/step_pieces.h"
 #include "precision/loss_scale.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"

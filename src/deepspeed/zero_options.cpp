@@ -10,7 +10,7 @@ namespace thinwire::deepspeed {
 
 void ZeroOptions::validate() const {
   const auto require_float = [](std::string_view name, DType given) {
-    require(given == DType::kFloat32 || optim::is_16_bit(given), name,
+    require(given == DType::kFloat32 || is_16_bit(given), name,
             "float32, float16 or bfloat16", to_string(given));
   };
   require(stage == 1 || stage == 2, "stage", "1 or 2", stage);

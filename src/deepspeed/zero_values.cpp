@@ -171,7 +171,7 @@ optim::Notes ZeroOptimizer::load_state_dict(const StateDict& state) {
     adopted = adopt(optim::copy_to_adopt(state));
   });
   optim::Notes notes = adopted();
-  if (optim::is_16_bit(impl_->options.dtype)) impl_->gather_params();
+  if (is_16_bit(impl_->options.dtype)) impl_->gather_params();
   return notes;
 }
 

@@ -12,7 +12,7 @@
 #include "core/require.h"
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
-#include "optim/exact_exchange.h"
+#include "optim/step_pieces.h"
 #include "zero/checks.h"
 
 namespace thinwire::engine {

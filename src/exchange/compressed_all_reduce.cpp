@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "exchange/checks.h"
-#include "exchange/early_run.h"
+#include "exchange/early/early_run.h"
 #include "exchange/records.h"
 #include "exchange/residuals.h"
 #include "exchange/two_phase_exchange.h"

@@ -189,14 +189,14 @@ StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
 
 void LeanOnebitAdam::Impl::require_step(const StepInput& in) const {
   zero::require_same_memory(in, full.params());
-  optim::require_view("grads", in.grads, layout.size(), true, true);
+  require_view("grads", in.grads, layout.size(), true, true);
 }
 
 // ---- before the step
 
 void LeanOnebitAdam::Impl::reduce(View grads, Range range) {
   require_reduces();
-  optim::require_view("grads", grads, layout.size(), true, true);
+  require_view("grads", grads, layout.size(), true, true);
   set_stage();
   if (is_frozen()) {
     model.host->begin_early(grads, range);

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "optim/checks.h"
-#include "optim/exact_exchange.h"
 #include "optim/saved_state.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/cast.h"

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/require.h"
+#include "core/require_view.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
@@ -33,11 +34,6 @@ inline void require_group(std::size_t group, std::size_t num_groups) {
           group);
 }
 
-/// fp16 or bf16.
-[[nodiscard]] inline bool is_16_bit(DType dtype) noexcept {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 /// Throws Error(kInvalidArgument) unless `params` has one dtype, or float32
 /// behind 16 bits with float32 masters and no group of experts.
 inline void require_fit_for_two_dtypes(ConstView params, DType master_dtype,
@@ -52,21 +48,6 @@ inline void require_fit_for_two_dtypes(ConstView params, DType master_dtype,
           "float32 with parameters of two dtypes", to_string(master_dtype));
   require(num_experts == 0, "experts", "none with parameters of two dtypes",
           num_experts);
-}
-
-/// A flat array that is to be float32, or one of the 16-bit types too.
-inline void require_view(std::string_view name, View view, std::size_t size,
-                         bool may_be_float32, bool may_be_16_bit) {
-  const bool fits = view.dtype() == DType::kFloat32
-                        ? may_be_float32
-                        : may_be_16_bit && is_16_bit(view.dtype());
-  if (fits && view.size() == size) return;
-  std::string_view types = "float32, float16 or bfloat16";
-  if (!may_be_16_bit) types = "float32";
-  if (!may_be_float32) types = "float16 or bfloat16";
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} must be {} of {} elements, got {} of {}", name,
-                          types, size, to_string(view.dtype()), view.size()));
 }
 
 /// What UpdateRule::apply_part() was given.

@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "core/require.h"
+#include "exchange/exact_average.h"
+#include "kernels/pooled_norm.h"
 #include "optim/checks.h"
-#include "optim/exact_average.h"
 #include "optim/gradient_agreement.h"
 #include "optim/saved_state.h"
 #include "optim/verification.h"
@@ -45,7 +46,7 @@ struct DataParallel::Impl final : EarlyGradients {
   std::unique_ptr<UpdateRule> rule;
   ExchangeOptions options;
   ThreadPool pool;
-  ExactAverage average;
+  exchange::ExactAverage average;
   std::uint32_t number;  // of this object, see optimizer_number()
   FirstAgreements first_agreements;
   StepCounts counts;
@@ -57,9 +58,9 @@ struct DataParallel::Impl final : EarlyGradients {
         options(o),
         pool(o.num_threads),
         average(
-            c, pool, rule->layout(),
+            c, pool, rule->layout().size(),
             exchange::bucket_elements(o.bucket_elements, rule->layout().size(),
-                                      c.hosts(), kExactBits)),
+                                      c.hosts(), exchange::kExactBits)),
         number(optimizer_number(c)) {}
 
   [[nodiscard]] bool reduces() const noexcept override { return true; }
@@ -70,10 +71,11 @@ struct DataParallel::Impl final : EarlyGradients {
   void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {
     // Elsewhere a value that is not finite on any rank is seen in the sum.
     if (in.finds_nonfinite && !average.has_begun()) {
-      const auto agreement = agree(
-          comm,
-          {.squares = sum_of_squares(pool, in.grads), .optimizer = number},
-          meter);
+      const auto agreement =
+          agree(comm,
+                {.squares = kernels::sum_of_squares(pool, in.grads),
+                 .optimizer = number},
+                meter);
       first_agreements.report(agreement, report);
       report.nonfinite_rank = agreement.nonfinite_rank;
       report.applied = agreement.nonfinite_rank < 0;
@@ -83,9 +85,10 @@ struct DataParallel::Impl final : EarlyGradients {
       }
     }
     average.complete(in.grads, meter);
-    const double divisor = in.loss_scale * sum_divisor(comm, in.grads.dtype());
-    report.grad_norm =
-        whole_norm(in, std::sqrt(sum_of_squares(pool, in.grads)) / divisor);
+    const double divisor =
+        in.loss_scale * exchange::sum_divisor(comm, in.grads.dtype());
+    report.grad_norm = whole_norm(
+        in, std::sqrt(kernels::sum_of_squares(pool, in.grads)) / divisor);
     const bool skips = options.skip_nonfinite || in.skip_if_any_rank_nonfinite;
     report.applied = std::isfinite(report.grad_norm) || !skips;
     if (!report.applied) return;

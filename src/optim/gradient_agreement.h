@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "optim/exact_exchange.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/state_dict.h"
 
 namespace thinwire::optim {

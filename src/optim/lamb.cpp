@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "optim/checks.h"
-#include "optim/exact_exchange.h"
 #include "optim/lamb_step.h"
+#include "optim/step_pieces.h"
 
 namespace thinwire::optim {
 

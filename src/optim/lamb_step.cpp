@@ -5,8 +5,8 @@
 #include <cmath>
 #include <iterator>
 
-#include "optim/exact_exchange.h"
 #include "optim/norm_cells.h"
+#include "optim/step_pieces.h"
 #include "thinwire/kernels/lamb.h"
 #include "thinwire/kernels/norm.h"
 

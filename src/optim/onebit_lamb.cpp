@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/require.h"
+#include "kernels/pooled_norm.h"
 #include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
 #include "optim/low_bit/freeze/freeze.h"
@@ -123,9 +124,10 @@ void OnebitLambImpl::begin_compression() {
   std::vector<double> rms;
   for (const Parameter& p : adam().layout().parameters()) {
     const ConstView m = adam().exp_avg().view().subview(p.offset, p.size);
-    rms.push_back(p.size == 0 ? 0
-                              : std::sqrt(sum_of_squares(model.pool, m) /
-                                          static_cast<double>(p.size)));
+    rms.push_back(p.size == 0
+                      ? 0
+                      : std::sqrt(kernels::sum_of_squares(model.pool, m) /
+                                  static_cast<double>(p.size)));
   }
   set_momentum_scales(common_size_scales(rms, adam().layout()));
   hand_over_residuals();

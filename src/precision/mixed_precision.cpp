@@ -38,8 +38,7 @@ std::int64_t first_nonfinite(const ParameterLayout& layout, ConstView grads) {
 }  // namespace
 
 void MixedPrecisionOptions::validate() const {
-  require(optim::is_16_bit(dtype), "dtype", "float16 or bfloat16",
-          to_string(dtype));
+  require(is_16_bit(dtype), "dtype", "float16 or bfloat16", to_string(dtype));
   require(master_dtype == DType::kFloat32 || master_dtype == dtype,
           "master_dtype", fmt::format("float32 or {}", to_string(dtype)),
           to_string(master_dtype));
@@ -182,7 +181,7 @@ void MixedPrecision::write_params(View params) const {
 }
 
 bool MixedPrecision::takes_gradients(DType dtype) const noexcept {
-  return dtype == DType::kFloat32 || optim::is_16_bit(dtype);
+  return dtype == DType::kFloat32 || is_16_bit(dtype);
 }
 
 StepReport MixedPrecision::step(const StepInput& input) {

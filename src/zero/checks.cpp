@@ -38,7 +38,7 @@ void require_gradient(const Parameter& parameter, DType dtype,
 }
 
 void require_same_memory(const optim::StepInput& input, ConstView params) {
-  optim::require_view("params", input.params, params.size(), true, true);
+  require_view("params", input.params, params.size(), true, true);
   require(input.params.data() == params.data() &&
               input.params.dtype() == params.dtype(),
           "params", "the memory given at construction", "other memory");
@@ -57,7 +57,7 @@ void require_step(const optim::StepInput& input,
   if (input.grads.empty() && !has_come && params.size() > 0)
     refuse("step: there was no backward since the last step");
   if (!input.grads.empty() || !has_come)
-    optim::require_view("grads", input.grads, params.size(), true, true);
+    require_view("grads", input.grads, params.size(), true, true);
   if (!input.grads.empty() && has_come)
     refuse("step: gradients were handed over one by one; give no others");
 }

@@ -49,7 +49,7 @@ Range GradientShard::own(std::size_t b) const {
 
 // Values of 16 bits are added in fp32 and rounded once, whatever the wire.
 DType GradientShard::wire_of(DType gradients) const {
-  return optim::is_16_bit(gradients) || comm_.size() == 1
+  return is_16_bit(gradients) || comm_.size() == 1
              ? gradients
              : options_.communication_dtype.value_or(options_.dtype);
 }
@@ -57,7 +57,7 @@ DType GradientShard::wire_of(DType gradients) const {
 // The mean over more ranks than these is formed later, of unrounded sums.
 comm::ReduceOp GradientShard::op(DType wire) const {
   const bool is_mean =
-      options_.average && optim::is_16_bit(wire) && !is_part_of_batch();
+      options_.average && is_16_bit(wire) && !is_part_of_batch();
   return is_mean ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
 }
 
@@ -69,7 +69,7 @@ DType GradientShard::reduced_dtype(DType wire) const {
 }
 
 double GradientShard::divisor(double loss_scale) const noexcept {
-  const bool is_sum = !optim::is_16_bit(wire_) || is_part_of_batch();
+  const bool is_sum = !is_16_bit(wire_) || is_part_of_batch();
   return loss_scale * (options_.average && is_sum ? batch_ranks_ : 1);
 }
 
@@ -183,7 +183,7 @@ bool GradientShard::reduce(std::size_t b, View sums) {
   wire_ = wire_of(values.dtype());
   is_single_ = true;
   in_shard_ = false;
-  if (copies_ != nullptr || (is_part_of_batch() && optim::is_16_bit(wire_)))
+  if (copies_ != nullptr || (is_part_of_batch() && is_16_bit(wire_)))
     make_shard(reduced_dtype(wire_));
 
   const Range mine = own(b);

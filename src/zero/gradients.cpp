@@ -6,7 +6,8 @@
 
 #include "core/require.h"
 #include "core/set_to_zero.h"
-#include "optim/exact_exchange.h"
+#include "kernels/pooled_norm.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 #include "zero/impl.h"
@@ -100,13 +101,13 @@ void ZeroOptimizer::Impl::require_same_array(View grads) const {
 // Index of the first parameter that is not finite, else -1.
 std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
   if (std::ranges::all_of(whole.parts(), [&](const View& part) {
-        return std::isfinite(optim::sum_of_squares(pool, part));
+        return std::isfinite(kernels::sum_of_squares(pool, part));
       }))
     return -1;
   const auto parameters = layout.parameters();
   const auto first = std::ranges::find_if(parameters, [&](const Parameter& p) {
     return !std::isfinite(
-        optim::sum_of_squares(pool, whole.subview(p.offset, p.size)));
+        kernels::sum_of_squares(pool, whole.subview(p.offset, p.size)));
   });
   return first == parameters.end() ? -1 : first - parameters.begin();
 }

@@ -10,7 +10,7 @@ namespace thinwire::zero {
 namespace {
 
 bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || optim::is_16_bit(dtype);
+  return dtype == DType::kFloat32 || is_16_bit(dtype);
 }
 
 void require_dtype(bool holds, std::string_view name, const std::string& range,

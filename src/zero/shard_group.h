@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "optim/exact_exchange.h"
+#include "optim/step_pieces.h"
 #include "precision/loss_scale.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/optim/update_rule.h"

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <utility>
 
-#include "optim/exact_exchange.h"
 #include "optim/gradient_agreement.h"
+#include "optim/step_pieces.h"
 #include "optim/verification.h"
 #include "zero/impl.h"
 

@@ -48,7 +48,7 @@ std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
                                                 View grads) {
   const std::size_t index = index_of(impl_->layout, name);
   if (!grads.empty())
-    optim::require_view("grads", grads, impl_->layout.size(), true, true);
+    require_view("grads", grads, impl_->layout.size(), true, true);
   const bool is_there = grads.empty() ? impl_->window.awaits_step()
                                       : impl_->options.stage == 1 &&
                                             impl_->window.backwards() == 0;

@@ -255,7 +255,7 @@ optim::EarlyGradients* ZeroOptimizer::early() {
 }
 
 void EarlyBuckets::reduce(View grads, Range range) {
-  optim::require_view("grads", grads, impl_.layout.size(), true, true);
+  require_view("grads", grads, impl_.layout.size(), true, true);
   if (impl_.window.backwards() > 0)
     refuse("reduce: gradients are handed over one by one in this window");
   impl_.require_same_array(grads);

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "optim/exact_exchange.h"
 #include "optim/states.h"
+#include "optim/step_pieces.h"
 #include "optim/support.h"
 #include "support/errors.h"
 #include "thinwire/kernels/adam.h"

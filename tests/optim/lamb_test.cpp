@@ -8,10 +8,10 @@
 #include <cstring>
 #include <memory>
 
-#include "optim/exact_exchange.h"
 #include "optim/naive/lamb.h"
 #include "optim/norm_cells.h"
 #include "optim/states.h"
+#include "optim/step_pieces.h"
 #include "optim/support.h"
 #include "support/errors.h"
 #include "support/same_bits.h"

@@ -7,7 +7,8 @@
 
 #include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/rows.h"
-#include "optim/exact_exchange.h"
+#include "exchange/exact_average.h"
+#include "optim/step_pieces.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/kernels/processor.h"
 
@@ -17,14 +18,14 @@ namespace {
 
 constexpr std::size_t kBucketElements = std::size_t{1} << 20;
 
-// As optim::DataParallel sums gradients.
+// Sums as optim::DataParallel sums gradients.
 std::function<void()> prepare_all_reduce(comm::Communicator& comm,
                                          std::size_t elements, ThreadPool&) {
   // Zeros: sums of sums would overflow.
   auto values = std::make_shared<Buffer>(Buffer::of<float>(elements));
   return [values, &comm] {
-    const optim::GroupRange all{{0, values->size()}, 0};
-    for (const comm::Work& work : optim::queue_sums(
+    const Range all{0, values->size()};
+    for (const comm::Work& work : exchange::queue_sums(
              comm, values->view(), std::span(&all, 1), kBucketElements))
       work.wait();
   };

@@ -8,7 +8,8 @@
 
 #include "apps/thinwire/bench/partition.h"
 #include "apps/thinwire/bench/rows.h"
-#include "optim/exact_exchange.h"
+#include "kernels/pooled_norm.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/cast.h"
@@ -33,7 +34,7 @@ struct MixedPrecisionWork {
 
   void run(ThreadPool& pool) {
     const double norm =
-        std::sqrt(optim::sum_of_squares(pool, grads.view())) / kLossScale;
+        std::sqrt(kernels::sum_of_squares(pool, grads.view())) / kLossScale;
     if (!std::isfinite(norm)) return;  // a step that overflowed is left out
     c.grad_scale = static_cast<float>(std::min(1.0, 1 / norm) / kLossScale);
     pool.for_ranges(

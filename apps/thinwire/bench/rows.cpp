@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "optim/exact_exchange.h"
+#include "kernels/pooled_norm.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/optim/lamb.h"
 
@@ -82,7 +83,7 @@ Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
   auto values = std::make_shared<Buffer>(random_values(elements, 3));
   return {[values, &pool] {
     [[maybe_unused]] volatile double sum =
-        optim::sum_of_squares(pool, values->view());
+        kernels::sum_of_squares(pool, values->view());
   }};
 }
 

@@ -7,7 +7,8 @@
 #include "apps/thinwire/bench/echo_transport.h"
 #include "apps/thinwire/bench/idle_copies.h"
 #include "apps/thinwire/bench/rows.h"
-#include "optim/exact_exchange.h"
+#include "kernels/pooled_norm.h"
+#include "optim/step_pieces.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/cast.h"
@@ -56,7 +57,7 @@ struct ZeroWork {
     (void)optimizer->full_gradient("one");
     // And none is in the cache, as in the other rows.
     [[maybe_unused]] volatile double sum =
-        optim::sum_of_squares(pool, cold.view());
+        kernels::sum_of_squares(pool, cold.view());
   }
 
   int backwards;

@@ -9,6 +9,8 @@
 
 #include "core/require.h"
 #include "exchange/bucket_schedule.h"
+#include "exchange/exact_average.h"
+#include "kernels/pooled_norm.h"
 #include "optim/checks.h"
 #include "optim/experts/expert_parallel_impl.h"
 #include "optim/verification.h"
@@ -87,7 +89,8 @@ ExpertParallel::Impl::Norm ExpertParallel::Impl::norm(const StepInput& in,
     report.exchange_seconds += traffic.exchange_seconds;
     if (section->comm.rank() != 0) continue;
     const double by = divisor(*section, in);
-    own += sum_of_squares(pool, optim::part_of(in.grads, section->range)) /
+    own += kernels::sum_of_squares(pool,
+                                   optim::part_of(in.grads, section->range)) /
            (by * by);
   }
   std::vector<double> all(static_cast<std::size_t>(comm.size()));
@@ -205,7 +208,7 @@ std::vector<Range> ExpertParallel::Impl::buckets() const {
     buckets = exchange::equal_buckets(
         dense_size,
         exchange::bucket_elements(options.bucket_elements, dense_size,
-                                  comm.hosts(), kExactBits));
+                                  comm.hosts(), exchange::kExactBits));
   for (const auto& section : sections)
     if (section->range.size > 0) buckets.push_back(section->range);
   return buckets;

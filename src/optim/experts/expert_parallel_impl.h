@@ -9,7 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "optim/exact_average.h"
+#include "exchange/exact_average.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/thread_pool.h"
@@ -29,15 +30,15 @@ struct Section {
         range{offset, layout.size()},
         rule(make_rule(layout)),
         average(
-            c, pool, layout,
+            c, pool, layout.size(),
             exchange::bucket_elements(options.bucket_elements, layout.size(),
-                                      c.hosts(), kExactBits)) {}
+                                      c.hosts(), exchange::kExactBits)) {}
 
   comm::Communicator& comm;
   ParameterLayout layout;
   Range range;  // of the whole flat array
   std::unique_ptr<UpdateRule> rule;
-  ExactAverage average;
+  exchange::ExactAverage average;
 };
 
 struct ExpertParallel::Impl final : EarlyGradients, LocalSteps {
@@ -85,8 +86,8 @@ struct ExpertParallel::Impl final : EarlyGradients, LocalSteps {
   [[nodiscard]] double divisor(const Section& section,
                                const StepInput& in) const {
     const DType dtype = in.grads.dtype_at(section.range.offset);
-    return in.loss_scale * sum_divisor(section.comm, dtype) * comm.size() /
-           section.comm.size();
+    return in.loss_scale * exchange::sum_divisor(section.comm, dtype) *
+           comm.size() / section.comm.size();
   }
   [[nodiscard]] View dense_of(View array) const {
     return array.empty() ? array : array.subview(0, dense_size);

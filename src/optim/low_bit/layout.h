@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "optim/exact_exchange.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/exchange/block_layout.h"
 

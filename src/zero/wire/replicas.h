@@ -6,7 +6,7 @@
 #include <span>
 
 #include "exchange/record_route.h"
-#include "optim/exact_exchange.h"
+#include "optim/step_pieces.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 #include "thinwire/exchange/block_layout.h"

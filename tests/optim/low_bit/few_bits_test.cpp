@@ -240,7 +240,9 @@ std::vector<std::vector<After>> run(test::by_host::Ranks ranks,
       const StepReport report = optimizer->step(
           {.params = params, .grads = grads.view(), .loss_scale = scale});
       EXPECT_EQ(report.applied, t != 2 && t != 4) << t;
-      if (!report.applied) EXPECT_TRUE(report.residuals_cleared) << t;
+      if (!report.applied) {
+        EXPECT_TRUE(report.residuals_cleared) << t;
+      }
       all[static_cast<std::size_t>(comm.rank())].push_back(
           {params, report.applied, report.grad_norm,
            copy_of(optimizer->state())});

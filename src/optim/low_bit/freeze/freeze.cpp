@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/pooled_norm.h"
 #include "optim/saved_state.h"
 
 namespace thinwire::optim {
@@ -33,7 +34,7 @@ bool Freeze::is_due(std::int64_t step) {
     const double beta2 = adam.group_options(r.group).beta2;
     const ConstView v =
         adam.exp_avg_sq().view().subview(r.range.offset, r.range.size);
-    total += sum_of_abs(model_.pool, v) /
+    total += kernels::sum_of_abs(model_.pool, v) /
              (1 - std::pow(beta2, static_cast<double>(step)));
   }
   return automatic_.observe(total);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/gradients/exact_groups.h"
+#include "exchange/exact_average.h"
 
 namespace thinwire::optim {
 
@@ -8,15 +9,16 @@ void ExactGroups::begin(View grads) {
     for (const GroupRange& r : model_.layout.exact)
       model_.observer->exact(r.range,
                              grads.subview(r.range.offset, r.range.size));
-  queued_ = queue_sums(model_.comm, grads, model_.layout.exact,
-                       model_.settings.exchange.bucket_elements);
+  queued_ =
+      exchange::queue_sums(model_.comm, grads, ranges_of(model_.layout.exact),
+                           model_.settings.exchange.bucket_elements);
 }
 
 void ExactGroups::finish(std::int64_t number, const StepInput& in,
                          double grad_scale, StepMeter& step) {
   step.wait_for(queued_);
   queued_.clear();
-  const double divisor = sum_divisor(model_.comm, in.grads.dtype());
+  const double divisor = exchange::sum_divisor(model_.comm, in.grads.dtype());
   const UpdateArrays arrays =
       update_arrays(in, static_cast<float>(grad_scale / divisor));
   for (const GroupRange& r : model_.layout.exact)

@@ -124,7 +124,7 @@ void HostGradients::average(View grads, StepMeter& step) {
   });
   for (std::size_t k = 0; k < runs_.size(); ++k)
     if (runs_[k].stays_exact)
-      exact_squares_[k] = optim::sum_of_squares(
+      exact_squares_[k] = kernels::sum_of_squares(
           pool_, means_.view().subview(runs_[k].in_means, runs_[k].own.size));
 }
 

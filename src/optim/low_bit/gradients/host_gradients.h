@@ -7,8 +7,8 @@
 
 #include "exchange/places.h"
 #include "exchange/ready_ranges.h"
-#include "optim/exact_exchange.h"
 #include "optim/low_bit/layout.h"
+#include "optim/step_pieces.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
 

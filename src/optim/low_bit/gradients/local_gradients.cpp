@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "exchange/exact_average.h"
+#include "kernels/pooled_norm.h"
 #include "optim/checks.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
@@ -13,7 +15,7 @@ namespace thinwire::optim {
 
 LocalGradients::LocalGradients(LowBitModel& model)
     : model_(model),
-      exact_(model.comm, model.pool, model.adam.layout(),
+      exact_(model.comm, model.pool, model.size(),
              model.settings.exchange.bucket_elements),
       few_bits_(model),
       number_(optimizer_number(model.comm)) {}
@@ -120,10 +122,11 @@ std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
     arrays.grads = few_bits_.average(in, any_unlike_early_, step);
   } else {
     exact_.complete(in.grads, step);
-    divisor = in.loss_scale * sum_divisor(model_.comm, in.grads.dtype());
+    divisor =
+        in.loss_scale * exchange::sum_divisor(model_.comm, in.grads.dtype());
   }
   const double own =
-      std::sqrt(sum_of_squares(model_.pool, arrays.grads)) / divisor;
+      std::sqrt(kernels::sum_of_squares(model_.pool, arrays.grads)) / divisor;
   report.grad_norm = whole_norm(in, own);
   if (skips(in) && !std::isfinite(report.grad_norm)) {
     report.applied = false;  // finite everywhere, but their sum overflows

@@ -4,7 +4,7 @@
 #include <optional>
 #include <span>
 
-#include "optim/exact_average.h"
+#include "exchange/exact_average.h"
 #include "optim/gradient_agreement.h"
 #include "optim/low_bit/gradients/low_bit_average.h"
 #include "optim/low_bit/model.h"
@@ -103,7 +103,7 @@ class LocalGradients {
                             StepReport& report) const;
 
   LowBitModel& model_;
-  ExactAverage exact_;
+  exchange::ExactAverage exact_;
   LowBitAverage few_bits_;
   std::uint32_t number_;  // of this optimizer, see optimizer_number()
   bool any_late_ = false;

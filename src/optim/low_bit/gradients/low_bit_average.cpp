@@ -7,6 +7,7 @@
 
 #include "core/require.h"
 #include "core/visit_floats.h"
+#include "exchange/exact_average.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/log.h"
@@ -117,9 +118,9 @@ View LowBitAverage::average(const StepInput& in, bool begins_anew,
   if (begins_anew) abandon();
   step.report().bits = bits_;
   if (!exchange().has_begun()) begin(in.grads, in.loss_scale);
-  const std::vector<comm::Work> exact =
-      queue_sums(model_.comm, in.grads, model_.layout.exact,
-                 model_.settings.exchange.bucket_elements);
+  const std::vector<comm::Work> exact = exchange::queue_sums(
+      model_.comm, in.grads, ranges_of(model_.layout.exact),
+      model_.settings.exchange.bucket_elements);
   step.compressed(exchange(), [&](auto& all) {
     for (std::size_t k = 0; k < is_added_.size(); ++k) add(k);
     all.finish();
@@ -148,8 +149,8 @@ void LowBitAverage::decode(View mean) {
 
 // As if they had travelled like the others.
 void LowBitAverage::scale_exact(const StepInput& in, View mean) {
-  const float factor =
-      reciprocal(in.loss_scale * sum_divisor(model_.comm, in.grads.dtype()));
+  const float factor = reciprocal(
+      in.loss_scale * exchange::sum_divisor(model_.comm, in.grads.dtype()));
   for (const GroupRange& r : model_.layout.exact)
     write_scaled(in.grads.subview(r.range.offset, r.range.size), factor,
                  mean.as<float>().subspan(r.range.offset, r.range.size));

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "optim/exact_exchange.h"
 #include "optim/low_bit/denominator/block_denominators.h"
+#include "optim/step_pieces.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"

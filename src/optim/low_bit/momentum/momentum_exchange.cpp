@@ -3,6 +3,7 @@
 // applied, block by block. kernels/sign_compress.h has the arithmetic,
 // exchange/compressed_all_reduce.h the exchange with its error feedback.
 #include "optim/low_bit/momentum/momentum_exchange.h"
+#include "kernels/pooled_norm.h"
 
 #include <algorithm>
 #include <chrono>
@@ -110,7 +111,8 @@ double MomentumExchange::residual_ratio() const {
     mean += scale * scale *
             static_cast<double>(all_->active().count(all_->layout(), b));
   }
-  const double residual = sum_of_squares(model_.pool, all_->worker_error());
+  const double residual =
+      kernels::sum_of_squares(model_.pool, all_->worker_error());
   return mean == 0 ? 0 : std::sqrt(residual / mean);
 }
 

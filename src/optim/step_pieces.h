@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "exchange/wait_meter.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/thread_pool.h"
@@ -29,6 +30,14 @@ struct GroupRange {
 /// Elements `part` of it, likewise.
 [[nodiscard]] std::vector<GroupRange> group_ranges(
     const ParameterLayout& layout, Range part);
+
+/// Returns the ranges without their groups.
+[[nodiscard]] inline std::vector<Range> ranges_of(
+    std::span<const GroupRange> of_groups) {
+  std::vector<Range> ranges;
+  for (const GroupRange& r : of_groups) ranges.push_back(r.range);
+  return ranges;
+}
 
 /// Calls body(range, group) for pieces that cover `ranges`, shared out over the
 /// pool's threads.
@@ -57,14 +66,6 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = in.low_precision};
 }
 
-/// One sum per chunk of the grid (kernels/norm.h), on which `values` begins.
-void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
-                           std::span<double> sums);
-/// Sum of squares in the fixed order of kernels/norm.h, whatever the threads.
-[[nodiscard]] double sum_of_squares(ThreadPool& pool, ConstView values);
-/// Sum of absolute values, likewise.
-[[nodiscard]] double sum_of_abs(ThreadPool& pool, ConstView values);
-
 /// The norm of the whole model's gradient, of which `norm` is this optimizer's.
 [[nodiscard]] inline double whole_norm(const StepInput& in, double norm) {
   return in.whole_norm ? in.whole_norm(norm) : norm;
@@ -74,59 +75,25 @@ inline void tell_of_nonfinite(const StepInput& in) {
   static_cast<void>(whole_norm(in, std::numeric_limits<double>::infinity()));
 }
 
-/// Queues the all-reduce of each range of `values` in buckets: the sum in rank
-/// order of fp32, the mean of 16-bit values, which their sum may overflow. Not
-/// waited for.
-[[nodiscard]] std::vector<comm::Work> queue_sums(
-    comm::Communicator& comm, View values, std::span<const GroupRange> ranges,
-    std::size_t bucket_elements);
-/// What the result is to be divided by to get the mean.
-[[nodiscard]] double sum_divisor(const comm::Communicator& comm, DType dtype);
-
 /// Makes this traffic the report's.
 void report_traffic(StepReport& report, const comm::Counters& traffic) noexcept;
 
-/// A step under way: its report, to which the time from construction to the end
-/// is added, and what the communicator has sent meanwhile.
-class StepMeter {
+/// Measures a step. Adds to its report the time from construction to the end,
+/// the waiting, and what the communicator has sent meanwhile.
+class StepMeter : public exchange::WaitMeter {
  public:
   StepMeter(const comm::Communicator& comm, StepReport& report)
-      : comm_(comm), report_(report), before_(comm.counters()) {}
+      : WaitMeter(report.exchange_seconds),
+        comm_(comm),
+        report_(report),
+        before_(comm.counters()) {}
   ~StepMeter();
   StepMeter(const StepMeter&) = delete;
   StepMeter& operator=(const StepMeter&) = delete;
 
   [[nodiscard]] StepReport& report() noexcept { return report_; }
 
-  /// body() waits for other ranks.
-  template <class Body>
-  void waiting(Body&& body) {
-    const auto begin = std::chrono::steady_clock::now();
-    body();
-    add_wait(seconds_since(begin));
-  }
-  void wait_for(std::span<const comm::Work> works) {
-    waiting([&] {
-      for (const comm::Work& work : works) work.wait();
-    });
-  }
-  /// body(exchange) runs a compressed exchange, which times its own waiting.
-  template <class Exchange, class Body>
-  void compressed(Exchange& exchange, Body&& body) {
-    const double before = exchange.wait_seconds();
-    body(exchange);
-    add_wait(exchange.wait_seconds() - before);
-  }
-
  private:
-  void add_wait(double seconds) { report_.exchange_seconds += seconds; }
-
-  static double seconds_since(std::chrono::steady_clock::time_point begin) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() -
-                                         begin)
-        .count();
-  }
-
   const comm::Communicator& comm_;
   StepReport& report_;
   comm::Counters before_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/early_exchange.h"
+#include "exchange/early/early_exchange.h"
 
 #include <algorithm>
 #include <chrono>

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "exchange/early_exchange.h"
+#include "exchange/early/early_exchange.h"
 #include "exchange/residuals.h"
 #include "thinwire/exchange/active_mask.h"
 #include "thinwire/exchange/compressed_all_reduce.h"

@@ -1,24 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/exact_average.h"
+#include "exchange/exact_average.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/wait_ignoring_errors.h"
-#include "optim/checks.h"
+#include "core/require_view.h"
+#include "kernels/pooled_norm.h"
 #include "thinwire/kernels/norm.h"
 
-namespace thinwire::optim {
+namespace thinwire::exchange {
 
 using kernels::kSumChunk;
 
+std::vector<comm::Work> queue_sums(comm::Communicator& comm, View values,
+                                   std::span<const Range> ranges,
+                                   std::size_t bucket_elements) {
+  std::vector<comm::Work> queued;
+  for (std::size_t i = 0; i < ranges.size();) {
+    Range joined = ranges[i++];  // neighbours travel together
+    while (i < ranges.size() && ranges[i].offset == joined.end())
+      joined.size += ranges[i++].size;
+    for (std::size_t at = 0; at < joined.size; at += bucket_elements)
+      queued.push_back(comm.queue_all_reduce(
+          values.subview(joined.offset + at,
+                         std::min(bucket_elements, joined.size - at)),
+          values.dtype() == DType::kFloat32 ? comm::ReduceOp::kSum
+                                            : comm::ReduceOp::kMean));
+  }
+  return queued;
+}
+
+double sum_divisor(const comm::Communicator& comm, DType dtype) {
+  return dtype == DType::kFloat32 ? comm.size() : 1;
+}
+
 ExactAverage::ExactAverage(comm::Communicator& comm, ThreadPool& pool,
-                           const ParameterLayout& layout,
-                           std::size_t bucket_elements)
+                           std::size_t size, std::size_t bucket_elements)
     : comm_(comm),
       pool_(pool),
-      size_(layout.size()),
+      size_(size),
       bucket_elements_(bucket_elements),
-      chunk_squares_(kernels::sum_chunks(size_)) {}
+      chunk_squares_(kernels::sum_chunks(size)) {}
 
 ExactAverage::~ExactAverage() {
   for (const Begun& part : begun_)
@@ -38,9 +61,8 @@ void ExactAverage::begin_early(View grads, Range range) {
                     part.range.offset, part.range.size),
         fmt::format("{} of size {}", range.offset, range.size));
   sum_chunks_of(grads, range);
-  const GroupRange whole{range, 0};
   begun_.push_back(
-      {range, queue_sums(comm_, grads, {&whole, 1}, bucket_elements_)});
+      {range, queue_sums(comm_, grads, {&range, 1}, bucket_elements_)});
 }
 
 void ExactAverage::require_on_grid(Range range) const {
@@ -56,55 +78,34 @@ void ExactAverage::measure_early(ConstView grads, Range range) {
           grads.size());
   require_on_grid(range);
   sum_chunks_of(grads, range);
-  measured_.push_back(range);
+  measured_.add(range);
 }
 
 double ExactAverage::local_squares(ConstView grads) {
-  std::vector<Range> done = begun();
-  done.insert(done.end(), measured_.begin(), measured_.end());
-  measured_.clear();
-  for (const GroupRange& rest : missing(std::move(done)))
-    sum_chunks_of(grads, rest.range);
+  ReadyRanges done = std::exchange(measured_, {});
+  for (const Begun& part : begun_) done.add(part.range);
+  for (const Range& rest : done.missing(size_)) sum_chunks_of(grads, rest);
   return kernels::sum_of_chunks(chunk_squares_);
 }
 
 void ExactAverage::sum_chunks_of(ConstView grads, Range range) {
-  chunk_sums_of_squares(
+  kernels::chunk_sums_of_squares(
       pool_, grads.subview(range.offset, range.size),
       std::span(chunk_squares_).subspan(range.offset / kSumChunk));
 }
 
-void ExactAverage::complete(View grads, StepMeter& meter) {
+void ExactAverage::complete(View grads, WaitMeter& meter) {
+  ReadyRanges done;
+  for (const Begun& part : begun_) done.add(part.range);
   const auto rest =
-      queue_sums(comm_, grads, missing(begun()), bucket_elements_);
+      queue_sums(comm_, grads, done.missing(size_), bucket_elements_);
   abandon(meter);
   meter.wait_for(rest);
 }
 
-void ExactAverage::abandon(StepMeter& meter) {
+void ExactAverage::abandon(WaitMeter& meter) {
   for (const Begun& part : begun_) meter.wait_for(part.works);
   begun_.clear();
 }
 
-std::vector<Range> ExactAverage::begun() const {
-  std::vector<Range> ranges;
-  for (const Begun& part : begun_) ranges.push_back(part.range);
-  return ranges;
-}
-
-// Elements that are in none of these ranges.
-std::vector<GroupRange> ExactAverage::missing(std::vector<Range> done) const {
-  if (done.empty()) return {{{0, size_}, 0}};
-  std::sort(done.begin(), done.end(),
-            [](const Range& a, const Range& b) { return a.offset < b.offset; });
-  std::vector<GroupRange> rest;
-  std::size_t at = 0;
-  for (const Range& range : done) {
-    if (range.offset > at) rest.push_back({{at, range.offset - at}, 0});
-    at = std::max(at, range.end());
-  }
-  if (at < size_) rest.push_back({{at, size_ - at}, 0});
-  return rest;
-}
-
-}  // namespace thinwire::optim
+}  // namespace thinwire::exchange

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/early_run.h"
+#include "exchange/early/early_run.h"
 
 #include <utility>
 #include <vector>

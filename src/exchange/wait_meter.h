@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <span>
+
+#include "thinwire/comm/communicator.h"
+
+namespace thinwire::exchange {
+
+/// Adds up the time that a step waits for other ranks.
+class WaitMeter {
+ public:
+  /// `seconds` must outlive it.
+  explicit WaitMeter(double& seconds) : seconds_(seconds) {}
+
+  /// Adds the time of `body`, which waits.
+  template <class Body>
+  void waiting(Body&& body) {
+    const auto begin = std::chrono::steady_clock::now();
+    body();
+    seconds_ += seconds_since(begin);
+  }
+  void wait_for(std::span<const comm::Work> works) {
+    waiting([&] {
+      for (const comm::Work& work : works) work.wait();
+    });
+  }
+  /// Adds the time that `exchange` itself has measured while `body(exchange)`
+  /// runs.
+  template <class Exchange, class Body>
+  void compressed(Exchange& exchange, Body&& body) {
+    const double before = exchange.wait_seconds();
+    body(exchange);
+    seconds_ += exchange.wait_seconds() - before;
+  }
+
+ protected:
+  [[nodiscard]] static double seconds_since(
+      std::chrono::steady_clock::time_point begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() -
+                                         begin)
+        .count();
+  }
+
+ private:
+  double& seconds_;
+};
+
+}  // namespace thinwire::exchange

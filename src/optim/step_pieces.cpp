@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/step_pieces.h"
+
+#include <algorithm>
+
+namespace thinwire::optim {
+
+namespace {
+
+// Pieces small enough to share out, large enough to cost nothing.
+constexpr std::size_t kGrain = std::size_t{1} << 16;
+
+}  // namespace
+
+std::vector<GroupRange> group_ranges(const ParameterLayout& layout) {
+  return group_ranges(layout, {0, layout.size()});
+}
+
+std::vector<GroupRange> group_ranges(const ParameterLayout& layout,
+                                     Range part) {
+  std::vector<GroupRange> ranges;
+  for (const Parameter& p : layout.parameters()) {
+    const std::size_t begin = std::max(p.offset, part.offset);
+    const std::size_t end = std::min(p.offset + p.size, part.end());
+    if (begin >= end) continue;
+    if (!ranges.empty() && ranges.back().group == p.group)
+      ranges.back().range.size += end - begin;
+    else
+      ranges.push_back({{begin, end - begin}, p.group});
+  }
+  return ranges;
+}
+
+void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
+                      const std::function<void(Range, std::size_t)>& body) {
+  std::vector<GroupRange> pieces;
+  for (const GroupRange& r : ranges)
+    for (std::size_t at = 0; at < r.range.size; at += kGrain)
+      pieces.push_back(
+          {{r.range.offset + at, std::min(kGrain, r.range.size - at)},
+           r.group});
+  pool.for_each(pieces.size(), [&](std::size_t piece) {
+    body(pieces[piece].range, pieces[piece].group);
+  });
+}
+
+void report_traffic(StepReport& report,
+                    const comm::Counters& traffic) noexcept {
+  report.bytes_sent = traffic.bytes_sent;
+  report.collectives = traffic.collectives;
+  report.messages = traffic.messages;
+  report.bytes_between_hosts = traffic.bytes_between_hosts;
+  report.comm_busy_seconds = traffic.busy_seconds;
+}
+
+StepMeter::~StepMeter() {
+  report_traffic(report_, comm_.counters() - before_);
+  report_.seconds = seconds_since(begin_);
+}
+
+}  // namespace thinwire::optim
