@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/set_to_zero.h"
-#include "exchange/records.h"
+#include "exchange/records/records.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/sign_compress.h"
 

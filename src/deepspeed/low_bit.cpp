@@ -63,7 +63,7 @@ float LowBitOptimizer::Impl::average(const StepInput& in, bool averaged,
                                      StepMeter& step) {
   double divisor = in.loss_scale;
   if (!averaged) {
-    sum(in.grads, model.layout.all, step);
+    sum(in.grads, step);
     divisor *= exchange::sum_divisor(model.comm, in.grads.dtype());
   }
   step.report().grad_norm =
@@ -71,12 +71,10 @@ float LowBitOptimizer::Impl::average(const StepInput& in, bool averaged,
   return static_cast<float>(1.0 / divisor);
 }
 
-void LowBitOptimizer::Impl::sum(View values, std::span<const GroupRange> which,
-                                StepMeter& step) {
-  const auto queued =
-      exchange::queue_sums(model.comm, values, optim::ranges_of(which),
-                           model.settings.exchange.bucket_elements);
-  step.wait_for(queued);
+void LowBitOptimizer::Impl::sum(View values, StepMeter& step) {
+  const Range whole{0, values.size()};
+  step.wait_for(exchange::queue_sums(model.comm, values, {&whole, 1},
+                                     model.settings.exchange.bucket_elements));
 }
 
 CompressedAllReduce& LowBitOptimizer::Impl::exchange() {

@@ -68,8 +68,7 @@ struct LowBitOptimizer::Impl {
   /// Returns what to multiply them by to get their mean.
   [[nodiscard]] float average(const optim::StepInput& in, bool averaged,
                               optim::StepMeter& step);
-  void sum(View values, std::span<const optim::GroupRange> which,
-           optim::StepMeter& step);
+  void sum(View values, optim::StepMeter& step);
   /// Made when it is first needed.
   [[nodiscard]] CompressedAllReduce& exchange();
   /// values[i] *= mask[i], values being the whole flat array.

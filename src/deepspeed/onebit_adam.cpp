@@ -54,7 +54,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   void initialize(const StepInput& in, bool averaged, StepMeter& step) {
     if (!averaged) {
       const auto mean = static_cast<float>(1.0 / model.comm.size());
-      sum(in.grads, model.layout.all, step);
+      sum(in.grads, step);
       for (float& g : in.grads.as<float>()) g *= mean;
     }
     exact_groups.begin(in.grads);

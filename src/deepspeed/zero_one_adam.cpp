@@ -70,7 +70,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
       if (schedule.syncs(steps)) sync(in.params, step);
       schedule.local_step_taken();
     } else if (schedule.updates_variance(steps)) {
-      if (!averaged) sum(in.grads, model.layout.all, step);
+      if (!averaged) sum(in.grads, step);
       const double divisor = averaged ? 1 : model.comm.size();
       adam().apply(steps,
                    {.params = in.params,

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "exchange/places.h"
+#include "exchange/records/places.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/dtype.h"

@@ -5,22 +5,33 @@
 
 #include <span>
 #include <utility>
-#include <vector>
 
+#include "core/require.h"
 #include "exchange/checks.h"
-#include "exchange/early/early_run.h"
-#include "exchange/records.h"
-#include "exchange/residuals.h"
-#include "exchange/two_phase_exchange.h"
-#include "thinwire/core/error.h"
+#include "exchange/records/early_exchange.h"
+#include "exchange/records/sign_records.h"
 
 namespace thinwire::exchange {
 
 using kernels::SignInput;
 using kernels::Signs;
 
-// What the records of TwoPhaseExchange say here: kernels and residuals.
 struct CompressedAllReduce::Impl {
+  // A run that may be taken back: it writes residuals and records of its own,
+  // which replace the others if it counts.
+  struct Early {
+    Early(comm::Communicator& comm, Impl& present)
+        : residuals(present.layout, Places(comm, nullptr),
+                    present.options.residual_dtype),
+          records{present.layout, present.active, present.observer,
+                  residuals,      exchange,       &present.residuals},
+          exchange(comm, present.options.early_threads, present.layout) {}
+
+    Residuals residuals;
+    SignRecords<EarlyExchange> records;
+    EarlyExchange exchange;  // last: its thread uses the rest
+  };
+
   Impl(comm::Communicator& c, ThreadPool& pool, BlockLayout blocks,
        const CompressedAllReduceOptions& o, const comm::HostGroups* groups)
       : comm(c),
@@ -29,9 +40,7 @@ struct CompressedAllReduce::Impl {
         residuals(layout, Places(c, groups), o.residual_dtype),
         exchange(c, groups, pool, layout, o.keeps_previous),
         threads(pool) {
-    if (o.runs_early)
-      early = std::make_unique<EarlyRun>(
-          c, EarlyRun::Present{layout, active, residuals, observer}, o);
+    if (o.runs_early) early = std::make_unique<Early>(c, *this);
   }
 
   comm::Communicator& comm;
@@ -41,78 +50,16 @@ struct CompressedAllReduce::Impl {
   WireObserver* observer = nullptr;
   Residuals residuals;
   TwoPhaseExchange exchange;
+  SignRecords<TwoPhaseExchange> records{layout, active, observer, residuals,
+                                        exchange};
   ThreadPool& threads;
-  std::unique_ptr<EarlyRun> early;  // last: its thread uses the rest
-
-  [[nodiscard]] kernels::SignBlock sign_block(std::size_t b,
-                                              const KeptResidual& kept) {
-    return {.residual = kept.values,
-            .scale = kept.scale,
-            .words = words_of(exchange.record(b)),
-            .active = active.words(layout, b),
-            .num_active = active.count(layout, b)};
-  }
-
-  void sent(std::size_t b, const KeptResidual& kept, float scale) {
-    set_scale(exchange.record(b), scale);
-    kept.sent_with(scale);
-  }
-
-  void encode(Range blocks, const Source& source) {
-    for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
-      const KeptResidual kept = residuals.kept_worker(b);
-      sent(b, kept, kernels::sign_encode(source(b), sign_block(b, kept)));
-    }
-  }
-
-  void average(const Received& from, Range blocks) {
-    std::vector<Signs> signs(exchange.places().workers);
-    for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
-      for (std::size_t r = 0; r < signs.size(); ++r)
-        signs[r] = signs_in(from.record(r, b));
-      average_block(b, signs);
-    }
-  }
-
-  void average_block(std::size_t b, std::span<const Signs> signs) {
-    const auto inverse_count =
-        static_cast<float>(1.0 / static_cast<double>(signs.size()));
-    const KeptResidual kept = residuals.kept_server(b);
-    sent(b, kept,
-         kernels::sign_encode_average(signs, inverse_count,
-                                      sign_block(b, kept)));
-  }
+  std::unique_ptr<Early> early;
 
   void run(const Source& source, const Sink& sink) {
-    RecordSteps steps{.encode = [&](Range blocks) { encode(blocks, source); },
-                      .average = [&](const Received& from,
-                                     Range blocks) { average(from, blocks); },
-                      .deliver =
-                          [&](Range blocks) {
-                            for (std::size_t b = blocks.offset;
-                                 b < blocks.end(); ++b)
-                              sink(b, signs_in(exchange.result(b)));
-                          }};
-    if (observer != nullptr) {
-      steps.encoded = [&](Range blocks) {
-        for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
-          observer->worker_record(b, signs_in(exchange.record(b)));
-      };
-      steps.averaged = [&](Range blocks) {
-        for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
-          observer->server_record(b, signs_in(exchange.record(b)));
-      };
-    }
-    exchange.run(std::move(steps));
-  }
-
-  void share(const Source& source) {
-    exchange.share([&](Range blocks) {
-      for (std::size_t b = blocks.offset; b < blocks.end(); ++b) {
-        const KeptResidual kept = residuals.kept_server(b);
-        sent(b, kept, kernels::sign_encode(source(b), sign_block(b, kept)));
-      }
-    });
+    exchange.run(records.steps(source, [&](Range blocks) {
+      for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
+        sink(b, signs_in(exchange.result(b)));
+    }));
   }
 };
 
@@ -177,33 +124,43 @@ void CompressedAllReduce::begin_early(Source source) {
     throw Error(ErrorCode::kFailedPrecondition,
                 "begin_early() needs CompressedAllReduceOptions.runs_early, "
                 "got false");
-  impl_->early->begin(std::move(source));
+  impl_->early->exchange.begin(
+      impl_->early->records.steps(std::move(source), {}));
 }
 
 bool CompressedAllReduce::has_early() const noexcept {
-  return impl_->early && impl_->early->exchange().has_begun();
+  return impl_->early && impl_->early->exchange.has_begun();
 }
 
-void CompressedAllReduce::add_early() { impl_->early->exchange().add(); }
+void CompressedAllReduce::add_early() { impl_->early->exchange.add(); }
 
 std::size_t CompressedAllReduce::left_early() const noexcept {
-  return impl_->early->exchange().left();
+  return impl_->early->exchange.left();
 }
 
 void CompressedAllReduce::accept_early(const Sink& sink) {
-  impl_->early->finish(impl_->threads, sink);
-  std::swap(impl_->residuals, impl_->early->residuals());
-  impl_->exchange.swap_records(impl_->early->exchange().records());
+  Impl::Early& early = *impl_->early;
+  early.exchange.finish(impl_->threads, [&](Range blocks) {
+    for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
+      sink(b, signs_in(early.exchange.record(b)));
+  });
+  std::swap(impl_->residuals, early.residuals);
+  impl_->exchange.swap_records(early.exchange.records());
 }
 
 void CompressedAllReduce::drop_early() noexcept {
-  if (impl_->early) impl_->early->exchange().abandon();
+  if (impl_->early) impl_->early->exchange.abandon();
 }
 
-void CompressedAllReduce::share(const Source& source) { impl_->share(source); }
+void CompressedAllReduce::share(const Source& source) {
+  impl_->exchange.share(
+      [&](Range blocks) { impl_->records.encode_served(blocks, source); });
+}
 
 void CompressedAllReduce::set_active(ActiveMask active) {
-  impl_->residuals.form_errors_between(impl_->active, active);
+  for (Residuals::Side* side :
+       {&impl_->residuals.worker, &impl_->residuals.server})
+    side->form_errors_between(impl_->active, active);
   impl_->active = std::move(active);
 }
 
@@ -236,19 +193,18 @@ Signs CompressedAllReduce::previous_mean(std::size_t block) const {
 }
 
 double CompressedAllReduce::wait_seconds() const noexcept {
-  const double early =
-      impl_->early ? impl_->early->exchange().wait_seconds() : 0;
+  const double early = impl_->early ? impl_->early->exchange.wait_seconds() : 0;
   return impl_->exchange.wait_seconds() + early;
 }
 
 ConstView CompressedAllReduce::worker_error() const noexcept {
-  impl_->residuals.form_worker_errors(impl_->active);
-  return impl_->residuals.worker_view();
+  impl_->residuals.worker.form_errors(impl_->active);
+  return std::as_const(impl_->residuals.worker.values).view();
 }
 
 ConstView CompressedAllReduce::server_error() const noexcept {
-  impl_->residuals.form_server_errors(impl_->active);
-  return impl_->residuals.server_view();
+  impl_->residuals.server.form_errors(impl_->active);
+  return std::as_const(impl_->residuals.server.values).view();
 }
 
 void CompressedAllReduce::clear_errors() noexcept { impl_->residuals.clear(); }
@@ -264,7 +220,17 @@ void CompressedAllReduce::take_errors(Buffer&& worker, Buffer&& server) {
 void CompressedAllReduce::add_to_worker_error(std::size_t block,
                                               const float* values,
                                               float weight) {
-  impl_->residuals.add_to_worker(block, values, weight, impl_->active);
+  const auto blocks = impl_->layout.blocks();
+  require(block < blocks.size(), "block",
+          fmt::format("in [0, {})", blocks.size()), block);
+  if (!encodes(block)) {
+    const Places& places = impl_->exchange.places();
+    reject(
+        fmt::format("block must be one of this rank's piece, servers "
+                    "[{}, {}), got {} of server {}",
+                    places.first, places.end(), block, blocks[block].server));
+  }
+  impl_->residuals.worker.add(block, values, weight, impl_->active);
 }
 
 }  // namespace thinwire::exchange

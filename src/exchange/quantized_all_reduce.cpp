@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "exchange/checks.h"
-#include "exchange/quantized_records.h"
+#include "exchange/records/quantized_records.h"
+#include "exchange/records/two_phase_exchange.h"
 #include "exchange/residuals.h"
-#include "exchange/two_phase_exchange.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::exchange {
@@ -36,13 +36,13 @@ struct QuantizedAllReduce::Impl {
         exchange, options.blocks.bits,
         {.worker =
              [this, sum, values = std::move(values), factor](std::size_t b) {
-               kernels::QuantizedSum own = sum(residuals.kept_worker(b));
+               kernels::QuantizedSum own = sum(residuals.worker.kept(b));
                own.values = values(b);
                own.factor = factor;
                return own;
              },
          .server = [this, sum](
-                       std::size_t b) { return sum(residuals.kept_server(b)); },
+                       std::size_t b) { return sum(residuals.server.kept(b)); },
          .deliver = {}}));
   }
 
@@ -123,11 +123,11 @@ double QuantizedAllReduce::wait_seconds() const noexcept {
 }
 
 ConstView QuantizedAllReduce::worker_error() const noexcept {
-  return impl_->residuals.worker_view();
+  return std::as_const(impl_->residuals.worker.values).view();
 }
 
 ConstView QuantizedAllReduce::server_error() const noexcept {
-  return impl_->residuals.server_view();
+  return std::as_const(impl_->residuals.server.values).view();
 }
 
 void QuantizedAllReduce::clear_errors() noexcept { impl_->residuals.clear(); }
@@ -141,7 +141,8 @@ void QuantizedAllReduce::take_errors(Buffer&& worker, Buffer&& server) {
 }
 
 std::pair<Buffer, Buffer> QuantizedAllReduce::release_errors() {
-  return impl_->residuals.release();
+  return {std::move(impl_->residuals.worker.values),
+          std::move(impl_->residuals.server.values)};
 }
 
 }  // namespace thinwire::exchange

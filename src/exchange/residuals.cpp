@@ -27,126 +27,93 @@ void require_fit(ConstView given, const Buffer& own, const char* name) {
                     to_string(given.dtype()), given.size()));
 }
 
-void require_block(const BlockLayout& layout, std::size_t block) {
-  if (block >= layout.blocks().size())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("block must be in [0, {}), got {}",
-                            layout.blocks().size(), block));
+}  // namespace
+
+Residuals::Side::Side(const BlockLayout& layout, std::size_t begin,
+                      std::size_t end, DType dtype)
+    : layout_(&layout), scales_(layout.blocks().size()) {
+  std::size_t size = 0;
+  for (const Block& block : layout.blocks()) {
+    const auto server = static_cast<std::size_t>(block.server);
+    const bool is_own = begin <= server && server < end;
+    ranges_.push_back({size, is_own ? block.residual.size : 0});
+    size = ranges_.back().end();
+  }
+  values = Buffer(size, dtype);
 }
 
-// The signs have gone out long ago; here only what they left counts.
-void form_error(KeptResidual kept, const std::uint32_t* active) {
-  if (kept.scale == 0) return;
-  const auto c = kept.values.as<float>();
-  // As long as a block with a scale of its own can be.
+// The signs were sent long ago; only what they left counts here.
+void Residuals::Side::form_error(std::size_t block,
+                                 const std::uint32_t* active) {
+  const KeptResidual own = kept(block);
+  if (own.scale == 0) return;
+  const auto c = own.values.as<float>();
+  // A block with a scale of its own is not longer.
   std::array<std::uint32_t, kernels::sign_words(1024)> signs;
-  kernels::sign_split(c.data(), kept.scale, signs.data(), active, c.size());
-  kept.scale = 0;
+  kernels::sign_split(c.data(), own.scale, signs.data(), active, c.size());
+  own.scale = 0;
 }
 
-void add(Residual& error, const float* values, float weight,
-         const std::uint32_t* active, std::size_t size) {
-  float* const e = error.floats();
-  for (std::size_t i = 0; i < size; ++i)
-    if (active == nullptr || (active[i / 32] >> (i % 32) & 1u) != 0)
-      e[i] += weight * values[i];
+void Residuals::Side::form_errors(const ActiveMask& active) {
+  for (std::size_t b = 0; b < ranges_.size(); ++b)
+    form_error(b, active.words(*layout_, b));
+}
+
+void Residuals::Side::form_errors_between(const ActiveMask& before,
+                                          const ActiveMask& after) {
+  for (std::size_t b = 0; b < ranges_.size(); ++b) {
+    const std::uint32_t* const active = before.words(*layout_, b);
+    if (active != nullptr || after.words(*layout_, b) != nullptr)
+      form_error(b, active);
+  }
+}
+
+void Residuals::Side::add(std::size_t block, const float* from, float weight,
+                          const ActiveMask& active) {
+  const std::uint32_t* const words = active.words(*layout_, block);
+  form_error(block, words);
+  Residual error(values.view(), ranges_[block]);
+  for (std::size_t i = 0; i < ranges_[block].size; ++i)
+    if (is_active(words, i)) error.floats()[i] += weight * from[i];
   error.store();
 }
 
-}  // namespace
-
-Residuals::Residuals(const BlockLayout& layout, const Places& places,
-                     DType dtype)
-    : layout_(&layout),
-      places_(places),
-      worker_offset_(layout.blocks().size()),
-      server_offset_(layout.blocks().size()) {
-  std::size_t encoded = 0;
-  std::size_t served = 0;
-  for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
-    const Range& residual = layout.blocks()[b].residual;
-    if (encodes(b)) {
-      worker_offset_[b] = encoded;
-      encoded += residual.size;
-    }
-    if (serves(b)) {
-      server_offset_[b] = served;
-      served += residual.size;
-    }
-  }
-  worker_.values = Buffer(encoded, dtype);
-  server_.values = Buffer(served, dtype);
-  for (Side* side : {&worker_, &server_})
-    side->scales.assign(layout.blocks().size(), 0.0f);
+void Residuals::Side::copy(std::size_t block, const Side& from) {
+  const Range& at = ranges_[block];
+  const ConstView given = from.values.view().subview(at.offset, at.size);
+  if (given.bytes() != 0)
+    std::memcpy(kept(block).values.data(), given.data(), given.bytes());
+  scales_[block] = from.scales_[block];
 }
 
-void Residuals::form_worker_errors(const ActiveMask& active) {
-  for (std::size_t b = 0; b < layout_->blocks().size(); ++b)
-    if (encodes(b)) form_error(kept_worker(b), active.words(*layout_, b));
-}
-
-void Residuals::form_server_errors(const ActiveMask& active) {
-  for (std::size_t b = 0; b < layout_->blocks().size(); ++b)
-    if (serves(b)) form_error(kept_server(b), active.words(*layout_, b));
-}
-
-void Residuals::form_errors_between(const ActiveMask& before,
-                                    const ActiveMask& after) {
-  for (std::size_t b = 0; b < layout_->blocks().size(); ++b) {
-    const std::uint32_t* const active = before.words(*layout_, b);
-    if (active == nullptr && after.words(*layout_, b) == nullptr) continue;
-    if (encodes(b)) form_error(kept_worker(b), active);
-    if (serves(b)) form_error(kept_server(b), active);
-  }
-}
-
-void Residuals::add_to_worker(std::size_t block, const float* values,
-                              float weight, const ActiveMask& active) {
-  require_block(*layout_, block);
-  if (!encodes(block))
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("block must be one of this rank's piece, servers "
-                            "[{}, {}), got {} of server {}",
-                            places_.first, places_.end(), block,
-                            layout_->blocks()[block].server));
-  const std::uint32_t* const words = active.words(*layout_, block);
-  form_error(kept_worker(block), words);
-  Residual error = worker(block);
-  add(error, values, weight, words, layout_->blocks()[block].values.size);
-}
-
-void Residuals::copy(Side& to, const Side& from, std::size_t block,
-                     Range range) {
-  const ConstView values = from.values.view().subview(range.offset, range.size);
-  if (values.bytes() != 0)
-    std::memcpy(to.kept(block, range).values.data(), values.data(),
-                values.bytes());
-  to.scales[block] = from.scales[block];
+void Residuals::Side::now_errors() noexcept {
+  std::ranges::fill(scales_, 0.0f);
 }
 
 void Residuals::clear() noexcept {
-  for (Side* side : {&worker_, &server_}) {
+  for (Side* side : {&worker, &server}) {
     set_to_zero(side->values.view());
-    std::ranges::fill(side->scales, 0.0f);
+    side->now_errors();
   }
 }
 
-void Residuals::load(ConstView worker, ConstView server) {
-  require_fit(worker, worker_.values, "worker_error");
-  require_fit(server, server_.values, "server_error");
-  for (auto [side, given] : {std::pair(&worker_, worker), {&server_, server}}) {
+void Residuals::load(ConstView worker_error, ConstView server_error) {
+  const auto copy = [](ConstView given) {
+    Buffer copied(given.size(), given.dtype(), Fill::kNone);
     if (given.bytes() != 0)
-      std::memcpy(side->values.data(), given.data(), given.bytes());
-    std::ranges::fill(side->scales, 0.0f);
-  }
+      std::memcpy(copied.data(), given.data(), given.bytes());
+    return copied;
+  };
+  take(copy(worker_error), copy(server_error));
 }
 
-void Residuals::take(Buffer&& worker, Buffer&& server) {
-  require_fit(worker.view(), worker_.values, "worker_error");
-  require_fit(server.view(), server_.values, "server_error");
-  worker_.values = std::move(worker);
-  server_.values = std::move(server);
-  for (Side* side : {&worker_, &server_}) std::ranges::fill(side->scales, 0.0f);
+void Residuals::take(Buffer&& worker_error, Buffer&& server_error) {
+  require_fit(worker_error.view(), worker.values, "worker_error");
+  require_fit(server_error.view(), server.values, "server_error");
+  worker.values = std::move(worker_error);
+  server.values = std::move(server_error);
+  worker.now_errors();
+  server.now_errors();
 }
 
 }  // namespace thinwire::exchange

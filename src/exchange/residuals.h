@@ -3,10 +3,10 @@
 
 #include <array>
 #include <cstddef>
-#include <utility>
+#include <cstdint>
 #include <vector>
 
-#include "exchange/places.h"
+#include "exchange/records/places.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/parameter_layout.h"
@@ -16,8 +16,8 @@
 
 namespace thinwire::exchange {
 
-/// A block's residual as floats: the array itself, or, for bf16, a copy that
-/// store() rounds back.
+/// A block's residual as floats: the array itself or, if it has bf16, a copy
+/// that store() rounds back.
 class Residual {
  public:
   Residual(View all, Range range)
@@ -59,101 +59,57 @@ struct KeptResidual {
   }
 };
 
-/// One rank's residuals: the worker's for the blocks of its piece (flat: for
-/// every block), the server's for the blocks that it serves. The layout must
-/// outlive it.
-class Residuals {
- public:
-  /// All 0; `dtype` as require_options() allows it.
-  Residuals(const BlockLayout& layout, const Places& places, DType dtype);
+/// One rank's residuals: the worker's of the blocks of its piece (of all blocks
+/// if flat), the server's of the blocks that it serves. The layout must outlive
+/// it.
+struct Residuals {
+  /// One of the two.
+  class Side {
+   public:
+    /// Of the blocks whose servers are [begin, end); all are 0.
+    Side(const BlockLayout& layout, std::size_t begin, std::size_t end,
+         DType dtype);
 
-  /// e, of a block that has not been kept, or whose error has been formed.
-  [[nodiscard]] Residual worker(std::size_t block) {
-    return {worker_.values.view(), worker_range(block)};
-  }
-  [[nodiscard]] Residual server(std::size_t block) {
-    return {server_.values.view(), server_range(block)};
-  }
+    [[nodiscard]] KeptResidual kept(std::size_t block) {
+      const Range& at = ranges_[block];
+      return {values.view().subview(at.offset, at.size), scales_[block]};
+    }
+    /// Computes the error e of every block; `active` is the mask that it was
+    /// encoded with.
+    void form_errors(const ActiveMask& active);
+    /// Computes e of the blocks with elements that either mask leaves out.
+    void form_errors_between(const ActiveMask& before, const ActiveMask& after);
+    /// Adds weight * values to e of a block, for its elements that take part.
+    void add(std::size_t block, const float* from, float weight,
+             const ActiveMask& active);
+    /// Keeps a block as `from` keeps it.
+    void copy(std::size_t block, const Side& from);
+    /// Sets e of all blocks: `values` are e themselves from now on.
+    void now_errors() noexcept;
 
-  [[nodiscard]] KeptResidual kept_worker(std::size_t block) {
-    return worker_.kept(block, worker_range(block));
-  }
-  [[nodiscard]] KeptResidual kept_server(std::size_t block) {
-    return server_.kept(block, server_range(block));
-  }
+    Buffer values;  ///< e, once errors have been formed.
 
-  /// Forms e of every block; `active` is what they were encoded with.
-  void form_worker_errors(const ActiveMask& active);
-  void form_server_errors(const ActiveMask& active);
-  /// The same of both, for the blocks with elements that either mask leaves
-  /// out: what they keep holds under the mask that they were encoded with.
-  void form_errors_between(const ActiveMask& before, const ActiveMask& after);
+   private:
+    void form_error(std::size_t block, const std::uint32_t* active);
 
-  /// residual += weight * values, for the block's elements that take part.
-  /// Throws Error(kInvalidArgument) if there is no such block, or if another
-  /// rank encodes it.
-  void add_to_worker(std::size_t block, const float* values, float weight,
-                     const ActiveMask& active);
+    const BlockLayout* layout_;
+    std::vector<Range> ranges_;  // per block; empty if it has none
+    std::vector<float> scales_;  // per block
+  };
 
-  /// They are kept as `from` keeps them, of which nothing else is copied.
-  void copy_worker(std::size_t block, const Residuals& from) {
-    copy(worker_, from.worker_, block, worker_range(block));
-  }
-  void copy_server(std::size_t block, const Residuals& from) {
-    copy(server_, from.server_, block, server_range(block));
-  }
+  /// All are 0; `dtype` is one that require_options() allows.
+  Residuals(const BlockLayout& layout, const Places& places, DType dtype)
+      : worker(layout, places.first, places.end(), dtype),
+        server(layout, places.own, places.own + 1, dtype) {}
 
-  /// What is in memory: e where errors have been formed.
-  [[nodiscard]] ConstView worker_view() const noexcept {
-    return worker_.values.view();
-  }
-  [[nodiscard]] ConstView server_view() const noexcept {
-    return server_.values.view();
-  }
   void clear() noexcept;
   /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
   /// before anything changes.
-  void load(ConstView worker, ConstView server);
-  void take(Buffer&& worker, Buffer&& server);
-  /// Gives e of both sides away, whose errors have been formed; only the
-  /// destructor may follow.
-  [[nodiscard]] std::pair<Buffer, Buffer> release() {
-    return {std::move(worker_.values), std::move(server_.values)};
-  }
+  void load(ConstView worker_error, ConstView server_error);
+  void take(Buffer&& worker_error, Buffer&& server_error);
 
- private:
-  // Of one side of the exchange.
-  struct Side {
-    [[nodiscard]] KeptResidual kept(std::size_t block, Range range) {
-      return {values.view().subview(range.offset, range.size), scales[block]};
-    }
-
-    Buffer values;
-    std::vector<float> scales;  // per block
-  };
-
-  static void copy(Side& to, const Side& from, std::size_t block, Range range);
-  [[nodiscard]] Range worker_range(std::size_t block) const {
-    return {worker_offset_[block], layout_->blocks()[block].residual.size};
-  }
-  [[nodiscard]] Range server_range(std::size_t block) const {
-    return {server_offset_[block], layout_->blocks()[block].residual.size};
-  }
-  [[nodiscard]] bool serves(std::size_t block) const {
-    return static_cast<std::size_t>(layout_->blocks()[block].server) ==
-           places_.own;
-  }
-  [[nodiscard]] bool encodes(std::size_t block) const {
-    return places_.has(layout_->blocks()[block]);
-  }
-
-  const BlockLayout* layout_;
-  Places places_;
-  Side worker_;
-  Side server_;
-  // Per block; 0 where it is another rank's.
-  std::vector<std::size_t> worker_offset_;
-  std::vector<std::size_t> server_offset_;
+  Side worker;
+  Side server;
 };
 
 }  // namespace thinwire::exchange

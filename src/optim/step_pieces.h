@@ -31,14 +31,6 @@ struct GroupRange {
 [[nodiscard]] std::vector<GroupRange> group_ranges(
     const ParameterLayout& layout, Range part);
 
-/// Returns the ranges without their groups.
-[[nodiscard]] inline std::vector<Range> ranges_of(
-    std::span<const GroupRange> of_groups) {
-  std::vector<Range> ranges;
-  for (const GroupRange& r : of_groups) ranges.push_back(r.range);
-  return ranges;
-}
-
 /// Calls body(range, group) for pieces that cover `ranges`, shared out over the
 /// pool's threads.
 void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,

@@ -13,7 +13,10 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
     return !groups.empty() && groups[group].stays_exact;
   };
   for (const GroupRange& r : all)
-    (stays_exact(r.group) ? exact : compressed).push_back(r);
+    if (stays_exact(r.group))
+      exact.push_back(r.range);
+    else
+      compressed.push_back(r);
   for (const Parameter& p : layout.parameters())
     if (!stays_exact(p.group)) units.push_back({p.offset, p.size});
   blocks = exchange::BlockLayout(units, block_options);

@@ -27,7 +27,7 @@ struct LowBitLayout {
 
   std::vector<GroupRange> all;         ///< The whole layout.
   std::vector<GroupRange> compressed;  ///< Groups that get compressed.
-  std::vector<GroupRange> exact;       ///< The others: non_freeze.
+  std::vector<Range> exact;            ///< The other groups: non_freeze.
   /// The compressed parameters, one by one: no scale covers two of them.
   std::vector<Range> units;
   exchange::BlockLayout blocks;

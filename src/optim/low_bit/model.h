@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "exchange/places.h"
+#include "exchange/records/places.h"
 #include "optim/low_bit/gradients/host_gradients.h"
 #include "optim/low_bit/masks.h"
 #include "optim/low_bit/options.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <vector>
 
+#include "exchange/records/records.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/exchange/block_layout.h"
 #include "thinwire/zero/shard_layout.h"
@@ -34,14 +34,11 @@ namespace thinwire::zero {
   return {first.offset, last.end() - first.offset};
 }
 
-/// body(block) for each of a range, shared out over the pool's threads.
+/// Calls body(block) for each of a range, shared out over the pool's threads.
 template <class Body>
 void for_blocks(ThreadPool& pool, Range blocks, const Body& body) {
-  constexpr std::size_t kGrain = 16;
-  pool.for_each((blocks.size + kGrain - 1) / kGrain, [&](std::size_t grain) {
-    const std::size_t begin = blocks.offset + grain * kGrain;
-    const std::size_t end = std::min(begin + kGrain, blocks.end());
-    for (std::size_t b = begin; b < end; ++b) body(b);
+  exchange::for_parts(pool, blocks, [&](Range part) {
+    for (std::size_t b = part.offset; b < part.end(); ++b) body(b);
   });
 }
 

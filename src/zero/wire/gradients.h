@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "exchange/record_route.h"
+#include "exchange/records/record_route.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/exchange/block_layout.h"
 #include "zero/gradient_reduction.h"

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "comm/wait_ignoring_errors.h"
-#include "exchange/records.h"
+#include "exchange/records/records.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/quantize.h"

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "exchange/record_route.h"
+#include "exchange/records/record_route.h"
 #include "optim/step_pieces.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"

@@ -6,12 +6,10 @@ namespace thinwire::optim {
 
 void ExactGroups::begin(View grads) {
   if (model_.observer != nullptr)
-    for (const GroupRange& r : model_.layout.exact)
-      model_.observer->exact(r.range,
-                             grads.subview(r.range.offset, r.range.size));
-  queued_ =
-      exchange::queue_sums(model_.comm, grads, ranges_of(model_.layout.exact),
-                           model_.settings.exchange.bucket_elements);
+    for (const Range& r : model_.layout.exact)
+      model_.observer->exact(r, grads.subview(r.offset, r.size));
+  queued_ = exchange::queue_sums(model_.comm, grads, model_.layout.exact,
+                                 model_.settings.exchange.bucket_elements);
 }
 
 void ExactGroups::finish(std::int64_t number, const StepInput& in,
@@ -21,9 +19,8 @@ void ExactGroups::finish(std::int64_t number, const StepInput& in,
   const double divisor = exchange::sum_divisor(model_.comm, in.grads.dtype());
   const UpdateArrays arrays =
       update_arrays(in, static_cast<float>(grad_scale / divisor));
-  for (const GroupRange& r : model_.layout.exact)
-    model_.adam.apply_part(number, r.range, part_of(arrays, r.range),
-                           model_.pool);
+  for (const Range& r : model_.layout.exact)
+    model_.adam.apply_part(number, r, part_of(arrays, r), model_.pool);
 }
 
 }  // namespace thinwire::optim

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/wait_ignoring_errors.h"
+#include "kernels/pooled_norm.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/norm.h"
 
@@ -22,11 +23,11 @@ HostGradients::HostGradients(const comm::HostGroups& groups, ThreadPool& pool,
   for (const exchange::Bucket& bucket : layout.blocks.buckets())
     add_bucket(bucket);
   const auto ranks = static_cast<std::size_t>(inside_.size());
-  for (const GroupRange& r : layout.exact) {
-    Run run{.range = r.range, .counts = {}, .stays_exact = true};
+  for (const Range& exact : layout.exact) {
+    Run run{.range = exact, .counts = {}, .stays_exact = true};
     for (std::size_t l = 0; l < ranks; ++l)
-      run.counts.push_back(r.range.size * (l + 1) / ranks -
-                           r.range.size * l / ranks);
+      run.counts.push_back(exact.size * (l + 1) / ranks -
+                           exact.size * l / ranks);
     runs_.push_back(std::move(run));
   }
   place();

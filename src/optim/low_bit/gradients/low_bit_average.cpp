@@ -118,9 +118,9 @@ View LowBitAverage::average(const StepInput& in, bool begins_anew,
   if (begins_anew) abandon();
   step.report().bits = bits_;
   if (!exchange().has_begun()) begin(in.grads, in.loss_scale);
-  const std::vector<comm::Work> exact = exchange::queue_sums(
-      model_.comm, in.grads, ranges_of(model_.layout.exact),
-      model_.settings.exchange.bucket_elements);
+  const std::vector<comm::Work> exact =
+      exchange::queue_sums(model_.comm, in.grads, model_.layout.exact,
+                           model_.settings.exchange.bucket_elements);
   step.compressed(exchange(), [&](auto& all) {
     for (std::size_t k = 0; k < is_added_.size(); ++k) add(k);
     all.finish();
@@ -151,9 +151,9 @@ void LowBitAverage::decode(View mean) {
 void LowBitAverage::scale_exact(const StepInput& in, View mean) {
   const float factor = reciprocal(
       in.loss_scale * exchange::sum_divisor(model_.comm, in.grads.dtype()));
-  for (const GroupRange& r : model_.layout.exact)
-    write_scaled(in.grads.subview(r.range.offset, r.range.size), factor,
-                 mean.as<float>().subspan(r.range.offset, r.range.size));
+  for (const Range& r : model_.layout.exact)
+    write_scaled(in.grads.subview(r.offset, r.size), factor,
+                 mean.as<float>().subspan(r.offset, r.size));
 }
 
 // ---- residuals

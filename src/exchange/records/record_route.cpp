@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/record_route.h"
+#include "exchange/records/record_route.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "exchange/records.h"
+#include "exchange/records/records.h"
 
 namespace thinwire::exchange {
 
@@ -18,11 +18,6 @@ RecordRoute::RecordRoute(comm::Communicator& comm, const BlockLayout& layout,
       own_(static_cast<std::size_t>(
           std::find(owners.begin(), owners.end(), comm.rank()) -
           owners.begin())) {}
-
-std::vector<std::size_t> RecordRoute::sizes_of(const Bucket& bucket) const {
-  return chunk_sizes(layout_, bucket, 0,
-                     static_cast<std::size_t>(layout_.world_size()));
-}
 
 Range RecordRoute::owned_of(const Bucket& bucket) const {
   const std::size_t first = bucket.server_begin[own_];
@@ -38,11 +33,8 @@ Buffer RecordRoute::make_records() const {
 }
 
 Buffer RecordRoute::make_received() const {
-  std::size_t most = 0;
-  for (const Bucket& bucket : layout_.buckets())
-    most = std::max(most, chunk_bytes(layout_, bucket, own_));
-  return Buffer::of<std::uint8_t>(most *
-                                  static_cast<std::size_t>(comm_.size()));
+  return exchange::make_received(layout_,
+                                 static_cast<std::size_t>(comm_.size()), own_);
 }
 
 std::uint8_t* RecordRoute::record(Buffer& records, const Bucket& bucket,
@@ -59,12 +51,11 @@ View RecordRoute::all_of(const Bucket& bucket, Buffer& records) const {
 
 Work RecordRoute::queue_to_owners(const Bucket& bucket, Buffer& records,
                                   Buffer& received) const {
-  const std::vector<std::size_t> send = sizes_of(bucket);
-  const std::size_t own = send[own_];
-  const std::vector<std::size_t> receive(send.size(), own);
-  return comm_.queue_all_to_all(all_of(bucket, records), send,
-                                received.view().subview(0, send.size() * own),
-                                receive);
+  return queue_to_servers(
+      comm_, all_of(bucket, records),
+      chunk_sizes(layout_, bucket, 0,
+                  static_cast<std::size_t>(layout_.world_size())),
+      own_, received);
 }
 
 Work RecordRoute::queue_from_owners(const Bucket& bucket,

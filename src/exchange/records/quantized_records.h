@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "exchange/records.h"
-#include "exchange/two_phase_exchange.h"
+#include "exchange/records/records.h"
+#include "exchange/records/two_phase_exchange.h"
 #include "thinwire/kernels/quantize.h"
 
 /// Records of 4 or 8 bits per element.

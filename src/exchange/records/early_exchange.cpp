@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/early/early_exchange.h"
+#include "exchange/records/early_exchange.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,20 +12,6 @@
 
 namespace thinwire::exchange {
 
-namespace {
-
-constexpr std::size_t kBlocksPerGrain = 16;
-
-void for_parts(ThreadPool& pool, Range range,
-               const std::function<void(Range)>& body) {
-  pool.for_ranges(range.size, kBlocksPerGrain,
-                  [&](std::size_t begin, std::size_t end) {
-                    body({range.offset + begin, end - begin});
-                  });
-}
-
-}  // namespace
-
 EarlyExchange::EarlyExchange(comm::Communicator& comm, int num_threads,
                              const BlockLayout& layout)
     : comm_(comm),
@@ -33,12 +19,8 @@ EarlyExchange::EarlyExchange(comm::Communicator& comm, int num_threads,
       places_(comm, nullptr),
       records_(layout),
       pool_(num_threads) {
-  std::size_t most_received = 0;
-  for (const Bucket& bucket : layout.buckets())
-    most_received =
-        std::max(most_received,
-                 places_.workers * chunk_bytes(layout, bucket, places_.own));
-  for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
+  for (Buffer& slot : received_)
+    slot = make_received(layout, places_.workers, places_.own);
 }
 
 EarlyExchange::~EarlyExchange() { abandon(); }
@@ -106,13 +88,10 @@ void EarlyExchange::queue_gate(std::function<bool()> is_ready) {
 
 void EarlyExchange::queue_to_servers(std::size_t turn) {
   queue_gate([this, turn] { return encoded_ > turn; });
-  const std::vector<std::size_t> send =
-      chunk_sizes(layout_, bucket(turn), 0, places_.end());
-  const std::vector<std::size_t> receive(send.size(), send[places_.own]);
-  to_servers_[turn] = comm_.queue_all_to_all(
-      records_.chunks(bucket(turn), 0, places_.end()), send,
-      received_[turn % 2].view().subview(0, send.size() * send[places_.own]),
-      receive);
+  to_servers_[turn] = exchange::queue_to_servers(
+      comm_, records_.chunks(bucket(turn), 0, places_.end()),
+      chunk_sizes(layout_, bucket(turn), 0, places_.end()), places_.own,
+      received_[turn % 2]);
   local_.push_back(comm_.queue_local([this] { publish([&] { ++arrived_; }); }));
 }
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "exchange/places.h"
-#include "exchange/records.h"
+#include "exchange/records/places.h"
+#include "exchange/records/records.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"

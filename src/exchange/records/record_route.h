@@ -46,8 +46,6 @@ class RecordRoute {
                                              Buffer& records) const;
 
  private:
-  /// Bytes that each owner has of it.
-  [[nodiscard]] std::vector<std::size_t> sizes_of(const Bucket& bucket) const;
   [[nodiscard]] View all_of(const Bucket& bucket, Buffer& records) const;
 
   comm::Communicator& comm_;

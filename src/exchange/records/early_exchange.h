@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "exchange/places.h"
-#include "exchange/two_phase_exchange.h"
+#include "exchange/records/places.h"
+#include "exchange/records/two_phase_exchange.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"
@@ -55,6 +55,7 @@ class EarlyExchange {
     return records_.at(block);
   }
   [[nodiscard]] Records& records() noexcept { return records_; }
+  [[nodiscard]] const Places& places() const noexcept { return places_; }
   [[nodiscard]] double wait_seconds() const noexcept { return waited_; }
 
  private:

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/records.h"
+#include "exchange/records/records.h"
+
+#include <algorithm>
 
 namespace thinwire::exchange {
 
@@ -22,6 +24,23 @@ std::vector<std::size_t> chunk_sizes(const BlockLayout& layout,
   for (std::size_t server = begin; server < end; ++server)
     sizes.push_back(chunk_bytes(layout, bucket, server));
   return sizes;
+}
+
+Buffer make_received(const BlockLayout& layout, std::size_t workers,
+                     std::size_t server) {
+  std::size_t most = 0;
+  for (const Bucket& bucket : layout.buckets())
+    most = std::max(most, workers * chunk_bytes(layout, bucket, server));
+  return Buffer::of<std::uint8_t>(most);
+}
+
+comm::Work queue_to_servers(comm::Communicator& workers, View records,
+                            std::span<const std::size_t> sizes, std::size_t own,
+                            Buffer& received) {
+  const std::vector<std::size_t> receive(sizes.size(), sizes[own]);
+  return workers.queue_all_to_all(
+      records, sizes, received.view().subview(0, sizes.size() * sizes[own]),
+      receive);
 }
 
 }  // namespace thinwire::exchange

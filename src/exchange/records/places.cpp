@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/places.h"
+#include "exchange/records/places.h"
 
 namespace thinwire::exchange {
 

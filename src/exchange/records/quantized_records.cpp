@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/quantized_records.h"
+#include "exchange/records/quantized_records.h"
 
 #include <array>
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/two_phase_exchange.h"
+#include "exchange/records/two_phase_exchange.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,8 +12,6 @@ namespace thinwire::exchange {
 using comm::Work;
 
 namespace {
-
-constexpr std::size_t kBlocksPerGrain = 16;
 
 std::size_t grains_in(std::size_t size) {
   return (size + kBlocksPerGrain - 1) / kBlocksPerGrain;
@@ -47,12 +45,8 @@ TwoPhaseExchange::TwoPhaseExchange(comm::Communicator& comm,
       keeps_previous_(keeps_previous),
       encoded_end_(layout.blocks().size()) {
   if (keeps_previous) previous_ = Records(layout);
-  std::size_t most_received = 0;
-  for (const Bucket& bucket : layout.buckets())
-    most_received =
-        std::max(most_received,
-                 places_.workers * chunk_bytes(layout, bucket, places_.own));
-  for (Buffer& slot : received_) slot = Buffer::of<std::uint8_t>(most_received);
+  for (Buffer& slot : received_)
+    slot = make_received(layout, places_.workers, places_.own);
 }
 
 void TwoPhaseExchange::run(RecordSteps steps) {
@@ -129,10 +123,7 @@ void TwoPhaseExchange::share(const std::function<void(Range)>& average) {
   encoded_end_ = layout_.blocks().size();
   std::vector<Work> last;
   for (const Bucket& bucket : layout_.buckets()) {
-    const Range served = places_.served_of(bucket);
-    pool_.for_each(grains_in(served.size), [&](std::size_t i) {
-      average(part_of(served, i, grains_in(served.size)));
-    });
+    for_parts(pool_, places_.served_of(bucket), average);
     last.push_back(queue_from_servers(bucket));
   }
   if (inside_ != nullptr)
@@ -170,12 +161,10 @@ View TwoPhaseExchange::piece(const Bucket& bucket) {
 }
 
 Work TwoPhaseExchange::queue_to_servers(const Bucket& bucket, Buffer& slot) {
-  const std::vector<std::size_t> send =
-      chunk_sizes(layout_, bucket, places_.first, places_.end());
-  const std::size_t own = send[places_.own - places_.first];
-  const std::vector<std::size_t> receive(send.size(), own);
-  return between_.queue_all_to_all(
-      piece(bucket), send, slot.view().subview(0, send.size() * own), receive);
+  return exchange::queue_to_servers(
+      between_, piece(bucket),
+      chunk_sizes(layout_, bucket, places_.first, places_.end()),
+      places_.own - places_.first, slot);
 }
 
 Work TwoPhaseExchange::queue_from_servers(const Bucket& bucket) {

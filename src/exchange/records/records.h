@@ -4,9 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <span>
 #include <vector>
 
+#include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
+#include "thinwire/core/thread_pool.h"
 #include "thinwire/exchange/block_layout.h"
 #include "thinwire/kernels/quantize.h"
 #include "thinwire/kernels/sign_compress.h"
@@ -45,6 +49,28 @@ class Records {
                                                    const Bucket& bucket,
                                                    std::size_t begin,
                                                    std::size_t end);
+
+/// Returns memory for what `workers` send to a server of any bucket.
+[[nodiscard]] Buffer make_received(const BlockLayout& layout,
+                                   std::size_t workers, std::size_t server);
+/// Sends workers their chunks of `records`, which lie one after the other and
+/// have these `sizes`, and receives all workers' chunks of number `own`.
+/// Collective, queued.
+[[nodiscard]] comm::Work queue_to_servers(comm::Communicator& workers,
+                                          View records,
+                                          std::span<const std::size_t> sizes,
+                                          std::size_t own, Buffer& received);
+
+/// Threads share a range of blocks out in multiples of this.
+inline constexpr std::size_t kBlocksPerGrain = 16;
+/// Calls body(part) for parts of a range of blocks, shared out over threads.
+inline void for_parts(ThreadPool& pool, Range blocks,
+                      const std::function<void(Range part)>& body) {
+  pool.for_ranges(blocks.size, kBlocksPerGrain,
+                  [&](std::size_t begin, std::size_t end) {
+                    body({blocks.offset + begin, end - begin});
+                  });
+}
 
 [[nodiscard]] inline float scale_of(const std::uint8_t* record) {
   float scale = 0;
