@@ -84,7 +84,8 @@ BlockLayout BlockLayout::of_blocks(std::vector<std::vector<Block>>&& buckets,
   return layout;
 }
 
-// The cells of `units`, of which the first may have begun before the piece.
+// Returns the cells of `units`, the first of which may have begun before the
+// piece.
 void BlockLayout::add_cells(std::span<const Range> units, Range piece,
                             int server) {
   for (const Range& unit : units) {
@@ -115,7 +116,7 @@ void BlockLayout::cut_into_blocks(std::span<const Range> units,
 
   const auto world = static_cast<std::size_t>(world_size_);
   for (std::size_t first = 0; first < blocks_.size();) {
-    // As many blocks as fit, one at least.
+    // A bucket has as many blocks as fit, and at least one.
     std::size_t end = first;
     std::size_t elements = 0;
     while (end < blocks_.size() &&

@@ -9,7 +9,7 @@
 
 namespace thinwire::exchange {
 
-/// A flat array cut into buckets of at least `bucket_elements`, on the grid of
+/// Cuts a flat array into buckets of at least `bucket_elements`, on the grid of
 /// sums.
 [[nodiscard]] std::vector<Range> equal_buckets(std::size_t size,
                                                std::size_t bucket_elements);
@@ -18,31 +18,31 @@ namespace thinwire::exchange {
 /// first, as backward computes them.
 class BucketSchedule {
  public:
-  /// Ranges of the flat array in its order; they need not cover it.
+  /// `buckets` are ranges of the flat array in its order, and need not cover
+  /// it.
   BucketSchedule(const ParameterLayout& layout, std::vector<Range> buckets);
 
-  /// Nothing is ready, and nothing has been sent.
+  /// Resets: nothing is ready, and nothing has been sent.
   void begin();
   [[nodiscard]] bool is_ready(std::size_t parameter) const {
     return ready_[parameter];
   }
   void mark_ready(std::size_t parameter);
-  /// For a parameter that gets ready bucket by bucket: it is not waited for in
-  /// this bucket any more.
+  /// Marks a parameter that is ready in this bucket, and not yet in others.
   void mark_part_ready(std::size_t parameter, std::size_t bucket);
 
-  /// The next bucket in order if all its parameters are ready; it is the
-  /// caller's to send.
+  /// Returns the next bucket in order if all its parameters are ready; the
+  /// caller sends it.
   [[nodiscard]] std::optional<std::size_t> take_complete();
-  /// The last parameter of the next bucket that is not ready.
+  /// Returns the last parameter of the next bucket that is not ready.
   [[nodiscard]] std::optional<std::size_t> waiting_for() const;
-  /// Buckets [0, left()) have not been taken.
+  /// Returns how many have not been taken: buckets [0, left()).
   [[nodiscard]] std::size_t left() const noexcept { return left_; }
 
   [[nodiscard]] const std::vector<Range>& ranges() const noexcept {
     return buckets_;
   }
-  /// The buckets that hold elements of a parameter.
+  /// Returns the buckets that hold elements of a parameter.
   [[nodiscard]] Range buckets_of(std::size_t parameter) const;
 
  private:

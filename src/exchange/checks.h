@@ -12,21 +12,21 @@
 
 namespace thinwire::exchange {
 
-/// Throws Error(kInvalidArgument) if the world size is not the communicator's,
-/// or the residuals' dtype not fp32 or bf16, or bf16 with a scale per unit.
+/// Throws Error(kInvalidArgument) unless the world size is the communicator's
+/// and residuals are fp32 or bf16.
 void require_options(const comm::Communicator& comm,
                      const BlockOptions& options, DType residual_dtype);
 
 /// Throws Error(kInvalidArgument) unless `groups` is null or splits `comm` into
-/// hosts, and for groups with a scale per unit.
+/// hosts.
 void require_groups(const comm::Communicator& comm,
                     const comm::HostGroups* groups);
 
 /// Throws Error(kInvalidArgument) if a block reaches past `size` elements.
 void require_inside(const BlockLayout& layout, std::size_t size);
 
-/// The lowest rank whose values, those in the blocks of its piece, are not
-/// finite, or -1; the same on all ranks. Collective.
+/// Returns the lowest rank whose values, in the blocks of its piece, are not
+/// finite, or -1. The result is the same on all ranks. Collective.
 [[nodiscard]] int find_nonfinite(comm::Communicator& comm,
                                  const BlockLayout& layout,
                                  const Places& places,

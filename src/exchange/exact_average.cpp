@@ -48,7 +48,7 @@ ExactAverage::~ExactAverage() {
     for (const comm::Work& work : part.works) comm::wait_ignoring_errors(work);
 }
 
-// Own sums of squares are formed now: soon the gradients are no longer own.
+// Computes own sums of squares now, as the average replaces the gradients.
 void ExactAverage::begin_early(View grads, Range range) {
   require_view("grads", grads, size_, true, true);
   require_on_grid(range);

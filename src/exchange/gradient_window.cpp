@@ -75,8 +75,8 @@ void GradientWindow::collect(std::size_t parameter, ConstView gradient) {
   store(parameter, gradient);
 }
 
-// A parameter may be larger than the memory that goes round for buckets: each
-// of its parts is sent, if it can be, before the next one is stored.
+// A parameter may be larger than the memory that buckets share. So each of its
+// parts is sent, if possible, before the next one is stored.
 void GradientWindow::store(std::size_t parameter, ConstView gradient) {
   const Parameter& p = layout_.parameters()[parameter];
   const Range of = schedule_.buckets_of(parameter);
@@ -140,7 +140,7 @@ void GradientWindow::send(Range range) {
   for (const std::size_t b : buckets_in(range)) send_bucket(b);
 }
 
-// In the order in which they are sent.
+// Returns them in the order in which they are sent.
 std::vector<std::size_t> GradientWindow::buckets_in(Range range) const {
   std::vector<std::size_t> inside;
   for (std::size_t b = buckets().size(); b-- > 0;)

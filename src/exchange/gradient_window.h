@@ -12,89 +12,91 @@
 
 namespace thinwire::exchange {
 
-/// What one backward computed of one parameter, as far as one bucket goes.
+/// The gradient of one backward of one parameter, within one bucket.
 struct GradientPart {
   std::size_t parameter = 0;
   std::size_t bucket = 0;
   Range range{};  ///< Of the flat array.
-  /// Empty: as GradientWindow::collect was given it, or the parameter did not
-  /// come and counts as zero.
+  /// Empty if GradientWindow::collect() got no values, or if the parameter has
+  /// no gradient and counts as zero.
   ConstView values{};
   bool is_first = true;  ///< Else it is added to earlier backwards'.
 };
 
-/// Where gradients go from backward to the step: into a whole array, or into
+/// Takes gradients from backward to the step: into a whole array, or into
 /// buckets that are reduced and released.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
   virtual void store(const GradientPart& part) = 0;
-  /// All of this bucket has been stored. It is queued for other ranks, which is
-  /// collective, or only looked at. Returns whether other ranks may have seen
-  /// it, so that it cannot be taken back.
+  /// Takes a bucket, all of which has been stored. It queues it for other
+  /// ranks, which is collective, or only looks at it. Returns whether other
+  /// ranks may have seen it, so that it cannot be taken back.
   virtual bool send(std::size_t bucket) = 0;
 };
 
-/// What has happened between two steps: which backwards there were, which
-/// gradients have come, and which buckets of them have been sent.
+/// The backwards between two steps: which gradients have been collected, and
+/// which buckets of them have been sent.
 ///
-/// Buckets are sent in one order on all ranks, last ones first, as soon as
-/// they and all that come before them are complete, whatever the order in which
-/// gradients come. Its functions throw Error(kFailedPrecondition) before
-/// anything changes.
+/// Buckets are sent in one order on all ranks, last ones first, as soon as they
+/// and all before them are complete. The order in which gradients are collected
+/// does not matter. Functions throw Error(kFailedPrecondition) before anything
+/// changes.
 class GradientWindow {
  public:
-  /// `buckets`: ranges of the flat array in its order. Both references outlive
-  /// this object.
+  /// `buckets` are ranges of the flat array in its order. Both references must
+  /// outlive this object.
   GradientWindow(const ParameterLayout& layout, std::vector<Range> buckets,
                  GradientSink& sink);
 
   // ---- gradients one by one
-  /// `sends`: buckets go to the sink's send() in this backward.
+  /// Begins a backward; `sends` says that buckets go to the sink's send() in
+  /// it.
   void begin(Backward which, bool sends);
-  /// Throws unless this parameter's gradient may come now.
+  /// Throws unless this parameter's gradient may be collected now.
   void require_open(std::size_t parameter) const;
-  /// `gradient` is of the parameter's size, or empty where the sink knows it.
+  /// Collects `gradient`, which has the parameter's size, or is empty if the
+  /// sink knows it.
   void collect(std::size_t parameter, ConstView gradient);
-  /// Parameters that have not come count as zero.
+  /// Ends the backward. Parameters that have not been collected count as zero.
   void end();
-  /// The backward has failed. False: some of the window has been sent, so it
-  /// cannot begin anew; begin() refuses from then on.
+  /// Ends a backward that has failed. Returns false if some of the window has
+  /// been sent, so that it cannot begin again; begin() refuses from then on.
   [[nodiscard]] bool cancel();
 
   // ---- whole
   /// Throws Error(kInvalidArgument) unless `range` is a bucket, or adjacent
   /// ones, not sent yet.
   void require_unsent(Range range) const;
-  /// These buckets are final.
+  /// Sends these buckets, which are final.
   void send(Range range);
-  /// All that have not been sent.
+  /// Sends all buckets that have not been sent.
   void send_rest();
 
-  /// No other backward may come.
+  /// Closes the window to other backwards.
   void close() { is_complete_ = backwards_ > 0; }
-  /// A step has taken the gradients.
+  /// Begins a new window, once a step has taken the gradients.
   void restart();
 
   [[nodiscard]] std::int64_t backwards() const noexcept { return backwards_; }
   [[nodiscard]] bool in_backward() const noexcept { return in_backward_; }
   [[nodiscard]] bool is_complete() const noexcept { return is_complete_; }
-  /// Some gradients are there, and none are coming now.
+  /// Returns whether there are gradients and no backward is in progress.
   [[nodiscard]] bool awaits_step() const noexcept {
     return backwards_ > 0 && !in_backward_;
   }
-  /// The backward that goes on, or was the last.
+  /// Returns the backward in progress, or the last one.
   [[nodiscard]] Backward backward() const noexcept { return backward_; }
-  /// Its buckets are sent as they fill.
+  /// Returns whether its buckets are sent as they fill.
   [[nodiscard]] bool sends() const noexcept { return sends_; }
   [[nodiscard]] LateGradients late() const noexcept { return late_; }
-  /// Since restart(): other ranks may have seen some of it.
+  /// Returns whether other ranks may have seen some of it since restart().
   [[nodiscard]] bool has_sent() const noexcept { return has_sent_; }
-  /// It has come in this backward.
+  /// Returns whether it has been collected in this backward.
   [[nodiscard]] bool is_ready(std::size_t parameter) const {
     return schedule_.is_ready(parameter);
   }
-  /// It has come in any backward since restart().
+  /// Returns whether it has been collected in any backward since restart().
   [[nodiscard]] bool has_gradient(std::size_t parameter) const {
     return has_gradient_[parameter];
   }

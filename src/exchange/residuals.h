@@ -52,7 +52,7 @@ class Residual {
 /// A block's residual as kernels::sign_encode() keeps it.
 struct KeptResidual {
   View values;
-  float& scale;  ///< As in kernels::SignBlock: 0 where `values` are e itself.
+  float& scale;  ///< That of kernels::SignBlock; 0 if `values` are e.
 
   void sent_with(float sent) const {
     scale = values.dtype() == DType::kFloat32 ? sent : 0;
@@ -66,7 +66,7 @@ struct Residuals {
   /// One of the two.
   class Side {
    public:
-    /// Of the blocks whose servers are [begin, end); all are 0.
+    /// Holds the blocks whose servers are [begin, end); all are 0.
     Side(const BlockLayout& layout, std::size_t begin, std::size_t end,
          DType dtype);
 
@@ -77,14 +77,15 @@ struct Residuals {
     /// Computes the error e of every block; `active` is the mask that it was
     /// encoded with.
     void form_errors(const ActiveMask& active);
-    /// Computes e of the blocks with elements that either mask leaves out.
+    /// Computes e of the blocks with elements that either mask leaves out:
+    /// `before` is the mask that they were encoded with.
     void form_errors_between(const ActiveMask& before, const ActiveMask& after);
     /// Adds weight * values to e of a block, for its elements that take part.
     void add(std::size_t block, const float* from, float weight,
              const ActiveMask& active);
     /// Keeps a block as `from` keeps it.
     void copy(std::size_t block, const Side& from);
-    /// Sets e of all blocks: `values` are e themselves from now on.
+    /// Makes `values` the errors e of all blocks themselves.
     void now_errors() noexcept;
 
     Buffer values;  ///< e, once errors have been formed.

@@ -144,7 +144,7 @@ void ZeroOptimizer::Impl::finish(View grads) {
     agree_on_finite();
     for (const auto& group : groups) {
       group->gradients().finish();
-      group->pay_debt(scale.value());
+      group->add_restored_residuals(scale.value());
     }
   } catch (...) {
     // The caller's memory may go: other groups' ranks still write there.

@@ -73,9 +73,9 @@ class ShardGroup {
   /// -1.
   [[nodiscard]] std::int64_t first_nonfinite();
 
-  /// After gradients have come: a group of one, which owes what larger ones
-  /// have kept back, adds it to them.
-  void pay_debt(double loss_scale);
+  /// Adds the residuals restored from a state of several ranks to the gradients
+  /// of a single rank, once per window.
+  void add_restored_residuals(double loss_scale);
   /// The step has taken the gradients, or was skipped. True: residuals became
   /// 0.
   bool settle(bool is_applied);
@@ -158,9 +158,9 @@ class ShardGroup {
   const std::vector<Range> units_;  // those that it holds
   std::unique_ptr<GradientReduction> gradients_;
   std::unique_ptr<LowBitReplicas> replicas_;  // null: parameters are gathered
-  int bits_up_ = 0;        // asked for, also in a group of one, ...
-  Buffer debt_;            // ... which may have adopted residuals, fp32
-  bool has_paid_ = false;  // in this window
+  int bits_up_ = 0;            // as requested, even on a single rank
+  Buffer restored_residuals_;  // fp32, not added yet; of a single rank only
+  bool has_added_restored_ = false;          // in this window
   std::unique_ptr<optim::UpdateRule> rule_;  // null while states are away
   NormPlan norm_plan_;                       // if the rule needs norms
   std::vector<optim::NormSums> norms_;       // of parameters, in the last step

@@ -18,11 +18,11 @@ void ShardGroup::add_wire(optim::State& state) const {
   const LowBitGradients* const low_bit = gradients_->low_bit();
   if (bits_up_ != 0)
     state.encoded = low_bit != nullptr ? low_bit->parts() : state.shard;
-  if (low_bit != nullptr || !debt_.empty()) {
+  if (low_bit != nullptr || !restored_residuals_.empty()) {
     state.common.put_integer("bits_up", bits_up_);
     state.add_elements(
         optim::kWorkerError, Sharing::kMean, *state.encoded,
-        low_bit != nullptr ? low_bit->residuals() : debt_.view());
+        low_bit != nullptr ? low_bit->residuals() : restored_residuals_.view());
     optim::add_hosts(state, comm_.hosts());
   }
   if (replicas_ == nullptr) return;
@@ -75,7 +75,7 @@ optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
     if (low_bit != nullptr)
       low_bit->set_residuals(std::move(*residuals));
     else
-      debt_ = std::move(*residuals);
+      restored_residuals_ = std::move(*residuals);
     has_own_replicas_ = !replicas->empty();
     if (!has_own_replicas_) return;
     for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
@@ -107,25 +107,27 @@ optim::Adoption ShardGroup::adopt_as_params(StateDict& state,
   };
 }
 
-void ShardGroup::pay_debt(double loss_scale) {
-  if (debt_.empty() || has_paid_) return;
-  has_paid_ = true;
-  // Also of experts, whose gradients are divided by more ranks than hold them.
+void ShardGroup::add_restored_residuals(double loss_scale) {
+  if (restored_residuals_.empty() || has_added_restored_) return;
+  has_added_restored_ = true;
+  // Gradients of experts are divided by more ranks than hold them, too.
   const auto factor = static_cast<float>(loss_scale);
   constexpr std::size_t kPart = 1024;
-  std::array<float, kPart> owed{};
+  std::array<float, kPart> scaled{};
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
     for (std::size_t at = 0; at < own(b).size; at += kPart) {
       const std::size_t size = std::min(kPart, own(b).size - at);
-      const auto part = debt_.as<float>().subspan(position(b) + at, size);
-      for (std::size_t i = 0; i < size; ++i) owed[i] = part[i] * factor;
+      const auto part =
+          restored_residuals_.as<float>().subspan(position(b) + at, size);
+      for (std::size_t i = 0; i < size; ++i) scaled[i] = part[i] * factor;
       kernels::accumulate(gradients_->piece(b).subview(at, size),
-                          std::span(owed).first(size));
+                          std::span(scaled).first(size));
     }
 }
 
 bool ShardGroup::settle(bool is_applied) {
-  if (std::exchange(has_paid_, false) && is_applied) debt_ = Buffer();
+  if (std::exchange(has_added_restored_, false) && is_applied)
+    restored_residuals_ = Buffer();
   return gradients_->settle(is_applied);
 }
 

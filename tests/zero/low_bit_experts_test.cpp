@@ -329,21 +329,21 @@ TEST(LowBitExperts, OfOneRankEachAreExact) {
     }
 }
 
-// What larger groups have kept back was to be divided by the whole batch.
-TEST(LowBitExperts, OfOneRankEachPayTheirShareOfADebt) {
+// Restored residuals of larger groups are divided by the whole batch.
+TEST(LowBitExperts, OfOneRankEachAddTheirShareOfRestoredResiduals) {
   const Case c{.stage = 2, .experts = 4};
   on_ranks(c, [&](comm::Communicator& all, comm::Communicator& holders) {
     ZeroRun run(all, with_expert(), Naive::rule(), options_of(c, &holders));
     StateDict state = copy_of(run.optimizer->state());
-    const Floats owed = test::normal(kExpert.size, 5);
-    state.put("experts.1.worker_error", owed);
+    const Floats kept = test::normal(kExpert.size, 5);
+    state.put("experts.1.worker_error", kept);
     state.put_integer("experts.1.bits_up", 4);
     run.optimizer->adopt(std::move(state))();
     const Floats own = gradient(c, 0, 0, all.rank());
     run.backward(own);
-    const auto paid = run.optimizer->full_gradient("expert");
+    const auto added = run.optimizer->full_gradient("expert");
     for (std::size_t i = 0; i < kExpert.size; ++i)
-      EXPECT_NEAR(paid[i], (own[kExpert.offset + i] + owed[i]) / 4, 1e-6);
+      EXPECT_NEAR(added[i], (own[kExpert.offset + i] + kept[i]) / 4, 1e-6);
     EXPECT_TRUE(run.optimizer->step().applied);
   });
 }

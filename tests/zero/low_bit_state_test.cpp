@@ -154,7 +154,7 @@ TEST(LowBitState, AGroupOfOnePaysWhatOthersKeptBack) {
     adopt(comm, run, from);
     EXPECT_EQ(run.masters(), from.masters);
     const std::size_t n = run.layout.size();
-    // Still owed after a skipped step, and in a state.
+    // They are still there after a skipped step, and in a state.
     EXPECT_FALSE(run.step(std::vector<float>(n, INFINITY)).applied);
     run.optimizer->load_state_dict(copy_of(run.optimizer->state()));
     const auto grads = test::normal(n, 1);

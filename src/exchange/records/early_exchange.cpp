@@ -27,7 +27,7 @@ EarlyExchange::~EarlyExchange() { abandon(); }
 
 void EarlyExchange::begin(RecordSteps steps) {
   steps_ = std::move(steps);
-  added_ = encoded_ = arrived_ = averaged_ = owed_ = 0;
+  added_ = encoded_ = arrived_ = averaged_ = queued_ = 0;
   is_stopping_ = false;
   failure_.clear();
   to_servers_.assign(layout_.buckets().size(), {});
@@ -35,8 +35,8 @@ void EarlyExchange::begin(RecordSteps steps) {
   thread_ = std::thread([this] { serve(); });
 }
 
-// While bucket k leaves, bucket k - 1 is averaged, which then comes back; so
-// the slot of k - 2 is free.
+// While bucket k is sent, bucket k - 1 is averaged and then sent back; so the
+// slot of k - 2 is free.
 void EarlyExchange::add() {
   const std::size_t turn = added_;
   publish([&] { added_ = turn + 1; });
@@ -59,7 +59,7 @@ void EarlyExchange::finish(ThreadPool& pool,
   abandon();
 }
 
-// What is queued is computed, so that it ends on all ranks.
+// All that is queued is computed, so that it ends on all ranks.
 void EarlyExchange::abandon() noexcept {
   if (!thread_.joinable()) return;
   publish([&] { is_stopping_ = true; });
@@ -96,7 +96,7 @@ void EarlyExchange::queue_to_servers(std::size_t turn) {
 }
 
 void EarlyExchange::queue_from_servers(std::size_t turn) {
-  publish([&] { owed_ = turn + 1; });
+  publish([&] { queued_ = turn + 1; });
   queue_gate([this, turn] { return averaged_ > turn; });
   from_servers_[turn] = comm_.queue_all_gather(
       records_.chunks(bucket(turn), places_.own, places_.own + 1),
@@ -106,8 +106,8 @@ void EarlyExchange::queue_from_servers(std::size_t turn) {
 
 // ---- the thread that computes
 
-// What can be encoded goes first: gradients, and other ranks, are held up by
-// it. At the end what is queued is waited for, which throws if it has failed.
+// Encodes first what it can, as gradients and other ranks wait for it. At the
+// end waits for what is queued, which throws if it has failed.
 void EarlyExchange::serve() {
   make_thread_prompt();
   const std::size_t turns = layout_.buckets().size();
@@ -118,7 +118,7 @@ void EarlyExchange::serve() {
         return is_stopping_ || added_ > encoded_ || arrived_ > averaged_;
       });
       const bool encodes = added_ > encoded_;
-      if (is_stopping_ && !encodes && averaged_ >= owed_) return;
+      if (is_stopping_ && !encodes && averaged_ >= queued_) return;
       lock.unlock();
       if (encodes) {
         encode(bucket(encoded_));

@@ -18,39 +18,41 @@
 
 namespace thinwire::exchange {
 
-/// The way of records through the ranks as TwoPhaseExchange has it, for buckets
-/// that are there one by one, the last one first, while their owner does
-/// something else. Records are encoded and averaged by a thread of this object;
-/// collectives are queued by the owner's calls alone, so their order does not
-/// depend on how fast any thread is. The first one may be added before it is
-/// known whether the result will be used.
+/// A TwoPhaseExchange for buckets that become ready one by one, the last one
+/// first, while their owner does something else. A thread of this object
+/// encodes and averages records. Only the owner's calls queue collectives, so
+/// their order does not depend on the speed of any thread. The first bucket may
+/// be added before it is known whether the result will be used.
 class EarlyExchange {
  public:
-  /// `comm` and `layout` must outlive it.
+  /// Both references must outlive it.
   EarlyExchange(comm::Communicator& comm, int num_threads,
                 const BlockLayout& layout);
   ~EarlyExchange();
   EarlyExchange(const EarlyExchange&) = delete;
   EarlyExchange& operator=(const EarlyExchange&) = delete;
 
-  /// Local: no bucket has been added. `steps.encode` writes record(), reading
-  /// what does not change until the end; steps.deliver is not used.
+  /// Begins a run, of which no bucket has been added. `steps.encode` writes
+  /// record(), reading what does not change until the end; steps.deliver is not
+  /// used. Local.
   void begin(RecordSteps steps);
   [[nodiscard]] bool has_begun() const noexcept { return thread_.joinable(); }
-  /// Collective, queued: the next bucket may be encoded, the last one first.
+  /// Adds the next bucket, the last one first: it may be encoded. Collective,
+  /// queued.
   void add();
-  /// How many buckets have not been added.
+  /// Returns how many buckets have not been added.
   [[nodiscard]] std::size_t left() const noexcept {
     return layout_.buckets().size() - added_;
   }
-  /// Collective, done on return, after all have been added: `deliver` takes the
-  /// results, called by several threads of `pool` at once.
+  /// Completes the run, after all buckets have been added: `deliver` takes the
+  /// results. Several threads of `pool` call it at once. Collective, done on
+  /// return.
   void finish(ThreadPool& pool, const std::function<void(Range)>& deliver);
-  /// Local: no more of it than is queued; returns when nothing uses memory of
-  /// the owner any more. Then begin() may come again.
+  /// Ends the run: only what is queued takes place. Blocks until nothing uses
+  /// memory of the owner; then begin() may be called again. Local.
   void abandon() noexcept;
 
-  /// Where a block's record is written, and then its result.
+  /// Returns where a block's record is written, and then its result.
   [[nodiscard]] std::uint8_t* record(std::size_t block) {
     return records_.at(block);
   }
@@ -67,8 +69,8 @@ class EarlyExchange {
   void average(std::size_t turn);
   void queue_to_servers(std::size_t turn);
   void queue_from_servers(std::size_t turn);
-  /// Queued: what comes behind it waits until `is_ready`, which is asked with
-  /// the mutex held.
+  /// Queues a gate: collectives behind it wait until `is_ready`, which is
+  /// called with the mutex held.
   void queue_gate(std::function<bool()> is_ready);
   template <class Change>
   void publish(Change&& change);
@@ -77,7 +79,7 @@ class EarlyExchange {
   const BlockLayout& layout_;
   Places places_;  // flat: one piece, of all ranks
   Records records_;
-  // What others sent, of turns in turn.
+  // The records that others sent, in two slots by turns.
   std::array<Buffer, 2> received_;
   ThreadPool pool_;
   RecordSteps steps_;
@@ -88,12 +90,12 @@ class EarlyExchange {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  // With the mutex, in turns.
+  // Numbers of turns, under the mutex.
   std::size_t added_ = 0;  // changed by the owner alone
   std::size_t encoded_ = 0;
   std::size_t arrived_ = 0;  // at this rank, to be averaged
   std::size_t averaged_ = 0;
-  std::size_t owed_ = 0;  // averages that collectives wait for
+  std::size_t queued_ = 0;  // averages that collectives wait for
   bool is_stopping_ = false;
   std::string failure_;
   std::thread thread_;  // from begin() on

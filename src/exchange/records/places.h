@@ -9,24 +9,24 @@
 
 namespace thinwire::exchange {
 
-/// Which of a bucket's chunks a rank has to do with. Local rank l of host h, of
-/// H hosts, is at place l H + h, and the servers of a layout are places: what
-/// the ranks with one l exchange between hosts, a piece, is one range. Flat:
-/// places are ranks, and a bucket is one piece.
+/// The chunks of a bucket that a rank encodes and serves. Local rank l of host
+/// h, of H hosts, is at place l H + h, and the servers of a layout are places.
+/// So the ranks with one l exchange one range between hosts, their piece. If
+/// flat, places are ranks, and a bucket is one piece.
 struct Places {
-  /// `groups` is null where flat.
+  /// `groups` is null if hosts are flat.
   Places(const comm::Communicator& comm, const comm::HostGroups* groups);
 
-  std::size_t first;    ///< Of this rank's piece, ...
-  std::size_t workers;  ///< ... which has this many: hosts, or ranks.
-  std::size_t own;      ///< What this rank serves.
+  std::size_t first;    ///< First place of this rank's piece.
+  std::size_t workers;  ///< Places of the piece: hosts, or ranks.
+  std::size_t own;      ///< The place that this rank serves.
 
   [[nodiscard]] std::size_t end() const { return first + workers; }
   [[nodiscard]] bool has(const Block& block) const {
     const auto server = static_cast<std::size_t>(block.server);
     return first <= server && server < end();
   }
-  /// Blocks of this rank's piece, and those of it that it serves.
+  /// Return the blocks of this rank's piece, and those of them that it serves.
   [[nodiscard]] Range piece_of(const Bucket& bucket) const {
     return blocks_between(bucket, first, end());
   }

@@ -38,8 +38,8 @@ class QuantizedMean {
   std::vector<kernels::Quantized> sent_;
 };
 
-/// What a two-phase exchange of such records reads and writes, block by block.
-/// Several threads call the functions at once, for different blocks.
+/// The content of such records in a two-phase exchange, block by block. Several
+/// threads call the functions at once, for different blocks.
 struct QuantizedBlocks {
   /// Returns what this rank encodes.
   std::function<kernels::QuantizedSum(std::size_t block)> worker;

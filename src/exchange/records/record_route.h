@@ -13,35 +13,37 @@
 namespace thinwire::exchange {
 
 /// The way of one bucket's records through the ranks: from all of them to the
-/// owners of their blocks, or from the owners to all. It moves bytes and does
-/// not know what they say. Block::server stands for the owner.
+/// owners of their blocks, or from the owners to all. It moves bytes without
+/// reading them. Block::server stands for the owner.
 class RecordRoute {
  public:
-  /// Both must outlive it. `owners[s]` is the rank that server s stands for.
+  /// Both references must outlive it. `owners[s]` is the rank that server s
+  /// stands for.
   RecordRoute(comm::Communicator& comm, const BlockLayout& layout,
               std::span<const int> owners);
 
   [[nodiscard]] const BlockLayout& layout() const noexcept { return layout_; }
-  /// The server that this rank is.
+  /// Returns the server that this rank is.
   [[nodiscard]] std::size_t own_server() const noexcept { return own_; }
-  /// Blocks of the bucket that this rank owns.
+  /// Returns the blocks of the bucket that this rank owns.
   [[nodiscard]] Range owned_of(const Bucket& bucket) const;
 
-  /// Memory for any bucket's records, and for what all ranks send to this one.
+  /// Return memory for any bucket's records, and for the records that all ranks
+  /// send to this one.
   [[nodiscard]] Buffer make_records() const;
   [[nodiscard]] Buffer make_received() const;
-  /// Where a block of `bucket` has its record in make_records().
+  /// Returns the record of a block of `bucket` in make_records().
   [[nodiscard]] std::uint8_t* record(Buffer& records, const Bucket& bucket,
                                      std::size_t block) const;
 
-  /// Collective, queued: every owner receives the records of its blocks, one
-  /// rank's after the other's, as Received has them. Memory as made above. Only
-  /// where servers are the ranks in their order.
+  /// Sends every owner the records of its blocks; it receives one rank's after
+  /// the other's, as Received has them. The memory is that of the functions
+  /// above, and servers must be the ranks in their order. Collective, queued.
   [[nodiscard]] comm::Work queue_to_owners(const Bucket& bucket,
                                            Buffer& records,
                                            Buffer& received) const;
-  /// Collective, queued: `records` has those of this rank's own blocks, and
-  /// gets all.
+  /// Sends the `records` of this rank's own blocks, and receives all.
+  /// Collective, queued.
   [[nodiscard]] comm::Work queue_from_owners(const Bucket& bucket,
                                              Buffer& records) const;
 

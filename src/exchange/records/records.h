@@ -17,8 +17,8 @@
 
 namespace thinwire::exchange {
 
-/// One record per block, as they travel: a float, then the words of its codes.
-/// The layout must outlive it.
+/// The records of all blocks, as they travel: a float, then the words of its
+/// codes. The layout must outlive it.
 class Records {
  public:
   Records() = default;
@@ -33,7 +33,7 @@ class Records {
     return bytes_.as<std::uint8_t>().data() + layout_->blocks()[block].record;
   }
 
-  /// A bucket's records that servers [begin, end) average.
+  /// Returns a bucket's records that servers [begin, end) average.
   [[nodiscard]] View chunks(const Bucket& bucket, std::size_t begin,
                             std::size_t end);
 
@@ -44,7 +44,7 @@ class Records {
 
 [[nodiscard]] std::size_t chunk_bytes(const BlockLayout& layout,
                                       const Bucket& bucket, std::size_t server);
-/// Of servers [begin, end).
+/// Returns chunk_bytes() of servers [begin, end).
 [[nodiscard]] std::vector<std::size_t> chunk_sizes(const BlockLayout& layout,
                                                    const Bucket& bucket,
                                                    std::size_t begin,
@@ -90,12 +90,12 @@ inline void set_scale(std::uint8_t* record, float scale) {
   return reinterpret_cast<std::uint32_t*>(record + sizeof(float));
 }
 
-/// A record of one bit per element.
+/// Returns the content of a record of 1 bit per element.
 [[nodiscard]] inline kernels::Signs signs_in(const std::uint8_t* record) {
   return {words_of(record), scale_of(record)};
 }
 
-/// A record of 4 or 8 bits per element.
+/// Returns the content of a record of 4 or 8 bits per element.
 [[nodiscard]] inline kernels::Quantized quantized_in(
     const std::uint8_t* record) {
   return {words_of(record), scale_of(record)};

@@ -17,7 +17,7 @@ std::size_t grains_in(std::size_t size) {
   return (size + kBlocksPerGrain - 1) / kBlocksPerGrain;
 }
 
-// Part i of `parts` about equal ones, which begin at whole grains.
+// Returns part i of `parts` about equal ones, which begin at whole grains.
 Range part_of(Range range, std::size_t i, std::size_t parts) {
   const std::size_t grains = grains_in(range.size);
   const std::size_t begin = grains * i / parts * kBlocksPerGrain;
@@ -88,12 +88,13 @@ void TwoPhaseExchange::abandon() noexcept {
 }
 
 // In turn k, bucket k is encoded, bucket k - 2 averaged and bucket k - 4
-// delivered, all in one go of the pool's threads, while buckets k - 1 and k - 3
-// travel. The order in which collectives are queued is the same on all ranks:
-// to servers k, then from servers k - 2. By host, results take one turn more:
-// bucket k - 4 goes round inside the host while bucket k - 5 is delivered.
+// delivered, all in one pass of the pool's threads, while buckets k - 1 and k -
+// 3 are in flight. Collectives are queued in the same order on all ranks: to
+// servers k, then from servers k - 2. In a hierarchical exchange results take
+// one turn more: bucket k - 4 is exchanged inside the host while bucket k - 5
+// is delivered.
 void TwoPhaseExchange::take_turn(std::size_t k) {
-  // Null before the first and after the last; k may have wrapped below 0.
+  // It is null before the first and after the last; k may have wrapped below 0.
   const auto bucket = [&](std::size_t turn) {
     return turn < order_.size() ? &layout_.buckets()[order_[turn]] : nullptr;
   };

@@ -39,8 +39,8 @@ class Received {
   std::size_t stride_;
 };
 
-/// What records are made of and what they are for, told by the exchange's user.
-/// The first three are called by several threads at once, for disjoint ranges.
+/// The content of records, which the user of an exchange writes and reads.
+/// Several threads call the first three functions at once, for disjoint ranges.
 struct RecordSteps {
   /// Writes this rank's records of some blocks.
   std::function<void(Range blocks)> encode;
@@ -48,81 +48,84 @@ struct RecordSteps {
   std::function<void(const Received& from, Range blocks)> average;
   /// Takes the results of some blocks.
   std::function<void(Range blocks)> deliver;
-  /// If set, called on the thread that runs the exchange just before records
-  /// leave: a bucket's encoded ones, and its averaged ones of this rank.
+  /// If set, they are called on the thread that runs the exchange just before
+  /// records are sent: with a bucket's encoded ones, and with its averaged ones
+  /// of this rank.
   std::function<void(Range blocks)> encoded{};
   std::function<void(Range blocks)> averaged{};
 };
 
 /// The way of records through the ranks, bucket by bucket: from each worker to
-/// the servers, averaged, and back to all. It moves bytes and does not know
-/// what they say. Bucket k + 1 is encoded while bucket k travels. Two messages
-/// per bucket and peer. By host, workers are hosts: each of a host's ranks
-/// exchanges its piece of a bucket with those of the same piece, and what they
-/// get then goes round inside the hosts.
+/// the servers, averaged, and back to all. It moves bytes without reading them.
+/// Bucket k + 1 is encoded while bucket k is in flight. There are two messages
+/// per bucket and peer. In a hierarchical exchange, workers are hosts. Each
+/// rank of a host exchanges its piece of a bucket with those of the same piece,
+/// and results are then exchanged inside hosts.
 class TwoPhaseExchange {
  public:
-  /// All must outlive it; `groups` is null where flat.
+  /// All references must outlive it; `groups` is null if hosts are flat.
   TwoPhaseExchange(comm::Communicator& comm, const comm::HostGroups* groups,
                    ThreadPool& pool, const BlockLayout& layout,
                    bool keeps_previous);
 
-  /// Waits for what is under way.
+  /// Blocks until nothing is in flight.
   ~TwoPhaseExchange() { abandon(); }
   TwoPhaseExchange(const TwoPhaseExchange&) = delete;
   TwoPhaseExchange& operator=(const TwoPhaseExchange&) = delete;
 
-  /// Collective, done on return. `steps.encode` writes a block's record() and
-  /// may read its result(); `steps.average` writes record(). By host, only the
-  /// blocks of places().piece_of() are encoded.
+  /// Runs an exchange. `steps.encode` writes a block's record() and may read
+  /// its result(); `steps.average` writes record(). In a hierarchical exchange
+  /// only the blocks of places().piece_of() are encoded. Collective, done on
+  /// return.
   void run(RecordSteps steps);
 
   // ---- the same bucket by bucket, in any order that all ranks share; without
   // keeps_previous
-  /// Local: no bucket has been added.
+  /// Begins a run, of which no bucket has been added. Local.
   void begin(RecordSteps steps);
   [[nodiscard]] bool has_begun() const noexcept { return has_begun_; }
-  /// Collective, queued: encodes this bucket, and waits for the one before the
-  /// last to be averaged.
+  /// Encodes this bucket, and waits for the one before the last to be averaged.
+  /// Collective, queued.
   void add(std::size_t bucket);
-  /// Collective, done on return, after all buckets have been added.
+  /// Completes the run, after all buckets have been added. Collective, done on
+  /// return.
   void finish();
-  /// Local: ends it; returns when nothing is under way.
+  /// Ends the run, and blocks until nothing is in flight. Local.
   void abandon() noexcept;
 
-  /// Another exchange's records of the same layout are the last run's result;
-  /// it gets the ones before. Without keeps_previous.
+  /// Makes another exchange's records, of the same layout, the last run's
+  /// result, and gives it the earlier ones. Without keeps_previous.
   void swap_records(Records& others) noexcept { std::swap(records_, others); }
 
-  /// Collective, done on return: the way from the servers alone. `average`
-  /// writes the record() of blocks that this rank serves; it is called by
-  /// several threads at once, for disjoint ranges.
+  /// Runs the way from the servers alone. `average` writes the record() of
+  /// blocks that this rank serves. Several threads call it at once, for
+  /// disjoint ranges. Collective, done on return.
   void share(const std::function<void(Range blocks)>& average);
 
-  /// Where a block's record is written. All zero at first.
+  /// Returns where a block's record is written. All are zero at first.
   [[nodiscard]] std::uint8_t* record(std::size_t block) {
     return records_.at(block);
   }
-  /// The last run's result of a block; during a run that of the run before
-  /// until the block's record is written, and of no use from then until it is
-  /// delivered.
+  /// Returns the last run's result of a block. During a run it is that of the
+  /// run before until the block's record is written. From then on it is invalid
+  /// until it is delivered.
   [[nodiscard]] const std::uint8_t* result(std::size_t block) const {
     return keeps_previous_ && block >= encoded_end_ ? previous_.at(block)
                                                     : records_.at(block);
   }
-  /// The result of the run before: during run t and after it that of run t - 1.
-  /// With keeps_previous only.
+  /// Returns the result of the run before: during run t and after it that of
+  /// run t - 1. Only with keeps_previous.
   [[nodiscard]] const std::uint8_t* previous(std::size_t block) const {
     return previous_.at(block);
   }
 
   [[nodiscard]] const Places& places() const noexcept { return places_; }
 
-  /// Spent waiting for other ranks since construction.
+  /// Returns the time spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept { return waited_; }
 
  private:
-  // What is computed between two goes of the wire; null: nothing.
+  // The buckets of one turn between two uses of the wire; null: none.
   struct Turn {
     const Bucket* encoded;
     const Bucket* averaged;
@@ -146,15 +149,16 @@ class TwoPhaseExchange {
   bool keeps_previous_;
   Records previous_;
   std::size_t encoded_end_;  // blocks before it are written in this run
-  // What others sent: one bucket is averaged while the next one arrives.
+  // The records that others sent: one bucket is averaged while the next one
+  // arrives.
   std::array<Buffer, 2> received_;
   double waited_ = 0;
 
-  // Of the run that has begun.
+  // The run that has begun.
   bool has_begun_ = false;
   RecordSteps steps_;
   std::vector<std::size_t> order_;  // buckets, as they were added
-  // In that order.
+  // The collectives of buckets in that order.
   std::vector<comm::Work> to_servers_;
   std::vector<comm::Work> from_servers_;
   comm::Work from_inside_;

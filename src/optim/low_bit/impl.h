@@ -16,8 +16,8 @@
 
 namespace thinwire::optim {
 
-/// The parts that the three optimizers share. Each adds its own, and calls them
-/// in its paper's order; parts do not call back.
+/// The parts that the three optimizers share. Each adds its own, and calls all
+/// of them in its paper's order. Parts do not call back.
 struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        LowBitSettings settings, bool keeps_previous = false)
@@ -45,17 +45,18 @@ struct LowBitOptimizer::Impl {
   const std::vector<double>* lamb_coeffs = nullptr;
 
   // ---- what each optimizer adds
-  /// One step of its paper. A step that is skipped returns early, with the
-  /// report saying so.
+  /// Takes one step of its paper. A step that is skipped returns early and sets
+  /// the report.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;
   /// Returns phase and freeze_step; the base knows the rest. Called for every
   /// bucket of gradients.
   [[nodiscard]] virtual Progress progress() const = 0;
   virtual void add_own(State& state) const = 0;
-  /// Takes it out of the state; exp_avg and exp_avg_sq are still there.
+  /// Takes its own part out of the state; exp_avg and exp_avg_sq are still
+  /// there.
   [[nodiscard]] virtual Optimizer::Adoption adopt_own(StateDict& state) = 0;
   /// Returns whether exact steps of this rule are the warm-up. Adds to its
-  /// state what else a warm-up keeps, which begins now.
+  /// state what a warm-up keeps besides.
   [[nodiscard]] virtual bool begins_in(StateDict& /*state*/,
                                        std::string_view /*rule*/) const {
     return false;
@@ -64,28 +65,28 @@ struct LowBitOptimizer::Impl {
   // ---- pieces of a step
   [[nodiscard]] Phase phase() const { return progress().phase; }
   [[nodiscard]] Adam& adam() { return model.adam; }
-  /// Collective, before a compressed exchange: by host, gradients become the
-  /// mean of this host's, where this rank encodes them. Returns what
-  /// LocalGradients::clip_by_estimate() does.
+  /// Begins a compressed exchange. In a hierarchical one, gradients become the
+  /// mean of this host's, where this rank encodes them. Returns
+  /// LocalGradients::clip_by_estimate(). Collective.
   [[nodiscard]] std::optional<double> begin_compressed(
       const StepInput& in, StepMeter& step, bool is_unlike_early = false);
-  /// Before gradients are encoded, `grad_scale` being what they will be
-  /// multiplied by: late elements that have one take part from now on and are
-  /// returned; heavy elements and outliers are kept from spoiling their block.
+  /// Prepares gradients that will be multiplied by `grad_scale` and encoded.
+  /// Activates inactive elements that have a gradient and returns them; scales
+  /// outlier elements and bounds outliers.
   [[nodiscard]] std::vector<std::size_t> prepare_gradients(const StepInput& in,
                                                            double grad_scale,
                                                            StepMeter& step);
-  /// At the freeze, with denominators and units: what gradients owe goes to the
-  /// momentum.
+  /// Passes the residuals of gradients to the momentum at the freeze, once
+  /// there are denominators and units.
   void hand_over_residuals();
-  /// After ranks have agreed on the masks, and before anything of this step
+  /// Applies new masks, once ranks have agreed on them and before the step
   /// depends on them.
   MaskChange follow_masks();
-  /// Collective, after a step that was applied and has left parameters equal on
-  /// all ranks: compares them where options say that it is time.
-  /// `schedule`: counters that must be equal, too.
+  /// Compares parameters over the ranks if the options say that it is time,
+  /// after a step that has left them equal. `schedule` are counters that must
+  /// be equal, too. Collective.
   void verify(View params, const std::string& schedule);
-  /// The same after one that leaves them different: it is made up for later.
+  /// Postpones verify() after a step that leaves parameters different.
   void put_off_verification();
 
   [[nodiscard]] StepReport step(const StepInput& in);
@@ -93,15 +94,16 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] Optimizer::Adoption adopt(StateDict state);
   void require_owner(const StateDict& state) const;
 
-  /// Throws Error(kFailedPrecondition) while a step is under way.
+  /// Throws Error(kFailedPrecondition) if a step has begun early.
   void require_between_steps(const char* call) const;
 
  private:
   void require_optimizer(StateDict& state) const;
 };
 
-/// Gradients of the next step: averaged in an exact one, and by host inside
-/// hosts in a compressed one; otherwise measured.
+/// Gradients of the next step. They are averaged before an exact one, and
+/// inside hosts before a hierarchical compressed one. Otherwise they are
+/// measured.
 class EarlyLowBit : public EarlyGradients {
  public:
   explicit EarlyLowBit(LowBitOptimizer::Impl& impl) : impl_(impl) {}
@@ -110,7 +112,7 @@ class EarlyLowBit : public EarlyGradients {
     return impl_.phase() == Phase::kExact || impl_.model.host;
   }
   void reduce(View grads, Range range) override;
-  /// By host, what is measured is a mean.
+  /// A hierarchical exchange measures means, not these.
   [[nodiscard]] bool measures() const noexcept override {
     return !impl_.model.host && !reduces();
   }

@@ -41,7 +41,7 @@ std::vector<Range> parameter_units(const ParameterLayout& layout) {
 
 void LowBitLayout::place_blocks(const ParameterLayout& layout) {
   for (const exchange::Block& block : blocks.blocks()) {
-    // Of padding alone nothing is applied.
+    // Nothing is applied to a block of padding.
     const Parameter* const parameter =
         block.values.size == 0 ? nullptr
                                : &layout.parameter_at(block.values.offset);

@@ -22,13 +22,13 @@ struct LowBitLayout {
   LowBitLayout(const ParameterLayout& layout,
                std::span<const LowBitGroup> groups,
                const exchange::BlockOptions& block_options);
-  /// Of blocks that are given; no group stays exact.
+  /// Uses the given blocks; no group stays exact.
   LowBitLayout(const ParameterLayout& layout, exchange::BlockLayout given);
 
   std::vector<GroupRange> all;         ///< The whole layout.
   std::vector<GroupRange> compressed;  ///< Groups that get compressed.
   std::vector<Range> exact;            ///< The other groups: non_freeze.
-  /// The compressed parameters, one by one: no scale covers two of them.
+  /// The compressed parameters, each a unit: no scale covers two of them.
   std::vector<Range> units;
   exchange::BlockLayout blocks;
   std::vector<std::size_t> block_group;      ///< Per block.
@@ -38,7 +38,7 @@ struct LowBitLayout {
   void place_blocks(const ParameterLayout& layout);
 };
 
-/// Every parameter, as a unit of blocks.
+/// Returns every parameter as a unit of blocks.
 [[nodiscard]] std::vector<Range> parameter_units(const ParameterLayout& layout);
 
 }  // namespace thinwire::optim

@@ -15,30 +15,31 @@
 
 namespace thinwire::optim {
 
-/// The caller's masks (exp_avg_mask): elements whose momentum is constantly 0.
-/// They may change as training goes on. What is set waits until ranks have told
-/// each other in the scalar exchange of a step that all have set the same.
+/// The caller's masks (exp_avg_mask): elements whose momentum is always 0. They
+/// may change during training. New masks wait until the scalar exchange of a
+/// step has shown that all ranks have set the same.
 class Masks {
  public:
-  /// Of a fingerprint.
+  /// Largest fingerprint.
   static constexpr std::uint32_t kBits = (std::uint32_t{1} << 29) - 1;
 
   Masks(const ParameterLayout& layout, std::span<const LowBitGroup> groups);
 
-  /// Those that hold, one value per element; empty: 1 everywhere.
+  /// Returns the masks in force, one value per element; empty: 1 everywhere.
   [[nodiscard]] std::span<const float> values() const { return values_; }
   [[nodiscard]] bool leaves_out(std::size_t element) const {
     return !values_.empty() && values_[element] == 0;
   }
 
-  /// A group's, from the next follow() on. Throws Error(kInvalidArgument).
+  /// Sets a group's mask from the next follow() on. Throws
+  /// Error(kInvalidArgument).
   void set(const ParameterLayout& layout, std::size_t group,
            std::span<const float> mask);
-  /// Something was set since.
+  /// Returns whether masks have been set since the last follow().
   [[nodiscard]] bool are_waiting() const { return next_.has_value(); }
   void follow();
-  /// Other where the masks, those that wait included, are others; 0: 1
-  /// everywhere.
+  /// Returns a number that differs if the masks differ, waiting ones included;
+  /// 0: 1 everywhere.
   [[nodiscard]] std::uint32_t fingerprint() const { return fingerprint_; }
 
  private:
@@ -47,7 +48,7 @@ class Masks {
   std::uint32_t fingerprint_ = 0;
 };
 
-/// Groups of an optimizer that has such masks.
+/// Groups of an optimizer with masks.
 class MaskedGroups : public JoinedGroups {
  public:
   /// `layout` and `masks` must outlive it.
@@ -64,7 +65,7 @@ class MaskedGroups : public JoinedGroups {
   Masks& masks_;
 };
 
-/// Elements, ascending, that another mask takes out or brings back.
+/// Elements, ascending, that new masks exclude or include again.
 struct MaskChange {
   std::vector<std::size_t> excluded{};
   std::vector<std::size_t> included{};
@@ -74,7 +75,7 @@ struct MaskChange {
   }
 };
 
-/// Adds what a load says of it, if there is a change.
+/// Adds the notes of a load, if there is a change.
 void note_change(const MaskChange& change, std::vector<std::string>& notes);
 
 }  // namespace thinwire::optim

@@ -20,7 +20,7 @@
 
 namespace thinwire::optim {
 
-/// Of every group, for one step.
+/// The coefficients of every group, for one step.
 using Coefficients = std::vector<kernels::AdamCoefficients>;
 
 /// Returns the settings with the number of elements in a bucket, if that was
@@ -33,8 +33,8 @@ using Coefficients = std::vector<kernels::AdamCoefficients>;
   return settings;
 }
 
-/// What all parts of a low-bit optimizer work on: its ranks, options, moments
-/// and blocks. Parts refer to it, so it stays where it is.
+/// The ranks, options, moments and blocks of a low-bit optimizer. All its parts
+/// refer to this object, so it stays where it is.
 struct LowBitModel {
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
               LowBitSettings s)
@@ -51,7 +51,7 @@ struct LowBitModel {
     if (groups)
       host = std::make_unique<HostGradients>(*groups, pool, layout, places);
   }
-  /// Of blocks that are given, without moments.
+  /// Uses the given blocks, without moments.
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
               LowBitSettings s, exchange::BlockLayout given)
       : comm(c),
@@ -71,7 +71,7 @@ struct LowBitModel {
   LowBitModel& operator=(const LowBitModel&) = delete;
 
   comm::Communicator& comm;
-  /// By host, where comm.hosts() are not flat; null else.
+  /// The hosts' groups, or null if comm.hosts() are flat.
   const std::unique_ptr<const comm::HostGroups> groups;
   const exchange::Places places;
   const LowBitSettings settings;
@@ -80,16 +80,17 @@ struct LowBitModel {
   const exchange::BlockOptions block_options;
   const LowBitLayout layout;
   Masks masks;
-  /// By host: what ranks of one host average first. Null: flat.
+  /// Averages inside hosts; null: flat.
   std::unique_ptr<HostGradients> host;
   const bool has_given_blocks = false;  // not cut by block_options
 
-  /// Sees every message content; null: nobody.
+  /// Receives the content of every message, unless it is null.
   exchange::WireObserver* observer = nullptr;
 
-  /// A group of one rank has nobody to compress for.
+  /// Returns whether there are several ranks. A single one does not compress.
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
-  /// What is averaged in few bits is of so many: ranks, or by host hosts.
+  /// Returns the number of workers of a low-bit average: ranks, or hosts in a
+  /// hierarchical exchange.
   [[nodiscard]] int workers() const { return static_cast<int>(places.workers); }
   [[nodiscard]] std::size_t size() const { return adam.layout().size(); }
   /// Returns Adam's groups, as MaskedGroups takes them.
@@ -115,7 +116,7 @@ struct LowBitModel {
   void for_blocks(const std::function<void(std::size_t)>& body) {
     pool.for_each(num_blocks(), body);
   }
-  /// That of a compressed element.
+  /// Returns the block of a compressed element.
   [[nodiscard]] std::size_t block_of(std::size_t element) const {
     const auto blocks = layout.blocks.blocks();
     return static_cast<std::size_t>(
@@ -125,15 +126,16 @@ struct LowBitModel {
                                      }) -
         blocks.begin());
   }
-  /// By host, this step has averaged only the gradients that a rank encodes.
+  /// Returns whether this step has averaged, in a hierarchical exchange, only
+  /// the gradients that a rank encodes.
   [[nodiscard]] bool has_pieces_only() const {
     return host && host->has_pieces_only();
   }
-  /// Whether this rank has a block's gradients in this step.
+  /// Returns whether this rank has a block's gradients in this step.
   [[nodiscard]] bool has_gradient(std::size_t b) const {
     return !has_pieces_only() || places.has(layout.blocks.blocks()[b]);
   }
-  /// They, of all in `grads`.
+  /// Returns a block's gradients, given all of them.
   [[nodiscard]] View gradient(std::size_t b, View grads) const {
     return host ? host->of(b, grads)
                 : grads.subview(block(b).offset, block(b).size);
@@ -145,7 +147,7 @@ struct LowBitModel {
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);
-/// Rank 0 logs that a state is of other hosts than the model's ranks.
+/// Logs on rank 0 that a state is of other hosts than the model's ranks.
 void note_other_hosts(const StateDict& state, const LowBitModel& model);
 /// Throws Error(kCorruptCheckpoint) if the state has no exp_avg_sq.
 void require_variance(const StateDict& state, std::size_t size);

@@ -31,7 +31,8 @@ float median_of(std::vector<float> values) {
   return *middle;
 }
 
-// The values of saved blocks in their places, `value` in those of new ones.
+// Puts the values of saved blocks in their places, and `value` in those of new
+// ones.
 void insert_blocks(StateDict& state, const char* name, const LowBitModel& model,
                    std::span<const Range> added, float value) {
   const std::vector<Range> ranges = saved_ranges(state, name, model.size());

@@ -6,10 +6,10 @@
 
 namespace thinwire::optim {
 
-/// Parameters that a saved state does not know, whose arrays are 0 in it, and
-/// which kNewParameters lists: where denominators are made already, they are
-/// late (docs/algorithms/late-and-heavy.md), with the median denominator of the
-/// model. Throws Error(kCorruptCheckpoint).
+/// Completes a saved state that does not know some parameters, which
+/// kNewParameters lists and whose arrays are 0. If it has denominators, theirs
+/// become the model's median, and they are inactive
+/// (docs/algorithms/late-and-heavy.md). Throws Error(kCorruptCheckpoint).
 void begin_new_parameters(StateDict& state, const LowBitModel& model);
 
 }  // namespace thinwire::optim

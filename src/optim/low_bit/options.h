@@ -15,10 +15,10 @@
 
 namespace thinwire::optim {
 
-/// In how many bits exact steps average gradients; 0: exactly.
+/// Bits in which exact steps average gradients; 0: exactly.
 struct WarmupBits {
-  std::optional<int> named{};  ///< What the caller says, which decides.
-  int planned = 0;             ///< What follows from all options.
+  std::optional<int> named{};  ///< The caller's choice, if any.
+  int planned = 0;             ///< The number by all options.
 };
 
 /// The options that every low-bit optimizer has, as its parts take them.
@@ -38,11 +38,11 @@ struct LowBitSettings {
   /// Checks what CompressionOptions::validate() cannot. Throws
   /// Error(kInvalidArgument) naming the field, its range and its value.
   void validate(const ParameterLayout& layout) const;
-  /// What ranks compare before they first exchange.
+  /// Returns what ranks compare before they first exchange.
   [[nodiscard]] std::string describe() const;
 };
 
-/// The update rule's part of an optimizer's public options.
+/// Returns the update rule's part of an optimizer's public options.
 template <class Options>
 [[nodiscard]] AdamOptions adam_options(const Options& options) {
   return {.learning_rate = options.learning_rate,
@@ -56,12 +56,12 @@ template <class Options>
           .groups = {options.groups.begin(), options.groups.end()}};
 }
 
-/// The number, or "none".
+/// Returns the number, or "none".
 [[nodiscard]] inline std::string text_of(std::optional<std::int64_t> number) {
   return number ? std::to_string(*number) : "none";
 }
 
-/// From public options, whose common fields have common names.
+/// Returns settings of public options, whose common fields have common names.
 template <class Options>
 [[nodiscard]] LowBitSettings low_bit_settings(std::string name,
                                               std::string own_options,

@@ -69,7 +69,7 @@ void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
                     call));
 }
 
-// What the state of the exact rule lacks begins now.
+// Adds what the state of the exact rule lacks.
 void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
   // States of version 0.2 have names in common with DeepSpeed's.
   if (state.has_scalar("semantics"))
@@ -83,8 +83,8 @@ void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
   state.put_all("", copy_of(begun));
 }
 
-// Everything is taken out of the state first: one that does not fit changes
-// nothing.
+// Takes everything out of the state first, so that one that does not fit
+// changes nothing.
 Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   struct Taken {
     StepCounts counts;
@@ -146,8 +146,8 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   };
 }
 
-// A state in memory lacks nothing that it was saved with; one of the exact rule
-// lacks much.
+// A state in memory has all that it was saved with. One of the exact rule lacks
+// much.
 void LowBitOptimizer::Impl::require_owner(const StateDict& state) const {
   require_layout(state, model.adam.layout());
   require_residual_owner(state, model);

@@ -12,8 +12,8 @@
 
 namespace thinwire::zero {
 
-/// What travels between owners and all ranks: blocks are cells, chunks the
-/// pieces of these owners, in the order in which they lie.
+/// Returns the blocks that travel between owners and all ranks. They are cells;
+/// chunks are the pieces of these owners, in the order in which they lie.
 [[nodiscard]] inline exchange::BlockLayout blocks_of(
     const ShardLayout& shards, std::span<const int> owners,
     std::span<const Range> units, int bits) {
@@ -26,7 +26,8 @@ namespace thinwire::zero {
   return exchange::BlockLayout::of_pieces(units, pieces, bits);
 }
 
-/// Of the flat array: what neighbouring owners have of a bucket.
+/// Returns the range of the flat array that neighbouring owners have of a
+/// bucket.
 [[nodiscard]] inline Range part_of(const ShardBucket& bucket,
                                    std::span<const int> owners) {
   const Range& first = bucket.pieces[static_cast<std::size_t>(owners.front())];

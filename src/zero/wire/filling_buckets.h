@@ -15,14 +15,14 @@
 
 namespace thinwire::zero {
 
-/// Buckets whose gradients come one by one. Their memory goes round, and is
-/// that of one bucket where gradients come in the order of backward.
+/// Buckets whose gradients are stored one by one. They share memory, which is
+/// that of one bucket if gradients are stored in the order of backward.
 class FillingBuckets {
  public:
   explicit FillingBuckets(const ShardLayout& shards)
       : shards_(shards), filling_(shards.buckets().size()) {}
 
-  /// All that a window takes is there from its beginning.
+  /// Allocates at the beginning of a window all that it needs.
   void begin(DType gradients) {
     dtype_ = gradients;
     if (!filling_.empty()) free_.push_back(std::move(memory_of(0)));
@@ -41,7 +41,7 @@ class FillingBuckets {
   [[nodiscard]] ConstView values(std::size_t b) const {
     return filling_[b].view().subview(0, shards_.buckets()[b].range.size);
   }
-  /// The memory of values(), which stay where they are.
+  /// Returns the memory of values(), which stay where they are.
   [[nodiscard]] Buffer take(std::size_t b) { return std::move(filling_[b]); }
   void give_back(Buffer&& memory) {
     if (!memory.empty()) free_.push_back(std::move(memory));

@@ -8,7 +8,7 @@
 
 namespace thinwire::zero {
 
-/// Stage 1, flat: gradients are encoded where they lie.
+/// Stage 1, flat. Gradients are encoded in place.
 class FlatWhole final : public LowBitGradients {
  public:
   using LowBitGradients::LowBitGradients;
@@ -20,8 +20,8 @@ class FlatWhole final : public LowBitGradients {
   }
 };
 
-/// Stage 2, flat. Gradients of the only backward of a window fill buckets; of
-/// several, each is added to the residuals at once.
+/// Stage 2, flat. The gradients of the only backward of a window fill buckets.
+/// Those of several are added to the residuals at once.
 class FlatOneByOne final : public LowBitGradients {
  public:
   explicit FlatOneByOne(const ReductionSettings& settings)

@@ -51,7 +51,7 @@ void LowBitGradients::begin(exchange::Backward which, DType /*gradients*/) {
 }
 
 void LowBitGradients::finish() {
-  // No backward was known to be the last.
+  // No backward was announced as the last.
   if (!std::exchange(backward_.is_last, true))
     for (std::size_t b = parts_.size(); b-- > 0;) encode_and_send(b, {});
   while (count_ > 0) finish_oldest();
@@ -62,7 +62,7 @@ void LowBitGradients::abandon() noexcept {
     comm::wait_ignoring_errors(slots_[first_++ % slots_.size()].work);
 }
 
-// A window that nobody has settled has failed.
+// A window that was not settled has failed.
 void LowBitGradients::begin_window() {
   backward_ = {};
   finish();
@@ -70,8 +70,8 @@ void LowBitGradients::begin_window() {
   adds_up_ = false;
 }
 
-// Where backwards are added up, others_ are the residuals before this window;
-// else those that this window leaves.
+// If backwards are added up, others_ are the residuals before this window;
+// otherwise they are those after it.
 bool LowBitGradients::settle(bool is_applied) {
   if (!std::exchange(has_changed_, false)) return false;
   if (keeps_ && is_applied != adds_up_) std::swap(residuals_, others_);

@@ -12,8 +12,8 @@
 
 namespace thinwire::zero {
 
-/// Gradients in few bits stay where they are until ranks have agreed that those
-/// of all groups are finite.
+/// Returns whether low-bit gradients wait until ranks have agreed that those of
+/// all groups are finite.
 [[nodiscard]] inline bool agrees_first(const ZeroOptions& options) {
   const bool skips =
       options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
@@ -21,14 +21,14 @@ namespace thinwire::zero {
          skips;
 }
 
-/// Gradients in 4 or 8 bits, with error feedback: per block, a cell of the grid
-/// within one parameter, r the reciprocal of the loss scale,
+/// Gradients in 4 or 8 bits, with error feedback. Per block, a cell of the grid
+/// within one parameter, with r the reciprocal of the loss scale:
 ///   c = g * r + e,  q of c,  e = c - q * step;  owner: mean of q * step.
-/// Backwards before the last are added to the residuals, which have to be fp32:
-/// e = e + g * r. How g comes to be is told by the classes derived from this.
+/// Backwards before the last are added to the residuals, which must be fp32: e
+/// = e + g * r. Derived classes form g.
 class LowBitGradients : public GradientReduction {
  public:
-  /// Flat.
+  /// Exchanges among all ranks, as flat hosts do.
   explicit LowBitGradients(const ReductionSettings& settings)
       : LowBitGradients(settings, settings.comm, settings.shards.owners()) {}
   ~LowBitGradients() override { LowBitGradients::abandon(); }
@@ -36,7 +36,7 @@ class LowBitGradients : public GradientReduction {
   void begin(exchange::Backward which, DType gradients) override;
   void finish() override;
   void abandon() noexcept override;
-  /// Means in fp32, without the loss scale.
+  /// Returns the means of this rank's piece in fp32, without the loss scale.
   [[nodiscard]] View piece(std::size_t bucket) override;
   [[nodiscard]] double divisor(double /*loss_scale*/) const noexcept override {
     return 1;
@@ -44,22 +44,23 @@ class LowBitGradients : public GradientReduction {
   bool settle(bool is_applied) override;
   void begin_window() override;
   [[nodiscard]] LowBitGradients* low_bit() noexcept override { return this; }
-  /// Instead of send(): this rank's piece becomes 0, and NaN in the range.
+  /// Replaces send(): this rank's piece becomes 0, and NaN in the range.
   void withhold(std::size_t bucket, Range nonfinite);
 
-  /// Of the elements of all buckets, bucket after bucket.
+  /// Returns the residuals of all buckets, one after the other.
   [[nodiscard]] ConstView residuals() const noexcept {
     return residuals_.view();
   }
-  /// What of each bucket this rank has residuals of.
+  /// Returns the part of each bucket that this rank has residuals of.
   [[nodiscard]] const std::vector<Range>& parts() const noexcept {
     return parts_;
   }
-  /// Of as many elements of the same dtype; none: all 0.
+  /// Sets the residuals, which have the same dtype and size; if empty, all
+  /// become 0.
   void set_residuals(Buffer&& residuals);
 
  protected:
-  /// Records travel between `peers`, which own `owners`' pieces; each has a
+  /// Exchanges records between `peers`, which own `owners`' pieces. Each has a
   /// gradient of all of these.
   LowBitGradients(const ReductionSettings& settings, comm::Communicator& peers,
                   std::span<const int> owners);
@@ -70,17 +71,19 @@ class LowBitGradients : public GradientReduction {
   [[nodiscard]] const ShardBucket& bucket(std::size_t b) const {
     return settings_.shards.buckets()[b];
   }
-  /// Of elements of one bucket; no values: all are 0.
+  /// Adds gradients of elements of one bucket to the residuals; without values
+  /// all are 0.
   void add(std::size_t bucket, Range elements, ConstView values);
-  /// Collective, queued; no values: all have been added.
+  /// Encodes a bucket and sends it. Without values all of it has been added.
+  /// Collective, queued.
   void encode_and_send(std::size_t bucket, ConstView values);
-  /// This window has several backwards.
+  /// Returns whether this window has several backwards.
   [[nodiscard]] bool adds_up() const noexcept { return adds_up_; }
-  /// This backward is its last.
+  /// Returns whether this backward is its last.
   [[nodiscard]] bool is_last() const noexcept { return backward_.is_last; }
 
  private:
-  // A bucket on its way.
+  // A bucket in flight.
   struct Slot {
     Buffer records;
     Buffer received;

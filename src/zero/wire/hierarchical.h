@@ -12,9 +12,10 @@
 
 namespace thinwire::zero {
 
-/// Of the ranks of a host first the mean is formed, in fp32 and not rounded,
-/// bucket by bucket: each local rank gets that of what the ranks of its number
-/// own on all hosts, and exchanges records with these.
+/// Low-bit gradients in a hierarchical exchange. The mean over the ranks of a
+/// host is formed first, in fp32 and unrounded, bucket by bucket. Each local
+/// rank gets the mean of what the ranks of its number own on all hosts, and
+/// exchanges records with these.
 class HierarchicalGradients : public LowBitGradients {
  public:
   explicit HierarchicalGradients(const ReductionSettings& settings)
@@ -26,8 +27,8 @@ class HierarchicalGradients : public LowBitGradients {
   void abandon() noexcept override;
 
  protected:
-  /// Collective in the host, queued: `values` are the bucket's, in `memory` or
-  /// in an array that stays.
+  /// Forms the host's mean of a bucket's `values`, in `memory` or in an array
+  /// that stays. Collective in the host, queued.
   void form_mean(std::size_t bucket, ConstView values, Buffer&& memory = {});
 
  private:
@@ -49,7 +50,7 @@ class HierarchicalGradients : public LowBitGradients {
   std::size_t count_ = 0;
 };
 
-/// Stage 1, hierarchical: hosts' means are formed of gradients where they lie.
+/// Stage 1, hierarchical. Hosts' means are formed of gradients in place.
 class HierarchicalWhole final : public HierarchicalGradients {
  public:
   using HierarchicalGradients::HierarchicalGradients;
@@ -60,7 +61,7 @@ class HierarchicalWhole final : public HierarchicalGradients {
   }
 };
 
-/// Stage 2, hierarchical: gradients fill buckets in every backward, and hosts'
+/// Stage 2, hierarchical. Gradients fill buckets in every backward, and hosts'
 /// means are formed of these.
 class HierarchicalOneByOne final : public HierarchicalGradients {
  public:

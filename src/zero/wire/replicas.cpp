@@ -18,7 +18,7 @@ namespace {
 
 using Scratch = std::array<float, kernels::kMostSummed>;
 
-// c: what a replica lacks of the masters, as far as its dtype can hold it.
+// Writes to c the masters, as its dtype can hold them, less the replica.
 void form_difference(ConstView masters, ConstView replica, float* c) {
   const std::size_t size = masters.size();
   alignas(64) Scratch rounded_bits;

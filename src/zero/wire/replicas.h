@@ -14,32 +14,32 @@
 
 namespace thinwire::zero {
 
-/// Parameters of one group of ranks, on their way from their owners, who have
-/// masters, to the replicas that all ranks compute with. Per block, w the
+/// Parameters of one group of ranks on the way from their owners, which have
+/// masters, to the replicas that all ranks compute with. Per block, with w the
 /// masters rounded to the replicas' dtype:
-///   owner  c = w - replica,  q of c;   everybody  replica = replica + q * step
-/// What is left over stays in the difference.
+///   owner  c = w - replica,  q of c;   all  replica = replica + q * step
+/// The next difference contains what rounding takes.
 class LowBitReplicas {
  public:
-  /// All references outlive this object.
+  /// All references must outlive this object.
   LowBitReplicas(comm::Communicator& comm, const ShardLayout& shards,
                  std::span<const Range> units, int bits, View replicas);
-  /// Waits for what is under way: its memory goes with this object.
+  /// Blocks until nothing is in flight, as its memory is freed.
   ~LowBitReplicas();
   LowBitReplicas(const LowBitReplicas&) = delete;
   LowBitReplicas& operator=(const LowBitReplicas&) = delete;
 
   [[nodiscard]] int bits() const noexcept { return bits_; }
 
-  /// Collective, queued: `masters` are those of this rank's piece of the
-  /// bucket. Takes what has come of earlier buckets.
+  /// Sends the `masters` of this rank's piece of the bucket, and takes earlier
+  /// buckets that have arrived. Collective, queued.
   void send(std::size_t bucket, ConstView masters, ThreadPool& pool,
             optim::StepMeter& meter);
-  /// Waits for all buckets, and takes them.
+  /// Waits for all buckets and takes them.
   void finish(ThreadPool& pool, optim::StepMeter& meter);
 
  private:
-  // A bucket on its way.
+  // A bucket in flight.
   struct Slot {
     Buffer records;
     const exchange::Bucket* bucket = nullptr;  // null: free

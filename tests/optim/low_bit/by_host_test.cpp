@@ -203,10 +203,10 @@ TEST_P(ByHost, AnOverflowOnOneRankChangesNothingAnywhere) {
         for (const char* array : {"worker_error", "server_error", "exp_avg"})
           if (report.residuals_cleared &&
               array != std::string_view("exp_avg")) {
-            // Over few bits nothing is owed any more.
-            Floats owed(after.array(array).size());
-            kernels::convert(after.array(array), owed);
-            EXPECT_EQ(owed, Floats(owed.size())) << array;
+            // The low-bit average has no residuals any more.
+            Floats kept(after.array(array).size());
+            kernels::convert(after.array(array), kept);
+            EXPECT_EQ(kept, Floats(kept.size())) << array;
           } else if (before.has_array(array)) {
             EXPECT_TRUE(same_memory(before.array(array), after.array(array)))
                 << array;

@@ -66,7 +66,7 @@ TEST_P(WarmUpInFewBits, WhatHasArrivedIsWhatCameLessWhatIsOwed) {
   constexpr int kSteps = 20;
   OnebitAdamOptions o = with_bits(bits);
   o.beta1 = 0;
-  std::vector<double> exact(n), arrived(n), owed(n);
+  std::vector<double> exact(n), arrived(n), kept(n);
   double most = 0;
   std::vector<test::Saved> saved(static_cast<std::size_t>(world));
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
@@ -96,14 +96,14 @@ TEST_P(WarmUpInFewBits, WhatHasArrivedIsWhatCameLessWhatIsOwed) {
       std::size_t at = 0;
       for (const Range& range : of_rank.what.find(name)->ranges)
         for (std::size_t i = range.offset; i < range.end(); ++i)
-          owed[i] += share * e[at++];
+          kept[i] += share * e[at++];
     }
-  double owed_most = 0;
+  double most_kept = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    ASSERT_NEAR(arrived[i], exact[i] - owed[i], kSteps * most * 1e-6) << i;
-    owed_most = std::max(owed_most, std::abs(owed[i]));
+    ASSERT_NEAR(arrived[i], exact[i] - kept[i], kSteps * most * 1e-6) << i;
+    most_kept = std::max(most_kept, std::abs(kept[i]));
   }
-  EXPECT_GT(owed_most, most * 1e-3);  // there is something to check
+  EXPECT_GT(most_kept, most * 1e-3);  // there is something to check
 }
 
 // What had no gradient has a variance of 0, and is late.
@@ -160,23 +160,23 @@ TEST_P(WarmUpInFewBits, HandsOverWhatIsOwed) {
     const test::Saved warm = test::save(other);
     const auto takes_part =
         frozen.values.array("participation").as<std::uint8_t>();
-    std::size_t owing = 0;
+    std::size_t inherited = 0;
     for (const char* const name : {"worker_error", "server_error"}) {
       const Floats got = floats_of(frozen.values.array(name));
-      const Floats owed = floats_of(warm.values.array(name));
-      ASSERT_EQ(got.size(), owed.size());
+      const Floats kept = floats_of(warm.values.array(name));
+      ASSERT_EQ(got.size(), kept.size());
       std::size_t at = 0;
       for (const Range& range : frozen.what.find(name)->ranges)
         for (std::size_t i = range.offset; i < range.end(); ++i, ++at) {
           const double beta1 =
               layout.parameter_at(i).group == 0 ? o.beta1 : 0.5;
           const auto weight = static_cast<float>((1 - beta1) * clip);
-          ASSERT_EQ(got[at], takes_part[i] == 1 ? weight * owed[at] : 0)
+          ASSERT_EQ(got[at], takes_part[i] == 1 ? weight * kept[at] : 0)
               << name << " " << i;
-          owing += got[at] != 0 ? 1 : 0;
+          inherited += got[at] != 0 ? 1 : 0;
         }
     }
-    EXPECT_GT(owing, 100u);
+    EXPECT_GT(inherited, 100u);
   });
 }
 
@@ -272,9 +272,10 @@ TEST(WarmUpInFewBits, BegunDuringBackwardHasTheSameBits) {
               ASSERT_EQ(got[r][t].params, want[r][t].params);
               ASSERT_EQ(got[r][t].norm, want[r][t].norm);
               // A scale that changes costs residuals if it was guessed wrong.
-              if (dtype != DType::kFloat16)
+              if (dtype != DType::kFloat16) {
                 ASSERT_TRUE(
                     test::same_state(got[r][t].state, want[r][t].state));
+              }
             }
         }
       }
@@ -444,8 +445,8 @@ TEST(WarmupBits, AreThoseOfTheStateUnlessTheyAreNamed) {
   });
 }
 
-// A run that goes on under another freeze_step: what is owed goes over at once,
-// or is forgotten with the compressed steps that are undone.
+// If a run continues under another freeze_step, its residuals become those of
+// the momentum at once, or are dropped with the compressed steps.
 TEST(WarmupBits, GoWithTheStageThatOptionsName) {
   const ParameterLayout layout = test::late_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -459,10 +460,14 @@ TEST(WarmupBits, GoWithTheStageThatOptionsName) {
     OnebitAdam earlier(comm, layout, with_bits(8, 1));
     EXPECT_FALSE(earlier.load_state_dict(copy_of(one.state())).empty());
     EXPECT_EQ(earlier.progress().phase, Phase::kCompressed);
-    const Floats owed = array_of(one, "worker_error");
+    const Floats kept = array_of(one, "worker_error");
     const Floats got = array_of(earlier, "worker_error");
-    for (std::size_t i = 0; i < owed.size(); ++i)
-      ASSERT_EQ(got[i], static_cast<float>(1 - 0.9) * owed[i]);
+    // An element is inactive if all its averages have been rounded to 0.
+    const StateDict frozen = copy_of(earlier.state());
+    const auto elements = frozen.array("participation").as<std::uint8_t>();
+    for (std::size_t i = 0; i < kept.size(); ++i)
+      ASSERT_EQ(got[i],
+                elements[i] == 1 ? static_cast<float>(1 - 0.9) * kept[i] : 0);
     (void)step(earlier, 3);
 
     for (std::int64_t t = 3; t <= 6; ++t) (void)step(one, t);
@@ -477,7 +482,7 @@ TEST(WarmupBits, GoWithTheStageThatOptionsName) {
   });
 }
 
-// More ranks' residuals are delivered by the first step of a group of one.
+// A single rank adds the residuals of several ranks to its first step.
 TEST(WarmupBits, OfMoreRanksAreAGroupOfOnesDebt) {
   const ParameterLayout layout = test::grouped_layout();
   std::vector<test::Saved> saved(3);

@@ -58,7 +58,7 @@ TEST_P(LowBitNonfinite, ChangesNothingWhereRanksExchange) {
         EXPECT_EQ(report.nonfinite_rank, guilty) << "step " << t;
         EXPECT_EQ(params, before) << "step " << t;
         EXPECT_EQ(optimizer->progress().skipped, ++skipped);
-        // Over few bits nothing is owed any more.
+        // The low-bit average has no residuals any more.
         std::set<std::string> changed = {"skipped_steps"};
         const StateDict after = copy_of(optimizer->state());
         if (report.residuals_cleared)

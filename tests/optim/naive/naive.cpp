@@ -183,12 +183,13 @@ void OneBit::give_back(const Floats& mean, Range range, const Flags& active) {
 
 void OneBit::inherit(const FewBits& from, const Factors& factors,
                      const Flags& active) {
-  const auto inherited = [&](const Floats& owed) {
-    Floats errors(owed.size());
-    for (std::size_t i = 0; i < owed.size(); ++i)
+  const auto inherited = [&](const Floats& residuals) {
+    Floats errors(residuals.size());
+    for (std::size_t i = 0; i < residuals.size(); ++i)
       if (active[i] != 0)
-        errors[i] = stored(((factors.weight[i] * owed[i]) * factors.unit[i]) *
-                           factors.ratio[i]);
+        errors[i] =
+            stored(((factors.weight[i] * residuals[i]) * factors.unit[i]) *
+                   factors.ratio[i]);
     return errors;
   };
   for (std::size_t r = 0; r < worker_error.size(); ++r)

@@ -109,7 +109,7 @@ class OneBit {
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
   void clear();
-  /// What gradients owed, times three factors per element.
+  /// The residuals of gradients, times three factors per element.
   struct Factors {
     Floats weight, unit, ratio;
   };
@@ -141,7 +141,7 @@ class FewBits {
   Floats server_error;
 
  private:
-  // c becomes what it owes; returns the step.
+  // Returns the step; c becomes its error.
   float quantize(float* c, Floats& codes) const;
 
   Setup setup_;

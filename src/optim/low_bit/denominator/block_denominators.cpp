@@ -37,7 +37,7 @@ std::vector<Range> ranges_of_blocks(const LowBitLayout& parts) {
   return ranges;
 }
 
-// Element n / 2 of the sorted n; reorders them.
+// Returns element n / 2 of the sorted n, and reorders them.
 std::optional<float> median_of(std::vector<float>& values) {
   if (values.empty()) return std::nullopt;
   const auto middle =
@@ -58,7 +58,7 @@ std::optional<float> median_of(std::span<const float> d,
   return median_of(live);
 }
 
-// RMS of the live min(d, cap); nothing where none is live.
+// Returns the RMS of the live min(d, cap), or nothing if no element is live.
 std::optional<double> capped_rms(std::span<const float> d,
                                  Participations participation, float cap) {
   std::array<float, kMostElements> capped;

@@ -14,26 +14,27 @@
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/optim/state.h"
 
-/// What a low-bit optimizer divides by while the variance does not move.
+/// Denominators of a low-bit optimizer while the variance is frozen.
 namespace thinwire::optim {
 
-/// Whether an element takes part in compressed steps.
+/// How an element takes part in compressed steps.
 enum Participation : std::uint8_t {
   kOut = 0,    ///< Not as long as the caller masks it.
   kTakesPart,  ///< It is live.
   kLate,       ///< Once it has a gradient; it had none when v was frozen.
   kUnfit,      ///< Never: its variance overflowed. kOut until version 0.7.
 };
-/// One per element of the layout; empty: all take part.
+/// One Participation per element of the layout; empty: all take part.
 using Participations = std::span<const std::uint8_t>;
 [[nodiscard]] inline Participations participations_of(Participations all,
                                                       Range range) {
   return all.empty() ? all : all.subspan(range.offset, range.size);
 }
 
-/// An element whose denominator lies far above those around it. Its momentum
-/// would set the scale of its block, so its gradient is multiplied by `factor`
-/// and so was all that it had: momentum over denominator is what it was.
+/// An outlier element, whose denominator lies far above those around it. Its
+/// momentum would set the scale of its block. So its gradients and its moments
+/// are multiplied by `factor`, which leaves momentum over denominator as it
+/// was.
 struct HeavyElement {
   std::size_t index = 0;
   float factor = 1;
@@ -44,30 +45,31 @@ struct HeavyElement {
 /// The denominators of the blocks, made fit to be divided by. With M the median
 /// of a block's live elements and tau = 10 M:
 ///
-///   cap     d = min(d, tau): what lies above is heavy
+///   cap     d = min(d, tau); elements above are outliers
 ///   floor   d = max(d, F), F = fraction * RMS of the live min(d, tau)
-///   late    d = max(M, F): what such an element will begin with
+///   inactive elements begin with d = max(M, F)
 ///
 /// Without the floor, coordinates whose gradient is rounding noise get +-scale
 /// divided by next to nothing; without the cap, one outlier lifts the floor and
 /// the scale of a thousand neighbours. A departure from the papers.
 class BlockDenominators {
  public:
-  /// `d` holds sqrt(v) + eps of every compressed element; medians, floors and
-  /// heavy elements are taken anew. A block without a live element has the
-  /// median of its parameter, or else of the model, or else 1.
+  /// Floors and caps `d`, which holds sqrt(v) + eps of every compressed
+  /// element, and finds medians, floors and outlier elements. A block without a
+  /// live element gets the median of its parameter. If that has none, it gets
+  /// the median of the model, or 1.
   void fit(std::span<float> d, Participations participation,
            const LowBitLayout& parts, double fraction, ThreadPool& pool);
-  /// Of so many blocks that are fitted one by one.
+  /// Prepares so many blocks for fit_block().
   explicit BlockDenominators(std::size_t num_blocks)
       : medians_(num_blocks), floors_(num_blocks) {}
   BlockDenominators() = default;
-  /// fit() of block `block`, elements `at`, on its own. Returns its heavy
-  /// elements; nothing, with nothing done, where it has no live element.
+  /// Fits one block, elements `at`, on its own, and returns its outlier
+  /// elements. Does nothing and returns nothing if it has no live element.
   [[nodiscard]] std::optional<std::vector<HeavyElement>> fit_block(
       std::size_t block, Range at, std::span<float> d,
       Participations participation, double fraction);
-  /// Of a block that was fitted elsewhere, or cannot be.
+  /// Sets a block that another rank has fitted, or that cannot be fitted.
   void set_block(std::size_t block, float median, float floor) {
     medians_[block] = median;
     floors_[block] = floor;
@@ -75,9 +77,9 @@ class BlockDenominators {
   void set_heavy(std::vector<HeavyElement> by_index) {
     heavy_ = std::move(by_index);
   }
-  /// Those among `elements`, ascending, are heavy no more.
+  /// Removes `elements`, ascending, from the outlier elements.
   void forget_heavy(std::span<const std::size_t> elements);
-  /// What a late element of the block begins with.
+  /// Returns the first denominator of an inactive element of the block.
   [[nodiscard]] float of_late(std::size_t block) const {
     return std::max(medians_[block], floors_[block]);
   }
@@ -86,13 +88,13 @@ class BlockDenominators {
     return medians_[block];
   }
   [[nodiscard]] float floor(std::size_t block) const { return floors_[block]; }
-  /// By index.
+  /// Returns the outlier elements by index.
   [[nodiscard]] std::span<const HeavyElement> heavy() const { return heavy_; }
   [[nodiscard]] bool empty() const { return medians_.empty(); }
 
   void add_to(State& state, const LowBitLayout& parts) const;
-  /// Nothing if the state has none. Throws Error(kCorruptCheckpoint), also
-  /// where its blocks are not those of `parts`.
+  /// Returns empty denominators if the state has none. Throws
+  /// Error(kCorruptCheckpoint), also if its blocks are not those of `parts`.
   [[nodiscard]] static BlockDenominators load(const StateDict& state,
                                               const LowBitLayout& parts,
                                               std::size_t num_elements);
@@ -100,12 +102,12 @@ class BlockDenominators {
  private:
   static constexpr float kCapOfMedian = 10;
 
-  /// tau: fit() has left no live denominator above it.
+  /// Returns tau, the largest live denominator that fit() leaves.
   [[nodiscard]] float cap(std::size_t block) const {
     return kCapOfMedian * medians_[block];
   }
 
-  // Cuts off what lies above the cap.
+  // Cuts off denominators above the cap.
   [[nodiscard]] std::vector<HeavyElement> cut_heavy(
       std::size_t block, Range at, std::span<float> d,
       Participations participation) const;
@@ -127,17 +129,18 @@ class BlockDenominators {
                                        const LowBitLayout& parts,
                                        std::size_t num_elements);
 
-/// Who takes part by the variance and the caller's masks: late where `v` is 0.
-/// Elements outside of `ranges` take part. Empty if all do.
+/// Returns who takes part by the variance and the caller's masks: inactive if
+/// `v` is 0. Elements outside of `ranges` take part. Returns an empty vector if
+/// all do.
 [[nodiscard]] std::vector<std::uint8_t> participations(
     std::span<const float> v, std::span<const GroupRange> ranges,
     std::span<const float> mask);
-/// Of every element, in a saved state; empty: all take part. Throws
-/// Error(kCorruptCheckpoint).
+/// Returns the Participation of every element in a saved state; empty: all take
+/// part. Throws Error(kCorruptCheckpoint).
 [[nodiscard]] std::vector<std::uint8_t> saved_participation(
     const StateDict& state, std::size_t num_elements);
-/// Takes out what has no finite denominator, and returns which elements those
-/// are. Empty stays empty where there is none.
+/// Makes elements without a finite denominator unfit, and returns them.
+/// `participation` stays empty if there are none.
 [[nodiscard]] std::vector<std::size_t> leave_out_nonfinite(
     std::span<const float> d, std::span<const GroupRange> ranges,
     std::vector<std::uint8_t>& participation);

@@ -13,7 +13,7 @@ namespace thinwire::optim {
 
 namespace {
 
-// The first of `own` is element `offset`.
+// Scales a block's gradients, the first of which is element `offset`.
 void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
                     std::size_t offset) {
   visit_floats(own, [&](auto* g) {
@@ -24,7 +24,7 @@ void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
   });
 }
 
-// |g| <= bound * d.
+// Limits |g| to bound * d.
 void bound_block(View grads, std::span<const float> d, double bound) {
   visit_floats(grads, [&](auto* g) {
     for (std::size_t i = 0; i < d.size(); ++i) {
@@ -36,8 +36,9 @@ void bound_block(View grads, std::span<const float> d, double bound) {
   });
 }
 
-// In denominators: 1 / sqrt(1 - beta2), what one gradient alone is in Adam,
-// whose own variance bounds what it can do. A frozen one does not.
+// Returns the bound in denominators: 1 / sqrt(1 - beta2), which a single
+// gradient is in Adam. There its own variance bounds its effect; a frozen
+// variance does not.
 double outlier_bound(const LowBitModel& model, std::size_t b) {
   const AdamOptions& all = model.settings.adam;
   const std::size_t group = model.layout.block_group[b];
@@ -53,8 +54,8 @@ double outlier_limit(const LowBitModel& model, const BlockDenominators& blocks,
          blocks.median(b);
 }
 
-// Of pieces each block's sum of squares is known; else the norm's chunks that
-// cover a block bound it.
+// Returns a bound on a block's sum of squares. It is exact if gradients are
+// pieces; otherwise it is the sum of the norm's chunks that cover the block.
 double most_squares(const LowBitModel& model, std::size_t b,
                     std::span<const double> chunk_squares) {
   if (model.has_pieces_only()) return model.host->squares(b);
@@ -171,7 +172,7 @@ void scale_heavy(const LowBitModel& model, View grads,
   }
 }
 
-// Only blocks that may hold an outlier are looked at.
+// Looks only at blocks that may hold an outlier.
 void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
                     const BlockValues& d, View grads, double grad_scale,
                     std::span<const double> chunk_squares) {

@@ -12,20 +12,21 @@
 
 namespace thinwire::optim {
 
-/// Gradients of heavy elements are multiplied by their factors.
+/// Multiplies the gradients of outlier elements (HeavyElement) by their
+/// factors.
 void scale_heavy(const LowBitModel& model, View grads,
                  std::span<const HeavyElement> heavy);
 
-/// The denominators of a block, which may be written to `scratch`.
+/// Returns the denominators of a block. It may write them to `scratch`.
 using BlockValues = std::function<std::span<const float>(
     std::size_t block, std::array<float, 1024>& scratch)>;
-/// Bounds outliers among gradients that will be multiplied by `grad_scale`;
-/// `chunk_squares`: sums of squares of `grads` (kernels/norm.h).
+/// Bounds outliers among gradients that will be multiplied by `grad_scale`.
+/// `chunk_squares` are sums of squares of `grads` (kernels/norm.h).
 void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
                     const BlockValues& d, View grads, double grad_scale,
                     std::span<const double> chunk_squares);
 
-/// The variance, free of bias, that a denominator is the root of.
+/// Returns the variance, free of bias, that a denominator is the root of.
 [[nodiscard]] inline float variance_under(float d,
                                           const kernels::AdamCoefficients& c) {
   if (c.epsilon_inside_sqrt) return std::max(0.0f, d * d - c.epsilon);
@@ -33,20 +34,21 @@ void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
   return root * root;
 }
 
-/// Room for one block's gradients, whatever their dtype.
+/// Memory for one block's gradients of any dtype.
 using GuardedBlock = std::array<float, 1024>;
 
-/// d = sqrt(v) + eps of every element, while the variance v does not move, made
-/// fit to be divided by; and what is done to gradients so that none of them,
-/// over such a d, spoils its block for the others
+/// The denominator d = sqrt(v) + eps of every element, while the variance v is
+/// frozen. It is bounded so that dividing by it is safe. Gradients are scaled
+/// and bounded so that none of them dominates its block
 /// (docs/algorithms/late-and-heavy.md).
 class Denominator {
  public:
   Denominator(LowBitModel& model, CompressedMomentum& momentum)
       : model_(model), momentum_(momentum) {}
 
-  /// `values` holds sqrt(v) + eps: floors and caps it, and scales the momentum
-  /// of heavy elements. `elements` says who takes part by mask and variance.
+  /// Floors and caps `values`, which holds sqrt(v) + eps, and scales the
+  /// momentum of outlier elements. `elements` says who takes part by mask and
+  /// variance.
   void fit(std::vector<std::uint8_t> elements);
   /// Applies the caller's masks, as MomentumParticipation::follow_masks() does,
   /// after fit().
@@ -65,15 +67,15 @@ class Denominator {
     };
   }
 
-  /// Before gradients are encoded, `grad_scale` being what they will be
-  /// multiplied by: those of heavy elements are scaled, outliers are bounded.
-  /// `chunk_squares`: sums of squares of `grads` (kernels/norm.h); not used by
-  /// host, where `grads` are pieces.
+  /// Scales the gradients of outlier elements and bounds outliers, before
+  /// gradients are encoded and multiplied by `grad_scale`. `chunk_squares` are
+  /// sums of squares of `grads` (kernels/norm.h). A hierarchical exchange does
+  /// not use them, as its `grads` are pieces.
   void guard(View grads, double grad_scale,
              std::span<const double> chunk_squares) const;
 
-  /// The same of block `b` alone, whose gradients are `own` and stay as they
-  /// are: those, or what `copy` holds of them.
+  /// Returns the gradients of block `b` after guard(). `own` are they before
+  /// it, and stay as they are: the result is `own`, or a view of `copy`.
   [[nodiscard]] ConstView guarded(std::size_t b, ConstView own,
                                   double grad_scale,
                                   std::span<const double> chunk_squares,

@@ -21,7 +21,7 @@ namespace thinwire::optim {
 /// Returns the fields in one line.
 [[nodiscard]] std::string describe(const FreezeOptions& options);
 
-/// The end of the warm-up stage, when the variance is frozen and becomes the
+/// The end of the warm-up stage: the variance is frozen and becomes the
 /// denominator of all compressed steps that follow.
 class Freeze final : public FreezeStage {
  public:
@@ -33,29 +33,29 @@ class Freeze final : public FreezeStage {
         automatic_(options) {}
 
   [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
-  /// The last exact step that is planned, or kAutoFreeze.
+  /// Returns the last exact step that is planned, or kAutoFreeze.
   [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
   [[nodiscard]] Phase phase() const {
     return is_frozen() ? Phase::kCompressed : Phase::kExact;
   }
 
-  /// After every exact step: whether it was the last one. Collective where the
-  /// gate is asked.
+  /// Returns, after every exact step, whether it was the last one. Collective
+  /// if the gate is called.
   [[nodiscard]] bool ends_at(std::int64_t step);
   void set_gate(FreezeGate gate) override { hold_.set_gate(std::move(gate)); }
   [[nodiscard]] std::int64_t frozen_at() const noexcept override {
     return frozen_at_;
   }
-  /// d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance goes, or
-  /// stays beside it where somebody still needs it.
+  /// Sets d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance is
+  /// dropped, unless `keeps_variance`.
   void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);
 
   [[nodiscard]] std::string describe() const;
   void add_to(State& state, const Denominator& denominator) const;
-  /// Adds to the state of an exact rule what it lacks: the history of the
-  /// variance, which begins now.
+  /// Adds to the state of an exact rule what it lacks: an empty history of the
+  /// variance.
   static void begin_in(StateDict& state);
-  /// What it was in a saved state; throws Error(kCorruptCheckpoint).
+  /// The freeze in a saved state. read() throws Error(kCorruptCheckpoint).
   struct Saved {
     std::int64_t frozen_at = 0;
     std::int64_t held_until = 0;
@@ -71,8 +71,8 @@ class Freeze final : public FreezeStage {
   [[nodiscard]] bool must_return(std::int64_t steps) const {
     return is_frozen() && plan_.names_later(steps);
   }
-  /// Where a gate has put the freeze off, it stays put off; after a state of an
-  /// exact rule, one exact step comes first.
+  /// A freeze that a gate has held stays held. After a state of an exact rule,
+  /// one exact step comes first.
   [[nodiscard]] bool must_end(std::int64_t steps) const {
     return !is_frozen() && !begins_ && hold_.until() == 0 &&
            plan_.names_passed(steps);
@@ -80,10 +80,10 @@ class Freeze final : public FreezeStage {
   [[nodiscard]] std::string note_of_end(std::int64_t steps) const {
     return optim::note_of_end("freeze_step", plan_.step(), steps);
   }
-  /// Back to exact steps after step `steps`. Variance, momentum and who takes
-  /// part become what exact steps know; the variance is that of the
-  /// denominators unless it was kept, times `kept_scale` of its group to be
-  /// free of bias. Returns the note of it.
+  /// Returns to exact steps after step `steps`, and undoes freeze() for
+  /// variance, momentum and participation. The variance is that of the
+  /// denominators. If it was kept, it is the kept one, times `kept_scale` of
+  /// its group to be free of bias. Returns the note of it.
   [[nodiscard]] std::string return_to_exact(
       std::int64_t steps, Denominator& denominator,
       const std::function<float(std::size_t group)>& kept_scale = {});

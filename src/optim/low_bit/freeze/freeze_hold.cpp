@@ -24,8 +24,7 @@ bool FreezeHold::lets_end(bool due, std::int64_t step,
   return false;
 }
 
-// Only where there is something to keep: a run that was never held has the
-// state that it had before there were gates.
+// A run that was never held has the state that it had before there were gates.
 void FreezeHold::save(StateDict& state) const {
   if (until_ > 0) state.put_integer(kUntil, until_);
 }

@@ -10,7 +10,7 @@
 
 namespace thinwire::optim {
 
-/// Whether a freeze that is due takes place: FreezeStage::set_gate().
+/// Decides whether a freeze that is due takes place: FreezeStage::set_gate().
 class FreezeHold {
  public:
   void set_gate(FreezeGate gate) { gate_ = std::move(gate); }

@@ -7,16 +7,16 @@
 
 namespace thinwire::optim {
 
-/// Groups that are never compressed (non_freeze): in a compressed step their
+/// Groups that are never compressed (non_freeze). In a compressed step their
 /// gradients travel exactly, while the others are encoded.
 class ExactGroups {
  public:
   explicit ExactGroups(LowBitModel& model) : model_(model) {}
 
-  /// Collective, queued.
+  /// Sends the gradients. Collective, queued.
   void begin(View grads);
-  /// Waits, and takes Adam's step `number` with what has arrived; `grad_scale`
-  /// is what each rank's gradient is to be multiplied by.
+  /// Waits for the sums and takes Adam's step `number` with them. Each rank's
+  /// gradients are multiplied by `grad_scale`.
   void finish(std::int64_t number, const StepInput& in, double grad_scale,
               StepMeter& step);
 

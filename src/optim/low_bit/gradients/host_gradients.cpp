@@ -37,7 +37,7 @@ HostGradients::~HostGradients() {
   for (const comm::Work& work : works_) comm::wait_ignoring_errors(work);
 }
 
-// Blocks that follow one another, over all pieces of the bucket.
+// Adds the blocks of a bucket that follow one another, over all its pieces.
 void HostGradients::add_bucket(const exchange::Bucket& bucket) {
   const auto ranks = static_cast<std::size_t>(inside_.size());
   bool follows = false;

@@ -14,46 +14,47 @@
 
 namespace thinwire::optim {
 
-/// By host, the gradients of one compressed step: the mean over the ranks of
-/// this host, of the blocks that this rank encodes. fp32 takes its place in the
-/// caller's array, 16 bits are averaged into fp32 here, unrounded: 4 / G bytes
-/// per parameter. Parameters that stay exact are left as they are, and their
-/// means, which the norm needs, kept here.
+/// The gradients of one compressed step in a hierarchical exchange: the mean
+/// over the ranks of this host, for the blocks that this rank encodes. The mean
+/// of fp32 replaces the caller's values. That of 16 bits is kept here in fp32,
+/// unrounded: 4 / G bytes per parameter. Parameters that stay exact are not
+/// changed; their means, which the norm needs, are kept here.
 class HostGradients {
  public:
-  /// All must outlive it.
+  /// All references must outlive it.
   HostGradients(const comm::HostGroups& groups, ThreadPool& pool,
                 const LowBitLayout& layout, const exchange::Places& places);
-  /// Waits for what is under way.
+  /// Blocks until nothing is in flight.
   ~HostGradients();
   HostGradients(const HostGradients&) = delete;
   HostGradients& operator=(const HostGradients&) = delete;
 
-  /// Collective, queued: begins with what lies within the ranges given since
-  /// the last average().
+  /// Begins with what lies within the ranges given since the last average().
+  /// Collective, queued.
   void begin_early(View grads, Range range);
-  /// Local: returns when nothing is under way.
+  /// Blocks until nothing is in flight. Local.
   void finish_early();
-  /// Collective: the mean of the pieces, and their squares.
+  /// Computes the mean of the pieces, and their squares. Collective.
   void average(View grads, StepMeter& step);
-  /// Collective: the mean of all elements instead, in place, rounded once.
+  /// Computes the mean of all elements instead, in place, rounded once.
+  /// Collective.
   void average_all(View grads, StepMeter& step);
 
-  /// Local: a step begins, with all elements of this rank's own gradients.
+  /// Begins a step, with all elements of this rank's own gradients. Local.
   void begin_step() noexcept { pieces_only_ = false; }
 
   // ---- after these
-  /// Whether only the blocks that this rank encodes have been averaged.
+  /// Returns whether only the blocks that this rank encodes have been averaged.
   [[nodiscard]] bool has_pieces_only() const noexcept { return pieces_only_; }
-  /// Gradients of a block, of which average() has made the mean; `grads` as it
-  /// was given.
+  /// Returns the gradients of a block, of which average() has computed the
+  /// mean. `grads` are those of average().
   [[nodiscard]] View of(std::size_t block, View grads);
-  /// Of a block; 0 where another rank encodes it.
+  /// Returns the sum of squares of a block, 0 if another rank encodes it.
   [[nodiscard]] double squares(std::size_t block) const {
     return squares_[block];
   }
-  /// Sum of squares of all that this rank has averaged: blocks first, each in
-  /// their order.
+  /// Returns the sum of squares of all that this rank has averaged: blocks
+  /// first, each in their order.
   [[nodiscard]] double sum_of_squares() const;
 
  private:

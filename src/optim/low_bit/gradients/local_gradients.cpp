@@ -25,8 +25,7 @@ bool LocalGradients::skips(const StepInput& in) const {
          in.skip_if_any_rank_nonfinite;
 }
 
-// The one scalar exchange of a step: are all gradients finite, how long are
-// they? Returns the RMS of the ranks' norms, or nothing if the step is skipped.
+// Are all gradients finite, and how long are they?
 std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
                                                     bool has_late,
                                                     StepMeter& step,
@@ -45,7 +44,8 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
     agreement = agree(model_.comm, own, step);
     if (model_.has_pieces_only()) agreement = among_hosts(agreement);
   } catch (const Error& error) {
-    // Another optimizer's, or with other masks: training may go on.
+    // The gradients are of another optimizer or of other masks; training may
+    // continue.
     if (error.code() != ErrorCode::kCommFailure) give_up(step);
     throw;
   }
@@ -70,8 +70,8 @@ void LocalGradients::give_up(StepMeter& step) {
   few_bits_.abandon();
 }
 
-// Of pieces of the hosts' means: they are a host's together, and which of its
-// ranks had a gradient that was not finite is no longer known.
+// Corrects the agreement on pieces of the hosts' means. Each host counts once,
+// and which of its ranks had a non-finite gradient is not known any more.
 Agreement LocalGradients::among_hosts(Agreement agreement) const {
   agreement.rms_norm = std::sqrt(agreement.squares / model_.workers());
   agreement.equal_norms = false;
@@ -84,9 +84,10 @@ Agreement LocalGradients::among_hosts(Agreement agreement) const {
   return agreement;
 }
 
-// What the norms of the hosts' means would be, where only the ranks' own are
-// known, and that of the mean of all: if ranks' noise is independent, squares
-// of a mean of G lie between them as 1 / G lies between 1 and 1 / W.
+// Returns the RMS of the norms that the hosts' means would have, given those of
+// the ranks' own gradients and of the mean of all. If ranks' noise is
+// independent, the squares of a mean of G lie between them as 1 / G lies
+// between 1 and 1 / W.
 double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
   if (!model_.host) return rms_norm;
   const double noise =
@@ -181,7 +182,7 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
   return clip(norm, norm, whole, report) / in.loss_scale;
 }
 
-// Nobody has the averaged gradient: its norm is estimated.
+// No rank has the averaged gradient, so its norm is estimated.
 double LocalGradients::estimate(double rms_norm) const {
   return memory.norm.estimate(rms_norm);
 }
@@ -208,7 +209,7 @@ double LocalGradients::clip(double rms_norm, double by,
   return report.clip_factor;
 }
 
-// The lowest rank that says so; -1: none.
+// Returns the lowest rank that passes true, or -1.
 int LocalGradients::first_rank(bool own, StepMeter& step) {
   const std::uint8_t flag = own ? 1 : 0;
   std::vector<std::uint8_t> flags(static_cast<std::size_t>(model_.comm.size()));

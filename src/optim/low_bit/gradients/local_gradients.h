@@ -12,69 +12,73 @@
 
 namespace thinwire::optim {
 
-/// The ranks' gradients of one step: averaged, or clipped where they are, or
-/// the step is skipped on all ranks because one was not finite. Every step
-/// begins here, with the one scalar exchange that it has.
+/// The ranks' gradients of one step. They are averaged, or clipped on each
+/// rank, or the step is skipped on all ranks because a gradient was not finite.
+/// Every step begins here, with its one scalar exchange.
 class LocalGradients {
  public:
   explicit LocalGradients(LowBitModel& model);
 
-  /// Collective, the one scalar exchange of a step: RMS of the ranks' norms, or
-  /// nothing if one was not finite and the step is skipped. `has_late`: a late
-  /// element has a gradient here; `is_unlike_early`: this rank has begun
-  /// another step than this.
+  /// Performs the one scalar exchange of a step. Returns the RMS of the ranks'
+  /// norms, or nothing if a gradient was not finite and the step is skipped.
+  /// `has_late` says that an inactive element has a gradient here,
+  /// `is_unlike_early` that this rank has begun another step than this.
+  /// Collective.
   [[nodiscard]] std::optional<double> agree_on_norm(
       const StepInput& in, bool has_late, StepMeter& step,
       bool is_unlike_early = false);
-  /// After an exact step: what the norms of later ones are estimated by.
-  /// `rms_norm` is agree_on_norm()'s, `mean_norm` that of the mean.
+  /// Remembers the norms of an exact step, by which those of later ones are
+  /// estimated: `rms_norm` of agree_on_norm(), and `mean_norm` of the mean.
   void remember(double rms_norm, double mean_norm);
-  /// Collective, an exact step: averages the gradients over the ranks. Returns
-  /// what the update rule gets, clip * mean_i g_i, or nothing if one was not
-  /// finite.
+  /// Averages the gradients over the ranks in an exact step. Returns the arrays
+  /// for the update rule, with clip * mean_i g_i, or nothing if a gradient was
+  /// not finite. Collective.
   [[nodiscard]] std::optional<UpdateArrays> average(const StepInput& in,
                                                     StepMeter& step);
-  /// Collective; before a compressed exchange: what to multiply this rank's own
-  /// gradients by, clipped by the estimated norm of their mean, or nothing if
-  /// one was not finite. `has_late`: a late element has a gradient here.
-  /// `is_unlike_early`: this rank has begun another step than this.
+  /// Returns the factor on this rank's own gradients before a compressed
+  /// exchange, clipped by the estimated norm of their mean, or nothing if a
+  /// gradient was not finite. The arguments are those of agree_on_norm().
+  /// Collective.
   [[nodiscard]] std::optional<double> clip_by_estimate(
       const StepInput& in, bool has_late, StepMeter& step,
       bool is_unlike_early = false);
-  /// What the next one returns, if its norm is no spike: known before.
+  /// Returns the factor that the next clip_by_estimate() will return, unless
+  /// its norm is a spike.
   [[nodiscard]] double scale_by_lag(double loss_scale) const;
-  /// The same by this rank's own norm, before a step without an exchange; ranks
-  /// tell each other of gradients that are not finite only if they are to skip
-  /// together. Nothing: this rank leaves the step out; all do if it was not
-  /// applied.
+  /// Returns the factor on this rank's own gradients before a step without an
+  /// exchange, clipped by their own norm. Ranks exchange whether a gradient is
+  /// not finite only if they are to skip together. Returns nothing if this rank
+  /// leaves the step out; all ranks do if it was not applied.
   [[nodiscard]] std::optional<double> clip_locally(const StepInput& in,
                                                    StepMeter& step);
-  /// Collective, queued: as EarlyGradients::reduce(), before an exact step.
+  /// Averages as EarlyGradients::reduce() does, before an exact step.
+  /// Collective, queued.
   void begin_early(View grads, Range range);
 
-  /// As EarlyGradients::measure() and forget().
+  /// Do what EarlyGradients::measure() and forget() do.
   void measure_early(ConstView grads, Range range) {
     exact_.measure_early(grads, range);
   }
   void forget_early() noexcept { exact_.forget_early(); }
 
-  /// On some rank a late element has a gradient in this step.
+  /// Returns whether an inactive element has a gradient on some rank in this
+  /// step.
   [[nodiscard]] bool any_late() const noexcept { return any_late_; }
   [[nodiscard]] bool any_unlike_early() const noexcept {
     return any_unlike_early_;
   }
-  /// Sums of squares of this rank's own gradients (kernels/norm.h).
+  /// Returns the sums of squares of this rank's own gradients (kernels/norm.h).
   [[nodiscard]] std::span<const double> chunk_squares() const noexcept {
     return exact_.chunk_squares();
   }
 
-  /// That of exact steps, where it is over few bits.
+  /// Returns the low-bit average of exact steps.
   [[nodiscard]] LowBitAverage& few_bits() noexcept { return few_bits_; }
   [[nodiscard]] const LowBitAverage& few_bits() const noexcept {
     return few_bits_;
   }
 
-  /// What outlives a step.
+  /// The memory from step to step.
   struct Memory {
     CalibratedNorm norm;
     LaggedNorm lagged;
@@ -83,8 +87,8 @@ class LocalGradients {
     void add_to(State& state, bool lags) const;
   };
   Memory memory;
-  /// Of a state, which may be of other ranks or hosts: a rank that was not
-  /// there has left out nothing.
+  /// Returns the memory of a state, which may be of other ranks or hosts. A
+  /// rank that the state does not know has left out nothing.
   [[nodiscard]] Memory saved_memory(const StateDict& state) const;
 
  private:
@@ -94,10 +98,10 @@ class LocalGradients {
   [[nodiscard]] double rms_of_workers(double rms_norm, double mean_norm) const;
   [[nodiscard]] int first_rank(bool own, StepMeter& step);
   [[nodiscard]] double estimate(double rms_norm) const;
-  // Estimated too, where the model has other parameters.
+  // Returns the estimated norm of the whole model, if it has other parameters.
   [[nodiscard]] std::optional<double> norm_of_whole(const StepInput& in,
                                                     double rms_norm) const;
-  // `by`: the RMS norm to clip by, unless the whole model's norm is known.
+  // Clips by the RMS norm `by`, unless the whole model's norm is known.
   [[nodiscard]] double clip(double rms_norm, double by,
                             const std::optional<double>& whole,
                             StepReport& report) const;

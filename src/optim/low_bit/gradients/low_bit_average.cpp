@@ -147,7 +147,7 @@ void LowBitAverage::decode(View mean) {
       [&](std::size_t b) { exchange_->read(b, to + model_.block(b).offset); });
 }
 
-// As if they had travelled like the others.
+// Scales exact groups as the other ones are.
 void LowBitAverage::scale_exact(const StepInput& in, View mean) {
   const float factor = reciprocal(
       in.loss_scale * exchange::sum_divisor(model_.comm, in.grads.dtype()));

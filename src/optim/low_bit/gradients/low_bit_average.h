@@ -14,40 +14,41 @@
 
 namespace thinwire::optim {
 
-/// The average of gradients over few bits in exact steps
+/// The low-bit average of gradients in exact steps
 /// (FreezeOptions::warmup_bits). Gradients without their loss scale travel in 4
-/// or 8 bits each way, and what rounding takes is sent later. Groups that are
-/// never compressed travel exactly. A group of one has nobody to average with.
+/// or 8 bits each way, with error feedback. Groups that are never compressed
+/// travel exactly. A single rank does not compress.
 class LowBitAverage {
  public:
   explicit LowBitAverage(LowBitModel& model);
 
-  /// Whether the next exact step averages this way.
+  /// Returns whether the next exact step averages this way.
   [[nodiscard]] bool is_on() const {
     return bits_ != 0 && (model_.compresses() || !restored_.empty());
   }
-  /// 0: exactly.
+  /// Returns the bits per element; 0: gradients travel exactly.
   [[nodiscard]] int bits() const { return bits_; }
 
   // ---- before the step; flat only
-  /// Collective, queued: elements `range` of its gradients are there. Encodes
-  /// every bucket that is complete, with the loss scale of the step before.
+  /// Encodes the buckets that elements `range` of the gradients complete, with
+  /// the loss scale of the last step. Collective, queued.
   void begin_early(View grads, Range range);
   [[nodiscard]] bool has_begun() const {
     return exchange_ != nullptr && exchange_->has_begun();
   }
 
   // ---- the step
-  /// Whether what has begun is of another loss scale than this step's, which
-  /// begin_early() takes from now on.
+  /// Returns whether the step has begun with another loss scale than it has.
+  /// begin_early() uses its loss scale from now on.
   [[nodiscard]] bool was_wrong(const StepInput& in);
-  /// Collective: the average in fp32, in place of fp32 gradients.
-  /// `begins_anew`: what has begun was wrong on some rank.
+  /// Returns the average in fp32, which replaces fp32 gradients. `begins_anew`
+  /// says that some rank has begun with a wrong loss scale. Collective.
   [[nodiscard]] View average(const StepInput& in, bool begins_anew,
                              StepMeter& step);
-  /// The step is taken, with gradients clipped by `factor`.
+  /// Takes note that the step has clipped gradients by `factor`.
   void clipped_by(double factor) { clip_ = factor; }
-  /// Gives up what has begun, and with it the residuals that it has changed.
+  /// Abandons a step that has begun, and sets the residuals, which it has
+  /// changed, to 0.
   void abandon() noexcept;
   /// Sets the residuals to 0 for a step that is skipped, begun or not.
   void clear(StepReport& report) noexcept;
@@ -58,10 +59,10 @@ class LowBitAverage {
   [[nodiscard]] std::optional<RankResiduals> release();
   void add_to(State& state) const;
   [[nodiscard]] std::optional<ResidualViews> residuals() const;
-  /// The bits that a run goes on with after a state; `begins`: it is of the
-  /// exact rule. Throws Error(kCorruptCheckpoint).
+  /// Returns the bits that a run continues with after a state; `begins` says
+  /// that the state is of the exact rule. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] int bits_after(const StateDict& state, bool begins) const;
-  /// Whether a state's residuals are of gradients.
+  /// Returns whether a state's residuals are of gradients.
   [[nodiscard]] static bool owns_residuals_of(const StateDict& state);
   /// Continues with these bits and with a state's residuals, if it has any.
   /// Adds a note if they are dropped.
@@ -85,8 +86,8 @@ class LowBitAverage {
   Buffer mean_;            // of gradients of 16 bits
   double loss_scale_ = 1;  // of the last step
   double clip_ = 1;        // of the last step, since a load
-  bool was_chosen_;        // by total_steps, and nobody has been told
-  // Of what has begun.
+  bool was_chosen_;        // by total_steps, which no line has said yet
+  // The step that has begun.
   View grads_;
   exchange::ReadyRanges ready_;
   std::vector<bool> is_added_;  // per bucket

@@ -11,7 +11,7 @@ namespace thinwire::optim {
 
 using kernels::kSumChunk;
 
-// Blocks are guarded by the norm's chunks that cover them, the first of which
+// Blocks are guarded by the norm's chunks that cover them. The first of these
 // begins before the bucket.
 std::size_t EarlyMomentum::need_of(std::size_t k) const {
   const exchange::BlockLayout& blocks = model_.layout.blocks;
@@ -75,7 +75,7 @@ void EarlyMomentum::drop() noexcept {
   if (has_begun()) momentum_.exchange.all().drop_early();
 }
 
-// Gradients stay as they are: they may have to be encoded again.
+// Leaves gradients as they are, as they may have to be encoded again.
 kernels::SignInput EarlyMomentum::input(std::size_t b) const {
   thread_local GuardedBlock copy;
   kernels::SignInput input = momentum_.form.input(

@@ -11,11 +11,11 @@
 
 namespace thinwire::optim {
 
-/// The momentum's exchange of the step to come, begun while backward goes on
-/// (ExchangeOptions::during_backward). It guesses what only the whole gradient
-/// tells: that all ranks' are finite, that none of them is a spike, that no
-/// late element has a gradient. The step finds out, and then takes the exchange
-/// or drops it: it leaves no trace but bytes sent.
+/// Starts the exchange of the momentum during backward
+/// (ExchangeOptions::during_backward). It assumes that all gradients are
+/// finite, that none is a spike, and that no inactive element has a gradient.
+/// The step verifies this, and accepts or discards the result; a discarded
+/// exchange costs only bandwidth.
 class EarlyMomentum {
  public:
   EarlyMomentum(LowBitModel& model, LocalGradients& gradients,
@@ -24,43 +24,44 @@ class EarlyMomentum {
         gradients_(gradients),
         momentum_(momentum),
         denominator_(denominator) {}
-  /// What is under way reads the parts named above.
+  /// Discards an exchange in flight, which reads the parts above.
   ~EarlyMomentum() { drop(); }
   EarlyMomentum(const EarlyMomentum&) = delete;
   EarlyMomentum& operator=(const EarlyMomentum&) = delete;
 
-  /// In compressed steps; it is flat, an exchange by host is refused.
+  /// Returns whether compressed steps begin early. The exchange is flat; a
+  /// hierarchical one is refused.
   [[nodiscard]] bool is_on() const {
     return model_.settings.exchange.during_backward && model_.compresses();
   }
-  /// As EarlyGradients::buckets(): as many as the exchange has, each of which
-  /// lets one of those leave.
+  /// Returns EarlyGradients::buckets(): as many as the exchange has, each of
+  /// which completes one of those.
   [[nodiscard]] std::vector<Range> buckets() const;
 
-  /// Collective, queued: elements `range` of the gradients of step `number` are
-  /// there.
+  /// Adds elements `range` of the gradients of step `number`. Collective,
+  /// queued.
   void add(View grads, Range range, std::int64_t number);
   [[nodiscard]] bool has_begun() const {
     return momentum_.exchange.has_begun_early();
   }
 
   // ---- the step, in this order, if it has begun
-  /// Collective, queued: the gradients that were not added. False: `in` is not
-  /// what was added, or is scaled otherwise than the step before.
+  /// Adds the other gradients. Returns false if `in` differs from what was
+  /// added, or has another loss scale than the last step. Collective, queued.
   [[nodiscard]] bool complete(const StepInput& in);
-  /// After all ranks know each other's gradients, and whether complete() was
-  /// false on any: what was guessed is so, with this scale of gradients.
+  /// Returns whether the assumptions hold, and gradients have this scale, after
+  /// all ranks know each other's gradients and results of complete().
   [[nodiscard]] bool was_right(double grad_scale) const {
     return grad_scale == grad_scale_ && !gradients_.any_late() &&
            !gradients_.any_unlike_early();
   }
   void drop() noexcept;
-  /// Every step, early or not.
+  /// Keeps the loss scale of every step, early or not.
   void remember(const StepInput& in) { loss_scale_ = in.loss_scale; }
 
  private:
   void begin(View grads, std::int64_t number);
-  /// Where gradients must be there for bucket `k` to be encoded.
+  /// Returns the first element that must be ready for bucket `k` to be encoded.
   [[nodiscard]] std::size_t need_of(std::size_t k) const;
   void add_complete();
   [[nodiscard]] kernels::SignInput input(std::size_t b) const;
@@ -70,7 +71,7 @@ class EarlyMomentum {
   CompressedMomentum& momentum_;
   const Denominator& denominator_;
   double loss_scale_ = 1;  // of the last step
-  // Of the exchange that has begun:
+  // The exchange that has begun.
   View grads_;
   double grad_scale_ = 1;
   Coefficients coefficients_;

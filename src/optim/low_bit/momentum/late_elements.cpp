@@ -16,7 +16,8 @@ using kernels::sign_words;
 
 namespace {
 
-// Bit i: element i is not 0. NaN counts, -0.0 does not.
+// Returns bits of which bit i says that element i is not 0. NaN is not; -0.0
+// is.
 template <class T>
 std::uint32_t nonzero_bits(const T* values, std::size_t count) {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
@@ -32,7 +33,7 @@ std::uint32_t nonzero_bits(const T* values, std::size_t count) {
   return bits;
 }
 
-// Collective: the ranks' words, OR-ed.
+// Returns the ranks' words, OR-ed. Collective.
 std::vector<std::uint32_t> any_rank(comm::Communicator& comm, StepMeter& meter,
                                     const std::vector<std::uint32_t>& own) {
   if (comm.size() == 1) return own;
@@ -104,7 +105,8 @@ void LateElements::remember() {
   for (std::size_t w = 0; w < seen_.size(); ++w) remembered_[w] |= seen_[w];
 }
 
-// First which blocks, then which elements of those: few ranks have many.
+// Exchanges first which blocks, then which elements of those: few ranks have
+// many.
 std::vector<LateElements::Arrivals> LateElements::revive(
     comm::Communicator& comm, StepMeter& meter) {
   std::vector<std::uint32_t> flags(sign_words(waiting_.size()));

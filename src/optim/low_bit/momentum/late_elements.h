@@ -18,38 +18,39 @@
 
 namespace thinwire::optim {
 
-/// Which late elements there are, and which of them have a gradient now: an
-/// embedding's row whose token occurs for the first time, a layer that was
-/// silent. They are the same on all ranks; gradients are not.
+/// The inactive elements, and which of them have a gradient now: an embedding's
+/// row whose token occurs for the first time, or a layer that was silent. They
+/// are the same on all ranks; gradients are not.
 class LateElements {
  public:
   LateElements() = default;
   LateElements(const exchange::BlockLayout& blocks,
                Participations participation);
 
-  /// Looks at the gradients of late elements: true if one is not 0 here, or was
-  /// in a step that is remembered. `gradients` gives those of a block, empty
-  /// where another rank looks at them.
+  /// Looks at the gradients of inactive elements. Returns whether one is not 0
+  /// here, or was in a step that is remembered. `gradients` returns those of a
+  /// block, empty if another rank looks at them.
   [[nodiscard]] bool look_at(
       const std::function<ConstView(std::size_t block)>& gradients,
       ThreadPool& pool);
-  /// What look_at() last saw counts until the next revive(): for steps in which
-  /// ranks exchange nothing.
+  /// Keeps the result of the last look_at() until the next revive(), in steps
+  /// in which ranks exchange nothing.
   void remember();
 
-  /// Late elements of one block, in bits.
+  /// Elements of one block, in bits.
   struct Arrivals {
     std::size_t block = 0;
     std::vector<std::uint32_t> words;
   };
-  /// Collective, after look_at(): those that have a gradient on some rank, by
-  /// block. They are late no more.
+  /// Returns, by block, the elements that have a gradient on some rank, which
+  /// are active from now on. Collective, after look_at().
   [[nodiscard]] std::vector<Arrivals> revive(comm::Communicator& comm,
                                              StepMeter& meter);
 
-  /// This rank's memory of its local steps.
+  /// Describes this rank's memory of its local steps.
   void add_to(State& state) const;
-  /// Of a state saved when these were the late elements.
+  /// Restores that memory, of a state saved when these were the inactive
+  /// elements.
   void load_memory(const StateDict& state, std::size_t num_elements);
 
  private:

@@ -75,8 +75,8 @@ void LocalUpdates::step(const StepInput& in, const Coefficients& c) {
   interval_.decay_taken = interval_.decay;
 }
 
-// u says that the interval has begun, as on the ranks that took the step:
-// whether there is something to sync must be the same on all of them.
+// Marks the interval as begun, as on the ranks that took the step: whether
+// there is something to sync must be the same on all of them.
 void LocalUpdates::leave_out() {
   const auto u = accumulator_.as<float>();
   if (!interval_.accumulated) std::fill(u.begin(), u.end(), 0.0f);
@@ -99,7 +99,7 @@ void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
   });
 }
 
-// u d, with this step's update formed on the way.
+// Returns u d, with this step's update formed as it is read.
 kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
                                            const Coefficients& c) const {
   kernels::SignInput input =
@@ -167,7 +167,8 @@ bool LocalUpdates::some_group_moved() const {
                      [](double sum) { return sum > 0; });
 }
 
-// A group whose learning rate was 0 all the time has no u to take m from.
+// Keeps the momentum of groups whose learning rate was 0 all the time: they
+// have no u to take m from.
 void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
                                                    const Coefficients& c) {
   if (!some_group_rests()) return;
@@ -180,8 +181,8 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
           grads.subview(r.range.offset, r.range.size), c[r.group]);
 }
 
-// Such a group does not move either: what residuals gave for it goes back, by
-// host to one rank of each.
+// Such a group does not move either. What its residuals sent goes back to them;
+// in a hierarchical exchange to one rank of each host.
 void LocalUpdates::merge_momenta() {
   float* const m = model_.adam.exp_avg().as<float>().data();
   exchange::CompressedAllReduce& all = momentum_.exchange.all();

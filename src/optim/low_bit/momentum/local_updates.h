@@ -11,33 +11,35 @@
 
 namespace thinwire::optim {
 
-/// What 0/1 Adam does after its variance is frozen (arXiv:2202.06009): each
-/// rank takes steps of its own and adds up its updates u since the last sync;
-/// a sync averages u over the ranks, times the denominator, as a momentum would
-/// be: u d = -(sum of learning rates) m, so it gives the new momentum too.
+/// The steps of 0/1 Adam after its variance is frozen (arXiv:2202.06009). Each
+/// rank takes steps of its own and adds up its updates u since the last sync. A
+/// sync averages u times the denominator over the ranks, as if it were a
+/// momentum: u d = -(sum of learning rates) m. So it results in the new
+/// momentum, too.
 class LocalUpdates final : public LocalSteps {
  public:
   LocalUpdates(LowBitModel& model, CompressedMomentum& momentum,
                Denominator& denominator);
 
-  /// At the freeze: theta = p, u = 0.
+  /// Sets theta = p and u = 0, at the freeze.
   void begin(ConstView params);
-  /// After that: the same with other parameters; the momentum stays.
+  /// Does so again with other parameters; the momentum stays.
   void begin_anew(ConstView params);
-  /// Ranks are equal, and the variance may change again.
+  /// Ends this stage, once ranks are equal, as the variance may change again.
   void end();
-  /// Every step, taken or left out: its learning rates and its decay count.
+  /// Counts a step's learning rates and decay, whether it is taken or left out.
   void count(const Coefficients& c);
-  /// m = beta1 m + (1 - beta1) g_i,  u = u - lr (m^ / d),  p = decay theta + u.
+  /// Computes m = beta1 m + (1 - beta1) g_i,  u = u - lr (m^ / d),  p = decay
+  /// theta + u.
   void step(const StepInput& in, const Coefficients& c);
-  /// This rank leaves the step out.
+  /// Leaves the step out on this rank.
   void leave_out();
-  /// Masks take these elements out: they go back to theta.
+  /// Moves elements that masks exclude back to theta.
   void leave_out(std::span<const std::size_t> elements);
-  /// Collective: this step, of which the others' is part, and the sync after
-  /// it:  theta = decay theta + mean_i u_i,  p = theta,  u = 0.
+  /// Takes this step, part of which the others send, and the sync after it:
+  /// theta = decay theta + mean_i u_i,  p = theta,  u = 0. Collective.
   void sync(const StepInput& in, const Coefficients& c, StepMeter& step);
-  /// The sync of a group of one, whose step has been taken.
+  /// Computes the sync of a single rank, whose step has been taken.
   void sync_alone(View params, View low_precision);
 
   [[nodiscard]] bool some_group_moved() const;
@@ -46,24 +48,25 @@ class LocalUpdates final : public LocalSteps {
   }
 
   // ---- between syncs, for the caller
-  /// Steps since the last sync, where parameters may differ from theta.
+  /// Returns the steps since the last sync, if parameters may differ from
+  /// theta.
   [[nodiscard]] std::int64_t steps_behind() const noexcept override {
     return ranks_are_equal() ? 0 : interval_.steps;
   }
-  /// A sync between steps, where ranks differ.
+  /// Syncs between steps, if ranks differ.
   void synchronize(View params) override;
-  /// theta, where they differ.
+  /// Returns theta, if parameters differ from it.
   [[nodiscard]] ConstView exchanged_params(ConstView params) const override {
     return steps_behind() == 0 ? params : origin_.view();
   }
-  /// From theta, `params` become what step() last made of them.
+  /// Computes from theta what the last step() has made of `params`.
   void repeat(View params) override;
-  /// exp_avg may differ from rank to rank.
+  /// Returns whether exp_avg may differ from rank to rank.
   [[nodiscard]] bool momenta_differ() const { return interval_.momenta_differ; }
 
   // ---- state
   void add_to(State& state, bool is_frozen) const;
-  /// What has happened since the last sync.
+  /// The steps since the last sync.
   struct Interval {
     bool accumulated = false;  // false: u is 0 everywhere, whatever it holds
     bool momenta_differ = false;
@@ -78,7 +81,7 @@ class LocalUpdates final : public LocalSteps {
     Buffer accumulator;
     Interval interval;
   };
-  /// Takes it out of the state; throws Error(kCorruptCheckpoint).
+  /// Takes it out of the state. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] Saved read(StateDict& state, bool is_frozen) const;
   void restore(Saved&& saved);
 

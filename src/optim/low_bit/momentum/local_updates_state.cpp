@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What 0/1 Adam keeps after its freeze, saved and loaded.
+// The state of 0/1 Adam's local steps, saved and loaded.
 #include <utility>
 
 #include "optim/checks.h"
@@ -8,8 +8,8 @@
 
 namespace thinwire::optim {
 
-// The arithmetic of kernels::local_step, with the decay of its time: steps that
-// this rank has left out since then have not touched its parameters.
+// Repeats the arithmetic of kernels::local_step, with the decay of its time:
+// steps that this rank has left out since then have not touched its parameters.
 void LocalUpdates::repeat(View params) {
   if (params.empty()) return;
   require_view("params", params, model_.size(), true, false);
@@ -45,8 +45,8 @@ void LocalUpdates::add_to(State& state, bool is_frozen) const {
   state.arrays.back().sharing = Sharing::kOwn;
 }
 
-// Where another number of ranks has saved it, each takes the ranks' mean for
-// what it has done itself.
+// If another number of ranks has saved it, each takes the ranks' mean for what
+// it has done itself.
 LocalUpdates::Saved LocalUpdates::read(StateDict& state, bool is_frozen) const {
   const std::size_t n = model_.size();
   const std::size_t num_groups = interval_.lrs.size();
