@@ -293,7 +293,7 @@ Ending Trainer::run() {
 std::string Trainer::checksum_of_masters() {
   std::vector<float> all;
   for (const Parameter& p : model_.layout().parameters()) {
-    const auto values = model_.engine().full_parameter(p.name);
+    const auto values = model_.engine().whole_values().parameter(p.name);
     all.insert(all.end(), values.begin(), values.end());
   }
   return fmt::format("{:016x}", thinwire::checksum(all));

@@ -84,9 +84,9 @@ void set_learning_rate(Self& self, double learning_rate,
                        std::optional<std::size_t> group) {
   call(self, "set_learning_rate", [&](EngineParts& parts) {
     if (group)
-      parts.engine->set_learning_rate(*group, learning_rate);
+      parts.engine->learning_rates().set(*group, learning_rate);
     else
-      parts.engine->set_learning_rate(learning_rate);
+      parts.engine->learning_rates().set(learning_rate);
   });
 }
 
@@ -132,15 +132,28 @@ nb::object masters(Self& self) {
   }));
 }
 
-template <auto kMethod>
-nb::object full(Self& self, const std::string& name) {
-  return to_python(forward<kMethod>(self, std::string_view(name)));
+// Calls body(whole values), which returns values, and hands them to Python.
+template <class Body>
+nb::object full(Self& self, const char* name, Body&& body) {
+  return to_python(call(self, name, [&](EngineParts& parts) {
+    return body(parts.engine->whole_values());
+  }));
+}
+
+nb::object full_parameter(Self& self, const std::string& name) {
+  return full(self, "full_parameter",
+              [&](auto& values) { return values.parameter(name); });
+}
+
+nb::object full_gradient(Self& self, const std::string& name) {
+  return full(self, "full_gradient",
+              [&](auto& values) { return values.gradient(name); });
 }
 
 nb::object full_state(Self& self, const std::string& name,
                       const std::string& key) {
-  return to_python(forward<&Engine::full_state>(self, std::string_view(name),
-                                                std::string_view(key)));
+  return full(self, "full_state",
+              [&](auto& values) { return values.state(name, key); });
 }
 
 std::span<const float> floats(const ConstArray& values) {
@@ -153,14 +166,14 @@ void set_full_parameter(Self& self, const std::string& name,
                         nb::handle values) {
   const ConstArray array(values, "values");
   call(self, "set_full_parameter", [&](EngineParts& parts) {
-    parts.engine->set_full_parameter(name, floats(array));
+    parts.engine->whole_values().set_parameter(name, floats(array));
   });
 }
 
 void set_full_gradient(Self& self, const std::string& name, nb::handle values) {
   const ConstArray array(values, "values");
   call(self, "set_full_gradient", [&](EngineParts& parts) {
-    parts.engine->zero().set_full_gradient(name, floats(array));
+    parts.engine->whole_values().set_gradient(name, floats(array));
   });
 }
 
@@ -168,7 +181,7 @@ void set_full_state(Self& self, const std::string& name, const std::string& key,
                     nb::handle values) {
   const ConstArray array(values, "values");
   call(self, "set_full_state", [&](EngineParts& parts) {
-    parts.engine->zero().set_full_state(name, key, floats(array));
+    parts.engine->whole_values().set_state(name, key, floats(array));
   });
 }
 
@@ -233,8 +246,8 @@ void bind_values(nb::class_<EngineHandle>& kind) {
       .def_prop_ro("freeze_step", &freeze_step)
       .def("masters", &masters)
       .def("read_masters", &forward<&Engine::read_masters>)
-      .def("full_parameter", &full<&Engine::full_parameter>, "name"_a)
-      .def("full_gradient", &full<&Engine::full_gradient>, "name"_a)
+      .def("full_parameter", &full_parameter, "name"_a)
+      .def("full_gradient", &full_gradient, "name"_a)
       .def("full_state", &full_state, "name"_a, "key"_a)
       .def("set_full_parameter", &set_full_parameter, "name"_a, "values"_a)
       .def("set_full_gradient", &set_full_gradient, "name"_a, "values"_a)

@@ -146,7 +146,8 @@ thinwire_status thinwire_engine_step(thinwire_engine* engine,
 
 thinwire_status thinwire_engine_set_learning_rate(thinwire_engine* engine,
                                                   double learning_rate) {
-  return guarded([&] { engine_of(engine).set_learning_rate(learning_rate); });
+  return guarded(
+      [&] { engine_of(engine).learning_rates().set(learning_rate); });
 }
 
 thinwire_status thinwire_engine_mean(thinwire_engine* engine, double value,
@@ -174,9 +175,9 @@ thinwire_status thinwire_engine_values(thinwire_engine* engine,
     const std::size_t elements = engine->layout.parameter(parameter).size;
     require(size == elements, "size", fmt::format("{}", elements), size);
     if (size > 0) require_pointer(values, "values");
-    const std::vector<float> whole = key == nullptr
-                                         ? of.full_parameter(parameter)
-                                         : of.full_state(parameter, key);
+    const std::vector<float> whole =
+        key == nullptr ? of.whole_values().parameter(parameter)
+                       : of.whole_values().state(parameter, key);
     std::ranges::copy(whole, values);
   });
 }

@@ -4,29 +4,30 @@
 #include <string_view>
 #include <vector>
 
-#include "exchange/gradient_window.h"
 #include "optim/exact_exchange.h"
 #include "precision/loss_scale.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
+#include "thinwire/exchange/gradient_window.h"
 #include "zero/checks.h"
 
 namespace thinwire::deepspeed {
 
-struct ZeroOptimizer::Impl final : exchange::GradientSink {
+struct ZeroOptimizer::Impl final : exchange::GradientSink, zero::WholeValues {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const optim::AdamOptions& rule, View p, const ZeroOptions& settings);
 
   // ---- gradients
   [[nodiscard]] DType sum_dtype() const noexcept;
-  void begin_backward(Backward which);
+  bool begin(exchange::Backward which) override;
+  void check(std::size_t parameter, ConstView gradient) const override;
   void store(const exchange::GradientPart& part) override;
-  // Nothing leaves before all of it is there.
+  // Never called, because begin() returns false.
   bool send(std::size_t /*bucket*/) override { return false; }
-  // Collective.
-  void end_backward();
-  void collect_all(ConstView whole);
+  // Reduces the gradients of a complete backward. Collective.
+  void end() override;
+  void clear() override { has_averaged = false; }
   void reduce();
   void finish();
 
@@ -42,10 +43,11 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink {
 
   // ---- whole values: masters, the gradient, or a moment
   [[nodiscard]] View array(std::string_view what);
-  [[nodiscard]] std::vector<float> read(std::string_view name,
-                                        std::string_view what);
-  void write(std::string_view name, std::string_view what,
-             std::span<const float> values);
+  [[nodiscard]] std::vector<float> read(std::size_t parameter,
+                                        std::string_view what,
+                                        View grads) override;
+  void write(std::size_t parameter, std::string_view what,
+             std::span<const float> values) override;
 
   comm::Communicator& comm;
   const ParameterLayout layout;

@@ -46,7 +46,8 @@ void require_torch_adam(const optim::Adam& adam) {
 ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
                           const optim::AdamOptions& rule, View p,
                           const ZeroOptions& settings)
-    : comm(c),
+    : WholeValues(layout, window, /*takes_arrays=*/false),
+      comm(c),
       layout(l),
       params(p),
       options(settings),
@@ -90,27 +91,11 @@ ZeroOptimizer::ZeroOptimizer(comm::Communicator& comm,
 
 ZeroOptimizer::~ZeroOptimizer() = default;
 
-// ---- gradients one by one
-
-void ZeroOptimizer::begin_backward(Backward which) {
-  impl_->begin_backward(which);
+exchange::GradientWindow& ZeroOptimizer::gradients() noexcept {
+  return impl_->window;
 }
 
-void ZeroOptimizer::collect(std::size_t index, ConstView gradient) {
-  impl_->window.require_open(index);
-  zero::require_gradient(impl_->layout.parameters()[index],
-                         impl_->options.dtype, gradient);
-  impl_->window.collect(index, gradient);
-}
-
-void ZeroOptimizer::end_backward() { impl_->end_backward(); }
-
-// Every backward is reduced when it has ended, so this one has not been sent.
-void ZeroOptimizer::cancel_backward() {
-  if (!impl_->window.in_backward()) return;
-  static_cast<void>(impl_->window.cancel());
-  impl_->has_averaged = false;
-}
+zero::WholeValues& ZeroOptimizer::whole_values() noexcept { return *impl_; }
 
 // ---- steps
 
@@ -122,7 +107,7 @@ StepReport ZeroOptimizer::step(const StepInput& input) {
   StepReport report;
   {
     optim::StepMeter meter(in.comm, report);
-    if (!input.grads.empty()) in.collect_all(input.grads);
+    if (!input.grads.empty()) in.window.collect_all(input.grads);
     meter.waiting([&] { in.finish(); });
     in.window.restart();
     in.take_step(report, meter);
@@ -148,10 +133,6 @@ void ZeroOptimizer::set_loss_scale(double scale) { impl_->scale.set(scale); }
 
 const ShardLayout& ZeroOptimizer::shards() const noexcept {
   return impl_->shards;
-}
-
-std::vector<Range> ZeroOptimizer::buckets() const {
-  return impl_->window.buckets();
 }
 
 optim::ParameterGroups& ZeroOptimizer::groups() { return impl_->adam; }

@@ -44,11 +44,17 @@ DType ZeroOptimizer::Impl::sum_dtype() const noexcept {
   return options.stage == 1 ? options.accumulation_dtype : options.dtype;
 }
 
-void ZeroOptimizer::Impl::begin_backward(Backward which) {
-  window.begin(which, /*sends=*/false);
+bool ZeroOptimizer::Impl::begin(exchange::Backward which) {
   if (which.is_first || options.stage == 1) has_averaged = false;
   if (which.is_first || options.stage == 2)
     sums = Buffer(layout.size(), sum_dtype());
+  return false;
+}
+
+void ZeroOptimizer::Impl::check(std::size_t parameter,
+                                ConstView gradient) const {
+  zero::require_gradient(layout.parameters()[parameter], options.dtype,
+                         gradient);
 }
 
 // Sums begin as zeros: a parameter that does not come needs nothing.
@@ -62,18 +68,8 @@ void ZeroOptimizer::Impl::store(const exchange::GradientPart& part) {
     kernels::accumulate(sum, rounded.view());
 }
 
-void ZeroOptimizer::Impl::end_backward() {
-  window.end();
-  if (options.stage == 2 || window.backward().is_last) reduce();
-}
-
-void ZeroOptimizer::Impl::collect_all(ConstView whole) {
-  begin_backward({});
-  for (std::size_t p = 0; p < layout.parameters().size(); ++p) {
-    const Parameter& parameter = layout.parameters()[p];
-    window.collect(p, whole.subview(parameter.offset, parameter.size));
-  }
-  end_backward();
+void ZeroOptimizer::Impl::end() {
+  if (options.stage == 2 || window.is_complete()) reduce();
 }
 
 // Stage 1 may not have known that the last backward was the last.

@@ -18,7 +18,6 @@
 namespace thinwire::deepspeed {
 
 using zero::Fragment;
-using zero::index_of;
 
 View ZeroOptimizer::Impl::array(std::string_view what) {
   if (what == "param") return masters.view();
@@ -30,9 +29,9 @@ View ZeroOptimizer::Impl::array(std::string_view what) {
 
 // A slice has at most one fragment of a parameter, and slices are in rank
 // order.
-std::vector<float> ZeroOptimizer::Impl::read(std::string_view name,
-                                             std::string_view what) {
-  const std::size_t parameter = index_of(layout, name);
+std::vector<float> ZeroOptimizer::Impl::read(std::size_t parameter,
+                                             std::string_view what,
+                                             View /*grads*/) {
   const View from = array(what);
   if (what == "grad") finish();
   std::vector<std::size_t> sizes(static_cast<std::size_t>(comm.size()));
@@ -49,10 +48,8 @@ std::vector<float> ZeroOptimizer::Impl::read(std::string_view name,
   return whole;
 }
 
-void ZeroOptimizer::Impl::write(std::string_view name, std::string_view what,
+void ZeroOptimizer::Impl::write(std::size_t parameter, std::string_view what,
                                 std::span<const float> values) {
-  const std::size_t parameter = index_of(layout, name);
-  zero::require_size(layout, parameter, values);
   const View to = array(what);
   std::vector<float> scaled(values.begin(), values.end());
   if (what == "grad") {
@@ -66,45 +63,6 @@ void ZeroOptimizer::Impl::write(std::string_view name, std::string_view what,
   const Parameter& p = layout.parameters()[parameter];
   if (what == "param")
     kernels::convert(scaled, params.subview(p.offset, p.size));
-}
-
-std::vector<float> ZeroOptimizer::full_parameter(std::string_view name) {
-  return impl_->read(name, "param");
-}
-
-std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
-                                                View grads) {
-  static_cast<void>(index_of(impl_->layout, name));
-  if (!grads.empty() || !impl_->window.awaits_step())
-    refuse("full_gradient: only between the last backward and step()");
-  impl_->window.close();
-  return impl_->read(name, "grad");
-}
-
-std::vector<float> ZeroOptimizer::full_state(std::string_view name,
-                                             std::string_view key) {
-  zero::require_key(key);
-  return impl_->read(name, key);
-}
-
-void ZeroOptimizer::set_full_parameter(std::string_view name,
-                                       std::span<const float> values) {
-  impl_->write(name, "param", values);
-}
-
-void ZeroOptimizer::set_full_gradient(std::string_view name,
-                                      std::span<const float> values) {
-  zero::require_size(impl_->layout, index_of(impl_->layout, name), values);
-  if (!impl_->window.awaits_step())
-    refuse("set_full_gradient: only between the last backward and step()");
-  impl_->window.close();
-  impl_->write(name, "grad", values);
-}
-
-void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
-                                   std::span<const float> values) {
-  zero::require_key(key);
-  impl_->write(name, key, values);
 }
 
 void ZeroOptimizer::set_masters(ConstView from) {

@@ -148,7 +148,7 @@ void Checkpointer::Impl::agree() {
   Word own;
   own.stop = stop_asked || signals.is_raised();
   own.is_time = options.every.count() > 0 && now - newest_save >= options.every;
-  own.is_saving = pending && engine.is_saving();
+  own.is_saving = pending && engine.saver().is_saving();
   own.steps =
       wanted >= static_cast<double>(most)
           ? most
@@ -182,8 +182,8 @@ void Checkpointer::Impl::complete(const Pending& save) {
           save.held));
   if (options.keep_last == 0) return;
   try {
-    engine.retain(options.root, {.keep_last = options.keep_last,
-                                 .keep_every = options.keep_every});
+    engine.saver().retain(options.root, {.keep_last = options.keep_last,
+                                         .keep_every = options.keep_every});
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnavailable) throw;
     say(LogLevel::kWarning,
@@ -196,7 +196,7 @@ void Checkpointer::Impl::finish_pending() {
   Pending save = *std::exchange(pending, std::nullopt);
   const Clock::time_point began = Clock::now();
   try {
-    engine.wait_for_save();
+    engine.saver().wait();
   } catch (const Error& error) {
     return failed(error);
   }
@@ -248,7 +248,7 @@ void Checkpointer::Impl::after_step(const EngineReport& report,
                                     const MakeExtra& extra) {
   if (!report.at_boundary || is_stopped) return;
   if (boundaries++ == 0) seen_steps = report.steps - (report.applied ? 1 : 0);
-  if (pending && !pending->ended && !engine.is_saving())
+  if (pending && !pending->ended && !engine.saver().is_saving())
     pending->ended = Clock::now();
   if (--until_agreement == 0) agree();
   if (stop_agreed) {

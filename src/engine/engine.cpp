@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine_impl.h"
+#include "exchange/bucket_schedule.h"
 #include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/buffer.h"
@@ -21,7 +22,8 @@ using config::LearningRateFunction;
 
 namespace {
 
-// What must be identical on all ranks; optimizers compare their own options.
+// Returns the settings that must be identical on all ranks. Optimizers compare
+// their own options.
 std::string description(const Config& config) {
   Config common = config;
   common.optimizer = {};
@@ -31,7 +33,7 @@ std::string description(const Config& config) {
                      common.to_json());
 }
 
-// Which parameters are fp32 beside those of 16 bits.
+// Returns a line that names the fp32 parameters beside those of 16 bits.
 std::string wide_of(ConstView params) {
   return params.is_joined()
              ? fmt::format("\nfloat32 from {}\n", params.first_size())
@@ -89,16 +91,22 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
                                  description(config) + wide_of(params));
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads,
                                  std::move(rule));
-  impl_->make_optimizer(initial);
-  impl_->watch_the_freeze();
-  impl_->rates.begin(optimizer().groups());
-  impl_->make_window();
-  impl_->begin_window();
+  impl_->start(initial);
   if (comm.rank() == 0) impl_->notices.at_start(comm);
 }
 
-// Optimizers have the last word on what is refused: nothing is written before.
-// Rank 0's parameters are everybody's, before they are rounded.
+void Engine::Impl::start(ConstView initial) {
+  make_optimizer(initial);
+  watch_the_freeze();
+  rates.begin(optimizer().groups());
+  make_window();
+  whole.emplace(*this);
+  begin_window();
+}
+
+// The optimizer is made first, because it may refuse arguments, and nothing may
+// be written before. All ranks get rank 0's parameters, before they are
+// rounded.
 void Engine::Impl::make_optimizer(ConstView initial) {
   const ConstView own = initial.empty() ? ConstView(params) : initial;
   const auto make = [&](ConstView from) {
@@ -106,14 +114,15 @@ void Engine::Impl::make_optimizer(ConstView initial) {
   };
   if (shards_masters(config)) {
     make(own);
-    // Parameter by parameter: no rank has memory for all of them in fp32.
+    // Parameters are sent one by one, because no rank has memory for all of
+    // them in fp32.
     for (const auto& held : held_parameters())
       for (const std::size_t i : held.parameters) {
         const Parameter& p = layout.parameters()[i];
         std::vector<float> values(p.size);
         kernels::convert(own.subview(p.offset, p.size), values);
         held.comm->broadcast(values, 0);
-        set_full_parameter(p.name, values);
+        set_parameter(p, values);
       }
   } else if (config.precision.dtype == DType::kFloat32) {
     make(own);
@@ -133,7 +142,8 @@ std::vector<optim::HeldParameters> Engine::Impl::held_parameters() const {
   return optim::held_parameters(comm, layout, config.experts());
 }
 
-// From the first of the ranks that hold the same.
+// Sends the values of the first rank to all ranks that hold the same
+// parameters.
 void Engine::Impl::broadcast(View values) {
   if (config.experts().empty()) return comm.broadcast(values, 0);
   for (const auto& held : held_parameters())
@@ -143,48 +153,25 @@ void Engine::Impl::broadcast(View values) {
     }
 }
 
-void Engine::Impl::set_full_parameter(std::string_view name,
-                                      std::span<const float> values) {
-  if (made.lean != nullptr) {
-    made.lean->set_full_parameter(name, values);
-  } else if (made.zero != nullptr) {
-    made.zero->set_full_parameter(name, values);
-  } else {
-    const Parameter& p = layout.parameter(name);
-    require(values.size() == p.size, "values",
-            fmt::format("of {} elements", p.size), values.size());
-    const bool has_masters =
-        made.mixed != nullptr && !made.mixed->masters().empty();
-    Buffer whole(layout.size(), DType::kFloat32);
-    kernels::convert(has_masters ? made.mixed->masters() : ConstView(params),
-                     whole.view());
-    kernels::convert(values, whole.view().subview(p.offset, p.size));
-    kernels::convert(whole.view(), params);
-    optimizer().set_masters(whole.view());
-  }
-}
-
 void Engine::Impl::make_window() {
-  // Without an array there is nothing to cut: each gradient is handed on.
-  std::vector<Range> buckets{{0, layout.size()}};
-  if (has_gradient_array) {
-    if (made.zero != nullptr)
-      buckets = made.zero->buckets();
-    else if (const auto* const early = optimizer().early())
-      buckets = early->buckets();
-    else
-      buckets.clear();
-    if (buckets.empty())  // any will do
-      buckets = exchange::equal_buckets(
-          layout.size(),
-          exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
-                                    comm.hosts(), 32));
+  if (!has_gradient_array) {
+    window = &made.zero->gradients();
+    // Allocates the memory of a window before the first one.
+    window->begin({.is_first = true, .is_last = is_boundary()});
+    static_cast<void>(window->cancel());
+    return;
   }
-  window.emplace(layout, std::move(buckets), *this);
-  if (has_gradient_array) return;
-  // What a window takes is there before the first one.
-  made.zero->begin_backward({.is_first = true, .is_last = is_boundary()});
-  made.zero->cancel_backward();
+  std::vector<Range> buckets;
+  if (made.zero != nullptr)
+    buckets = made.zero->gradients().buckets();
+  else if (const auto* const early = optimizer().early())
+    buckets = early->buckets();
+  if (buckets.empty())  // the optimizer accepts any
+    buckets = exchange::equal_buckets(
+        layout.size(),
+        exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
+                                  comm.hosts(), 32));
+  window = &own_window.emplace(layout, std::move(buckets), *this);
 }
 
 Engine::~Engine() = default;
@@ -200,15 +187,6 @@ comm::Communicator& Engine::communicator() const noexcept {
   return impl_->given;
 }
 
-void Engine::set_learning_rate(std::size_t group, double learning_rate) {
-  impl_->rates.set(impl_->optimizer().groups(), group, learning_rate);
-}
-
-void Engine::set_learning_rate(double learning_rate) {
-  for (std::size_t g = 0; g < optimizer().groups().num_groups(); ++g)
-    set_learning_rate(g, learning_rate);
-}
-
 void Engine::set_model_parallel(comm::Communicator& comm) {
   const Config& own = impl_->config;
   require(own.semantics == config::Semantics::kCorrected, "semantics",
@@ -219,63 +197,11 @@ void Engine::set_model_parallel(comm::Communicator& comm) {
   impl_->model_parallel = &comm;
 }
 
-void Engine::set_schedule(LearningRateFunction schedule) {
-  impl_->rates.set_schedule(std::move(schedule));
-}
+LearningRates& Engine::learning_rates() noexcept { return impl_->rates; }
 
-namespace {
+zero::WholeValues& Engine::whole_values() noexcept { return *impl_->whole; }
 
-[[noreturn]] void only_with_zero(const char* what) {
-  refuse(fmt::format("{}: only with ZeRO; here every rank has whole values",
-                     what));
-}
-
-}  // namespace
-
-std::vector<float> Engine::full_parameter(std::string_view name) {
-  if (impl_->made.zero != nullptr)
-    return impl_->made.zero->full_parameter(name);
-  if (impl_->made.lean != nullptr)
-    return impl_->made.lean->full_parameter(name);
-  const Parameter& p = impl_->layout.parameter(name);
-  std::vector<float> values(p.size);
-  kernels::convert(masters().subview(p.offset, p.size), values);
-  return values;
-}
-
-void Engine::set_full_parameter(std::string_view name,
-                                std::span<const float> values) {
-  impl_->marks.forget();  // the change is meant
-  impl_->set_full_parameter(name, values);
-}
-
-std::vector<float> Engine::full_gradient(std::string_view name) {
-  if (impl_->made.zero == nullptr) only_with_zero("full_gradient");
-  if (!impl_->window->awaits_step() || !impl_->is_boundary())
-    refuse("full_gradient: only between a window's last backward and step()");
-  std::vector<float> gradient = impl_->made.zero->full_gradient(
-      name, impl_->has_gradient_array ? impl_->window_gradients() : View{});
-  impl_->marks.remember(impl_->params, impl_->own_gradients());
-  // Sums have been reduced: another backward would be added to means.
-  impl_->window->close();
-  return gradient;
-}
-
-std::vector<float> Engine::full_state(std::string_view name,
-                                      std::string_view key) {
-  if (impl_->made.zero != nullptr)
-    return impl_->made.zero->full_state(name, key);
-  const Parameter& p = impl_->layout.parameter(name);
-  auto values =
-      optim::elements_of(optimizer().state(), key, {p.offset, p.size});
-  if (!values)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("key must name an array of the state that every rank has "
-                    "whole, got '{}'",
-                    key));
-  return *std::move(values);
-}
+checkpoint::Saver& Engine::saver() noexcept { return impl_->saver; }
 
 void Engine::read_masters() {
   impl_->require_between_windows("read_masters");
@@ -284,8 +210,8 @@ void Engine::read_masters() {
 }
 
 zero::ShardedOptimizer& Engine::zero() {
-  if (impl_->made.zero == nullptr) only_with_zero("zero");
-  impl_->marks.forget();  // what its setters change is meant
+  if (impl_->made.zero == nullptr) refuse_without_zero("zero");
+  impl_->marks.forget();  // its setters may change values
   return *impl_->made.zero;
 }
 
@@ -385,7 +311,7 @@ void Engine::load_state_dict(const StateDict& state) {
   else
     check();
   impl_->optimizer().load_state_dict(state);
-  impl_->rates.load(state, impl_->optimizer().groups());
+  impl_->rates.load(state);
   impl_->steps = steps;
   impl_->watch_anew();
   if (impl_->made.mixed != nullptr)

@@ -25,7 +25,7 @@ Json parse_saved_config(const std::string& text) {
   }
 }
 
-// Every value of a configuration by its path: "optimizer.lr".
+// Adds every value of a configuration by its path, for example "optimizer.lr".
 void flatten(const Json& value, const std::string& path,
              std::map<std::string, std::string>& values) {
   if (!value.is(Json::Kind::kObject)) {
@@ -36,7 +36,7 @@ void flatten(const Json& value, const std::string& path,
     flatten(member, path.empty() ? name : path + '.' + name, values);
 }
 
-// A line for each setting that is another one now.
+// Returns a line for each setting that has changed.
 std::vector<std::string> changed_settings(const std::string& saved,
                                           const std::string& present) {
   std::map<std::string, std::string> before;
@@ -59,8 +59,8 @@ std::vector<std::string> changed_settings(const std::string& saved,
   return lines;
 }
 
-// Groups are the program's, and no configuration file has them; nor is what a
-// rule of the caller's is set to.
+// Returns the configuration as JSON, without groups and without the options of
+// a rule of the caller's. The program sets both, and no file has them.
 std::string text_of(config::Config config, bool has_own_rule) {
   std::visit([](auto& options) { options.groups.clear(); }, config.optimizer);
   if (!has_own_rule) return config.to_json();
@@ -154,13 +154,13 @@ checkpoint::Training Engine::Impl::training_to_load() {
   return training();
 }
 
-// The optimizer has the saved run's rates; this run's hold, except those that
-// somebody has set.
-void Engine::Impl::take_up(checkpoint::LoadReport& loaded,
+// The optimizer has the saved run's rates. This run's rates apply, except those
+// that were set by hand.
+void Engine::Impl::restore(checkpoint::LoadReport& loaded,
                            checkpoint::What what, Continuation&& next) {
   marks.forget();
   if (what != checkpoint::What::kAll) return;
-  rates.restore(optimizer().groups(), std::move(next.by_hand));
+  rates.restore(std::move(next.by_hand));
   steps = next.steps;
   watch_anew();
   saver.set_loaded_from(loaded);
@@ -177,7 +177,7 @@ std::optional<checkpoint::LoadReport> Engine::resume(
   auto loaded = impl_->exchange([&] {
     return checkpoint::resume(training, path, impl_->checked(options, next));
   });
-  if (loaded) impl_->take_up(*loaded, options.what, std::move(next));
+  if (loaded) impl_->restore(*loaded, options.what, std::move(next));
   return loaded;
 }
 
@@ -188,19 +188,8 @@ checkpoint::LoadReport Engine::load(const std::string& path,
   auto loaded = impl_->exchange([&] {
     return checkpoint::load(training, path, impl_->checked(options, next));
   });
-  impl_->take_up(loaded, options.what, std::move(next));
+  impl_->restore(loaded, options.what, std::move(next));
   return loaded;
-}
-
-void Engine::wait_for_save() { impl_->saver.wait(); }
-
-bool Engine::is_saving() const { return impl_->saver.is_saving(); }
-
-void Engine::release_save_buffers() { impl_->saver.release_buffers(); }
-
-void Engine::retain(const std::string& root,
-                    const checkpoint::Retention& which) {
-  impl_->saver.retain(root, which);
 }
 
 void Engine::set_others(std::function<Others()> others) {

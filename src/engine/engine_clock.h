@@ -8,13 +8,13 @@
 
 namespace thinwire::engine {
 
-/// What an engine takes for the time where it judges whether compressed steps
-/// pay. It asks twice in each step at a boundary, as the optimizer's step
-/// begins and when it has ended; tests answer.
+/// Replaces the clock by which an engine judges whether compressed steps are
+/// faster. The engine reads it twice in each step at a boundary: before the
+/// optimizer's step and after it. For tests.
 class EngineClock {
  public:
   using Now = std::function<std::chrono::steady_clock::time_point()>;
-  /// Before the first step.
+  /// Sets the clock. Call it before the first step.
   static void set(Engine& engine, Now now);
 };
 

@@ -13,12 +13,11 @@
 #include "comm/host_name.h"
 #include "core/require.h"
 #include "engine/engine_clock.h"
+#include "engine/engine_rates.h"
 #include "engine/fallback.h"
 #include "engine/gradient_marks.h"
 #include "engine/hierarchy.h"
-#include "engine/learning_rates.h"
 #include "engine/step_notices.h"
-#include "exchange/gradient_window.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
@@ -26,13 +25,33 @@
 #include "thinwire/engine/engine.h"
 #include "thinwire/engine/make_optimizer.h"
 #include "thinwire/engine/telemetry.h"
+#include "thinwire/exchange/gradient_window.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine {
 
-/// Where gradients go: the framework leaves them in the array of all gradients,
-/// whose buckets are sent as they fill; without such an array they are handed
-/// on to ZeRO.
+/// Refuses a call that only ZeRO can serve.
+[[noreturn]] void refuse_without_zero(std::string_view caller);
+
+/// Reads and sets the values that the engine's optimizer has.
+class EngineValues final : public zero::WholeValues {
+ public:
+  explicit EngineValues(Engine::Impl& engine);
+
+ private:
+  void require_gradients(std::string_view caller, View grads) const override;
+  [[nodiscard]] std::vector<float> read(std::size_t parameter,
+                                        std::string_view what,
+                                        View grads) override;
+  void write(std::size_t parameter, std::string_view what,
+             std::span<const float> values) override;
+
+  Engine::Impl& engine_;
+};
+
+/// Receives the gradients of the window if there is an array of all gradients.
+/// The framework leaves them in it, and buckets are sent as they fill. Without
+/// such an array ZeRO receives them, and the window is ZeRO's.
 struct Engine::Impl final : exchange::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const config::Config& settings, View p, View g, optim::MakeRule r)
@@ -54,91 +73,18 @@ struct Engine::Impl final : exchange::GradientSink {
         notices(settings, c.size()),
         saver(comm) {}
 
-  comm::Communicator& given;                          // at construction
-  const std::unique_ptr<comm::Communicator> grouped;  // null: flat
-  comm::Communicator& comm;
-  const ParameterLayout layout;
-  const config::Config config;
-  const View params;
-  const View grads;
-  const optim::MakeRule own_rule;  // empty: the configuration's
-  const std::int64_t accumulation_steps;
-  const bool has_gradient_array;  // else they are handed over one by one
-  LearningRates rates;
-  std::int64_t steps = 0;
-
-  std::optional<bool> boundary;  // set by the caller
-  bool in_evaluation = false;
-
-  // ---- since the last step
-  // Made with the optimizer, whose buckets it has.
-  std::optional<exchange::GradientWindow> window;
-  double waited = 0;    // seconds, for what has been sent, in backward
-  GradientMarks marks;  // of what is the caller's to leave alone until step()
-  Buffer sums;          // fp32, of 16-bit gradients; made when needed
-  bool accumulates_in_fp32 = false;
-  comm::Communicator* model_parallel = nullptr;  // null: there is none
-  Buffer travelling;  // gradients in the dtype of the wire, where that is
-                      // another one
-  EngineReport report;
-  comm::Counters counters;  // at the window's first backward
-  std::chrono::steady_clock::time_point backward_began;
-
-  // ---- what is written and said of steps: engine_watch.cpp
-  Telemetry telemetry;
-  const std::vector<std::string> host_names;  // of every rank, for errors
-  FallbackWatch fallback;
-  StepNotices notices;
-  // Of the last step; nothing: it was another run's, or there was none.
-  std::optional<std::chrono::steady_clock::time_point> step_ended;
-  std::chrono::steady_clock::time_point step_began;  // of this one
-  EngineClock::Now now = [] { return std::chrono::steady_clock::now(); };
-  void watch_the_freeze();
-  /// The seconds count as the step's.
-  void watch(const EngineReport& done, double waited_in_backward);
-  /// What follows are another run's steps.
-  void watch_anew();
-
-  // ---- checkpoints: engine_checkpoint.cpp
-  std::function<Others()> others;  // empty: there are none
-  [[nodiscard]] checkpoint::Training training();
-  void require_between_windows(const char* what) const;
-  /// Collective: what is loaded into, once nothing is under way.
-  [[nodiscard]] checkpoint::Training training_to_load();
-  /// What a load will set here.
-  struct Continuation {
-    std::int64_t steps = 0;
-    std::vector<std::optional<double>> by_hand{};
-    std::vector<std::string> changed{};  // settings
-  };
-  /// Throws Error(kCorruptCheckpoint).
-  [[nodiscard]] Continuation continuation(
-      const checkpoint::LoadReport& found) const;
-  /// Options that fill in `next` before anything changes.
-  [[nodiscard]] checkpoint::LoadOptions checked(
-      const checkpoint::LoadOptions& options, Continuation& next) const;
-  void take_up(checkpoint::LoadReport& loaded, checkpoint::What what,
-               Continuation&& next);
-
-  // Goes first, and waits for what it has under way in the memory above.
-  OptimizerStack made;
-  checkpoint::Saver saver;  // waits for a save under way
-
-  /// Collective.
-  void make_optimizer(ConstView initial);
-  void broadcast(View values);
-  [[nodiscard]] std::vector<optim::HeldParameters> held_parameters() const;
-  void make_window();
-  void set_full_parameter(std::string_view name, std::span<const float> values);
+  // ---- life of the engine: engine.cpp
+  /// Makes the optimizer and the window, and sends rank 0's parameters to all
+  /// ranks. Collective.
+  void start(ConstView initial);
+  void set_parameter(const Parameter& p, std::span<const float> values);
   [[nodiscard]] optim::Optimizer& optimizer() const { return *made.optimizer; }
   [[nodiscard]] double loss_scale() const {
     if (made.zero != nullptr) return made.zero->loss_scale();
     return made.mixed == nullptr ? 1 : made.mixed->loss_scale();
   }
-  [[nodiscard]] bool is_managed() const {
-    return config.managed_gradient_accumulation;
-  }
-  // Before a window: of its first backward.
+  /// Returns whether the last backward is the window's last one, or, before a
+  /// window, whether its first one will be.
   [[nodiscard]] bool is_boundary() const {
     if (window->is_complete()) return true;
     if (boundary) return *boundary;
@@ -146,48 +92,21 @@ struct Engine::Impl final : exchange::GradientSink {
            (window->backwards() == 0 && accumulation_steps == 1);
   }
 
-  // ---- gradients on their way
+  // ---- one window: engine_window.cpp
+  void begin_backward();
+  void cancel_backward(std::string_view reason);
+  void gradient_ready(std::size_t index, ConstView gradient);
+  void end_backward();
+  [[nodiscard]] EngineReport step();
+  [[nodiscard]] double mean(double value);
   [[nodiscard]] View window_gradients() {
     return accumulates_in_fp32 ? sums.view() : grads;
   }
-  [[nodiscard]] DType wire_dtype() const {
-    return config.communication_dtype.value_or(config.precision.dtype);
+  [[nodiscard]] ConstView own_gradients() const {
+    return has_gradient_array ? ConstView(grads) : ConstView();
   }
-  // Values of 16 bits are added in fp32 and rounded once, whatever the wire;
-  // some optimizers take no others.
-  [[nodiscard]] bool is_converted() {
-    const DType dtype = window_gradients().dtype();
-    if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
-    if (made.zero != nullptr) return false;  // converts bucket by bucket
-    const bool travels =
-        comm.size() > 1 && optimizer().progress().phase == optim::Phase::kExact;
-    return travels ||
-           (made.mixed != nullptr && !made.mixed->takes_gradients(dtype));
-  }
-  [[nodiscard]] View to_send(Range range) {
-    if (!is_converted()) return window_gradients();
-    const MemoryScope scope(MemoryKind::kBuckets);
-    if (travelling.empty())
-      travelling = Buffer(params.first_size(), wire_dtype());
-    if (range.offset < travelling.size()) {
-      const std::size_t size =
-          std::min(range.size, travelling.size() - range.offset);
-      kernels::convert(window_gradients().subview(range.offset, size),
-                       travelling.view().subview(range.offset, size));
-    }
-    return all_travelling();
-  }
-  // Gradients of parameters that are fp32 beside 16 bits stay what they are.
-  [[nodiscard]] View all_travelling() {
-    const std::size_t first = travelling.size();
-    return View::joined(travelling.view(), window_gradients().subview(
-                                               first, layout.size() - first));
-  }
-  void store(const exchange::GradientPart& part) override;
-  bool send(std::size_t bucket) override;
-
-  // Runs what exchanges with other ranks. One that makes fewer calls, or
-  // others, has most often had fewer batches: the error says so.
+  /// Runs `body`, which exchanges with other ranks. If a rank makes fewer calls
+  /// or others, it mostly had fewer batches, and the error says so.
   template <class F>
   auto exchange(F&& body) {
     try {
@@ -197,22 +116,109 @@ struct Engine::Impl final : exchange::GradientSink {
       throw;
     }
   }
+
+  // ---- telemetry and notices: engine_watch.cpp
+  /// Forgets the times of steps, because the next ones are another run's.
+  void watch_anew();
+
+  // ---- checkpoints: engine_checkpoint.cpp
+  [[nodiscard]] checkpoint::Training training();
+  void require_between_windows(const char* what) const;
+  /// Returns the training to load into, once no save is pending. Collective.
+  [[nodiscard]] checkpoint::Training training_to_load();
+  /// Values that a load will set here.
+  struct Continuation {
+    std::int64_t steps = 0;
+    std::vector<std::optional<double>> by_hand{};
+    std::vector<std::string> changed{};  // settings
+  };
+  /// Returns options that fill in `next` before anything changes.
+  [[nodiscard]] checkpoint::LoadOptions checked(
+      const checkpoint::LoadOptions& options, Continuation& next) const;
+  /// Sets what the load has found.
+  void restore(checkpoint::LoadReport& loaded, checkpoint::What what,
+               Continuation&& next);
+
+  comm::Communicator& given;                          // at construction
+  const std::unique_ptr<comm::Communicator> grouped;  // null: flat
+  comm::Communicator& comm;
+  const ParameterLayout layout;
+  const config::Config config;
+  const View params;
+  const View grads;
+  const optim::MakeRule own_rule;  // empty: the configuration's
+  const std::int64_t accumulation_steps;
+  const bool has_gradient_array;  // if not, they are passed one by one
+  EngineRates rates;
+  std::int64_t steps = 0;
+
+  std::optional<bool> boundary;  // set by the caller
+  bool in_evaluation = false;
+
+  // ---- since the last step
+  // The window of all calls: `own_window` with an array of all gradients,
+  // otherwise ZeRO's. Made with the optimizer, whose buckets it has.
+  exchange::GradientWindow* window = nullptr;
+  std::optional<exchange::GradientWindow> own_window;
+  double waited = 0;    // seconds in backward, for buckets that were sent
+  GradientMarks marks;  // of values that the caller may not change until step()
+  Buffer sums;          // fp32, of 16-bit gradients; made when needed
+  bool accumulates_in_fp32 = false;
+  comm::Communicator* model_parallel = nullptr;  // null: there is none
+  Buffer travelling;  // gradients in the dtype of the wire, if that is another
+  EngineReport report;
+  comm::Counters counters;  // at the window's first backward
+  std::chrono::steady_clock::time_point backward_began;
+
+  // ---- telemetry and notices
+  Telemetry telemetry;
+  const std::vector<std::string> host_names;  // of every rank, for errors
+  FallbackWatch fallback;
+  StepNotices notices;
+  // End of this run's last step, if there was one.
+  std::optional<std::chrono::steady_clock::time_point> step_ended;
+  std::chrono::steady_clock::time_point step_began;  // of this one
+  EngineClock::Now now = [] { return std::chrono::steady_clock::now(); };
+
+  std::function<Others()> others;     // empty: there are none
+  std::optional<EngineValues> whole;  // made with the window
+  // Destroyed before the memory above, in which its exchanges are pending.
+  OptimizerStack made;
+  checkpoint::Saver saver;  // its destructor waits for a pending save
+
+ private:
+  void make_optimizer(ConstView initial);
+  void broadcast(View values);
+  [[nodiscard]] std::vector<optim::HeldParameters> held_parameters() const;
+  void make_window();
+  [[nodiscard]] bool is_managed() const {
+    return config.managed_gradient_accumulation;
+  }
+
+  // ---- gradients in flight
+  bool begin(exchange::Backward which) override;
+  void store(const exchange::GradientPart& part) override;
+  bool send(std::size_t bucket) override;
+  [[nodiscard]] DType wire_dtype() const {
+    return config.communication_dtype.value_or(config.precision.dtype);
+  }
+  [[nodiscard]] bool is_converted();
+  [[nodiscard]] View to_send(Range range);
+  [[nodiscard]] View all_travelling();
+  void finish_sent();
+  void begin_window();
+  void require_untouched();
+  void require_all_used() const;
+  [[nodiscard]] double norm_of_all_parts(double own);
   void explain(const Error& error) const;
 
-  void begin_backward();
-  void cancel_backward(std::string_view reason);
-  void gradient_ready(std::size_t index, ConstView gradient);
-  void end_backward();
-  void finish_sent();
-  void require_untouched();
-  [[nodiscard]] ConstView own_gradients() const {
-    return has_gradient_array ? ConstView(grads) : ConstView();
-  }
-  void require_all_used() const;
-  void begin_window();
-  [[nodiscard]] double norm_of_all_parts(double own);
-  [[nodiscard]] EngineReport step();
-  [[nodiscard]] double mean(double value);
+  void watch_the_freeze();
+  /// Reports a step. `waited_in_backward` counts as part of it.
+  void watch(const EngineReport& done, double waited_in_backward);
+  /// Returns the values of a checkpoint. Throws Error(kCorruptCheckpoint) if
+  /// they are invalid.
+  [[nodiscard]] Continuation continuation(
+      const checkpoint::LoadReport& found) const;
 };
 
 }  // namespace thinwire::engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine writes of its steps, and says of them.
+// Telemetry of an engine's steps, and its messages about them.
 #include <utility>
 
 #include "engine/engine_impl.h"
@@ -15,8 +15,8 @@ void Engine::Impl::watch_the_freeze() {
   freeze->set_gate([this](const optim::FreezeRequest& request) {
     const comm::Counters before = comm.counters();
     const bool ends = fallback.ends_exact_stage(comm, request);
-    // A run that was interrupted has the same traffic as one that was not,
-    // however many steps either has measured.
+    // Measurements do not count as traffic, so that an interrupted run reports
+    // the same traffic as an uninterrupted one.
     counters += comm.counters() - before;
     return ends;
   });

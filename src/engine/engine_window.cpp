@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One window of accumulation: backwards, gradients on their way, the step.
+// One window of accumulation: backwards, gradients in flight, the step.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,7 +13,6 @@
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
 #include "optim/exact_exchange.h"
-#include "zero/checks.h"
 
 namespace thinwire::engine {
 
@@ -41,15 +40,14 @@ void Engine::Impl::begin_backward() {
       .is_first = backwards == 0,
       .is_last = boundary.value_or(is_managed() &&
                                    backwards + 1 >= accumulation_steps)};
-  const auto* const early = optimizer().early();
-  const bool sends = has_gradient_array && which.is_last &&
-                     config.comm.overlap && comm.size() > 1 &&
-                     early != nullptr &&
-                     (early->reduces() || early->measures());
-  window->begin(which, sends);
-  // From the second backward on, 16-bit gradients are added up in fp32.
-  if (has_gradient_array && backwards == 1 &&
-      grads.dtype() != DType::kFloat32 &&
+  window->begin(which);
+  if (which.is_first) counters = comm.counters();
+  backward_began = Clock::now();
+}
+
+bool Engine::Impl::begin(exchange::Backward which) {
+  // From the second backward on, 16-bit gradients are accumulated in fp32.
+  if (window->backwards() == 1 && grads.dtype() != DType::kFloat32 &&
       config.accumulation_dtype == DType::kFloat32) {
     const MemoryScope scope(MemoryKind::kGradients);
     if (sums.empty()) sums = Buffer::of<float>(layout.size());
@@ -57,9 +55,9 @@ void Engine::Impl::begin_backward() {
     accumulates_in_fp32 = true;
   }
   if (accumulates_in_fp32) set_to_zero(grads);
-  if (which.is_first) counters = comm.counters();
-  if (!has_gradient_array) made.zero->begin_backward(which);
-  backward_began = Clock::now();
+  const auto* const early = optimizer().early();
+  return which.is_last && config.comm.overlap && comm.size() > 1 &&
+         early != nullptr && (early->reduces() || early->measures());
 }
 
 void Engine::Impl::gradient_ready(std::size_t index, ConstView gradient) {
@@ -76,19 +74,48 @@ void Engine::Impl::gradient_ready(std::size_t index, ConstView gradient) {
                            ? "is in the array of all gradients, give none"
                            : "is missing: there is no array of all "
                              "gradients with this configuration"));
-  if (!has_gradient_array)
-    zero::require_gradient(p, config.precision.dtype, gradient);
   window->collect(index, gradient);
 }
 
 void Engine::Impl::store(const exchange::GradientPart& part) {
   const Range& range = part.range;
-  if (!has_gradient_array) {
-    if (!part.values.empty()) made.zero->collect(part.parameter, part.values);
-  } else if (accumulates_in_fp32) {
+  if (accumulates_in_fp32)
     kernels::accumulate(sums.view().subview(range.offset, range.size),
                         grads.subview(range.offset, range.size));
+}
+
+// Tells whether gradients are converted before they are sent. 16-bit ones are
+// added in fp32 and rounded once, whatever the wire. Some optimizers accept no
+// other type.
+bool Engine::Impl::is_converted() {
+  const DType dtype = window_gradients().dtype();
+  if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
+  if (made.zero != nullptr) return false;  // converts bucket by bucket
+  const bool travels =
+      comm.size() > 1 && optimizer().progress().phase == optim::Phase::kExact;
+  return travels ||
+         (made.mixed != nullptr && !made.mixed->takes_gradients(dtype));
+}
+
+View Engine::Impl::to_send(Range range) {
+  if (!is_converted()) return window_gradients();
+  const MemoryScope scope(MemoryKind::kBuckets);
+  if (travelling.empty())
+    travelling = Buffer(params.first_size(), wire_dtype());
+  if (range.offset < travelling.size()) {
+    const std::size_t size =
+        std::min(range.size, travelling.size() - range.offset);
+    kernels::convert(window_gradients().subview(range.offset, size),
+                     travelling.view().subview(range.offset, size));
   }
+  return all_travelling();
+}
+
+// Gradients of fp32 parameters beside 16-bit ones keep their type.
+View Engine::Impl::all_travelling() {
+  const std::size_t first = travelling.size();
+  return View::joined(travelling.view(),
+                      window_gradients().subview(first, layout.size() - first));
 }
 
 bool Engine::Impl::send(std::size_t bucket) {
@@ -103,24 +130,23 @@ bool Engine::Impl::send(std::size_t bucket) {
 }
 
 void Engine::Impl::end_backward() {
-  if (!has_gradient_array) made.zero->end_backward();
   window->end();
   exchange::LateGradients late = window->late();
   const auto* const early = optimizer().early();
-  if (early != nullptr && early->measures()) late = {};  // nothing is sent
-  if (!has_gradient_array && comm.size() > 1) late = made.zero->late();
+  const bool only_measures = early != nullptr && early->measures();
+  if (only_measures || comm.size() == 1) late = {};  // nothing is sent
   report.late_elements = late.elements;
   if (late.parameter >= 0)
     report.waited_for =
         layout.parameters()[static_cast<std::size_t>(late.parameter)].name;
   report.backward_seconds +=
       std::chrono::duration<double>(Clock::now() - backward_began).count();
-  if (window->has_sent()) finish_sent();
+  if (has_gradient_array && window->has_sent()) finish_sent();
   marks.remember(params, own_gradients());
 }
 
-// From here on gradients are in the caller's sight, who may read them, or scale
-// them by mistake: nothing may be under way in them. step() would be next.
+// Waits for exchanges in the gradients. From here on the caller may read them,
+// or scale them by mistake, before step().
 void Engine::Impl::finish_sent() {
   const auto began = Clock::now();
   optimizer().early()->finish();
@@ -132,15 +158,8 @@ void Engine::Impl::finish_sent() {
 
 void Engine::Impl::cancel_backward(std::string_view reason) {
   if (!window->in_backward()) return;
-  bool begins_anew = window->cancel();
-  if (!has_gradient_array) try {
-      made.zero->cancel_backward();
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kCommFailure) throw;
-      begins_anew = false;
-    }
-  if (begins_anew) return begin_window();
-  // What has been sent cannot be taken back, and other ranks wait for the rest.
+  if (window->cancel()) return begin_window();
+  // Sent gradients cannot be taken back, and other ranks wait for the rest.
   comm.give_up(reason);
   throw Error(ErrorCode::kCommFailure,
               fmt::format("cancel_backward: gradients have been sent before "
@@ -177,8 +196,8 @@ void Engine::Impl::explain(const Error& error) const {
   if (!comm::failure::is_out_of_step(text) ||
       text.find(kHint) != std::string::npos)
     return;
-  // Who sends nothing at all may be gone with its machine; who sends something
-  // else, or has left in good order, is not.
+  // A rank that sends nothing may be gone with its machine. A rank that sends
+  // something else, or has left in good order, is not.
   std::set<std::string> hosts;
   for (const int rank : comm::failure::waited_for(text))
     if (rank < comm.size())
@@ -199,7 +218,7 @@ void Engine::Impl::explain(const Error& error) const {
 }
 
 double Engine::Impl::mean(double value) {
-  // Told apart from other exchanges by its size, and by the tag.
+  // The size and the tag distinguish this exchange from others.
   constexpr double kTag = 0x6d65616e;
   const std::array<double, 3> own{kTag, static_cast<double>(steps), value};
   const auto ranks = static_cast<std::size_t>(comm.size());
@@ -223,13 +242,14 @@ double Engine::Impl::mean(double value) {
   return sum / static_cast<double>(ranks);
 }
 
-// Collective, so that all ranks stop. An expert may have had nothing to do.
+// Throws on all ranks if a parameter had no gradient. Experts may have none.
+// Collective.
 void Engine::Impl::require_all_used() const {
   if (config.zero.stage == 0 || config.zero.ignore_unused_parameters) return;
   std::int64_t own = -1;
   const auto parameters = layout.parameters();
   const std::vector<std::size_t> dense = held_parameters().front().parameters;
-  for (std::size_t i = dense.size(); i-- > 0;)  // one to miss
+  for (std::size_t i = dense.size(); i-- > 0;)
     if (!window->has_gradient(dense[i]) && parameters[dense[i]].size > 0)
       own = static_cast<std::int64_t>(i);
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
@@ -242,7 +262,8 @@ void Engine::Impl::require_all_used() const {
           parameters[dense[static_cast<std::size_t>(all[r])]].name, r));
 }
 
-// Collective over the ranks that hold a model together, in their order.
+// Adds the squares of the ranks that hold one model together, in their order.
+// Collective over these ranks.
 double Engine::Impl::norm_of_all_parts(double own) {
   const double square = own * own;
   std::vector<double> all(static_cast<std::size_t>(model_parallel->size()));
@@ -269,7 +290,7 @@ EngineReport Engine::Impl::step() {
   }
   require_untouched();
   require_all_used();
-  rates.apply(optimizer().groups(), steps);
+  rates.apply(steps);
   View sent;
   if (has_gradient_array)
     sent = window->has_sent() && is_converted() ? all_travelling()
@@ -285,7 +306,7 @@ EngineReport Engine::Impl::step() {
     if (error.code() == ErrorCode::kNonFinite) begin_window();
     throw;
   }
-  // What backward sent, and waited for, counts too.
+  // The traffic and the waits of backward count too.
   done.seconds += waited;
   done.exchange_seconds += waited;
   optim::report_traffic(done, comm.counters() - counters);

@@ -53,7 +53,7 @@ std::optional<FallbackWatch::Verdict> FallbackWatch::add(
   keep(compressed_, seconds);
   if (compressed_.size() < kSteps) return std::nullopt;
   const Verdict verdict{exact_median_, median(compressed_, whole)};
-  exact_median_ = 0;  // that was all there is to say
+  exact_median_ = 0;  // there is one verdict only
   return verdict;
 }
 

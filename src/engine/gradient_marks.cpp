@@ -24,7 +24,7 @@ std::uint32_t bits_of(ConstView view, std::size_t element) {
                           : bits_at<std::uint16_t>(one, 0);
 }
 
-// The bits of infinity; what is below and not 0 is finite.
+// Bits of infinity. Smaller bits, except 0, are those of finite values.
 std::uint32_t infinity_of(DType dtype) {
   if (dtype == DType::kFloat32) return 0x7f800000;
   return dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
@@ -48,7 +48,7 @@ std::size_t first_finite(ConstView values, Range range) {
   return range.end();
 }
 
-// range.end(): there is none.
+// Returns the index of the element, or range.end() if there is none.
 std::size_t first_finite_of(ConstView values, Range range) {
   const ConstView part = values.subview(range.offset, range.size);
   const Range all{0, range.size};
@@ -70,7 +70,7 @@ void GradientMarks::remember(ConstView params, ConstView grads) {
     if (p.size == 0) continue;
     Mark mark{.parameter = k, .element = p.offset};
     if (!grads.empty()) {
-      // Where it was before: rows in front of it may be zero in every step.
+      // Begins at the last one: rows before it may be zero in every step.
       std::size_t found = first_finite_of(grads, {last_[k], 1});
       if (found != last_[k]) found = first_finite_of(grads, {p.offset, p.size});
       mark.has_gradient = found < p.offset + p.size;

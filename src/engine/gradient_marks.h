@@ -11,26 +11,26 @@
 
 namespace thinwire::engine {
 
-/// Finds out whether somebody changed gradients or parameters between a
-/// window's last backward and its step, by one element per parameter: the first
-/// whose gradient is finite and not 0, so that to scale it changes its bits.
+/// Detects external writes to gradients or parameters between a window's last
+/// backward and its step. It compares one element per parameter: the first
+/// whose gradient is finite and not 0, so that scaling changes its bits.
 class GradientMarks {
  public:
   /// `layout` must outlive this object.
   explicit GradientMarks(const ParameterLayout& layout);
 
-  /// `grads` may be empty: then only parameters are compared, by their first
-  /// element.
+  /// Records one element of each parameter. If `grads` is empty, only
+  /// parameters are compared, by their first element.
   void remember(ConstView params, ConstView grads);
-  /// Nothing has been remembered.
+  /// Discards the record.
   void forget() { marks_.clear(); }
 
   struct Change {
     std::size_t parameter = 0;
     bool is_of_gradient = false;
   };
-  /// The first parameter that differs from what was remembered; gradients
-  /// before parameters, since who steps by hand often scales before.
+  /// Returns the first parameter that differs from the record. Gradients come
+  /// before parameters, because callers that step by hand often scale first.
   [[nodiscard]] std::optional<Change> change(ConstView params,
                                              ConstView grads) const;
 
@@ -45,7 +45,7 @@ class GradientMarks {
 
   const ParameterLayout& layout_;
   std::vector<Mark> marks_;
-  std::vector<std::size_t> last_;  // per parameter: where one was found last
+  std::vector<std::size_t> last_;  // per parameter: element of the last record
 };
 
 }  // namespace thinwire::engine

@@ -85,7 +85,8 @@ std::unique_ptr<zero::ShardedOptimizer> deepspeed_zero(
                              .predivide = config.gradient_predivide_factor});
 }
 
-// Makes the rule of an exact optimizer; null for one that has its own exchange.
+// Makes the rule of an exact optimizer, or null if the optimizer has an
+// exchange of its own.
 zero::MakeRule make_rule(const Config& config) {
   if (const auto* lamb = std::get_if<optim::LambOptions>(&config.optimizer))
     return [options = *lamb](const ParameterLayout& layout) {
@@ -126,14 +127,15 @@ std::unique_ptr<lean::LeanOnebitAdam> lean(comm::Communicator& comm,
                                            ConstView initial) {
   auto options = std::get<lean::LeanOnebitAdamOptions>(config.optimizer);
   options.compression.exchange = config.exchange_options();
-  // What parameters of fp32 begin as is in them.
+  // fp32 parameters have their initial values themselves.
   const bool adds =
       params.dtype() != DType::kFloat32 && initial.dtype() == DType::kFloat32;
   return std::make_unique<lean::LeanOnebitAdam>(comm, layout, params, options,
                                                 adds ? initial : ConstView());
 }
 
-// A low-bit optimizer: Thinwire's own, or DeepSpeed's. Null for exact ones.
+// Makes a low-bit optimizer, corrected or of DeepSpeed's semantics; null if the
+// optimizer is exact.
 template <class OnebitAdam, class OnebitLamb, class ZeroOneAdam, class Base>
 struct LowBitMaker {
   comm::Communicator& comm;
@@ -174,7 +176,7 @@ optim::LambOptions exact_options(const optim::OnebitLambOptions& options) {
   return lamb;
 }
 
-// The rule of experts, which low-bit optimizers keep exact.
+// Makes the rule of experts, which low-bit optimizers keep exact.
 zero::MakeRule rule_of_experts(const Config& config) {
   Config exact = config;
   std::visit(
@@ -189,7 +191,7 @@ zero::MakeRule rule_of_experts(const Config& config) {
   return make_rule(exact);
 }
 
-// Without ZeRO: of the parameters in fp32, or of their masters.
+// Makes the optimizer without ZeRO, for fp32 parameters or masters.
 std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
                                            const ParameterLayout& layout,
                                            const Config& config) {
@@ -202,7 +204,7 @@ std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
   return std::visit(OwnLowBit{comm, layout}, config.optimizer_options());
 }
 
-// How many elements are fp32 beside those of 16 bits.
+// Returns the number of fp32 elements beside those of 16 bits.
 std::size_t num_wide(ConstView params) {
   return params.size() - params.first_size();
 }
@@ -234,7 +236,7 @@ std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
       rule_of_experts(config), config.exchange_options(), num_wide);
 }
 
-// Its wrapper averages, clips and unscales.
+// Makes the reference's optimizer, whose wrapper averages, clips and unscales.
 std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
     comm::Communicator& comm, const ParameterLayout& layout,
     const Config& config, ConstView initial) {
@@ -285,7 +287,7 @@ void require_fit_for_own_rule(const Config& config, ConstView params) {
           "of one dtype with a rule of the caller's", "two");
 }
 
-// fp32 beside 16 bits, and nothing else.
+// Checks parameters of two dtypes: fp32 ones beside those of 16 bits.
 void require_dtypes(const Config& config, ConstView params) {
   if (!params.is_joined()) return;
   constexpr const char* kBeside = "with parameters of two dtypes";

@@ -5,9 +5,9 @@
 
 namespace thinwire::engine {
 
-/// While it lives, these signals set a flag of the process and do nothing else.
-/// A second one of a kind does what it did before. Several may live at once, as
-/// where ranks are threads.
+/// Makes signals set a flag of the process instead of their action, as long as
+/// the object exists. A second signal of a kind has its action again. Several
+/// objects may exist at once, for example if ranks are threads.
 class SignalFlag {
  public:
   /// Throws Error(kUnavailable) for a signal that cannot be caught.
@@ -16,7 +16,8 @@ class SignalFlag {
   SignalFlag(const SignalFlag&) = delete;
   SignalFlag& operator=(const SignalFlag&) = delete;
 
-  /// One of them has come since the first of those that live was made.
+  /// Returns whether a signal has arrived since the first of the present
+  /// objects was made.
   [[nodiscard]] bool is_raised() const noexcept;
 
  private:

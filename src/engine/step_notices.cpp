@@ -120,7 +120,7 @@ void StepNotices::after_step(const EngineReport& report,
   if (times_every_ > 0) add_times(report);
 }
 
-// A run that is resumed in its compression stage has told of it before.
+// A run that resumes in its compression stage has logged it before.
 void StepNotices::tell_of_phase(const EngineReport& report, optim::Phase next) {
   if (!logs_phases_ || ranks_ == 1 || has_compressed_) return;
   if (report.phase == optim::Phase::kExact) {

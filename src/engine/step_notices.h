@@ -11,11 +11,11 @@
 
 namespace thinwire::engine {
 
-/// Where the time of steps went: means over `count` steps, in one line.
+/// Returns one line with the mean times of the parts of `count` steps.
 [[nodiscard]] std::string time_line(const EngineReport& sum,
                                     std::int64_t count);
 
-/// What a rank's memory holds, kind by kind, and its peak, in one line.
+/// Returns one line with a rank's memory by kind, and its peak.
 [[nodiscard]] std::string memory_line(const char* when, const MemoryUse& use);
 
 /// Lines of the log that an engine writes about its steps, on rank 0.
@@ -23,15 +23,14 @@ class StepNotices {
  public:
   StepNotices(const config::Config& config, int ranks);
 
-  /// Whether after_step() tells of phases and skipped steps; true at first.
+  /// Sets whether after_step() logs phases and skipped steps; true at first.
   void log_phases(bool is_logged) noexcept { logs_phases_ = is_logged; }
-  /// Tells which transport is used if config.comm.backend names another one,
-  /// and with memory_breakdown what memory holds. For rank 0.
+  /// Logs the transport if config.comm.backend names another one, and the
+  /// memory with memory_breakdown. For rank 0.
   void at_start(const comm::Communicator& comm) const;
-  /// After a step at a boundary, of which `optimizer` made `report`; the next
-  /// one has `loss_scale`. Tells of the freeze, of the first compressed step
-  /// after exact ones, and of the 1st, 2nd, 4th, 8th ... skipped step. For rank
-  /// 0.
+  /// Logs the freeze, the first compressed step after exact ones, and skipped
+  /// steps 1, 2, 4, 8 and so on. Call it on rank 0 after a step at a boundary,
+  /// with the report of `optimizer` and the loss scale of the next step.
   void after_step(const EngineReport& report, const optim::Optimizer& optimizer,
                   double loss_scale);
 
@@ -43,9 +42,9 @@ class StepNotices {
   int ranks_;
   bool freezes_;  // the optimizer has an exact stage that ends
   bool has_compressed_ = false;
-  std::uint64_t exact_bytes_ = 0;  // of the last exact step; 0: there was none
+  std::uint64_t exact_bytes_ = 0;  // of the last exact step; 0 without one
   config::CommBackend backend_;
-  std::int64_t times_every_;  // steps per line of times; 0: none
+  std::int64_t times_every_;  // steps per line of times; 0 for no lines
   bool tells_memory_;
   bool is_first_ = true;
   EngineReport sum_{};

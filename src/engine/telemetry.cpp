@@ -31,7 +31,7 @@ Json memory_of(const MemoryUse& memory) {
   return json;
 }
 
-// Of parameters' values; the median of an even number is the mean of two.
+// Returns the median of parameters' values; of an even number the mean of two.
 Json spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t middle = values.size() / 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/gradient_window.h"
+#include "thinwire/exchange/gradient_window.h"
 
 #include <fmt/format.h>
 
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/require.h"
+#include "exchange/bucket_schedule.h"
 
 namespace thinwire::exchange {
 
@@ -21,11 +22,23 @@ Range intersection(const Range& a, const Range& b) {
 
 GradientWindow::GradientWindow(const ParameterLayout& layout,
                                std::vector<Range> buckets, GradientSink& sink)
-    : layout_(layout), sink_(sink), schedule_(layout, std::move(buckets)) {
-  restart();
+    : layout_(layout),
+      sink_(sink),
+      schedule_(std::make_unique<BucketSchedule>(layout, std::move(buckets))) {
+  reset();
 }
 
-void GradientWindow::restart() {
+GradientWindow::~GradientWindow() = default;
+
+bool GradientWindow::is_ready(std::size_t parameter) const {
+  return schedule_->is_ready(parameter);
+}
+
+const std::vector<Range>& GradientWindow::buckets() const noexcept {
+  return schedule_->ranges();
+}
+
+void GradientWindow::reset() {
   backwards_ = 0;
   in_backward_ = false;
   is_complete_ = false;
@@ -36,9 +49,14 @@ void GradientWindow::restart() {
   is_sent_.assign(buckets().size(), false);
 }
 
+void GradientWindow::restart() {
+  reset();
+  sink_.clear();
+}
+
 // ---- gradients one by one
 
-void GradientWindow::begin(Backward which, bool sends) {
+void GradientWindow::begin(Backward which) {
   if (is_lost_)
     refuse(
         "begin_backward: a backward has failed after some of its gradients "
@@ -50,13 +68,13 @@ void GradientWindow::begin(Backward which, bool sends) {
     refuse(which.is_first
                ? "begin_backward: there was a first backward since step()"
                : "begin_backward: the first backward since step() is missing");
+  sends_ = sink_.begin(which);
   backward_ = which;
-  sends_ = sends;
   in_backward_ = true;
   is_complete_ = which.is_last;
   ++backwards_;
   late_ = {};
-  schedule_.begin();
+  schedule_->begin();
 }
 
 void GradientWindow::require_open(std::size_t parameter) const {
@@ -71,16 +89,17 @@ void GradientWindow::require_open(std::size_t parameter) const {
 
 void GradientWindow::collect(std::size_t parameter, ConstView gradient) {
   require_open(parameter);
+  sink_.check(parameter, gradient);
   has_gradient_[parameter] = true;
   store(parameter, gradient);
 }
 
-// A parameter may be larger than the memory that goes round for buckets: each
-// of its parts is sent, if it can be, before the next one is stored.
+// A parameter may be larger than the memory of the buckets in flight. So each
+// of its parts is sent, if possible, before the next one is stored.
 void GradientWindow::store(std::size_t parameter, ConstView gradient) {
   const Parameter& p = layout_.parameters()[parameter];
-  const Range of = schedule_.buckets_of(parameter);
-  if (of.size == 0) schedule_.mark_ready(parameter);
+  const Range of = schedule_->buckets_of(parameter);
+  if (of.size == 0) schedule_->mark_ready(parameter);
   for (std::size_t b = of.end(); b-- > of.offset;) {
     const Range range = intersection({p.offset, p.size}, buckets()[b]);
     sink_.store(
@@ -91,9 +110,9 @@ void GradientWindow::store(std::size_t parameter, ConstView gradient) {
                        ? gradient
                        : gradient.subview(range.offset - p.offset, range.size),
          .is_first = backward_.is_first});
-    schedule_.mark_part_ready(parameter, b);
+    schedule_->mark_part_ready(parameter, b);
     if (!sends_) continue;
-    while (const auto complete = schedule_.take_complete())
+    while (const auto complete = schedule_->take_complete())
       send_bucket(*complete);
   }
 }
@@ -101,24 +120,35 @@ void GradientWindow::store(std::size_t parameter, ConstView gradient) {
 void GradientWindow::end() {
   if (!in_backward_) refuse("end_backward: there was no begin_backward()");
   if (sends_) {
-    if (const auto held_up = schedule_.waiting_for())
+    if (const auto held_up = schedule_->waiting_for())
       late_.parameter = static_cast<std::int64_t>(*held_up);
-    for (std::size_t b = 0; b < schedule_.left(); ++b)
+    for (std::size_t b = 0; b < schedule_->left(); ++b)
       late_.elements += buckets()[b].size;
   }
   for (std::size_t p = layout_.parameters().size(); p-- > 0;)
     if (!is_ready(p)) store(p, {});
   in_backward_ = false;
+  sink_.end();
 }
 
 bool GradientWindow::cancel() {
-  const bool is_lost = has_sent_;
-  restart();
-  is_lost_ = is_lost;
-  return !is_lost;
+  if (!in_backward_) return true;
+  is_lost_ = has_sent_;
+  is_lost_ ? reset() : restart();
+  return !is_lost_;
 }
 
-// ---- whole
+// ---- gradients of all parameters
+
+void GradientWindow::collect_all(ConstView gradients) {
+  begin({});
+  for (std::size_t i = layout_.parameters().size(); i-- > 0;) {
+    const Parameter& p = layout_.parameters()[i];
+    has_gradient_[i] = true;
+    store(i, gradients.subview(p.offset, p.size));
+  }
+  end();
+}
 
 void GradientWindow::require_unsent(Range range) const {
   std::size_t covered = 0;
@@ -140,7 +170,7 @@ void GradientWindow::send(Range range) {
   for (const std::size_t b : buckets_in(range)) send_bucket(b);
 }
 
-// In the order in which they are sent.
+// Returns them in the order in which they are sent.
 std::vector<std::size_t> GradientWindow::buckets_in(Range range) const {
   std::vector<std::size_t> inside;
   for (std::size_t b = buckets().size(); b-- > 0;)

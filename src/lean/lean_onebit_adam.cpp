@@ -257,7 +257,7 @@ optim::EarlyGradients* LeanOnebitAdam::early() { return impl_.get(); }
 optim::FreezeStage* LeanOnebitAdam::freeze() { return impl_.get(); }
 
 std::vector<float> LeanOnebitAdam::full_parameter(std::string_view name) {
-  if (impl_->exact) return impl_->exact->full_parameter(name);
+  if (impl_->exact) return impl_->exact->whole_values().parameter(name);
   const Parameter& p = impl_->layout.parameter(name);
   std::vector<float> values(p.size);
   impl_->full.read({p.offset, p.size}, values);
@@ -266,10 +266,10 @@ std::vector<float> LeanOnebitAdam::full_parameter(std::string_view name) {
 
 void LeanOnebitAdam::set_full_parameter(std::string_view name,
                                         std::span<const float> values) {
-  if (impl_->exact) return impl_->exact->set_full_parameter(name, values);
-  const std::size_t index = zero::index_of(impl_->layout, name);
-  zero::require_size(impl_->layout, index, values);
-  const Parameter& p = impl_->layout.parameters()[index];
+  if (impl_->exact)
+    return impl_->exact->whole_values().set_parameter(name, values);
+  const Parameter& p =
+      impl_->layout.parameters()[zero::index_for(impl_->layout, name, values)];
   impl_->full.write({p.offset, p.size}, values);
 }
 

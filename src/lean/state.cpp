@@ -273,7 +273,7 @@ optim::Notes LeanOnebitAdam::load_state_dict(const StateDict& state) {
   optim::Notes notes = adopted();
   if (!impl_->exact || !impl_->full.are_split()) return notes;
   for (const Parameter& p : impl_->layout.parameters())
-    kernels::convert(impl_->exact->full_parameter(p.name),
+    kernels::convert(impl_->exact->whole_values().parameter(p.name),
                      impl_->full.params().subview(p.offset, p.size));
   return notes;
 }

@@ -14,15 +14,12 @@ std::size_t index_of(const ParameterLayout& layout, std::string_view name) {
                                   layout.parameters().data());
 }
 
-void require_key(std::string_view key) {
-  require(key != "param" && key != "grad", "key", "a state of the rule", key);
-}
-
-void require_size(const ParameterLayout& layout, std::size_t parameter,
-                  std::span<const float> values) {
-  const Parameter& p = layout.parameters()[parameter];
+std::size_t index_for(const ParameterLayout& layout, std::string_view name,
+                      std::span<const float> values) {
+  const Parameter& p = layout.parameter(name);
   require(values.size() == p.size, "values",
           fmt::format("{} elements for '{}'", p.size, p.name), values.size());
+  return index_of(layout, name);
 }
 
 void require_gradient(const Parameter& parameter, DType dtype,

@@ -5,45 +5,47 @@
 #include <span>
 #include <string_view>
 
-#include "exchange/gradient_window.h"
 #include "optim/checks.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/view.h"
+#include "thinwire/exchange/gradient_window.h"
 #include "thinwire/optim/optimizer.h"
 
-/// What sharded optimizers check: gradients, steps, whole values and saved
-/// states.
+/// Checks that sharded optimizers share: of gradients, steps, whole values and
+/// saved states.
 namespace thinwire::zero {
 
-/// Of a parameter in its layout; throws Error(kInvalidArgument).
+/// Returns the index of a parameter in its layout. Throws
+/// Error(kInvalidArgument) for an unknown name.
 [[nodiscard]] std::size_t index_of(const ParameterLayout& layout,
                                    std::string_view name);
-/// A key that stands for a state: what is none of the rule's has functions of
-/// its own. Throws Error(kInvalidArgument).
-void require_key(std::string_view key);
-void require_size(const ParameterLayout& layout, std::size_t parameter,
-                  std::span<const float> values);
+/// Returns the index of a parameter. Throws Error(kInvalidArgument) for an
+/// unknown name, and unless there are as many values as the parameter has
+/// elements.
+[[nodiscard]] std::size_t index_for(const ParameterLayout& layout,
+                                    std::string_view name,
+                                    std::span<const float> values);
 
-/// What ShardedOptimizer::collect is given: fp32, or `dtype`, that of the
-/// parameters. Throws Error(kInvalidArgument).
+/// Throws Error(kInvalidArgument) unless a gradient has its parameter's size,
+/// and is fp32 or has `dtype`, that of the parameters.
 void require_gradient(const Parameter& parameter, DType dtype,
                       ConstView gradient);
 
-/// Parameters, loss scale and low_precision of a step whose parameters are
-/// `params`, the memory given at construction. Throws Error(kInvalidArgument).
+/// Throws Error(kInvalidArgument) unless a step gets `params`, the memory given
+/// at construction, a loss scale above 0, and no low_precision.
 void require_same_memory(const optim::StepInput& input, ConstView params);
 
-/// What step() is given, `params` being the memory given at construction, and
-/// whether there is something to step with. Throws Error(kInvalidArgument),
-/// Error(kFailedPrecondition).
+/// Checks the input of a step like require_same_memory(), and its gradients.
+/// Throws Error(kFailedPrecondition) inside a backward, and unless gradients
+/// came either in `window` or as an array.
 void require_step(const optim::StepInput& input,
                   const exchange::GradientWindow& window, ConstView params);
 
-/// Scalars that say whose state it is: layout and rank.
+/// Returns the scalars that name a state's owner: layout and rank.
 [[nodiscard]] StateDict shard_owner(const ParameterLayout& layout, int rank);
-/// Throws Error(kCorruptCheckpoint) if the state is of another layout or rank.
+/// Throws Error(kCorruptCheckpoint) if the state has another layout or rank.
 void require_shard_owner(const StateDict& state, const ParameterLayout& layout,
                          int rank);
 

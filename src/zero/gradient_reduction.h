@@ -4,17 +4,17 @@
 #include <cstddef>
 #include <span>
 
-#include "exchange/gradient_window.h"
 #include "precision/loss_scale.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
+#include "thinwire/exchange/gradient_window.h"
 #include "thinwire/zero/shard_layout.h"
 #include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::zero {
 
-/// How gradients of one group of ranks are reduced. All that it refers to
-/// outlives what is made of it.
+/// Settings of the reduction of one group's gradients. All references must
+/// outlive the reduction.
 struct ReductionSettings {
   comm::Communicator& comm;
   const ShardLayout& shards;
@@ -22,19 +22,20 @@ struct ReductionSettings {
   const ZeroOptions& options;
   const precision::LossScale& scale;
   ThreadPool& pool;
-  /// Ranks over which the mean is taken: more than those of the communicator
-  /// for experts.
+  /// Number of ranks of the mean. With experts it is larger than the
+  /// communicator.
   int batch_ranks = 1;
 };
 
 class LowBitGradients;
 
-/// One window's gradients of one group of ranks on their way to their owners,
-/// reduced bucket by bucket while others still come. The window says when.
+/// Reduction of one group's gradients to their owners, bucket by bucket, during
+/// one window.
 ///
-/// Whole, at stage 1: in memory with a place for every element. Handed over one
-/// by one, at stage 2: copied into memory of a bucket, which goes round. A call
-/// may wait for buckets that have been sent, whose reduction ends by itself.
+/// At stage 1 gradients are whole, in an array of all elements. At stage 2 they
+/// are passed one by one and copied into the memory of a bucket, which is
+/// reused. A call may wait for buckets that have been sent, whose reduction
+/// needs no other call.
 class GradientReduction {
  public:
   GradientReduction() = default;
@@ -42,33 +43,36 @@ class GradientReduction {
   GradientReduction(const GradientReduction&) = delete;
   GradientReduction& operator=(const GradientReduction&) = delete;
 
-  /// One by one; `gradients`: the dtype in which they come.
+  /// Begins a backward of stage 2, whose gradients have the dtype `gradients`.
   virtual void begin(exchange::Backward /*which*/, DType /*gradients*/) {}
-  /// One by one; part.bucket is one of this group's.
+  /// Stores a part at stage 2. part.bucket is a bucket of this group.
   virtual void store(const exchange::GradientPart& /*part*/) {}
-  /// Collective, queued: the bucket's elements of `whole` are final, and
-  /// unspecified afterwards; one by one, where `whole` is empty: all of the
-  /// bucket has been stored. False: no other rank can have seen them yet.
+  /// Reduces a bucket. Collective, queued. At stage 1 its elements of `whole`
+  /// are final, and unspecified afterwards. At stage 2 `whole` is empty, and
+  /// the bucket has been stored. Returns whether another rank may have seen it.
   virtual bool send(std::size_t bucket, View whole) = 0;
-  /// Waits for everything.
+  /// Waits for all buckets.
   virtual void finish() = 0;
   /// Like finish(), for cleanup after a failure; ignores errors.
   virtual void abandon() noexcept = 0;
-  /// After finish(): the reduced elements of this rank's piece of a bucket.
+  /// Returns the reduced elements of this rank's piece of a bucket, after
+  /// finish().
   [[nodiscard]] virtual View piece(std::size_t bucket) = 0;
-  /// What they are to be divided by to get the mean of gradients that came
+  /// Returns the divisor that turns piece() into the mean, if gradients came
   /// multiplied by `loss_scale`.
   [[nodiscard]] virtual double divisor(double loss_scale) const noexcept = 0;
 
-  /// The step has taken them, or was skipped. True: residuals became 0.
+  /// Ends a step that was applied or skipped. Returns whether residuals became
+  /// 0.
   virtual bool settle(bool /*is_applied*/) { return false; }
-  /// After a step, or a backward that failed before anything was sent.
+  /// Begins the next window, after a step or after a backward that failed
+  /// before any bucket was sent.
   virtual void begin_window() = 0;
-  /// Itself, if gradients travel in few bits; else null.
+  /// Returns this object if it is low-bit, otherwise null.
   [[nodiscard]] virtual LowBitGradients* low_bit() noexcept { return nullptr; }
 
  protected:
-  // One that fills and one that is on its way.
+  // One that is filled and one in flight.
   static constexpr std::size_t kSlots = 2;
 };
 

@@ -47,14 +47,16 @@ Range GradientShard::own(std::size_t b) const {
   return bucket(b).pieces[static_cast<std::size_t>(comm_.rank())];
 }
 
-// Values of 16 bits are added in fp32 and rounded once, whatever the wire.
+// Returns the dtype that is sent. 16-bit values are added in fp32 and rounded
+// once, whatever the wire.
 DType GradientShard::wire_of(DType gradients) const {
   return optim::is_16_bit(gradients) || comm_.size() == 1
              ? gradients
              : options_.communication_dtype.value_or(options_.dtype);
 }
 
-// The mean over more ranks than these is formed later, of unrounded sums.
+// Returns the operation. A mean over more ranks than these is formed later, of
+// unrounded sums.
 comm::ReduceOp GradientShard::op(DType wire) const {
   const bool is_mean =
       options_.average && optim::is_16_bit(wire) && !is_part_of_batch();
@@ -95,7 +97,7 @@ void GradientShard::make_shard(DType dtype) {
     shard_ = Buffer(size, dtype);
 }
 
-// ---- memory that goes round
+// ---- memory that is reused
 
 GradientShard::SlotPointer GradientShard::make_slot() {
   const MemoryScope scope(MemoryKind::kBuckets);
@@ -131,14 +133,15 @@ GradientShard::Slot& GradientShard::slot_of(std::size_t b) {
   return *filling_[b];
 }
 
-// The oldest reduction has ended: what it gave goes where it is to be.
+// Waits for the oldest reduction, and copies its result to host memory if
+// gradients are offloaded.
 void GradientShard::finish_reduction() {
   sent_.front()->work.wait();
   SlotPointer slot = std::move(sent_.front());
   sent_.pop_front();
   if (copies_ != nullptr && slot->result.size() > 0) {
     View to = own_part(slot->bucket);
-    // Copies do not convert: what is added up in fp32 has come in 16 bits.
+    // Copies do not convert, and sums may be fp32 although the result is not.
     slot->needs_host_copy = slot->adds || slot->result.dtype() != to.dtype();
     if (slot->needs_host_copy) {
       const MemoryScope scope(MemoryKind::kBuckets);
@@ -229,7 +232,7 @@ void GradientShard::begin(exchange::Backward which, DType gradients) {
         (is_part_of_batch() || options_.accumulation_dtype == DType::kFloat32);
     make_shard(adds_in_fp32 ? DType::kFloat32 : reduced_dtype(wire_));
   }
-  // All that a window takes is there from its beginning.
+  // A window's memory is allocated before its first gradient.
   while (!is_alone() && slots_ < std::min(kSlots, filling_.size()))
     free_.push_back(make_slot());
 }

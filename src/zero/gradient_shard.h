@@ -14,14 +14,14 @@
 
 namespace thinwire::zero {
 
-/// In full precision, or in 16 bits. Whole gradients are reduced in place, and
-/// each rank's own pieces are what it gets. Of buckets' memory there are a few;
-/// where all of them wait for gradients one more is taken, since a bucket that
+/// Reduction in full precision, or in 16 bits. Whole gradients are reduced in
+/// place, into each rank's own pieces. Otherwise kSlots buckets have memory. If
+/// all of them wait for gradients, one more is allocated, because a bucket that
 /// cannot be sent yet may wait for this very call.
 class GradientShard final : public GradientReduction {
  public:
   GradientShard(const ReductionSettings& settings, CopyEngine* copies);
-  /// Waits for what is under way: its memory goes with this object.
+  /// Waits for pending reductions, which use the memory of this object.
   ~GradientShard() override;
 
   void begin(exchange::Backward which, DType gradients) override;
@@ -34,15 +34,15 @@ class GradientShard final : public GradientReduction {
   void begin_window() override;
 
  private:
-  // A bucket on its way.
+  // A bucket in flight.
   struct Slot {
-    Buffer values;   // what this rank sends, if that has no other place
-    Buffer reduced;  // this rank's piece, where it cannot stay
-    Buffer host;     // the same, copied
-    View result;     // where the piece comes
+    Buffer values;   // values to send, unless they are sent in place
+    Buffer reduced;  // this rank's piece, unless it is reduced in place
+    Buffer host;     // copy of the piece in host memory
+    View result;     // memory of the piece
     std::size_t bucket = 0;
-    bool adds = false;  // the piece is added to that of earlier backwards
-    // The piece is in `host`, from where it goes to the shard.
+    bool adds = false;  // the piece is added to those of earlier backwards
+    // The piece is copied through `host` to the shard.
     bool needs_host_copy = false;
     comm::Work work;
     CopyEngine::Ticket copied = 0;
@@ -54,7 +54,7 @@ class GradientShard final : public GradientReduction {
   }
   [[nodiscard]] Range own(std::size_t b) const;
   bool reduce(std::size_t bucket, View sums);
-  // Nothing is sent, and nothing copied.
+  // Returns whether nothing is sent or copied.
   [[nodiscard]] bool is_alone() const {
     return comm_.size() == 1 && copies_ == nullptr;
   }
@@ -78,21 +78,21 @@ class GradientShard final : public GradientReduction {
   const ShardLayout& shards_;
   const ZeroOptions& options_;
   const int batch_ranks_;
-  CopyEngine* const copies_;  // null: gradients stay where they are
+  CopyEngine* const copies_;  // null without offload
 
   // ---- the window
   View sums_;              // whole gradients
-  Buffer shard_;           // this rank's reduced ones,
-  bool in_shard_ = false;  // if they are not pieces of `sums_`
+  Buffer shard_;           // this rank's reduced gradients
+  bool in_shard_ = false;  // they are in `shard_`, not in `sums_`
   DType wire_ = DType::kFloat32;
   exchange::Backward backward_;
-  bool is_single_ = true;  // one backward: nothing is added up
+  bool is_single_ = true;  // the window has one backward
 
   std::vector<SlotPointer> filling_;  // per bucket
   std::deque<SlotPointer> sent_;      // in their order
   std::deque<SlotPointer> arriving_;  // reduced, and being copied
   std::vector<SlotPointer> free_;
-  std::size_t slots_ = 0;  // with memory of their own, wherever they are
+  std::size_t slots_ = 0;  // that have memory
   CopyEngine::Ticket last_copy_ = 0;
 };
 

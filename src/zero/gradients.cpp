@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients until the step: whole, or handed over one by one; and, before any
-// leaves in few bits, whether all of them are finite.
+// Gradients until the step, whole or one by one, and the agreement that they
+// are finite before any of them is sent in low-bit form.
 #include <algorithm>
 #include <cmath>
 
@@ -15,32 +15,34 @@ namespace thinwire::zero {
 
 using exchange::GradientPart;
 
-void ZeroOptimizer::Impl::begin_backward(Backward which) {
-  begin_backward(which, options.dtype);
-}
-
-void ZeroOptimizer::Impl::begin_backward(Backward which, DType gradients) {
+bool ZeroOptimizer::Impl::begin(exchange::Backward which) {
+  if (which.is_first && !whole.empty())
+    refuse("begin_backward: gradients have come whole; call step() first");
   if (options.stage == 2) {
     require_residuals(which);
-    window.begin(which, sends_every_backward() || which.is_last);
     for (const auto& group : groups)
       group->gradients().begin(which,
-                               group->is_wide() ? DType::kFloat32 : gradients);
-    return;
+                               group->is_wide() ? DType::kFloat32 : arriving);
+    return sends_every_backward() || which.is_last;
   }
-  window.begin(which, /*sends=*/which.is_last);
   if (which.is_first) {
-    DType dtype = which.is_last ? gradients : options.accumulation_dtype;
+    DType dtype = which.is_last ? arriving : options.accumulation_dtype;
     if (params.is_joined()) dtype = DType::kFloat32;
     const MemoryScope scope(MemoryKind::kGradients);
     if (sums.size() != layout.size() || sums.dtype() != dtype)
       sums = Buffer(layout.size(), dtype);
   }
   whole = sums.view();
+  return which.is_last;
 }
 
-// Several backwards are added up in them.
-void ZeroOptimizer::Impl::require_residuals(Backward which) const {
+void ZeroOptimizer::Impl::check(std::size_t parameter,
+                                ConstView gradient) const {
+  require_gradient(layout.parameters()[parameter], options.dtype, gradient);
+}
+
+// Residuals accumulate the gradients of several backwards.
+void ZeroOptimizer::Impl::require_residuals(exchange::Backward which) const {
   const bool is_single = which.is_first && which.is_last;
   require(options.wire.bits_up == 0 || comm.size() == 1 || is_single ||
               options.wire.residuals() == DType::kFloat32,
@@ -68,27 +70,10 @@ void ZeroOptimizer::Impl::store(const GradientPart& part) {
 
 bool ZeroOptimizer::Impl::send(std::size_t bucket) {
   const BucketOfGroup& own = buckets[bucket];
-  // Few bits leave in agree_on_finite().
+  // agree_on_finite() sends low-bit gradients.
   if (agrees_first(options) && own.group->gradients().low_bit() != nullptr)
     return false;
   return own.group->gradients().send(own.number, whole);
-}
-
-void ZeroOptimizer::Impl::cancel_backward() {
-  if (!window.cancel())
-    throw Error(ErrorCode::kCommFailure,
-                "cancel_backward: gradients of this window have been sent");
-  end_window();
-}
-
-// Stage 2: whole gradients are in memory that this object may not keep.
-void ZeroOptimizer::Impl::collect_all(ConstView grads) {
-  begin_backward({}, grads.dtype());
-  for (std::size_t i = layout.parameters().size(); i-- > 0;) {
-    const Parameter& p = layout.parameters()[i];
-    window.collect(i, grads.subview(p.offset, p.size));
-  }
-  window.end();
 }
 
 void ZeroOptimizer::Impl::require_same_array(View grads) const {
@@ -97,7 +82,7 @@ void ZeroOptimizer::Impl::require_same_array(View grads) const {
           "grads", "the array that has been reduced in part", "another one");
 }
 
-// Index of the first parameter that is not finite, else -1.
+// Returns the index of the first parameter with a non-finite gradient, or -1.
 std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
   if (std::ranges::all_of(whole.parts(), [&](const View& part) {
         return std::isfinite(optim::sum_of_squares(pool, part));
@@ -111,9 +96,9 @@ std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
   return first == parameters.end() ? -1 : first - parameters.begin();
 }
 
-// Over all groups: a step is skipped for all parameters or for none. Few bits
-// leave only if it is not. Else nothing changes but what the step looks at,
-// where the first such parameter of any rank is marked.
+// A step is skipped for the parameters of all groups or for none. Low-bit
+// gradients are sent only if it is not skipped. Otherwise only the pieces
+// change that the step reads: the first such parameter of any rank becomes NaN.
 void ZeroOptimizer::Impl::agree_on_finite() {
   if (!agrees_first(options) || comm.size() == 1 || has_agreed) return;
   has_agreed = true;
@@ -138,24 +123,25 @@ void ZeroOptimizer::Impl::agree_on_finite() {
 void ZeroOptimizer::Impl::finish(View grads) {
   if (!grads.empty()) whole = grads;
   try {
-    // The last backward may not have been known as that.
+    // The last backward may not have been announced as such.
     if (options.stage == 1) window.send_rest();
     agree_on_finite();
     for (const auto& group : groups) {
       group->gradients().finish();
-      group->pay_debt(scale.value());
+      group->add_restored_residuals(scale.value());
     }
   } catch (...) {
-    // The caller's memory may go: other groups' ranks still write there.
+    // The caller may free its memory, in which ranks of other groups still
+    // write.
     for (const auto& group : groups) group->gradients().abandon();
     throw;
   }
 }
 
-void ZeroOptimizer::Impl::end_window() {
+void ZeroOptimizer::Impl::clear() {
   for (const auto& group : groups) group->gradients().begin_window();
-  window.restart();
   whole = {};
+  arriving = options.dtype;
   has_agreed = false;
 }
 

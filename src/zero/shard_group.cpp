@@ -153,7 +153,8 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
   if (rule().needs_norms()) measure(step, scale, pool, meter);
   const std::size_t count = shards_.buckets().size();
   std::vector<CopyEngine::Ticket> copied(count);
-  // Not even an exception leaves anything under way: parameters may go then.
+  // Waits for pending exchanges after an exception too: the caller may then
+  // free the parameters.
   struct UnderWay {
     CopyEngine* engine;
     CopyEngine::Ticket last_copy = 0;
@@ -170,7 +171,7 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
         own_params(b), params_.subview(bucket.range.offset, bucket.range.size),
         bucket.within));
   };
-  // What is copied back leaves while the next bucket is updated.
+  // Parameters that were copied back are sent while the next bucket is updated.
   for (std::size_t b = 0; b < count; ++b) {
     const Range whole{0, own(b).size};
     rule_->apply_part(step, {position(b), whole.size}, arrays(b, whole, scale),
@@ -204,9 +205,12 @@ void ShardGroup::gather_parameters() {
     if (has_masters_ && !has_own_replicas_)
       kernels::convert(masters_.view().subview(position(b), own(b).size),
                        own_params(b));
-    comm_.all_gather(own_params(b),
-                     params_.subview(bucket.range.offset, bucket.range.size),
-                     bucket.within);
+    comm_
+        .queue_all_gather(
+            own_params(b),
+            params_.subview(bucket.range.offset, bucket.range.size),
+            bucket.within)
+        .wait();
   }
 }
 

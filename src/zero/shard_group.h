@@ -20,34 +20,37 @@
 
 namespace thinwire::zero {
 
-/// What a ShardGroup is made of; all of it outlives it.
+/// Arguments of a ShardGroup. They must outlive it.
 struct ShardGroupParts {
   comm::Communicator& comm;
   const ParameterLayout& layout;
   const MakeRule& make_rule;
   View params;
-  ConstView initial;  ///< What masters are made of.
+  ConstView initial;  ///< Source of the masters.
   const ZeroOptions& options;
-  CopyEngine* copies = nullptr;  ///< Null: nothing is offloaded.
+  CopyEngine* copies = nullptr;  ///< Null without offload.
   std::vector<std::size_t> groups{};
-  Range part{};  ///< Of the flat array, of one dtype; of size 0: all of it.
-  /// fp32 parameters of a model of 16 bits: `options` are theirs, and states
-  /// call them masters, as those of the others.
+  /// Range of the flat array that this group shards, of one dtype; of size 0
+  /// for all of it.
+  Range part{};
+  /// Whether these are the fp32 parameters of a model of 16 bits. `options`
+  /// then has the types of fp32 parameters, and states name them "masters".
   bool is_wide = false;
   int batch_ranks = 1;
   const precision::LossScale& scale;
   ThreadPool& pool;
 };
 
-/// Cells of the grid in a rank's pieces, each of which has a sum of squares.
+/// Returns the number of cells of the grid of sums in a rank's pieces.
 [[nodiscard]] std::size_t num_cells(const ShardLayout& shards, int rank);
-/// All ranks' squares together, added in flat order; `squares[r]` are rank r's.
+/// Returns the sum of all ranks' squares, added in flat order. `squares[r]` are
+/// those of rank r's cells.
 [[nodiscard]] double sum_in_order(
     const ShardLayout& shards,
     std::span<const std::span<const double>> squares);
 
-/// The parameters that are sharded over one group of ranks: their gradients on
-/// the way, and masters and states of this rank's shard.
+/// Parameters that are sharded over one group of ranks: the reduction of their
+/// gradients, and masters and states of this rank's shard.
 class ShardGroup {
  public:
   explicit ShardGroup(const ShardGroupParts& parts);
@@ -56,38 +59,41 @@ class ShardGroup {
   [[nodiscard]] GradientReduction& gradients() noexcept { return *gradients_; }
   [[nodiscard]] optim::UpdateRule& rule() const;
   [[nodiscard]] comm::Communicator& comm() const noexcept { return comm_; }
-  /// Whether gradients are fp32, whatever the others' are.
+  /// Returns whether gradients are fp32, whatever those of other groups are.
   [[nodiscard]] bool is_wide() const noexcept { return is_wide_; }
-  /// Whether this parameter is one of its own.
+  /// Returns whether the parameter belongs to this group.
   [[nodiscard]] bool holds(std::size_t parameter) const {
     return holds_[parameter];
   }
 
-  /// Sums of squares of this rank's reduced gradients, one per cell of the grid
-  /// and piece, in flat order.
+  /// Returns the sums of squares of this rank's reduced gradients, one per cell
+  /// of the grid and piece, in flat order.
   [[nodiscard]] std::vector<double> squares(ThreadPool& pool);
-  /// Of a rule that needs norms: the coefficients of this group's parameters in
-  /// the last step, by their number in the model's layout; before it nothing.
+  /// Writes the coefficients of this group's parameters in the last step, by
+  /// their index in the model's layout. Does nothing before the first step, and
+  /// unless the rule needs norms.
   void put_lamb_coeffs(std::span<double> coeffs) const;
-  /// The first parameter of which this rank owns a gradient that is not finite;
-  /// -1.
+  /// Returns the first parameter for which this rank owns a non-finite
+  /// gradient, or -1.
   [[nodiscard]] std::int64_t first_nonfinite();
 
-  /// After gradients have come: a group of one, which owes what larger ones
-  /// have kept back, adds it to them.
-  void pay_debt(double loss_scale);
-  /// The step has taken the gradients, or was skipped. True: residuals became
+  /// Adds residuals restored from a state of several ranks to the reduced
+  /// gradients. Only a group of one rank has such residuals, once.
+  void add_restored_residuals(double loss_scale);
+  /// Ends a step that was applied or skipped. Returns whether residuals became
   /// 0.
   bool settle(bool is_applied);
 
-  /// Collective: updates this rank's shard and gathers the parameters, bucket
-  /// by bucket.
+  /// Updates this rank's shard and gathers the parameters, bucket by bucket.
+  /// Collective.
   void update(std::int64_t step, double grad_scale, ThreadPool& pool,
               optim::StepMeter& meter);
-  /// Collective, after a state was adopted: parameters from their owners.
+  /// Gathers parameters from their owners, after a state was adopted.
+  /// Collective.
   void gather_parameters();
 
-  /// "param", "grad" or a state: collective.
+  /// Return and set "param", "grad" or a state of a parameter. read() is
+  /// collective.
   [[nodiscard]] std::vector<float> read(std::size_t parameter,
                                         std::string_view what);
   void write(std::size_t parameter, std::string_view what,
@@ -95,15 +101,16 @@ class ShardGroup {
   void set_masters(ConstView params);
   void offload_states();
   void reload_states();
-  /// Describes its shard: masters, and what the rule keeps.
+  /// Describes this rank's shard: masters and the arrays of the rule.
   [[nodiscard]] optim::State state() const;
-  /// Local: as Optimizer::adopt.
+  /// Checks a state like Optimizer::adopt(). Local.
   [[nodiscard]] optim::Adoption adopt(StateDict& state);
 
  private:
-  // Over which cells a rule with norms is measured, and how sums come together.
+  // Cells in which the norms of a rule are measured, and the order of their
+  // sums.
   struct NormPlan {
-    // What one thread takes: so many neighbours in one piece.
+    // Neighbouring cells of one piece that one thread measures at a time.
     static constexpr std::size_t kMostCells = 64;
     struct Run {
       std::size_t bucket = 0;
@@ -115,7 +122,7 @@ class ShardGroup {
     std::vector<Run> runs;
     std::vector<std::size_t> counts;   // cells per rank
     std::vector<optim::NormCell> all;  // of the whole layout, in flat order
-    std::vector<std::size_t> places;   // of those among what ranks send
+    std::vector<std::size_t> places;   // of `all` among the gathered sums
   };
 
   void make_reduction(const ShardGroupParts& parts);
@@ -155,20 +162,20 @@ class ShardGroup {
   const std::vector<Fragment> fragments_;  // this rank's
   const ParameterLayout shard_layout_;
   const std::vector<bool> holds_;
-  const std::vector<Range> units_;  // those that it holds
+  const std::vector<Range> units_;  // parameters of this group
   std::unique_ptr<GradientReduction> gradients_;
   std::unique_ptr<LowBitReplicas> replicas_;  // null: parameters are gathered
-  int bits_up_ = 0;        // asked for, also in a group of one, ...
-  Buffer debt_;            // ... which may have adopted residuals, fp32
-  bool has_paid_ = false;  // in this window
-  std::unique_ptr<optim::UpdateRule> rule_;  // null while states are away
+  int bits_up_ = 0;                   // requested bits, kept even with one rank
+  Buffer restored_residuals_;         // fp32, not yet applied; one rank only
+  bool has_added_residuals_ = false;  // in this window
+  std::unique_ptr<optim::UpdateRule> rule_;  // null while states are offloaded
   NormPlan norm_plan_;                       // if the rule needs norms
   std::vector<optim::NormSums> norms_;       // of parameters, in the last step
   StateDict parked_;
-  std::vector<double> parked_decays_;  // of its groups: options are no state
-  bool has_masters_ = false;           // else parameters are their own
+  std::vector<double> parked_decays_;  // per group; not part of the state
+  bool has_masters_ = false;           // if not, parameters are the masters
   bool has_mirror_ = false;
-  bool has_own_replicas_ = false;  // adopted ones, not made of masters
+  bool has_own_replicas_ = false;  // replicas come from a state
   Buffer masters_;
   Buffer mirror_;  // offload: updated parameters of 16 bits, to be copied
 };

@@ -6,14 +6,14 @@
 #include "thinwire/kernels/norm.h"
 #include "zero/shard_group.h"
 
-// Sums over arrays of which this rank has parts.
+// Sums over arrays whose parts belong to several ranks.
 namespace thinwire::zero {
 
 using kernels::kSumChunk;
 
 namespace {
 
-// Cells of the grid that a range touches.
+// Returns the number of cells of the grid that a range touches.
 std::size_t grid_cells(const Range& range) {
   return range.size == 0
              ? 0
@@ -23,7 +23,7 @@ std::size_t grid_cells(const Range& range) {
 }  // namespace
 
 std::vector<double> ShardGroup::squares(ThreadPool& pool) {
-  // What one thread takes: enough to cost nothing, and on the grid.
+  // Elements that one thread measures at a time, on the grid.
   constexpr std::size_t kPart = 64 * kSumChunk;
   struct Job {
     ConstView values;
@@ -108,7 +108,7 @@ ShardGroup::NormPlan ShardGroup::plan_norms() const {
       ++plan.runs.back().num_cells;
       plan.own.push_back({f, {position(b) + at, flat.size}});
     }
-  std::vector<std::size_t> next;  // of a rank's sums among all
+  std::vector<std::size_t> next;  // index of each rank's next sum
   std::size_t total = 0;
   for (int r = 0; r < comm_.size(); ++r) {
     next.push_back(total);
@@ -125,8 +125,8 @@ ShardGroup::NormPlan ShardGroup::plan_norms() const {
   return plan;
 }
 
-// Sums over whole parameters, of which other ranks have parts: cell by cell,
-// added in flat order, so that they do not depend on who has which.
+// Measures whole parameters. Sums of cells are added in flat order, so that
+// they do not depend on which rank owns which cell.
 void ShardGroup::measure(std::int64_t step, float grad_scale, ThreadPool& pool,
                          optim::StepMeter& meter) {
   const NormPlan& plan = norm_plan_;

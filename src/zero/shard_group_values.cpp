@@ -11,7 +11,7 @@
 #include "thinwire/kernels/cast.h"
 #include "zero/shard_group.h"
 
-// What is read, set, moved and saved: whole values, and this rank's shard.
+// Whole values, and this rank's shard offloaded and saved.
 namespace thinwire::zero {
 
 View ShardGroup::array(const Fragment& fragment, std::string_view what) {
@@ -30,7 +30,7 @@ View ShardGroup::array(const Fragment& fragment, std::string_view what) {
              : params_.subview(flat, fragment.range.size);
 }
 
-// On all ranks, whether they own elements of the parameter or not.
+// Checks on all ranks, even those that own no element of the parameter.
 void ShardGroup::require_array(std::string_view what) const {
   if (what == "grad") return;
   require_states();
@@ -86,7 +86,7 @@ void ShardGroup::fill_masters(ConstView params) {
                      masters_.view().subview(position(b), own(b).size));
 }
 
-// With low-bit replicas these are what masters are rounded to, on all ranks.
+// With low-bit replicas, parameters of all ranks become the masters, rounded.
 void ShardGroup::set_masters(ConstView params) {
   if (has_masters_) require_states();
   fill_masters(params);
@@ -104,7 +104,7 @@ optim::State ShardGroup::state() const {
     if (own(b).size != 0) state.shard.push_back(own(b));
   rule().add_to(state, optim::Sharing::kSharded, state.shard);
   if (has_masters_)
-    // Low-bit replicas are behind masters of their own dtype too.
+    // Low-bit replicas may differ from masters of the same dtype.
     state
         .add_elements("masters", optim::Sharing::kSharded, state.shard,
                       masters_.view())
@@ -131,7 +131,7 @@ optim::Adoption ShardGroup::adopt(StateDict& state) {
 optim::Adoption ShardGroup::adopt_masters(StateDict& state) {
   if (is_wide_ && !has_masters_) return adopt_as_params(state, "masters");
   if (!has_masters_) return adopt_as_parameters(state);
-  // Parameters of this dtype were their own masters.
+  // The saved parameters had this dtype and were their own masters.
   if (replicas_ != nullptr && masters_.dtype() == params_.dtype() &&
       !state.has_array("masters"))
     return [this] { fill_masters(params_); };
@@ -155,7 +155,7 @@ void ShardGroup::reload_states() {
   if (rule_ != nullptr) return;
   const MemoryScope scope(MemoryKind::kStates);
   auto rule = make_rule_(shard_layout_);
-  // One by one: their memory is of another kind now.
+  // Copies array by array, because their memory is now of another kind.
   for (const auto& [name, values] : parked_.arrays())
     parked_.put(name, values.view());
   if (has_masters_) masters_ = parked_.take("masters");

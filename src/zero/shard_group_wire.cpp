@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a shard keeps because its gradients or parameters travel in few bits.
+// State of a shard's low-bit exchanges: residuals and replicas.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -18,11 +18,11 @@ void ShardGroup::add_wire(optim::State& state) const {
   const LowBitGradients* const low_bit = gradients_->low_bit();
   if (bits_up_ != 0)
     state.encoded = low_bit != nullptr ? low_bit->parts() : state.shard;
-  if (low_bit != nullptr || !debt_.empty()) {
+  if (low_bit != nullptr || !restored_residuals_.empty()) {
     state.common.put_integer("bits_up", bits_up_);
     state.add_elements(
         optim::kWorkerError, Sharing::kMean, *state.encoded,
-        low_bit != nullptr ? low_bit->residuals() : debt_.view());
+        low_bit != nullptr ? low_bit->residuals() : restored_residuals_.view());
     optim::add_hosts(state, comm_.hosts());
   }
   if (replicas_ == nullptr) return;
@@ -30,7 +30,7 @@ void ShardGroup::add_wire(optim::State& state) const {
   static_cast<void>(add_own_params(state, "replicas"));
 }
 
-// This rank's shard of the parameters.
+// Adds this rank's shard of the parameters.
 optim::StateArray& ShardGroup::add_own_params(optim::State& state,
                                               const char* name) const {
   const DType dtype = is_wide_ ? DType::kFloat32 : params_.dtype();
@@ -41,7 +41,7 @@ optim::StateArray& ShardGroup::add_own_params(optim::State& state,
   return array;
 }
 
-// Elements `range` of this rank's shard.
+// Reads elements `range` of this rank's shard.
 void ShardGroup::read_own_params(Range range, View to) const {
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
     const std::size_t begin = std::max(range.offset, position(b));
@@ -52,8 +52,8 @@ void ShardGroup::read_own_params(Range range, View to) const {
   }
 }
 
-// Residuals of momenta, which are in other units, have no bits_up. Replicas of
-// another dtype are those that the parameters were loaded as.
+// A state without bits_up has residuals of momenta, whose unit is another one.
+// If the saved replicas have another dtype, the loaded parameters are kept.
 optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
   LowBitGradients* const low_bit = gradients_->low_bit();
   const ConstView own_residuals =
@@ -75,7 +75,7 @@ optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
     if (low_bit != nullptr)
       low_bit->set_residuals(std::move(*residuals));
     else
-      debt_ = std::move(*residuals);
+      restored_residuals_ = std::move(*residuals);
     has_own_replicas_ = !replicas->empty();
     if (!has_own_replicas_) return;
     for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
@@ -85,8 +85,8 @@ optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
   };
 }
 
-// A group of one has nobody whose replicas could be behind: its parameters are
-// what larger groups kept as masters.
+// A group of one rank needs no replicas. Its parameters become what larger
+// groups saved as masters.
 optim::Adoption ShardGroup::adopt_as_parameters(StateDict& state) {
   if (comm_.size() > 1 || !state.has_scalar("bits_down") ||
       !state.has_array("masters"))
@@ -107,25 +107,28 @@ optim::Adoption ShardGroup::adopt_as_params(StateDict& state,
   };
 }
 
-void ShardGroup::pay_debt(double loss_scale) {
-  if (debt_.empty() || has_paid_) return;
-  has_paid_ = true;
-  // Also of experts, whose gradients are divided by more ranks than hold them.
+void ShardGroup::add_restored_residuals(double loss_scale) {
+  if (restored_residuals_.empty() || has_added_residuals_) return;
+  has_added_residuals_ = true;
+  // This holds for experts too, whose gradients are divided by more ranks than
+  // hold them.
   const auto factor = static_cast<float>(loss_scale);
   constexpr std::size_t kPart = 1024;
-  std::array<float, kPart> owed{};
+  std::array<float, kPart> scaled{};
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
     for (std::size_t at = 0; at < own(b).size; at += kPart) {
       const std::size_t size = std::min(kPart, own(b).size - at);
-      const auto part = debt_.as<float>().subspan(position(b) + at, size);
-      for (std::size_t i = 0; i < size; ++i) owed[i] = part[i] * factor;
+      const auto part =
+          restored_residuals_.as<float>().subspan(position(b) + at, size);
+      for (std::size_t i = 0; i < size; ++i) scaled[i] = part[i] * factor;
       kernels::accumulate(gradients_->piece(b).subview(at, size),
-                          std::span(owed).first(size));
+                          std::span(scaled).first(size));
     }
 }
 
 bool ShardGroup::settle(bool is_applied) {
-  if (std::exchange(has_paid_, false) && is_applied) debt_ = Buffer();
+  if (std::exchange(has_added_residuals_, false) && is_applied)
+    restored_residuals_ = Buffer();
   return gradients_->settle(is_applied);
 }
 

@@ -16,7 +16,7 @@ using kernels::kSumChunk;
 
 namespace {
 
-// Slices of 16-bit values begin on 4 bytes.
+// Slices of 16-bit values begin on multiples of 4 bytes.
 constexpr std::size_t kSliceAlignment = 2;
 
 std::size_t round_up(std::size_t value, std::size_t unit) {
@@ -35,7 +35,8 @@ bool is_included(const ShardLayoutOptions& options, const Parameter& p) {
   return is_included(options, p.group) && (part.size == 0 || begins_in_part);
 }
 
-// Flat: the ranks in their order.
+// Returns the owners in the order of pieces. With flat hosts they are the
+// ranks.
 std::vector<int> owners_of(int ranks, const comm::Hosts& hosts) {
   if (hosts.is_flat()) return comm::ranks_by_place({.size = ranks});
   require(hosts.ranks.size() == static_cast<std::size_t>(ranks), "hosts",
@@ -43,9 +44,9 @@ std::vector<int> owners_of(int ranks, const comm::Hosts& hosts) {
   return comm::ranks_by_place(hosts);
 }
 
-// Whole cells of the grid, as many for each place as can be; what is left over
-// goes to the places in turn, from `turn` on, or the same ones would get it of
-// every bucket.
+// Returns the pieces' sizes, in whole cells of the grid, nearly equal. Cells
+// that are left over go to the places in turn, from `turn` on. Otherwise the
+// same places would get them from every bucket.
 std::vector<Range> cut_on_grid(Range range, std::size_t ranks,
                                std::size_t& turn) {
   const std::size_t first = range.offset / kSumChunk;
@@ -167,8 +168,8 @@ void ShardLayout::add_bucket(ShardBucket bucket) {
   buckets_.push_back(std::move(bucket));
 }
 
-// The parameter begins at `offset` of the buckets from `first_bucket` on, whose
-// ranges count on from one to the next.
+// Finds the fragments of a parameter that begins at element `offset` of the
+// buckets from `first_bucket` on, one after the other.
 void ShardLayout::find_fragments(const ParameterLayout& layout,
                                  std::size_t parameter,
                                  std::size_t first_bucket, std::size_t offset) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step: what is reduced is measured, clipped and applied by its owners.
+// The step: owners measure, clip and apply the reduced gradients.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -16,7 +16,10 @@ using optim::StepInput;
 using optim::StepReport;
 
 StepReport ZeroOptimizer::Impl::step(const StepInput& in) {
-  if (options.stage == 2 && !in.grads.empty()) collect_all(in.grads);
+  if (options.stage == 2 && !in.grads.empty()) {
+    arriving = in.grads.dtype();
+    window.collect_all(in.grads);
+  }
   StepReport report;
   {
     optim::StepMeter meter(comm, report);
@@ -24,10 +27,10 @@ StepReport ZeroOptimizer::Impl::step(const StepInput& in) {
   }
   if (!report.applied) {
     ++counts.skipped;
-    // Whose gradient it was is lost in the sum.
+    // The sum does not tell which rank's gradient it was.
     if (scale.is_last_chance()) {
       const std::int64_t first = first_nonfinite();
-      end_window();
+      window.restart();
       scale.stop(comm, layout,
                  {.first = first,
                   .is_averaged = true,
@@ -35,7 +38,7 @@ StepReport ZeroOptimizer::Impl::step(const StepInput& in) {
     }
   }
   scale.update(!report.applied);
-  end_window();
+  window.restart();
   return report;
 }
 
@@ -67,14 +70,14 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
                     groups.front()->rule().describe(), options.describe()));
 }
 
-// Each group's sum in its flat order, whoever has which part of it; experts, of
-// which ranks have different ones, rank by rank.
+// Adds the squares of each group in flat order, whichever ranks own them. Those
+// of experts, which differ from rank to rank, are added rank by rank.
 double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
   std::vector<std::vector<double>> own;
   std::vector<double> sent;
   for (const auto& group : groups) {
     own.push_back(group->squares(pool));
-    // Experts' are those of sums over fewer ranks or more.
+    // Gradients of experts are sums over another number of ranks.
     if (own.size() > 1)
       for (double& square : own.back())
         square /= std::pow(group->gradients().divisor(loss_scale), 2);
@@ -112,7 +115,8 @@ double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
   return std::hypot(of_all, std::sqrt(experts));
 }
 
-// Of this rank's shards; -1.
+// Returns the first parameter with a non-finite gradient in this rank's shards,
+// or -1.
 std::int64_t ZeroOptimizer::Impl::first_nonfinite() {
   std::int64_t first = -1;
   for (const auto& group : groups) {

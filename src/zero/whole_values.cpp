@@ -1,202 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "thinwire/zero/whole_values.h"
+
 #include <fmt/format.h>
 
+#include "core/require.h"
 #include "optim/checks.h"
-#include "optim/experts/joined_state.h"
-#include "thinwire/comm/agreement.h"
 #include "zero/checks.h"
-#include "zero/impl.h"
 
-// Whole values, whoever owns them; states elsewhere, and saved.
 namespace thinwire::zero {
-
-ShardGroup& ZeroOptimizer::Impl::group_of(std::size_t parameter) const {
-  for (const auto& group : groups)
-    if (group->holds(parameter)) return *group;
-  return *groups.front();
-}
-
-std::vector<float> ZeroOptimizer::Impl::read(std::size_t parameter,
-                                             std::string_view what,
-                                             View grads) {
-  ShardGroup& group = group_of(parameter);
-  if (what != "grad") return group.read(parameter, what);
-  finish(grads);
-  std::vector<float> values = group.read(parameter, what);
-  const double divisor = group.gradients().divisor(scale.value());
-  for (float& value : values) value = static_cast<float>(value / divisor);
-  return values;
-}
-
-void ZeroOptimizer::Impl::write(std::size_t parameter, std::string_view what,
-                                std::span<const float> values) {
-  ShardGroup& group = group_of(parameter);
-  if (what != "grad") return group.write(parameter, what, values);
-  finish({});
-  const double divisor = group.gradients().divisor(scale.value());
-  std::vector<float> sums_of_ranks;
-  for (const float value : values)
-    sums_of_ranks.push_back(static_cast<float>(value * divisor));
-  group.write(parameter, what, sums_of_ranks);
-}
-
-std::vector<float> ZeroOptimizer::full_parameter(std::string_view name) {
-  return impl_->read(index_of(impl_->layout, name), "param", {});
-}
-
-std::vector<float> ZeroOptimizer::full_gradient(std::string_view name,
-                                                View grads) {
-  const std::size_t index = index_of(impl_->layout, name);
-  if (!grads.empty())
-    optim::require_view("grads", grads, impl_->layout.size(), true, true);
-  const bool is_there = grads.empty() ? impl_->window.awaits_step()
-                                      : impl_->options.stage == 1 &&
-                                            impl_->window.backwards() == 0;
-  if (!is_there)
-    refuse("full_gradient: only between the last backward and step()");
-  impl_->require_same_array(grads);
-  std::vector<float> values = impl_->read(index, "grad", grads);
-  // It is reduced now: nothing may be added any more.
-  impl_->window.close();
-  return values;
-}
-
-std::vector<float> ZeroOptimizer::full_state(std::string_view name,
-                                             std::string_view key) {
-  require_key(key);
-  return impl_->read(index_of(impl_->layout, name), key, {});
-}
-
-void ZeroOptimizer::set_full_parameter(std::string_view name,
-                                       std::span<const float> values) {
-  const std::size_t index = index_of(impl_->layout, name);
-  require_size(impl_->layout, index, values);
-  impl_->write(index, "param", values);
-}
-
-void ZeroOptimizer::set_full_gradient(std::string_view name,
-                                      std::span<const float> values) {
-  const std::size_t index = index_of(impl_->layout, name);
-  require_size(impl_->layout, index, values);
-  if (!impl_->window.awaits_step())
-    refuse("set_full_gradient: only between the last backward and step()");
-  impl_->write(index, "grad", values);
-  impl_->window.close();
-}
-
-void ZeroOptimizer::set_full_state(std::string_view name, std::string_view key,
-                                   std::span<const float> values) {
-  require_key(key);
-  const std::size_t index = index_of(impl_->layout, name);
-  require_size(impl_->layout, index, values);
-  impl_->write(index, key, values);
-}
-
-void ZeroOptimizer::set_masters(ConstView params) {
-  require(params.size() == impl_->layout.size(), "params",
-          fmt::format("{} elements", impl_->layout.size()), params.size());
-  for (const auto& group : impl_->groups) group->set_masters(params);
-}
-
-void ZeroOptimizer::offload_states() {
-  for (const auto& group : impl_->groups) group->offload_states();
-  impl_->has_states = false;
-}
-
-void ZeroOptimizer::reload_states() {
-  for (const auto& group : impl_->groups) group->reload_states();
-  impl_->has_states = true;
-}
-
-// ---- saved state
 
 namespace {
 
-std::string prefix_of(std::size_t group) {
-  return group == 0 ? "" : fmt::format("experts.{}.", group);
+// Refuses keys that are no states: these have functions of their own.
+void require_key(std::string_view key) {
+  require(key != "param" && key != "grad", "key", "a state of the rule", key);
 }
 
 }  // namespace
 
-// Experts' arrays go on where the dense parameters' end. What few bits leave
-// over is of each group: all of it is prefixed then.
-optim::State ZeroOptimizer::state() const {
-  optim::State state = impl_->groups.front()->state();
-  for (std::size_t g = 1; g < impl_->groups.size(); ++g) {
-    optim::State own = impl_->groups[g]->state();
-    if (impl_->joins_states()) {
-      optim::join(state, std::move(own), "");
-      continue;
-    }
-    for (optim::StateArray& array : own.arrays) {
-      array.name = prefix_of(g) + array.name;
-      state.arrays.push_back(std::move(array));
-    }
-    state.common.put_all(prefix_of(g), own.common);
-    state.own.put_all(prefix_of(g), own.own);
-    state.shard.insert(state.shard.end(), own.shard.begin(), own.shard.end());
-    state.common.put_integer("expert_groups", static_cast<std::int64_t>(g));
-  }
-  impl_->counts.save(state.common);
-  if (impl_->scale.is_used()) impl_->scale.save(state.common);
-  state.owner = shard_owner(impl_->layout, impl_->comm.rank());
-  for (std::size_t g = 0; g < impl_->groups.size(); ++g)
-    state.owner.put_text(prefix_of(g) + "shards",
-                         impl_->groups[g]->shards().describe());
-  return state;
+std::vector<float> WholeValues::parameter(std::string_view name) {
+  return read(index_of(layout_, name), "param", {});
 }
 
-std::vector<StateDict> ZeroOptimizer::Impl::cut(StateDict state) const {
-  std::vector<StateDict> of_groups(groups.size());
-  if (groups.size() > 1 && joins_states()) {
-    std::vector<optim::State> parts;
-    for (const auto& group : groups) parts.push_back(group->state());
-    return optim::cut(std::move(state), parts, "");
-  }
-  for (std::size_t g = 1; g < groups.size(); ++g)
-    of_groups[g] = state.part(prefix_of(g));
-  of_groups.front() = std::move(state);
-  return of_groups;
+void WholeValues::require_gradients(std::string_view caller, View grads) const {
+  const bool are_there = grads.empty()
+                             ? window_.awaits_step()
+                             : takes_arrays_ && window_.backwards() == 0;
+  if (!are_there)
+    refuse(
+        fmt::format("{}: only between the last backward and step()", caller));
 }
 
-optim::Optimizer::Adoption ZeroOptimizer::adopt(StateDict state) {
-  const auto counts = optim::StepCounts::load(state);
-  precision::LossScale scale(impl_->options.dtype, impl_->options.loss_scale);
-  scale.load_if_there(state);
-  std::vector<StateDict> states = impl_->cut(std::move(state));
-  std::vector<optim::Adoption> of_groups;
-  for (std::size_t g = impl_->groups.size(); g-- > 0;)
-    of_groups.push_back(impl_->groups[g]->adopt(states[g]));
-  return [this, counts, scale, of_groups] {
-    for (const optim::Adoption& adopt : of_groups) adopt();
-    impl_->counts = counts;
-    impl_->scale = scale;
-    return optim::Notes();
-  };
+std::vector<float> WholeValues::gradient(std::string_view name, View grads) {
+  const std::size_t index = index_of(layout_, name);
+  if (!grads.empty())
+    optim::require_view("grads", grads, layout_.size(), true, true);
+  require_gradients("full_gradient", grads);
+  std::vector<float> values = read(index, "grad", grads);
+  window_.close();  // reduced gradients cannot be added to
+  return values;
 }
 
-optim::Notes ZeroOptimizer::load_state_dict(const StateDict& state) {
-  Adoption adopted;
-  comm::require_everywhere(impl_->comm, [&] {
-    require_owner(state);
-    adopted = adopt(optim::copy_to_adopt(state));
-  });
-  optim::Notes notes = adopted();
-  for (const auto& group : impl_->groups) group->gather_parameters();
-  return notes;
+std::vector<float> WholeValues::state(std::string_view name,
+                                      std::string_view key) {
+  require_key(key);
+  return read(index_of(layout_, name), key, {});
 }
 
-void ZeroOptimizer::require_owner(const StateDict& state) const {
-  require_shard_owner(state, impl_->layout, impl_->comm.rank());
-  for (std::size_t g = 0; g < impl_->groups.size(); ++g) {
-    const std::string own = impl_->groups[g]->shards().describe();
-    const std::string& saved = state.text(prefix_of(g) + "shards");
-    if (saved != own)
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("the state is of other shards: '{}', not '{}'",
-                              saved.substr(0, 60), own.substr(0, 60)));
-  }
-  impl_->scale.require_in(state);
+void WholeValues::set_parameter(std::string_view name,
+                                std::span<const float> values) {
+  write(index_for(layout_, name, values), "param", values);
+}
+
+void WholeValues::set_gradient(std::string_view name,
+                               std::span<const float> values) {
+  const std::size_t index = index_for(layout_, name, values);
+  require_gradients("set_full_gradient", {});
+  write(index, "grad", values);
+  window_.close();
+}
+
+void WholeValues::set_state(std::string_view name, std::string_view key,
+                            std::span<const float> values) {
+  require_key(key);
+  write(index_for(layout_, name, values), key, values);
 }
 
 }  // namespace thinwire::zero

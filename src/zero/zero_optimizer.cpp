@@ -20,7 +20,7 @@ using optim::StepReport;
 
 namespace {
 
-// Groups that are in none of the expert groups.
+// Returns the groups of the layout that are no expert groups.
 std::vector<std::size_t> dense_groups(const ParameterLayout& layout,
                                       const ZeroOptions& options) {
   std::vector<std::size_t> groups;
@@ -37,7 +37,7 @@ std::shared_ptr<CopyEngine> copy_engine(const ZeroOptions& options) {
                              : std::shared_ptr(make_host_copy_engine());
 }
 
-// Of all groups, in flat order.
+// Returns the buckets of all groups in flat order.
 std::vector<BucketOfGroup> all_buckets(
     const std::vector<std::unique_ptr<ShardGroup>>& groups) {
   std::vector<BucketOfGroup> all;
@@ -69,7 +69,7 @@ ZeroOptions with_buckets(ZeroOptions options, const ParameterLayout& layout,
   return options;
 }
 
-// They are their own masters, and nothing is rounded.
+// Returns the options of fp32 parameters beside 16-bit ones.
 ZeroOptions without_16_bits(ZeroOptions options) {
   options.dtype = options.accumulation_dtype = DType::kFloat32;
   options.communication_dtype.reset();
@@ -82,7 +82,8 @@ ZeroOptions without_16_bits(ZeroOptions options) {
 ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
                           const MakeRule& make_rule, View p,
                           const ZeroOptions& settings, ConstView initial)
-    : comm(c),
+    : WholeValues(layout, window, settings.stage == 1),
+      comm(c),
       layout(l),
       params(p),
       options(with_buckets(settings, l, c)),
@@ -124,7 +125,7 @@ std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
                         .scale = scale,
                         .pool = pool}));
   };
-  // Without experts all groups, also where there is none.
+  // An empty list stands for all groups, even if the layout has none.
   add(comm,
       options.experts.empty() ? std::vector<std::size_t>{}
                               : dense_groups(layout, options),
@@ -190,34 +191,11 @@ const ShardLayout& ZeroOptimizer::shards() const noexcept {
   return impl_->groups.front()->shards();
 }
 
-std::vector<Range> ZeroOptimizer::buckets() const {
-  return impl_->window.buckets();
+exchange::GradientWindow& ZeroOptimizer::gradients() noexcept {
+  return impl_->window;
 }
 
-// ---- gradients one by one
-
-void ZeroOptimizer::begin_backward(Backward which) {
-  if (impl_->window.backwards() == 0 && !impl_->whole.empty())
-    refuse("begin_backward: gradients have come whole; call step() first");
-  impl_->begin_backward(which);
-}
-
-void ZeroOptimizer::collect(std::size_t index, ConstView gradient) {
-  impl_->window.require_open(index);
-  require_gradient(impl_->layout.parameters()[index], impl_->options.dtype,
-                   gradient);
-  impl_->window.collect(index, gradient);
-}
-
-void ZeroOptimizer::end_backward() { impl_->window.end(); }
-
-void ZeroOptimizer::cancel_backward() {
-  if (impl_->window.in_backward()) impl_->cancel_backward();
-}
-
-ZeroOptimizer::Late ZeroOptimizer::late() const noexcept {
-  return impl_->window.late();
-}
+WholeValues& ZeroOptimizer::whole_values() noexcept { return *impl_; }
 
 // ---- steps
 

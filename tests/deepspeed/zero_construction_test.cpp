@@ -85,7 +85,7 @@ TEST(DeepSpeedZeroConstruction, Item6FullParametersAreTheInitialOnes) {
       for (const Parameter& p : layout.parameters()) {
         const auto begin =
             params.begin() + static_cast<std::ptrdiff_t>(p.offset);
-        EXPECT_EQ(zero.full_parameter(p.name),
+        EXPECT_EQ(zero.whole_values().parameter(p.name),
                   std::vector<float>(
                       begin, begin + static_cast<std::ptrdiff_t>(p.size)));
       }

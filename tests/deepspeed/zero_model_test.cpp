@@ -97,17 +97,17 @@ INSTANTIATE_TEST_SUITE_P(All, DeepSpeedZeroModel, ::testing::ValuesIn(cases()),
                          ::testing::PrintToStringParamName());
 
 void collect(ZeroOptimizer& optimizer, const std::vector<float>& grads,
-             ZeroOptimizer::Backward which) {
+             exchange::Backward which) {
   const ParameterLayout all = layout();
-  optimizer.begin_backward(which);
+  optimizer.gradients().begin(which);
   for (std::size_t p = all.parameters().size(); p-- > 0;) {
     const Parameter& parameter = all.parameters()[p];
     Buffer gradient(parameter.size, optimizer.options().dtype);
     kernels::convert(std::span(grads).subspan(parameter.offset, parameter.size),
                      gradient.view());
-    optimizer.collect(p, gradient.view());
+    optimizer.gradients().collect(p, gradient.view());
   }
-  optimizer.end_backward();
+  optimizer.gradients().end();
 }
 
 void compare(const Case& c, comm::Communicator& comm) {
@@ -141,9 +141,10 @@ void compare(const Case& c, comm::Communicator& comm) {
         EXPECT_TRUE(test::same_bits(std::span<const float>(got), want(whole)))
             << p.name << " at step " << t;
       };
-      same(optimizer.full_parameter(p.name), plain.masters);
-      same(optimizer.full_state(p.name, "exp_avg"), plain.exp_avg);
-      same(optimizer.full_state(p.name, "exp_avg_sq"), plain.exp_avg_sq);
+      same(optimizer.whole_values().parameter(p.name), plain.masters);
+      same(optimizer.whole_values().state(p.name, "exp_avg"), plain.exp_avg);
+      same(optimizer.whole_values().state(p.name, "exp_avg_sq"),
+           plain.exp_avg_sq);
     }
     std::vector<float> now(params.size());
     kernels::convert(params.view(), now);

@@ -72,20 +72,21 @@ struct Training {
   }
 
   void backward(const std::vector<float>& grads,
-                ZeroOptimizer::Backward which = {}) {
-    optimizer->begin_backward(which);
+                exchange::Backward which = {}) {
+    optimizer->gradients().begin(which);
     const Buffer all = buffer_of(grads, params.dtype());
     for (std::size_t p = 0; p < layout.parameters().size(); ++p)
-      optimizer->collect(p, all.view().subview(layout.parameters()[p].offset,
-                                               layout.parameters()[p].size));
-    optimizer->end_backward();
+      optimizer->gradients().collect(
+          p, all.view().subview(layout.parameters()[p].offset,
+                                layout.parameters()[p].size));
+    optimizer->gradients().end();
   }
   StepReport step(const std::vector<float>& grads) {
     Buffer whole = buffer_of(grads, params.dtype());
     return optimizer->step(params.view(), whole.view());
   }
   [[nodiscard]] float gradient_seen() const {
-    return optimizer->full_state("p0", "exp_avg")[0];
+    return optimizer->whole_values().state("p0", "exp_avg")[0];
   }
 
   ParameterLayout layout;
@@ -136,8 +137,8 @@ TEST(DeepSpeedZero, Item10ReducesEverySliceToItsOwner) {
             EXPECT_EQ(masters[i], start[begin + i]);
         }
         for (const Parameter& p : run.layout.parameters()) {
-          const auto masters = run.optimizer->full_parameter(p.name);
-          const auto mean = run.optimizer->full_gradient(p.name);
+          const auto masters = run.optimizer->whole_values().parameter(p.name);
+          const auto mean = run.optimizer->whole_values().gradient(p.name);
           for (std::size_t i = 0; i < p.size; ++i) {
             EXPECT_EQ(masters[i], start[p.offset + i]);
             EXPECT_EQ(mean[i], 1.5f * start[p.offset + i]);
@@ -155,7 +156,7 @@ TEST(DeepSpeedZero, Item11AveragesOrSums) {
         options.reduce_scatter = reduce_scatter;
         Training run(comm, layout_of({3}), options);
         run.backward(std::vector<float>(3, comm.rank() == 0 ? 1.0f : 3.0f));
-        for (const float g : run.optimizer->full_gradient("p0"))
+        for (const float g : run.optimizer->whole_values().gradient("p0"))
           EXPECT_EQ(g, average ? 2.0f : 4.0f);
       });
 }
@@ -173,7 +174,7 @@ TEST(DeepSpeedZero, Item12DividesBeforeTheSumIfAsked) {
       options.prescale = prescale;
       Training run(comm, layout_of({1}), options);
       run.backward({40000});
-      const float value = run.optimizer->full_gradient("p0")[0];
+      const float value = run.optimizer->whole_values().gradient("p0")[0];
       if (comm.rank() == 0) got = value;
     });
     return got;
@@ -241,7 +242,8 @@ TEST(DeepSpeedZero, Item20AveragesWhereTheReferenceTakesLocalGradients) {
     options.accumulation_dtype = DType::kFloat32;
     Training run(comm, layout_of({4}), options);
     run.backward(std::vector<float>(4, comm.rank() == 0 ? 1024.0f : 3072.0f));
-    for (const float g : run.optimizer->full_gradient("p0")) EXPECT_EQ(g, 2.0f);
+    for (const float g : run.optimizer->whole_values().gradient("p0"))
+      EXPECT_EQ(g, 2.0f);
   });
 }
 
@@ -256,7 +258,7 @@ TEST(DeepSpeedZero, Item21AddsUpBackwardsInTheTypeOfTheParameters) {
       run.backward({2048}, {.is_first = true, .is_last = false});
       run.backward({1}, {.is_first = false, .is_last = false});
       run.backward({1}, {.is_first = false, .is_last = true});
-      result = run.optimizer->full_gradient("p0")[0];
+      result = run.optimizer->whole_values().gradient("p0")[0];
     });
     return result;
   };
@@ -272,7 +274,7 @@ TEST(DeepSpeedZero, Item26SumsUntilTheStepWhereNoBackwardWasTheLast) {
       Training run(comm, layout_of({5}), reference(stage));
       run.backward({1, 1, 1, 1, 1}, {.is_first = true, .is_last = false});
       run.backward({2, 2, 2, 2, 2}, {.is_first = false, .is_last = false});
-      EXPECT_EQ(run.optimizer->full_gradient("p0")[0], 3.0f);
+      EXPECT_EQ(run.optimizer->whole_values().gradient("p0")[0], 3.0f);
       EXPECT_TRUE(run.optimizer->step().applied);
       EXPECT_EQ(run.gradient_seen(), 3.0f);
     });
@@ -392,9 +394,9 @@ TEST(DeepSpeedZero, ForgetsABackwardThatIsCancelled) {
     ranks(2, [&](comm::Communicator& comm) {
       Training run(comm, layout_of({2}), reference(stage));
       run.backward({5, 5}, {.is_first = true, .is_last = false});
-      run.optimizer->begin_backward({.is_first = false, .is_last = true});
-      run.optimizer->collect(0, std::vector<float>{7, 7});
-      run.optimizer->cancel_backward();
+      run.optimizer->gradients().begin({.is_first = false, .is_last = true});
+      run.optimizer->gradients().collect(0, std::vector<float>{7, 7});
+      EXPECT_TRUE(run.optimizer->gradients().cancel());
       run.backward({1, 1});
       EXPECT_TRUE(run.optimizer->step().applied);
       EXPECT_EQ(run.gradient_seen(), 1.0f);
@@ -435,18 +437,21 @@ TEST(DeepSpeedZero, TakesWholeValuesAndGivesThemBack) {
   ranks(2, [](comm::Communicator& comm) {
     Training run(comm, layout_of({3, 4}), reference(1, DType::kFloat16));
     const std::vector<float> values = {0.1f, -2, 1024, 7};
-    run.optimizer->set_full_parameter("p1", values);
-    EXPECT_EQ(run.optimizer->full_parameter("p1"), values);
+    run.optimizer->whole_values().set_parameter("p1", values);
+    EXPECT_EQ(run.optimizer->whole_values().parameter("p1"), values);
     EXPECT_EQ(floats(run.params.view().subview(3, 4)),
               floats(buffer_of(values, DType::kFloat16).view()));
-    run.optimizer->set_full_state("p1", "exp_avg_sq", values);
-    EXPECT_EQ(run.optimizer->full_state("p1", "exp_avg_sq"), values);
-    test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg", "'step'"},
-                       [&] { (void)run.optimizer->full_state("p1", "step"); });
+    run.optimizer->whole_values().set_state("p1", "exp_avg_sq", values);
+    EXPECT_EQ(run.optimizer->whole_values().state("p1", "exp_avg_sq"), values);
+    test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg", "'step'"}, [&] {
+      (void)run.optimizer->whole_values().state("p1", "step");
+    });
     run.backward(std::vector<float>(7, 1024));
-    EXPECT_EQ(run.optimizer->full_gradient("p0"), std::vector<float>(3, 1));
-    run.optimizer->set_full_gradient("p0", std::vector<float>(3, 2));
-    EXPECT_EQ(run.optimizer->full_gradient("p0"), std::vector<float>(3, 2));
+    EXPECT_EQ(run.optimizer->whole_values().gradient("p0"),
+              std::vector<float>(3, 1));
+    run.optimizer->whole_values().set_gradient("p0", std::vector<float>(3, 2));
+    EXPECT_EQ(run.optimizer->whole_values().gradient("p0"),
+              std::vector<float>(3, 2));
     (void)run.optimizer->step();
     EXPECT_EQ(run.gradient_seen(), 2.0f);
   });

@@ -121,7 +121,7 @@ struct Trained {
   Values masters() {
     Values all_values;
     for (const Parameter& p : layout.parameters())
-      all_values[p.name] = engine->full_parameter(p.name);
+      all_values[p.name] = engine->whole_values().parameter(p.name);
     return all_values;
   }
   // What the model computes with.
@@ -311,8 +311,10 @@ TEST_P(Dtypes, AreClippedByOneNorm) {
       if (is_compressed) continue;
       for (Trained* part : {&apart.narrow, &apart.wide})
         for (const Parameter& p : part->layout.parameters()) {
-          const auto half = both.engine->full_state(p.name, "exp_avg");
-          const auto full = part->engine->full_state(p.name, "exp_avg");
+          const auto half =
+              both.engine->whole_values().state(p.name, "exp_avg");
+          const auto full =
+              part->engine->whole_values().state(p.name, "exp_avg");
           for (std::size_t i = 0; i < half.size(); ++i)
             ASSERT_NEAR(half[i], full[i] / 2, 1e-6 * std::abs(full[i]))
                 << p.name << ", " << name_of(config);
@@ -393,7 +395,7 @@ TEST_P(Dtypes, CheckpointsLoadOnAnyNumberOfRanks) {
       if (comm.rank() != 0) continue;
       saved = std::move(masters);
       for (const Parameter& p : run.layout.parameters())
-        states[p.name] = run.engine->full_state(p.name, "exp_avg_sq");
+        states[p.name] = run.engine->whole_values().state(p.name, "exp_avg_sq");
     }
   });
   on_ranks([&](comm::Communicator& comm) {
@@ -411,7 +413,7 @@ TEST_P(Dtypes, CheckpointsLoadOnAnyNumberOfRanks) {
         if (from < 3) {
           EXPECT_EQ(values, saved) << from << name_of(config);
           for (const Parameter& p : run.layout.parameters())
-            EXPECT_EQ(run.engine->full_state(p.name, "exp_avg_sq"),
+            EXPECT_EQ(run.engine->whole_values().state(p.name, "exp_avg_sq"),
                       states.at(p.name));
         }
         if (is_narrow && config.zero.wire.is_exact()) {

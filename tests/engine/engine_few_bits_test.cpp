@@ -78,7 +78,7 @@ class WithoutEngine {
       if (made.lean != nullptr)
         made.lean->set_full_parameter(p.name, values);
       else
-        made.zero->set_full_parameter(p.name, values);
+        made.zero->whole_values().set_parameter(p.name, values);
     }
   }
 
@@ -119,10 +119,12 @@ void expect_same_bits(comm::Communicator& comm, const Config& config,
     ASSERT_GE(report.bytes_sent, expected.bytes_sent) << t;
   }
   for (const Parameter& p : hand.layout.parameters()) {
-    const auto expected = hand.made.lean != nullptr
-                              ? hand.made.lean->full_parameter(p.name)
-                              : hand.made.zero->full_parameter(p.name);
-    EXPECT_EQ(sharded.engine.full_parameter(p.name), expected) << p.name;
+    const auto expected =
+        hand.made.lean != nullptr
+            ? hand.made.lean->full_parameter(p.name)
+            : hand.made.zero->whole_values().parameter(p.name);
+    EXPECT_EQ(sharded.engine.whole_values().parameter(p.name), expected)
+        << p.name;
   }
 }
 

@@ -49,16 +49,16 @@ TEST(EngineRates, ARateSetByHandHolds) {
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Driven driven(comm, config_of(dtype));
       step(driven, 1);
-      driven.engine.set_learning_rate(1, 0.5);
+      driven.engine.learning_rates().set(1, 0.5);
       for (std::int64_t t = 2; t <= 3; ++t) {
         EXPECT_DOUBLE_EQ(step(driven, t).learning_rate, scheduled(0, t));
         EXPECT_EQ(rate(driven.engine, 1), 0.5);
       }
-      driven.engine.set_learning_rate(0);
+      driven.engine.learning_rates().set(0);
       const auto before = floats(driven.params.view());
       EXPECT_EQ(step(driven, 4).learning_rate, 0);
       EXPECT_EQ(floats(driven.params.view()), before);
-      driven.engine.set_schedule({});
+      driven.engine.learning_rates().set_schedule({});
       EXPECT_DOUBLE_EQ(step(driven, 5).learning_rate, scheduled(0, 5));
       EXPECT_DOUBLE_EQ(rate(driven.engine, 1), scheduled(1, 5));
     });
@@ -67,16 +67,17 @@ TEST(EngineRates, ARateSetByHandHolds) {
 TEST(EngineRates, AScheduleOfOnesOwnIsAskedBeforeEveryStep) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Driven driven(comm, config_of());
-    driven.engine.set_learning_rate(1, 0.5);
-    driven.engine.set_schedule([](double base, std::int64_t applied_steps) {
-      return base / std::pow(2.0, static_cast<double>(applied_steps));
-    });
+    driven.engine.learning_rates().set(1, 0.5);
+    driven.engine.learning_rates().set_schedule(
+        [](double base, std::int64_t applied_steps) {
+          return base / std::pow(2.0, static_cast<double>(applied_steps));
+        });
     for (std::int64_t t = 1; t <= 3; ++t) {
       const double half = std::pow(0.5, static_cast<double>(t - 1));
       EXPECT_DOUBLE_EQ(step(driven, t).learning_rate, 0.01 * half);
       EXPECT_DOUBLE_EQ(rate(driven.engine, 1), 0.03 * half);
     }
-    driven.engine.set_learning_rate(0, 0.25);
+    driven.engine.learning_rates().set(0, 0.25);
     EXPECT_EQ(step(driven, 4).learning_rate, 0.25);
     EXPECT_DOUBLE_EQ(rate(driven.engine, 1), 0.03 / 8);
   });
@@ -91,7 +92,7 @@ TEST(EngineRates, ANewRateGivesTheSameBitsAsThatOfTheOptions) {
       adam.learning_rate = 0.125;
       for (auto& group : adam.groups) group.learning_rate.reset();
       test::Sharded given(comm, config);
-      changed.engine.set_learning_rate(0.125);
+      changed.engine.learning_rates().set(0.125);
       for (std::int64_t t = 1; t <= 3; ++t) {
         step(changed, t);
         step(given, t);
@@ -121,20 +122,21 @@ TEST(EngineRates, AreRefusedWhereTheyAreNone) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
     for (const double bad : {-1.0, nan, HUGE_VAL}) {
       expect_error(ErrorCode::kInvalidArgument, {"learning_rate"},
-                   [&] { driven.engine.set_learning_rate(0, bad); });
-      driven.engine.set_schedule([&](double base, std::int64_t /*steps*/) {
-        return base > 0.02 ? bad : base;  // group 1's
-      });
+                   [&] { driven.engine.learning_rates().set(0, bad); });
+      driven.engine.learning_rates().set_schedule(
+          [&](double base, std::int64_t /*steps*/) {
+            return base > 0.02 ? bad : base;  // group 1's
+          });
       const auto before = floats(driven.params.view());
       driven.backward({.step = 1});
       expect_error(ErrorCode::kInvalidArgument, {"schedule", "finite"},
                    [&] { driven.engine.step(); });
       EXPECT_EQ(floats(driven.params.view()), before);
-      driven.engine.set_schedule({});
+      driven.engine.learning_rates().set_schedule({});
       EXPECT_TRUE(driven.engine.step().applied);
     }
     expect_error(ErrorCode::kInvalidArgument, {"group"},
-                 [&] { driven.engine.set_learning_rate(2, 0.1); });
+                 [&] { driven.engine.learning_rates().set(2, 0.1); });
   });
 }
 
@@ -147,11 +149,11 @@ TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
       step(first, 1);
       EXPECT_FALSE(
           first.engine.state_dict().has_array("engine_learning_rates"));
-      first.engine.set_learning_rate(1, 0.5);
+      first.engine.learning_rates().set(1, 0.5);
       step(first, 2);
       StateDict state = first.engine.state_dict();
       test::Sharded second(comm, config);
-      second.engine.set_learning_rate(0, 0.25);  // loading takes it back
+      second.engine.learning_rates().set(0, 0.25);  // loading takes it back
       kernels::convert(first.params.view(), second.params.view());
       second.engine.load_state_dict(state);
       for (std::int64_t t = 3; t <= 4; ++t) {

@@ -23,10 +23,10 @@ TEST(EngineValues, FullParametersAreSetWhereverTheyAre) {
       comm::run_local_ranks(2, [&](comm::Communicator& comm) {
         Sharded sharded(comm, zero_config({stage, false}, dtype));
         const std::vector<float> values{1.0F + 0x1p-20F, 2, 3};
-        const auto before = sharded.engine.full_parameter("block");
-        sharded.engine.set_full_parameter("last", values);
-        EXPECT_EQ(sharded.engine.full_parameter("last"), values);
-        EXPECT_EQ(sharded.engine.full_parameter("block"), before);
+        const auto before = sharded.engine.whole_values().parameter("block");
+        sharded.engine.whole_values().set_parameter("last", values);
+        EXPECT_EQ(sharded.engine.whole_values().parameter("last"), values);
+        EXPECT_EQ(sharded.engine.whole_values().parameter("block"), before);
         const std::size_t at = sharded.layout.parameter("last").offset;
         EXPECT_EQ(test::floats(sharded.params.view().subview(at, 3)),
                   (std::vector<float>{
@@ -41,7 +41,7 @@ TEST(EngineValues, FullStatesAreTheSameWithZeroAndWithout) {
       Sharded sharded(comm, zero_config({stage, false}));
       sharded.backward({1, 0, false});
       (void)sharded.engine.step();
-      found.push_back(sharded.engine.full_state("odd", "exp_avg"));
+      found.push_back(sharded.engine.whole_values().state("odd", "exp_avg"));
     }
     EXPECT_NE(found[0], std::vector<float>(33 * 17));
     EXPECT_EQ(found[1], found[0]);

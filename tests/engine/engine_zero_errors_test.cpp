@@ -76,7 +76,8 @@ TEST(EngineZeroErrors, ChangeNothing) {
             expect_error(kPrecondition, {part}, [&] { call(); });
         };
         const auto no_gradient_yet = [&] {
-          refuses("full_gradient", [&] { (void)engine.full_gradient("wide"); });
+          refuses("full_gradient",
+                  [&] { (void)engine.whole_values().gradient("wide"); });
         };
         for (std::int64_t t = 1; t <= 3; ++t) {
           hand.step(t, 1, 1, false);
@@ -111,7 +112,7 @@ TEST(EngineZeroErrors, ChangeNothing) {
           }
           engine.end_backward();
           expect_error(kArgument, {"nobody"},
-                       [&] { (void)engine.full_gradient("nobody"); });
+                       [&] { (void)engine.whole_values().gradient("nobody"); });
           EXPECT_TRUE(engine.step().applied);
           ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
               << t;
@@ -130,8 +131,9 @@ TEST(EngineZeroErrors, NoBackwardAfterAGradientWasRead) {
       for (std::int64_t t = 1; t <= 3; ++t) {
         hand.step(t, 1, 1, false);
         sharded.backward({t, 0});
-        EXPECT_EQ(sharded.engine.full_gradient("long").size(), 20000u);
-        EXPECT_EQ(sharded.engine.full_gradient("scalar").size(), 1u);
+        EXPECT_EQ(sharded.engine.whole_values().gradient("long").size(),
+                  20000u);
+        EXPECT_EQ(sharded.engine.whole_values().gradient("scalar").size(), 1u);
         expect_error(kPrecondition, {"step()"},
                      [&] { sharded.engine.begin_backward(); });
         EXPECT_TRUE(sharded.engine.step().applied);
@@ -171,14 +173,22 @@ TEST(EngineZeroErrors, WholeValuesWithoutZero) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     Sharded plain(comm, zero_config({0, false}));
     expect_error(kPrecondition, {"full_gradient: only with ZeRO"},
-                 [&] { (void)plain.engine.full_gradient("wide"); });
-    EXPECT_EQ(plain.engine.full_state("wide", "exp_avg"),
+                 [&] { (void)plain.engine.whole_values().gradient("wide"); });
+    EXPECT_EQ(plain.engine.whole_values().state("wide", "exp_avg"),
               std::vector<float>(130 * 129));
-    expect_error(kArgument, {"key", "'denominator'"},
-                 [&] { (void)plain.engine.full_state("wide", "denominator"); });
+    expect_error(kArgument, {"key", "'denominator'"}, [&] {
+      (void)plain.engine.whole_values().state("wide", "denominator");
+    });
+    const std::vector<float> values(130 * 129);
+    expect_error(kPrecondition, {"set_full_gradient: only with ZeRO"}, [&] {
+      plain.engine.whole_values().set_gradient("wide", values);
+    });
+    expect_error(kPrecondition, {"set_full_state: only with ZeRO"}, [&] {
+      plain.engine.whole_values().set_state("wide", "exp_avg", values);
+    });
     expect_error(kPrecondition, {"zero: only with ZeRO"},
                  [&] { (void)plain.engine.zero(); });
-    EXPECT_EQ(plain.engine.full_parameter("block").size(), 1025u);
+    EXPECT_EQ(plain.engine.whole_values().parameter("block").size(), 1025u);
   });
 }
 

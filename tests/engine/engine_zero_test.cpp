@@ -294,14 +294,15 @@ TEST(EngineZeroDeepSpeed, IsTheOptimizersOwn) {
             for (std::int64_t micro = 0; micro < backwards; ++micro) {
               const bool overflows = t == 2 && micro == 0;
               const Buffer own = sharded.gradients({t, micro, overflows});
-              hand.begin_backward(
+              hand.gradients().begin(
                   {.is_first = micro == 0, .is_last = micro == backwards - 1});
               for (std::size_t k = sharded.layout.parameters().size();
                    k-- > 0;) {
                 const Parameter& p = sharded.layout.parameters()[k];
-                hand.collect(k, own.view().subview(p.offset, p.size));
+                hand.gradients().collect(k,
+                                         own.view().subview(p.offset, p.size));
               }
-              hand.end_backward();
+              hand.gradients().end();
               sharded.backward({t, micro, overflows});
               report = sharded.engine.step();
             }

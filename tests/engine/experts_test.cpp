@@ -118,7 +118,7 @@ struct Trained {
   std::map<std::string, std::vector<float>> values() {
     std::map<std::string, std::vector<float>> all;
     for (const Parameter& p : held.layout.parameters())
-      all[p.name] = engine->full_parameter(p.name);
+      all[p.name] = engine->whole_values().parameter(p.name);
     return all;
   }
 
@@ -234,12 +234,12 @@ TEST(Experts, StayExactInLowBitOptimizers) {
       if (name.starts_with("expert")) {
         EXPECT_EQ(values, want.at(name)) << name;
         for (const char* key : {"exp_avg", "exp_avg_sq"})
-          EXPECT_EQ(run.engine->full_state(name, key),
-                    of_all.engine->full_state(name, key))
+          EXPECT_EQ(run.engine->whole_values().state(name, key),
+                    of_all.engine->whole_values().state(name, key))
               << name << ", " << key;
       } else {
         EXPECT_NE(values, want.at(name)) << name;
-        EXPECT_EQ(run.engine->full_state(name, "exp_avg").size(),
+        EXPECT_EQ(run.engine->whole_values().state(name, "exp_avg").size(),
                   values.size());
       }
     }

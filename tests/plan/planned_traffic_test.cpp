@@ -61,11 +61,11 @@ CountingGroup::Sent sent_in_step(CountingGroup& group, comm::Communicator& comm,
     if (sharded == nullptr || c.backwards == 1)
       return optimizer->step(params, grads);
     for (int i = 0; i < c.backwards; ++i) {
-      sharded->begin_backward(
+      sharded->gradients().begin(
           {.is_first = i == 0, .is_last = i + 1 == c.backwards});
-      sharded->collect(0,
-                       ConstView(grads.data(), grads.size(), DType::kFloat32));
-      sharded->end_backward();
+      sharded->gradients().collect(
+          0, ConstView(grads.data(), grads.size(), DType::kFloat32));
+      sharded->gradients().end();
     }
     return sharded->step();
   };

@@ -240,7 +240,7 @@ Values written_parameters(comm::Communicator& comm, const at::Device& device) {
     if (t == 3) {
       engine.set_learning_rate(0.02);
       const std::vector<float> bias(net.side->bias.numel(), 0.5F);
-      engine.core().set_full_parameter("side.bias", bias);
+      engine.core().whole_values().set_parameter("side.bias", bias);
       engine.send_parameters();
     }
   }

@@ -32,8 +32,8 @@ void expect_same(
         << "stage " << sharded.zero.stage << ", rank " << comm.rank() << " of "
         << comm.size() << ", step " << t;
     for (const Parameter& p : want.engine.layout().parameters())
-      ASSERT_EQ(got.engine.core().full_parameter(p.name),
-                want.engine.core().full_parameter(p.name))
+      ASSERT_EQ(got.engine.core().whole_values().parameter(p.name),
+                want.engine.core().whole_values().parameter(p.name))
           << p.name;
   }
   EXPECT_TRUE(got.net.frozen->weight.equal(want.net.frozen->weight));
@@ -156,10 +156,11 @@ TEST_P(TorchZero, Item33AParameterWithoutAGradientDecays) {
       Trained trained(comm, zero_config(sharding, type));
       trained.net.uses_side = false;
       std::vector<float> want =
-          trained.engine.core().full_parameter("side.weight");
+          trained.engine.core().whole_values().parameter("side.weight");
       trained.step(1);
       for (float& value : want) value *= 1 - 0.01f * 0.1f;
-      const auto got = trained.engine.core().full_parameter("side.weight");
+      const auto got =
+          trained.engine.core().whole_values().parameter("side.weight");
       for (std::size_t i = 0; i < want.size(); ++i)
         EXPECT_FLOAT_EQ(got[i], want[i]);
     });
@@ -242,7 +243,7 @@ TEST(TorchZeroValues, MastersAreMadeBeforeTheRounding) {
         const at::Tensor weight = first.second->weight.detach().flatten();
         Trained trained(comm, zero_config(sharding, dtype));
         const auto masters =
-            trained.engine.core().full_parameter("second.weight");
+            trained.engine.core().whole_values().parameter("second.weight");
         const std::vector<float> want(
             weight.const_data_ptr<float>(),
             weight.const_data_ptr<float>() + weight.numel());
@@ -269,11 +270,12 @@ TEST(TorchZeroValues, GradientsAreMeansOverTheRanks) {
         Trained trained(comm, config);
         engine::Engine& core = trained.engine.core();
         trained.backward(1);
-        const auto gradient = core.full_gradient("tied.weight");
+        const auto gradient = core.whole_values().gradient("tied.weight");
         EXPECT_TRUE(at::tensor(gradient).equal(mean));
-        EXPECT_EQ(core.full_gradient("nothing").size(), 0u);
+        EXPECT_EQ(core.whole_values().gradient("nothing").size(), 0u);
         const auto report = trained.engine.step();
-        const auto exp_avg = core.full_state("tied.weight", "exp_avg");
+        const auto exp_avg =
+            core.whole_values().state("tied.weight", "exp_avg");
         ASSERT_EQ(exp_avg.size(), gradient.size());
         for (std::size_t i = 0; i < exp_avg.size(); ++i)
           EXPECT_NEAR(exp_avg[i], 0.1 * gradient[i] * report.clip_factor,

@@ -35,17 +35,17 @@ TEST(ZeroAbandoned, ABackwardOfWhichNothingHasLeftIsCancelled) {
         ZeroRun clean(comm, two_groups(), test::adam_rule(), unscaled(way));
         const Buffer grads = run.scaled(ones(run), DType::kFloat16);
         for (int t = 0; t < 2; ++t) {
-          run.optimizer->begin_backward({});
-          run.optimizer->collect(0, grads.view().subview(0, 1500));
-          run.optimizer->cancel_backward();
+          run.optimizer->gradients().begin({});
+          run.optimizer->gradients().collect(0, grads.view().subview(0, 1500));
+          EXPECT_TRUE(run.optimizer->gradients().cancel());
           expect_error(ErrorCode::kFailedPrecondition, {"no backward"},
                        [&] { run.optimizer->step(); });
           // Stage 1 sends nothing before the last one.
           if (way.stage == 1 || world == 1) {
             run.backward(ones(run), {.is_last = false});
-            run.optimizer->begin_backward({.is_first = false});
+            run.optimizer->gradients().begin({.is_first = false});
             if (world == 1) collect_some(run, grads, 0);
-            run.optimizer->cancel_backward();
+            EXPECT_TRUE(run.optimizer->gradients().cancel());
           }
           run.step(ones(run));
           clean.step(ones(clean));
@@ -65,13 +65,14 @@ TEST(ZeroAbandoned, ABackwardOfWhichSomeHasLeftIsNot) {
             const Buffer grads = run.scaled(ones(run), DType::kFloat16);
             if (way.stage == 2) {
               run.backward(ones(run), {.is_last = false});
-              run.optimizer->begin_backward({.is_first = false});
+              run.optimizer->gradients().begin({.is_first = false});
             } else {
-              run.optimizer->begin_backward({});
+              run.optimizer->gradients().begin({});
               collect_some(run, grads, 2);
             }
-            expect_error(kFailure, {"cancel_backward", "have been sent"},
-                         [&] { run.optimizer->cancel_backward(); });
+            EXPECT_FALSE(run.optimizer->gradients().cancel());
+            expect_error(ErrorCode::kFailedPrecondition, {"only be destroyed"},
+                         [&] { run.optimizer->gradients().begin({}); });
           },
           kLong);
     });
@@ -137,14 +138,14 @@ TEST(ZeroAbandoned, NoOrderOfGradientsIsADeadlock) {
               for (int k = 0; k < 3; ++k) {
                 if (comm.rank() > 0)
                   std::shuffle(order.begin(), order.end(), random);
-                run.optimizer->begin_backward(
+                run.optimizer->gradients().begin(
                     {.is_first = k == 0, .is_last = k == 2});
                 const std::vector<float> grad(
                     700, static_cast<float>(comm.rank() + k));
                 for (const std::size_t i : order)
-                  run.optimizer->collect(i, grad);
-                run.optimizer->end_backward();
-                EXPECT_EQ(run.optimizer->late().elements, 0u);
+                  run.optimizer->gradients().collect(i, grad);
+                run.optimizer->gradients().end();
+                EXPECT_EQ(run.optimizer->gradients().late().elements, 0u);
               }
               EXPECT_TRUE(run.optimizer->step().applied);
               EXPECT_EQ(run.state("exp_avg"),

@@ -123,7 +123,7 @@ inline Seen sharded(comm::Communicator& comm, const AnyZero& drawn) {
     for (int k = 0; k < drawn.backwards; ++k) {
       std::shuffle(order.begin(), order.end(), random);
       const auto values = gradient(drawn, comm.rank(), step, k);
-      run.optimizer->begin_backward(
+      run.optimizer->gradients().begin(
           {.is_first = k == 0, .is_last = k + 1 == drawn.backwards});
       for (const std::size_t i : order) {
         if (!is_there(drawn, comm.rank(), step, k, i)) continue;
@@ -132,9 +132,9 @@ inline Seen sharded(comm::Communicator& comm, const AnyZero& drawn) {
         const Buffer own =
             rounded(ConstView(values).subview(p.offset, p.size),
                     i % 2 == 0 ? drawn.options.dtype : DType::kFloat32);
-        run.optimizer->collect(i, own.view());
+        run.optimizer->gradients().collect(i, own.view());
       }
-      run.optimizer->end_backward();
+      run.optimizer->gradients().end();
     }
     if (step == 0) seen.gradients.push_back(run.gradient());
     seen.norms.push_back(run.optimizer->step().grad_norm);

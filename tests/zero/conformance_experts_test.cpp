@@ -87,12 +87,13 @@ void expect_as_dense(comm::Communicator& comm, const Way& way, DType dtype,
   const auto start = want.masters();
   const auto name = "expert" + std::to_string(held.own);
   const auto copy = [&](const char* to, const std::string& from) {
-    run.optimizer->set_full_parameter(to, want.optimizer->full_parameter(from));
+    run.optimizer->whole_values().set_parameter(
+        to, want.optimizer->whole_values().parameter(from));
   };
   copy("before", "before");
   copy("after", "after");
   const std::size_t first = dense.parameter(name).offset;
-  run.optimizer->set_full_parameter(
+  run.optimizer->whole_values().set_parameter(
       "expert",
       std::vector<float>(start.begin() + static_cast<long>(first),
                          start.begin() + static_cast<long>(first + kExpert)));
@@ -110,11 +111,11 @@ void expect_as_dense(comm::Communicator& comm, const Way& way, DType dtype,
     EXPECT_NEAR(report.grad_norm, dense_report.grad_norm,
                 1e-12 * dense_report.grad_norm);
   }
-  EXPECT_EQ(run.optimizer->full_parameter("before"),
-            want.optimizer->full_parameter("before"));
-  EXPECT_EQ(run.optimizer->full_parameter("after"),
-            want.optimizer->full_parameter("after"));
-  const auto own = run.optimizer->full_parameter("expert");
+  EXPECT_EQ(run.optimizer->whole_values().parameter("before"),
+            want.optimizer->whole_values().parameter("before"));
+  EXPECT_EQ(run.optimizer->whole_values().parameter("after"),
+            want.optimizer->whole_values().parameter("after"));
+  const auto own = run.optimizer->whole_values().parameter("expert");
   const auto all = want.masters();
   EXPECT_TRUE(std::equal(own.begin(), own.end(),
                          all.begin() + static_cast<std::ptrdiff_t>(first)))
@@ -147,7 +148,8 @@ TEST(Zero, Item25ExpertGradientsAreDividedByTheDenseRanks) {
         std::fill_n(grads.begin() + 1000, kExpert,
                     experts == 1 ? static_cast<float>(comm.rank()) : 6.0f);
         EXPECT_TRUE(run.step(grads).applied);
-        seen.push_back(run.optimizer->full_state("expert", "exp_avg"));
+        seen.push_back(
+            run.optimizer->whole_values().state("expert", "exp_avg"));
       }
       EXPECT_EQ(seen[0], std::vector<float>(kExpert, 1.5f)) << way;
       EXPECT_EQ(seen[1], seen[0]) << way;

@@ -138,10 +138,10 @@ TEST(Zero, Item33AParameterWithoutGradientStillDecays) {
                        {"second"});
         EXPECT_TRUE(run.optimizer->step().applied);
         const Parameter& p = layout.parameter("second");
-        const auto values = run.optimizer->full_parameter("second");
+        const auto values = run.optimizer->whole_values().parameter("second");
         for (std::size_t i = 0; i < p.size; ++i)
           ASSERT_EQ(values[i], run.start[p.offset + i] / 2) << way;
-        EXPECT_EQ(run.optimizer->full_state("second", "exp_avg"),
+        EXPECT_EQ(run.optimizer->whole_values().state("second", "exp_avg"),
                   std::vector<float>(p.size));
       }
   });
@@ -158,21 +158,23 @@ TEST(Zero, Item34AnUnusedParameterAfterAnOverflowStaysAsItIs) {
         const auto start = run.values();
         const Parameter& p = layout.parameter("second");
         for (const float bad : {kInfinity, kNaN, 3.0f}) {
-          const auto before = run.optimizer->full_parameter("second");
+          const auto before = run.optimizer->whole_values().parameter("second");
           auto grads = all(layout, 1);
           std::fill_n(grads.begin() + static_cast<std::ptrdiff_t>(p.offset),
                       p.size, bad);
           const bool applied = std::isfinite(bad);
           EXPECT_EQ(run.window({grads, grads}).applied, applied);
-          const auto between = run.optimizer->full_parameter("second");
+          const auto between =
+              run.optimizer->whole_values().parameter("second");
           EXPECT_EQ(between == before, !applied);
           for (int k = 0; k < backwards; ++k)
             run.backward(all(layout, 1),
                          {.is_first = k == 0, .is_last = k + 1 == backwards},
                          {"second"});
           EXPECT_TRUE(run.optimizer->step().applied);
-          EXPECT_EQ(run.optimizer->full_parameter("second"), between) << way;
-          EXPECT_EQ(run.optimizer->full_state("second", "exp_avg"),
+          EXPECT_EQ(run.optimizer->whole_values().parameter("second"), between)
+              << way;
+          EXPECT_EQ(run.optimizer->whole_values().state("second", "exp_avg"),
                     std::vector<float>(p.size));
         }
       }

@@ -67,8 +67,9 @@ TEST(Zero, Item16OnlyOwnedElementsAreUsed) {
           test::normal(layout.size(), 9u + static_cast<unsigned>(comm.rank()));
       clean.step(values);
       Buffer grads = run.scaled(values, DType::kFloat16);
-      EXPECT_EQ(run.optimizer->full_gradient("first", grads.view()).size(),
-                1500u);
+      EXPECT_EQ(
+          run.optimizer->whole_values().gradient("first", grads.view()).size(),
+          1500u);
       std::vector<bool> owned(layout.size());
       for (const ShardBucket& bucket : run.optimizer->shards().buckets()) {
         const Range& own = bucket.pieces[static_cast<std::size_t>(comm.rank())];
@@ -89,7 +90,7 @@ TEST(Zero, Item17AWindowIsReducedOnceAtStage1) {
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
     for (const Way& way : all_ways()) {
       ZeroRun run(comm, layout, test::adam_rule(), unscaled(way));
-      const std::size_t buckets = run.optimizer->buckets().size();
+      const std::size_t buckets = run.optimizer->gradients().buckets().size();
       EXPECT_GT(buckets, 2u);
       const std::size_t passes = way.stage == 1 ? 1 : 4;
       // And the norm, and the gathers.

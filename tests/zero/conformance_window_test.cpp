@@ -143,7 +143,7 @@ TEST(Zero, Item22AParameterThatSomeRanksLeaveOutIsAveragedWithZero) {
                                  : std::set<std::string>{name};
             EXPECT_TRUE(run.step(all(layout, world), left_out).applied);
             for (const Parameter& p : layout.parameters())
-              EXPECT_EQ(run.optimizer->full_state(p.name, "exp_avg"),
+              EXPECT_EQ(run.optimizer->whole_values().state(p.name, "exp_avg"),
                         std::vector<float>(
                             p.size,
                             p.name == name ? 1.0f : static_cast<float>(world)))
@@ -169,7 +169,7 @@ TEST(Zero, Item23AParameterInOneBackwardOnlyIsAveraged) {
         EXPECT_TRUE(run.optimizer->step().applied);
         for (const Parameter& p : layout.parameters())
           EXPECT_EQ(
-              run.optimizer->full_state(p.name, "exp_avg"),
+              run.optimizer->whole_values().state(p.name, "exp_avg"),
               std::vector<float>(
                   p.size, p.name == "first" || p.name == "one" ? 6.0f : 2.0f))
               << way << ", used in " << used_in;

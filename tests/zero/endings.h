@@ -33,7 +33,8 @@ inline std::vector<float> ones(const ZeroRun& run) {
 inline void collect_some(ZeroRun& run, const Buffer& grads, std::size_t from) {
   for (std::size_t i = run.layout.parameters().size(); i-- > from;) {
     const Parameter& p = run.layout.parameters()[i];
-    run.optimizer->collect(i, grads.view().subview(p.offset, p.size));
+    run.optimizer->gradients().collect(i,
+                                       grads.view().subview(p.offset, p.size));
   }
 }
 

@@ -66,24 +66,26 @@ TEST(ZeroErrors, BackwardsHaveAnOrder) {
   with_pairs([](ZeroRun& run, Pair& pair) {
     ZeroOptimizer& zero = *run.optimizer;
     expect_error(kPrecondition, {"first backward", "missing"},
-                 [&] { zero.begin_backward({.is_first = false}); });
-    expect_error(kPrecondition, {"end_backward"}, [&] { zero.end_backward(); });
-    zero.cancel_backward();  // there is none
+                 [&] { zero.gradients().begin({.is_first = false}); });
+    expect_error(kPrecondition, {"end_backward"},
+                 [&] { zero.gradients().end(); });
+    EXPECT_TRUE(zero.gradients().cancel());  // there is none
     expect_error(kPrecondition, {"no backward"}, [&] { zero.step(); });
-    zero.begin_backward({.is_last = false});
+    zero.gradients().begin({.is_last = false});
     expect_error(kPrecondition, {"inside another"},
-                 [&] { zero.begin_backward({.is_first = false}); });
+                 [&] { zero.gradients().begin({.is_first = false}); });
     expect_error(kPrecondition, {"step: inside"}, [&] { zero.step(); });
-    expect_error(kPrecondition, {"full_gradient"},
-                 [&] { static_cast<void>(zero.full_gradient("one")); });
+    expect_error(kPrecondition, {"full_gradient"}, [&] {
+      static_cast<void>(zero.whole_values().gradient("one"));
+    });
     expect_error(kPrecondition, {"set_full_gradient"},
-                 [&] { zero.set_full_gradient("one", {{1.0f}}); });
-    zero.end_backward();
+                 [&] { zero.whole_values().set_gradient("one", {{1.0f}}); });
+    zero.gradients().end();
     expect_error(kPrecondition, {"there was a first backward"},
-                 [&] { zero.begin_backward({.is_first = true}); });
+                 [&] { zero.gradients().begin({.is_first = true}); });
     run.backward(pair.gradient(2), {.is_first = false});
     expect_error(kPrecondition, {"last backward"},
-                 [&] { zero.begin_backward({.is_first = false}); });
+                 [&] { zero.gradients().begin({.is_first = false}); });
     zero.step();
     pair.clean.window(
         {std::vector<float>(run.layout.size()), pair.gradient(2)});
@@ -99,24 +101,25 @@ TEST(ZeroErrors, GradientsFitTheirParameters) {
     };
     std::vector<float> wide(1500);
     expect_error(kPrecondition, {"outside of a backward"},
-                 [&] { zero.collect(0, wide); });
-    zero.begin_backward({});
+                 [&] { zero.gradients().collect(0, wide); });
+    zero.gradients().begin({});
     expect_error(kArgument, {"index", "below 5", "got 5"},
-                 [&] { zero.collect(5, wide); });
-    expect_error(kArgument, {"'first'", "1500", "got float32 of 1499"},
-                 [&] { zero.collect(0, ConstView(wide).subview(0, 1499)); });
+                 [&] { zero.gradients().collect(5, wide); });
+    expect_error(kArgument, {"'first'", "1500", "got float32 of 1499"}, [&] {
+      zero.gradients().collect(0, ConstView(wide).subview(0, 1499));
+    });
     const Buffer other = test::rounded(wide, DType::kBFloat16);
     expect_error(kArgument, {"'first'", "float32 or float16", "bfloat16"},
-                 [&] { zero.collect(0, other.view()); });
+                 [&] { zero.gradients().collect(0, other.view()); });
     expect_error(kArgument, {"'one'", "got float32 of 0"},
-                 [&] { zero.collect(number("one"), {}); });
-    zero.collect(0, wide);
+                 [&] { zero.gradients().collect(number("one"), {}); });
+    zero.gradients().collect(0, wide);
     expect_error(kPrecondition, {"'first' has come"},
-                 [&] { zero.collect(0, wide); });
-    zero.collect(number("empty"), {});
+                 [&] { zero.gradients().collect(0, wide); });
+    zero.gradients().collect(number("empty"), {});
     expect_error(kPrecondition, {"'empty' has come"},
-                 [&] { zero.collect(number("empty"), {}); });
-    zero.end_backward();
+                 [&] { zero.gradients().collect(number("empty"), {}); });
+    zero.gradients().end();
     zero.step();
     pair.clean.step(std::vector<float>(run.layout.size()));
   });
@@ -162,7 +165,7 @@ TEST(ZeroErrors, EarlyRangesAreBucketsOfOneArray) {
     ZeroOptimizer& zero = *run.optimizer;
     Buffer grads = run.scaled(pair.gradient(2), DType::kFloat16);
     Buffer other(run.layout.size(), DType::kFloat16);
-    const auto buckets = zero.buckets();
+    const auto buckets = zero.gradients().buckets();
     if (zero.early() == nullptr) {
       zero.step(run.params.view(), grads.view());
       pair.clean.step(pair.gradient(2));
@@ -189,14 +192,14 @@ TEST(ZeroErrors, EarlyRangesAreBucketsOfOneArray) {
     expect_error(kArgument, {"grads", "reduced in part"},
                  [&] { zero.early()->reduce(other.view(), buckets[0]); });
     expect_error(kArgument, {"grads", "reduced in part"}, [&] {
-      static_cast<void>(zero.full_gradient("one", other.view()));
+      static_cast<void>(zero.whole_values().gradient("one", other.view()));
     });
     expect_error(kArgument, {"grads", "reduced in part"},
                  [&] { zero.step(run.params.view(), other.view()); });
     expect_error(kPrecondition, {"come whole"},
-                 [&] { zero.begin_backward({}); });
+                 [&] { zero.gradients().begin({}); });
     expect_error(kPrecondition, {"no backward"}, [&] { zero.step(); });
-    static_cast<void>(zero.full_gradient("one", grads.view()));
+    static_cast<void>(zero.whole_values().gradient("one", grads.view()));
     expect_error(kArgument, {"range", "has not left"},
                  [&] { zero.early()->reduce(grads.view(), buckets[0]); });
     zero.step(run.params.view(), grads.view());
@@ -219,38 +222,45 @@ TEST(ZeroErrors, WholeValuesAreOfWhatThereIs) {
     };
     const auto drop = [](const std::vector<float>&) {};
     refused({"'firts'", "'first'"},
-            [&] { drop(zero.full_parameter("firts")); });
-    refused({"'firts'"}, [&] { drop(zero.full_gradient("firts")); });
-    refused({"'firts'"}, [&] { drop(zero.full_state("firts", "exp_avg")); });
-    refused({"'firts'"}, [&] { zero.set_full_parameter("firts", values); });
-    refused({"'firts'"}, [&] { zero.set_full_gradient("firts", values); });
+            [&] { drop(zero.whole_values().parameter("firts")); });
+    refused({"'firts'"}, [&] { drop(zero.whole_values().gradient("firts")); });
     refused({"'firts'"},
-            [&] { zero.set_full_state("firts", "exp_avg", values); });
+            [&] { drop(zero.whole_values().state("firts", "exp_avg")); });
+    refused({"'firts'"},
+            [&] { zero.whole_values().set_parameter("firts", values); });
+    refused({"'firts'"},
+            [&] { zero.whole_values().set_gradient("firts", values); });
+    refused({"'firts'"},
+            [&] { zero.whole_values().set_state("firts", "exp_avg", values); });
     for (const char* key : {"param", "grad"}) {
-      refused({"key", key}, [&] { drop(zero.full_state("first", key)); });
-      refused({"key", key}, [&] { zero.set_full_state("first", key, values); });
+      refused({"key", key},
+              [&] { drop(zero.whole_values().state("first", key)); });
+      refused({"key", key},
+              [&] { zero.whole_values().set_state("first", key, values); });
     }
     // Also on ranks that own nothing of the parameter.
     refused({"momentum", "exp_avg"},
-            [&] { drop(zero.full_state("one", "momentum")); });
-    refused({"momentum", "exp_avg"},
-            [&] { zero.set_full_state("one", "momentum", {{1.0f}}); });
+            [&] { drop(zero.whole_values().state("one", "momentum")); });
+    refused({"momentum", "exp_avg"}, [&] {
+      zero.whole_values().set_state("one", "momentum", {{1.0f}});
+    });
     refused({"values", "1500", "1499"},
-            [&] { zero.set_full_parameter("first", few); });
+            [&] { zero.whole_values().set_parameter("first", few); });
     refused({"values", "1500", "1499"},
-            [&] { zero.set_full_gradient("first", few); });
+            [&] { zero.whole_values().set_gradient("first", few); });
     refused({"values", "1500", "1499"},
-            [&] { zero.set_full_state("first", "exp_avg", few); });
+            [&] { zero.whole_values().set_state("first", "exp_avg", few); });
     refused({"params"}, [&] { zero.set_masters(few); });
     expect_error(kPrecondition, {"full_gradient"},
-                 [&] { drop(zero.full_gradient("first")); });
+                 [&] { drop(zero.whole_values().gradient("first")); });
     if (zero.early() == nullptr) {
       Buffer grads(run.layout.size(), DType::kFloat16);
-      expect_error(kPrecondition, {"full_gradient"},
-                   [&] { drop(zero.full_gradient("first", grads.view())); });
+      expect_error(kPrecondition, {"full_gradient"}, [&] {
+        drop(zero.whole_values().gradient("first", grads.view()));
+      });
     }
     expect_error(kPrecondition, {"set_full_gradient"},
-                 [&] { zero.set_full_gradient("first", values); });
+                 [&] { zero.whole_values().set_gradient("first", values); });
     refused({"group", "below 2"},
             [&] { zero.groups().set_learning_rate(2, 0.1); });
     refused({"group", "below 2"},
@@ -277,10 +287,12 @@ TEST(ZeroErrors, NothingIsDoneWithStatesThatAreElsewhere) {
              [&] { zero.step(); },
              [&] { static_cast<void>(copy_of(zero.state())); },
              [&] { zero.load_state_dict(state); },
-             [&] { static_cast<void>(zero.full_parameter("first")); },
-             [&] { static_cast<void>(zero.full_state("one", "exp_avg")); },
-             [&] { zero.set_full_parameter("first", values); },
-             [&] { zero.set_full_state("first", "exp_avg", values); },
+             [&] { static_cast<void>(zero.whole_values().parameter("first")); },
+             [&] {
+               static_cast<void>(zero.whole_values().state("one", "exp_avg"));
+             },
+             [&] { zero.whole_values().set_parameter("first", values); },
+             [&] { zero.whole_values().set_state("first", "exp_avg", values); },
              [&] { zero.set_masters(run.params.view()); }})
       expect_error(kPrecondition, {"offloaded", "reload_states()"}, call);
     zero.reload_states();

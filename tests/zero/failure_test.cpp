@@ -39,14 +39,15 @@ TEST(ZeroFailure, ARankLostInABackwardIsKnownToTheOthers) {
                 run.step(ones(run));
                 const Buffer grads = run.scaled(ones(run), DType::kFloat16);
                 if (comm.rank() == 1) {
-                  run.optimizer->begin_backward({});
+                  run.optimizer->gradients().begin({});
                   collect_some(run, grads, before);
                   throw std::runtime_error("disk full");
                 }
                 expect_error(kFailure, {"disk full"},
                              [&] { run.step(ones(run)); });
                 expect_error(kFailure, {}, [&] {
-                  static_cast<void>(run.optimizer->full_parameter("one"));
+                  static_cast<void>(
+                      run.optimizer->whole_values().parameter("one"));
                 });
               },
               kLong);
@@ -65,7 +66,7 @@ TEST(ZeroFailure, ARankLostWhileWholeGradientsAreReducedIsKnown) {
               Buffer grads(two_groups().size(), DType::kFloat16);
               ZeroRun run(comm, two_groups(), test::adam_rule(),
                           unscaled({.stage = 1, .offload = offload}));
-              const auto buckets = run.optimizer->buckets();
+              const auto buckets = run.optimizer->gradients().buckets();
               if (comm.rank() == 2) {
                 run.optimizer->early()->reduce(grads.view(), buckets.back());
                 throw std::runtime_error("disk full");

@@ -320,11 +320,11 @@ TEST(LowBitExperts, OfOneRankEachAreExact) {
         for (unsigned t = 0; t < kSteps; ++t) {
           const auto own = gradient(c, t, 0, all.rank());
           EXPECT_EQ(run.step(own).applied, exact.step(own).applied);
-          EXPECT_EQ(run.optimizer->full_parameter("expert"),
-                    exact.optimizer->full_parameter("expert"));
+          EXPECT_EQ(run.optimizer->whole_values().parameter("expert"),
+                    exact.optimizer->whole_values().parameter("expert"));
         }
-        EXPECT_NE(run.optimizer->full_parameter("after"),
-                  exact.optimizer->full_parameter("after"));
+        EXPECT_NE(run.optimizer->whole_values().parameter("after"),
+                  exact.optimizer->whole_values().parameter("after"));
       });
     }
 }
@@ -341,7 +341,7 @@ TEST(LowBitExperts, OfOneRankEachPayTheirShareOfADebt) {
     run.optimizer->adopt(std::move(state))();
     const Floats own = gradient(c, 0, 0, all.rank());
     run.backward(own);
-    const auto paid = run.optimizer->full_gradient("expert");
+    const auto paid = run.optimizer->whole_values().gradient("expert");
     for (std::size_t i = 0; i < kExpert.size; ++i)
       EXPECT_NEAR(paid[i], (own[kExpert.offset + i] + owed[i]) / 4, 1e-6);
     EXPECT_TRUE(run.optimizer->step().applied);

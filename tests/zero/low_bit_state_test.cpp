@@ -205,8 +205,8 @@ TEST(LowBitState, SettingAndReadingMastersSetsReplicas) {
                 few_bits(1, DType::kBFloat16, AfterSkip::kAuto));
     train(comm, run, 0, 2);
     const auto values = test::normal(1500, 77);
-    run.optimizer->set_full_parameter("first", values);
-    EXPECT_EQ(run.optimizer->full_parameter("first"), values);
+    run.optimizer->whole_values().set_parameter("first", values);
+    EXPECT_EQ(run.optimizer->whole_values().parameter("first"), values);
     const auto rounded =
         test::floats_of(test::rounded(values, DType::kBFloat16).view());
     const auto replicas = run.values();

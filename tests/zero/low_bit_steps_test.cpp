@@ -136,7 +136,7 @@ TEST(LowBitSteps, ASkippedStepKeepsOrClearsResiduals) {
               after == AfterSkip::kKeep || (stage == 1 && !overlap);
           ZeroRun run(comm, two_groups(), test::adam_rule(), options);
           unsigned t = 0;
-          for (const Range& bucket : run.optimizer->buckets())
+          for (const Range& bucket : run.optimizer->gradients().buckets())
             for (const float value :
                  {std::numeric_limits<float>::infinity(),
                   std::numeric_limits<float>::quiet_NaN()}) {
@@ -186,8 +186,8 @@ TEST(LowBitSteps, ACancelledWindowLeavesNothingBehind) {
       const auto before = residuals(run);
       run.backward(local(run, comm, 1), {.is_last = false});
       EXPECT_NE(residuals(run), before);
-      run.optimizer->begin_backward({.is_first = false, .is_last = false});
-      run.optimizer->cancel_backward();
+      run.optimizer->gradients().begin({.is_first = false, .is_last = false});
+      EXPECT_TRUE(run.optimizer->gradients().cancel());
       EXPECT_EQ(residuals(run), after == AfterSkip::kKeep
                                     ? before
                                     : std::vector<float>(before.size()));
@@ -216,7 +216,7 @@ TEST(LowBitSteps, RefusesWhatCannotBe) {
                 few_bits(2, kBFloat16, {.bits_up = 4}));
     test::expect_error(
         kInvalid, {"wire.residual_dtype", "float32 at stage 2", "bfloat16"},
-        [&] { run.optimizer->begin_backward({.is_last = false}); });
+        [&] { run.optimizer->gradients().begin({.is_last = false}); });
     run.backward(local(run, comm, 0));
     test::expect_error(
         kInvalid, {"loss_scale", "1 with wire.bits_up", "2"}, [&] {

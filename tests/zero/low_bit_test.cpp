@@ -121,20 +121,20 @@ std::vector<std::size_t> order_of(const Way& way, std::size_t n, int rank) {
 }
 
 void hand_over(ZeroRun& run, const Buffer& grads, const Way& way, int rank,
-               ZeroOptimizer::Backward which = {}) {
-  run.optimizer->begin_backward(which);
+               exchange::Backward which = {}) {
+  run.optimizer->gradients().begin(which);
   const auto parameters = run.layout.parameters();
   for (const std::size_t i : order_of(way, parameters.size(), rank))
-    run.optimizer->collect(
+    run.optimizer->gradients().collect(
         i, grads.view().subview(parameters[i].offset, parameters[i].size));
-  run.optimizer->end_backward();
+  run.optimizer->gradients().end();
 }
 
 optim::StepReport step(ZeroRun& run, const std::vector<float>& values,
                        const Way& way, int rank) {
   Buffer grads = test::rounded(values, run.optimizer->options().dtype);
   if (way.handed == Handed::kWhole || way.handed == Handed::kEarly) {
-    const auto buckets = run.optimizer->buckets();
+    const auto buckets = run.optimizer->gradients().buckets();
     if (way.handed == Handed::kEarly)
       for (std::size_t b = buckets.size(); b-- > buckets.size() / 2;)
         run.optimizer->early()->reduce(grads.view(), buckets[b]);

@@ -51,14 +51,14 @@ std::vector<std::size_t> in_order(Order order, std::size_t n, unsigned seed) {
 
 // Every rank in an order of its own, in every backward another.
 void backward(ZeroRun& run, const Floats& grads, const Way& way,
-              ZeroOptimizer::Backward which, unsigned seed) {
+              exchange::Backward which, unsigned seed) {
   const Buffer own = run.scaled(grads, run.optimizer->options().dtype);
-  run.optimizer->begin_backward(which);
+  run.optimizer->gradients().begin(which);
   const auto parameters = run.layout.parameters();
   for (const std::size_t i : in_order(way.order, parameters.size(), seed))
-    run.optimizer->collect(
+    run.optimizer->gradients().collect(
         i, own.view().subview(parameters[i].offset, parameters[i].size));
-  run.optimizer->end_backward();
+  run.optimizer->gradients().end();
 }
 
 struct Case {
@@ -182,7 +182,7 @@ TEST(LowBitWays, AWindowThatOverflowsAnywhereIsForgotten) {
         };
         unsigned t = 0;
         int guilty = 0;
-        const auto buckets = run.optimizer->buckets();
+        const auto buckets = run.optimizer->gradients().buckets();
         EXPECT_GE(buckets.size(), 3u);
         for (const Range& bucket : buckets)
           for (const std::size_t at : {bucket.offset, bucket.end() - 1})

@@ -175,21 +175,22 @@ Trace sharded(const Case& c, const Way& way, comm::Communicator& comm) {
     Buffer grads = gradient(c, t, comm.rank(), optimizer.loss_scale());
     StepReport report;
     if (way.handed == Handed::kWhole || way.handed == Handed::kEarly) {
-      const auto buckets = optimizer.buckets();
+      const auto buckets = optimizer.gradients().buckets();
       if (way.handed == Handed::kEarly)
         for (std::size_t b = buckets.size(); b-- > buckets.size() / 2;)
           optimizer.early()->reduce(grads.view(), buckets[b]);
       report = optimizer.step({.params = params.view(), .grads = grads.view()});
     } else {
-      optimizer.begin_backward({});
+      optimizer.gradients().begin({});
       const ParameterLayout all = layout();
       const std::size_t n = all.parameters().size();
       for (std::size_t k = 0; k < n; ++k) {
         const std::size_t i = way.handed == Handed::kForwards ? k : n - 1 - k;
         const Parameter& p = all.parameters()[i];
-        optimizer.collect(i, grads.view().subview(p.offset, p.size));
+        optimizer.gradients().collect(i,
+                                      grads.view().subview(p.offset, p.size));
       }
-      optimizer.end_backward();
+      optimizer.gradients().end();
       report = optimizer.step();
     }
     trace.add(report, params.view());

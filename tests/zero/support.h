@@ -24,7 +24,7 @@ namespace thinwire::test {
 using zero::MakeRule;
 using zero::ZeroOptimizer;
 using zero::ZeroOptions;
-using Backward = ZeroOptimizer::Backward;
+using Backward = exchange::Backward;
 
 inline MakeRule adam_rule(optim::AdamOptions options = {}) {
   return [options](const ParameterLayout& shard) {
@@ -78,13 +78,13 @@ struct ZeroRun {
   void backward(const std::vector<float>& grads, Backward which = {},
                 const std::set<std::string>& left_out = {}) {
     const Buffer own = scaled(grads, optimizer->options().dtype);
-    optimizer->begin_backward(which);
+    optimizer->gradients().begin(which);
     for (std::size_t i = layout.parameters().size(); i-- > 0;) {
       const Parameter& p = layout.parameters()[i];
       if (left_out.count(p.name) == 0)
-        optimizer->collect(i, own.view().subview(p.offset, p.size));
+        optimizer->gradients().collect(i, own.view().subview(p.offset, p.size));
     }
-    optimizer->end_backward();
+    optimizer->gradients().end();
   }
   optim::StepReport step(const std::vector<float>& grads,
                          const std::set<std::string>& left_out = {}) {
@@ -102,7 +102,7 @@ struct ZeroRun {
   [[nodiscard]] std::vector<float> masters() const {
     std::vector<float> all;
     for (const Parameter& p : layout.parameters()) {
-      const auto values = optimizer->full_parameter(p.name);
+      const auto values = optimizer->whole_values().parameter(p.name);
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
@@ -110,7 +110,7 @@ struct ZeroRun {
   [[nodiscard]] std::vector<float> state(std::string_view key) const {
     std::vector<float> all;
     for (const Parameter& p : layout.parameters()) {
-      const auto values = optimizer->full_state(p.name, key);
+      const auto values = optimizer->whole_values().state(p.name, key);
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
@@ -118,7 +118,7 @@ struct ZeroRun {
   [[nodiscard]] std::vector<float> gradient() const {
     std::vector<float> all;
     for (const Parameter& p : layout.parameters()) {
-      const auto values = optimizer->full_gradient(p.name);
+      const auto values = optimizer->whole_values().gradient(p.name);
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;

@@ -38,8 +38,8 @@ TEST(ZeroWholeValues, ParametersAreSetWithTheirMasters) {
     unsigned seed = 40;
     for (const Parameter& p : run.layout.parameters()) {
       const auto values = test::normal(p.size, ++seed);
-      run.optimizer->set_full_parameter(p.name, values);
-      EXPECT_EQ(run.optimizer->full_parameter(p.name), values);
+      run.optimizer->whole_values().set_parameter(p.name, values);
+      EXPECT_EQ(run.optimizer->whole_values().parameter(p.name), values);
       std::copy(values.begin(), values.end(),
                 want.begin() + static_cast<std::ptrdiff_t>(p.offset));
       EXPECT_EQ(run.masters(), want);
@@ -61,8 +61,8 @@ TEST(ZeroWholeValues, StatesAreSetByName) {
     for (const Parameter& p : run.layout.parameters())
       for (const char* key : {"exp_avg", "exp_avg_sq"}) {
         const auto values = test::positive(p.size, ++seed);
-        run.optimizer->set_full_state(p.name, key, values);
-        EXPECT_EQ(run.optimizer->full_state(p.name, key), values);
+        run.optimizer->whole_values().set_state(p.name, key, values);
+        EXPECT_EQ(run.optimizer->whole_values().state(p.name, key), values);
       }
     auto exp_avg = run.state("exp_avg");
     auto exp_avg_sq = run.state("exp_avg_sq");
@@ -115,11 +115,12 @@ TEST(ZeroWholeValues, WholeGradientsAreReadWhereTheyAre) {
       const auto values = test::normal(
           run.layout.size(), 10 * t + static_cast<unsigned>(comm.rank()));
       Buffer grads = run.scaled(values, dtype);
-      run.optimizer->early()->reduce(grads.view(), run.optimizer->buckets()[1]);
+      run.optimizer->early()->reduce(grads.view(),
+                                     run.optimizer->gradients().buckets()[1]);
       one_by_one.backward(values);
       for (const Parameter& p : run.layout.parameters())
-        EXPECT_EQ(run.optimizer->full_gradient(p.name, grads.view()),
-                  one_by_one.optimizer->full_gradient(p.name));
+        EXPECT_EQ(run.optimizer->whole_values().gradient(p.name, grads.view()),
+                  one_by_one.optimizer->whole_values().gradient(p.name));
       run.optimizer->step(run.params.view(), grads.view());
       one_by_one.optimizer->step();
       EXPECT_EQ(run.values(), one_by_one.values());
@@ -138,12 +139,13 @@ TEST(ZeroWholeValues, GradientsAreSetBeforeTheStep) {
         run.backward(nothing,
                      {.is_first = k == 0, .is_last = k + 1 == backwards});
       for (const Parameter& p : run.layout.parameters())
-        run.optimizer->set_full_gradient(
+        run.optimizer->whole_values().set_gradient(
             p.name, std::vector<float>(p.size, p.group == 0 ? 0.5f : 2.0f));
       const auto report = run.optimizer->step();
       EXPECT_TRUE(report.applied);
       for (const Parameter& p : run.layout.parameters())
-        for (const float value : run.optimizer->full_state(p.name, "exp_avg"))
+        for (const float value :
+             run.optimizer->whole_values().state(p.name, "exp_avg"))
           ASSERT_FLOAT_EQ(value, p.group == 0 ? 0.5f : 2.0f);
     }
   });

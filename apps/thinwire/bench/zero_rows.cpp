@@ -46,14 +46,14 @@ struct ZeroWork {
   void collect(ThreadPool& pool) {
     const std::size_t most = grads.size() - 1;
     for (int b = 0; b < backwards; ++b) {
-      optimizer->begin_backward(
+      optimizer->gradients().begin(
           {.is_first = b == 0, .is_last = b == backwards - 1});
-      optimizer->collect(1, grads.view().subview(most, 1));
-      optimizer->collect(0, grads.view().subview(0, most));
-      optimizer->end_backward();
+      optimizer->gradients().collect(1, grads.view().subview(most, 1));
+      optimizer->gradients().collect(0, grads.view().subview(0, most));
+      optimizer->gradients().end();
     }
     // Waits until all are where they are to be.
-    (void)optimizer->full_gradient("one");
+    (void)optimizer->whole_values().gradient("one");
     // And none is in the cache, as in the other rows.
     [[maybe_unused]] volatile double sum =
         optim::sum_of_squares(pool, cold.view());

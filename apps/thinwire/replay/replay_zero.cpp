@@ -153,13 +153,13 @@ class ZeroRun {
     Buffer grads(scaled.size(), params_.dtype());
     kernels::convert(scaled, grads.view());
 
-    optimizer_->begin_backward(
+    optimizer_->gradients().begin(
         {.is_first = micro == 0, .is_last = micro + 1 == micro_steps_});
     const auto parameters = layout_.parameters();
     for (std::size_t p = 0; p < parameters.size(); ++p)
-      optimizer_->collect(
+      optimizer_->gradients().collect(
           p, grads.view().subview(parameters[p].offset, parameters[p].size));
-    optimizer_->end_backward();
+    optimizer_->gradients().end();
   }
 
   void compare_log(std::size_t t, const optim::StepReport& report,
@@ -218,8 +218,9 @@ class ZeroRun {
       const Parameter& parameter = layout_.parameters()[p];
       if (parameter.group != group) continue;
       const std::vector<float> values =
-          state.empty() ? optimizer_->full_parameter(parameter.name)
-                        : optimizer_->full_state(parameter.name, state);
+          state.empty()
+              ? optimizer_->whole_values().parameter(parameter.name)
+              : optimizer_->whole_values().state(parameter.name, state);
       flat.insert(flat.end(), values.begin(), values.end());
     }
     flat.resize(size * static_cast<std::size_t>(comm_.size()));

@@ -76,33 +76,15 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   void set_loss_scale(double scale) override;
   /// Returns one bucket per group; a rank's piece of it is its slice.
   [[nodiscard]] const zero::ShardLayout& shards() const noexcept override;
-  /// Returns one range, because nothing is sent before all gradients exist.
-  [[nodiscard]] std::vector<Range> buckets() const override;
-
-  void begin_backward(Backward which) override;
-  void collect(std::size_t index, ConstView gradient) override;
-  void end_backward() override;
-  void cancel_backward() override;
-  [[nodiscard]] Late late() const noexcept override { return {}; }
+  /// Returns the window, whose only bucket is never sent.
+  [[nodiscard]] exchange::GradientWindow& gradients() noexcept override;
+  [[nodiscard]] zero::WholeValues& whole_values() noexcept override;
 
   using Optimizer::step;
   /// Runs a step; input.loss_scale must be 1.
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step() override;
 
-  [[nodiscard]] std::vector<float> full_parameter(
-      std::string_view name) override;
-  /// Returns the gradient; `grads` must be empty.
-  [[nodiscard]] std::vector<float> full_gradient(std::string_view name,
-                                                 View grads = {}) override;
-  [[nodiscard]] std::vector<float> full_state(std::string_view name,
-                                              std::string_view key) override;
-  void set_full_parameter(std::string_view name,
-                          std::span<const float> values) override;
-  void set_full_gradient(std::string_view name,
-                         std::span<const float> values) override;
-  void set_full_state(std::string_view name, std::string_view key,
-                      std::span<const float> values) override;
   void set_masters(ConstView params) override;
   /// Throws Error(kUnavailable).
   void offload_states() override;

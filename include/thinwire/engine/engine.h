@@ -17,6 +17,7 @@
 #include "thinwire/config/config.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
+#include "thinwire/engine/learning_rates.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 #include "thinwire/zero/sharded_optimizer.h"
@@ -97,18 +98,7 @@ class Engine {
   /// windows. All ranks must make the same ones.
   [[nodiscard]] comm::Communicator& communicator() const noexcept;
 
-  // ---- learning rates; local, so all ranks must make the same calls
-  /// Sets the rate of this group, or of every group, from the next step on,
-  /// whatever the schedule says, until another one is set. Part of the state.
-  /// Throws Error(kInvalidArgument) unless the rate is finite and >= 0, and if
-  /// the group does not exist.
-  void set_learning_rate(std::size_t group, double learning_rate);
-  void set_learning_rate(double learning_rate);
-  /// Replaces the configuration's schedule, and cancels rates set by hand. An
-  /// empty schedule restores the configuration's. It is no part of the state,
-  /// so set it again before a run resumes. If it returns an invalid rate,
-  /// step() throws Error(kInvalidArgument) and changes nothing.
-  void set_schedule(config::LearningRateFunction schedule);
+  [[nodiscard]] LearningRates& learning_rates() noexcept;
   /// Returns the parameters that are updated: masters, or the parameters
   /// themselves, also if shards_masters().
   [[nodiscard]] ConstView masters() const noexcept;
@@ -169,21 +159,13 @@ class Engine {
   /// numbers of steps.
   [[nodiscard]] double mean(double value);
 
-  // ---- whole values of any owner; collective, fp32
-  /// Returns a parameter of the masters.
-  [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
-  /// Sets masters and parameters; all ranks pass the same values. 0/1 Adam
-  /// discards its updates since the last exchange.
-  void set_full_parameter(std::string_view name, std::span<const float> values);
-  /// Returns the averaged gradient, without the loss scale and not clipped.
-  /// Call it between a window's last backward and step(); no backward may
-  /// follow before step(). Only with ZeRO.
-  [[nodiscard]] std::vector<float> full_gradient(std::string_view name);
-  /// Returns the part of the state array `key` ("exp_avg", "exp_avg_sq") that
-  /// belongs to this parameter. Throws Error(kInvalidArgument) for a key that
-  /// the optimizer's present stage does not have.
-  [[nodiscard]] std::vector<float> full_state(std::string_view name,
-                                              std::string_view key);
+  // ---- values
+  /// Returns access to whole values of any owner. Setting parameters makes 0/1
+  /// Adam discard its updates since the last exchange. Gradients, and setting
+  /// states, only with ZeRO. state() reads arrays that every rank has whole,
+  /// and throws Error(kInvalidArgument) for a key that the optimizer's present
+  /// stage does not have.
+  [[nodiscard]] zero::WholeValues& whole_values() noexcept;
   /// Copies parameters that the caller has set, to the same values on all
   /// ranks, into the masters, if there are any. Local, at the beginning of a
   /// window. Throws Error(kFailedPrecondition) inside a window and in an
@@ -223,13 +205,9 @@ class Engine {
   /// checkpoint::resume().
   std::optional<checkpoint::LoadReport> resume(
       const std::string& path, const checkpoint::LoadOptions& options = {});
-  /// Returns when the pending asynchronous save is done; throws its error.
-  void wait_for_save();
-  [[nodiscard]] bool is_saving() const;
-  /// Frees the memory of asynchronous saves, which is kept for the next one.
-  void release_save_buffers();
-  /// Removes checkpoints of this run from ROOT that `which` does not keep.
-  void retain(const std::string& root, const checkpoint::Retention& which);
+  /// Returns the saver of save(): its pending asynchronous save, its memory and
+  /// the retention of checkpoints.
+  [[nodiscard]] checkpoint::Saver& saver() noexcept;
 
   /// Sets whether step() logs the freeze, the first compressed step and skipped
   /// steps (core/log.h); true at first. For a front end that reports them

@@ -82,13 +82,13 @@ class Engine {
 
   /// Call the functions of engine::Engine.
   void set_learning_rate(std::size_t group, double learning_rate) {
-    core().set_learning_rate(group, learning_rate);
+    core().learning_rates().set(group, learning_rate);
   }
   void set_learning_rate(double learning_rate) {
-    core().set_learning_rate(learning_rate);
+    core().learning_rates().set(learning_rate);
   }
   void set_schedule(config::LearningRateFunction schedule) {
-    core().set_schedule(std::move(schedule));
+    core().learning_rates().set_schedule(std::move(schedule));
   }
 
   /// A scope in which backwards are summed and step() does nothing.
@@ -297,7 +297,8 @@ inline Engine::Engine(const ::torch::nn::Module& module,
         std::copy_n(before[i].const_data_ptr<float>(), values.size(),
                     values.data());
         held.comm->broadcast(values, 0);
-        core().set_full_parameter(layout().parameters()[i].name, values);
+        core().whole_values().set_parameter(layout().parameters()[i].name,
+                                            values);
       }
   if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));

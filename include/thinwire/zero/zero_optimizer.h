@@ -115,18 +115,13 @@ class ZeroOptimizer final : public ShardedOptimizer {
   [[nodiscard]] double loss_scale() const noexcept override;
   void set_loss_scale(double scale) override;
   [[nodiscard]] const ShardLayout& shards() const noexcept override;
-  [[nodiscard]] std::vector<Range> buckets() const override;
-
-  void begin_backward(Backward which) override;
-  void collect(std::size_t index, ConstView gradient) override;
-  void end_backward() override;
-  void cancel_backward() override;
-  [[nodiscard]] Late late() const noexcept override;
+  [[nodiscard]] exchange::GradientWindow& gradients() noexcept override;
+  [[nodiscard]] WholeValues& whole_values() noexcept override;
 
   using Optimizer::step;
   /// Runs a step. Collective. `input.params` is the memory given at
   /// construction. `input.grads` has layout.size() elements, or none if
-  /// collect() got the gradients one by one. Gradients arrive multiplied by
+  /// gradients() got them one by one. Gradients arrive multiplied by
   /// loss_scale() and input.loss_scale; step() divides by both before clipping.
   /// With wire.bits_up, input.loss_scale must be 1. Throws Error(kNonFinite) on
   /// all ranks if the loss scale is at its minimum and options say to stop
@@ -134,18 +129,6 @@ class ZeroOptimizer final : public ShardedOptimizer {
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step() override;
 
-  [[nodiscard]] std::vector<float> full_parameter(
-      std::string_view name) override;
-  [[nodiscard]] std::vector<float> full_gradient(std::string_view name,
-                                                 View grads = {}) override;
-  [[nodiscard]] std::vector<float> full_state(std::string_view name,
-                                              std::string_view key) override;
-  void set_full_parameter(std::string_view name,
-                          std::span<const float> values) override;
-  void set_full_gradient(std::string_view name,
-                         std::span<const float> values) override;
-  void set_full_state(std::string_view name, std::string_view key,
-                      std::span<const float> values) override;
   void set_masters(ConstView params) override;
   void offload_states() override;
   void reload_states() override;
@@ -154,9 +137,9 @@ class ZeroOptimizer final : public ShardedOptimizer {
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
   /// Returns what can begin early, at stage 1. The range of reduce() is one of
-  /// buckets(), or several adjacent ones. Each rank's pieces of `grads` receive
-  /// their average, and the rest is unspecified. With wire.bits_up `grads` does
-  /// not change.
+  /// its buckets(), or several adjacent ones. Each rank's pieces of `grads`
+  /// receive their average, and the rest is unspecified. With wire.bits_up
+  /// `grads` does not change.
   [[nodiscard]] optim::EarlyGradients* early() override;
   /// Returns this rank's shard: exp_avg, exp_avg_sq, the counters and, if they
   /// are not the parameters, masters. With fp16 it has the loss scale's numbers

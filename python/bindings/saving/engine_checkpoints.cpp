@@ -62,14 +62,14 @@ std::optional<LoadFound> resume(Self& self, const std::string& path,
 
 void wait_for_save(Self& self) {
   call(self, "wait_for_save",
-       [](EngineParts& parts) { parts.engine->wait_for_save(); });
+       [](EngineParts& parts) { parts.engine->saver().wait(); });
 }
 
 void retain(Self& self, const std::string& root, std::int64_t keep_last,
             std::int64_t keep_every) {
   call(self, "retain", [&](EngineParts& parts) {
-    parts.engine->retain(root,
-                         {.keep_last = keep_last, .keep_every = keep_every});
+    parts.engine->saver().retain(
+        root, {.keep_last = keep_last, .keep_every = keep_every});
   });
 }
 
@@ -90,8 +90,9 @@ void bind_engine_checkpoints(nb::class_<EngineHandle>& kind) {
       .def("resume", &resume, "path"_a, "options"_a.none() = nb::none(),
            nb::kw_only(), "accept"_a.none() = nb::none())
       .def("wait_for_save", &wait_for_save)
-      .def_prop_ro("is_saving",
-                   [](Self& self) { return self.look().engine->is_saving(); })
+      .def_prop_ro(
+          "is_saving",
+          [](Self& self) { return self.look().engine->saver().is_saving(); })
       .def("retain", &retain, "root"_a, "keep_last"_a, "keep_every"_a = 0);
 }
 

@@ -12,8 +12,8 @@
 
 namespace thinwire::zero {
 
-/// What travels between owners and all ranks: blocks are cells, chunks the
-/// pieces of these owners, in the order in which they lie.
+/// Returns the blocks of an exchange between owners and all ranks. Blocks are
+/// cells. Chunks are the pieces of these owners, in flat order.
 [[nodiscard]] inline exchange::BlockLayout blocks_of(
     const ShardLayout& shards, std::span<const int> owners,
     std::span<const Range> units, int bits) {
@@ -26,7 +26,7 @@ namespace thinwire::zero {
   return exchange::BlockLayout::of_pieces(units, pieces, bits);
 }
 
-/// Of the flat array: what neighbouring owners have of a bucket.
+/// Returns the range of a bucket's elements that neighbouring owners have.
 [[nodiscard]] inline Range part_of(const ShardBucket& bucket,
                                    std::span<const int> owners) {
   const Range& first = bucket.pieces[static_cast<std::size_t>(owners.front())];
@@ -34,7 +34,7 @@ namespace thinwire::zero {
   return {first.offset, last.end() - first.offset};
 }
 
-/// body(block) for each of a range, shared out over the pool's threads.
+/// Calls body(block) for each block of a range, on the threads of the pool.
 template <class Body>
 void for_blocks(ThreadPool& pool, Range blocks, const Body& body) {
   constexpr std::size_t kGrain = 16;

@@ -7,22 +7,22 @@
 #include <vector>
 
 #include "core/set_to_zero.h"
-#include "exchange/gradient_window.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/memory.h"
+#include "thinwire/exchange/gradient_window.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/zero/shard_layout.h"
 
 namespace thinwire::zero {
 
-/// Buckets whose gradients come one by one. Their memory goes round, and is
-/// that of one bucket where gradients come in the order of backward.
+/// Buckets that are filled with gradients one by one. Memory is reused. If
+/// gradients arrive in the order of backward, it is that of one bucket.
 class FillingBuckets {
  public:
   explicit FillingBuckets(const ShardLayout& shards)
       : shards_(shards), filling_(shards.buckets().size()) {}
 
-  /// All that a window takes is there from its beginning.
+  /// Allocates the memory of a window before its first gradient.
   void begin(DType gradients) {
     dtype_ = gradients;
     if (!filling_.empty()) free_.push_back(std::move(memory_of(0)));
@@ -41,7 +41,7 @@ class FillingBuckets {
   [[nodiscard]] ConstView values(std::size_t b) const {
     return filling_[b].view().subview(0, shards_.buckets()[b].range.size);
   }
-  /// The memory of values(), which stay where they are.
+  /// Moves out the memory of values(), whose address does not change.
   [[nodiscard]] Buffer take(std::size_t b) { return std::move(filling_[b]); }
   void give_back(Buffer&& memory) {
     if (!memory.empty()) free_.push_back(std::move(memory));

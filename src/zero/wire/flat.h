@@ -8,7 +8,7 @@
 
 namespace thinwire::zero {
 
-/// Stage 1, flat: gradients are encoded where they lie.
+/// Gradients of stage 1 with flat ranks. They are encoded in place.
 class FlatWhole final : public LowBitGradients {
  public:
   using LowBitGradients::LowBitGradients;
@@ -20,8 +20,8 @@ class FlatWhole final : public LowBitGradients {
   }
 };
 
-/// Stage 2, flat. Gradients of the only backward of a window fill buckets; of
-/// several, each is added to the residuals at once.
+/// Gradients of stage 2 with flat ranks. If a window has one backward, they
+/// fill buckets. Otherwise each is added to the residuals at once.
 class FlatOneByOne final : public LowBitGradients {
  public:
   explicit FlatOneByOne(const ReductionSettings& settings)

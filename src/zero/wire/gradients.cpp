@@ -53,7 +53,7 @@ void LowBitGradients::begin(exchange::Backward which, DType /*gradients*/) {
 }
 
 void LowBitGradients::finish() {
-  // No backward was known to be the last.
+  // The last backward was not announced as such.
   if (!std::exchange(backward_.is_last, true))
     for (std::size_t b = parts_.size(); b-- > 0;) encode_and_send(b, {});
   while (count_ > 0) finish_oldest();
@@ -64,7 +64,7 @@ void LowBitGradients::abandon() noexcept {
     comm::wait_ignoring_errors(slots_[first_++ % slots_.size()].work);
 }
 
-// A window that nobody has settled has failed.
+// A window that settle() has not ended has failed.
 void LowBitGradients::begin_window() {
   backward_ = {};
   finish();
@@ -72,8 +72,8 @@ void LowBitGradients::begin_window() {
   adds_up_ = false;
 }
 
-// Where backwards are added up, others_ are the residuals before this window;
-// else those that this window leaves.
+// If backwards are accumulated, others_ has the residuals before this window.
+// Otherwise it has those after it.
 bool LowBitGradients::settle(bool is_applied) {
   if (!std::exchange(has_changed_, false)) return false;
   if (keeps_ && is_applied != adds_up_) std::swap(residuals_, others_);
@@ -97,7 +97,7 @@ void LowBitGradients::add(std::size_t b, Range elements, ConstView values) {
                       reciprocal());
 }
 
-// ---- out and in
+// ---- sending and receiving
 
 void LowBitGradients::encode_and_send(std::size_t b, ConstView values) {
   has_changed_ = true;
@@ -146,7 +146,7 @@ void LowBitGradients::decode(const Slot& slot) {
   const Bucket& bucket = blocks_.buckets()[slot.bucket];
   const exchange::Received received(blocks_, bucket, route_.own_server(),
                                     slot.received.as<std::uint8_t>().data());
-  // A host's mean has its ranks' share of the batch.
+  // A host's mean weighs as much as its ranks' share of the batch.
   const double ranks = settings_.comm.hosts().ranks_per_host;
   const auto inverse = static_cast<float>(
       settings_.options.average ? ranks / settings_.batch_ranks : 1);

@@ -12,8 +12,8 @@
 
 namespace thinwire::zero {
 
-/// Gradients in few bits stay where they are until ranks have agreed that those
-/// of all groups are finite.
+/// Returns whether low-bit gradients are sent only after ranks have agreed that
+/// those of all groups are finite.
 [[nodiscard]] inline bool agrees_first(const ZeroOptions& options) {
   const bool skips =
       options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
@@ -21,14 +21,14 @@ namespace thinwire::zero {
          skips;
 }
 
-/// Gradients in 4 or 8 bits, with error feedback: per block, a cell of the grid
-/// within one parameter, r the reciprocal of the loss scale,
+/// Gradients in 4 or 8 bits, with error feedback. A block is a cell of the grid
+/// within one parameter, and r is the reciprocal of the loss scale:
 ///   c = g * r + e,  q of c,  e = c - q * step;  owner: mean of q * step.
-/// Backwards before the last are added to the residuals, which have to be fp32:
-/// e = e + g * r. How g comes to be is told by the classes derived from this.
+/// Backwards before the last are added to the residuals, which must then be
+/// fp32: e = e + g * r. Derived classes form g.
 class LowBitGradients : public GradientReduction {
  public:
-  /// Flat.
+  /// Makes the reduction of flat ranks.
   explicit LowBitGradients(const ReductionSettings& settings)
       : LowBitGradients(settings, settings.comm, settings.shards.owners()) {}
   ~LowBitGradients() override { LowBitGradients::abandon(); }
@@ -36,7 +36,7 @@ class LowBitGradients : public GradientReduction {
   void begin(exchange::Backward which, DType gradients) override;
   void finish() override;
   void abandon() noexcept override;
-  /// Means in fp32, without the loss scale.
+  /// Returns means in fp32, without the loss scale.
   [[nodiscard]] View piece(std::size_t bucket) override;
   [[nodiscard]] double divisor(double /*loss_scale*/) const noexcept override {
     return 1;
@@ -44,23 +44,23 @@ class LowBitGradients : public GradientReduction {
   bool settle(bool is_applied) override;
   void begin_window() override;
   [[nodiscard]] LowBitGradients* low_bit() noexcept override { return this; }
-  /// Instead of send(): this rank's piece becomes 0, and NaN in the range.
+  /// Replaces send(). Sets this rank's piece to 0, and to NaN in the range.
   void withhold(std::size_t bucket, Range nonfinite);
 
-  /// Of the elements of all buckets, bucket after bucket.
+  /// Returns the residuals of parts(), bucket after bucket.
   [[nodiscard]] ConstView residuals() const noexcept {
     return residuals_.view();
   }
-  /// What of each bucket this rank has residuals of.
+  /// Returns the ranges, one per bucket, that have residuals on this rank.
   [[nodiscard]] const std::vector<Range>& parts() const noexcept {
     return parts_;
   }
-  /// Of as many elements of the same dtype; none: all 0.
+  /// Sets the residuals: as many elements of the same dtype, or none for 0.
   void set_residuals(Buffer&& residuals);
 
  protected:
-  /// Records travel between `peers`, which own `owners`' pieces; each has a
-  /// gradient of all of these.
+  /// Makes a reduction in which records travel between `peers`. These own the
+  /// pieces of `owners`, and each has a gradient of all of them.
   LowBitGradients(const ReductionSettings& settings, comm::Communicator& peers,
                   std::span<const int> owners);
 
@@ -70,17 +70,17 @@ class LowBitGradients : public GradientReduction {
   [[nodiscard]] const ShardBucket& bucket(std::size_t b) const {
     return settings_.shards.buckets()[b];
   }
-  /// Of elements of one bucket; no values: all are 0.
+  /// Adds values to the residuals of a bucket's elements; none if all are 0.
   void add(std::size_t bucket, Range elements, ConstView values);
-  /// Collective, queued; no values: all have been added.
+  /// Sends a bucket. Collective, queued. Without values, add() had all of them.
   void encode_and_send(std::size_t bucket, ConstView values);
-  /// This window has several backwards.
+  /// Returns whether this window has several backwards.
   [[nodiscard]] bool adds_up() const noexcept { return adds_up_; }
-  /// This backward is its last.
+  /// Returns whether this backward is the window's last one.
   [[nodiscard]] bool is_last() const noexcept { return backward_.is_last; }
 
  private:
-  // A bucket on its way.
+  // A bucket in flight.
   struct Slot {
     Buffer records;
     Buffer received;
@@ -101,15 +101,15 @@ class LowBitGradients : public GradientReduction {
   const exchange::BlockLayout blocks_;
   const exchange::RecordRoute route_;
 
-  const bool keeps_;  // residuals of a skipped step: they are as before it
+  const bool keeps_;  // a skipped step restores the residuals
   Buffer residuals_;
-  Buffer others_;  // those after this step, or before it: see settle()
+  Buffer others_;  // residuals after this step, or before it; see settle()
   Buffer means_;   // of this rank's shard
   exchange::Backward backward_;
   bool adds_up_ = false;
-  bool has_changed_ = false;  // residuals, or those that come after
+  bool has_changed_ = false;  // residuals_ or others_ in this window
   std::vector<Slot> slots_;
-  std::size_t first_ = 0;  // the oldest one of `count_` on their way
+  std::size_t first_ = 0;  // oldest of `count_` pending slots
   std::size_t count_ = 0;
 };
 

@@ -12,7 +12,7 @@ namespace thinwire::zero {
 
 namespace {
 
-// The ranks of this number on all hosts.
+// Returns the ranks of this place on all hosts.
 std::span<const int> owners_of(const ReductionSettings& settings,
                                int local_rank) {
   const auto hosts = static_cast<std::size_t>(settings.comm.hosts().size);
@@ -34,7 +34,7 @@ HierarchicalGradients::HierarchicalGradients(const ReductionSettings& settings,
 }
 
 void HierarchicalGradients::begin(exchange::Backward which, DType gradients) {
-  while (count_ > 0) take_oldest();  // of the backward before
+  while (count_ > 0) take_oldest();  // of the previous backward
   LowBitGradients::begin(which, gradients);
 }
 

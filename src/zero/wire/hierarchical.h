@@ -12,9 +12,10 @@
 
 namespace thinwire::zero {
 
-/// Of the ranks of a host first the mean is formed, in fp32 and not rounded,
-/// bucket by bucket: each local rank gets that of what the ranks of its number
-/// own on all hosts, and exchanges records with these.
+/// Gradients with hierarchical ranks. Each host first forms the mean of its
+/// ranks bucket by bucket, in fp32 and unrounded. A local rank gets the part
+/// that the ranks of the same place own on all hosts, and exchanges records
+/// with these.
 class HierarchicalGradients : public LowBitGradients {
  public:
   explicit HierarchicalGradients(const ReductionSettings& settings)
@@ -26,8 +27,8 @@ class HierarchicalGradients : public LowBitGradients {
   void abandon() noexcept override;
 
  protected:
-  /// Collective in the host, queued: `values` are the bucket's, in `memory` or
-  /// in an array that stays.
+  /// Begins the mean of a bucket. Collective in the host, queued. `values` lie
+  /// in `memory`, or in an array that outlives the window.
   void form_mean(std::size_t bucket, ConstView values, Buffer&& memory = {});
 
  private:
@@ -45,11 +46,11 @@ class HierarchicalGradients : public LowBitGradients {
 
   const comm::HostGroups groups_;
   std::array<Slot, kSlots> slots_;
-  std::size_t first_ = 0;  // the oldest one of `count_`
+  std::size_t first_ = 0;  // oldest of `count_` pending slots
   std::size_t count_ = 0;
 };
 
-/// Stage 1, hierarchical: hosts' means are formed of gradients where they lie.
+/// Gradients of stage 1 with hierarchical ranks. Means are formed in place.
 class HierarchicalWhole final : public HierarchicalGradients {
  public:
   using HierarchicalGradients::HierarchicalGradients;
@@ -60,8 +61,8 @@ class HierarchicalWhole final : public HierarchicalGradients {
   }
 };
 
-/// Stage 2, hierarchical: gradients fill buckets in every backward, and hosts'
-/// means are formed of these.
+/// Gradients of stage 2 with hierarchical ranks. They fill buckets in every
+/// backward, and means are formed of these.
 class HierarchicalOneByOne final : public HierarchicalGradients {
  public:
   explicit HierarchicalOneByOne(const ReductionSettings& settings)

@@ -18,7 +18,8 @@ namespace {
 
 using Scratch = std::array<float, kernels::kMostSummed>;
 
-// c: what a replica lacks of the masters, as far as its dtype can hold it.
+// Computes c, the difference between masters rounded to the replica's dtype and
+// the replica.
 void form_difference(ConstView masters, ConstView replica, float* c) {
   const std::size_t size = masters.size();
   alignas(64) Scratch rounded_bits;

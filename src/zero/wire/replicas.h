@@ -14,32 +14,32 @@
 
 namespace thinwire::zero {
 
-/// Parameters of one group of ranks, on their way from their owners, who have
-/// masters, to the replicas that all ranks compute with. Per block, w the
-/// masters rounded to the replicas' dtype:
-///   owner  c = w - replica,  q of c;   everybody  replica = replica + q * step
-/// What is left over stays in the difference.
+/// Low-bit exchange of one group's parameters, from their owners, which have
+/// the masters, to the replicas with which all ranks compute. For each block, w
+/// is the masters rounded to the replicas' dtype:
+///   owner  c = w - replica,  q of c;   all ranks  replica = replica + q * step
+/// The remainder stays in the next difference.
 class LowBitReplicas {
  public:
-  /// All references outlive this object.
+  /// All references must outlive this object.
   LowBitReplicas(comm::Communicator& comm, const ShardLayout& shards,
                  std::span<const Range> units, int bits, View replicas);
-  /// Waits for what is under way: its memory goes with this object.
+  /// Waits for pending exchanges, which use the memory of this object.
   ~LowBitReplicas();
   LowBitReplicas(const LowBitReplicas&) = delete;
   LowBitReplicas& operator=(const LowBitReplicas&) = delete;
 
   [[nodiscard]] int bits() const noexcept { return bits_; }
 
-  /// Collective, queued: `masters` are those of this rank's piece of the
-  /// bucket. Takes what has come of earlier buckets.
+  /// Sends this rank's piece of a bucket, whose masters are `masters`, and
+  /// decodes what has arrived of earlier buckets. Collective, queued.
   void send(std::size_t bucket, ConstView masters, ThreadPool& pool,
             optim::StepMeter& meter);
-  /// Waits for all buckets, and takes them.
+  /// Waits for all buckets, and decodes them.
   void finish(ThreadPool& pool, optim::StepMeter& meter);
 
  private:
-  // A bucket on its way.
+  // A bucket in flight.
   struct Slot {
     Buffer records;
     const exchange::Bucket* bucket = nullptr;  // null: free
@@ -57,7 +57,7 @@ class LowBitReplicas {
   const exchange::BlockLayout blocks_;
   const exchange::RecordRoute route_;
   std::array<Slot, 2> slots_;
-  std::size_t next_ = 0;  // the slot that is sent longest ago
+  std::size_t next_ = 0;  // the oldest slot
 };
 
 }  // namespace thinwire::zero

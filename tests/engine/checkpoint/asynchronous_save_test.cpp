@@ -59,8 +59,8 @@ TEST(AsynchronousSave, HasNothingThatCameLater) {
         const auto params = driven.params.as<float>();
         std::fill(params.begin(), params.end(),
                   std::numeric_limits<float>::quiet_NaN());
-        driven.engine.wait_for_save();
-        EXPECT_FALSE(driven.engine.is_saving());
+        driven.engine.saver().wait();
+        EXPECT_FALSE(driven.engine.saver().is_saving());
         static_cast<void>(loaded.engine.load(report.path));
         ASSERT_EQ(floats(loaded.params.view()), floats(plain.params.view()));
         static_cast<void>(driven.engine.load(report.path));
@@ -83,7 +83,7 @@ TEST(AsynchronousSave, KeepsTheMemoryOfTwoForFifty) {
       step(driven, t);
       static_cast<void>(driven.engine.save(
           folder.path(), {}, {.asynchronous = true, .durable = false}));
-      driven.engine.wait_for_save();
+      driven.engine.saver().wait();
     };
     const auto before = memory_use().now;
     for (std::int64_t t = 1; t <= 10; ++t) save(t);  // past the freeze
@@ -94,7 +94,7 @@ TEST(AsynchronousSave, KeepsTheMemoryOfTwoForFifty) {
     EXPECT_EQ(memory_use().now, bytes);
     EXPECT_EQ(entries("/proc/self/fd"), files);
     EXPECT_EQ(entries("/proc/self/task"), threads);
-    driven.engine.release_save_buffers();
+    driven.engine.saver().release_buffers();
     const auto other = static_cast<std::size_t>(MemoryKind::kOther);
     EXPECT_GT(bytes[other], memory_use().now[other]);
     EXPECT_EQ(memory_use().now[other], before[other]);
@@ -134,14 +134,14 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
       };
       step(driven, 1);
       save();
-      driven.engine.wait_for_save();
+      driven.engine.saver().wait();
       step(driven, 2);
       comm.barrier();
       std::optional<SmallFiles> full;
       if (comm.rank() == 0) full.emplace(50'000);
       comm.barrier();
       save();
-      while (driven.engine.is_saving()) std::this_thread::yield();
+      while (driven.engine.saver().is_saving()) std::this_thread::yield();
       comm.barrier();
       full.reset();
       comm.barrier();
@@ -151,13 +151,13 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
                      if (by_save)
                        save();
                      else
-                       driven.engine.wait_for_save();
+                       driven.engine.saver().wait();
                    });
-      driven.engine.wait_for_save();  // once
+      driven.engine.saver().wait();  // once
       EXPECT_EQ(driven.engine.load(root).step, 1);
       step(driven, 2);
       save();
-      driven.engine.wait_for_save();
+      driven.engine.saver().wait();
       EXPECT_EQ(driven.engine.load(root).step, 2);
     });
   }

@@ -390,7 +390,7 @@ TEST(CraftedCheckpoint, AfterParametersHaveBecomeNaNTheLastGoodOneStays) {
       if (t > 2)
         for (float& value : run.params.as<float>().last(7)) value = kNaN;
       static_cast<void>(run.engine.save(folder.path(), {}, {.durable = false}));
-      run.engine.retain(folder.path(), {.keep_last = 2});
+      run.engine.saver().retain(folder.path(), {.keep_last = 2});
     };
     for (std::int64_t t = 1; t <= 6; ++t) save(t);
     const auto newest = folder.in("step-0000000006");

@@ -263,7 +263,7 @@ TEST(OtherSettings, OfThePresentRunHold) {
   config.gradient_clipping = 0.5;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config);
-    run.engine.set_learning_rate(1, 0.25);
+    run.engine.learning_rates().set(1, 0.25);
     const auto report = run.engine.load(folder.in("run"));
     EXPECT_EQ(run.engine.optimizer().groups().learning_rate(0), 0.01);
     EXPECT_EQ(run.engine.optimizer().groups().learning_rate(1), 0.03);
@@ -379,8 +379,8 @@ TEST(EngineCheckpoint, AsynchronousSavesHaveTheValuesOfTheirStep) {
       Buffer kept(run.params.size(), run.params.dtype());
       kernels::convert(run.params.view(), kept.view());
       std::memset(run.params.data(), 0, run.params.bytes());
-      run.engine.wait_for_save();
-      EXPECT_FALSE(run.engine.is_saving());
+      run.engine.saver().wait();
+      EXPECT_FALSE(run.engine.saver().is_saving());
       Driven resumed(comm, config);
       static_cast<void>(resumed.engine.load(folder.in("run")));
       EXPECT_TRUE(

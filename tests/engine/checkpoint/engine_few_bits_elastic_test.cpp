@@ -114,7 +114,7 @@ struct Saved {
 std::vector<std::vector<float>> masters_of(Sharded& sharded) {
   std::vector<std::vector<float>> all;
   for (const Parameter& p : sharded.layout.parameters())
-    all.push_back(sharded.engine.full_parameter(p.name));
+    all.push_back(sharded.engine.whole_values().parameter(p.name));
   return all;
 }
 

@@ -189,7 +189,7 @@ TEST(EngineWeights, HoldInEveryPhase) {
           run.backward({t});
           run.engine.step();
         }
-        run.engine.set_learning_rate(0);
+        run.engine.learning_rates().set(0);
         static_cast<void>(
             run.engine.load(folder.path(), {.what = What::kWeights}));
         for (int i = 0; i < 3; ++i) {

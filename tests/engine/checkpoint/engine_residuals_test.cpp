@@ -182,7 +182,7 @@ TEST(MeanResidualsLater, MayBeSavedAsynchronously) {
     static_cast<void>(run.engine.save(folder.in("later"), {}, options));
     run.backward({9});
     run.engine.step();
-    run.engine.wait_for_save();
+    run.engine.saver().wait();
   });
   const std::string later = checkpoint::inspect(folder.in("later"))[0].path;
   EXPECT_EQ(Saved(later).array("worker_error"),

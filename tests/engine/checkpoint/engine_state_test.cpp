@@ -208,7 +208,7 @@ TEST(EngineMasters, AreTheParametersThatWereSet) {
         for (const Parameter& p : run.layout.parameters()) {
           const auto begin =
               set.begin() + static_cast<std::ptrdiff_t>(p.offset);
-          EXPECT_EQ(run.engine.full_parameter(p.name),
+          EXPECT_EQ(run.engine.whole_values().parameter(p.name),
                     std::vector<float>(
                         begin, begin + static_cast<std::ptrdiff_t>(p.size)))
               << p.name << ", stage " << stage;

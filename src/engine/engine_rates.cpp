@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/learning_rates.h"
+#include "engine/engine_rates.h"
 
 #include <cmath>
 #include <limits>
@@ -18,19 +18,19 @@ bool is_rate(double value) { return std::isfinite(value) && value >= 0; }
 
 }  // namespace
 
-void LearningRates::begin(const optim::ParameterGroups& groups) {
+void EngineRates::begin(optim::ParameterGroups& groups) {
+  groups_ = &groups;
   for (std::size_t g = 0; g < groups.num_groups(); ++g)
     base_.push_back(groups.learning_rate(g));
   applied_ = base_;
   by_hand_.resize(base_.size());
 }
 
-void LearningRates::apply(optim::ParameterGroups& groups,
-                          std::int64_t applied_steps) {
+void EngineRates::apply(std::int64_t applied_steps) {
   for (std::size_t g = 0; g < base_.size(); ++g) {
-    // By somebody who has the optimizer itself (Engine::zero()).
-    if (groups.learning_rate(g) != applied_[g])
-      by_hand_[g] = groups.learning_rate(g);
+    // Somebody has set it through the optimizer itself (Engine::zero()).
+    if (groups_->learning_rate(g) != applied_[g])
+      by_hand_[g] = groups_->learning_rate(g);
   }
   std::vector<double> rates;
   for (std::size_t g = 0; g < base_.size(); ++g) {
@@ -42,22 +42,25 @@ void LearningRates::apply(optim::ParameterGroups& groups,
             rates[g]);
   }
   for (std::size_t g = 0; g < base_.size(); ++g)
-    groups.set_learning_rate(g, rates[g]);
+    groups_->set_learning_rate(g, rates[g]);
   applied_ = rates;
 }
 
-void LearningRates::set(optim::ParameterGroups& groups, std::size_t group,
-                        double rate) {
-  groups.set_learning_rate(group, rate);
-  by_hand_[group] = applied_[group] = rate;
+void EngineRates::set(std::size_t group, double learning_rate) {
+  groups_->set_learning_rate(group, learning_rate);
+  by_hand_[group] = applied_[group] = learning_rate;
 }
 
-void LearningRates::set_schedule(config::LearningRateFunction schedule) {
+void EngineRates::set(double learning_rate) {
+  for (std::size_t g = 0; g < base_.size(); ++g) set(g, learning_rate);
+}
+
+void EngineRates::set_schedule(config::LearningRateFunction schedule) {
   own_ = std::move(schedule);
   by_hand_.assign(base_.size(), std::nullopt);
 }
 
-void LearningRates::save(StateDict& state) const {
+void EngineRates::save(StateDict& state) const {
   std::vector<double> rates;
   bool has_any = false;
   for (const std::optional<double>& rate : by_hand_) {
@@ -68,11 +71,10 @@ void LearningRates::save(StateDict& state) const {
     state.put(kKey, ConstView(rates.data(), rates.size(), DType::kFloat64));
 }
 
-void LearningRates::load(const StateDict& state,
-                         const optim::ParameterGroups& groups) {
+void EngineRates::load(const StateDict& state) {
   by_hand_.assign(base_.size(), std::nullopt);
   for (std::size_t g = 0; g < base_.size(); ++g)
-    applied_[g] = groups.learning_rate(g);
+    applied_[g] = groups_->learning_rate(g);
   if (!state.has_array(kKey)) return;
   const auto rates =
       state.array(kKey, DType::kFloat64, base_.size()).as<double>();
@@ -80,16 +82,15 @@ void LearningRates::load(const StateDict& state,
     if (!std::isnan(rates[g])) by_hand_[g] = rates[g];
 }
 
-void LearningRates::restore(optim::ParameterGroups& groups,
-                            std::vector<std::optional<double>> by_hand) {
+void EngineRates::restore(std::vector<std::optional<double>> by_hand) {
   by_hand_ = std::move(by_hand);
   for (std::size_t g = 0; g < base_.size(); ++g)
-    groups.set_learning_rate(g, by_hand_[g].value_or(base_[g]));
+    groups_->set_learning_rate(g, by_hand_[g].value_or(base_[g]));
   for (std::size_t g = 0; g < base_.size(); ++g)
-    applied_[g] = groups.learning_rate(g);
+    applied_[g] = groups_->learning_rate(g);
 }
 
-void LearningRates::require_loadable(const StateDict& state) const {
+void EngineRates::require_loadable(const StateDict& state) const {
   if (!state.has_array(kKey)) return;
   for (const double rate :
        state.array(kKey, DType::kFloat64, base_.size()).as<double>())
