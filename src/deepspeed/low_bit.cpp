@@ -151,7 +151,7 @@ optim::Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   optim::require_text(state, "optimizer", model.settings.name);
   const auto taken = std::make_shared<Taken>();
   taken->steps = optim::saved_count(state, "step");
-  taken->rates = adam().learning_rates_in(state);
+  taken->rates = optim::saved_learning_rates(state, adam().num_groups());
   taken->m = optim::take_floats(state, "exp_avg", DType::kFloat32, n);
   taken->v = optim::take_floats(state, "exp_avg_sq", DType::kFloat32, n,
                                 optim::Sign::kNotNegative);

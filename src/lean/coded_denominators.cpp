@@ -30,15 +30,6 @@ std::vector<std::uint32_t> live_words(std::span<const std::uint8_t> elements) {
   return words;
 }
 
-// Element n / 2 of the sorted n.
-std::optional<float> median_of(std::vector<float> values) {
-  if (values.empty()) return std::nullopt;
-  const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 }  // namespace
 
 CodedDenominators::CodedDenominators(optim::LowBitModel& model, int bits)
@@ -91,8 +82,8 @@ void CodedDenominators::gather(optim::StepMeter& step) {
   fill_dead_cells();
 }
 
-// Bucket by bucket: codes, and what goes with each cell. Ranks' parts lie in
-// the order of places.
+// Gathers codes and cells bucket by bucket. Parts of ranks lie in the order of
+// places.
 void CodedDenominators::gather_cells(optim::StepMeter& step) {
   const std::vector<int> rank_at = comm::ranks_by_place(model_.comm.hosts());
   const auto own = static_cast<std::size_t>(model_.comm.rank());
@@ -117,11 +108,15 @@ void CodedDenominators::gather_cells(optim::StepMeter& step) {
         first_byte_[bucket.end_block()] - first_byte_[first]);
     const View of_cells(all.data(), all.size() * sizeof(Cell), DType::kUInt8);
     step.waiting([&] {
-      model_.comm.all_gather(codes.subview(bytes[own].offset, bytes[own].size),
-                             codes, bytes);
-      model_.comm.all_gather(
-          of_cells.subview(cells[own].offset, cells[own].size), of_cells,
-          cells);
+      const auto gather = [&](View whole, const std::vector<Range>& pieces) {
+        const Range& piece = pieces[own];
+        model_.comm
+            .queue_all_gather(whole.subview(piece.offset, piece.size), whole,
+                              pieces)
+            .wait();
+      };
+      gather(codes, bytes);
+      gather(of_cells, cells);
     });
     for (std::size_t b = first; b < bucket.end_block(); ++b) {
       const Cell& cell = all[b - first];
@@ -158,7 +153,8 @@ void CodedDenominators::gather_exceptions(optim::StepMeter& step) {
   exceptions_ = std::move(all);
 }
 
-// The median of its cells' medians, or of the model's, or 1.
+// Returns the median of the medians of the parameter's cells, or of the
+// model's, or 1.
 float CodedDenominators::typical(std::size_t parameter) const {
   std::vector<float> of_parameter, of_model;
   for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
@@ -167,11 +163,11 @@ float CodedDenominators::typical(std::size_t parameter) const {
     if (model_.layout.block_parameter[b] == parameter)
       of_parameter.push_back(blocks_.median(b));
   }
-  const auto found = median_of(std::move(of_parameter));
-  return found ? *found : median_of(std::move(of_model)).value_or(1.0f);
+  const auto found = optim::median_of(of_parameter);
+  return found ? *found : optim::median_of(of_model).value_or(1.0f);
 }
 
-// All typical values first: a filled cell is no evidence.
+// Computes all typical values first, because a filled cell is no evidence.
 void CodedDenominators::fill_dead_cells() {
   struct Dead {
     std::size_t block;
@@ -234,7 +230,7 @@ void CodedDenominators::leave_out(std::span<const std::size_t> elements) {
   blocks_.forget_heavy(elements);
 }
 
-// What is infinite bounds nothing.
+// An infinite denominator bounds nothing.
 std::span<const float> CodedDenominators::of_block(std::size_t b,
                                                    std::span<float> to) const {
   const Range& at = model_.block(b);

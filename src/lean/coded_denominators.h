@@ -18,9 +18,9 @@
 
 namespace thinwire::lean {
 
-/// The frozen denominators of all parameters in 8 or 4 bits each
-/// (kernels/denominator_codes.h), cell by cell: blocks of the model. What is
-/// done to them before they are encoded is what 1-bit Adam does
+/// Frozen denominators of all parameters in 8 or 4 bits each
+/// (kernels/denominator_codes.h). The blocks of the model are cells. Before
+/// encoding, denominators are bounded like those of 1-bit Adam
 /// (docs/algorithms/late-and-heavy.md).
 class CodedDenominators {
  public:
@@ -28,31 +28,33 @@ class CodedDenominators {
 
   // ---- the freeze
   void begin();
-  /// `d` holds sqrt(v) + eps of block `b`, which this rank serves, and
-  /// `participation` who takes part by mask and variance; what has no finite
-  /// denominator is taken out there. Neither is used afterwards. Several
-  /// threads may encode different blocks at once. Returns what the momentum of
-  /// each element is to be multiplied by.
+  /// Encodes block `b`, which this rank serves. `d` has its sqrt(v) + eps, and
+  /// `participation` is that by mask and variance. Elements without a finite
+  /// denominator are excluded there. Both arrays may be discarded afterwards.
+  /// Several threads may encode different blocks at once. Returns the factor of
+  /// each element's momentum.
   std::vector<float> encode(std::size_t b, std::span<float> d,
                             std::span<std::uint8_t> participation);
-  /// Collective, after all of this rank's blocks: those of the others.
+  /// Gathers the blocks of other ranks, after all of this rank's are encoded.
+  /// Collective.
   void gather(optim::StepMeter& step);
-  /// Of every element, by its code and the caller's mask; empty: all take part.
+  /// Returns the participation of every element, by its code and the caller's
+  /// mask; empty if all take part.
   [[nodiscard]] std::vector<std::uint8_t> participation() const;
 
   // ---- steps
-  /// Elements, ascending, that were late and take part from now on.
+  /// Activates elements, in ascending order, that had no gradient before.
   void admit(std::span<const std::size_t> elements);
-  /// Elements, ascending, that take part no more.
+  /// Excludes elements, in ascending order.
   void leave_out(std::span<const std::size_t> elements);
-  /// As optim::Denominator::guard().
+  /// Bounds gradients like optim::Denominator::guard().
   void guard(View grads, double grad_scale,
              std::span<const double> chunk_squares) const;
-  /// 1 / R of block `b`, written to `to`; infinite where an element takes no
+  /// Writes 1 / R of block `b` to `to`; infinite for elements that take no
   /// part.
   [[nodiscard]] std::span<const float> of_block(std::size_t b,
                                                 std::span<float> to) const;
-  /// Codes and range of block `b`; other fields are not set.
+  /// Returns the codes and the range of block `b`. Other fields are not set.
   [[nodiscard]] kernels::CodedUpdateArrays arrays(std::size_t b) const;
   [[nodiscard]] std::span<const optim::HeavyElement> heavy() const {
     return blocks_.heavy();
@@ -60,33 +62,34 @@ class CodedDenominators {
 
   // ---- state: coded_denominators_state.cpp
   void add_to(optim::State& state) const;
-  /// Takes them out of a state; throws Error(kCorruptCheckpoint).
+  /// Values of a saved state.
   struct Saved {
     Buffer codes;
     std::vector<kernels::CodeRange> ranges;
     optim::BlockDenominators blocks;
   };
+  /// Throws Error(kCorruptCheckpoint) for invalid values.
   [[nodiscard]] Saved read(const StateDict& state) const;
   void restore(Saved&& saved);
   void clear();
-  /// Of codes and ranges, which must be the same on all ranks.
+  /// Returns checksums of codes and ranges, which must agree on all ranks.
   [[nodiscard]] std::string checksums() const;
 
  private:
-  // What a rank tells of a cell that it serves; without a live element
-  // `median` is below 0.
+  // Values that a rank sends for a cell that it serves. `median` is below 0 if
+  // no element takes part.
   struct Cell {
     kernels::CodeRange range;
     float median = -1;
     float floor = 0;
   };
-  // An element that is heavy, or, with factor 0, out for ever.
+  // An outlier or, with factor 0, an element that is excluded for good.
   struct Exception {
     std::uint64_t index = 0;
     float factor = 0;
     std::uint32_t unused = 0;
   };
-  /// A code for each element, by its block.
+  /// Sets the code of each element, which depends on its block.
   void set_codes(std::span<const std::size_t> elements,
                  const std::function<int(std::size_t block)>& code_in);
   void gather_cells(optim::StepMeter& step);
@@ -103,12 +106,12 @@ class CodedDenominators {
 
   optim::LowBitModel& model_;
   const int bits_;
-  std::vector<std::size_t> first_byte_;  // of each block's codes, and the end
+  std::vector<std::size_t> first_byte_;  // per block, and the end
   Buffer codes_;
   std::vector<kernels::CodeRange> ranges_;  // per block
   optim::BlockDenominators blocks_;
   std::mutex mutex_;
-  std::vector<Exception> exceptions_;  // in encode() this rank's, then all
+  std::vector<Exception> exceptions_;  // this rank's, and after gather() all
 };
 
 }  // namespace thinwire::lean

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Coded denominators, saved and loaded: one code per element, whatever its bits
-// in memory.
+// State of coded denominators: one byte per element, whatever its bits in
+// memory.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,13 +23,6 @@ constexpr const char* kCodes = "denominator_codes";
 constexpr const char* kLows = "denominator_lows";
 constexpr const char* kSteps = "denominator_steps";
 constexpr float kMostLog2 = 150;  // beyond what a denominator in fp32 can be
-
-std::vector<Range> block_ranges(const optim::LowBitModel& model) {
-  std::vector<Range> ranges;
-  for (std::size_t b = 0; b < model.num_blocks(); ++b)
-    ranges.push_back(model.block(b));
-  return ranges;
-}
 
 void add_floats(State& state, const char* name, std::vector<Range> ranges,
                 std::span<const float> values) {
@@ -68,8 +61,8 @@ void CodedDenominators::add_to(State& state) const {
     lows.push_back(range.low);
     steps.push_back(range.step);
   }
-  add_floats(state, kLows, block_ranges(model_), lows);
-  add_floats(state, kSteps, block_ranges(model_), steps);
+  add_floats(state, kLows, optim::ranges_of_blocks(model_.layout), lows);
+  add_floats(state, kSteps, optim::ranges_of_blocks(model_.layout), steps);
   blocks_.add_to(state, model_.layout);
 }
 
@@ -95,22 +88,16 @@ CodedDenominators::Saved CodedDenominators::read(const StateDict& state) const {
                               "{}",
                               kCodes, most, code));
   Saved saved{.codes = packed(codes), .ranges = {}, .blocks = {}};
-  const std::vector<Range> ranges = block_ranges(model_);
+  const std::vector<Range> ranges = optim::ranges_of_blocks(model_.layout);
   const auto floats = [&](const char* name) {
-    if (!ranges.empty() &&
-        optim::saved_ranges(state, name, model_.size()) != ranges)
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("state array '{}' is of other blocks than this "
-                              "optimizer's {}",
-                              optim::ranges_key(name), ranges.size()));
-    return ranges.empty()
-               ? std::vector<float>()
-               : optim::saved_values<float>(state, name, ranges.size());
+    if (ranges.empty()) return std::vector<float>();
+    optim::require_blocks(state, name, ranges, model_.size());
+    return optim::saved_values<float>(state, name, ranges.size());
   };
   const std::vector<float> lows = floats(kLows);
   const std::vector<float> steps = floats(kSteps);
   for (std::size_t b = 0; b < ranges.size(); ++b) {
-    // Of a block's smallest and largest denominator, the logarithm.
+    // Logarithms of a block's smallest and largest denominator.
     const float largest =
         lows[b] +
         static_cast<float>(kernels::most_code_steps(bits_)) * steps[b];

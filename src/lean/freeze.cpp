@@ -46,16 +46,9 @@ Buffer LeanOnebitAdam::Impl::of_shard(const char* name) const {
   return values;
 }
 
-bool LeanOnebitAdam::Impl::freeze_ends(StepMeter& step) {
-  const bool due = freeze_is_due(step);  // which keeps a record of every step
-  if (!model.compresses()) return due;
-  return hold.lets_end(due, steps, momentum);
-}
-
-// The variance's bias-corrected L1 norm: cell by cell, added in flat order, so
-// that it does not depend on who has which.
-bool LeanOnebitAdam::Impl::freeze_is_due(StepMeter& step) {
-  if (plan.step() != optim::kAutoFreeze) return steps >= plan.step();
+// Sums are formed cell by cell and added in flat order, so that they do not
+// depend on which rank owns which cell.
+double LeanOnebitAdam::Impl::norm_of_variance(StepMeter& step) {
   const optim::State state = exact->state();
   const optim::StateArray& v = *state.find("exp_avg_sq");
   std::vector<double> sums(model.num_blocks());
@@ -68,17 +61,17 @@ bool LeanOnebitAdam::Impl::freeze_is_due(StepMeter& step) {
     sums[b] /= 1 - std::pow(model.adam.group_options(group).beta2,
                             static_cast<double>(steps));
   });
-  // Others' are 0, so that adding is exact.
+  // Sums of other ranks' cells are 0 here, so adding is exact.
   step.waiting([&] {
     comm.all_reduce(View(sums.data(), sums.size(), DType::kFloat64),
                     comm::ReduceOp::kSum);
   });
   double total = 0;
   for (const double sum : sums) total += sum;
-  return automatic.observe(total);
+  return total;
 }
 
-void LeanOnebitAdam::Impl::freeze(StepMeter& step) {
+void LeanOnebitAdam::Impl::begin_compression(StepMeter& step) {
   const MemoryScope scope(MemoryKind::kStates);
   Buffer factors;
   // d, in codes
@@ -87,10 +80,10 @@ void LeanOnebitAdam::Impl::freeze(StepMeter& step) {
   momentum.set_participation(denominators.participation());
   // m <- server's signs of m
   keep_momentum(factors.view());
-  // p, and what it is rounded from
+  // p in fp32: bf16 and the bits that it lacks
   gather_parameters(step);
   exact.reset();
-  frozen_step = steps;
+  freeze.set_frozen(steps);
 }
 
 void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {
@@ -115,7 +108,7 @@ void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {
   });
 }
 
-// What takes no part, or has no finite denominator, has no momentum.
+// Elements that take no part, or have no finite denominator, get no momentum.
 void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
   Buffer m = of_shard("exp_avg");
   std::vector<const float*> of_block(model.num_blocks());
@@ -137,8 +130,8 @@ void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
       [&](std::size_t b) { return kernels::SignInput{.values = of_block[b]}; });
 }
 
-// Bucket by bucket, as masters are freed together; parameters of fp32 are
-// whole already.
+// Gathers bucket by bucket, because masters are freed together. fp32 parameters
+// are whole already.
 void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
   full.begin();
   if (!full.are_split()) return;
@@ -150,7 +143,9 @@ void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
     const Range& piece = bucket.within[rank];
     const View own = values.view().subview(piece.offset, piece.size);
     masters.read({bucket.positions[rank], piece.size}, own);
-    step.waiting([&] { comm.all_gather(own, values.view(), bucket.within); });
+    step.waiting([&] {
+      comm.queue_all_gather(own, values.view(), bucket.within).wait();
+    });
     full.write(bucket.range, values.as<float>());
   }
 }

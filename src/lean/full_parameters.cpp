@@ -8,7 +8,7 @@ namespace thinwire::lean {
 
 namespace {
 
-// Views know no type of 16 bits that are no float; nobody reads these as one.
+// Views have no 16-bit type except floats. No caller reads these as floats.
 constexpr DType kSixteenBits = DType::kBFloat16;
 
 }  // namespace

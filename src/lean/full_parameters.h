@@ -11,31 +11,31 @@
 
 namespace thinwire::lean {
 
-/// fp32 values of all parameters: the parameters themselves, or, where those
-/// are bf16, they and the 16 bits that they lack (kernels/split_float.h).
+/// fp32 values of all parameters: the parameters themselves or, if they are
+/// bf16, these and the 16 bits that they lack (kernels/split_float.h).
 class FullParameters {
  public:
-  /// fp32 or bf16, the caller's memory.
+  /// Uses the caller's memory, fp32 or bf16.
   explicit FullParameters(View params) : params_(params) {}
 
   [[nodiscard]] bool are_split() const {
     return params_.dtype() == DType::kBFloat16;
   }
   [[nodiscard]] View params() const { return params_; }
-  /// Takes memory for the lower bits, all 0: the values are the parameters.
+  /// Allocates the lower bits, all 0, so that the values are the parameters.
   void begin();
-  /// Gives it back.
+  /// Frees the lower bits.
   void end() { low_bits_ = Buffer(); }
 
   void read(Range range, std::span<float> to) const;
   void write(Range range, std::span<const float> values);
-  /// Where an update finds elements `range`.
+  /// Sets the pointers of an update to elements `range`.
   void point(Range range, kernels::CodedUpdateArrays& arrays);
 
-  /// 16 bits per element, empty where nothing is split.
+  /// Returns 16 bits per element, or nothing if parameters are not split.
   [[nodiscard]] std::span<const std::uint16_t> low_bits() const;
   [[nodiscard]] Buffer& low_buffer() { return low_bits_; }
-  /// Memory for the lower bits of `size` elements.
+  /// Allocates memory for the lower bits of `size` elements.
   [[nodiscard]] static Buffer make_low_bits(std::size_t size);
   [[nodiscard]] static std::span<std::uint16_t> bits_of(Buffer& buffer);
 

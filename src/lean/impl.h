@@ -9,9 +9,7 @@
 
 #include "lean/coded_denominators.h"
 #include "lean/full_parameters.h"
-#include "optim/low_bit/freeze/auto_freeze.h"
-#include "optim/low_bit/freeze/freeze_hold.h"
-#include "optim/low_bit/freeze/stage_plan.h"
+#include "optim/low_bit/freeze/freeze_point.h"
 #include "optim/low_bit/gradients/local_gradients.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/momentum.h"
@@ -22,22 +20,14 @@
 
 namespace thinwire::lean {
 
-/// What lean 1-bit Adam is made of: ZeRO-1 until the freeze, then 1-bit Adam's
-/// own parts over codes. Blocks are what a rank's piece has of one parameter in
-/// one cell of the grid of sums, so its shard is what it serves.
-struct LeanOnebitAdam::Impl final : optim::EarlyGradients, optim::FreezeStage {
+/// Lean 1-bit Adam as a composition: ZeRO-1 until the freeze, then the parts of
+/// 1-bit Adam over codes. A block is the part of one parameter in one cell of
+/// the grid of sums within a rank's piece, so a rank serves its own shard.
+struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   Impl(comm::Communicator& comm, const ParameterLayout& layout, View params,
        const LeanOnebitAdamOptions& options, ConstView initial);
 
-  // ---- the step: lean_onebit_adam.cpp
-  void take_step(const optim::StepInput& in, optim::StepMeter& step);
-  void warm_up(const optim::StepInput& in, optim::StepMeter& step);
-  void compressed_step(const optim::StepInput& in, optim::StepMeter& step);
-  void verify();
-  /// As LowBitOptimizer::Impl's.
-  optim::MaskChange follow_masks();
   [[nodiscard]] optim::StepReport step(const optim::StepInput& in);
-  void require_step(const optim::StepInput& in) const;
 
   // ---- before the step
   [[nodiscard]] bool reduces() const noexcept override {
@@ -52,54 +42,13 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients, optim::FreezeStage {
   }
   void forget() noexcept override { gradients.forget_early(); }
 
-  // ---- the freeze: freeze.cpp
-  void set_gate(optim::FreezeGate gate) override {
-    hold.set_gate(std::move(gate));
+  [[nodiscard]] optim::Phase phase() const {
+    return will_be_frozen() ? optim::Phase::kCompressed : optim::Phase::kExact;
   }
-  [[nodiscard]] std::int64_t frozen_at() const noexcept override {
-    return frozen_step;
-  }
-  /// Collective, after every exact step: whether it was the last one.
-  [[nodiscard]] bool freeze_ends(optim::StepMeter& step);
-  [[nodiscard]] bool freeze_is_due(optim::StepMeter& step);
-  /// Collective: states become codes, lower bits and signs.
-  void freeze(optim::StepMeter& step);
-  /// body(block, its place in this rank's shard) for all that it serves, shared
-  /// out over threads.
-  void for_own_blocks(const std::function<void(std::size_t, Range)>& body);
-  void encode_denominators(Buffer& factors);
-  void gather_parameters(optim::StepMeter& step);
-  void keep_momentum(ConstView factors);
-  /// Elements of an array over this rank's shard.
-  [[nodiscard]] Buffer of_shard(const char* name) const;
-
-  // ---- another stage than a state's: stage.cpp
-  static constexpr const char* kFreezeStep = "freeze_step";
-  /// After a load the caller's freeze_step may ask for the other one.
-  [[nodiscard]] bool will_be_frozen() const;
-  /// Collective, before anything of a step: puts it in place.
-  void set_stage(optim::StepMeter& step);
-  void set_stage();
-  [[nodiscard]] optim::Notes note_stage() const;
-  void return_to_exact();
-  void shard_moments(std::vector<float>& m, std::vector<float>& v);
-  [[nodiscard]] std::vector<float> shard_masters();
 
   // ---- state: state.cpp
   [[nodiscard]] optim::State state() const;
   [[nodiscard]] Adoption adopt(StateDict state);
-  [[nodiscard]] Adoption adopt_exact(StateDict state);
-  [[nodiscard]] Adoption adopt_frozen(StateDict state);
-  struct Common;
-  [[nodiscard]] Common read_common(StateDict& state) const;
-  void restore(const Common& common);
-
-  [[nodiscard]] bool is_frozen() const { return frozen_step > 0; }
-  [[nodiscard]] optim::Phase phase() const {
-    return will_be_frozen() ? optim::Phase::kCompressed : optim::Phase::kExact;
-  }
-  [[nodiscard]] std::unique_ptr<zero::ZeroOptimizer> make_exact(
-      ConstView initial) const;
 
   comm::Communicator& comm;
   const ParameterLayout layout;
@@ -112,15 +61,61 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients, optim::FreezeStage {
   optim::CompressedMomentum momentum;
   CodedDenominators denominators;
   FullParameters full;
-  std::unique_ptr<zero::ZeroOptimizer> exact;  // null from the freeze on
-  optim::StagePlan plan;
-  optim::AutoFreeze automatic;
-  optim::FreezeHold hold;
+  std::unique_ptr<zero::ZeroOptimizer> exact;  // null after the freeze
+  optim::FreezePoint freeze;
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
-  std::int64_t frozen_step = 0;
-  bool has_sent_early = false;   // since the last step
-  bool is_of_own_state = false;  // which has stages, as Adam's has not
+  bool has_sent_early = false;  // since the last step
+
+ private:
+  // ---- the step: lean_onebit_adam.cpp
+  void take_step(const optim::StepInput& in, optim::StepMeter& step);
+  void warm_up(const optim::StepInput& in, optim::StepMeter& step);
+  void compressed_step(const optim::StepInput& in, optim::StepMeter& step);
+  void verify();
+  /// Follows the masks like LowBitOptimizer::Impl::follow_masks().
+  optim::MaskChange follow_masks();
+  void require_step(const optim::StepInput& in) const;
+  [[nodiscard]] std::unique_ptr<zero::ZeroOptimizer> make_exact(
+      ConstView initial) const;
+
+  // ---- the freeze: freeze.cpp
+  [[nodiscard]] bool is_frozen() const { return freeze.is_frozen(); }
+  /// Returns the bias-corrected L1 norm of the variance. Collective.
+  [[nodiscard]] double norm_of_variance(optim::StepMeter& step);
+  /// Turns states into codes, lower bits and signs. Collective.
+  void begin_compression(optim::StepMeter& step);
+  /// Calls body(block, its range in this rank's shard) for all blocks that this
+  /// rank serves, on several threads.
+  void for_own_blocks(const std::function<void(std::size_t, Range)>& body);
+  void encode_denominators(Buffer& factors);
+  void gather_parameters(optim::StepMeter& step);
+  void keep_momentum(ConstView factors);
+  /// Returns the elements of an array over this rank's shard.
+  [[nodiscard]] Buffer of_shard(const char* name) const;
+
+  // ---- a stage other than the state's: stage.cpp
+  /// Returns whether the next step is compressed. After a load the caller's
+  /// freeze_step may name the other stage than the state's.
+  [[nodiscard]] bool will_be_frozen() const {
+    return is_frozen() ? !freeze.must_return(steps) : freeze.must_end(steps);
+  }
+  /// Enters that stage, before anything else of a step. Collective.
+  void set_stage(optim::StepMeter& step);
+  void set_stage();
+  [[nodiscard]] optim::Notes note_stage() const;
+  void return_to_exact();
+  /// Discards the states of compressed steps and makes new ones of exact steps.
+  void begin_exact();
+  void shard_moments(std::vector<float>& m, std::vector<float>& v);
+  [[nodiscard]] std::vector<float> shard_masters();
+
+  // ---- state: state.cpp
+  [[nodiscard]] Adoption adopt_exact(StateDict state);
+  [[nodiscard]] Adoption adopt_frozen(StateDict state);
+  struct Common;
+  [[nodiscard]] Common read_common(StateDict& state) const;
+  void restore(Common&& common);
 };
 
 }  // namespace thinwire::lean

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2102.02888, Algorithm 1, over codes;
-// docs/algorithms/lean-onebit-adam.md has the same lines. What the freeze does
-// is in freeze.cpp.
+// docs/algorithms/lean-onebit-adam.md has the same lines. The freeze is in
+// freeze.cpp.
 #include "thinwire/lean/lean_onebit_adam.h"
 
 #include <fmt/format.h>
@@ -37,7 +37,8 @@ optim::LowBitSettings settings_of(const LeanOnebitAdamOptions& options) {
   return settings;
 }
 
-// What a rank owns of a bucket is what it serves: pieces by place.
+// Returns blocks whose chunks are the pieces of a bucket, ordered by place, so
+// that a rank serves what it owns.
 exchange::BlockLayout cells(const ParameterLayout& layout,
                             const zero::ShardLayout& shards) {
   std::vector<std::vector<Range>> pieces;
@@ -74,8 +75,7 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       denominators(model, o.denominator_bits),
       full(params),
       exact(make_exact(initial)),
-      plan(o.freeze.step, optim::freeze_step_of(o.freeze)),
-      automatic(o.freeze) {}
+      freeze(model, o.freeze) {}
 
 std::unique_ptr<zero::ZeroOptimizer> LeanOnebitAdam::Impl::make_exact(
     ConstView initial) const {
@@ -100,9 +100,9 @@ void LeanOnebitAdam::Impl::take_step(const StepInput& in, StepMeter& step) {
     warm_up(in, step);
 }
 
-// Warm-up stage: Adam on the averaged gradient, each rank its shard.
+// Warm-up stage: Adam on the averaged gradient. Each rank updates its shard.
 void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
-  // a = sqrt(mean_i ||g_i||^2); nothing: not finite, skipped on all ranks.
+  // a = sqrt(mean_i ||g_i||^2). If it is not finite, all ranks skip the step.
   const auto rms_norm = gradients.agree_on_norm(in, false, step);
   if (!rms_norm && !has_sent_early) return;
   follow_masks();
@@ -116,16 +116,19 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   if (!report.applied) return;
   steps = exact->progress().steps;
   gradients.remember(rms_norm.value(), report.grad_norm);
-  // d = max(sqrt(v / (1 - beta2^T)) + eps, floor), 1/d and p in few bits
-  if (freeze_ends(step)) freeze(step);
+  // d = max(sqrt(v / (1 - beta2^T)) + eps, floor), 1/d and p in low-bit form
+  if (freeze.is_last(
+          steps, [&] { return norm_of_variance(step); }, momentum))
+    begin_compression(step);
 }
 
-// Compression stage: d stays what it is, m_i travels as signs.
+// Compression stage: d does not change, and m_i is sent as signs.
 void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
                                            StepMeter& step) {
-  // By host, g_i is the mean of host i's, where this rank encodes it.
+  // With hierarchical ranks g_i is the mean of host i, where this rank encodes
+  // it.
   if (model.host) model.host->average(in.grads, step);
-  // g_i = clip * g_i, the norm of their mean being estimated.
+  // g_i = clip * g_i, by an estimate of the norm of their mean.
   const auto scale =
       gradients.clip_by_estimate(in, momentum.has_late(in.grads), step);
   if (!scale) return;
@@ -149,7 +152,7 @@ void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
   verify();
 }
 
-// Before the freeze they wait for it.
+// Before the freeze, masks only take note of their change.
 optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
   model.masks.follow();
   if (!is_frozen()) return {};
@@ -158,7 +161,7 @@ optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
   return change;
 }
 
-// Exact steps are ZeroOptimizer's to verify.
+// ZeroOptimizer verifies exact steps.
 void LeanOnebitAdam::Impl::verify() {
   const std::int64_t every = exchange.verify_every;
   if (every == 0 || steps % every != 0) return;
@@ -167,9 +170,9 @@ void LeanOnebitAdam::Impl::verify() {
       comm, model.pool, layout, full.params(),
       fmt::format("step {} frozen_at {}\nmasks {:08x} lower bits {:016x} "
                   "{}{}{}",
-                  steps, frozen_step, model.masks.fingerprint(), checksum(low),
-                  denominators.checksums(), model.settings.describe(),
-                  model.adam.describe()));
+                  steps, freeze.frozen_at(), model.masks.fingerprint(),
+                  checksum(low), denominators.checksums(),
+                  model.settings.describe(), model.adam.describe()));
 }
 
 StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
@@ -202,7 +205,7 @@ void LeanOnebitAdam::Impl::reduce(View grads, Range range) {
     model.host->begin_early(grads, range);
     return;
   }
-  // Before the average replaces what is this rank's own.
+  // Measured before the average overwrites this rank's gradients.
   gradients.measure_early(grads, range);
   exact->early()->reduce(grads, range);
   has_sent_early = true;
@@ -249,12 +252,12 @@ optim::Progress LeanOnebitAdam::progress() const {
   return {.steps = impl_->steps,
           .skipped = impl_->skipped,
           .phase = impl_->phase(),
-          .freeze_step = impl_->plan.step()};
+          .freeze_step = impl_->freeze.planned()};
 }
 
 optim::EarlyGradients* LeanOnebitAdam::early() { return impl_.get(); }
 
-optim::FreezeStage* LeanOnebitAdam::freeze() { return impl_.get(); }
+optim::FreezeStage* LeanOnebitAdam::freeze() { return &impl_->freeze; }
 
 std::vector<float> LeanOnebitAdam::full_parameter(std::string_view name) {
   if (impl_->exact) return impl_->exact->whole_values().parameter(name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stage that options of lean 1-bit Adam name, where a state was in the
-// other one. What ranks then have to exchange waits for the next step.
+// Changes of lean 1-bit Adam's stage after a load, if the options name another
+// one than the state's. Ranks exchange what that takes in the next step.
 #include <array>
 #include <utility>
 
@@ -14,17 +14,12 @@ namespace thinwire::lean {
 using optim::StepMeter;
 using optim::StepReport;
 
-bool LeanOnebitAdam::Impl::will_be_frozen() const {
-  if (is_frozen()) return !plan.names_later(steps);
-  return is_of_own_state && hold.until() == 0 && plan.names_passed(steps);
-}
-
 void LeanOnebitAdam::Impl::set_stage(StepMeter& step) {
   if (will_be_frozen() == is_frozen()) return;
   if (is_frozen())
     return_to_exact();
   else
-    freeze(step);
+    begin_compression(step);
 }
 
 void LeanOnebitAdam::Impl::set_stage() {
@@ -35,25 +30,17 @@ void LeanOnebitAdam::Impl::set_stage() {
 
 optim::Notes LeanOnebitAdam::Impl::note_stage() const {
   if (will_be_frozen() == is_frozen()) return {};
-  return {is_frozen()
-              ? optim::note_of_return(kFreezeStep, plan.step(), steps, true)
-              : optim::note_of_end(kFreezeStep, plan.step(), steps)};
+  return {is_frozen() ? freeze.note_of_return(steps, true)
+                      : freeze.note_of_end(steps)};
 }
 
-// A new sharded Adam with what codes, lower bits and signs say of this rank's
-// shard.
+// Makes a sharded Adam of the codes, lower bits and signs of this rank's shard.
 void LeanOnebitAdam::Impl::return_to_exact() {
   const MemoryScope scope(MemoryKind::kStates);
   std::vector<float> m, v;
   shard_moments(m, v);
   const std::vector<float> masters = shard_masters();
-  momentum.clear_residuals();
-  momentum.set_participation({});
-  momentum.now_values();
-  model.adam.exp_avg() = Buffer();
-  denominators.clear();
-  full.end();
-  exact = make_exact({});
+  begin_exact();
   for (std::size_t g = 0; g < model.adam.num_groups(); ++g) {
     exact->groups().set_learning_rate(g, model.adam.learning_rate(g));
     exact->groups().set_weight_decay(g, model.adam.weight_decay(g));
@@ -64,12 +51,21 @@ void LeanOnebitAdam::Impl::return_to_exact() {
   if (!masters.empty()) state.put("masters", masters);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state);
   exact->adopt(std::move(state))();
-  frozen_step = 0;
-  hold.hold_until(0);
+  freeze.set_exact();
 }
 
-// m = m / factor,  v = ((d / factor) - eps)^2, free of bias; both are 0 where
-// an element takes no part.
+void LeanOnebitAdam::Impl::begin_exact() {
+  momentum.clear_residuals();
+  momentum.set_participation({});
+  momentum.now_values();
+  model.adam.exp_avg() = Buffer();
+  denominators.clear();
+  full.end();
+  exact = make_exact({});
+}
+
+// Computes m = m / factor and v = ((d / factor) - eps)^2 without its bias. Both
+// are 0 for elements that take no part.
 void LeanOnebitAdam::Impl::shard_moments(std::vector<float>& m,
                                          std::vector<float>& v) {
   momentum.keep_as_values();
@@ -95,7 +91,7 @@ void LeanOnebitAdam::Impl::shard_moments(std::vector<float>& m,
   });
 }
 
-// Of parameters of fp32 there are none.
+// Returns nothing if parameters are fp32.
 std::vector<float> LeanOnebitAdam::Impl::shard_masters() {
   if (!full.are_split()) return {};
   std::vector<float> masters(shards.shard_size(comm.rank()));

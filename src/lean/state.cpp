@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lean 1-bit Adam keeps, saved and loaded: in the exact stage a shard,
-// then the same on all ranks but for residuals.
+// State of lean 1-bit Adam: in the exact stage a shard, later the same on all
+// ranks except the residuals.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,10 +25,12 @@ namespace {
 
 constexpr const char* kUpper = "low_bits_upper";
 constexpr const char* kLower = "low_bits_lower";
-// Not exp_avg, of which optimizers in their exact stage want a shard.
+// Name of the momentum. Optimizers in their exact stage expect a shard in
+// exp_avg.
 constexpr const char* kMomentum = "momentum";
 
-// One byte of each element's 16 bits, which no array of a state can be of.
+// Adds one byte of each element's 16 bits, because arrays of a state have no
+// dtype for these.
 void add_byte(State& state, const char* name, const FullParameters& full,
               int shift) {
   const std::size_t size = full.params().size();
@@ -63,7 +65,7 @@ Buffer saved_low_bits(const StateDict& state, std::size_t size) {
 
 }  // namespace
 
-// ---- describing
+// ---- saving
 
 State LeanOnebitAdam::Impl::state() const {
   State state;
@@ -85,51 +87,40 @@ State LeanOnebitAdam::Impl::state() const {
     }
   }
   state.common.put_text("optimizer", model.settings.name);
-  state.common.put_integer("frozen_at", frozen_step);
-  plan.save(state.common, kFreezeStep);
-  hold.save(state.common);
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   optim::add_hosts(state, comm.hosts());
   gradients.memory.add_to(state, exchange.lagged_clipping);
-  automatic.add_to(state);
+  freeze.add_to(state);
   return state;
 }
 
-// ---- taking up
+// ---- restoring
 
 struct LeanOnebitAdam::Impl::Common {
   optim::StepCounts counts;
   std::vector<double> rates;
   optim::LocalGradients::Memory memory;
-  optim::AutoFreeze automatic;
-  std::int64_t held_until = 0;
-  optim::StagePlan plan;
-  bool is_own = false;
+  optim::FreezePoint::Saved freeze;
 };
 
 LeanOnebitAdam::Impl::Common LeanOnebitAdam::Impl::read_common(
     StateDict& state) const {
-  Common common{.counts = optim::StepCounts::load(state),
-                .rates = model.adam.learning_rates_in(state),
-                .memory = gradients.saved_memory(state),
-                .automatic = automatic,
-                .held_until = optim::FreezeHold::load(state),
-                .plan = plan.after(state, kFreezeStep),
-                .is_own = state.text("optimizer") == model.settings.name};
-  common.automatic.load(state);
+  Common common{
+      .counts = optim::StepCounts::load(state),
+      .rates = optim::saved_learning_rates(state, model.adam.num_groups()),
+      .memory = gradients.saved_memory(state),
+      .freeze = freeze.read(state)};
+  common.freeze.begins = state.text("optimizer") != model.settings.name;
   return common;
 }
 
-void LeanOnebitAdam::Impl::restore(const Common& common) {
+void LeanOnebitAdam::Impl::restore(Common&& common) {
   steps = common.counts.steps;
   skipped = common.counts.skipped;
   for (std::size_t g = 0; g < common.rates.size(); ++g)
     model.adam.set_learning_rate(g, common.rates[g]);
   gradients.memory = common.memory;
-  automatic = common.automatic;
-  hold.hold_until(common.held_until);
-  plan = common.plan;
-  is_of_own_state = common.is_own;
+  freeze.restore(std::move(common.freeze));
   model.masks.follow();
   has_sent_early = false;
 }
@@ -140,14 +131,15 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
     return optim::saved_count(state, "frozen_at") > 0
                ? adopt_frozen(std::move(state))
                : adopt_exact(std::move(state));
-  // Adam's, or 1-bit Adam's before its freeze: what they lack begins now.
+  // States of Adam, and of 1-bit Adam before its freeze. What they lack begins
+  // now.
   if (saved != "adam" && saved != "onebit_adam")
     optim::refuse_optimizer(saved, model.settings.name);
   if (saved == "adam") {
     State begun;
     optim::LocalGradients::Memory().add_to(begun, /*lags=*/false);
     state.put_all("", optim::copy_of(begun));
-    state.put("exp_avg_sq_norms", std::vector<double>());
+    optim::FreezePoint::begin_in(state);
   }
   optim::require_rule(state, "adam");
   return adopt_exact(std::move(state));
@@ -160,7 +152,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
   optim::Optimizer::Adoption of_exact;
   if (exact) {
     of_exact = exact->adopt(std::move(*rest));
-  } else {  // what it would refuse
+  } else {  // the checks of adopt()
     const std::size_t size = shards.shard_size(comm.rank());
     const auto require_array = [&](const char* name, optim::Sign sign) {
       if (size > 0)
@@ -173,19 +165,12 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
   }
   return [this, common, rest, of_exact] {
     if (!exact) {
-      denominators.clear();
-      full.end();
-      momentum.clear_residuals();
-      momentum.set_participation({});
-      momentum.now_values();
-      model.adam.exp_avg() = Buffer();
-      exact = make_exact({});
-      frozen_step = 0;
+      begin_exact();
       exact->adopt(std::move(*rest))();
     } else {
       of_exact();
     }
-    restore(*common);
+    restore(std::move(*common));
     return note_stage();
   };
 }
@@ -193,7 +178,6 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
 optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   struct Taken {
     Common common;
-    std::int64_t frozen_at = 0;
     std::vector<std::uint8_t> elements;
     optim::LateElements late;
     CodedDenominators::Saved denominators;
@@ -222,7 +206,6 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
   const auto taken = std::make_shared<Taken>();
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);
-  taken->frozen_at = optim::saved_count(state, "frozen_at");
   taken->elements = optim::saved_participation(state, layout.size());
   taken->late = momentum.saved_late(state, taken->elements);
   taken->denominators = denominators.read(state);
@@ -233,8 +216,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
     taken->low = saved_low_bits(state, layout.size());
   return [this, taken] {
     exact.reset();
-    restore(taken->common);
-    frozen_step = taken->frozen_at;
+    restore(std::move(taken->common));
     model.adam.exp_avg() = std::move(taken->m);
     momentum.now_values();
     momentum.restore(std::move(taken->residuals));

@@ -195,11 +195,6 @@ bool Adam::takes(DType params) const noexcept {
          (is_16_bit(params) && options_.state_dtype == DType::kFloat32);
 }
 
-std::vector<double> Adam::learning_rates_in(const StateDict& state) const {
-  return saved_values<double>(state, "learning_rates", num_groups(),
-                              Sign::kNotNegative);
-}
-
 View Adam::state(std::string_view key) {
   const bool is_first = key == "exp_avg";
   require(is_first || key == "exp_avg_sq", "key", "exp_avg or exp_avg_sq", key);
@@ -220,7 +215,7 @@ Adoption Adam::adopt(StateDict& state) {
   };
   const DType dtype = options_.state_dtype;
   auto taken = std::make_shared<Taken>();
-  taken->rates = learning_rates_in(state);
+  taken->rates = saved_learning_rates(state, num_groups());
   taken->m = take_floats(state, "exp_avg", dtype, layout_.size());
   taken->v = take_floats(state, "exp_avg_sq", dtype, layout_.size(),
                          Sign::kNotNegative);

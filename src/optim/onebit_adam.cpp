@@ -176,7 +176,7 @@ void OnebitAdamImpl::add_own(State& state) const {
 Optimizer::Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   require_no_refresh(state);
   auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
-  if (saved->frozen_at > 0 && keeps_variance())
+  if (saved->point.frozen_at > 0 && keeps_variance())
     require_variance(state, model.size());
   return [=, this] {
     freeze.restore(std::move(*saved), denominator);

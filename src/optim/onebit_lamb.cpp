@@ -289,7 +289,7 @@ Optimizer::Adoption OnebitLambImpl::adopt_own(StateDict& state) {
   };
   const auto taken = std::make_shared<Taken>(
       Taken{freeze.read(state), coefficients.read(state)});
-  if (taken->freeze.frozen_at > 0) {
+  if (taken->freeze.point.frozen_at > 0) {
     taken->scales = saved_values<double>(
         state, "scaling_coeff", coefficients.last.size(), Sign::kNotNegative);
     // Of a parameter without momentum; a new one has 0 (kNewParameters).

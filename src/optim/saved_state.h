@@ -110,6 +110,13 @@ template <class T>
   const auto values = array.template as<T>();
   return {values.begin(), values.end()};
 }
+/// Returns the step sizes of a saved state. Throws Error(kCorruptCheckpoint)
+/// unless there is one valid value per group.
+[[nodiscard]] inline std::vector<double> saved_learning_rates(
+    const StateDict& state, std::size_t num_groups) {
+  return saved_values<double>(state, "learning_rates", num_groups,
+                              Sign::kNotNegative);
+}
 /// Adds an array of Axis::kRange whose ranges are single elements.
 void add_to_elements(State& state, std::string name, Sharing sharing,
                      std::span<const std::size_t> elements, Buffer&& values);

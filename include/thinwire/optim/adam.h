@@ -100,11 +100,6 @@ class Adam final : public UpdateRule {
   [[nodiscard]] const std::vector<double>& learning_rates() const noexcept {
     return learning_rates_;
   }
-  /// Returns the step sizes in a saved state. Throws Error(kCorruptCheckpoint)
-  /// unless there is one valid value per group.
-  [[nodiscard]] std::vector<double> learning_rates_in(
-      const StateDict& state) const;
-
   /// Returns the group's options with unset fields filled in. Its weight decay
   /// is the current one, but its learning rate is that of the options.
   [[nodiscard]] AdamOptions group_options(std::size_t group) const;

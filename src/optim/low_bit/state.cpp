@@ -107,7 +107,7 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   taken->verification_is_due = state.integer("verification_is_due") != 0;
   taken->memory = gradients.saved_memory(state);
   note_other_hosts(state, model);
-  taken->rates = adam().learning_rates_in(state);
+  taken->rates = saved_learning_rates(state, adam().num_groups());
   taken->elements = saved_participation(state, n);
   taken->late = momentum.saved_late(state, taken->elements);
   taken->blocks = BlockDenominators::load(state, model.layout, n);

@@ -16,6 +16,31 @@
 
 namespace thinwire::optim {
 
+std::optional<float> median_of(std::vector<float>& values) {
+  if (values.empty()) return std::nullopt;
+  const auto middle =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::vector<Range> ranges_of_blocks(const LowBitLayout& parts) {
+  std::vector<Range> ranges;
+  for (const exchange::Block& block : parts.blocks.blocks())
+    ranges.push_back(block.values);
+  return ranges;
+}
+
+void require_blocks(const StateDict& state, const char* name,
+                    const std::vector<Range>& blocks,
+                    std::size_t num_elements) {
+  if (saved_ranges(state, name, num_elements) != blocks)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("state array '{}' is of other blocks than this "
+                            "optimizer's {}",
+                            ranges_key(name), blocks.size()));
+}
+
 namespace {
 
 constexpr std::size_t kMostElements = 1024;  // of a block
@@ -30,25 +55,9 @@ void append_live(std::span<const float> d, Participations participation,
     if (is_live(participation, i)) live.push_back(d[i]);
 }
 
-std::vector<Range> ranges_of_blocks(const LowBitLayout& parts) {
-  std::vector<Range> ranges;
-  for (const exchange::Block& block : parts.blocks.blocks())
-    ranges.push_back(block.values);
-  return ranges;
-}
-
-// Element n / 2 of the sorted n; reorders them.
-std::optional<float> median_of(std::vector<float>& values) {
-  if (values.empty()) return std::nullopt;
-  const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-std::optional<float> median_of(std::span<const float> d,
-                               Participations participation,
-                               std::span<const Range> ranges) {
+std::optional<float> live_median(std::span<const float> d,
+                                 Participations participation,
+                                 std::span<const Range> ranges) {
   std::vector<float> live;
   for (const Range& range : ranges) {
     live.reserve(live.size() + range.size);
@@ -149,7 +158,7 @@ void BlockDenominators::find_medians(std::span<const float> d,
   medians_.assign(blocks.size(), 0);
   std::vector<std::uint8_t> is_missing(blocks.size());
   pool.for_each(blocks.size(), [&](std::size_t b) {
-    const auto median = median_of(d, participation, {&blocks[b].values, 1});
+    const auto median = live_median(d, participation, {&blocks[b].values, 1});
     medians_[b] = median.value_or(0);
     is_missing[b] = median ? 0 : 1;
   });
@@ -165,10 +174,10 @@ void BlockDenominators::find_medians(std::span<const float> d,
     if (misses_some) {
       const Range whole{blocks[b].values.offset,
                         blocks[end - 1].values.end() - blocks[b].values.offset};
-      auto median = median_of(d, participation, {&whole, 1});
+      auto median = live_median(d, participation, {&whole, 1});
       if (!median) {
         if (!of_model)
-          of_model = median_of(d, participation, parts.units).value_or(1.0f);
+          of_model = live_median(d, participation, parts.units).value_or(1.0f);
         median = of_model;
       }
       for (std::size_t i = b; i < end; ++i)
@@ -200,11 +209,7 @@ BlockDenominators BlockDenominators::load(const StateDict& state,
   if (!state.has_array("denominator_medians")) return loaded;
   const std::vector<Range> ranges = ranges_of_blocks(parts);
   for (const char* name : {"denominator_medians", "denominator_floors"})
-    if (saved_ranges(state, name, num_elements) != ranges)
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("state array '{}' is of other blocks than this "
-                              "optimizer's {}",
-                              ranges_key(name), ranges.size()));
+    require_blocks(state, name, ranges, num_elements);
   const auto floats = [&](const char* name) {
     return saved_values<float>(state, name, ranges.size(), Sign::kNotNegative);
   };

@@ -41,6 +41,16 @@ struct HeavyElement {
   bool operator==(const HeavyElement&) const = default;
 };
 
+/// Returns element n / 2 of the n sorted values, which it reorders; nothing if
+/// there are none.
+[[nodiscard]] std::optional<float> median_of(std::vector<float>& values);
+/// Returns the ranges of the blocks.
+[[nodiscard]] std::vector<Range> ranges_of_blocks(const LowBitLayout& parts);
+/// Throws Error(kCorruptCheckpoint) unless an array of a state has one value
+/// for each of these blocks.
+void require_blocks(const StateDict& state, const char* name,
+                    const std::vector<Range>& blocks, std::size_t num_elements);
+
 /// The denominators of the blocks, made fit to be divided by. With M the median
 /// of a block's live elements and tau = 10 M:
 ///

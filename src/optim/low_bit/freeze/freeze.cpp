@@ -10,13 +10,6 @@
 
 namespace thinwire::optim {
 
-namespace {
-
-constexpr const char* kFreezeStep = "freeze_step";
-constexpr const char* kBegins = "first_stage_begins";  // in no saved state
-
-}  // namespace
-
 std::string describe(const FreezeOptions& o) {
   return fmt::format(
       "freeze_step={} lr_warmup_steps={} total_steps={} min_freeze_step={} "
@@ -25,24 +18,20 @@ std::string describe(const FreezeOptions& o) {
       o.min_step, text_of(o.max_step), o.ratio, warmup_bits_of(o));
 }
 
-bool Freeze::is_due(std::int64_t step) {
-  if (plan_.step() != kAutoFreeze) return step >= plan_.step();
-  Adam& adam = model_.adam;
-  double total = 0;
-  for (const GroupRange& r : model_.layout.compressed) {
-    const double beta2 = adam.group_options(r.group).beta2;
-    const ConstView v =
-        adam.exp_avg_sq().view().subview(r.range.offset, r.range.size);
-    total += sum_of_abs(model_.pool, v) /
-             (1 - std::pow(beta2, static_cast<double>(step)));
-  }
-  return automatic_.observe(total);
-}
-
 bool Freeze::ends_at(std::int64_t step, const CompressedMomentum& momentum) {
-  const bool due = is_due(step);  // which keeps a record of every step
-  if (!model_.compresses()) return due;
-  return hold_.lets_end(due, step, momentum);
+  const auto norm = [&] {
+    Adam& adam = model_.adam;
+    double total = 0;
+    for (const GroupRange& r : model_.layout.compressed) {
+      const double beta2 = adam.group_options(r.group).beta2;
+      const ConstView v =
+          adam.exp_avg_sq().view().subview(r.range.offset, r.range.size);
+      total += sum_of_abs(model_.pool, v) /
+               (1 - std::pow(beta2, static_cast<double>(step)));
+    }
+    return total;
+  };
+  return is_last(step, norm, momentum);
 }
 
 void Freeze::freeze(std::int64_t step, bool keeps_variance,
@@ -62,7 +51,7 @@ void Freeze::freeze(std::int64_t step, bool keeps_variance,
                    });
   denominator.values = keeps_variance ? std::move(d) : std::move(v);
   denominator.fit(std::move(elements));
-  frozen_at_ = step;
+  set_frozen(step);
   if (!keeps_variance) return;
 
   const auto kept = v.as<float>();
@@ -75,34 +64,19 @@ void Freeze::freeze(std::int64_t step, bool keeps_variance,
 }
 
 std::string Freeze::describe() const {
-  return fmt::format("frozen_at {}", frozen_at_);
+  return fmt::format("frozen_at {}", frozen_at());
 }
 
 void Freeze::add_to(State& state, const Denominator& denominator) const {
-  state.common.put_integer("frozen_at", frozen_at_);
-  plan_.save(state.common, kFreezeStep);
-  hold_.save(state.common);
-  automatic_.add_to(state);
+  FreezePoint::add_to(state);
   if (is_frozen())
     state.add_elements("denominator", Sharing::kSame, {{0, model_.size()}},
                        denominator.values.view());
 }
 
-void Freeze::begin_in(StateDict& state) {
-  state.put_integer("frozen_at", 0);
-  state.put("exp_avg_sq_norms", std::vector<double>());
-  state.put_integer(kBegins, 1);
-}
-
 Freeze::Saved Freeze::read(StateDict& state) const {
-  Saved saved{.frozen_at = saved_count(state, "frozen_at"),
-              .held_until = FreezeHold::load(state),
-              .plan = plan_.after(state, kFreezeStep),
-              .begins = state.has_scalar(kBegins),
-              .automatic = automatic_,
-              .denominator = {}};
-  saved.automatic.load(state);
-  if (saved.frozen_at > 0) {
+  Saved saved{.point = FreezePoint::read(state), .denominator = {}};
+  if (saved.point.frozen_at > 0) {
     saved.denominator = take_denominators(state, model_.layout, model_.size());
     if (model_.num_blocks() > 0) (void)state.array("denominator_medians");
   } else {
@@ -112,16 +86,12 @@ Freeze::Saved Freeze::read(StateDict& state) const {
 }
 
 void Freeze::restore(Saved&& saved, Denominator& denominator) {
-  frozen_at_ = saved.frozen_at;
-  hold_.hold_until(saved.held_until);
-  plan_ = saved.plan;
-  begins_ = saved.begins;
-  automatic_ = std::move(saved.automatic);
+  FreezePoint::restore(std::move(saved.point));
   denominator.values = std::move(saved.denominator);
 }
 
-// What freeze() did to v and m, backwards. What has never had a gradient, or is
-// unfit, has no variance.
+// Reverses freeze() for v and m. Elements that never had a gradient, or that
+// are unfit, get no variance.
 std::string Freeze::return_to_exact(
     std::int64_t steps, Denominator& denominator,
     const std::function<float(std::size_t)>& kept_scale) {
@@ -148,9 +118,8 @@ std::string Freeze::return_to_exact(
     }
   }
   denominator.forget();
-  frozen_at_ = 0;
-  hold_.hold_until(0);
-  return note_of_return(kFreezeStep, plan_.step(), steps, !has_kept);
+  set_exact();
+  return note_of_return(steps, !has_kept);
 }
 
 }  // namespace thinwire::optim

@@ -7,11 +7,7 @@
 #include <utility>
 
 #include "optim/low_bit/denominator/denominator.h"
-#include "optim/low_bit/freeze/auto_freeze.h"
-#include "optim/low_bit/freeze/freeze_hold.h"
-#include "optim/low_bit/freeze/stage_plan.h"
-#include "optim/low_bit/model.h"
-#include "optim/low_bit/momentum/momentum.h"
+#include "optim/low_bit/freeze/freeze_point.h"
 #include "optim/low_bit/options.h"
 #include "thinwire/optim/freeze_options.h"
 #include "thinwire/optim/low_bit_optimizer.h"
@@ -23,79 +19,39 @@ namespace thinwire::optim {
 
 /// The end of the warm-up stage, when the variance is frozen and becomes the
 /// denominator of all compressed steps that follow.
-class Freeze final : public FreezeStage {
+class Freeze final : public FreezePoint {
  public:
-  Freeze(LowBitModel& model, const FreezeOptions& options)
-      : model_(model),
-        plan_(options.step, freeze_step_of(options)),
-        automatic_(options) {}
+  using FreezePoint::FreezePoint;
 
-  [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
-  /// The last exact step that is planned, or kAutoFreeze.
-  [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
   [[nodiscard]] Phase phase() const {
     return is_frozen() ? Phase::kCompressed : Phase::kExact;
   }
 
-  /// After every exact step: whether it was the last one. Collective where the
-  /// gate is asked.
+  /// Returns whether exact step `step` was the last one. Call it after every
+  /// exact step. Collective if it asks the gate.
   [[nodiscard]] bool ends_at(std::int64_t step,
                              const CompressedMomentum& momentum);
-  void set_gate(FreezeGate gate) override { hold_.set_gate(std::move(gate)); }
-  [[nodiscard]] std::int64_t frozen_at() const noexcept override {
-    return frozen_at_;
-  }
-  /// d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance goes, or
-  /// stays beside it where somebody still needs it.
+  /// Computes d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance is
+  /// kept beside d or released.
   void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);
 
   [[nodiscard]] std::string describe() const;
   void add_to(State& state, const Denominator& denominator) const;
-  /// Adds to the state of an exact rule what it lacks: the history of the
-  /// variance, which begins now.
-  static void begin_in(StateDict& state);
-  /// What it was in a saved state; throws Error(kCorruptCheckpoint).
   struct Saved {
-    std::int64_t frozen_at = 0;
-    std::int64_t held_until = 0;
-    StagePlan plan;
-    bool begins = false;  // of an exact rule, which has no stages
-    AutoFreeze automatic;
+    FreezePoint::Saved point;
     Buffer denominator;
   };
+  /// Throws Error(kCorruptCheckpoint) for invalid values.
   [[nodiscard]] Saved read(StateDict& state) const;
   void restore(Saved&& saved, Denominator& denominator);
 
-  // ---- after restore(): does the caller want another stage than the state's?
-  [[nodiscard]] bool must_return(std::int64_t steps) const {
-    return is_frozen() && plan_.names_later(steps);
-  }
-  /// Where a gate has put the freeze off, it stays put off; after a state of an
-  /// exact rule, one exact step comes first.
-  [[nodiscard]] bool must_end(std::int64_t steps) const {
-    return !is_frozen() && !begins_ && hold_.until() == 0 &&
-           plan_.names_passed(steps);
-  }
-  [[nodiscard]] std::string note_of_end(std::int64_t steps) const {
-    return optim::note_of_end("freeze_step", plan_.step(), steps);
-  }
-  /// Back to exact steps after step `steps`. Variance, momentum and who takes
-  /// part become what exact steps know; the variance is that of the
-  /// denominators unless it was kept, times `kept_scale` of its group to be
-  /// free of bias. Returns the note of it.
+  /// Returns to exact steps after step `steps`, and returns the note of it.
+  /// Variance, momentum and participation become those of exact steps. The
+  /// variance is computed from the denominators, unless it was kept. Then it is
+  /// multiplied by `kept_scale` of its group, which removes its bias.
   [[nodiscard]] std::string return_to_exact(
       std::int64_t steps, Denominator& denominator,
       const std::function<float(std::size_t group)>& kept_scale = {});
-
- private:
-  [[nodiscard]] bool is_due(std::int64_t step);
-
-  LowBitModel& model_;
-  StagePlan plan_;
-  bool begins_ = false;  // with a state of an exact rule
-  AutoFreeze automatic_;
-  std::int64_t frozen_at_ = 0;
-  FreezeHold hold_;
 };
 
 }  // namespace thinwire::optim

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "optim/low_bit/freeze/auto_freeze.h"
+#include "optim/low_bit/freeze/freeze_hold.h"
+#include "optim/low_bit/freeze/stage_plan.h"
+#include "optim/low_bit/model.h"
+#include "optim/low_bit/momentum/momentum.h"
+#include "thinwire/optim/freeze_options.h"
+
+namespace thinwire::optim {
+
+/// The step after which a 1-bit optimizer freezes its variance. The caller
+/// plans it, the variance decides, or a gate puts it off. It is part of the
+/// state.
+class FreezePoint : public FreezeStage {
+ public:
+  FreezePoint(LowBitModel& model, const FreezeOptions& options)
+      : model_(model),
+        plan_(options.step, freeze_step_of(options)),
+        automatic_(options) {}
+
+  [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
+  /// Returns the last exact step that is planned, or kAutoFreeze.
+  [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
+  void set_gate(FreezeGate gate) override { hold_.set_gate(std::move(gate)); }
+  [[nodiscard]] std::int64_t frozen_at() const noexcept override {
+    return frozen_at_;
+  }
+
+  /// Returns whether exact step `step` was the last one. Call it after every
+  /// exact step. It calls `norm`, for the bias-corrected L1 norm of the
+  /// variance, only if the variance decides. Collective if it asks the gate.
+  [[nodiscard]] bool is_last(std::int64_t step,
+                             const std::function<double()>& norm,
+                             const CompressedMomentum& momentum);
+  void set_frozen(std::int64_t step) { frozen_at_ = step; }
+  /// Begins the exact steps anew.
+  void set_exact();
+
+  void add_to(State& state) const;
+  /// Adds to the state of an exact rule what it lacks: the history of the
+  /// variance, which begins now.
+  static void begin_in(StateDict& state);
+  /// Values of a saved state.
+  struct Saved {
+    std::int64_t frozen_at = 0;
+    std::int64_t held_until = 0;
+    StagePlan plan;
+    bool begins = false;  // the state is that of an exact rule
+    AutoFreeze automatic;
+  };
+  /// Throws Error(kCorruptCheckpoint) for invalid values.
+  [[nodiscard]] Saved read(const StateDict& state) const;
+  void restore(Saved&& saved);
+
+  // ---- after restore(): does the caller want another stage than the state's?
+  [[nodiscard]] bool must_return(std::int64_t steps) const {
+    return is_frozen() && plan_.names_later(steps);
+  }
+  /// Returns false if a gate has put the freeze off. The state of an exact rule
+  /// has no stages, so one exact step comes first.
+  [[nodiscard]] bool must_end(std::int64_t steps) const {
+    return !is_frozen() && !begins_ && hold_.until() == 0 &&
+           plan_.names_passed(steps);
+  }
+  [[nodiscard]] std::string note_of_end(std::int64_t steps) const;
+  [[nodiscard]] std::string note_of_return(std::int64_t steps,
+                                           bool variance_was_dropped) const;
+
+ protected:
+  LowBitModel& model_;
+
+ private:
+  StagePlan plan_;
+  bool begins_ = false;  // restored from the state of an exact rule
+  AutoFreeze automatic_;
+  std::int64_t frozen_at_ = 0;
+  FreezeHold hold_;
+};
+
+}  // namespace thinwire::optim
