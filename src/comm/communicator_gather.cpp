@@ -32,11 +32,6 @@ Work Communicator::queue_all_gather(ConstView input, View output,
   return impl_->start_all_gather(input, output, ranges_of(counts));
 }
 
-void Communicator::all_gather(ConstView input, View output,
-                              std::span<const Range> pieces) {
-  queue_all_gather(input, output, pieces).wait();
-}
-
 Work Communicator::queue_all_gather(ConstView input, View output,
                                     std::span<const Range> pieces) {
   arguments::require_pieces("all_gather", pieces, size(), "output",

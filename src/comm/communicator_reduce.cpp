@@ -56,11 +56,6 @@ Work Communicator::queue_reduce_scatter(ConstView input, View output,
   return impl_->start_reduce_scatter(input, ranges_of(counts), output, op);
 }
 
-void Communicator::reduce_scatter(ConstView input, View output,
-                                  std::span<const Range> pieces, ReduceOp op) {
-  queue_reduce_scatter(input, output, pieces, op).wait();
-}
-
 Work Communicator::queue_reduce_scatter(ConstView input, View output,
                                         std::span<const Range> pieces,
                                         ReduceOp op) {

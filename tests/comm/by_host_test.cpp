@@ -183,21 +183,22 @@ TEST_P(ByHost, AllReduceIsThePlainLoopBitForBit) {
 }
 
 TEST_P(ByHost, ReduceScatterGivesPiecesThatLieInAnyOrder) {
-  for_each_case(
-      [](Communicator& comm, DType dtype, ReduceOp op, std::size_t n) {
-        const Buffer want = expected(GetParam(), dtype, dtype, op, n);
-        for (const Pieces& pieces : all_pieces(GetParam(), n)) {
-          const Range own = pieces[static_cast<std::size_t>(comm.rank())];
-          Buffer data = own_values(comm, dtype, n);
-          Buffer output(own.size, dtype);
-          comm.reduce_scatter(data.view(), output.view(), pieces, op);
-          EXPECT_TRUE(
-              same(output.view(), want.view().subview(own.offset, own.size)));
-          const View place = data.view().subview(own.offset, own.size);
-          comm.reduce_scatter(data.view(), place, pieces, op);  // in place
-          EXPECT_TRUE(same(place, output.view()));
-        }
-      });
+  for_each_case([](Communicator& comm, DType dtype, ReduceOp op,
+                   std::size_t n) {
+    const Buffer want = expected(GetParam(), dtype, dtype, op, n);
+    for (const Pieces& pieces : all_pieces(GetParam(), n)) {
+      const Range own = pieces[static_cast<std::size_t>(comm.rank())];
+      Buffer data = own_values(comm, dtype, n);
+      Buffer output(own.size, dtype);
+      comm.queue_reduce_scatter(data.view(), output.view(), pieces, op).wait();
+      EXPECT_TRUE(
+          same(output.view(), want.view().subview(own.offset, own.size)));
+      const View place = data.view().subview(own.offset, own.size);
+      comm.queue_reduce_scatter(data.view(), place, pieces, op)
+          .wait();  // in place
+      EXPECT_TRUE(same(place, output.view()));
+    }
+  });
 }
 
 TEST_P(ByHost, SumsOfHalvesAreLeftUnrounded) {
@@ -211,7 +212,8 @@ TEST_P(ByHost, SumsOfHalvesAreLeftUnrounded) {
           const Range own = pieces[static_cast<std::size_t>(comm.rank())];
           const Buffer data = own_values(comm, dtype, kSize);
           Buffer output(own.size, DType::kFloat32);
-          comm.reduce_scatter(data.view(), output.view(), pieces, op);
+          comm.queue_reduce_scatter(data.view(), output.view(), pieces, op)
+              .wait();
           EXPECT_TRUE(
               same(output.view(), want.view().subview(own.offset, own.size)));
         }
@@ -230,7 +232,7 @@ TEST_P(ByHost, AllGatherPutsPiecesInAnyOrder) {
         const Range own = pieces[static_cast<std::size_t>(comm.rank())];
         Buffer data(n, DType::kInt32);
         const ConstView mine = want.view().subview(own.offset, own.size);
-        comm.all_gather(mine, data.view(), pieces);
+        comm.queue_all_gather(mine, data.view(), pieces).wait();
         EXPECT_TRUE(same(data.view(), want.view()));
       }
     }

@@ -136,9 +136,6 @@ class Communicator {
   /// pieces cover the input and may lie in any order. With kByHost, pieces of
   /// one local rank should be neighbours in the order of hosts, so that they
   /// travel together.
-  void reduce_scatter(ConstView input, View output,
-                      std::span<const Range> pieces,
-                      ReduceOp op = ReduceOp::kSum);
   [[nodiscard]] Work queue_reduce_scatter(ConstView input, View output,
                                           std::span<const Range> pieces,
                                           ReduceOp op = ReduceOp::kSum);
@@ -158,8 +155,7 @@ class Communicator {
                                       std::span<const std::size_t> counts);
 
   /// Gathers, with pieces[r] as rank r's place in the output, as in
-  /// reduce_scatter().
-  void all_gather(ConstView input, View output, std::span<const Range> pieces);
+  /// queue_reduce_scatter().
   [[nodiscard]] Work queue_all_gather(ConstView input, View output,
                                       std::span<const Range> pieces);
 
