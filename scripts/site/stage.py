@@ -36,6 +36,7 @@ SECTIONS = (
             "docs/design/README",
             "examples/README",
             "python/README",
+            "packaging/README",
             "tests/golden/README",
             "CONTRIBUTING",
             "SECURITY",
