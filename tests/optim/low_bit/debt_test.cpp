@@ -81,7 +81,7 @@ struct Twins {
               state.find("server_error") == nullptr);
     return state.find("worker_error") != nullptr;
   }
-  // What the step has made of exp_avg over what it would have been.
+  // Returns by how much exp_avg is larger than without residuals.
   [[nodiscard]] std::vector<double> delivered() const {
     const StateDict a = copy_of(with->state());
     const StateDict b = copy_of(without->state());
