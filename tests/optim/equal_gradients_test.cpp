@@ -22,7 +22,7 @@ Floats same(std::int64_t t, int /*rank*/) {
   return test::gradient(layout().size(), t, 0);
 }
 
-// What steps 1, 2, ... of a new optimizer report on each rank.
+// Returns the reports of a new optimizer's steps 1, 2, ... on each rank.
 std::vector<bool> reported(int world, const MakeOptimizer& make,
                            const MakeGradient& gradient,
                            bool finds_nonfinite = false) {

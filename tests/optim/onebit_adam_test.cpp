@@ -29,63 +29,6 @@ TEST_P(OnebitAdamWorlds, IsExactAdamUpToTheFreeze) {
                   test::exact_adam({.learning_rate = 0.01}, clipped), 5));
 }
 
-TEST_P(OnebitAdamWorlds, RanksStayEqualInTheCompressedStage) {
-  const ParameterLayout layout = test::small_layout();
-  std::vector<Phase> phases;
-  const auto params = test::train(GetParam(), layout,
-                                  test::onebit_adam({.freeze = {.step = 3}}), 8,
-                                  [&](Optimizer&, const StepReport& report) {
-                                    phases.push_back(report.phase);
-                                  });
-  for (const auto& mine : params) EXPECT_EQ(mine, params[0]);
-  for (std::size_t t = 0; t < 8; ++t)
-    EXPECT_EQ(phases[t], t < 3 ? Phase::kExact : Phase::kCompressed);
-}
-
-TEST_P(OnebitAdamWorlds, BitsDoNotDependOnBucketsOrThreads) {
-  const ParameterLayout layout = test::small_layout();
-  const auto run = [&](std::size_t bucket, int threads) {
-    return test::train(
-        GetParam(), layout,
-        test::onebit_adam(
-            {.freeze = {.step = 3},
-             .compression = {.exchange = {.max_grad_norm = 1,
-                                          .bucket_elements = bucket,
-                                          .num_threads = threads}}}),
-        7);
-  };
-  const auto want = run(1 << 20, 1);
-  EXPECT_EQ(run(1, 1), want);
-  EXPECT_EQ(run(1100, 3), want);
-}
-
-TEST_P(OnebitAdamWorlds, ANonFiniteGradientChangesNothingInAnyStage) {
-  const ParameterLayout layout = test::small_layout();
-  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, {.freeze = {.step = 2}});
-    OnebitAdam undisturbed(comm, layout, {.freeze = {.step = 2}});
-    std::vector<float> params = test::normal(layout.size(), 3);
-    std::vector<float> want = params;
-    for (std::int64_t t = 1; t <= 5; ++t) {
-      auto bad = test::gradient(layout.size(), t, comm.rank());
-      const bool mine = comm.rank() == comm.size() - 1;
-      if (mine)
-        bad[layout.size() - 1] = std::numeric_limits<float>::quiet_NaN();
-      const StepReport report = optimizer.step(params, bad);
-      EXPECT_FALSE(report.applied);
-      EXPECT_EQ(report.nonfinite_rank, comm.size() - 1);
-
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      auto same = grads;
-      EXPECT_TRUE(optimizer.step(params, grads).applied);
-      undisturbed.step(want, same);
-      ASSERT_EQ(params, want) << "step " << t;
-    }
-    EXPECT_EQ(optimizer.progress().steps, 5);
-    EXPECT_EQ(optimizer.progress().skipped, 5);
-  });
-}
-
 // One bit each way: rounds of at most one bucket pair and one scalar exchange,
 // and bytes as docs/algorithms.md says.
 TEST(OnebitAdam, ACompressedStepSendsAThirtiethAndInFewMessages) {
@@ -159,23 +102,6 @@ TEST(OnebitAdam, LearningRatesMayChangeAtAnyTime) {
                        [&] { optimizer.groups().set_learning_rate(-1.0); });
     test::expect_error(ErrorCode::kInvalidArgument, {"group"},
                        [&] { optimizer.groups().set_learning_rate(1, 0.1); });
-  });
-}
-
-TEST(OnebitAdam, RanksThatDisagreeAllSayWhere) {
-  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-    const auto layout = ParameterLayout::of(
-        {{"same", {4}}, {comm.rank() == 2 ? "theirs" : "ours", {2}}});
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"ours 2 group 0", "theirs 2 group 0"},
-        [&] { OnebitAdam(comm, layout, {.freeze = {.step = 2}}); });
-  });
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"freeze_step=10 ", "freeze_step=11 "}, [&] {
-                         OnebitAdam(comm, test::small_layout(),
-                                    {.freeze = {.step = 10 + comm.rank()}});
-                       });
   });
 }
 

@@ -15,7 +15,7 @@
 
 namespace thinwire::test {
 
-/// What a rule of a whole layout keeps, copied.
+/// Returns a copy of the state of a rule for a whole layout.
 inline StateDict saved(const optim::UpdateRule& rule) {
   optim::State state;
   rule.add_to(state, optim::Sharing::kSame, {{0, rule.layout().size()}});

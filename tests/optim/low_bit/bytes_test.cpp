@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every step sends, against the formulas of docs/algorithms.md.
+// The bytes of every step, against the formulas of docs/algorithms.md.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -15,6 +15,17 @@ struct LowBitCase {
   std::int64_t steps = 0;  ///< Until every phase was there, and some more.
 };
 
+/// Exact to step 3; group 1 is exact for ever.
+inline optim::OnebitAdamOptions mixed_onebit_adam() {
+  optim::OnebitAdamOptions o{.learning_rate = 0.02, .freeze = {.step = 3}};
+  o.groups.resize(2);
+  o.groups[1].non_freeze = true;
+  o.groups[0].exp_avg_mask = every_third_masked(grouped_layout(), 0);
+  o.compression.exchange.max_grad_norm = 1;
+  o.compression.exchange.bucket_elements = 900;
+  return o;
+}
+
 /// Exact to step 3, or until it freezes by itself.
 inline optim::OnebitLambOptions short_onebit_lamb() {
   optim::OnebitLambOptions o{.learning_rate = 0.02, .freeze = {.step = 3}};
@@ -46,6 +57,13 @@ inline optim::ZeroOneAdamOptions short_zero_one_adam() {
 
 /// All with grouped_layout().
 inline std::vector<LowBitCase> low_bit_cases() {
+  const optim::OnebitAdamOptions automatic_adam{
+      .beta1 = 0.5, .freeze = {.step = optim::kAutoFreeze, .total_steps = 20}};
+  optim::OnebitAdamOptions adam_8_bits = mixed_onebit_adam();
+  adam_8_bits.freeze.warmup_bits = 8;
+  optim::OnebitAdamOptions adam_4_bits = mixed_onebit_adam();
+  adam_4_bits.freeze.warmup_bits = 4;
+  adam_4_bits.compression.residual_dtype = DType::kBFloat16;
   optim::OnebitLambOptions automatic = short_onebit_lamb();
   automatic.freeze.step = optim::kAutoFreeze;
   automatic.beta1 = 0.5;
@@ -62,6 +80,10 @@ inline std::vector<LowBitCase> low_bit_cases() {
   optim::ZeroOneAdamOptions zero_one_8_bits = short_zero_one_adam();
   zero_one_8_bits.warmup_bits = 8;
   return {{"zero_one_adam_8_bits", zero_one_adam(zero_one_8_bits), 9},
+          {"onebit_adam", onebit_adam(mixed_onebit_adam()), 7},
+          {"onebit_adam_auto", onebit_adam(automatic_adam), 9},
+          {"onebit_adam_8_bits", onebit_adam(adam_8_bits), 6},
+          {"onebit_adam_4_bits_bf16", onebit_adam(adam_4_bits), 6},
           {"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
           {"onebit_lamb_auto", onebit_lamb(automatic), 9},
           {"onebit_lamb_bf16", onebit_lamb(lamb_bf16), 6},

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExchangeOptions::during_backward: 1-bit Adam's exchange begun before all
 // gradients are there gives the bits of one that began after.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +24,7 @@ namespace {
 
 using Gradient = std::vector<float> (*)(const ParameterLayout&, std::int64_t,
                                         int);
-/// What is handed to reduce() before step t.
+/// Passes ranges to reduce() before step t.
 using HandOver = std::function<void(Optimizer&, View grads, std::int64_t t)>;
 
 void nothing(Optimizer&, View, std::int64_t) {}
@@ -51,7 +50,7 @@ void some(Optimizer& optimizer, View grads, std::int64_t t) {
   }
 }
 
-// What a rank has after every step.
+// One rank's results of every step.
 struct Outcome {
   std::vector<float> params;
   double norm = 0, clip = 0;
@@ -152,11 +151,7 @@ class DuringBackward : public ::testing::TestWithParam<std::tuple<int, Case>> {
 INSTANTIATE_TEST_SUITE_P(All, DuringBackward,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4),
                                             ::testing::ValuesIn(cases())),
-                         [](const auto& tested) {
-                           return fmt::format("{}_w{}",
-                                              std::get<1>(tested.param).name,
-                                              std::get<0>(tested.param));
-                         });
+                         test::kNameAndWorld);
 
 TEST_P(DuringBackward, GivesTheSameBitsInWhateverOrderGradientsCome) {
   const auto& [world, tested] = GetParam();
@@ -331,7 +326,7 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
   });
 }
 
-// What has begun is finished by who destroys the optimizer, on all ranks.
+// The destructor completes what has begun, on all ranks.
 TEST(DuringBackward, MayBeDestroyedUnderWay) {
   const ParameterLayout layout = test::late_layout();
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {

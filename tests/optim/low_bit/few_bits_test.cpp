@@ -106,7 +106,7 @@ TEST_P(WarmUpInFewBits, WhatHasArrivedIsWhatCameLessWhatIsOwed) {
   EXPECT_GT(most_kept, most * 1e-3);  // there is something to check
 }
 
-// What had no gradient has a variance of 0, and is late.
+// Elements without a gradient have a variance of 0 and are inactive.
 TEST_P(WarmUpInFewBits, RowsThatNobodyHasSeenStayUntouched) {
   const ParameterLayout layout = test::late_layout();
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {

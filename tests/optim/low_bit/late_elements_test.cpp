@@ -53,10 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, LateElements,
     ::testing::Combine(::testing::Values(1, 2, 3, 4),
                        ::testing::ValuesIn(two_stage_cases())),
-    [](const auto& tested) {
-      return fmt::format("{}_w{}", std::get<1>(tested.param).name,
-                         std::get<0>(tested.param));
-    });
+    test::kNameAndWorld);
 
 TEST_P(LateElements, MoveInTheVeryStepOfTheirFirstGradient) {
   const auto& [world, tested] = GetParam();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's masks win: at every load, and in every step.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -96,7 +95,7 @@ class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
   static std::vector<float> masked_of(const std::vector<float>& params) {
     return {params.begin() + (kSize - kMasked), params.begin() + kSize};
   }
-  // As a load goes: parameters are those of the last exchange.
+  // Loads like a checkpoint does: parameters are those of the last exchange.
   static Notes load(Optimizer& to, const Optimizer& from,
                     std::vector<float>& params) {
     const ConstView exchanged =
@@ -113,11 +112,7 @@ class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
 INSTANTIATE_TEST_SUITE_P(All, ScriptMasks,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
                                             ::testing::ValuesIn(kinds())),
-                         [](const auto& tested) {
-                           return fmt::format("{}_w{}",
-                                              std::get<1>(tested.param).name,
-                                              std::get<0>(tested.param));
-                         });
+                         test::kNameAndWorld);
 
 TEST_P(ScriptMasks, AnElementThatTheScriptMasksIsLeftOutAfterALoad) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {

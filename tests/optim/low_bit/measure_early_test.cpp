@@ -91,7 +91,7 @@ TEST_P(MeasureEarly, ForgetsWhatWillNotBeTheStepS) {
   EXPECT_EQ(other, plain);
 }
 
-// Else the other cases could pass without a thing being measured.
+// Otherwise the other tests could pass without anything being measured.
 TEST_P(MeasureEarly, IsWhatTheStepGoesBy) {
   const std::size_t n = layout().size();
   const auto plain = run(GetParam(), [](auto&, auto&, auto) {});

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A gradient that is not finite on one rank, in every phase of 1-bit LAMB and
 // 0/1 Adam.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -24,10 +23,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, LowBitNonfinite,
     ::testing::Combine(::testing::Values(1, 2, 3),
                        ::testing::ValuesIn(test::low_bit_cases())),
-    [](const auto& tested) {
-      return fmt::format("{}_w{}", std::get<1>(tested.param).name,
-                         std::get<0>(tested.param));
-    });
+    test::kNameAndWorld);
 
 std::vector<float> widened(ConstView values) {
   std::vector<float> floats(values.size());
@@ -102,7 +98,7 @@ TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
       EXPECT_TRUE(report.applied) << t;
       if (leaves_out) {
         EXPECT_EQ(params, before);
-        // What is this rank's own stays, what is all ranks' goes on.
+        // This rank's own values stay, and those of all ranks continue.
         EXPECT_TRUE(test::same_state(
             copy_of(optimizer.state()), state,
             {"step", "lrs", "decay", "local_step_interval",

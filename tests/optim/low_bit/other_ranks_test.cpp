@@ -101,7 +101,7 @@ Trained begin(comm::Communicator& comm, const Kind& tested,
           test::normal(layout.size(), 3)};
 }
 
-// What the ranks of `comm` save, seen by all of them.
+// Shows all ranks of `comm` what each of them has saved.
 class Board {
  public:
   explicit Board(int world) : saved_(static_cast<std::size_t>(world)) {}

@@ -162,10 +162,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, LargeGradients,
     ::testing::Combine(::testing::Values(1, 2, 3),
                        ::testing::ValuesIn(any_optimizers())),
-    [](const auto& tested) {
-      return fmt::format("{}_w{}", std::get<1>(tested.param).name,
-                         std::get<0>(tested.param));
-    });
+    test::kNameAndWorld);
 
 // One element of one rank, in one step of any phase, then as before.
 TEST_P(LargeGradients, LeaveParametersFiniteAndStepsShort) {

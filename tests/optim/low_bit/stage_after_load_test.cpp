@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stage after a load: a step that the caller names decides it, anything
 // else is the state's.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -80,13 +79,9 @@ class StageAfterLoad : public ::testing::TestWithParam<std::tuple<int, Kind>> {
 INSTANTIATE_TEST_SUITE_P(All, StageAfterLoad,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
                                             ::testing::ValuesIn(kinds())),
-                         [](const auto& tested) {
-                           return fmt::format("{}_w{}",
-                                              std::get<1>(tested.param).name,
-                                              std::get<0>(tested.param));
-                         });
+                         test::kNameAndWorld);
 
-// As if the run had always named this step.
+// The run has the bits of one that has always named this step.
 TEST_P(StageAfterLoad, EndsAtOnceWhereTheNamedStepHasPassed) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     auto same = params;
@@ -162,7 +157,7 @@ TEST_P(StageAfterLoad, GoesBackWhereTheNamedStepLiesAhead) {
   });
 }
 
-// What exact steps divide by is what compressed ones have divided by.
+// Exact steps divide by the denominators of the compressed ones.
 TEST(StageAfterLoadOfOnebitAdam, KeepsTheVarianceFreeOfBias) {
   const auto layout = test::grouped_layout();
   for (const bool keeps_variance : {false, true})

@@ -15,7 +15,7 @@
 
 namespace thinwire::test {
 
-/// What happens in a run; t counts calls of step() from 1.
+/// The events of a run; t counts calls of step() from 1.
 struct Drive {
   std::int64_t steps = 12;
   std::function<std::vector<float>(const ParameterLayout&, std::int64_t t,

@@ -24,7 +24,7 @@ using Flags = std::vector<char>;
 /// Sum in double in the order of kernels/norm.h.
 double sum(const std::vector<double>& terms);
 double sum_of_squares(const Floats& values);
-/// Of elements `range` alone.
+/// The same for the elements of `range`.
 double sum_of_squares(const Floats& values, Range range);
 /// Likewise, cut where the array's chunks end.
 double sum_of_cells(const Floats& values, Range range);
