@@ -97,7 +97,7 @@ struct Engine::Impl final : exchange::GradientSink {
   void cancel_backward(std::string_view reason);
   void gradient_ready(std::size_t index, ConstView gradient);
   void end_backward();
-  [[nodiscard]] EngineReport step();
+  [[nodiscard]] EngineReport step(const optim::FinalRange& final_range);
   [[nodiscard]] double mean(double value);
   [[nodiscard]] View window_gradients() {
     return accumulates_in_fp32 ? sums.view() : grads;

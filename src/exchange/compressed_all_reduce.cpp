@@ -55,11 +55,13 @@ struct CompressedAllReduce::Impl {
   ThreadPool& threads;
   std::unique_ptr<Early> early;
 
-  void run(const Source& source, const Sink& sink) {
-    exchange.run(records.steps(source, [&](Range blocks) {
+  void run(const Source& source, const Sink& sink, const Delivered& delivered) {
+    RecordSteps steps = records.steps(source, [&](Range blocks) {
       for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
         sink(b, signs_in(exchange.result(b)));
-    }));
+    });
+    steps.delivered = delivered;
+    exchange.run(std::move(steps));
   }
 };
 
@@ -115,8 +117,9 @@ int CompressedAllReduce::all_reduce(View values) {
   return -1;
 }
 
-void CompressedAllReduce::run(const Source& source, const Sink& sink) {
-  impl_->run(source, sink);
+void CompressedAllReduce::run(const Source& source, const Sink& sink,
+                              const Delivered& delivered) {
+  impl_->run(source, sink, delivered);
 }
 
 void CompressedAllReduce::begin_early(Source source) {
@@ -138,12 +141,14 @@ std::size_t CompressedAllReduce::left_early() const noexcept {
   return impl_->early->exchange.left();
 }
 
-void CompressedAllReduce::accept_early(const Sink& sink) {
+void CompressedAllReduce::accept_early(const Sink& sink,
+                                       const Delivered& delivered) {
   Impl::Early& early = *impl_->early;
-  early.exchange.finish(impl_->threads, [&](Range blocks) {
+  const auto deliver = [&](Range blocks) {
     for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
       sink(b, signs_in(early.exchange.record(b)));
-  });
+  };
+  early.exchange.finish(impl_->threads, deliver, delivered);
   std::swap(impl_->residuals, early.residuals);
   impl_->exchange.swap_records(early.exchange.records());
 }

@@ -107,7 +107,12 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   if (!rms_norm && !has_sent_early) return;
   follow_masks();
   // g = clip * mean_i g_i,  m, v and p as in Adam
-  const StepReport report = exact->step(in);
+  StepInput exact_step = in;
+  // The freeze splits p, and so writes it again.
+  const std::int64_t planned = freeze.planned();
+  if (planned == optim::kAutoFreeze || steps + 1 >= planned)
+    exact_step.final_range = {};
+  const StepReport report = exact->step(exact_step);
   has_sent_early = false;
   step.report().exchange_seconds += report.exchange_seconds;
   step.report().applied = report.applied;

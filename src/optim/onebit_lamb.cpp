@@ -147,7 +147,7 @@ void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // c = r c_avg
   set_coefficients(sums);
   // p = p - lr c (m / (1 - beta1^t) / d + wd p)
-  model.for_blocks([&](std::size_t b) { apply(b, in, c); });
+  model.for_blocks([&](std::size_t b) { apply(b, in, c); }, in.final_range);
 }
 
 // As each block arrives, its fresh variance and its part of the parameter's

@@ -58,6 +58,18 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = in.low_precision};
 }
 
+/// Listener of a step, and the number of elements that it gets at once, > 0.
+struct Buckets {
+  std::size_t elements = 0;
+  const FinalRange& tell;
+};
+
+/// Applies a step to all parameters. If `tell` is set and the rule takes parts,
+/// applies bucket after bucket, and passes each to `tell`.
+void apply_by_bucket(UpdateRule& rule, std::int64_t step,
+                     const UpdateArrays& arrays, ThreadPool& pool,
+                     const Buckets& buckets);
+
 /// The norm of the whole model's gradient, of which `norm` is this optimizer's.
 [[nodiscard]] inline double whole_norm(const StepInput& in, double norm) {
   return in.whole_norm ? in.whole_norm(norm) : norm;

@@ -127,7 +127,8 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   update_variance(average->grads, c);
   // p = p - lr (m^ / d + wd p)
   const auto apply = denominator.updates(in, c);
-  model.for_blocks([&](std::size_t b) { apply(b, momentum.form.current(b)); });
+  model.for_blocks([&](std::size_t b) { apply(b, momentum.form.current(b)); },
+                   in.final_range);
   // e_i = e_i + (1 - beta1) (g_i - its low-bit form), for servers alike
   hand_over_residuals();
   schedule.variance_updated();
@@ -218,7 +219,7 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
     // m_i = beta1 m_i + (1 - beta1) g_i,  u_i = u_i - lr m_i / d,  p = theta +
     // u_i
     if (scale)
-      updates.step(in, c);
+      updates.step(in, c, moves ? FinalRange() : in.final_range);
     else
       updates.leave_out();  // not finite on this rank
     if (moves) updates.sync_alone(in.params, in.low_precision);

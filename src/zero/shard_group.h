@@ -49,6 +49,12 @@ struct ShardGroupParts {
     const ShardLayout& shards,
     std::span<const std::span<const double>> squares);
 
+/// A step, and the factor of reduced gradients.
+struct ShardStep {
+  std::int64_t number = 0;
+  float grad_scale = 1;
+};
+
 /// Parameters that are sharded over one group of ranks: the reduction of their
 /// gradients, and masters and states of this rank's shard.
 class ShardGroup {
@@ -85,9 +91,10 @@ class ShardGroup {
   bool settle(bool is_applied);
 
   /// Updates this rank's shard and gathers the parameters, bucket by bucket.
+  /// Passes each bucket that has arrived to `tell`, unless it is empty.
   /// Collective.
-  void update(std::int64_t step, double grad_scale, ThreadPool& pool,
-              optim::StepMeter& meter);
+  void update(const ShardStep& step, ThreadPool& pool, optim::StepMeter& meter,
+              const optim::FinalRange& tell);
   /// Gathers parameters from their owners, after a state was adopted.
   /// Collective.
   void gather_parameters();

@@ -45,9 +45,11 @@ class EarlyExchange {
     return layout_.buckets().size() - added_;
   }
   /// Completes the run, after all buckets have been added: `deliver` takes the
-  /// results. Several threads of `pool` call it at once. Collective, done on
+  /// results. Several threads of `pool` call it at once. `delivered`, unless
+  /// empty, is then called with each bucket's blocks. Collective, done on
   /// return.
-  void finish(ThreadPool& pool, const std::function<void(Range)>& deliver);
+  void finish(ThreadPool& pool, const std::function<void(Range)>& deliver,
+              const std::function<void(Range)>& delivered);
   /// Ends the run: only what is queued takes place. Blocks until nothing uses
   /// memory of the owner; then begin() may be called again. Local.
   void abandon() noexcept;

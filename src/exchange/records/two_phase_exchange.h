@@ -53,6 +53,8 @@ struct RecordSteps {
   /// of this rank.
   std::function<void(Range blocks)> encoded{};
   std::function<void(Range blocks)> averaged{};
+  /// If set, called on that thread after a bucket's results have been taken.
+  std::function<void(Range blocks)> delivered{};
 };
 
 /// The way of records through the ranks, bucket by bucket: from each worker to

@@ -17,6 +17,7 @@
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/exchange/bucket_rule.h"
+#include "thinwire/optim/optimizer.h"
 
 namespace thinwire::optim {
 
@@ -106,6 +107,11 @@ struct LowBitModel {
     return all;
   }
 
+  /// Elements that travel together.
+  [[nodiscard]] std::size_t bucket() const {
+    return settings.exchange.bucket_elements;
+  }
+
   // ---- blocks
   [[nodiscard]] const Range& block(std::size_t b) const {
     return layout.blocks.blocks()[b].values;
@@ -116,6 +122,15 @@ struct LowBitModel {
   void for_blocks(const std::function<void(std::size_t)>& body) {
     pool.for_each(num_blocks(), body);
   }
+  /// Calls `body` bucket by bucket, and passes each bucket to `tell`. If `tell`
+  /// is empty, calls it for all blocks at once.
+  void for_blocks(const std::function<void(std::size_t)>& body,
+                  const FinalRange& tell);
+  /// Passes the elements of some blocks to `tell`, neighbours joined.
+  void tell_blocks(Range blocks, const FinalRange& tell) const;
+  /// Returns a listener that passes delivered blocks to `tell`, which must
+  /// outlive it. It is empty if `tell` is.
+  [[nodiscard]] std::function<void(Range)> teller(const FinalRange& tell) const;
   /// Returns the block of a compressed element.
   [[nodiscard]] std::size_t block_of(std::size_t element) const {
     const auto blocks = layout.blocks.blocks();

@@ -19,8 +19,10 @@ void ExactGroups::finish(std::int64_t number, const StepInput& in,
   const double divisor = exchange::sum_divisor(model_.comm, in.grads.dtype());
   const UpdateArrays arrays =
       update_arrays(in, static_cast<float>(grad_scale / divisor));
-  for (const Range& r : model_.layout.exact)
+  for (const Range& r : model_.layout.exact) {
     model_.adam.apply_part(number, r, part_of(arrays, r), model_.pool);
+    if (in.final_range) in.final_range(r);
+  }
 }
 
 }  // namespace thinwire::optim

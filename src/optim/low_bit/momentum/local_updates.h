@@ -30,8 +30,8 @@ class LocalUpdates final : public LocalSteps {
   /// Counts a step's learning rates and decay, whether it is taken or left out.
   void count(const Coefficients& c);
   /// Computes m = beta1 m + (1 - beta1) g_i,  u = u - lr (m^ / d),  p = decay
-  /// theta + u.
-  void step(const StepInput& in, const Coefficients& c);
+  /// theta + u. Passes the ranges of p to `tell`.
+  void step(const StepInput& in, const Coefficients& c, const FinalRange& tell);
   /// Leaves the step out on this rank.
   void leave_out();
   /// Moves elements that masks exclude back to theta.
@@ -87,7 +87,12 @@ class LocalUpdates final : public LocalSteps {
 
  private:
   using Input = exchange::CompressedAllReduce::Source;
-  void exchange(View params, View low_precision, const Input& input);
+  struct Output {
+    View params;
+    View low_precision;
+    const FinalRange& tell;
+  };
+  void exchange(const Output& to, const Input& input);
   [[nodiscard]] kernels::SignInput own_input(std::size_t b, View grads,
                                              const Coefficients& c) const;
   void apply_mean(std::size_t b, kernels::Signs mean, View params,

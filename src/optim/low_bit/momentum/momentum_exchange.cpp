@@ -18,7 +18,8 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
                                const Apply& apply, StepMeter& step) {
   if (!model_.compresses()) {
     update_alone(in.grads, c);
-    model_.for_blocks([&](std::size_t b) { apply(b, form_.current(b)); });
+    model_.for_blocks([&](std::size_t b) { apply(b, form_.current(b)); },
+                      in.final_range);
     return;
   }
   const auto own = [&](std::size_t b) {  // k (beta1 m + (1 - beta1) g_i)
@@ -27,16 +28,19 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
     return input;
   };
   step.compressed(all(), [&](auto& all) {
-    all.run(own, [&](std::size_t b, Signs mean) {
+    const auto take = [&](std::size_t b, Signs mean) {
       apply(b, {.signs = form_.over_unit(mean, b)});
-    });
+    };
+    all.run(own, take, model_.teller(in.final_range));
   });
   form_.keep_as_signs(*all_);
 }
 
-void MomentumExchange::accept_early(const Apply& apply, StepMeter& step) {
+void MomentumExchange::accept_early(const Apply& apply, StepMeter& step,
+                                    const FinalRange& tell) {
   step.compressed(all(), [&](auto& all) {
-    all.accept_early([&](std::size_t b, Signs m) { apply(b, {.signs = m}); });
+    all.accept_early([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
+                     model_.teller(tell));
   });
   form_.keep_as_signs(*all_);
 }

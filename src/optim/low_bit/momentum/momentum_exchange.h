@@ -37,8 +37,10 @@ class MomentumExchange {
   void average(const StepInput& in, const Coefficients& c, const Apply& apply,
                StepMeter& step);
   /// Completes the exchange that has begun early, and applies its result.
+  /// Passes elements that were applied to `tell`, unless it is empty.
   /// Collective.
-  void accept_early(const Apply& apply, StepMeter& step);
+  void accept_early(const Apply& apply, StepMeter& step,
+                    const FinalRange& tell);
 
   /// Returns the all-reduce, which is constructed when it is first needed.
   [[nodiscard]] exchange::CompressedAllReduce& all();
