@@ -71,7 +71,7 @@ def test_both_programs_say_what_the_table_says() -> None:
     (text,) = re.findall(r'kDevicesTested = "(.*)";', source)
     assert text == _devices.label_of_all()
     some = _devices.label_of_all((OTHER,))
-    assert f"1 of {len(FEATURES)}: test device; ran on Some GPU, 2026-11-25," in some
+    assert f"2 of {len(FEATURES)}: test device; ran on Some GPU, 2026-11-25," in some
 
 
 def in_doctor() -> dict[str, str]:

@@ -163,7 +163,8 @@ def test_parameters_return_while_others_are_updated() -> None:
     for name in CONFIGURATIONS:
         *before, end = found[name]
         assert end == 0 and 0 not in before and sum(before) == 8, (name, found)
-        assert len(before) >= 4, (name, found)
+        # ZeRO's buckets have 1024 elements or more.
+        assert len(before) >= (2 if name == "ZeRO-2" else 8), (name, found)
 
 
 # ---- mutants
