@@ -14,7 +14,6 @@
 #include "optim/checks.h"
 #include "optim/saved_state.h"
 #include "support/errors.h"
-#include "support/gil.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
@@ -24,21 +23,6 @@ namespace {
 
 constexpr const char* kState = "client_state";
 constexpr const char* kRates = "learning_rates";
-
-// body() with the GIL; what Python raises becomes an Error of this code.
-template <class Body>
-auto with_gil(ErrorCode code, Body&& body) {
-  const Gil gil;
-  if (!gil)
-    throw Error(ErrorCode::kUnavailable, "the Python interpreter is ending");
-  std::string text;
-  try {
-    return body();
-  } catch (nb::python_error& error) {
-    text = text_of(error);
-  }
-  throw Error(code, text);
-}
 
 nb::object memory(View values) {
   const auto bytes = static_cast<Py_ssize_t>(values.bytes());
@@ -73,6 +57,7 @@ class ClientRule final : public optim::UpdateRule {
                        fmt::join(rates_, ", "), description_);
   }
 
+  [[nodiscard]] bool takes_parts() const noexcept override { return false; }
   void apply_part(std::int64_t /*step*/, Range part,
                   const optim::UpdateArrays& arrays,
                   ThreadPool& /*pool*/) override {

@@ -16,6 +16,7 @@
 #include "communicator.h"
 #include "config.h"
 #include "optimizer.h"
+#include "support/errors.h"
 #include "support/state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
@@ -109,6 +110,10 @@ std::string phase(Self& self) {
 
 std::optional<std::int64_t> freeze_step(Self& self) {
   return freeze_step_of(self.look().engine->optimizer());
+}
+
+engine::EngineReport step(Self& self, nb::handle final_range) {
+  return forward<&Engine::step>(self, final_range_of(final_range));
 }
 
 std::int64_t steps(Self& self) {
@@ -211,7 +216,7 @@ void bind_windows(nb::class_<EngineHandle>& kind) {
       .def("set_accumulation_boundary",
            &forward<&Engine::set_accumulation_boundary, std::optional<bool>>,
            "boundary"_a.none())
-      .def("step", &forward<&Engine::step>)
+      .def("step", &step, "final_range"_a = nb::none())
       .def("mean", &forward<&Engine::mean, double>, "value"_a)
       .def("begin_evaluation", &forward<&Engine::begin_evaluation>)
       .def("end_evaluation", &forward<&Engine::end_evaluation>);

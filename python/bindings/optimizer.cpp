@@ -15,6 +15,7 @@
 #include "communicator.h"
 #include "config.h"
 #include "engine/hierarchy.h"
+#include "support/errors.h"
 #include "support/state.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/kernels/cast.h"
@@ -67,13 +68,14 @@ void construct_optimizer(OptimizerHandle* self, const CommunicatorHandle& comm,
 }
 
 optim::StepReport step(Self& self, nb::handle params, nb::handle grads,
-                       double loss_scale) {
+                       double loss_scale, nb::handle final_range) {
   const Array updated(params, "params");
   const Array gradients(grads, "grads");
   return call(self, "step", [&](OptimizerParts& parts) {
     return parts.optimizer().step({.params = updated.view(),
                                    .grads = gradients.view(),
-                                   .loss_scale = loss_scale});
+                                   .loss_scale = loss_scale,
+                                   .final_range = final_range_of(final_range)});
   });
 }
 
@@ -232,6 +234,12 @@ std::int64_t steps_behind(Self& self) {
   return optim::steps_behind(self.look().optimizer());
 }
 
+// 1 if ranks on one host do not reduce locally first.
+int ranks_per_host(Self& self) {
+  const auto& grouped = self.look().grouped;
+  return grouped == nullptr ? 1 : grouped->hosts().ranks_per_host;
+}
+
 }  // namespace
 
 void bind_optimizer(nb::module_& module) {
@@ -239,7 +247,8 @@ void bind_optimizer(nb::module_& module) {
   nb::class_<OptimizerHandle>(module, "Optimizer", nb::is_weak_referenceable())
       .def("__init__", &construct_optimizer, "comm"_a, "layout"_a, "config"_a,
            "params"_a, "initial"_a = nb::none(), "experts"_a = nb::list())
-      .def("step", &step, "params"_a, "grads"_a, "loss_scale"_a = 1.0)
+      .def("step", &step, "params"_a, "grads"_a, "loss_scale"_a = 1.0,
+           "final_range"_a = nb::none())
       .def("synchronize", &synchronize, "params"_a)
       .def_prop_ro("steps", &progress<&Progress::steps>)
       .def_prop_ro("skipped_steps", &progress<&Progress::skipped>)
@@ -251,6 +260,7 @@ void bind_optimizer(nb::module_& module) {
       .def_prop_ro("residual_ratio", &residual_ratio)
       .def("lamb_coeffs", &progress<&Progress::lamb_coeffs>)
       .def_prop_ro("steps_behind", &steps_behind)
+      .def_prop_ro("ranks_per_host", &ranks_per_host)
       .def("set_learning_rate", &set_learning_rate, "group"_a,
            "learning_rate"_a)
       .def("learning_rate", &learning_rate, "group"_a)

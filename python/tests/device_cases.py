@@ -18,6 +18,8 @@ from thinwire._device_report import exact_loss
 from thinwire.comm import communicator_for, init_distributed
 
 STEPS = 50
+BUCKET = 300
+"""Elements that travel together, and return to the device together."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "Lamb": {},
@@ -69,8 +71,11 @@ def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{kind} {precision} offload",
                 of_kind | section | engines.zero(2, offload=True),
             )
+    warm = {"freeze_step": 8, "warmup_bits": 8}
     for precision in ("fp32", "bf16"):
         section = PRECISIONS[precision]
+        of_warm = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, **warm}}}
+        yield f"OneBitAdam {precision} warm-up in 8 bits", of_warm | section
         yield f"lean {precision}", LEAN | section
         few = {**FEW_BITS, **engines.zero(2), **section}
         yield f"ZeRO-2 over 4 bits {precision}", few
@@ -85,7 +90,9 @@ def train_engine(
 ) -> tuple[list[float], torch.Tensor]:
     """Losses of this rank, and its parameters and buffers at the end."""
     model = engines.Net(seed=comm.rank).to(device)
-    engine = engines.make(comm, engines.config_of(**config), model=model)
+    config = engines.config_of(**config)
+    config.setdefault("thinwire", {}).setdefault("bucket_elements", BUCKET)
+    engine = engines.make(comm, config, model=model)
     dtype = next(model.parameters()).dtype
     losses = []
     for step in range(steps * engine.gradient_accumulation_steps()):
@@ -157,8 +164,10 @@ PLAIN: dict[str, tuple[type[Any], dict[str, Any]]] = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def plain_cases() -> Iterator[str]:
+def plain_cases(world: int) -> Iterator[str]:
     """Optimizers and dtypes, and ways to use them."""
+    if world == 4:
+        yield "OnebitAdam fp32 hosts"
     for kind in PLAIN:
         for precision in DTYPES:
             if (kind, precision) != ("LeanOnebitAdam", "fp16"):
@@ -166,6 +175,7 @@ def plain_cases() -> Iterator[str]:
     yield "AdamW fp32 scaled"
     yield "OnebitAdam fp16 scaled"
     yield "OnebitAdam fp32 clipped"
+    yield "OnebitAdam fp32 warm"
     yield "OnebitAdam bf16 edited"
     yield "AdamW bf16 given"
     yield "OnebitAdam bf16 mixed"
@@ -180,7 +190,11 @@ def train_optimizer(
     kind, precision, *ways = name.split()
     made, options = PLAIN[kind]
     model = engines.Net(seed=comm.rank).to(device, DTYPES[precision])
-    clips = {"max_grad_norm": 0.5} if "clipped" in ways else {}
+    clips: dict[str, Any] = {"max_grad_norm": 0.5} if "clipped" in ways else {}
+    if "warm" in ways:
+        clips["warmup_bits"] = 4
+    if "hosts" in ways:
+        clips |= {"hierarchy": "by_host", "ranks_per_host": 2}
     if "mixed" in ways:
         model.norm.float()
     params: Any = model.named_parameters()
@@ -190,7 +204,14 @@ def train_optimizer(
         dense = [(n, p) for n, p in params if not n.startswith("last")]
         alone = comm.split(comm.rank)
         params = [{"params": dense}, {"params": named, "expert_group": alone}]
-    optimizer = made(params, lr=0.01, process_group=comm, **options, **clips)
+    optimizer = made(
+        params,
+        lr=0.01,
+        process_group=comm,
+        bucket_elements=BUCKET,
+        **options,
+        **clips,
+    )
     if "masked" in ways:
         of_group = optimizer.param_groups[0]["params"]
         masks = [
@@ -234,6 +255,6 @@ def optimizer_differences(wanted: str = "") -> dict[str, str]:
     with joined() as (comm, device):
         return {
             name: differences(partial(train_optimizer, comm, name), device)
-            for name in plain_cases()
+            for name in plain_cases(comm.size)
             if wanted in name
         }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -46,6 +46,9 @@ class FlatMemory:
     ones, and have arrays of their own: `wide_params` and `wide_grads`. Their elements
     continue the numbering.
     """
+
+    is_staged = False
+    """Whether parameters stay on another device."""
 
     def __init__(
         self,
@@ -233,6 +236,12 @@ class FlatMemory:
             if gradient is None or not _is_same_memory(gradient, view):
                 # An alias: module.to() would turn the view itself into another tensor.
                 parameter.grad = view.detach()
+
+    def final_range(self) -> Callable[[int, int], None] | None:
+        """Returns the function that a step calls with elements that are final; None if
+        nobody waits for them.
+        """
+        return None
 
     def note_written(self) -> None:
         """Tells autograd that all parameters have new values."""

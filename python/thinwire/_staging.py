@@ -7,7 +7,8 @@ Arithmetic, exchange and states are on the host, so results have the bits of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import torch
@@ -32,6 +33,8 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         """Makes the stream. Local."""
         self.device = device
+        self.why_synchronous = ""
+        """Why copies are not asynchronous; empty if they are."""
         self._is_quiet = True
         self._stream: torch.Stream | None = None
         try:
@@ -102,7 +105,7 @@ class Staging:
         return torch.accelerator.current_stream(self.device)
 
     def _do_without(self, why: str) -> None:
-        self._stream = None
+        self._stream, self.why_synchronous = None, why
         if self.device.type not in _told:
             _told.add(self.device.type)
             logger.warning(
@@ -119,10 +122,14 @@ class StagedMemory(FlatMemory):
     in-place operations count it up, except those on `parameter.data`.
     """
 
+    is_staged = True
     was_edited: bool
     """Whether the program has written into parameters since note_written()."""
     _sent: list[tuple[int, int]]
     """Address and version of each parameter when it was sent."""
+    _missing: list[int]
+    """Number of each parameter's elements that are not final in this step; -1 if the
+    parameter was sent."""
 
     def __init__(
         self,
@@ -176,23 +183,46 @@ class StagedMemory(FlatMemory):
     def give_homes(self) -> None:
         """Does nothing: parameters stay where they are."""
 
-    @torch.no_grad()
+    def final_range(self) -> Callable[[int, int], None]:
+        """Returns the function that sends parameters while a step updates others."""
+        return self._send_final
+
     def note_written(self) -> None:
-        """Sends all parameters to the device, except those that were moved, which
-        look() rejects.
+        """Sends all parameters to the device that the step has not sent yet, except those
+        that were moved, which look() rejects.
         """
-        here = [
-            k
-            for k, parameter in enumerate(self.parameters)
-            if parameter.data_ptr() == self._sent[k][0] or self._is_same_kind(k)
-        ]
+        self._send(k for k, missing in enumerate(self._missing) if missing >= 0)
+        self._missing = [view.numel() for view in self._values]
+        self.was_edited = False
+
+    def _send_final(self, begin: int, end: int) -> None:
+        """Sends parameters whose elements are all final, now that these are, too."""
+        complete = []
+        for k in range(bisect_right(self._offsets, begin) - 1, len(self.parameters)):
+            if self._offsets[k] >= end:
+                break
+            size = self._values[k].numel()
+            first, last = self._offsets[k], self._offsets[k] + size
+            self._missing[k] -= max(0, min(end, last) - max(begin, first))
+            if self._missing[k] == 0 and size > 0:
+                self._missing[k] = -1
+                complete.append(k)
+        self._send(complete)
+
+    @torch.no_grad()
+    def _send(self, numbers: Iterable[int]) -> None:
+        here = []
+        for k in numbers:
+            was, self._sent[k] = self._sent[k], _NOWHERE
+            if self.parameters[k].data_ptr() == was[0] or self._is_same_kind(k):
+                here.append(k)
+        if not here:
+            return
         self.staging.to_device(
             [self._values[k] for k in here], [self.parameters[k] for k in here]
         )
-        self._sent = [_NOWHERE] * len(self.parameters)
         for k in here:
             self._sent[k] = self.parameters[k].data_ptr(), self.parameters[k]._version
-        self.was_edited = False
 
     def put_gradient_views(self) -> None:
         """Releases all gradients."""
@@ -202,6 +232,7 @@ class StagedMemory(FlatMemory):
     def _take_values(self, size: int, keeps_gradients: bool = True) -> None:
         super()._take_values(size, keeps_gradients)
         self.was_edited = False
+        self._missing = [view.numel() for view in self._values]
         self._sent = [(p.data_ptr(), p._version) for p in self.parameters]
 
     def _fill(

@@ -337,8 +337,8 @@ void Engine::set_accumulation_boundary(std::optional<bool> boundary) {
   impl_->boundary = boundary;
 }
 
-EngineReport Engine::step() {
-  return impl_->exchange([this] { return impl_->step(); });
+EngineReport Engine::step(const optim::FinalRange& final_range) {
+  return impl_->exchange([&] { return impl_->step(final_range); });
 }
 
 double Engine::mean(double value) {

@@ -211,7 +211,7 @@ struct Engine::Impl final : exchange::GradientSink {
   void require_all_used() const;
   void begin_window();
   [[nodiscard]] double norm_of_all_parts(double own);
-  [[nodiscard]] EngineReport step();
+  [[nodiscard]] EngineReport step(const optim::FinalRange& final_range);
   [[nodiscard]] double mean(double value);
 };
 

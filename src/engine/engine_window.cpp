@@ -252,7 +252,7 @@ double Engine::Impl::norm_of_all_parts(double own) {
   return std::sqrt(sum);
 }
 
-EngineReport Engine::Impl::step() {
+EngineReport Engine::Impl::step(const optim::FinalRange& final_range) {
   if (window->in_backward())
     refuse("step: inside a backward; call end_backward() first");
   if (in_evaluation) refuse("step: inside an evaluation");
@@ -274,7 +274,8 @@ EngineReport Engine::Impl::step() {
   if (has_gradient_array)
     sent = window->has_sent() && is_converted() ? all_travelling()
                                                 : to_send({0, layout.size()});
-  optim::StepInput input{.params = params, .grads = sent};
+  optim::StepInput input{
+      .params = params, .grads = sent, .final_range = final_range};
   if (model_parallel != nullptr)
     input.whole_norm = [this](double own) { return norm_of_all_parts(own); };
   EngineReport done = report;

@@ -83,7 +83,7 @@ struct CompressedAllReduce::Impl {
                                       sign_block(b, kept)));
   }
 
-  void run(const Source& source, const Sink& sink) {
+  void run(const Source& source, const Sink& sink, const Delivered& delivered) {
     RecordSteps steps{.encode = [&](Range blocks) { encode(blocks, source); },
                       .average = [&](const Received& from,
                                      Range blocks) { average(from, blocks); },
@@ -92,7 +92,8 @@ struct CompressedAllReduce::Impl {
                             for (std::size_t b = blocks.offset;
                                  b < blocks.end(); ++b)
                               sink(b, signs_in(exchange.result(b)));
-                          }};
+                          },
+                      .delivered = delivered};
     if (observer != nullptr) {
       steps.encoded = [&](Range blocks) {
         for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
@@ -168,8 +169,9 @@ int CompressedAllReduce::all_reduce(View values) {
   return -1;
 }
 
-void CompressedAllReduce::run(const Source& source, const Sink& sink) {
-  impl_->run(source, sink);
+void CompressedAllReduce::run(const Source& source, const Sink& sink,
+                              const Delivered& delivered) {
+  impl_->run(source, sink, delivered);
 }
 
 void CompressedAllReduce::begin_early(Source source) {
@@ -190,8 +192,9 @@ std::size_t CompressedAllReduce::left_early() const noexcept {
   return impl_->early->exchange().left();
 }
 
-void CompressedAllReduce::accept_early(const Sink& sink) {
-  impl_->early->finish(impl_->threads, sink);
+void CompressedAllReduce::accept_early(const Sink& sink,
+                                       const Delivered& delivered) {
+  impl_->early->finish(impl_->threads, sink, delivered);
   std::swap(impl_->residuals, impl_->early->residuals());
   impl_->exchange.swap_records(impl_->early->exchange().records());
 }

@@ -63,7 +63,8 @@ void EarlyExchange::add() {
 }
 
 void EarlyExchange::finish(ThreadPool& pool,
-                           const std::function<void(Range)>& deliver) {
+                           const std::function<void(Range)>& deliver,
+                           const std::function<void(Range)>& delivered) {
   const std::size_t turns = layout_.buckets().size();
   if (turns > 0) queue_from_servers(turns - 1);
   for (std::size_t turn = 0; turn < turns; ++turn) {
@@ -72,7 +73,9 @@ void EarlyExchange::finish(ThreadPool& pool,
     waited_ +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - before)
             .count();
-    for_parts(pool, places_.piece_of(bucket(turn)), deliver);
+    const Range blocks = places_.piece_of(bucket(turn));
+    for_parts(pool, blocks, deliver);
+    if (delivered) delivered(blocks);
   }
   abandon();
 }

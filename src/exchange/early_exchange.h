@@ -44,8 +44,10 @@ class EarlyExchange {
     return layout_.buckets().size() - added_;
   }
   /// Collective, done on return, after all have been added: `deliver` takes the
-  /// results, called by several threads of `pool` at once.
-  void finish(ThreadPool& pool, const std::function<void(Range)>& deliver);
+  /// results, called by several threads of `pool` at once. `delivered`, unless
+  /// empty, is then called with each bucket's blocks.
+  void finish(ThreadPool& pool, const std::function<void(Range)>& deliver,
+              const std::function<void(Range)>& delivered);
   /// Local: no more of it than is queued; returns when nothing uses memory of
   /// the owner any more. Then begin() may come again.
   void abandon() noexcept;

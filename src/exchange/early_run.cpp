@@ -34,11 +34,13 @@ void EarlyRun::begin(CompressedAllReduce::Source source) {
   exchange_.begin(std::move(steps));
 }
 
-void EarlyRun::finish(ThreadPool& pool, const CompressedAllReduce::Sink& sink) {
-  exchange_.finish(pool, [&](Range blocks) {
+void EarlyRun::finish(ThreadPool& pool, const CompressedAllReduce::Sink& sink,
+                      const CompressedAllReduce::Delivered& delivered) {
+  const auto deliver = [&](Range blocks) {
     for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
       sink(b, signs_in(exchange_.record(b)));
-  });
+  };
+  exchange_.finish(pool, deliver, delivered);
 }
 
 kernels::SignBlock EarlyRun::sign_block(std::size_t b,

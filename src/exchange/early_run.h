@@ -29,7 +29,8 @@ class EarlyRun {
   void begin(CompressedAllReduce::Source source);
   [[nodiscard]] EarlyExchange& exchange() noexcept { return exchange_; }
   /// Collective: the Sink gets the results. Then they may be swapped.
-  void finish(ThreadPool& pool, const CompressedAllReduce::Sink& sink);
+  void finish(ThreadPool& pool, const CompressedAllReduce::Sink& sink,
+              const CompressedAllReduce::Delivered& delivered);
   [[nodiscard]] Residuals& residuals() noexcept { return residuals_; }
 
  private:

@@ -113,6 +113,8 @@ void TwoPhaseExchange::take_turn(std::size_t k) {
     if (inside_ != nullptr) from_inside_ = queue_inside(*back);
   }
   compute(turn, slot);
+  if (turn.delivered != nullptr && steps_.delivered)
+    steps_.delivered(blocks_of(*turn.delivered));
   if (turn.encoded != nullptr) {
     encoded_end_ = turn.encoded->end_block();
     if (steps_.encoded) steps_.encoded(places_.piece_of(*turn.encoded));

@@ -52,6 +52,8 @@ struct RecordSteps {
   /// leave: a bucket's encoded ones, and its averaged ones of this rank.
   std::function<void(Range blocks)> encoded{};
   std::function<void(Range blocks)> averaged{};
+  /// If set, called on that thread after a bucket's results have been taken.
+  std::function<void(Range blocks)> delivered{};
 };
 
 /// The way of records through the ranks, bucket by bucket: from each worker to

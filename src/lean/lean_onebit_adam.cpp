@@ -107,7 +107,11 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   if (!rms_norm && !has_sent_early) return;
   follow_masks();
   // g = clip * mean_i g_i,  m, v and p as in Adam
-  const StepReport report = exact->step(in);
+  StepInput exact_step = in;
+  // The freeze splits p, and so writes it again.
+  if (plan.step() == optim::kAutoFreeze || steps + 1 >= plan.step())
+    exact_step.final_range = {};
+  const StepReport report = exact->step(exact_step);
   has_sent_early = false;
   step.report().exchange_seconds += report.exchange_seconds;
   step.report().applied = report.applied;

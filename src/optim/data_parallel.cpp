@@ -45,6 +45,7 @@ struct DataParallel::Impl final : EarlyGradients {
   std::unique_ptr<UpdateRule> rule;
   ExchangeOptions options;
   ThreadPool pool;
+  const std::size_t bucket;  // elements
   ExactAverage average;
   std::uint32_t number;  // of this object, see optimizer_number()
   FirstAgreements first_agreements;
@@ -56,10 +57,9 @@ struct DataParallel::Impl final : EarlyGradients {
         rule(std::move(r)),
         options(o),
         pool(o.num_threads),
-        average(
-            c, pool, rule->layout(),
-            exchange::bucket_elements(o.bucket_elements, rule->layout().size(),
-                                      c.hosts(), kExactBits)),
+        bucket(exchange::bucket_elements(
+            o.bucket_elements, rule->layout().size(), c.hosts(), kExactBits)),
+        average(c, pool, rule->layout(), bucket),
         number(optimizer_number(c)) {}
 
   [[nodiscard]] bool reduces() const noexcept override { return true; }
@@ -90,10 +90,10 @@ struct DataParallel::Impl final : EarlyGradients {
     report.applied = std::isfinite(report.grad_norm) || !skips;
     if (!report.applied) return;
     report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);
-    rule->apply(
-        ++counts.steps,
+    apply_by_bucket(
+        *rule, ++counts.steps,
         update_arrays(in, static_cast<float>(report.clip_factor / divisor)),
-        pool);
+        pool, {bucket, in.final_range});
     verify_rule(comm, pool, *rule, options, {counts.steps, in.params});
   }
 };

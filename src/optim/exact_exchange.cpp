@@ -65,6 +65,19 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
   });
 }
 
+void apply_by_bucket(UpdateRule& rule, std::int64_t step,
+                     const UpdateArrays& arrays, ThreadPool& pool,
+                     const Buckets& buckets) {
+  if (!buckets.tell || !rule.takes_parts())
+    return rule.apply(step, arrays, pool);
+  const std::size_t size = rule.layout().size();
+  for (std::size_t at = 0; at < size; at += buckets.elements) {
+    const Range part{at, std::min(buckets.elements, size - at)};
+    rule.apply_part(step, part, part_of(arrays, part), pool);
+    buckets.tell(part);
+  }
+}
+
 void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
                            std::span<double> sums) {
   sum_chunks(pool, values, sums, kernels::chunk_sums_of_squares);

@@ -57,6 +57,18 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = in.low_precision};
 }
 
+/// Listener of a step, and how many elements it gets at once, > 0.
+struct Buckets {
+  std::size_t elements = 0;
+  const FinalRange& tell;
+};
+
+/// Applies a step to all parameters. If `tell` is set and the rule takes parts,
+/// applies bucket after bucket, and passes each to `tell`.
+void apply_by_bucket(UpdateRule& rule, std::int64_t step,
+                     const UpdateArrays& arrays, ThreadPool& pool,
+                     const Buckets& buckets);
+
 /// One sum per chunk of the grid (kernels/norm.h), on which `values` begins.
 void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
                            std::span<double> sums);

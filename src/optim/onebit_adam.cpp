@@ -106,7 +106,8 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   follow_masks();
   // m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
-  adam().apply(++steps, *average, model.pool);
+  apply_by_bucket(adam(), ++steps, *average, model.pool,
+                  {model.bucket(), in.final_range});
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
   if (freeze.ends_at(steps, momentum)) begin_compression();
 }

@@ -146,7 +146,7 @@ void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // c = r c_avg
   set_coefficients(sums);
   // p = p - lr c (m / (1 - beta1^t) / d + wd p)
-  model.for_blocks([&](std::size_t b) { apply(b, in, c); });
+  model.for_blocks([&](std::size_t b) { apply(b, in, c); }, in.final_range);
   if (model.compresses()) momentum.keep_as_signs();
 }
 

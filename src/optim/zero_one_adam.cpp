@@ -124,12 +124,13 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   // d = max(sqrt(v^) + eps, floor)
   update_variance(in, c);
   // p = p - lr (m^ / d + wd p)
-  model.for_blocks([&](std::size_t b) {
+  const auto update = [&](std::size_t b) {
     kernels::FrozenUpdateArrays arrays =
         CompressedMomentum::arrays(model.block(b), in, denominator.values);
     arrays.exp_avg = momentum.values(b).values;
     kernels::frozen_update(arrays, c[model.layout.block_group[b]]);
-  });
+  };
+  model.for_blocks(update, in.final_range);
   schedule.variance_updated();
 }
 
@@ -230,7 +231,7 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
     // m_i = beta1 m_i + (1 - beta1) g_i,  u_i = u_i - lr m_i / d,  p = theta +
     // u_i
     if (scale)
-      updates.step(in, c);
+      updates.step(in, c, moves ? FinalRange() : in.final_range);
     else
       updates.leave_out();  // not finite on this rank
     if (moves) updates.sync_alone(in.params, in.low_precision);

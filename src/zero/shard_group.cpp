@@ -147,10 +147,10 @@ optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
   return arrays;
 }
 
-void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
-                        optim::StepMeter& meter) {
-  const auto scale = static_cast<float>(grad_scale);
-  if (rule().needs_norms()) measure(step, scale, pool, meter);
+void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
+                        optim::StepMeter& meter,
+                        const optim::FinalRange& tell) {
+  if (rule().needs_norms()) measure(step.number, step.grad_scale, pool, meter);
   const std::size_t count = shards_.buckets().size();
   std::vector<CopyEngine::Ticket> copied(count);
   // Not even an exception leaves anything under way: parameters may go then.
@@ -170,15 +170,25 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
         own_params(b), params_.subview(bucket.range.offset, bucket.range.size),
         bucket.within));
   };
+  std::size_t told = 0;
+  const auto tell_next = [&] {
+    if (tell) tell(shards_.buckets()[told].range);
+    ++told;
+  };
   // What is copied back leaves while the next bucket is updated.
   for (std::size_t b = 0; b < count; ++b) {
     const Range whole{0, own(b).size};
-    rule_->apply_part(step, {position(b), whole.size}, arrays(b, whole, scale),
-                      pool);
+    rule_->apply_part(step.number, {position(b), whole.size},
+                      arrays(b, whole, step.grad_scale), pool);
     if (replicas_ != nullptr) {
       replicas_->send(b, masters_.view().subview(position(b), whole.size), pool,
                       meter);
+      while (told < replicas_->taken()) tell_next();
       continue;
+    }
+    while (told < under_way.gathers.size() && under_way.gathers[told].done()) {
+      under_way.gathers[told].wait();  // throws what it failed with
+      tell_next();
     }
     if (copies_ == nullptr) {
       gather(b);
@@ -192,9 +202,10 @@ void ShardGroup::update(std::int64_t step, double grad_scale, ThreadPool& pool,
   }
   if (replicas_ != nullptr) replicas_->finish(pool, meter);
   if (copies_ != nullptr && count > 0) gather(count - 1);
-  meter.waiting([&] {
-    for (const comm::Work& work : under_way.gathers) work.wait();
-  });
+  while (told < count) {
+    if (replicas_ == nullptr) meter.wait_for({&under_way.gathers[told], 1});
+    tell_next();
+  }
 }
 
 void ShardGroup::gather_parameters() {

@@ -46,6 +46,12 @@ struct ShardGroupParts {
     const ShardLayout& shards,
     std::span<const std::span<const double>> squares);
 
+/// A step, and what it multiplies reduced gradients by.
+struct ShardStep {
+  std::int64_t number = 0;
+  float grad_scale = 1;
+};
+
 /// The parameters that are sharded over one group of ranks: their gradients on
 /// the way, and masters and states of this rank's shard.
 class ShardGroup {
@@ -81,9 +87,9 @@ class ShardGroup {
   bool settle(bool is_applied);
 
   /// Collective: updates this rank's shard and gathers the parameters, bucket
-  /// by bucket.
-  void update(std::int64_t step, double grad_scale, ThreadPool& pool,
-              optim::StepMeter& meter);
+  /// by bucket. Passes each bucket that is there to `tell`, unless it is empty.
+  void update(const ShardStep& step, ThreadPool& pool, optim::StepMeter& meter,
+              const optim::FinalRange& tell);
   /// Collective, after a state was adopted: parameters from their owners.
   void gather_parameters();
 

@@ -56,9 +56,10 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
       optim::clip_factor(report.grad_norm, options.exchange.max_grad_norm);
   ++counts.steps;
   for (const auto& group : groups)
-    group->update(counts.steps,
-                  report.clip_factor / group->gradients().divisor(factor), pool,
-                  meter);
+    group->update(
+        {counts.steps, static_cast<float>(report.clip_factor /
+                                          group->gradients().divisor(factor))},
+        pool, meter, in.final_range);
   const std::int64_t every = options.exchange.verify_every;
   if (every != 0 && counts.steps % every == 0 && options.experts.empty())
     optim::verify_same(

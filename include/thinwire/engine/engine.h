@@ -160,8 +160,9 @@ class Engine {
   /// so too if gradients or parameters were changed after that backward, which
   /// it checks at one element of each parameter. The other ranks then get
   /// Error(kCommFailure) "rank R gave up: ...". Throws Error(kNonFinite) like
-  /// MixedPrecision.
-  EngineReport step();
+  /// MixedPrecision. If `final_range` is given, passes it parameters that are
+  /// final while others are still updated, as StepInput::final_range.
+  EngineReport step(const optim::FinalRange& final_range = {});
 
   /// Returns the mean of the ranks' values, such as losses, added in the order
   /// of ranks; NaN if any value is NaN. Collective. Throws

@@ -88,6 +88,9 @@ class CompressedAllReduce {
   /// words stay readable until the next run, or with keeps_previous until the
   /// run after that.
   using Sink = std::function<void(std::size_t block, kernels::Signs mean)>;
+  /// Called by the thread of run() if the Sink has received all of these
+  /// blocks.
+  using Delivered = std::function<void(Range blocks)>;
 
   /// Divides the units into blocks. Local. `groups` are those of `comm`, or
   /// null if hosts are flat. They, `comm` and `pool` must outlive this object.
@@ -118,8 +121,9 @@ class CompressedAllReduce {
   /// Averages like all_reduce(), but x is formed and the result used block by
   /// block. Collective, done on return. While the Sink receives blocks of one
   /// bucket, the Source may be called for those of a later one. x must be
-  /// finite on all ranks, which is not checked.
-  void run(const Source& source, const Sink& sink);
+  /// finite on all ranks, which is not checked. `delivered` may be empty.
+  void run(const Source& source, const Sink& sink,
+           const Delivered& delivered = {});
 
   /// Begins a run whose blocks become available bucket by bucket, the last
   /// bucket first. Local; only with runs_early. The run can be discarded: until
@@ -136,7 +140,7 @@ class CompressedAllReduce {
   [[nodiscard]] std::size_t left_early() const noexcept;
   /// Completes the run, and passes its results to the Sink. Collective, done on
   /// return, after all buckets.
-  void accept_early(const Sink& sink);
+  void accept_early(const Sink& sink, const Delivered& delivered = {});
   /// Discards the run, as if it had not begun. Local, done on return. All ranks
   /// drop it after the same number of add_early().
   void drop_early() noexcept;

@@ -27,6 +27,12 @@ enum class Phase {
 /// Returns "exact", "compressed" or "local".
 [[nodiscard]] std::string_view to_string(Phase phase) noexcept;
 
+/// Function that a step calls with elements whose final values it has written,
+/// while it still updates others. The thread of step() calls it. The function
+/// may read these elements of StepInput::params and must not call the
+/// optimizer.
+using FinalRange = std::function<void(Range range)>;
+
 /// Arguments of one step: flat arrays of layout.size() elements.
 struct StepInput {
   /// Parameters in fp32, equal on all ranks; updated in place. Exact Adam also
@@ -55,6 +61,11 @@ struct StepInput {
   /// step. The result is the norm by which the step is clipped or skipped. Each
   /// step calls it once, and it may be collective.
   std::function<double(double norm)> whole_norm{};
+  /// Function for ranges of `params` that are final; may be empty. Ranges do
+  /// not overlap. All other elements are final when step() returns. A skipped
+  /// step does not call the function. If it throws, this object may only be
+  /// destroyed.
+  FinalRange final_range{};
 };
 
 /// Results of one step. The same on all ranks, except for the times.

@@ -78,6 +78,11 @@ class UpdateRule : public ParameterGroups {
   virtual void apply_part(std::int64_t step, Range part,
                           const UpdateArrays& arrays, ThreadPool& pool) = 0;
 
+  /// Returns whether apply_part() can take the step part by part.
+  [[nodiscard]] virtual bool takes_parts() const noexcept {
+    return !needs_norms();
+  }
+
   /// Returns whether a step needs norms of whole parameters.
   [[nodiscard]] virtual bool needs_norms() const noexcept { return false; }
   /// Runs the first pass over `cells`, which are neighbours in the layout's

@@ -440,7 +440,7 @@ inline std::optional<checkpoint::LoadReport> Engine::resume(
 
 inline engine::EngineReport Engine::step() {
   require_same_parameters();
-  const engine::EngineReport report = core().step();
+  const engine::EngineReport report = core().step(memory_.final_range());
   if (!report.at_boundary) return report;
   memory_.send_parameters();
   if (link_->staged) link_->staged->begin_window();

@@ -23,6 +23,7 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
+#include "thinwire/optim/optimizer.h"
 #include "thinwire/torch/staging.h"
 
 namespace thinwire::torch {
@@ -98,7 +99,8 @@ enum class Gradients {
 ///
 /// Parameters on another device stay there, and the arrays on the host have
 /// copies: before the step call fetch_gradients(), and after it
-/// send_parameters(). On the CPU both do nothing.
+/// send_parameters(). On the CPU both do nothing. A step that gets
+/// final_range() copies parameters while it updates others.
 ///
 /// Local. Parameters are dense, on one device, and all float32, all float16 or
 /// all bfloat16, unless they are converted; their gradients have the same type.
@@ -159,8 +161,16 @@ class ModuleMemory {
   /// waits for them. Copies parameters that the program has written to
   /// params().
   void fetch_gradients();
-  /// Copies params() to the device. Operations that are queued later see them.
+  /// Copies params() to the device, except what final_range() has copied since
+  /// the last call. Operations that are queued later see them.
   void send_parameters();
+  /// Returns what copies parameters to the device while a step updates others,
+  /// as StepInput::final_range; empty on the CPU. This object must not move
+  /// during the step.
+  [[nodiscard]] optim::FinalRange final_range() {
+    if (!staging_) return {};
+    return [this](Range range) { send_final(range); };
+  }
   /// Copies to params() what the program has written into parameters on a
   /// device since send_parameters(). Operations on set_data() are not seen.
   void take_in_written();
@@ -212,6 +222,8 @@ class ModuleMemory {
     const Arrays& arrays = arrays_of(number);
     return view_of(arrays.params, layout_.parameters()[number], arrays.begin);
   }
+  void send_final(Range range);
+  void send(const std::vector<std::size_t>& numbers);
   static Sent sent(const at::Tensor& tensor) {
     return {tensor.const_data_ptr(), tensor._version()};
   }
@@ -238,6 +250,9 @@ class ModuleMemory {
   std::array<Arrays, 2> arrays_;
   std::shared_ptr<Staging> staging_;  // null on the CPU
   std::vector<Sent> sent_;
+  // Elements of each parameter that this step has not finished; nothing: the
+  // parameter was sent.
+  std::vector<std::optional<std::size_t>> missing_;
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 };
 
@@ -279,6 +294,8 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
   if (!tensors_.front().device().is_cpu()) {
     staging_ = std::make_shared<Staging>(tensors_.front().device());
     sent_.resize(tensors_.size());
+    for (const Parameter& place : layout_.parameters())
+      missing_.emplace_back(place.size);
   }
   arrays_[1].begin =
       num_wide_ == 0 ? layout_.size()
@@ -441,12 +458,40 @@ inline void ModuleMemory::fetch_gradients() {
 
 inline void ModuleMemory::send_parameters() {
   if (!staging_) return;
+  std::vector<std::size_t> numbers;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (missing_[i]) numbers.push_back(i);
+    missing_[i] = layout_.parameters()[i].size;
+  }
+  send(numbers);
+}
+
+inline void ModuleMemory::send_final(Range range) {
+  std::vector<std::size_t> complete;
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const Parameter& place = layout_.parameters()[i];
+    const std::size_t begin = std::max(place.offset, range.offset);
+    const std::size_t end = std::min(place.offset + place.size, range.end());
+    if (begin >= end) continue;
+    *missing_[i] -= end - begin;
+    if (*missing_[i] > 0) continue;
+    missing_[i].reset();
+    complete.push_back(i);
+  }
+  send(complete);
+}
+
+inline void ModuleMemory::send(const std::vector<std::size_t>& numbers) {
+  if (numbers.empty()) return;
   const ::torch::NoGradGuard no_grad;
   std::vector<at::Tensor> values;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) values.push_back(value(i));
-  staging_->to_device(values, tensors_);
-  for (std::size_t i = 0; i < tensors_.size(); ++i)
-    sent_[i] = sent(tensors_[i]);
+  std::vector<at::Tensor> tensors;
+  for (const std::size_t i : numbers) {
+    values.push_back(value(i));
+    tensors.push_back(tensors_[i]);
+  }
+  staging_->to_device(values, tensors);
+  for (const std::size_t i : numbers) sent_[i] = sent(tensors_[i]);
 }
 
 inline void ModuleMemory::take_in_written() {

@@ -4,6 +4,8 @@ alone, in an engine, with ZeRO, offload, accumulation and few bits."""
 
 from __future__ import annotations
 
+import logging
+
 import device_cases
 import devices
 import pytest
@@ -35,6 +37,28 @@ def test_alone() -> None:
 
 def test_two_ranks_on_each_of_two_hosts() -> None:
     require_same(4, "engine_differences", "on two hosts")
+    require_same(4, "optimizer_differences", "hosts")
+
+
+def said_of_hosts() -> list[str]:
+    """Lines of the log about leaders, of an optimizer on the CPU and of one on the device."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("thinwire").addHandler(handler)
+    logging.getLogger("thinwire").setLevel(logging.INFO)
+    with device_cases.joined() as (comm, device):
+        for where in ("cpu", device):
+            name = "OnebitAdam fp32 hosts"
+            device_cases.train_optimizer(comm, name, where, steps=1)
+    return [line for line in lines if "leader" in line]
+
+
+def test_an_optimizer_in_a_plain_loop_says_that_it_has_no_leaders() -> None:
+    first, *others = devices.run(4, __file__, "said_of_hosts")
+    (line,) = first
+    assert line.startswith("OnebitAdam: 2 ranks share a host, and each updates all")
+    assert others == [[], [], []]
 
 
 @pytest.mark.long

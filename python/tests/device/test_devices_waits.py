@@ -22,6 +22,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "ZeRO-2": {"zero_optimization": {"stage": 2}},
     "bf16": {"bf16": {"enabled": True}},
 }
+SMALL_BUCKETS = {"bucket_elements": 200}
+"""Parameters return in several parts, some of which end inside a parameter."""
 QUIET = {"host_waits": True, "unpinned_async": 0, "bytes": 0}
 
 
@@ -73,7 +75,11 @@ def counters() -> dict[str, Any]:
     device, found = devices.device(), {}
     for name, section in CONFIGURATIONS.items():
         model = pictures(device)
-        config = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, **section}
+        config = {
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "thinwire": SMALL_BUCKETS,
+            **section,
+        }
         engine, *_ = thinwire.initialize(
             model=model, config=config, process_group=_core.local_group(1)[0]
         )
@@ -86,7 +92,9 @@ def counters() -> dict[str, Any]:
 
         found[name] = used(window)
     model = pictures(device)
-    optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-3, freeze_step=3)
+    optimizer = thinwire.OnebitAdam(
+        model.parameters(), lr=1e-3, freeze_step=3, **SMALL_BUCKETS
+    )
     x = inputs(device, torch.float32)
 
     def step() -> None:
@@ -102,6 +110,61 @@ def counters() -> dict[str, Any]:
 def test_one_wait_for_a_window_and_every_copy_beside_the_host() -> None:
     (found,) = devices.run(1, __file__, "counters")
     assert found == dict.fromkeys([*CONFIGURATIONS, "a plain loop"], QUIET)
+
+
+def order_of_copies() -> dict[str, list[int]]:
+    """How many parameters each copy to the device has in one step, and then 0 for the end
+    of the step."""
+    import thinwire
+    from thinwire import _core
+
+    found = {}
+    for name, section in CONFIGURATIONS.items():
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+        config = {
+            "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2}},
+            "thinwire": SMALL_BUCKETS,
+            **section,
+        }
+        if "zero_optimization" in section:
+            config["optimizer"] = {"type": "AdamW"}
+        engine, *_ = thinwire.initialize(
+            model=model.to(devices.device()),
+            config=config,
+            process_group=_core.local_group(1)[0],
+        )
+        memory = engine._memory
+        copies: list[int] = []
+        to_device, note_written = memory.staging.to_device, memory.note_written
+
+        def copy(
+            views: Any, tensors: Any, copies: Any = copies, to_device: Any = to_device
+        ) -> None:
+            copies.append(len(tensors))
+            to_device(views, tensors)
+
+        def end(copies: Any = copies, note_written: Any = note_written) -> None:
+            copies.append(0)
+            note_written()
+
+        memory.staging.to_device, memory.note_written = copy, end
+        for _ in range(4):
+            copies.clear()
+            for _ in range(engine.gradient_accumulation_steps()):
+                x = inputs(devices.device(), memory.params.dtype).flatten()[:16]
+                engine.backward(engine(x).float().square().mean())
+                engine.step()
+        found[name] = copies[:]
+    return found
+
+
+def test_parameters_return_while_others_are_updated() -> None:
+    (found,) = devices.run(1, __file__, "order_of_copies")
+    for name in CONFIGURATIONS:
+        *before, end = found[name]
+        assert end == 0 and 0 not in before and sum(before) == 8, (name, found)
+        # ZeRO's buckets have 1024 elements or more.
+        assert len(before) >= (2 if name == "ZeRO-2" else 8), (name, found)
 
 
 # ---- mutants
@@ -127,6 +190,16 @@ MUTANTS = {
         STAGING,
         "        current.wait_event(self._stream.record_event())\n",
         "",
+    ),
+    "a parameter is sent before it is final": (
+        STAGING,
+        "            if self._missing[k] == 0 and size > 0:\n",
+        "            if size > 0:\n",
+    ),
+    "parameters of an unfinished bucket stay behind": (
+        STAGING,
+        "self._missing) if missing >= 0)\n",
+        "self._missing) if missing > 10**9)\n",
     ),
     "a plain step does not wait for gradients": (
         STAGING,
@@ -181,6 +254,8 @@ def everything(device: torch.device) -> list[float]:
     """What engines and a plain loop make of it, in all the ways that wait."""
     import thinwire
 
+    buckets = {"bucket_elements": 1000}
+
     losses = []
     torch.manual_seed(0)
     batches = torch.randn(12, 8, 64).to(device)
@@ -189,13 +264,20 @@ def everything(device: torch.device) -> list[float]:
             "optimizer": {
                 "type": "ZeroOneAdam",
                 "params": {"lr": 0.01, "var_freeze_step": 2},
-            }
+            },
+            "thinwire": buckets,
         },
-        {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}},
+        {
+            "optimizer": {"type": "AdamW"},
+            "zero_optimization": {"stage": 2},
+            "thinwire": buckets,
+        },
     ):
         losses += engine_losses(section, batches)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
-    optimizer = thinwire.OnebitAdam(model.parameters(), lr=0.01, freeze_step=3)
+    optimizer = thinwire.OnebitAdam(
+        model.parameters(), lr=0.01, freeze_step=3, **buckets
+    )
     for x in batches:
         loss = model(x).square().mean()
         loss.backward()

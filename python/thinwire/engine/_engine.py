@@ -245,7 +245,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
             self.optimizer.tell_rates(core)
         if self._backwards:
             self._take_in_edits()
-        native = core.step()
+        native = core.step(self._memory.final_range())
         if self._client is not None:
             self._client.raise_error(self._comm)
         if not isinstance(native, EngineReport):

@@ -171,6 +171,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         made.memory.give_homes()
         made.memory.note_written()
         self._native = made
+        if made.memory.is_staged and earlier is None:
+            kind, hosts = type(self).__name__, made.optimizer.ranks_per_host
+            self._notices.on_device(kind, hosts)
         self._edits = Edits(self._comm, made)
         if earlier is not None:
             close_user(self._closer)
@@ -325,7 +328,10 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
 
         def exchange() -> Any:
             self._edits.take_in(is_collective=True)
-            return native.optimizer.step(native.memory.handed_params, gradients, scale)
+            memory = native.memory
+            return native.optimizer.step(
+                memory.handed_params, gradients, scale, memory.final_range()
+            )
 
         if refusal is not None:
             with suppress(InvalidArgument):

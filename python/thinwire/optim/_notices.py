@@ -48,6 +48,17 @@ class Notices:
             f"{name} out, which then follows from total_steps, or name a smaller one",
         )
 
+    def on_device(self, name: str, ranks_per_host: int) -> None:
+        """Notes that each rank of a host makes all steps for its device."""
+        if self._comm.rank == 0 and ranks_per_host > 1:
+            _log.logger.info(
+                "%s: %d ranks share a host, and each updates all parameters in its memory. "
+                "An optimizer in your own loop has no leader per host; the engine of "
+                "thinwire.initialize() has one",
+                name,
+                ranks_per_host,
+            )
+
     def after_step(
         self, report: StepReport, steps: int, planned: int | None = None
     ) -> None:

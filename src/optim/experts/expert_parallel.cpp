@@ -178,6 +178,7 @@ StepReport ExpertParallel::step(const StepInput& in) {
                           : View();
     section->rule->apply(number, own, impl_->pool);
     if (!copy.empty()) kernels::convert(own.params, copy);
+    if (in.final_range) in.final_range(section->range);
     verify_rule(section->comm, impl_->pool, *section->rule, impl_->options,
                 {number, optim::part_of(in.params, section->range)});
   }

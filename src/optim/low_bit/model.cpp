@@ -14,6 +14,26 @@ std::unique_ptr<const comm::HostGroups> LowBitModel::groups_of(
   return std::make_unique<const comm::HostGroups>(comm::split_by_host(comm));
 }
 
+void LowBitModel::for_blocks(const std::function<void(std::size_t)>& body,
+                             const FinalRange& tell) {
+  if (!tell) return for_blocks(body);
+  for (const exchange::Bucket& bucket : layout.blocks.buckets()) {
+    const std::size_t first = bucket.first_block();
+    const Range blocks{first, bucket.end_block() - first};
+    pool.for_each(blocks.size, [&](std::size_t i) { body(first + i); });
+    tell_blocks(blocks, tell);
+  }
+}
+
+void LowBitModel::tell_blocks(Range blocks, const FinalRange& tell) const {
+  for (std::size_t b = blocks.offset; b < blocks.end();) {
+    Range joined = block(b++);
+    for (; b < blocks.end() && block(b).offset == joined.end(); ++b)
+      joined.size += block(b).size;
+    tell(joined);
+  }
+}
+
 void note_other_hosts(const StateDict& state, const LowBitModel& model) {
   const std::int64_t saved = saved_ranks_per_host(state);
   const int now = model.comm.hosts().ranks_per_host;

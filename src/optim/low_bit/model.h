@@ -17,6 +17,7 @@
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/exchange/bucket_rule.h"
+#include "thinwire/optim/optimizer.h"
 
 namespace thinwire::optim {
 
@@ -105,6 +106,11 @@ struct LowBitModel {
     return all;
   }
 
+  /// Elements that travel together.
+  [[nodiscard]] std::size_t bucket() const {
+    return settings.exchange.bucket_elements;
+  }
+
   // ---- blocks
   [[nodiscard]] const Range& block(std::size_t b) const {
     return layout.blocks.blocks()[b].values;
@@ -115,6 +121,12 @@ struct LowBitModel {
   void for_blocks(const std::function<void(std::size_t)>& body) {
     pool.for_each(num_blocks(), body);
   }
+  /// The same bucket by bucket, each of which is then passed to `tell`. If that
+  /// is empty, all at once.
+  void for_blocks(const std::function<void(std::size_t)>& body,
+                  const FinalRange& tell);
+  /// Passes the elements of some blocks to `tell`, neighbours together.
+  void tell_blocks(Range blocks, const FinalRange& tell) const;
   /// That of a compressed element.
   [[nodiscard]] std::size_t block_of(std::size_t element) const {
     const auto blocks = layout.blocks.blocks();

@@ -54,6 +54,7 @@ LowBitReplicas::~LowBitReplicas() {
 
 void LowBitReplicas::send(std::size_t b, ConstView masters, ThreadPool& pool,
                           optim::StepMeter& meter) {
+  if (b == 0) taken_ = 0;
   Slot& slot = slots_[next_];
   next_ = (next_ + 1) % slots_.size();
   take(slot, pool, meter);
@@ -92,6 +93,7 @@ void LowBitReplicas::take(Slot& slot, ThreadPool& pool,
                                 replicas_.subview(values.offset, values.size));
       });
   slot.bucket = nullptr;
+  ++taken_;
 }
 
 void LowBitReplicas::finish(ThreadPool& pool, optim::StepMeter& meter) {

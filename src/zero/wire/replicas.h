@@ -37,6 +37,8 @@ class LowBitReplicas {
             optim::StepMeter& meter);
   /// Waits for all buckets, and takes them.
   void finish(ThreadPool& pool, optim::StepMeter& meter);
+  /// How many buckets of this step have been taken, the first ones first.
+  [[nodiscard]] std::size_t taken() const noexcept { return taken_; }
 
  private:
   // A bucket on its way.
@@ -58,6 +60,7 @@ class LowBitReplicas {
   const exchange::RecordRoute route_;
   std::array<Slot, 2> slots_;
   std::size_t next_ = 0;  // the slot that is sent longest ago
+  std::size_t taken_ = 0;
 };
 
 }  // namespace thinwire::zero

@@ -162,13 +162,17 @@ class LedCore:
         if self._native is not None:
             self._native.cancel_backward(reason)
 
-    def step(self) -> EngineReport:
+    def step(
+        self, final_range: Callable[[int, int], None] | None = None
+    ) -> EngineReport:
         if not self.backwards:
             raise FailedPrecondition("step: no backward since the last step")
         if not self._is_last:
             return self._inside_a_window()
         self.backwards, self._is_last = 0, False
-        made = self._shared(lambda: asdict(EngineReport.of(self._own.step())))
+        made = self._shared(
+            lambda: asdict(EngineReport.of(self._own.step(final_range)))
+        )
         return EngineReport(**made)
 
     def mean(self, value: float) -> float:

@@ -19,9 +19,11 @@ void ExactGroups::finish(std::int64_t number, const StepInput& in,
   const double divisor = sum_divisor(model_.comm, in.grads.dtype());
   const UpdateArrays arrays =
       update_arrays(in, static_cast<float>(grad_scale / divisor));
-  for (const GroupRange& r : model_.layout.exact)
+  for (const GroupRange& r : model_.layout.exact) {
     model_.adam.apply_part(number, r.range, part_of(arrays, r.range),
                            model_.pool);
+    if (in.final_range) in.final_range(r.range);
+  }
 }
 
 }  // namespace thinwire::optim

@@ -48,10 +48,11 @@ void LocalUpdates::count(const Coefficients& c) {
 }
 
 // ---- a local step
-void LocalUpdates::step(const StepInput& in, const Coefficients& c) {
+void LocalUpdates::step(const StepInput& in, const Coefficients& c,
+                        const FinalRange& tell) {
   Buffer& exp_avg = model_.adam.exp_avg();
   if (exp_avg.empty()) exp_avg = Buffer::of<float>(model_.size());
-  model_.for_blocks([&](std::size_t b) {
+  const auto update = [&](std::size_t b) {
     const Range& at = model_.block(b);
     const std::size_t group = model_.layout.block_group[b];
     kernels::LocalStepArrays arrays{
@@ -67,7 +68,8 @@ void LocalUpdates::step(const StepInput& in, const Coefficients& c) {
     if (momentum_.is_signs()) arrays.mean = momentum_.mean(b);
     kernels::local_step(arrays, static_cast<float>(interval_.decay[group]),
                         c[group]);
-  });
+  };
+  model_.for_blocks(update, tell);
   momentum_.now_values();
   interval_.accumulated = true;
   interval_.momenta_differ = true;
@@ -94,7 +96,7 @@ void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
                         StepMeter& step) {
   keep_momentum_of_resting_groups(in.grads, c);
   step.compressed(momentum_.exchange(), [&](auto&) {
-    exchange(in.params, in.low_precision,
+    exchange({in.params, in.low_precision, in.final_range},
              [&](std::size_t b) { return own_input(b, in.grads, c); });
   });
 }
@@ -111,11 +113,13 @@ kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
   return input;
 }
 
-void LocalUpdates::exchange(View params, View low_precision,
-                            const Input& input) {
-  momentum_.exchange().run(input, [&](std::size_t b, Signs mean) {
-    apply_mean(b, mean, params, low_precision);
-  });
+void LocalUpdates::exchange(const Output& to, const Input& input) {
+  momentum_.exchange().run(
+      input,
+      [&](std::size_t b, Signs mean) {
+        apply_mean(b, mean, to.params, to.low_precision);
+      },
+      momentum_.teller(to.tell));
   std::vector<float> units;  // u d = -lrs m, so m = u d / -lrs
   for (const std::size_t group : model_.layout.block_group)
     units.push_back(-static_cast<float>(interval_.lrs[group]));
@@ -241,7 +245,7 @@ void LocalUpdates::synchronize(View params) {
   const auto d = std::as_const(denominator_.values).as<float>();
   for (std::size_t i = 0; i < ud.size(); ++i) ud.as<float>()[i] *= d[i];
   if (some_group_rests()) momentum_.keep_as_values();
-  exchange(params, {}, [&](std::size_t b) {
+  exchange({params, {}, {}}, [&](std::size_t b) {
     return kernels::SignInput{.values = ud.as<float>().data() +
                                         model_.block(b).offset};
   });

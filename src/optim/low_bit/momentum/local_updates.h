@@ -29,7 +29,8 @@ class LocalUpdates final : public LocalSteps {
   /// Every step, taken or left out: its learning rates and its decay count.
   void count(const Coefficients& c);
   /// m = beta1 m + (1 - beta1) g_i,  u = u - lr (m^ / d),  p = decay theta + u.
-  void step(const StepInput& in, const Coefficients& c);
+  /// `tell` gets the ranges of p.
+  void step(const StepInput& in, const Coefficients& c, const FinalRange& tell);
   /// This rank leaves the step out.
   void leave_out();
   /// Masks take these elements out: they go back to theta.
@@ -84,7 +85,12 @@ class LocalUpdates final : public LocalSteps {
 
  private:
   using Input = exchange::CompressedAllReduce::Source;
-  void exchange(View params, View low_precision, const Input& input);
+  struct Output {
+    View params;
+    View low_precision;
+    const FinalRange& tell;
+  };
+  void exchange(const Output& to, const Input& input);
   [[nodiscard]] kernels::SignInput own_input(std::size_t b, View grads,
                                              const Coefficients& c) const;
   void apply_mean(std::size_t b, kernels::Signs mean, View params,

@@ -27,7 +27,8 @@ void CompressedMomentum::accept_early(const StepInput& in,
                                       StepMeter& step) {
   const Apply apply = update_with(in, c, d);
   step.compressed(exchange(), [&](auto& all) {
-    all.accept_early([&](std::size_t b, Signs m) { apply(b, {.signs = m}); });
+    all.accept_early([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
+                     teller(in.final_range));
   });
   keep_as_signs();
 }
@@ -51,16 +52,25 @@ void CompressedMomentum::average(const StepInput& in, const Coefficients& c,
   if (!model_.compresses()) {
     update(in.grads, c);
     deliver_debt(model_.adam.exp_avg().as<float>());
-    model_.for_blocks([&](std::size_t b) { apply(b, values(b)); });
+    model_.for_blocks([&](std::size_t b) { apply(b, values(b)); },
+                      in.final_range);
     return;
   }
   const auto own = [&](std::size_t b) {  // beta1 m + (1 - beta1) g_i
     return input(b, in.grads, c[model_.layout.block_group[b]]);
   };
   step.compressed(exchange(), [&](auto& all) {
-    all.run(own, [&](std::size_t b, Signs m) { apply(b, {.signs = m}); });
+    all.run(
+        own, [&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
+        teller(in.final_range));
   });
   keep_as_signs();
+}
+
+exchange::CompressedAllReduce::Delivered CompressedMomentum::teller(
+    const FinalRange& tell) const {
+  if (!tell) return {};
+  return [this, &tell](Range blocks) { model_.tell_blocks(blocks, tell); };
 }
 
 void CompressedMomentum::begin_as_signs(

@@ -43,6 +43,10 @@ class CompressedMomentum {
   /// Collective: the same, applied by the caller.
   void average(const StepInput& in, const Coefficients& c, const Apply& apply,
                StepMeter& step);
+  /// Passes elements whose results were delivered to `tell`, which must outlive
+  /// it; empty if that is empty.
+  [[nodiscard]] exchange::CompressedAllReduce::Delivered teller(
+      const FinalRange& tell) const;
   /// Collective: the values, of which a rank has those that it serves, become
   /// signs; what that loses is the servers' residual. Not in a group of one.
   void begin_as_signs(const exchange::CompressedAllReduce::Source& values);

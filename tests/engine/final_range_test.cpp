@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step says which parameters are final while it still updates others.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "support/ranks.h"
+#include "support/values.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/engine/engine.h"
+#include "thinwire/kernels/cast.h"
+
+namespace thinwire::engine::final_range_test {
+namespace {
+
+using config::Config;
+using thinwire::test::run_ranks;
+
+constexpr int kSteps = 9;
+constexpr int kBrokenStep = 4;
+
+// Parameters end beside buckets, which have 2048 elements; the last one is
+// fp32 beside others of 16 bits.
+ParameterLayout layout_of_model() {
+  return ParameterLayout::of({{"first", {33, 65}, 0},
+                              {"none", {0}, 0},
+                              {"one", {1}, 1},
+                              {"large", {4097}, 1},
+                              {"last", {31}, 0}},
+                             2);
+}
+
+struct Case {
+  std::string name;
+  Config config;
+  int first_by_bucket = 1;  // a step; before it there may be fewer ranges
+  int worlds = 1;           // the smallest world of which that is so
+  int ranks_per_host = 1;
+  bool has_wide = false;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const auto add = [&](const std::string& name, config::OptimizerConfig of,
+                       int first_by_bucket = 1, int worlds = 1) -> Case& {
+    Config config{.optimizer = std::move(of)};
+    config.comm.bucket_elements = 2048;
+    all.push_back({name, config, first_by_bucket, worlds});
+    return all.back();
+  };
+  const optim::AdamOptions adam{.learning_rate = 0.01};
+  const auto never = kSteps + 1;
+  const optim::OnebitAdamOptions onebit{.learning_rate = 0.01,
+                                        .freeze = {.step = 2}};
+  add("Adam", adam);
+  add("Adam, fp16", adam).config.precision.dtype = DType::kFloat16;
+  Case& wide = add("Adam, bf16 beside fp32", adam);
+  wide.config.precision.dtype = DType::kBFloat16;
+  wide.has_wide = true;
+  add("LAMB", optim::LambOptions{.learning_rate = 0.01}, never);
+  add("1-bit Adam", onebit);
+  add("1-bit Adam, fp16", onebit).config.precision.dtype = DType::kFloat16;
+  add("1-bit Adam, hierarchical", onebit).ranks_per_host = 2;
+  add("1-bit Adam, during backward", onebit)
+      .config.comm.compressed_during_backward = true;
+  optim::OnebitAdamOptions exact = onebit;
+  exact.groups.resize(2);
+  exact.groups[0].non_freeze = true;
+  add("1-bit Adam, an exact group", exact);
+  add("1-bit LAMB",
+      optim::OnebitLambOptions{.learning_rate = 0.01, .freeze = {.step = 2}},
+      3);
+  add("0/1 Adam",
+      optim::ZeroOneAdamOptions{.learning_rate = 0.01, .var_freeze_step = 3}, 1,
+      2);
+  add("0/1 Adam, bf16",
+      optim::ZeroOneAdamOptions{.learning_rate = 0.01, .var_freeze_step = 3}, 1,
+      2)
+      .config.precision.dtype = DType::kBFloat16;
+  add("lean 1-bit Adam",
+      lean::LeanOnebitAdamOptions{.learning_rate = 0.01, .freeze = {.step = 2}},
+      3)
+      .config.precision.dtype = DType::kBFloat16;
+  for (const int stage : {1, 2}) {
+    const std::string of = "ZeRO-" + std::to_string(stage);
+    add(of, adam).config.zero.stage = stage;
+    Case& narrow = add(of + ", fp16 beside fp32", adam);
+    narrow.config.zero.stage = stage;
+    narrow.config.precision.dtype = DType::kFloat16;
+    narrow.has_wide = true;
+    Case& offloaded = add(of + ", offloaded", adam);
+    offloaded.config.zero.stage = stage;
+    offloaded.config.zero.offload_optimizer = config::OffloadDevice::kCpu;
+    Case& low_bit = add(of + ", 4 bits", adam);
+    low_bit.config.zero.stage = stage;
+    low_bit.config.zero.wire = {.bits_up = 4, .bits_down = 8};
+    Case& hosts = add(of + ", 4 bits, hierarchical", adam);
+    hosts.config.zero = low_bit.config.zero;
+    hosts.ranks_per_host = 2;
+    add(of + ", LAMB", optim::LambOptions{.learning_rate = 0.01})
+        .config.zero.stage = stage;
+  }
+  return all;
+}
+
+// Parameters, and what one step says of them.
+struct Trained {
+  Trained(comm::Communicator& c, const Case& which)
+      : comm(c), layout(layout_of_model()) {
+    config = which.config;
+    config.comm.ranks_per_host = which.ranks_per_host;
+    const DType dtype = config.precision.dtype;
+    const std::size_t wide =
+        which.has_wide ? layout.parameters().back().size : 0;
+    const std::size_t narrow = layout.size() - wide;
+    const bool keeps = keeps_gradients(config, comm.size());
+    params = {Buffer(narrow, dtype), Buffer::of<float>(wide)};
+    grads = {Buffer(keeps ? narrow : 0, dtype),
+             Buffer::of<float>(keeps ? wide : 0)};
+    const Buffer initial = normal(0);
+    kernels::convert(initial.view(), all(params));
+    engine.emplace(comm, layout, config, all(params), all(grads),
+                   dtype == DType::kFloat32 ? ConstView() : initial.view());
+  }
+
+  [[nodiscard]] Buffer normal(std::uint32_t seed) const {
+    Buffer values = Buffer::of<float>(layout.size());
+    kernels::convert(thinwire::test::normal(layout.size(), seed),
+                     values.view());
+    return values;
+  }
+  static View all(std::array<Buffer, 2>& arrays) {
+    return arrays[1].empty() ? arrays[0].view()
+                             : View::joined(arrays[0].view(), arrays[1].view());
+  }
+
+  void backward(int t) {
+    Buffer values = normal(static_cast<std::uint32_t>(10 * t + comm.rank()));
+    const auto factor = static_cast<float>(engine->loss_factor());
+    for (float& g : values.as<float>()) g *= factor;
+    if (t == kBrokenStep && comm.rank() == comm.size() - 1)
+      values.as<float>()[7] = std::numeric_limits<float>::infinity();
+    engine->begin_backward();
+    for (std::size_t i = layout.parameters().size(); i-- > 0;) {
+      const Parameter& p = layout.parameters()[i];
+      const ConstView own =
+          std::as_const(values).view().subview(p.offset, p.size);
+      if (!all(grads).empty()) {
+        kernels::convert(own, all(grads).subview(p.offset, p.size));
+        engine->gradient_ready(i);
+      } else {
+        Buffer gradient(p.size, all(params).dtype_at(p.offset));
+        kernels::convert(own, gradient.view());
+        engine->gradient_ready(i, gradient.view());
+      }
+    }
+    engine->end_backward();
+  }
+
+  // Values of a range as fp32, which every dtype here keeps.
+  [[nodiscard]] std::vector<float> values_in(Range range) {
+    std::vector<float> values(range.size);
+    kernels::convert(all(params).subview(range.offset, range.size), values);
+    return values;
+  }
+
+  comm::Communicator& comm;
+  ParameterLayout layout;
+  Config config;
+  std::array<Buffer, 2> params;
+  std::array<Buffer, 2> grads;
+  std::optional<Engine> engine;
+};
+
+struct Notice {
+  Range range;
+  std::vector<float> values;
+};
+
+bool are_same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void expect_final(Trained& trained, std::vector<Notice> notices) {
+  std::ranges::sort(notices, {},
+                    [](const Notice& notice) { return notice.range.offset; });
+  std::size_t end = 0;
+  for (const Notice& notice : notices) {
+    EXPECT_LE(end, notice.range.offset);
+    end = notice.range.end();
+    EXPECT_TRUE(are_same(notice.values, trained.values_in(notice.range)))
+        << "elements " << notice.range.offset << " to " << end
+        << " have changed since";
+  }
+  EXPECT_LE(end, trained.layout.size());
+}
+
+void train(comm::Communicator& comm, const Case& which) {
+  Trained heard(comm, which);
+  Trained unheard(comm, which);
+  const auto whole = Range{0, heard.layout.size()};
+  for (int t = 1; t <= kSteps; ++t) {
+    SCOPED_TRACE("step " + std::to_string(t));
+    heard.backward(t);
+    unheard.backward(t);
+    std::vector<Notice> notices;
+    const EngineReport report = heard.engine->step([&](Range range) {
+      notices.push_back({range, heard.values_in(range)});
+    });
+    EXPECT_EQ(report.applied, unheard.engine->step().applied);
+    EXPECT_TRUE(are_same(heard.values_in(whole), unheard.values_in(whole)));
+    EXPECT_TRUE(report.applied || notices.empty());
+    if (report.applied && comm.size() >= which.worlds &&
+        t >= which.first_by_bucket) {
+      std::size_t told = 0;
+      for (const Notice& notice : notices) told += notice.range.size;
+      EXPECT_EQ(told, whole.size);
+      EXPECT_GE(notices.size(), 3U);
+    }
+    expect_final(heard, std::move(notices));
+  }
+}
+
+TEST(FinalRanges, AreFinalAndCoverAllParametersBucketByBucket) {
+  for (const Case& which : cases())
+    for (const int world : {1, 2, 3, 4}) {
+      if (world % which.ranks_per_host != 0) continue;
+      SCOPED_TRACE(which.name + " on " + std::to_string(world) + " ranks");
+      run_ranks("local", world,
+                [&](comm::Communicator& comm) { train(comm, which); });
+    }
+}
+
+}  // namespace
+}  // namespace thinwire::engine::final_range_test
