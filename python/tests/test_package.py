@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import ranks
 import thinwire
-from thinwire import _core
+from thinwire import _core, _devices
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = Path(_core.__file__)
@@ -143,6 +143,8 @@ def test_doctor_says_what_there_is() -> None:
     assert lines["threads"] == "3 per rank (THINWIRE_NUM_THREADS)"
     assert lines["torch"] == f"yes: {torch.__version__}"
     assert "gloo" in lines["groups"].split()
+    assert lines["devices"].startswith(("none beside the CPU", "1 of kind", "2 of "))
+    assert lines["tested"] == f"tensors on devices: {_devices.label_of_all()}"
     # Not "ready: all" where the kernel gives no huge pages.
     assert re.match("ready: (all|works)", done.stdout.splitlines()[-1])
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -19,18 +20,28 @@ class Run:
     files: tuple[str, ...]
     """The files of python/tests that passed."""
 
+    def __post_init__(self) -> None:
+        for name, value, pattern in (
+            ("device", self.device, r".*\S.*"),
+            ("date", self.date, r"\d{4}-\d\d-\d\d"),
+            ("commit", self.commit, r"[0-9a-f]{40}"),
+        ):
+            if not re.fullmatch(pattern, value):
+                raise ValueError(f"{name}: must match {pattern}, got {value!r}")
+
 
 RUNS: tuple[Run, ...] = ()
 
 FEATURES = (
-    ("every optimizer in a plain loop, in fp32, bf16 and fp16", "test_devices_bits.py"),
+    ("every optimizer in a plain loop, in fp32, bf16 and fp16, also with `warmup_bits`", "test_devices_bits.py"),
     ("`initialize`: ZeRO 1 and 2, offload, accumulation, low-bit ZeRO, lean", "test_devices_bits.py"),
-    ("one wait of the host per step, asynchronous copies", "test_devices_waits.py"),
+    ("one wait of the host per step, asynchronous copies, parameters that return during the step", "test_devices_waits.py"),
     ("checkpointing, autocast, `torch.compile`, channels_last, external writes", "test_devices_use.py"),
     ("checkpoints between devices and CPUs", "test_devices_use.py"),
     ("Hugging Face Trainer, Accelerate", "test_devices_trainer.py"),
     ("Lightning, in its strategy of one device", "test_devices_lightning.py"),
     ("one leader per host, with the device's process group inside hosts", "test_devices_leaders.py"),
+    ("`ddp_hook`", "test_devices_hook.py"),
 )  # fmt: skip
 
 
@@ -42,14 +53,23 @@ def label(file: str, runs: tuple[Run, ...] = RUNS) -> str:
     )
 
 
-def table() -> str:
+def label_of_all(runs: tuple[Run, ...] = RUNS) -> str:
+    """Returns one line for `doctor`: the labels of all rows, and how many rows have each."""
+    labels = [label(file, runs) for _, file in FEATURES]
+    counted = {text: labels.count(text) for text in labels}
+    if len(counted) == 1:
+        return labels[0]
+    return "; ".join(f"{n} of {len(labels)}: {text}" for text, n in counted.items())
+
+
+def table(runs: tuple[Run, ...] = RUNS) -> str:
     """Returns the table of docs/guide/devices.md."""
-    rows = [f"| {feature} | {label(file)} |" for feature, file in FEATURES]
+    rows = [f"| {feature} | {label(file, runs)} |" for feature, file in FEATURES]
     return "\n".join(["| feature | tested on |", "|---|---|", *rows])
 
 
 def in_short(runs: tuple[Run, ...] = RUNS) -> str:
-    """Returns one line for `doctor` and README."""
+    """Returns one line for README."""
     if not runs:
         return "tested on a test device of our own; never run on a GPU, NPU or XPU"
     named = ", ".join(sorted({run.device for run in runs}))

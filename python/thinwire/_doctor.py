@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from . import _devices
 from .errors import InvalidArgument
 
 
@@ -21,7 +20,7 @@ def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
 
         yield "torch", f"yes: {torch.__version__}"
         yield "groups", _process_groups()
-        yield "devices", f"{_accelerators()}; {_devices.in_short()}"
+        yield "devices", _accelerators()
     for name in ("mpi4py", "transformers", "accelerate", "lightning"):
         found = _version(name)
         yield name, f"yes: {found}" if found else f"no: pip install {name}"
@@ -60,13 +59,17 @@ def _process_groups() -> str:
 
 
 def _accelerators() -> str:
-    """Returns the devices beside the CPU that this torch finds."""
+    """Returns the devices beside the CPU that this torch finds, and how copies to them go."""
     import torch
+
+    from ._staging import Staging
 
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return "none beside the CPU"
-    return f"{torch.accelerator.device_count()} of kind {found.type}"
+    why = Staging(torch.device(found.type, 0)).why_synchronous
+    copies = f"copies are synchronous, and so slower: {why}" if why else "pinned memory"
+    return f"{torch.accelerator.device_count()} of kind {found.type}, {copies}"
 
 
 def _version(package: str) -> str:

@@ -29,6 +29,10 @@ namespace thinwire::commands {
 
 namespace {
 
+/// Where the host path of tensors on devices was tested. It is the label of the
+/// rows of python/thinwire/_devices.py, with which a test compares it.
+constexpr const char* kDevicesTested = "test device";
+
 std::string joined(const std::vector<std::string>& parts,
                    std::string_view separator) {
   std::string all;
@@ -105,9 +109,9 @@ void say_backends(const Front& front, Report& report) {
         report.advise("MPI, for several machines (scripts/bootstrap)");
     }
   }
-  if (front.has_transports) return;
-  for (const char* name : {"nccl", "hccl", "cuda"})
-    report.say(name, "no: not part of this version");
+  if (!front.has_transports)
+    report.say("devices", "python -m thinwire doctor names those of torch");
+  report.say("tested", fmt::format("tensors on devices: {}", kDevicesTested));
 }
 
 void say_huge_pages(Report& report) {

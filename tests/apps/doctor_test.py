@@ -45,6 +45,8 @@ class Doctor(unittest.TestCase):
         self.assertRegex(report, r"\nprocessor +.*\nkernels ")
         self.assertRegex(report, r"\nprefetch +(on|off): ")
         self.assertRegex(report, r"\nbandwidth +[0-9.]+ GB/s.*\nready: ")
+        self.assertRegex(report, r"\ndevices +python -m thinwire doctor names ")
+        self.assertRegex(report, r"\ntested +tensors on devices: test device")
         self.assertNotIn("\nranks ", report)
 
     def test_variables_that_no_run_would_accept_are_named(self):

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
+import devices
 import pytest
 from thinwire import _devices
 from thinwire._devices import FEATURES, RUNS, Run
 
-pytestmark = pytest.mark.quick
 ROOT = Path(__file__).resolve().parents[3]
 OTHER = Run("Some GPU", "2026-11-25", "a" * 40, ("test_devices_use.py",))
 
 
+@pytest.mark.quick
 def test_the_guide_has_the_table() -> None:
     guide = (ROOT / "docs/guide/devices.md").read_text()
     found = re.search(
@@ -24,6 +26,7 @@ def test_the_guide_has_the_table() -> None:
     assert found and found[1] == _devices.table(), _devices.table()
 
 
+@pytest.mark.quick
 def test_the_guide_has_the_computed_times() -> None:
     table = runpy.run_path(str(ROOT / "bench/devices/table.py"))["table"]()
     guide = (ROOT / "docs/guide/devices.md").read_text()
@@ -33,16 +36,19 @@ def test_the_guide_has_the_computed_times() -> None:
     assert found and found[1] == table, table
 
 
+@pytest.mark.quick
 def test_the_readme_has_the_line() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert _devices.in_short() in readme, _devices.in_short()
 
 
+@pytest.mark.quick
 def test_tested_files_are_there() -> None:
     for _, file in FEATURES:
         assert (ROOT / "python/tests/device" / file).is_file(), file
 
 
+@pytest.mark.quick
 def test_a_run_says_where_when_and_what() -> None:
     for run in (*RUNS, OTHER):
         assert run.device and run.files
@@ -51,6 +57,40 @@ def test_a_run_says_where_when_and_what() -> None:
         assert set(run.files) <= {file for _, file in FEATURES}, run
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("missing", ["device", "date", "commit"])
+def test_a_run_without_device_date_or_commit_is_no_label(missing: str) -> None:
+    for value in ("", "x" if missing != "device" else " "):
+        with pytest.raises(ValueError, match=f"{missing}: must match"):
+            replace(OTHER, **{missing: value})
+
+
+@pytest.mark.quick
+def test_both_programs_say_what_the_table_says() -> None:
+    source = (ROOT / "src/commands/doctor.cpp").read_text()
+    (text,) = re.findall(r'kDevicesTested = "(.*)";', source)
+    assert text == _devices.label_of_all()
+    some = _devices.label_of_all((OTHER,))
+    assert f"2 of {len(FEATURES)}: test device; ran on Some GPU, 2026-11-25," in some
+
+
+def in_doctor() -> dict[str, str]:
+    from thinwire import _doctor
+
+    devices.device()
+    return dict(_doctor.lines(""))
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="it takes the memory away")
+def test_doctor_says_whether_pinned_memory_works() -> None:
+    (found,) = devices.run(1, __file__, "in_doctor")
+    assert found["devices"] == "2 of kind fence, pinned memory"
+    (found,) = devices.run(1, __file__, "in_doctor", FENCE_WITHOUT_PINNED="1")
+    assert "copies are synchronous, and so slower" in found["devices"]
+    assert "no pinned memory" in found["devices"]
+
+
+@pytest.mark.quick
 def test_a_run_on_a_device_changes_the_label_of_what_it_ran() -> None:
     ran = "test device; ran on Some GPU, 2026-11-25, aaaaaaaaaa"
     assert _devices.label("test_devices_use.py", (OTHER,)) == ran
