@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "core/require.h"
-#include "optim/checks.h"
+#include "core/require_view.h"
 #include "zero/checks.h"
 
 namespace thinwire::zero {
@@ -34,7 +34,7 @@ void WholeValues::require_gradients(std::string_view caller, View grads) const {
 std::vector<float> WholeValues::gradient(std::string_view name, View grads) {
   const std::size_t index = index_of(layout_, name);
   if (!grads.empty())
-    optim::require_view("grads", grads, layout_.size(), true, true);
+    require_view("grads", grads, layout_.size(), true, true);
   require_gradients("full_gradient", grads);
   std::vector<float> values = read(index, "grad", grads);
   window_.close();  // reduced gradients cannot be added to
