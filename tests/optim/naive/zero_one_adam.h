@@ -32,11 +32,9 @@ class ZeroOneAdam {
         group_of_[p.offset + i] = p.group;
     const int bits = o.warmup_bits.value_or(0);
     if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
-    const int bits = o.warmup_bits.value_or(0);
-    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
   }
 
-  /// False: skipped.
+  /// Returns false if the step was skipped.
   bool step(const std::vector<Floats>& grads) {
     if (t_ >= stages_.var_freeze_step) return frozen_step(grads);
     if ((t_ + 1) % var_interval_ == 0) {
