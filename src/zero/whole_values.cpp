@@ -33,8 +33,7 @@ void WholeValues::require_gradients(std::string_view caller, View grads) const {
 
 std::vector<float> WholeValues::gradient(std::string_view name, View grads) {
   const std::size_t index = index_of(layout_, name);
-  if (!grads.empty())
-    require_view("grads", grads, layout_.size(), true, true);
+  if (!grads.empty()) require_view("grads", grads, layout_.size(), true, true);
   require_gradients("full_gradient", grads);
   std::vector<float> values = read(index, "grad", grads);
   window_.close();  // reduced gradients cannot be added to

@@ -47,7 +47,8 @@ void train(comm::Communicator& comm, const at::Device& device,
       engine.step();
     }
     if (t % 3 == 1) {
-      const std::vector<float> bias(net.side->bias.numel(), 0.01F * t);
+      const std::vector<float> bias(net.side->bias.numel(),
+                                    0.01F * static_cast<float>(t));
       engine.core().whole_values().set_parameter("side.bias", bias);
       engine.send_parameters();
       const auto evaluation = engine.evaluation();
