@@ -153,7 +153,7 @@ TEST(LowBitOptimizers, RanksThatDisagreeAllSayWhere) {
         [&] { OnebitLamb(comm, layout(), {.factor_max = first ? 4.0 : 3.0}); });
     test::expect_error(
         ErrorCode::kInvalidArgument,
-        {"local_step_clipper=16\"", "local_step_clipper=8\""}, [&] {
+        {"local_step_clipper=16 ", "local_step_clipper=8 "}, [&] {
           ZeroOneAdam(comm, layout(), {.local_step_clipper = first ? 16 : 8});
         });
     test::expect_error(
