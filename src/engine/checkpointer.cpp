@@ -28,12 +28,12 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-// What a rank says in an agreement, in eight bytes.
+// A rank's part of an agreement, in eight bytes.
 struct Word {
   bool stop = false;
   bool is_time = false;    // Rank 0's counts.
-  bool is_saving = false;  // What it saves is not yet written.
-  std::int64_t steps = 1;  // To the next agreement; rank 0's counts.
+  bool is_saving = false;  // Its last save is not yet written.
+  std::int64_t steps = 1;  // Steps to the next agreement; rank 0's counts.
 
   [[nodiscard]] std::int64_t packed() const {
     return steps << 8 | (stop ? 1 : 0) | (is_time ? 2 : 0) |
@@ -82,7 +82,7 @@ CheckpointerOptions checkpointer_options(
 }
 
 struct Checkpointer::Impl {
-  // A save whose files may still be under way.
+  // A save whose files may not be written yet.
   struct Pending {
     checkpoint::SaveReport report;
     std::int64_t boundaries = 0;
@@ -119,8 +119,8 @@ struct Checkpointer::Impl {
   Clock::time_point newest_save = Clock::now();
   std::optional<Pending> pending;
 
-  std::int64_t interval = 1;  // Steps from the last agreement to the next, ...
-  std::int64_t until_agreement = 1;  // ... and those that are left.
+  std::int64_t interval = 1;         // steps between two agreements
+  std::int64_t until_agreement = 1;  // steps to the next one
   Clock::time_point newest_agreement = Clock::now();
   Totals totals;
 };
@@ -129,7 +129,8 @@ void Checkpointer::Impl::say(LogLevel level, const std::string& text) const {
   if (engine.communicator().rank() == 0) log(level, text);
 }
 
-// What training can do without. A lost peer it cannot, nor ranks that differ.
+// Reports a failed save, without which training can continue. A lost peer and
+// ranks that differ end it.
 void Checkpointer::Impl::failed(const Error& error) {
   if (error.code() != ErrorCode::kUnavailable) throw;
   ++totals.failed;

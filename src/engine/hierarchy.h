@@ -8,9 +8,9 @@
 
 namespace thinwire::engine {
 
-/// Collective: the same ranks with collectives by host, where `config` asks for
-/// that; null: flat. Throws Error(kInvalidArgument) on all ranks where it
-/// demands what the ranks' places do not allow.
+/// Returns the same ranks with hierarchical collectives, or null if `config` or
+/// the hosts make the exchange flat. Collective. Throws Error(kInvalidArgument)
+/// on all ranks if `config` requires a hierarchy that the hosts do not allow.
 [[nodiscard]] std::unique_ptr<comm::Communicator> by_host(
     comm::Communicator& comm, const config::Config& config);
 

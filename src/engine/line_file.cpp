@@ -80,7 +80,7 @@ bool LineFile::write(std::string_view line) {
   const int error = write_all(file_, std::string(line) + '\n');
   if (error == 0) return true;
   ++dropped_;
-  // What there was room for goes again, or the next line would follow it.
+  // Removes a partly written line, because the next line would follow it.
   if (S_ISREG(status.st_mode) && ::ftruncate(file_, status.st_size) != 0)
     return failed("cut back", errno);
   return failed("written", error);

@@ -131,8 +131,8 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
     return optim::saved_count(state, "frozen_at") > 0
                ? adopt_frozen(std::move(state))
                : adopt_exact(std::move(state));
-  // States of Adam, and of 1-bit Adam before its freeze. What they lack begins
-  // now.
+  // Accepts states of Adam, and of 1-bit Adam before its freeze. Missing parts
+  // begin now.
   if (saved != "adam" && saved != "onebit_adam")
     optim::refuse_optimizer(saved, model.settings.name);
   if (saved == "adam") {

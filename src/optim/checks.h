@@ -72,7 +72,7 @@ inline void require_fit_for_two_dtypes(ConstView params, DType master_dtype,
           num_experts);
 }
 
-/// What UpdateRule::apply_part() was given.
+/// Checks the arguments of UpdateRule::apply_part().
 inline void require_part(Range part, const UpdateArrays& arrays,
                          const ParameterLayout& layout) {
   require(
@@ -104,7 +104,7 @@ inline void require_cut(const StepInput& input, std::size_t cut) {
   check("low_precision", input.low_precision);
 }
 
-/// What step() was given; but for its parameters' dtype.
+/// Checks the arguments of step(), except the parameters' dtype.
 inline void require_step_input(const StepInput& input, std::size_t size,
                                std::size_t cut = 0) {
   require_cut(input, cut);
@@ -116,7 +116,7 @@ inline void require_step_input(const StepInput& input, std::size_t size,
           "finite and > 0", input.loss_scale);
 }
 
-/// What optimizers that keep fp32 parameters were given.
+/// Checks the arguments of step() of optimizers that keep fp32 parameters.
 inline void require_float32_step_input(const StepInput& input,
                                        std::size_t size) {
   require_view("params", input.params, size, true, false);

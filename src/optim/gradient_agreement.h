@@ -9,22 +9,22 @@
 
 namespace thinwire::optim {
 
-/// What a rank says of its gradients in the one scalar exchange of a step.
+/// A rank's summary of its gradients in the scalar exchange of a step.
 struct GradientSummary {
   double squares = 0;  ///< Their sum of squares; not finite if one of them is.
   std::uint32_t optimizer = 0;     ///< See optimizer_number().
   std::uint32_t left_out : 1 = 0;  ///< This rank left out a local step.
-  std::uint32_t late : 1 = 0;      ///< A late element has a gradient here.
-  /// This step is not what this rank has begun early.
+  std::uint32_t late : 1 = 0;      ///< An inactive element has a gradient here.
+  /// This step differs from the one that this rank has begun early.
   std::uint32_t unlike_early : 1 = 0;
   std::uint32_t masks : 29 = 0;  ///< See Masks::fingerprint().
 };
 
-/// What ranks know of each other's gradients after that exchange.
+/// The ranks' common knowledge of their gradients after that exchange.
 struct Agreement {
   int nonfinite_rank = -1;  ///< The lowest; -1: all are finite.
   int left_out_rank = -1;   ///< The lowest that left out a local step; -1.
-  bool any_late = false;    ///< Some rank has the gradient of a late element.
+  bool any_late = false;  ///< Some rank has a gradient of an inactive element.
   bool any_unlike_early = false;  ///< Some rank has begun another step early.
   double squares = 0;             ///< Sum over ranks of ||g_i||^2.
   double rms_norm = 0;            ///< a = sqrt(mean over ranks of ||g_i||^2).
@@ -77,10 +77,11 @@ class CalibratedNorm {
 
   void save(StateDict& state) const;
   void load(const StateDict& state);
-  /// After `from` ranks had measured it, `to` ranks go on with the same samples
-  /// per step: for a gradient of signal S and a batch's noise x S,
+  /// Converts the measurement of `from` ranks to `to` ranks with the same
+  /// samples per step. For a gradient of signal S and a batch's noise x S,
   ///   rho^2 = (1 + x) / (1 + ranks x).
-  /// A group of one knows its norm; from one, nothing follows for more.
+  /// A single rank knows its norm, from which nothing follows for several
+  /// ranks.
   void rescale(std::int64_t from, std::int64_t to) noexcept;
 
  private:
@@ -95,10 +96,12 @@ class LaggedNorm {
  public:
   /// An exact step was taken.
   void begin(double rms_norm) noexcept { reference_ = rms_norm; }
-  /// What the next compressed step is clipped by, unless it is a spike; 0: it
-  /// is not known, so any step is one.
+  /// Returns the norm by which the next compressed step is clipped, unless it
+  /// is a spike. Returns 0 if the norm is unknown, so that any step counts as a
+  /// spike.
   [[nodiscard]] double reference() const noexcept { return reference_; }
-  /// A compressed step of this norm is taken: what it is clipped by.
+  /// Takes a compressed step of this norm, and returns the norm by which it is
+  /// clipped.
   [[nodiscard]] double take(double rms_norm) noexcept;
 
   void save(StateDict& state) const;

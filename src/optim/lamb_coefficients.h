@@ -11,9 +11,9 @@
 
 namespace thinwire::optim {
 
-/// What 1-bit LAMB multiplies each parameter's learning rate with
-/// (arXiv:2104.06069, Algorithm 1): in the warm-up stage LAMB's trust ratio c,
-/// in the compression stage r * c_avg, the average of such ratios adapted by a
+/// The coefficients of the learning rates in 1-bit LAMB (arXiv:2104.06069,
+/// Algorithm 1). In the warm-up stage they are LAMB's trust ratios c. In the
+/// compression stage they are r * c_avg, averages of such ratios times a
 /// factor. All vectors have one value per parameter.
 class LambCoefficients {
  public:
@@ -33,7 +33,7 @@ class LambCoefficients {
   /// Throws Error(kCorruptCheckpoint).
   [[nodiscard]] LambCoefficients read(const StateDict& state) const;
 
-  std::vector<double> last;      ///< Of the last step.
+  std::vector<double> last;      ///< ratios of the last step
   std::vector<double> averages;  ///< c_avg.
   std::vector<std::int64_t> num_averaged;
   std::vector<double> last_factors;  ///< r.
@@ -45,8 +45,9 @@ class LambCoefficients {
   double factor_threshold_;
 };
 
-/// k = (mean RMS of all momenta) / (the parameter's own), 1 for a momentum of
-/// zero: what brings momenta to a common size before they are compressed.
+/// Returns k = (mean RMS of all momenta) / the parameter's own RMS, or 1 for a
+/// momentum of zero. The factors bring momenta to a common size before they are
+/// compressed.
 [[nodiscard]] std::vector<double> common_size_scales(
     std::span<const double> rms, const ParameterLayout& layout);
 

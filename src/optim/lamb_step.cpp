@@ -25,8 +25,8 @@ Range range_of(Cells cells) {
   return {begin, cells.back().range.end() - begin};
 }
 
-// As many cells as one call of a kernel takes: of one parameter, and all but
-// the first and the last one whole.
+// Returns as many cells as one call of a kernel takes. They belong to one
+// parameter, and all except the first and the last are whole.
 Cells first_run(Cells cells) {
   std::size_t n = 1;
   while (n < cells.size() && cells[n].parameter == cells[0].parameter &&
@@ -35,8 +35,8 @@ Cells first_run(Cells cells) {
   return cells.first(n);
 }
 
-// What is worked on at once: small parameters, as many neighbours as fit into a
-// part, or a large one.
+// The units of work: neighbouring small parameters that fit into a part
+// together, or a large one.
 struct Units {
   std::vector<Cells> small;
   std::vector<Cells> large;

@@ -59,7 +59,7 @@ class LambStep {
  public:
   LambStep(Adam& adam, std::int64_t step, float grad_scale);
 
-  /// As UpdateRule::measure().
+  /// Implements UpdateRule::measure().
   void measure(std::span<const NormCell> cells, const UpdateArrays& arrays,
                std::span<NormSums> sums) const;
   /// The second pass over elements `part`, of which `arrays` are the views.

@@ -21,7 +21,7 @@ namespace thinwire::optim {
 /// elements have none.
 [[nodiscard]] std::vector<NormCell> norm_cells(const ParameterLayout& layout);
 
-/// What cells, in order, have summed up to for each of `num_parameters`
+/// Returns the sums of cells, in order, for each of `num_parameters`
 /// parameters.
 [[nodiscard]] std::vector<NormSums> parameter_sums(
     std::span<const NormCell> cells, std::span<const NormSums> sums,

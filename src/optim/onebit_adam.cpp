@@ -24,7 +24,8 @@ LowBitSettings settings_of(const OnebitAdamOptions& options) {
   return low_bit_settings("onebit_adam", describe(options.freeze), options);
 }
 
-// A state of an earlier version whose variance went on moving after the freeze.
+// Refuses a state of an earlier version whose variance changed after the
+// freeze.
 void require_no_refresh(const StateDict& state) {
   constexpr const char* kIsUnbiased = "variance_is_unbiased";
   if (state.has_scalar(kIsUnbiased) && state.integer(kIsUnbiased) != 0)
@@ -137,8 +138,8 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   exact_groups.finish(steps, in, *scale, step);
 }
 
-// What had begun during backward goes on only if the gradients are what it took
-// them for.
+// Clips by the estimate. An exchange that began during backward is used only if
+// the gradients are as it assumed.
 std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
                                            StepMeter& step) {
   const bool is_unlike_early =
@@ -186,7 +187,7 @@ Optimizer::Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
   };
 }
 
-// What options name, after a load.
+// Changes to the stage that the options name, after a load.
 Notes OnebitAdamImpl::set_stage() {
   if (freeze.must_return(steps)) {
     const std::int64_t frozen_at = freeze.frozen_at();

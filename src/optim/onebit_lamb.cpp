@@ -28,8 +28,9 @@ using kernels::LambFactorSums;
 
 namespace {
 
-// An outlier that the others do not mind moves the trust ratios: 1000 times its
-// neighbours' gradients, it left them ten times as far from the optimum.
+// Outliers that the other optimizers tolerate move the trust ratios. One with
+// 1000 times its neighbours' gradient left parameters ten times as far from the
+// optimum.
 LowBitSettings settings_of(const OnebitLambOptions& o) {
   LowBitSettings settings = low_bit_settings(
       "onebit_lamb",
@@ -117,7 +118,8 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
   if (freeze.ends_at(steps, momentum)) begin_compression();
 }
 
-// d is made of v, a fresh copy of which goes on; momenta get a common size.
+// Makes d of v, of which a fresh copy remains, and brings momenta to a common
+// size.
 void OnebitLambImpl::begin_compression() {
   freeze.freeze(steps, /*keeps_variance=*/true, denominator);
   fresh = std::move(adam().exp_avg_sq());
@@ -150,8 +152,8 @@ void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
   model.for_blocks([&](std::size_t b) { apply(b, in, c); }, in.final_range);
 }
 
-// As each block arrives, its fresh variance and its part of the parameter's
-// norms are formed.
+// Averages the momentum. Computes the fresh variance of each block that
+// arrives, and its part of the parameter's norms.
 OnebitLambImpl::Sums OnebitLambImpl::average_momentum(const StepInput& in,
                                                       const Coefficients& c,
                                                       StepMeter& step) {
@@ -221,7 +223,7 @@ void OnebitLambImpl::apply(std::size_t b, const StepInput& in,
   denominator.update(b, momentum.form.current(b), in, c);
 }
 
-// As if the variance of late elements had been d^2 from the start.
+// Activates elements as if their variance had been d^2 from the start.
 void OnebitLambImpl::admit(std::span<const std::size_t> elements) {
   for (const std::size_t i : elements) {
     const auto& group =
@@ -275,7 +277,7 @@ Optimizer::Adoption OnebitLambImpl::adopt_own(StateDict& state) {
   if (taken->freeze.point.frozen_at > 0) {
     taken->scales = saved_values<double>(
         state, "scaling_coeff", coefficients.last.size(), Sign::kNotNegative);
-    // Of a parameter without momentum; a new one has 0 (kNewParameters).
+    // A new parameter has 0 (kNewParameters); one without momentum has 1.
     std::ranges::replace(taken->scales, 0.0, 1.0);
     taken->fresh = take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
                                model.size(), Sign::kNotNegative);
@@ -289,8 +291,9 @@ Optimizer::Adoption OnebitLambImpl::adopt_own(StateDict& state) {
   };
 }
 
-// What options name, after a load. The fresh variance is no substitute for the
-// one that was given up: it is rebuilt from momenta of one bit.
+// Changes to the stage that the options name, after a load. The fresh variance
+// cannot replace the one that was dropped, because it is rebuilt from momenta
+// of one bit.
 Notes OnebitLambImpl::set_stage() {
   if (freeze.must_return(steps)) {
     const std::string note = freeze.return_to_exact(steps, denominator);

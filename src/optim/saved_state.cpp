@@ -160,7 +160,7 @@ void require_rule(const StateDict& state, std::string_view rule) {
                     frozen_at));
 }
 
-// ---- by host
+// ---- hosts
 
 void add_hosts(State& state, const comm::Hosts& hosts) {
   if (hosts.is_flat()) return;

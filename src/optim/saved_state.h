@@ -18,8 +18,8 @@
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 
-/// What optimizers do alike with saved states. All throw
-/// Error(kCorruptCheckpoint) naming what does not fit.
+/// Functions on saved states that optimizers share. All throw
+/// Error(kCorruptCheckpoint), which names the part that does not fit.
 namespace thinwire::optim {
 
 // ---- values that a run can continue with
@@ -53,7 +53,7 @@ void require_count(std::string_view name, std::int64_t count);
 [[nodiscard]] std::int64_t saved_count(const StateDict& state,
                                        std::string_view name);
 
-/// What every optimizer counts.
+/// The counters of every optimizer.
 struct StepCounts {
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
@@ -76,10 +76,12 @@ void require_rule(const StateDict& state, std::string_view rule);
 [[noreturn]] void refuse_optimizer(std::string_view saved,
                                    std::string_view own);
 
-// ---- by host: averages of the ranks of one host are one worker's
-/// Adds who shares a host to a state; nothing where hosts are flat.
+// ---- hosts: in hierarchical mode the average of a host's ranks is one
+// worker's
+/// Adds the ranks that share a host to a state; nothing if the exchange is
+/// flat.
 void add_hosts(State& state, const comm::Hosts& hosts);
-/// >= 1; 1 where it says nothing.
+/// Returns a number >= 1, which is 1 if the state does not say.
 [[nodiscard]] std::int64_t saved_ranks_per_host(const StateDict& state);
 
 // ---- an optimizer that has nothing but a rule and counts
@@ -124,7 +126,7 @@ void add_to_elements(State& state, std::string name, Sharing sharing,
 [[nodiscard]] std::vector<Range> saved_ranges(const StateDict& state,
                                               std::string_view array,
                                               std::size_t num_elements);
-/// The same where each is a single element.
+/// Returns the elements of ranges that each are a single element.
 [[nodiscard]] std::vector<std::size_t> saved_elements(const StateDict& state,
                                                       std::string_view array,
                                                       std::size_t num_elements);

@@ -98,7 +98,7 @@ void State::add_free(std::string name, ConstView values) {
 
 namespace {
 
-// Where the values of elements `range` begin in an array of `ranges`, if one of
+// Returns the position of elements `range` in an array of `ranges`, if one of
 // these holds them all.
 std::optional<std::size_t> place_in(const std::vector<Range>& ranges,
                                     Range range) {

@@ -15,7 +15,7 @@
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 
-/// What exact steps of every optimizer are made of.
+/// Parts of the exact steps of every optimizer.
 namespace thinwire::optim {
 
 /// Neighbouring parameters of one group.
@@ -27,7 +27,7 @@ struct GroupRange {
 /// The layout as the fewest such ranges, in order, empty ones left out.
 [[nodiscard]] std::vector<GroupRange> group_ranges(
     const ParameterLayout& layout);
-/// Elements `part` of it, likewise.
+/// Returns the ranges of elements `part` of the layout.
 [[nodiscard]] std::vector<GroupRange> group_ranges(
     const ParameterLayout& layout, Range part);
 
@@ -48,8 +48,8 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = part_of(arrays.low_precision, range)};
 }
 
-/// What an update rule gets of a step whose gradients are to be multiplied by
-/// `grad_scale`.
+/// Returns the arrays of an update rule for a step whose gradients are
+/// multiplied by `grad_scale`.
 [[nodiscard]] inline UpdateArrays update_arrays(const StepInput& in,
                                                 float grad_scale) {
   return {.params = in.params,

@@ -19,9 +19,9 @@ void verify_same(comm::Communicator& comm, ThreadPool& pool,
                  const ParameterLayout& layout, ConstView params,
                  const std::string& schedule);
 
-/// Collective, before a rule is first used: throws Error(kInvalidArgument) if
-/// there is none, for an option out of range, and on all ranks if they give
-/// different rules, layouts or options.
+/// Throws Error(kInvalidArgument) if there is no rule or an option is out of
+/// range. Throws on all ranks if they pass different rules, layouts or options.
+/// Collective.
 void require_same_rule(comm::Communicator& comm, const UpdateRule* rule,
                        const ExchangeOptions& options);
 /// Step `number`, and the parameters that it has left.

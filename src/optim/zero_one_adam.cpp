@@ -76,8 +76,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   void freeze(View params);
   void frozen_step(const StepInput& in, StepMeter& step);
 
-  // After a load the caller's V may ask for the other stage: from the next step
-  // on, or from the next sync, after which ranks have the same momentum.
+  // After a load the caller's V may name the other stage. It begins with the
+  // next step, or after the next sync, when ranks have the same momentum.
   [[nodiscard]] bool will_be_frozen() const {
     if (!is_frozen) return steps >= plan.step();
     return !plan.names_later(steps) || !is_synchronized();
@@ -138,7 +138,7 @@ void ZeroOneAdamImpl::update_variance(ConstView grads, const Coefficients& c) {
   momentum.form.keep_as_values();
   float* const m = adam().exp_avg().as<float>().data();
   float* const v = adam().exp_avg_sq().as<float>().data();
-  // Exact steps know nothing of heavy elements: their gradients are whole.
+  // Exact steps do not scale outliers, whose gradients are whole there.
   for (const HeavyElement& element : denominator.heavy())
     m[element.index] /= element.factor;
   model.for_blocks([&](std::size_t b) {
@@ -181,7 +181,7 @@ void ZeroOneAdamImpl::set_stage(View params) {
     freeze(params);
 }
 
-// Denominators stay until the next variance step, and heavy elements with them.
+// Denominators and outliers stay until the next variance step.
 void ZeroOneAdamImpl::return_to_variance() {
   momentum.form.keep_as_values();
   momentum.form.set_units({});
@@ -191,8 +191,8 @@ void ZeroOneAdamImpl::return_to_variance() {
   denominator.restore_variance(var_updates);
 }
 
-// After the freeze: a local step, and in steps of T_u a sync. By host, ranks of
-// one host take the same local steps.
+// After the freeze: takes a local step, and in steps of T_u a sync. In
+// hierarchical mode ranks of one host take the same local steps.
 void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
   const bool syncs = phase() == Phase::kCompressed;
   if (model.host) model.host->average_all(in.grads, step);

@@ -82,7 +82,7 @@ struct ExpertParallel::Impl final : EarlyGradients, LocalSteps {
     int nonfinite_rank = -1;
   };
 
-  // What a section's gradients are to be divided by after their average.
+  // Returns the divisor of a section's gradients after their average.
   [[nodiscard]] double divisor(const Section& section,
                                const StepInput& in) const {
     const DType dtype = in.grads.dtype_at(section.range.offset);

@@ -9,15 +9,15 @@
 #include "optim/experts/joined_state.h"
 #include "optim/saved_state.h"
 
-// What experts and the dense optimizer beside them keep, as one state.
+// The joint state of experts and of the dense optimizer beside them.
 namespace thinwire::optim {
 
 namespace {
 
-// A text of a state: names of arrays with a value for each parameter. Those
-// that there are now say nothing of a state's: it may be of another stage.
+// A text of a state: names of arrays with a value for each parameter. A state
+// may be of another stage and so have other arrays than there are now.
 constexpr const char* kOfParameters = "experts.parameter_arrays";
-// Of an owner.
+// Key of an owner.
 constexpr const char* kExperts = "experts";
 
 }  // namespace

@@ -60,8 +60,8 @@ void require_blocks(const StateDict& state, const char* name,
 ///   inactive elements begin with d = max(M, F)
 ///
 /// Without the floor, coordinates whose gradient is rounding noise get +-scale
-/// divided by next to nothing; without the cap, one outlier lifts the floor and
-/// the scale of a thousand neighbours. A departure from the papers.
+/// divided by next to nothing. Without the cap, one outlier lifts the floor and
+/// the scale of a thousand neighbours. This is a departure from the papers.
 class BlockDenominators {
  public:
   /// Floors and caps `d`, which holds sqrt(v) + eps of every compressed

@@ -30,9 +30,9 @@ class StagePlan {
   /// 0.8 say nothing. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] StagePlan after(const StateDict& state, const char* key) const;
 
-  /// The caller has named a step that, after `steps`, lies ahead ...
+  /// Returns whether the caller has named a step that is later than `steps`.
   [[nodiscard]] bool names_later(std::int64_t steps) const;
-  /// ... or has passed.
+  /// Returns whether the caller has named a step that has passed.
   [[nodiscard]] bool names_passed(std::int64_t steps) const;
 
  private:
@@ -41,8 +41,8 @@ class StagePlan {
   std::int64_t step_ = 1;
 };
 
-/// "freeze_step is 9 and lies ahead of step 6, so exact steps go on; ...": what
-/// a load says.
+/// Returns a load's note on exact steps that continue because `planned` lies
+/// ahead.
 [[nodiscard]] std::string note_of_return(std::string_view option,
                                          std::int64_t planned,
                                          std::int64_t steps,

@@ -31,9 +31,8 @@ class KeptMomentum {
   [[nodiscard]] kernels::SignInput input(
       std::size_t b, View grads, const kernels::AdamCoefficients& c) const;
 
-  /// Sets what the momentum of each block is multiplied by when it is
-  /// exchanged: a common size in 1-bit LAMB, -sum of learning rates in 0/1
-  /// Adam. Empty: all are 1.
+  /// Sets the factor of each block's momentum in the exchange: a common size in
+  /// 1-bit LAMB, and -sum of learning rates in 0/1 Adam. If empty, all are 1.
   void set_units(std::vector<float> units) { units_ = std::move(units); }
   [[nodiscard]] std::span<const float> units() const { return units_; }
   [[nodiscard]] float unit(std::size_t b) const {

@@ -183,8 +183,8 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
           grads.subview(r.range.offset, r.range.size), c[r.group]);
 }
 
-// Such a group does not move either. What its residuals sent goes back to them;
-// in a hierarchical exchange to one rank of each host.
+// Such a group does not move either. The exchange returns the sent part of its
+// residuals to them, in hierarchical mode on one rank of each host.
 void LocalUpdates::merge_momenta() {
   float* const m = model_.adam.exp_avg().as<float>().data();
   exchange::CompressedAllReduce& all = momentum_.exchange.all();
