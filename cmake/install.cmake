@@ -36,12 +36,14 @@ foreach(module IN LISTS modules)
          "\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/lib${module}.a")
   endif()
 endforeach()
-list(JOIN archives "\"\n \"" archives)
-install(CODE "
-if(CMAKE_INSTALL_DO_STRIP AND NOT \"${archives}\" STREQUAL \"\")
+if(archives)
+  list(JOIN archives "\"\n \"" archives)
+  install(CODE "
+if(CMAKE_INSTALL_DO_STRIP)
   execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-debug
   \"${archives}\" COMMAND_ERROR_IS_FATAL ANY)
 endif()")
+endif()
 install(EXPORT thinwireTargets NAMESPACE thinwire:: DESTINATION ${package_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/thinwire
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)

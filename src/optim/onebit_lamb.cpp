@@ -169,7 +169,9 @@ OnebitLambImpl::Sums OnebitLambImpl::average_momentum(const StepInput& in,
   const auto take = [&](std::size_t b, const kernels::MomentumForm& m) {
     sums[b] = update_fresh(b, m, previous(b), in.params, c);
   };
-  momentum.exchange.average(in, c, take, step);
+  StepInput unapplied = in;
+  unapplied.final_range = {};  // Parameters change after all norms are known.
+  momentum.exchange.average(unapplied, c, take, step);
   return sums;
 }
 

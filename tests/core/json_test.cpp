@@ -49,15 +49,15 @@ TEST(Json, DuplicateKeysAreFoundAmongFewAndMany) {
 
 TEST(Json, LimitsAreThoseGiven) {
   EXPECT_EQ(parse_json(object_of(4096)).members.size(), 4096u);
-  expect_error(ErrorCode::kInvalidArgument, {"4096 keys"},
+  expect_error(ErrorCode::kInvalidArgument, {"at most 4096 keys"},
                [] { (void)parse_json(object_of(4097)); });
   EXPECT_EQ(parse_json(object_of(4097), {.members = 4097}).members.size(),
             4097u);
   EXPECT_NO_THROW((void)parse_json("[[1]]", {.depth = 2}));
-  expect_error(ErrorCode::kInvalidArgument, {"nested 2 deep"},
+  expect_error(ErrorCode::kInvalidArgument, {"nested at most 2 deep"},
                [] { (void)parse_json("[[[]]]", {.depth = 2}); });
   EXPECT_NO_THROW((void)parse_json("[1, 2]", {.values = 3}));
-  expect_error(ErrorCode::kInvalidArgument, {"3 values"},
+  expect_error(ErrorCode::kInvalidArgument, {"at most 3 values"},
                [] { (void)parse_json("[1, 2, 3]", {.values = 3}); });
 }
 

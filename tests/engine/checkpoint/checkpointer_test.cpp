@@ -324,7 +324,7 @@ TEST_F(Checkpoints, APeriodicSaveThatFailsIsALineAndTheLastOneThrows) {
       EXPECT_FALSE(checkpointer.stop_requested());
     });
     EXPECT_GE(lines_with("warning: a checkpoint could not be saved, training "
-                         "goes on: "),
+                         "continues: "),
               2u);
     EXPECT_EQ(lines_with("saved"), lines_with("could not be saved"));
   }
