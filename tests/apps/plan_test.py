@@ -208,7 +208,7 @@ class Plan(unittest.TestCase):
                 continue
             rank = re.escape(f"1 rank of {threads} thread")
             self.assertRegex(text, f"{rank}s? on {cores} cores?: ")
-            self.assertIn("cores to spare" if spare else "none to spare", text)
+            self.assertIn("spare cores run" if spare else "no spare cores", text)
         _, last = self.lines_of(*DESCRIBED, "--ranks-per-host", 16, "--threads", cores)
         self.assertIs(last["has_spare_core"], False)
 
@@ -311,7 +311,7 @@ class Plan(unittest.TestCase):
         text = self.run_plan("--compute-ms", 6, "--threads", 512, ranks=2)
         self.assertRegex(text, r"measured: 2 ranks; link of each [0-9.e+]+ Gbit/s")
         self.assertIn("2 ranks of 512 threads on ", text)
-        self.assertIn("none to spare", text)
+        self.assertIn("no spare cores", text)
         self.assertIn("flat: all 2 ranks are on one host", text)
         self.assertRegex(text.splitlines()[-1], "^fastest: ")
 
@@ -322,7 +322,7 @@ class Plan(unittest.TestCase):
         cores = len(os.sched_getaffinity(0))
         text = self.run_plan("--threads", cores, ranks=2, environment=one_each)
         self.assertIn("2 ranks; link of each", text)
-        self.assertRegex(text, rf"2 ranks of {cores} threads? on \d+ cores?: none")
+        self.assertRegex(text, rf"2 ranks of {cores} threads? on \d+ cores?: no spare")
 
     @needs_mpi
     def test_under_a_launcher_it_refuses_what_is_measured_and_bad_files(self):

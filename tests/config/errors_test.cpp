@@ -144,8 +144,6 @@ const Refusal kRefusals[] = {
     {R"({"optimizer": {"type": "OneBitAdam"},
          "thinwire": {"lean": true, "warmup_bits": 8}})",
      {"warmup_bits must be 0 with lean 1-bit Adam", "got 8"}},
-    {R"({"optimizer": {"type": "ZeroOneAdam"}, "thinwire": {"warmup_bits": 8}})",
-     {"thinwire.warmup_bits is of OneBitAdam, OneBitLamb, not of ZeroOneAdam"}},
     {R"({"thinwire": {"semantics": "exact"}})",
      {"thinwire.semantics", "corrected, deepspeed", "exact"}},
     {R"({"communication_data_type": "int8"})",

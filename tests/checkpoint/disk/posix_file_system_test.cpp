@@ -153,8 +153,7 @@ TEST(PosixFileSystem, AFullDiskIsToldInBytes) {
   posix::PosixFile full("/dev/full",
                         posix::open_descriptor("/dev/full", O_WRONLY));
   expect_error(ErrorCode::kUnavailable,
-               {"/dev/full: No space left on device: 7 bytes were to be "
-                "written, ",
+               {"/dev/full: No space left on device: writing 7 bytes failed, ",
                 " are free"},
                [&] { full.write_at(0, bytes_of(7)); });
 }

@@ -105,11 +105,11 @@ TEST(Manifest, NoByteMayChange) {
 TEST(Manifest, NoLengthButItsOwn) {
   const std::string text = write_manifest(full_manifest());
   for (std::size_t size = 0; size < text.size(); ++size)
-    expect_error(ErrorCode::kCorruptCheckpoint, {kFile, "not whole"}, [&] {
+    expect_error(ErrorCode::kCorruptCheckpoint, {kFile, "it is damaged"}, [&] {
       (void)parse_manifest(std::string_view(text).substr(0, size), kFile);
     });
   for (const char* more : {"\n", " ", "x"})
-    expect_error(ErrorCode::kCorruptCheckpoint, {kFile, "not whole"},
+    expect_error(ErrorCode::kCorruptCheckpoint, {kFile, "it is damaged"},
                  [&] { (void)parse_manifest(text + more, kFile); });
 }
 

@@ -162,7 +162,8 @@ TEST(SavedArrays, FragmentsLieInsideOfParametersAndEachElementIsThereOnce) {
   expect_refused({kHuge, 0, 1}, 1, {"row 0"});
   expect_refused({0, 0, 3, 0, 2, 3}, 6, {"element 2 of 'a' appears twice"});
   expect_refused({0, 0, 5}, 4, {"lists more values than the file has"});
-  expect_refused({0, 0, 4}, 5, {"'m' has 5 values", "speaks of 4"});
+  expect_refused({0, 0, 4}, 5,
+                 {"'m' has 5 values", "its index tensor lists 4"});
 }
 
 }  // namespace
