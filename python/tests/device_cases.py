@@ -71,11 +71,13 @@ def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{kind} {precision} offload",
                 of_kind | section | engines.zero(2, offload=True),
             )
-    warm = {"freeze_step": 8, "warmup_bits": 8}
+    warm = {
+        "optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}},
+        "thinwire": {"warmup_bits": 8},
+    }
     for precision in ("fp32", "bf16"):
         section = PRECISIONS[precision]
-        of_warm = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, **warm}}}
-        yield f"OneBitAdam {precision} warm-up in 8 bits", of_warm | section
+        yield f"OneBitAdam {precision} warm-up in 8 bits", warm | section
         yield f"lean {precision}", LEAN | section
         few = {**FEW_BITS, **engines.zero(2), **section}
         yield f"ZeRO-2 over 4 bits {precision}", few
