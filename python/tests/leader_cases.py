@@ -22,7 +22,8 @@ def adam(kind: str, **options: Any) -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "Adam": adam("AdamW"),
     "1-bit Adam": adam("OneBitAdam", freeze_step=4),
-    "1-bit Adam, warm-up in 8 bits": adam("OneBitAdam", freeze_step=4, warmup_bits=8),
+    "1-bit Adam, warm-up in 8 bits": adam("OneBitAdam", freeze_step=4)
+    | {"thinwire": {"warmup_bits": 8}},
     "0/1 Adam": adam(
         "ZeroOneAdam", var_freeze_step=4, var_update_scaler=2, local_step_scaler=3
     ),
