@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ import torch
 
 NAME = os.environ.get("THINWIRE_TEST_DEVICE", "fence")
 IS_FENCE = NAME == "fence"
+GROUP = os.environ.get("THINWIRE_TEST_GROUP", "")
+"""gloo: it takes the place of the device's process group, because NCCL wants a device for
+each rank."""
 _FENCE = Path(__file__).resolve().parents[2] / "build/release/tests/fence_device.so"
 
 
@@ -45,12 +50,17 @@ def device(rank: int = 0) -> torch.device:
     """In a process of run(): the one of this rank."""
     if IS_FENCE:
         import fence  # noqa: F401  it registers itself
+    if GROUP:
+        from thinwire.comm import host_group
+
+        host_group._OF_THE_HOST = ()
+    torch.backends.cudnn.allow_tf32 = False  # sums of the CPU have 24 bits
     return torch.device(NAME, rank % torch.accelerator.device_count())
 
 
 def backends() -> str:
     """Of a process group for tensors of the CPU and of the device."""
-    own = {"fence": "fence_ccl"}.get(NAME)
+    own = GROUP or {"fence": "fence_ccl"}.get(NAME)
     return f"cpu:gloo,{NAME}:{own or torch.distributed.get_default_backend_for_device(NAME)}"
 
 
@@ -61,6 +71,28 @@ def counts() -> dict[str, int]:
     import fence
 
     return fence.counts()
+
+
+@contextmanager
+def counting() -> Iterator[dict[str, int]]:
+    """What the body uses, when it has ended: `host_waits`, and `unpinned_async`, copies that
+    were meant to be asynchronous. CUDA's profiler counts waits for a stream or an event, and
+    all copies from and to pageable memory."""
+    found: dict[str, int] = {}
+    if IS_FENCE:
+        before = counts()
+        yield found
+        found |= {k: n - before[k] for k, n in counts().items()}
+        return
+    with torch.profiler.profile() as profile:
+        yield found
+    calls = {event.key: event.count for event in profile.key_averages()}
+    waits = ("cudaStreamSynchronize", "cudaEventSynchronize")
+    found["host_waits"] = sum(calls.get(name, 0) for name in waits)
+    pageable = (
+        n for name, n in calls.items() if "Memcpy" in name and "Pageable" in name
+    )
+    found["unpinned_async"] = sum(pageable)
 
 
 def alike(a: Any, b: Any) -> bool:
