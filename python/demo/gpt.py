@@ -50,7 +50,8 @@ class Gpt(nn.Module):
         x = (x + self.positions.weight).flatten(0, 1)
         for block in self.blocks:
             x = block(x, history.shape[1])
-        return functional.cross_entropy(self.head(self.final_norm(x)), targets)
+        logits = self.head(self.final_norm(x))
+        return functional.cross_entropy(logits.float(), targets)
 
     @torch.no_grad()
     def initialize(self, seed):

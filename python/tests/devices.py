@@ -54,7 +54,10 @@ def device(rank: int = 0) -> torch.device:
         from thinwire.comm import host_group
 
         host_group._OF_THE_HOST = ()
-    torch.backends.cudnn.allow_tf32 = False  # sums of the CPU have 24 bits
+    if NAME == "cuda":
+        # NCCL wants a device for each rank of a host, so each says that its host is another.
+        os.environ["NCCL_HOSTID"] = os.environ.get("RANK", "0")
+        torch.backends.cudnn.allow_tf32 = False  # the CPU has no such format
     return torch.device(NAME, rank % torch.accelerator.device_count())
 
 

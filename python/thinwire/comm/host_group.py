@@ -117,8 +117,11 @@ class HostGroup:
             yield
         except RuntimeError as error:
             self._began = None
-            first = next(iter(str(error).splitlines()), type(error).__name__)
-            self._fail(self._failure or f"{self._named()}: {first[:300]}")
+            if self._failure is None:
+                first = next(iter(str(error).splitlines()), type(error).__name__)
+                # A connection may be closed before its process has ended.
+                why = self._transport.failure() or self._dead(_LATER_SECONDS)
+                self._fail(why or f"{self._named()}: {first[:300]}")
             raise CommFailure(self._failure) from error
         finally:
             self._began = None
@@ -171,13 +174,14 @@ class HostGroup:
         ranks = ", ".join(map(str, self.ranks))
         return f"{self._what} of the ranks {ranks} over {self.backend}"
 
-    def _dead(self) -> str | None:
+    def _dead(self, seconds: float = 0.0) -> str | None:
+        """Returns which other rank's process has ended, or ends within `seconds`."""
         poll = select.poll()
         names = {}
         for rank, descriptor in self._processes:
             poll.register(descriptor, select.POLLIN)
             names[descriptor] = rank
-        for descriptor, _ in poll.poll(0):
+        for descriptor, _ in poll.poll(1000 * seconds):
             return f"rank {names[descriptor]} has left or died during {self._named()}"
         return None
 
