@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a GPT of 102 million parameters in one way:
+"""Trains a GPT of 100 million parameters in one way:
 
     torchrun --nproc-per-node 2 larger_run.py --optimizer onebit_adam --data FILE...
 
-A rank and a step have 512 bytes of text. Ranks compute on their device if torch finds
-one, and otherwise on the CPU. A checkpoint is saved every 50 steps; the same command goes
-on from the last one. losses.jsonl has a line for each step.
+Each rank takes 512 bytes of text per step. Ranks compute on their device if torch finds
+one, and otherwise on the CPU. A checkpoint is saved every 50 steps, and the same command
+resumes from the last one. losses.jsonl has a line for each step.
 """
 
 import argparse

@@ -42,6 +42,15 @@ struct HeavyElement {
   bool operator==(const HeavyElement&) const = default;
 };
 
+/// Returns those of `heavy`, which are sorted by index, that lie in `range`.
+[[nodiscard]] inline std::span<const HeavyElement> heavy_in(
+    std::span<const HeavyElement> heavy, const Range& range) {
+  const auto from = [&](std::size_t index) {
+    return std::ranges::lower_bound(heavy, index, {}, &HeavyElement::index);
+  };
+  return {from(range.offset), from(range.end())};
+}
+
 /// Returns element n / 2 of the n sorted values, which it reorders; nothing if
 /// there are none.
 [[nodiscard]] std::optional<float> median_of(std::vector<float>& values);

@@ -191,21 +191,13 @@ ConstView Denominator::guarded(std::size_t b, ConstView own, double grad_scale,
                                GuardedBlock& copy) const {
   if (blocks.empty()) return own;
   const Range& at = model_.block(b);
-  const auto before = [](const HeavyElement& element, std::size_t index) {
-    return element.index < index;
-  };
-  const auto all = heavy();
-  const auto first =
-      std::lower_bound(all.begin(), all.end(), at.offset, before);
-  const bool has_heavy = first != all.end() && first->index < at.end();
+  const auto of_block = heavy_in(heavy(), at);
   const bool bounds =
       may_hold_outlier(model_, blocks, b, grad_scale, chunk_squares);
-  if (!has_heavy && !bounds) return own;
+  if (of_block.empty() && !bounds) return own;
   std::memcpy(copy.data(), own.data(), own.bytes());
   const View mine(copy.data(), own.size(), own.dtype());
-  scale_heavy_of(mine,
-                 {first, std::lower_bound(first, all.end(), at.end(), before)},
-                 at.offset);
+  scale_heavy_of(mine, of_block, at.offset);
   if (bounds)
     bound_outliers_of(model_, blocks, b, mine,
                       values.as<float>().subspan(at.offset, at.size),

@@ -188,9 +188,8 @@ void MomentumExchange::inherit_block(
   for (std::size_t i = 0; i < at.size; ++i)
     error[i] =
         exchange::is_active(words, i) ? weight * error[i] * form_.unit(b) : 0;
-  for (const HeavyElement& element : heavy)
-    if (at.offset <= element.index && element.index < at.end())
-      error[element.index - at.offset] *= element.factor;
+  for (const HeavyElement& element : heavy_in(heavy, at))
+    error[element.index - at.offset] *= element.factor;
 }
 
 void add_residual_owner(State& state, const LowBitModel& model) {
