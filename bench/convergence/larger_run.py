@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 larger_run.py --optimizer onebit_adam --data FILE...
 
 Each rank takes 512 bytes of text per step. Ranks compute on their device if torch finds
-one, and otherwise on the CPU. A checkpoint is saved every 50 steps, and the same command
+one, and otherwise on the CPU. A checkpoint is saved every 100 steps, and the same command
 resumes from the last one. losses.jsonl has a line for each step.
 """
 
@@ -26,7 +26,7 @@ from text_data import TextData
 
 LAYERS, WIDTH, CONTEXT, SEED = 14, 768, 512, 1
 RATE, WARMUP_STEPS = 3e-4, 50
-SAVE_EVERY = 50
+SAVE_EVERY = 100
 KINDS = {"adam": "AdamW", "onebit_adam": "OneBitAdam"}
 
 
