@@ -68,6 +68,7 @@ class HostGroup:
         self._began: float | None = None
         self._what = ""
         self._failure: str | None = None
+        self._queued: torch.Event | None = None
         self._timeout = comm.timeout
         # A rank that waits for a device names the missing rank before others miss this
         # one. The ranks of its host time out first, then other hosts' leaders, last the
@@ -98,11 +99,13 @@ class HostGroup:
         """
         with self.waiting("a sum"):
             dist.reduce(flat, group_dst=0, group=self._group)
+        self._note_queued()
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Gives all ranks of the host the leader's values, in the same way."""
         with self.waiting("a broadcast"):
             dist.broadcast(flat, group_src=0, group=self._group)
+        self._note_queued()
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -128,11 +131,18 @@ class HostGroup:
         self._require_alive()
 
     def look(self) -> bool:
-        """Ends the device's group if its ranks wait in vain. Returns whether to look
-        again.
+        """Ends the device's group if its ranks wait in vain, or if a rank has died that
+        a queued operation needs. Returns whether to look again.
         """
         began = self._began
-        if began is None or time.monotonic() - began < LOOK_SECONDS:
+        if began is None:
+            # The program itself may wait for the operation, anywhere.
+            if self._queued is not None and not self._queued.query():
+                why = self._transport.failure() or self._dead()
+                if why is not None:
+                    self._fail(why)
+            return self._failure is None
+        if time.monotonic() - began < LOOK_SECONDS:
             return self._failure is None
         why = self._transport.failure() or self._dead()
         if why is None and time.monotonic() - began > self._timeout:
@@ -148,6 +158,7 @@ class HostGroup:
         the next engine.
         """
         self._failure = self._failure or "it is closed"
+        self._queued = None
         for _, descriptor in self._processes:
             os.close(descriptor)
         self._processes = []
@@ -158,6 +169,10 @@ class HostGroup:
     def give_up(self, reason: str) -> None:
         """Tells all ranks that this one cannot continue. Local."""
         self._transport.give_up(reason)
+
+    def _note_queued(self) -> None:
+        with suppress(RuntimeError, NotImplementedError):  # it has no events
+            self._queued = torch.accelerator.current_stream(self._device).record_event()
 
     def _fail(self, why: str) -> None:
         self._failure = why
