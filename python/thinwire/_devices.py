@@ -30,7 +30,24 @@ class Run:
                 raise ValueError(f"{name}: must match {pattern}, got {value!r}")
 
 
-RUNS: tuple[Run, ...] = ()
+RUNS: tuple[Run, ...] = (
+    Run(
+        "NVIDIA H200",
+        "2026-11-26",
+        "147908bfeffb7c44f009dcb51546e9dabcbc683a",
+        (
+            "test_devices_bits.py",
+            "test_devices_trainer.py",
+            "test_devices_lightning.py",
+        ),
+    ),
+    Run(
+        "NVIDIA H200",
+        "2026-11-26",
+        "f020918748125fd6aaf931a013ee65b0cc55759c",
+        ("test_devices_hook.py", "test_devices_use.py", "test_devices_waits.py"),
+    ),
+)
 
 FEATURES = (
     ("every optimizer in a plain loop, in fp32, bf16 and fp16, also with `warmup_bits`", "test_devices_bits.py"),
