@@ -68,6 +68,17 @@ def by_host(row, against):
     )
 
 
+def warm_up(row, bits):
+    """Returns the row with a warm-up over few bits, to be compared with an exact one."""
+    return replace(
+        row,
+        name=f"{row.name}_warm{bits}",
+        title=f"{row.title}, warm-up over {bits} bits",
+        against=row.name,
+        own={**row.own, "warmup_bits": bits},
+    )
+
+
 def all_rows():
     onebit_adam = Row("onebit_adam", "1-bit Adam", "OneBitAdam", "adam")
     zero_one = Row("zero_one_adam", "0/1 Adam", "ZeroOneAdam", "adam")
@@ -99,4 +110,5 @@ def all_rows():
         by_host(low_bit_zero, "adam"),
         lean,
         *(by_host(row, row.name) for row in flat),
+        *(warm_up(row, bits) for row in flat for bits in (8, 4)),
     ]

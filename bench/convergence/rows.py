@@ -21,6 +21,23 @@ class Row:
 BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"
 LOW_BIT_ZERO = "--optimizer adam --set zero_optimization.stage=2 --set zero_bits_up=4 --set zero_bits_down=4"
 
+ZERO_ONE = "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4"
+WARM = "warm-up over {} bits"
+
+
+def warm_rows(name, title, flags, lr):
+    """Returns rows of a low-bit warm-up, to be compared with those of an exact one."""
+    return [
+        Row(
+            f"{name}_warm{bits}_{lr}",
+            f"{title}, {WARM.format(bits)}, lr {lr}",
+            f"{flags} --lr {lr} --set warmup_bits={bits}",
+            f"adam_{lr}",
+            f"{name}_{lr}",
+        )
+        for bits in (8, 4)
+    ]
+
 
 def low_bit_wire_rows(lr, lamb_lr):
     """Returns rows of low-bit ZeRO, in little memory, with lagged clipping, or
@@ -53,12 +70,15 @@ def low_bit_wire_rows(lr, lamb_lr):
             "--optimizer lean_onebit_adam",
             "onebit_adam",
         ),
+        *warm_rows("onebit_adam", "1-bit Adam", "--optimizer onebit_adam", lr),
+        *warm_rows("zero_one_adam", "0/1 Adam", ZERO_ONE, lr),
         *(
-            row(
-                f"onebit_adam_warm{bits}",
-                f"1-bit Adam, warm-up over {bits} bits",
-                f"--optimizer onebit_adam --set warmup_bits={bits}",
-                "onebit_adam",
+            Row(
+                f"onebit_lamb_clip_warm{bits}",
+                f"1-bit LAMB, clip 1, {WARM.format(bits)}, lr {lamb_lr}",
+                f"{lamb} --set warmup_bits={bits}",
+                "lamb_clip",
+                "onebit_lamb_clip",
             )
             for bits in (8, 4)
         ),
@@ -69,11 +89,7 @@ def low_bit_wire_rows(lr, lamb_lr):
             "onebit_adam",
         ),
         by_host("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
-        by_host(
-            "zero_one_adam",
-            "0/1 Adam",
-            "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4",
-        ),
+        by_host("zero_one_adam", "0/1 Adam", ZERO_ONE),
         Row(
             "onebit_lamb_clip_by_host",
             f"1-bit LAMB, clip 1, by host, lr {lamb_lr}",
@@ -91,11 +107,10 @@ def adam_rows(lr):
         return Row(f"{name}_{lr}", f"{title}, lr {lr}", f"{flags} --lr {lr}", dense)
 
     onebit = "--optimizer onebit_adam"
-    zero_one = "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4"
     return [
         row("adam", "Adam", "--optimizer adam"),
         row("onebit_adam", "1-bit Adam", onebit),
-        row("zero_one_adam", "0/1 Adam", zero_one),
+        row("zero_one_adam", "0/1 Adam", ZERO_ONE),
         row(
             "onebit_adam_auto",
             "1-bit Adam, freeze auto",
