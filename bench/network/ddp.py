@@ -3,7 +3,7 @@
 """Trains train_gpt's model in Python over gloo, in one of several ways.
 
 The ways are torch's DistributedDataParallel with one communication hook at a time,
-thinwire.OnebitAdam, or one run of DDP from end to end. bench/network/run calls this
+thinwire.OnebitAdam, or one run of DDP with a hook from end to end. bench/network/run calls this
 under mpirun. It does in Python what network_steps does in C++. CONTROL/python.RANK is a
 pipe with lines "VARIANT STEPS", and rank 0 answers each with a line of JSON. "HOOK@MB"
 has buckets of this many megabytes, "python_onebit_adam@ELEMENTS" of this many elements.
@@ -24,12 +24,14 @@ import thinwire
 import torch
 import torch.distributed as dist
 from gpt import Gpt, inputs_of
-from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, ends_a_tenth, learning_rate
+from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, freeze_step_of, learning_rate
 from text_data import TextData
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 EXACT_STEPS = 100  # as in network_steps.cpp
+EXACT_STEPS_OF_DDP = 2  # it lays out its buckets anew after its first step
+VALIDATIONS, VALIDATION_BYTES, SEQUENCES = 20, 16_384, 16
 
 
 def bf16_hook(group, bucket):
@@ -37,15 +39,15 @@ def bf16_hook(group, bucket):
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
-def hook(model, name):
-    """Averages exactly in the first two steps: DDP rearranges its buckets after one."""
+def hook(model, name, exact_steps):
+    """Registers the hook. PowerSGD begins after the exact steps."""
     if name == "ddp_bf16":
         model.register_comm_hook(None, bf16_hook)
     if name.startswith("ddp_powersgd"):
         state = powerSGD_hook.PowerSGDState(
             process_group=None,
             matrix_approximation_rank=int(name.removeprefix("ddp_powersgd")),
-            start_powerSGD_iter=2,
+            start_powerSGD_iter=exact_steps,
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     if name.startswith("ddp_hook"):
@@ -56,10 +58,11 @@ def hook(model, name):
 class Training:
     """A model that is trained in one way."""
 
-    def __init__(self, given, what):
+    def __init__(self, given, what, seed=SEED, exact_steps=EXACT_STEPS_OF_DDP):
         name, _, buckets = what.partition("@")
         self.model = Gpt(given.layers, given.width, CONTEXT)
-        self.model.initialize(SEED)
+        self.model.initialize(seed)
+        self.seed, self.exact_steps = seed, exact_steps
         self.params = sum(p.numel() for p in self.model.parameters())
         self.steps = 0
         self.batch = given.batch
@@ -90,7 +93,7 @@ class Training:
             gradient_as_bucket_view=True,
             bucket_cap_mb=int(megabytes) if megabytes else None,
         )
-        hook(self.forward, name)
+        hook(self.forward, name, self.exact_steps)
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=RATE, betas=BETAS, fused=True
         )
@@ -99,7 +102,7 @@ class Training:
         """Returns the loss, and Thinwire's report."""
         self.steps += 1
         batch = text.training_batch(
-            SEED, self.steps, dist.get_rank(), dist.get_world_size(), self.batch
+            self.seed, self.steps, dist.get_rank(), dist.get_world_size(), self.batch
         )
         loss = self.forward(*inputs_of(batch))
         loss.backward()
@@ -117,7 +120,7 @@ class Training:
     def validate(self, text):
         total = torch.zeros(2, dtype=torch.float64)
         for batch in text.validation_batches(
-            dist.get_rank(), dist.get_world_size(), self.batch
+            dist.get_rank(), dist.get_world_size(), SEQUENCES
         ):
             loss = self.model(*inputs_of(batch)).double()
             total += torch.stack([loss * len(batch), torch.tensor(len(batch))])
@@ -165,8 +168,9 @@ def answer_of(training, steps, text):
 
 def train(given, text):
     """Trains like train_gpt, and writes the same metrics.jsonl."""
-    training = Training(given, "ddp_fp32")
-    given.out.mkdir(parents=True, exist_ok=True)
+    exact_steps = freeze_step_of(given.steps)
+    training = Training(given, given.way, given.seed, exact_steps)
+    begins_exact = "powersgd" in given.way
     rows = []
     for step in range(1, given.steps + 1):
         begin = time.perf_counter()
@@ -174,10 +178,13 @@ def train(given, text):
             group["lr"] = learning_rate(step, given.steps)
         loss, _ = training.step(text)
         seconds = time.perf_counter() - begin
-        rows.append({"step": step, "loss": loss.item(), "seconds": seconds})
-        if ends_a_tenth(step, given.steps):
+        phase = "exact" if begins_exact and step <= exact_steps else "compressed"
+        row = {"step": step, "loss": loss.item(), "phase": phase}
+        rows.append({**row, "seconds": seconds})
+        if step % (given.steps // VALIDATIONS) == 0:
             rows.append({"step": step, "val_loss": training.validate(text)})
     if dist.get_rank() == 0:
+        given.out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (given.out / "metrics.jsonl").write_text(lines)
 
@@ -186,7 +193,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     purpose = parser.add_mutually_exclusive_group(required=True)
     purpose.add_argument("--control", type=Path, help="folder of the pipes")
-    purpose.add_argument("--out", type=Path, help="train one run, fp32")
+    purpose.add_argument("--out", type=Path, help="train one run")
+    parser.add_argument("--way", default="ddp_fp32", help="the hook of that run")
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument(
         "--steps", type=int, default=500, help="number of steps of that run"
     )
@@ -199,7 +208,7 @@ def main():
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    text = TextData(given.text, CONTEXT)
+    text = TextData(given.text, CONTEXT, VALIDATION_BYTES)
     serve(given, text) if given.control else train(given, text)
     dist.destroy_process_group()
 

@@ -15,16 +15,20 @@ from pathlib import Path
 
 from links import GOODPUT, Links, Place
 from programs import Failure, Program, run_to_its_end
+from results import steps_to
 from variants import (
     ALL,
     BY_HOST,
     COMPUTING,
     FLAT,
+    IN_FULL,
     OF_A_RUN,
     ON_HOSTS,
+    PEER,
     is_compressed,
     must_be_compressed,
     owner,
+    run_flags,
     steps_of,
     told,
     warm_steps,
@@ -34,16 +38,17 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "release"
 
-RATES = (100, 1000, 10_000)  # Mbit/s
-LARGE = {"layers": 8, "width": 256, "batch": 1}  # model of the steps
-SMALL = {"layers": 4, "width": 128, "batch": 16}  # the demo's model, for the whole runs
+RATES = (25, 100, 1000, 10_000)  # Mbit/s
+MODEL = {"layers": 8, "width": 256, "batch": 1}
 CONTEXT = 64
-# Buckets are as long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s. The small
-# model has torch's default, whose first bucket is smaller.
+# Buckets are as long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s.
 DDP_BUCKET_MB = 4
 
-RUN_STEPS, FREEZE_STEP = 500, 100
-RUN_LENGTHS = (300, 3_000, 30_000)  # steps of runs that are computed from single steps
+# A run that ends above exact Adam's loss is made again with more steps.
+RUN_LENGTHS = (400, 500, 600)
+SEEDS = (1, 2, 3)
+VALIDATIONS, VALIDATION_BYTES = 20, 16_384
+FULL_RATE = 100
 # 0/1 Adam syncs as in the measured steps.
 PLAN_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
@@ -60,28 +65,28 @@ class Bench:
         self.given = given
         self.scratch = given.out / "logs"
         self.scratch.mkdir(parents=True, exist_ok=True)
-        self.rounds, self.runs, self.plans, self.schedules = [], {}, [], {}
+        # Sets that are not measured now keep the results of an earlier run.
+        path = given.out / "results.json"
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        self.rounds = [r for r in kept.get("rounds", []) if r["set"] not in given.sets]
+        self.plans = [] if "steps" in given.sets else kept.get("plans", [])
+        self.runs = [] if "runs" in given.sets else kept.get("runs", [])
 
     def write(self):
         """Writes all that is complete so far, so that an early end loses nothing."""
         results = {"rounds": self.rounds, "runs": self.runs, "plans": self.plans}
-        results["schedules"] = self.schedules
         text = json.dumps({**machine(), **results}, indent=1)
         (self.given.out / "results.json").write_text(text + "\n")
 
-    def sizes(self, model):
-        return [str(model[name]) for name in ("layers", "width", "batch")]
-
-    def commands(self, model):
-        arguments = [*self.sizes(model), *self.given.text]
+    def commands(self):
+        sizes = [str(MODEL[name]) for name in ("layers", "width", "batch")]
+        arguments = [*sizes, *self.given.text]
         thinwire = [str(BUILD / "bin" / "network_steps"), str(self.scratch)]
         python = [self.given.python, str(HERE / "ddp.py")]
-        python += ["--control", str(self.scratch)]
-        if model is LARGE:
-            python += ["--bucket-mb", str(DDP_BUCKET_MB)]
+        python += ["--control", str(self.scratch), "--bucket-mb", str(DDP_BUCKET_MB)]
         return {"thinwire": thinwire + arguments, "python": python + arguments}
 
-    def steps(self, place, name, model, plan):
+    def steps(self, place, name, plan):
         """Runs rounds of a plan {rate: variants}, every round all of them. Computing
         alone, and the computing of what is compressed, also run without a limit."""
         variants = list(dict.fromkeys(v for of_rate in plan.values() for v in of_rate))
@@ -89,7 +94,7 @@ class Bench:
         owners = {owner(variant) for variant in alone + variants}
         programs = {
             name: Program(name, place, command, self.scratch)
-            for name, command in self.commands(model).items()
+            for name, command in self.commands().items()
             if name in owners
         }
         place.links.set_rate(None)
@@ -120,41 +125,71 @@ class Bench:
         self.rounds.append(answer)
         return answer
 
-    def whole_runs(self, place):
-        """Runs exact Adam by DDP and 1-bit Adam by train_gpt, on the demo's model."""
-        place.links.set_rate(RATES[0])
-        runs = {}
-        sizes = [f"--{name}={value}" for name, value in SMALL.items()]
-        commands = {
-            "onebit_adam": [
+    def whole_runs(self, place, variants):
+        """Makes a run in each way for each seed, on a link without a limit, because
+        losses do not depend on the link. Then makes some over a slow one."""
+        for seed in SEEDS:
+            place.links.set_rate(None)
+            target = None
+            for variant in variants:
+                for steps in RUN_LENGTHS:
+                    run = self.whole_run(place, variant, seed, steps)
+                    target = run["losses"][-1][1] if target is None else target
+                    if steps_to(run["losses"], target) is not None:
+                        break
+        place.links.set_rate(FULL_RATE)
+        for variant in filter(IN_FULL.__contains__, variants):
+            of_seed = [
+                run["steps"]
+                for run in self.runs
+                if (run["variant"], run["seed"]) == (variant, SEEDS[0])
+            ]
+            self.whole_run(place, variant, SEEDS[0], max(of_seed), FULL_RATE)
+
+    def whole_run(self, place, variant, seed, steps, mbit=None):
+        folder = self.scratch / f"{variant}_{seed}_{steps}_{mbit}"
+        arguments = ["--steps", str(steps), "--seed", str(seed), "--out", str(folder)]
+        if owner(variant) == "python":
+            sizes = [str(MODEL[name]) for name in ("layers", "width", "batch")]
+            command = [self.given.python, str(HERE / "ddp.py"), "--way", variant]
+            command += ["--bucket-mb", str(DDP_BUCKET_MB), *arguments]
+            command += [*sizes, *self.given.text]
+        else:
+            command = [
                 str(BUILD / "bin" / "train_gpt"),
-                "--optimizer=onebit_adam",
-                f"--freeze-step={FREEZE_STEP}",
-                *sizes,
-                "--quiet",
-                "--data",
-                *self.given.text,
+                *run_flags(variant),
+                *arguments,
+            ]
+            command += [f"--{name}={value}" for name, value in MODEL.items()]
+            command += [f"--set=train_gpt.validate_bytes={VALIDATION_BYTES}"]
+            command += [f"--set=train_gpt.validate_every={steps // VALIDATIONS}"]
+            command += ["--quiet", "--data", *self.given.text]
+        begin = time.monotonic()
+        run_to_its_end(place, command, self.scratch / f"{folder.name}.log")
+        wall = time.monotonic() - begin
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        metrics = [*map(json.loads, lines)]
+        of_step = [entry for entry in metrics if "phase" in entry]
+        run = {
+            "variant": variant,
+            "seed": seed,
+            "steps": steps,
+            "mbit": mbit,
+            "losses": [
+                (entry["step"], entry["val_loss"])
+                for entry in metrics
+                if "val_loss" in entry
             ],
-            "ddp_fp32": [
-                self.given.python,
-                str(HERE / "ddp.py"),
-                *self.sizes(SMALL),
-                *self.given.text,
-            ],
+            "kinds": "".join(entry["phase"][0] for entry in of_step),
+            "seconds": [entry["seconds"] for entry in of_step] if mbit else [],
+            "wall_seconds": wall,
+            "processor": machine()["processor"],
         }
-        for name, command in commands.items():
-            begin = time.monotonic()
-            folder = self.scratch / name
-            run_to_its_end(
-                place,
-                [*command, f"--steps={RUN_STEPS}", f"--out={folder}"],
-                self.scratch / f"{name}_run.log",
-            )
-            wall = time.monotonic() - begin
-            say(f"{name}: {RUN_STEPS} steps: {wall:.0f} s")
-            lines = (folder / "metrics.jsonl").read_text().splitlines()
-            runs[name] = {"wall_seconds": wall, "metrics": [*map(json.loads, lines)]}
-        return runs
+        self.runs.append(run)
+        self.write()
+        loss = run["losses"][-1][1]
+        say(f"{variant}, seed {seed}, {steps} steps: {loss:.4f}, {wall:.0f} s")
+        return run
 
     def planned(self, place):
         """Runs `thinwire plan` for each link, with forward and backward as they were
@@ -173,6 +208,7 @@ class Bench:
             )
             place.links.set_rate(mbit)
             flags = ["--compute-ms", f"{seconds * 1e3:.3f}", "--config", str(config)]
+            flags += ["--steps", str(RUN_LENGTHS[0]), "--warmup-bits", "8"]
             ways = self.plan(place, computing[0]["params"], flags)
             found.append({"mbit": mbit, "ways": ways})
             say(f"plan at {mbit} Mbit/s")
@@ -186,31 +222,17 @@ class Bench:
         lines = [line for line in log.read_text().splitlines() if line[:1] == "{"]
         return [*map(json.loads, lines)]
 
-    def schedules_of_runs(self, place):
-        """Returns how many steps of which kind each way takes in a run of each
-        length."""
-        place.links.set_rate(None)
-        return {
-            length: {
-                way["way"]: way["run_steps"]
-                for way in self.plan(place, 1e6, ["--steps", str(length)])
-                if "way" in way
-            }
-            for length in RUN_LENGTHS
-        }
-
     def run(self):
         links = Links(self.given.hosts)
         pair = Place(links, 2)
         variants = [v for v in ALL if re.search(self.given.only, v)]
         if "steps" in self.given.sets:
             on_each = [COMPUTING, *variants]
-            self.steps(pair, "steps", LARGE, dict.fromkeys(RATES, on_each))
+            self.steps(pair, "steps", dict.fromkeys(RATES, on_each))
             self.plans = self.planned(pair)
-            self.schedules = self.schedules_of_runs(pair)
             if links.hosts > 2:
                 many = Place(links, links.hosts)
-                self.steps(many, "steps", LARGE, {1000: variants})
+                self.steps(many, "steps", {1000: variants})
         if "hosts" in self.given.sets:
             on_hosts = [
                 v + where
@@ -218,10 +240,10 @@ class Bench:
                 if re.search(self.given.only, v)
                 for where in (FLAT, BY_HOST)
             ]
-            self.steps(Place(links, 2, 2), "hosts", LARGE, {RATES[0]: on_hosts})
+            self.steps(Place(links, 2, 2), "hosts", {100: on_hosts})
         if "runs" in self.given.sets:
-            self.steps(pair, "runs", SMALL, dict.fromkeys(RATES, OF_A_RUN))
-            self.runs = self.whole_runs(pair)
+            others = [v for v in OF_A_RUN[1:] if re.search(self.given.only, v)]
+            self.whole_runs(pair, [PEER, *others])
         self.write()
 
 
@@ -232,8 +254,7 @@ def machine():
         "cores": os.cpu_count(),
         "goodput": GOODPUT,
         "context": CONTEXT,
-        "models": {"steps": LARGE, "runs": SMALL},
-        "run": {"steps": RUN_STEPS, "freeze_step": FREEZE_STEP, "mbit": RATES[0]},
+        "batch": MODEL["batch"],
     }
 
 

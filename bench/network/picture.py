@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the results as a picture: bytes and step times, a bar each. DDP's is the
-longest of most. Colours follow the reader's scheme; texts stay texts."""
+"""Draws runs until they reach exact Adam's loss as a picture: bytes and times, a bar
+each. Colours follow the reader's scheme; texts stay texts."""
 
 import html
 
-from results import PEER, sets
-from tables import digits, in_order, rate, run_panels, size, time_of
-from variants import title
+from results import runs_to_loss, sets
+from tables import in_order, rate, size, time_of
+from variants import PEER, title
 
 # In units of the view box.
-WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1070, 256, 46, 26, 60, 16
-GAP, LINE = 24, 17
+WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1276, 256, 46, 26, 60, 16
+LINE = 17
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
 
@@ -69,81 +69,57 @@ def names_column(top, names):
     )
 
 
-def panels_of_runs(results, top):
-    """Draws whole runs at the slowest rate, by length, and one at the next."""
-    panels = run_panels(results)
-    slowest = [one for one in panels if one[0] == panels[0][0]]
-    faster = [one for one in panels if one[0] != panels[0][0]]
-    svg = names_column(top, panels[0][2])
-    for number, (mbit, length, seconds) in enumerate(slowest + faster[1:2]):
+def panels(runs):
+    peer = next(run for run in runs if run.variant == PEER)
+    svg = names_column(0, [run.variant for run in runs])
+    sent = [(run.variant, run.bytes, size(run.bytes)) for run in runs]
+    svg += panel((LEFT, 0), ("Sent", "by a rank in the run"), sent)
+    for number, mbit in enumerate(peer.seconds, 1):
         bars = [
-            (name, value, time_of(seconds, name)) for name, value in seconds.items()
+            (
+                run.variant,
+                run.seconds[mbit],
+                time_of({r.variant: r.seconds[mbit] for r in (run, peer)}, run.variant),
+            )
+            for run in runs
         ]
-        head = (f"{length:,} steps, {rate(mbit)}", "time of the whole run")
-        svg += panel((LEFT + PANEL * number, top), head, bars)
+        svg += panel((LEFT + PANEL * number, 0), (rate(mbit), "time of the run"), bars)
     return svg
 
 
-def of_peer(row):
-    if row.variant == PEER:
-        return ""
-    return f" ({digits(row.speedup, 2)}×)"
-
-
-def panels_of_steps(found):
-    rows = in_order(found[0].rows)
-    svg = names_column(0, [row.variant for row in rows])
-    sent = [(row.variant, row.bytes, size(row.bytes)) for row in rows]
-    svg += panel((LEFT, 0), ("Sent", "per step and rank"), sent)
-    for number, one in enumerate(found, 1):
-        bars = [
-            (row.variant, row.seconds, digits(row.seconds * 1e3) + " ms" + of_peer(row))
-            for row in in_order(one.rows)
-        ]
-        svg += panel(
-            (LEFT + PANEL * number, 0), (rate(one.mbit), "time per step"), bars
-        )
-    return svg
-
-
-def captions_of(results, found):
-    model = results["models"]["steps"]
+def captions_of(results, runs):
     params = results["rounds"][0]["params"] / 1e6
-    captions = [
+    steps = min(run["steps"] for run in results["runs"])
+    one = sets(results, "steps")[0]
+    return [
         (
-            f"GPT of {params:.1f} M parameters, fp32, {model['batch']} × "
-            f"{results['context']} bytes per rank and step; 2 ranks on one "
-            f"{results['processor']}, {results['cores']} cores."
+            f"Runs until they reach the loss of exact Adam after {steps} steps; means of "
+            f"{runs[0].seeds} seeds. In brackets: times faster than DDP fp32."
         ),
         (
-            f"Emulated Ethernet; medians of {found[0].rounds} rounds, all in turns; steps "
-            "of 1-bit and 0/1 optimizers after warm-up. In brackets: times faster than "
-            "DDP fp32."
+            f"GPT of {params:.1f} M parameters, fp32, {results['batch']} × "
+            f"{results['context']} bytes per rank and step; 2 ranks on one "
+            f"{results['processor']}, {results['cores']} cores. Emulated Ethernet; the "
+            f"steps of a run are counted, and take the medians of {one.rounds} rounds."
         ),
     ]
-    if run_panels(results):
-        captions.append(
-            "Whole runs: the times of their steps added up; 1-bit optimizers begin with "
-            "exact ones, a fifth of the run, at most 1,000. PowerSGD begins in step 3."
-        )
-    return captions
 
 
 def picture(results):
-    found = [one for one in sets(results, "steps") if one.ranks == 2]
-    block = TOP + ROW * len(found[0].rows)
-    body, height = panels_of_steps(found), block
-    if run_panels(results):
-        body += panels_of_runs(results, block + GAP)
-        height += GAP + block
-    for number, caption in enumerate(captions_of(results, found)):
+    """Returns the picture, or None if no way was both run and measured."""
+    runs = [run for run in in_order(runs_to_loss(results)) if run.bytes is not None]
+    if PEER not in [run.variant for run in runs]:
+        return None
+    height = TOP + ROW * len(runs)
+    body = panels(runs)
+    for number, caption in enumerate(captions_of(results, runs)):
         body += text(0, height + 24 + LINE * number, caption, "quiet")
     height += BOTTOM
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} {-MARGIN} '
         f'{WIDTH + 2 * MARGIN} {height + 2 * MARGIN}" '
         'role="img" aria-labelledby="title">\n'
-        '<title id="title">Bytes sent and time per training step and per run on slow '
+        '<title id="title">Bytes and time of runs that reach the same loss over slow '
         f"networks: torch DDP and Thinwire</title>\n<style>{STYLE}</style>\n"
         f'<rect x="{-MARGIN}" y="{-MARGIN}" width="100%" height="100%" class="page"/>\n'
         f"{body}</svg>\n"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Medians over the rounds of results.json, and what follows from them: how long whole
-runs take, and how long until a loss is reached."""
+"""Medians over the rounds of results.json, and what follows from them: how long runs
+take until they reach exact Adam's loss."""
 
 import math
 import statistics
@@ -12,12 +12,10 @@ from variants import (
     COMPUTING,
     EXACT_STEPS,
     FLAT,
-    SCHEDULED,
+    PEER,
     base,
 )
 
-PEER = "ddp_fp32"
-TARGET_LOSS = 1.80  # nats per byte of held-out text
 MEASURED_INTERVAL = 4  # steps per sync of 0/1 Adam in the steps that are measured
 
 
@@ -48,14 +46,18 @@ class Set:
 
 
 @dataclass(frozen=True)
-class TimeToLoss:
+class RunToLoss:
+    """Runs of one way, as means over seeds, until they reach the peer's final loss."""
+
     variant: str
-    steps: float  # interpolated between validations; None if not reached
-    exact_steps: float
-    seconds: dict  # rate: steps x measured step
-    run_seconds: float  # of the run until then, without validation
-    wall_seconds: float  # of the whole run, with its start and validations
-    final_loss: float
+    seeds: int
+    loss: float  # at the end of the shortest runs
+    gaps: list  # to the peer's loss there, of each seed
+    steps: float | None  # None if a seed does not reach the loss
+    bytes: float | None  # sent by a rank until then; None without measured steps
+    seconds: dict  # rate: until then
+    whole: dict  # rate: of the whole shortest run
+    full_seconds: float | None  # as it ran over the slow link, until then
 
 
 def wire_seconds(results, sent, mbit):
@@ -152,89 +154,103 @@ def of_flat(results, one, name):
     }
 
 
-def run_seconds(results, one):
-    """Returns {length: {variant: seconds}} of whole runs: their steps, including exact
-    ones, times the seconds of a step in this set. Empty if the results have no
-    schedules."""
-    of_step = {row.variant: row.seconds for row in one.rows}
-    return {
-        int(length): {
-            variant: seconds
-            for variant in of_step
-            if (seconds := seconds_of_run(int(length), variant, of_step, ways))
-        }
-        for length, ways in results.get("schedules", {}).items()
-    }
-
-
-def seconds_of_run(length, variant, of_step, ways):
-    """Returns the seconds, or None if a step that it needs was not measured."""
-    own = of_step[variant]
-    if variant not in SCHEDULED:
-        return length * own
-    steps = ways[SCHEDULED[variant]]
-    exact = of_step.get(EXACT_STEPS.get(variant, "adam"))
-    compressed = of_step.get(COMPRESSED_STEPS.get(variant, variant))
-    if exact is None or compressed is None:
-        return None
-    if variant != "zero_one_adam":
-        return steps["exact"] * exact + steps["compressed"] * compressed
-    sync = of_step.get("onebit_adam")
-    if sync is None:
-        return None
-    local = (MEASURED_INTERVAL * own - sync) / (MEASURED_INTERVAL - 1)
-    return steps["exact"] * exact + steps["compressed"] * sync + steps["local"] * local
-
-
-def steps_to(metrics, target):
-    """Returns the step at which the line through the validations passes the loss."""
+def steps_to(losses, target):
+    """Returns the step at which the line through (step, loss) passes the target."""
     before = None
-    for entry in metrics:
-        if "val_loss" not in entry:
-            continue
-        if entry["val_loss"] <= target:
+    for step, loss in losses:
+        if loss <= target:
             if before is None:
-                return float(entry["step"])
-            share = (before["val_loss"] - target) / (
-                before["val_loss"] - entry["val_loss"]
-            )
-            return before["step"] + share * (entry["step"] - before["step"])
-        before = entry
+                return float(step)
+            share = (before[1] - target) / (before[1] - loss)
+            return before[0] + share * (step - before[0])
+        before = step, loss
     return None
 
 
-def times_to_loss(results):
-    of_rate = {
-        one.mbit: {row.variant: row.seconds for row in one.rows}
-        for one in sets(results, "runs")
+def counts_of(kinds, steps):
+    """Returns how many of the first steps are of each kind; the last may be a part."""
+    whole = int(steps)
+    counts = {kind: kinds[:whole].count(kind) for kind in "ecl"}
+    if steps > whole:
+        counts[kinds[whole]] += steps - whole
+    return counts
+
+
+def sum_of(variant, counts, of_step):
+    """Returns the seconds, or bytes, of steps of these kinds. None if a step that
+    they need was not measured."""
+    exact = of_step.get(EXACT_STEPS.get(variant, variant))
+    compressed = of_step.get(COMPRESSED_STEPS.get(variant, variant))
+    own = of_step.get(variant)
+    if exact is None or compressed is None or own is None:
+        return None
+    # A measured step of 0/1 Adam is the mean of a sync and its local steps.
+    local = (MEASURED_INTERVAL * own - compressed) / (MEASURED_INTERVAL - 1)
+    return counts["e"] * exact + counts["c"] * compressed + counts["l"] * local
+
+
+def mean(values):
+    values = [*values]
+    return None if None in values else statistics.fmean(values)
+
+
+def runs_to_loss(results):
+    """Returns a RunToLoss for each way. They take as long as their steps of each kind
+    took where these were measured."""
+    made = [run for run in results["runs"] if run["mbit"] is None]
+    shortest = min((run["steps"] for run in made), default=None)
+    found = [one for one in sets(results, "steps") if one.ranks == 2]
+    seconds = {
+        one.mbit: {row.variant: row.seconds for row in one.rows} for one in found
     }
-    times = []
-    for variant, run in results["runs"].items():
-        steps = steps_to(run["metrics"], TARGET_LOSS)
-        until = run["metrics"][-1]["step"] if steps is None else steps
-        exact = "ddp_fp32" if variant == "ddp_fp32" else "adam"
-        exact_steps = min(until, results["run"]["freeze_step"])
-        if variant == exact:
-            exact_steps = until
-        times.append(
-            TimeToLoss(
-                variant=variant,
-                steps=steps,
-                exact_steps=exact_steps,
-                seconds={
-                    mbit: exact_steps * seconds[exact]
-                    + (until - exact_steps) * seconds[variant]
-                    for mbit, seconds in of_rate.items()
-                },
-                run_seconds=sum(
-                    entry["seconds"]
-                    for entry in run["metrics"]
-                    if "seconds" in entry and entry["step"] <= until
-                ),
-                wall_seconds=run["wall_seconds"],
-                final_loss=[
-                    entry["val_loss"] for entry in run["metrics"] if "val_loss" in entry
-                ][-1],
-            )
+    sent = {row.variant: row.bytes for row in found[0].rows} if found else {}
+    targets = {
+        run["seed"]: run["losses"][-1][1]
+        for run in made
+        if (run["variant"], run["steps"]) == (PEER, shortest)
+    }
+    return [
+        run_to_loss(results, variant, shortest, targets, seconds, sent)
+        for variant in dict.fromkeys(run["variant"] for run in made)
+    ]
+
+
+def run_to_loss(results, variant, shortest, targets, seconds, sent):
+    own = [run for run in results["runs"] if run["variant"] == variant]
+    short = [r for r in own if r["mbit"] is None and r["steps"] == shortest]
+    last = {r["seed"]: r for r in own if r["mbit"] is None}  # the longest of a seed
+    crossed = [
+        (run, steps_to(run["losses"], targets[seed])) for seed, run in last.items()
+    ]
+
+    def until(of_step):
+        return mean(
+            None
+            if steps is None
+            else sum_of(variant, counts_of(run["kinds"], steps), of_step)
+            for run, steps in crossed
         )
-    return times
+
+    def whole(of_step):
+        return mean(
+            sum_of(variant, counts_of(run["kinds"], run["steps"]), of_step)
+            for run in short
+        )
+
+    full = [
+        sum(run["seconds"][: math.ceil(steps)])
+        for run in own
+        if run["mbit"] is not None
+        and (steps := steps_to(run["losses"], targets[run["seed"]])) is not None
+    ]
+    return RunToLoss(
+        variant=variant,
+        seeds=len(short),
+        loss=mean(run["losses"][-1][1] for run in short),
+        gaps=[run["losses"][-1][1] - targets[run["seed"]] for run in short],
+        steps=mean(steps for _, steps in crossed),
+        bytes=until(sent),
+        seconds={mbit: until(of_step) for mbit, of_step in seconds.items()},
+        whole={mbit: whole(of_step) for mbit, of_step in seconds.items()},
+        full_seconds=full[0] if full else None,
+    )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results as tables in Markdown."""
 
-from results import PEER, TARGET_LOSS, of_flat, run_seconds, sets, times_to_loss
-from variants import NAMES, PLANNED, base, title
+import statistics
+
+from results import of_flat, runs_to_loss, sets
+from variants import NAMES, PEER, PLANNED, PLANNED_RUNS, base, title
 
 
 def in_order(rows):
@@ -145,65 +147,66 @@ def plan_table(results):
     return table(head, lines)
 
 
-def run_panels(results):
-    """Returns (rate, steps, {variant: seconds}) of runs of two ranks by their length.
-    At 10 Gbit/s little is to be gained, so it is left out."""
-    return [
-        (
-            one.mbit,
-            length,
-            {row.variant: seconds[row.variant] for row in in_order(rows)},
-        )
-        for one in sets(results, "steps")
-        if one.ranks == 2 and one.mbit <= 1000
-        for length, seconds in run_seconds(results, one).items()
-        if (rows := [row for row in one.rows if row.variant in seconds])
-    ]
+def planned_runs_table(results):
+    """Returns whole runs of `thinwire plan --steps` beside what their measured steps
+    add up to."""
+    whole = {run.variant: run.whole for run in runs_to_loss(results)}
+    head = ["`thinwire plan --steps`, 2 ranks", "rate", "planned", "measured steps"]
+    head.append("planned over measured")
+    lines = []
+    for plan in results["plans"]:
+        for way in plan["ways"]:
+            measured = whole.get(PLANNED_RUNS.get(way.get("way")), {}).get(plan["mbit"])
+            if measured is None or way["exchange"] != "flat":
+                continue
+            planned = way["run_seconds"]
+            longest = max(planned, measured)
+            times = [duration(planned, longest), duration(measured, longest)]
+            ratio = f"{planned / measured:.2f}"
+            lines.append([way["way"], rate(plan["mbit"]), *times, ratio])
+    return table(head, lines)
 
 
 def runs_table(results):
-    """Returns whole runs by their length, including exact steps."""
-    panels = run_panels(results)
-    head = ["whole runs of 2 ranks"]
-    head += [f"{length:,} steps at {rate(mbit)}" for mbit, length, _ in panels]
-    lines = [
-        [title(name), *(time_of(seconds, name) for _, _, seconds in panels)]
-        for name in panels[0][2]
+    """Returns runs until they reach the peer's final loss."""
+    runs = in_order(runs_to_loss(results))
+    rates = [*runs[0].seconds]
+    lengths = sorted({run["steps"] for run in results["runs"]})
+    head = [
+        f"until the loss of exact Adam after {lengths[0]} steps",
+        *(f"loss after {lengths[0]}", "above exact Adam, of each seed", "steps"),
+        *("sent per rank", *map(rate, rates), "in full at 100 Mbit/s"),
     ]
-    return table(head, lines)
+    peer = next(run for run in runs if run.variant == PEER)
+    return table(head, [line_of_run(run, peer, lengths[-1]) for run in runs])
+
+
+def line_of_run(run, peer, longest):
+    gaps = ", ".join(f"{gap:+.3f}" for gap in run.gaps)
+    if len(run.gaps) > 1 and run is not peer:
+        gaps += f" ({statistics.fmean(run.gaps):+.3f})"
+    return [
+        title(run.variant),
+        f"{run.loss:.3f}",
+        "" if run is peer else gaps,
+        f"not in {longest}" if run.steps is None else f"{run.steps:.0f}",
+        "" if run.bytes is None else size(run.bytes),
+        *(
+            time_of({r.variant: r.seconds[mbit] for r in (run, peer)}, run.variant)
+            for mbit in run.seconds
+        ),
+        "" if run.full_seconds is None else duration(run.full_seconds, 0),
+    ]
 
 
 def time_of(seconds, name):
     """Returns the run's time, and how many times faster than the peer's it is."""
-    own = duration(seconds[name], max(seconds.values()))
-    if name == PEER or PEER not in seconds:
+    if seconds[name] is None:
+        return ""
+    own = duration(seconds[name], max(filter(None, seconds.values())))
+    if name == PEER or not seconds.get(PEER):
         return own
     return f"{own} ({digits(seconds[PEER] / seconds[name], 2)}×)"
-
-
-def loss_table(results):
-    times = in_order(times_to_loss(results))
-    rates = list(times[0].seconds)
-    head = [
-        "",
-        f"steps to {TARGET_LOSS:.2f}",
-        *(f"s at {rate(mbit)}" for mbit in rates),
-        f"s run in full at {rate(results['run']['mbit'])}",
-        f"s of the whole run, {results['run']['steps']} steps",
-        "loss at its end",
-    ]
-    lines = [
-        [
-            title(time.variant),
-            "not reached" if time.steps is None else f"{time.steps:.0f}",
-            *(digits(time.seconds[mbit]) for mbit in rates),
-            digits(time.run_seconds),
-            digits(time.wall_seconds),
-            f"{time.final_loss:.3f}",
-        ]
-        for time in times
-    ]
-    return table(head, lines)
 
 
 def markdown(results):
@@ -212,10 +215,9 @@ def markdown(results):
     if found:
         parts.append(parts_table(found))
     parts += [hosts_table(results, one) for one in sets(results, "hosts")]
-    if run_panels(results):
-        parts.append(runs_table(results))
     if results["plans"]:
         parts.append(plan_table(results))
     if results["runs"]:
-        parts.append(loss_table(results))
-    return "\n".join(parts)
+        parts.insert(0, runs_table(results))
+        parts.append(planned_runs_table(results))
+    return "\n".join(filter(None, parts))

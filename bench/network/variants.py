@@ -61,7 +61,6 @@ COMPRESSED = (
 # is exact.
 CALLED_EXACT = ("zero_4_4", "onebit_adam_warm8", "onebit_adam_warm4")
 ALL = (*DENSE, *COMPRESSED)
-OF_A_RUN = ("ddp_fp32", "adam", "onebit_adam")
 
 # The names in `thinwire plan`.
 PLANNED = {
@@ -73,24 +72,48 @@ PLANNED = {
     "lean": "lean_onebit_adam",
 }
 
-# The variants whose schedule of exact, compressed and local steps is that of an
-# optimizer in `thinwire plan --steps`. All others take the same step throughout.
-SCHEDULED = {
-    "onebit_adam": "onebit_adam",
-    "onebit_adam_warm8": "onebit_adam",
-    "onebit_adam_warm4": "onebit_adam",
-    "onebit_adam_early": "onebit_adam",
-    "lean_onebit_adam": "lean",
-    "onebit_lamb": "onebit_adam",
-    "zero_one_adam": "zero_one_adam",
-    "python_onebit_adam": "onebit_adam",
+# The same for whole runs, which the plan begins with a warm-up over 8 bits.
+PLANNED_RUNS = {
+    "exact": "ddp_fp32",
+    "onebit_adam": "onebit_adam_warm8",
+    "zero": "zero_adam",
+    "zero 4/4": "zero_4_4",
 }
 
-# The rows of the exact and the compressed steps of a run, if these are not exact Adam's
-# and the variant's own.
-WARMUPS = ("onebit_adam_warm8", "onebit_adam_warm4")
-EXACT_STEPS = {"lean_onebit_adam": "zero_adam"} | {name: name for name in WARMUPS}
-COMPRESSED_STEPS = dict.fromkeys(WARMUPS, "onebit_adam")
+# Whole runs are made in these ways. The first is the one that all others are compared
+# with. Some are also made in full over a slow link.
+OF_A_RUN = (
+    "ddp_fp32",
+    "ddp_bf16",
+    "ddp_hook8",
+    "ddp_hook4",
+    "ddp_powersgd4",
+    "zero_adam",
+    "zero_4_4",
+    "onebit_adam",
+    "onebit_adam_warm8",
+    "onebit_adam_warm4",
+    "zero_one_adam",
+)
+PEER = OF_A_RUN[0]
+IN_FULL = ("ddp_fp32", "zero_4_4", "onebit_adam_warm8")
+# A run's exact and compressed steps take what a step of these variants takes, if that is
+# not the variant's own.
+EXACT_STEPS = {
+    "ddp_powersgd4": "ddp_fp32",
+    "onebit_adam": "adam",
+    "zero_one_adam": "adam",
+}
+COMPRESSED_STEPS = dict.fromkeys(
+    ("onebit_adam_warm8", "onebit_adam_warm4", "zero_one_adam"), "onebit_adam"
+)
+# Flags of train_gpt for a run.
+RUN_FLAGS = {
+    "zero_adam": "adam+zero_optimization.stage=2",
+    "zero_4_4": f"adam+zero_optimization.stage=2+{FEW_BITS}",
+    "onebit_adam_warm8": "onebit_adam+warmup_bits=8",
+    "onebit_adam_warm4": "onebit_adam+warmup_bits=4",
+}
 
 # On hosts of several ranks each variant is measured flat and hierarchically.
 FLAT, BY_HOST = "_flat", "_by_host"
@@ -112,6 +135,12 @@ def told(variant):
     hierarchical unless the variant is flat."""
     text = TOLD.get(base(variant), base(variant))
     return f"{text}+hierarchy=flat" if variant.endswith(FLAT) else text
+
+
+def run_flags(variant):
+    """Returns the flags with which train_gpt makes a run in this way."""
+    optimizer, *settings = RUN_FLAGS.get(variant, variant).split("+")
+    return ["--optimizer", optimizer, *(f"--set={text}" for text in settings)]
 
 
 def title(variant):
@@ -136,7 +165,8 @@ def steps_of(variant, mbit):
     """Returns the steps in a row: whole turns of 0/1 Adam's sync and three local
     steps."""
     dense = base(variant) in DENSE
-    return {100: 2 if dense else 8, 1000: 4 if dense else 16}.get(mbit, 16)
+    slow = {25: (1, 4), 100: (2, 8), 1000: (4, 16)}
+    return slow.get(mbit, (16, 16))[0 if dense else 1]
 
 
 def is_compressed(variant):

@@ -68,15 +68,43 @@ def rounds_on_hosts():
             yield entry("hosts", variant, number, seconds, 100, 2)
 
 
-def run_of(crossing):
-    """400 steps of half a second; 1.80 is passed between two validations."""
-    metrics = []
-    for step in range(1, 401):
-        metrics.append({"step": step, "seconds": 0.5, "loss": 2.0})
-        if step % 100 == 0:
-            loss = 1.80 + (crossing - step) / 1000
-            metrics.append({"step": step, "val_loss": loss})
-    return {"wall_seconds": 250.0, "metrics": metrics}
+# The peer's loss after 400 steps, in every seed.
+TARGET = 1.80
+KINDS = {
+    "ddp_fp32": "e" * 400,
+    "onebit_adam": "e" * 100 + "c" * 300,
+    "onebit_adam_warm8": "e" * 100 + "c" * 300,
+    "zero_one_adam": "e" * 52 + "c" * 172 + "l" * 176,
+}
+
+
+def run_of(variant, seed, crossing, mbit=None, seconds=0.0):
+    """400 steps. The loss falls by 0.001 per step, and passes the target at a step
+    between two validations."""
+    return {
+        "variant": variant,
+        "seed": seed,
+        "steps": 400,
+        "mbit": mbit,
+        "losses": [(s, TARGET + (crossing - s) / 1000) for s in range(50, 401, 50)],
+        "kinds": KINDS[variant],
+        "seconds": [seconds] * 400 if mbit else [],
+        "wall_seconds": 250.0,
+    }
+
+
+def runs():
+    for seed, crossing in ((1, 360), (2, 380)):
+        yield run_of("ddp_fp32", seed, 400)
+        yield run_of("onebit_adam", seed, crossing)
+        yield run_of("onebit_adam_warm8", seed, 380)
+        yield run_of("zero_one_adam", seed, 400)
+    yield run_of("ddp_fp32", 1, 400, 100, 2.0)
+    yield run_of("onebit_adam_warm8", 1, 380, 100, 0.3)
+
+
+def planned(way, exchange, step, run):
+    return {"way": way, "exchange": exchange, "ms_per_step": step, "run_seconds": run}
 
 
 def recorded():
@@ -85,31 +113,21 @@ def recorded():
         "cores": 2,
         "goodput": 0.96,
         "context": 64,
-        "models": {"steps": {"layers": 8, "width": 256, "batch": 1}},
-        "run": {"steps": 400, "freeze_step": 100, "mbit": 100},
-        "rounds": [*rounds("steps"), *rounds("runs"), *rounds_on_hosts()],
+        "batch": 1,
+        "rounds": [*rounds("steps"), *rounds_on_hosts()],
         "plans": [
             {
                 "mbit": 100,
                 "ways": [
-                    {"way": "exact", "exchange": "flat", "ms_per_step": 2310.0},
-                    {"way": "onebit_adam", "exchange": "flat", "ms_per_step": 99.0},
-                    {"way": "onebit_adam", "exchange": "by_host", "ms_per_step": 1.0},
-                    {"way": "lean", "exchange": "flat", "ms_per_step": 1.0},
+                    planned("exact", "flat", 2310.0, 924.0),
+                    planned("onebit_adam", "flat", 99.0, 83.7),
+                    planned("onebit_adam", "by_host", 1.0, 1.0),
+                    planned("lean", "flat", 1.0, 1.0),
                     {"fastest": "lean", "exchange": "flat"},
                 ],
             }
         ],
-        "runs": {"ddp_fp32": run_of(250), "onebit_adam": run_of(230)},
-        "schedules": {"300": schedule(60, 52, 76), "3000": schedule(600, 104, 765)},
-    }
-
-
-def schedule(exact, variance, local):
-    """Of 1-bit Adam, and of 0/1 Adam in 300 steps."""
-    return {
-        "onebit_adam": {"exact": exact, "compressed": 240, "local": 0},
-        "zero_one_adam": {"exact": variance, "compressed": 172, "local": local},
+        "runs": [*runs()],
     }
 
 
@@ -224,104 +242,106 @@ class Results(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
-    def cells(self, name, column):
-        lines = [
-            [cell.strip() for cell in line.strip("|\n").split("|")]
-            for line in self.shown.stdout.splitlines()
-        ]
-        return [
-            line[column] for line in lines if line[0] == name and column < len(line)
-        ]
+    def row(self, heading, name, number=1):
+        """Returns the cells of the row `name` of the table with this heading, or of
+        the `number`th such row."""
+        lines = iter(self.shown.stdout.splitlines())
+        self.assertTrue(any(heading in line for line in lines), heading)
+        rows = ([c.strip() for c in line.strip("|").split("|")] for line in lines)
+        named = [row for row in rows if row[0] == name]
+        return named[number - 1]
 
     def test_ratios_are_taken_in_each_round(self):
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 1)[:2], ["110", "110"])
-        # 20, 20 and 10 times in the three rounds; of medians it would be 20.
-        self.assertEqual(self.cells("Thinwire, Adam (exact)", 3)[0], "1.05")
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 2)[0], "800 KB")
-        # The wire: 0.8 MB at 96 Mbit/s of payload; computing is less.
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 4)[0], "60.0")
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 5)[0], "66.7")
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 6)[0], "1.65")
+        name = "Thinwire, 1-bit Adam"
+        # 20, 20 and 10 times in the three rounds; of medians it would be 20. The wire:
+        # 0.8 MB at 96 Mbit/s of payload; computing is less.
+        slow = ["110", "800 KB", "20.0", "60.0", "66.7", "1.65"]
+        self.assertEqual(self.row("100 Mbit/s, 2 ranks", name)[1:], slow)
+        exact = self.row("100 Mbit/s, 2 ranks", "Thinwire, Adam (exact)")
+        self.assertEqual(exact[3], "1.05")
         # At 1 Gbit/s computing is more, its own without a limit where that was
         # measured: 0.1, 0.11 and 0.3 s over 0.06.
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 6)[1], "1.83")
+        self.assertEqual(self.row("1 Gbit/s, 2 ranks", name)[6], "1.83")
         # 0.12 / 0.05, 0.14 / 0.06 and 0.3 / 0.05.
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam, Python", 6)[1], "2.40")
+        self.assertEqual(self.row("1 Gbit/s, 2 ranks", f"{name}, Python")[6], "2.40")
         self.assertEqual((self.out / "table.md").read_text(), self.shown.stdout)
 
     def test_plans_stand_beside_what_was_measured(self):
-        lines = [line for line in self.shown.stdout.splitlines() if "/s | " in line]
-        planned = [line for line in lines if "| 100 Mbit/s | 99.0 |" in line]
-        expected = "| onebit_adam | 100 Mbit/s | 99.0 | 110 | 0.90 |"
-        self.assertEqual(planned, [expected])
+        steps = self.row("`thinwire plan`, 2 ranks", "onebit_adam")
+        self.assertEqual(steps[1:], ["100 Mbit/s", "99.0", "110", "0.90"])
         self.assertIn("| 2310 | 2100 | 1.10 |", self.shown.stdout)
+
+    def test_planned_runs_stand_beside_sums_of_measured_steps(self):
+        # 400 steps of 2.2 s; 100 steps of 0.6 s and 300 of 0.11 s.
+        for way, *expected in (
+            ("exact", "924 s", "880 s", "1.05"),
+            ("onebit_adam", "83.7 s", "93.0 s", "0.90"),
+        ):
+            row = self.row("`thinwire plan --steps`, 2 ranks", way)
+            self.assertEqual(row[1:], ["100 Mbit/s", *expected])
 
     def test_by_host_beside_flat(self):
         name = "1-bit Adam without forward and backward"
-        self.assertIn("100 Mbit/s, 2 hosts of 2 ranks", self.shown.stdout)
-        self.assertEqual(self.cells(f"{name}, flat", 2), [""])
+        heading = "100 Mbit/s, 2 hosts of 2 ranks"
+        self.assertEqual(self.row(heading, f"{name}, flat")[2], "")
         # 0.5, 0.55 and 0.55 in the three rounds.
-        self.assertEqual(self.cells(f"{name}, by host", 2), ["0.55"])
-        self.assertEqual(self.cells(f"{name}, by host", 1), ["77.0"])
+        self.assertEqual(self.row(heading, f"{name}, by host")[1:3], ["77.0", "0.55"])
 
     def test_parts_of_a_step(self):
-        parts = self.cells("Thinwire, 1-bit Adam", 2)
-        self.assertIn("100 Mbit/s", parts)
-        row = next(
-            line
-            for line in self.shown.stdout.splitlines()
-            if "| 100 Mbit/s | 110" in line
-        )
-        self.assertIn("| 110 | 40.0 | 10.0 | 50.0 | 66.7 |", row)
+        row = self.row("ms of a step", "Thinwire, 1-bit Adam")
+        expected = ["2", "100 Mbit/s", "110", "40.0", "10.0", "50.0", "66.7"]
+        self.assertEqual(row[1:], expected)
 
-    def test_python_has_rows_of_its_own(self):
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam, Python", 1)[0], "140")
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam, Python", 2)[0], "700 KB")
+    def run_row(self, name):
+        return self.row("until the loss of exact Adam after 400 steps", name)
 
-    def test_time_to_a_loss_counts_exact_steps_as_exact(self):
-        steps = [
-            self.cells(name, 1)[-1]
-            for name in ("torch DDP, fp32", "Thinwire, 1-bit Adam")
-        ]
-        self.assertEqual(steps, ["250", "230"])
-        self.assertEqual(self.cells("torch DDP, fp32", 2)[-1], "550")
-        # 100 steps of 2.1 s and 130 of 0.11 s.
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 2)[-1], "224")
-        self.assertEqual(self.cells("Thinwire, 1-bit Adam", 5)[-1], "115")
+    def test_a_run_ends_where_it_reaches_the_loss(self):
+        # Of 1-bit Adam the two seeds reach it after 360 and 380 steps: 100 steps of
+        # 24 MB in 2.1 s, and in the mean 270 of 0.8 MB in 0.11 s.
+        row = self.run_row("Thinwire, 1-bit Adam")
+        gaps = "-0.040, -0.020 (-0.030)"
+        self.assertEqual(row[1:5], ["1.770", gaps, "370", "2616 MB"])
+        self.assertEqual(row[5], "240 s (3.7×)")
+        peer = self.run_row("torch DDP, fp32")
+        self.assertEqual(peer[1:6], ["1.800", "", "400", "9600 MB", "880 s"])
 
-    def test_whole_runs_have_their_exact_steps(self):
-        self.assertIn("300 steps at 100 Mbit/s | 3,000 steps", self.shown.stdout)
+    def test_steps_of_a_run_take_the_time_of_their_kind(self):
+        # 100 of 0.6 s and 280 of 0.11 s.
+        warm = self.run_row("Thinwire, 1-bit Adam, warm-up over 8 bits")
+        self.assertEqual(warm[5], "90.8 s (9.7×)")
+        # 52 of 2.1 s, 172 of 0.11 s, and 176 of 0.07 s: three of these and one of
+        # 0.11 s have a mean of 0.08 s.
+        self.assertEqual(self.run_row("Thinwire, 0/1 Adam")[5], "140 s (6.3×)")
 
-        def brief(name):
-            return next(cell for cell in self.cells(name, 1) if " s" in cell)
+    def test_runs_over_the_slow_link_stand_beside_sums(self):
+        self.assertEqual(self.run_row("torch DDP, fp32")[-1], "800 s")
+        warm = self.run_row("Thinwire, 1-bit Adam, warm-up over 8 bits")
+        self.assertEqual(warm[-1], "114 s")
+        self.assertEqual(self.run_row("Thinwire, 0/1 Adam")[-1], "")
 
-        # 2.2 s each; 60 of 2.1 s and 240 of 0.11 s.
-        self.assertEqual(brief("torch DDP, fp32"), "660 s")
-        self.assertEqual(brief("Thinwire, 1-bit Adam"), "152 s (4.3×)")
-        # 60 of 0.6 s and 240 of 0.11 s.
-        warm = "Thinwire, 1-bit Adam, warm-up over 8 bits"
-        self.assertEqual(brief(warm), "62.4 s (11×)")
-        # 52 of 2.1 s, 172 of 0.11 s, and of 0.07 s, of which three and one of 0.11 s
-        # have a mean of 0.08 s, 76.
-        self.assertEqual(brief("Thinwire, 0/1 Adam"), "133 s (4.9×)")
-
-    def test_results_without_schedules_have_no_whole_runs(self):
+    def test_runs_are_shown_before_their_steps_are_measured(self):
         results = recorded()
-        del results["schedules"]
-        self.assertNotIn("whole runs", self.show(results).stdout)
-        self.assertNotIn("whole run", (self.out / "network.svg").read_text())
+        results.update(rounds=[], plans=[])
+        (self.out / "network.svg").unlink()
+        self.shown = self.show(results)
+        self.assertEqual(self.run_row("Thinwire, 1-bit Adam")[3:5], ["370", ""])
+        self.assertFalse((self.out / "network.svg").exists())
 
     def test_hosts_alone_are_shown_alone(self):
         results = recorded()
-        results.update(rounds=[*rounds_on_hosts()], runs={}, plans=[])
+        results.update(rounds=[*rounds_on_hosts()], runs=[], plans=[])
         done = self.show(results)
         self.assertEqual(done.stdout.count("medians of 3 rounds"), 1)
 
     def test_a_loss_that_is_not_reached_is_said(self):
         results = recorded()
-        results["runs"]["ddp_fp32"] = run_of(1000)
-        done = self.show(results)
-        self.assertIn("| torch DDP, fp32 | not reached |", done.stdout)
+        for run in results["runs"]:
+            if run["variant"] == "zero_one_adam":
+                run.update(run_of("zero_one_adam", run["seed"], 401))
+        self.shown = self.show(results)
+        row = self.run_row("Thinwire, 0/1 Adam")
+        self.assertEqual(row[3:6], ["not in 400", "", ""])
+        self.assertNotIn("0/1 Adam", (self.out / "network.svg").read_text())
 
     def test_the_picture_is_text_and_bars(self):
         svg = (self.out / "network.svg").read_text()
@@ -335,10 +355,8 @@ class Results(Case):
             "100 Mbit/s",
             "1 Gbit/s",
             "10 Gbit/s",
-            "110 ms (20×)",
-            "800 KB",
-            "300 steps, 100 Mbit/s",
-            "152 s (4.3×)",
+            "90.8 s (9.7×)",
+            "2616 MB",
         ):
             self.assertIn(expected, words)
         self.assertIn("Imaginary 9000", " ".join(words))
@@ -347,8 +365,8 @@ class Results(Case):
             for element in root.iter(f"{name}rect")
             if element.get("class") in ("ours", "peer")
         ]
-        self.assertEqual(len(bars), (4 + 3) * len(SECONDS))
-        self.assertAlmostEqual(bars[0] / bars[2], 30, delta=0.5)
+        self.assertEqual(len(bars), (1 + 3) * len(KINDS))
+        self.assertAlmostEqual(bars[0] / bars[2], 9600 / 324, delta=0.5)
 
     def test_publish_writes_the_picture_and_the_marked_tables(self):
         (self.folder / "docs").mkdir()
