@@ -69,7 +69,7 @@ def by_host(row, against):
 
 
 def warm_up(row, bits):
-    """Returns the row with a warm-up over few bits, to be compared with an exact one."""
+    """Returns the row with a low-bit warm-up, to be compared with an exact one."""
     return replace(
         row,
         name=f"{row.name}_warm{bits}",

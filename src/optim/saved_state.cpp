@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "core/visit_floats.h"
@@ -49,19 +52,38 @@ const char* describe(Sign sign) {
   return "finite values of at most 1e30 in magnitude";
 }
 
+// The largest float that is not above this positive value.
+constexpr float rounded_down(double value) {
+  const auto nearest = static_cast<float>(value);
+  return nearest <= value
+             ? nearest
+             : std::bit_cast<float>(std::bit_cast<std::uint32_t>(nearest) - 1);
+}
+
+// Values of 32 bits are compared as such, a known number at a time, so that the
+// compiler uses vectors.
 template <class T>
 std::optional<std::size_t> first_unusable(std::span<const T> values,
                                           Sign sign) {
-  const double least = sign == Sign::kPositive
-                           ? std::numeric_limits<double>::denorm_min()
-                       : sign == Sign::kNotNegative ? 0.0
-                                                    : -kMostMagnitude;
+  using Wide = std::conditional_t<std::is_same_v<T, float>, float, double>;
+  constexpr auto most = static_cast<Wide>(
+      std::is_same_v<T, float> ? rounded_down(kMostMagnitude) : kMostMagnitude);
+  const Wide least = sign == Sign::kPositive
+                         ? std::numeric_limits<Wide>::denorm_min()
+                     : sign == Sign::kNotNegative ? Wide{0}
+                                                  : -most;
   const auto is_unusable = [least](T value) {  // also NaN
-    const double wide = to_double(value);
-    return !(wide >= least && wide <= kMostMagnitude);
+    const auto wide = static_cast<Wide>(to_double(value));
+    return !(wide >= least) | !(wide <= most);
   };
+  constexpr std::size_t kAtOnce = 64;
   unsigned any = 0;
-  for (const T value : values) any |= is_unusable(value) ? 1u : 0u;
+  std::size_t i = 0;
+  for (; i + kAtOnce <= values.size(); i += kAtOnce)
+    for (std::size_t j = 0; j < kAtOnce; ++j)
+      any |= static_cast<unsigned>(is_unusable(values[i + j]));
+  for (; i < values.size(); ++i)
+    any |= static_cast<unsigned>(is_unusable(values[i]));
   if (any == 0) return std::nullopt;
   const auto bad = std::find_if(values.begin(), values.end(), is_unusable);
   return static_cast<std::size_t>(bad - values.begin());
