@@ -131,6 +131,10 @@ def refusals() -> dict[str, str]:
     refuse("module", lambda: thinwire.ddp_hook(torch.nn.Linear(2, 2)))  # type: ignore[arg-type]
     refuse("bits", of(cases.net(), bits=4 if rank == 0 else 5))
     refuse("options", of(cases.net(), bits=4 if rank == 0 else 8))
+    refuse("group", of(cases.net(), process_group=None if rank == 0 else "gloo"))
+    refuse(
+        "groups", of(cases.net(), process_group=None if rank == 0 else dist.group.WORLD)
+    )
     refuse("steps", of(cases.net(), exact_steps=-1))
     refuse("residuals", of(cases.net(), residual_dtype=torch.float16))
     refuse("hierarchy", of(cases.net(), hierarchy="by_rank"))
@@ -161,8 +165,10 @@ def test_refusals_name_what_is_refused() -> None:
         "rank 1 refused" in one["bits"] and "bits must be 4 or 8, got 5" in two["bits"]
     )
     assert "bits, exact_steps, residual_dtype" in one["options"]
+    assert "rank 1 refused" in one["group"] and "got str 'gloo'" in two["group"]
     for name, text in {
         "module": "DistributedDataParallel, got Linear",
+        "groups": "process_group",
         "steps": "exact_steps must be >= 0, got -1",
         "residuals": "residual_dtype must be float32 or bfloat16",
         "hierarchy": "hierarchy must be auto, flat or by_host, got 'by_rank'",

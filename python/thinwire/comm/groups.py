@@ -61,6 +61,16 @@ def communicator_for(
         return _chosen(timeout, backend)
     if isinstance(process_group, dist.ProcessGroup):
         return _over_group(process_group, timeout, names_world_ranks)
+    require_group(process_group)
+    return close_at_exit(_core.over(process_group, timeout_of(timeout)))
+
+
+def require_group(process_group: Any) -> None:
+    """Raises InvalidArgument for what communicator_for() cannot take. Local."""
+    if process_group is None or isinstance(
+        process_group, _core.Communicator | dist.ProcessGroup
+    ):
+        return
     missing = [name for name in _MEMBERS if not hasattr(process_group, name)]
     if missing:
         raise InvalidArgument(
@@ -68,7 +78,6 @@ def communicator_for(
             f"a communicator or None, got {type(process_group).__name__} {process_group!r:.80} "
             f"(without {', '.join(missing)})"
         )
-    return close_at_exit(_core.over(process_group, timeout_of(timeout)))
 
 
 def choice_of_backend() -> str:

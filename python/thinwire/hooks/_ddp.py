@@ -17,6 +17,7 @@ from .._agreement import agreed
 from .._log import logger
 from .._staging import Staging
 from ..comm import communicator_for
+from ..comm.groups import require_group
 from ..comm.lifetime import reason_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
@@ -59,10 +60,8 @@ class Hook:
         process_group: Any,
     ) -> None:
         """Makes and registers the hook. Collective."""
-        own_comm = not isinstance(process_group, _core.Communicator)
-        comm = communicator_for(
-            ddp.process_group if process_group is None else process_group
-        )
+        comm = _communicator(ddp, process_group)
+        own_comm = comm is not process_group
         try:
             found = agreed(
                 comm,
@@ -369,6 +368,25 @@ def ddp_hook(
             f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
         )
     return Hook(ddp, bits, exact_steps, residual_dtype, hierarchy, process_group)
+
+
+def _communicator(
+    ddp: DistributedDataParallel, process_group: Any
+) -> _core.Communicator:
+    """Returns a communicator over process_group, or over DDP's group if that is None.
+    Ranks agree over DDP's group first, so that none waits for one that has refused.
+    """
+    comm = communicator_for(ddp.process_group)
+    try:
+        agreed(comm, lambda: require_group(process_group))
+        comm.require_same("process_group", str(process_group is None))
+    except BaseException:
+        comm.close()
+        raise
+    if process_group is None:
+        return comm
+    comm.close()
+    return communicator_for(process_group)
 
 
 def _checked(
