@@ -13,6 +13,7 @@ from typing import Any
 import devices
 import pytest
 import ranks
+from torch.distributed.fsdp import FSDPModule
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, DEMO = ROOT / "examples" / "python", ROOT / "python" / "demo"
@@ -52,6 +53,19 @@ def test_ddp_resnet() -> None:
     assert float(lines[1].split()[5]) > 0.9  # chance is 0.25
     exact, sent = int(lines[0].split()[-3]), int(lines[2].split()[0])
     assert exact / 4 < sent < exact / 3.8  # and a scale for each block
+
+
+def test_fsdp_hook() -> None:
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        pytest.skip("needs torch 2.13")
+    script = EXAMPLES / "fsdp_hook.py"
+    first, *steps = output_of(2, script, "--steps", 60, "--bits", 4).splitlines()
+    assert first.startswith("thinwire.fsdp_hook(4 bits, 2 ranks, ")
+    sent = int(first.split()[4])
+    losses = [float(line.split()[3].rstrip(",")) for line in steps]
+    assert losses[1] < losses[0] / 2
+    bytes_sent = [int(line.split()[4]) for line in steps]
+    assert bytes_sent[1] - bytes_sent[0] == 59 * sent
 
 
 @pytest.mark.parametrize("arguments", [(), ("--zero", 2)])

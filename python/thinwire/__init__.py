@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from .config import Config
     from .engine import Engine, EngineReport, add_config_arguments, initialize
-    from .hooks import Hook, HookReport, ddp_hook
+    from .hooks import FsdpHook, Hook, HookReport, ddp_hook, fsdp_hook
     from .optim import (
         AdamW,
         Lamb,
@@ -57,6 +57,7 @@ _MODULE_OF = {
     "Config": "config",
     "Engine": "engine",
     "EngineReport": "engine",
+    "FsdpHook": "hooks",
     "GradScaler": "amp",
     "Hook": "hooks",
     "HookReport": "hooks",
@@ -72,6 +73,7 @@ _MODULE_OF = {
     "add_config_arguments": "engine",
     "broadcast_buffers": "comm",
     "ddp_hook": "hooks",
+    "fsdp_hook": "hooks",
     "init_distributed": "comm",
     "initialize": "engine",
     "load": "checkpoint",
@@ -94,6 +96,7 @@ __all__ = [
     "EngineReport",
     "Error",
     "FailedPrecondition",
+    "FsdpHook",
     "GradScaler",
     "Hook",
     "HookReport",
@@ -117,6 +120,7 @@ __all__ = [
     "compat",
     "ddp_hook",
     "errors",
+    "fsdp_hook",
     "init_distributed",
     "initialize",
     "integrations",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who averages the gradients of a parameter: one of the optimizers, or a hook of DDP."""
+"""Who averages the gradients of a parameter: one of the optimizers, or a hook of DDP
+or FSDP2.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from .errors import FailedPrecondition
 Kind = Literal["optimizer", "hook"]
 _TEXTS = {
     "optimizer": "a Thinwire optimizer has these parameters, and averages gradients "
-    "itself: ddp_hook() is for torch's optimizers; call "
+    "itself: ddp_hook() and fsdp_hook() are for torch's optimizers; call "
     "thinwire.local_gradients(ddp) instead",
-    "hook": "thinwire.ddp_hook() averages the gradients of these parameters: use one of "
+    "hook": "thinwire.fsdp_hook() or ddp_hook() averages these parameters: use one of "
     "torch's optimizers with it, or no hook with this one",
 }
 _kinds: Any = WeakIdKeyDictionary()

@@ -2,6 +2,7 @@
 """Hooks for wrappers of torch that average gradients themselves."""
 
 from ._ddp import Hook, ddp_hook
+from ._fsdp import FsdpHook, fsdp_hook
 from ._report import HookReport
 
-__all__ = ["Hook", "HookReport", "ddp_hook"]
+__all__ = ["FsdpHook", "Hook", "HookReport", "ddp_hook", "fsdp_hook"]

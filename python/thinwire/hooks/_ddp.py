@@ -24,7 +24,7 @@ from ..optim._lifetime import closing
 from . import _state
 from ._parameters import averaged, description
 from ._report import HookReport
-from ._scale import Jumps, Scaler
+from ._scale import Jumps, LossScale, Scaler
 from ._thread import Exchanges
 
 
@@ -85,8 +85,7 @@ class Hook:
             )
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
-            self._scaler: Scaler | None = None
-            self._scale: float | None = None
+            self._loss_scale = LossScale()
             self._jumps: Jumps | None = Jumps()
             self._backwards = 0
             self._pass = _Pass(0, exact_steps > 0, 1)
@@ -119,24 +118,16 @@ class Hook:
 
         Raises InvalidArgument unless it is in (0, 2^127).
         """
-        if not isinstance(scale, float | int) or not 0 < scale < 2**127:
-            raise InvalidArgument(f"scale must be in (0, 2^127), got {scale!r}")
-        self._scaler, self._scale, self._jumps = None, float(scale), None
+        self._loss_scale.set(scale)
+        self._jumps = None
 
     def watch(self, grad_scaler: Scaler) -> None:
         """Takes the loss scale of each backward from this scaler. Local.
 
         Raises InvalidArgument unless it has get_scale() and is_enabled().
         """
-        if not all(
-            callable(getattr(grad_scaler, name, None))
-            for name in ("get_scale", "is_enabled")
-        ):
-            raise InvalidArgument(
-                "grad_scaler must have get_scale() and is_enabled(), got "
-                f"{type(grad_scaler).__name__}"
-            )
-        self._scaler, self._scale, self._jumps = grad_scaler, None, None
+        self._loss_scale.watch(grad_scaler)
+        self._jumps = None
 
     @property
     def report(self) -> HookReport | None:
@@ -209,7 +200,7 @@ class Hook:
         """Queues the average of a bucket, on the thread of backward."""
         if bucket.index() == 0:
             is_exact = self._backwards < self._exact_steps
-            self._pass = _Pass(self._backwards + 1, is_exact, self._loss_scale())
+            self._pass = _Pass(self._backwards + 1, is_exact, self._loss_scale.now())
         if bucket.is_last():
             self._backwards = self._pass.number
         values = bucket.buffer()
@@ -291,11 +282,6 @@ class Hook:
         if device not in self._stagings:
             self._stagings[device] = Staging(device)
         return self._stagings[device]
-
-    def _loss_scale(self) -> float:
-        if self._scaler is not None and self._scaler.is_enabled():
-            return float(self._scaler.get_scale())
-        return 1.0 if self._scale is None else self._scale
 
     def _tell_of_scale(self, of: _Pass) -> None:
         """Logs once that the gradients seem to have a loss scale of which this hook has

@@ -7,6 +7,8 @@ import math
 from collections import deque
 from typing import Any, Protocol
 
+from ..errors import InvalidArgument
+
 _WINDOW = 4
 _SPREAD = 0.25
 _NEAR = 0.05
@@ -17,6 +19,38 @@ class Scaler(Protocol):
 
     def get_scale(self) -> Any: ...
     def is_enabled(self) -> bool: ...
+
+
+class LossScale:
+    """The factor that the loss is multiplied by: set by the program, or a scaler's."""
+
+    def __init__(self) -> None:
+        self._scaler: Scaler | None = None
+        self._scale = 1.0
+
+    def set(self, scale: float) -> None:
+        """Raises InvalidArgument unless it is in (0, 2^127)."""
+        if not isinstance(scale, float | int) or not 0 < scale < 2**127:
+            raise InvalidArgument(f"scale must be in (0, 2^127), got {scale!r}")
+        self._scaler, self._scale = None, float(scale)
+
+    def watch(self, grad_scaler: Scaler) -> None:
+        """Raises InvalidArgument unless it has get_scale() and is_enabled()."""
+        if not all(
+            callable(getattr(grad_scaler, name, None))
+            for name in ("get_scale", "is_enabled")
+        ):
+            raise InvalidArgument(
+                "grad_scaler must have get_scale() and is_enabled(), got "
+                f"{type(grad_scaler).__name__}"
+            )
+        self._scaler, self._scale = grad_scaler, 1.0
+
+    def now(self) -> float:
+        """Returns the scale of this backward."""
+        if self._scaler is not None and self._scaler.is_enabled():
+            return float(self._scaler.get_scale())
+        return self._scale
 
 
 class Jumps:

@@ -13,7 +13,6 @@ from .. import _core
 from ..errors import CorruptCheckpoint
 
 Shapes = Mapping[str, torch.Size]
-_PARTS = ("worker", "server")
 
 
 def saved(
@@ -29,26 +28,39 @@ def saved(
     server: torch.Tensor = from_dlpack(mean.server_error())
     if debt is not None:
         worker = debt.to(worker.dtype)
-    size = worker.numel()
-    host, hosts = mean.hosts
-    rows = torch.zeros(hosts, size, dtype=worker.dtype)
-    rows[host] = worker
-    comm.all_reduce(rows.view(-1))  # exact: ranks of a host have parts of its row
-    if is_mean:
-        rows = _mean_of(rows).unsqueeze(0)
+    workers = saved_worker(comm, worker, mean.hosts, shapes, is_mean)
     comm.all_reduce(server)  # exact: each element is 0 on all ranks except one
-    sizes = [shape.numel() for shape in shapes.values()]
-    workers, servers = rows.split(sizes, dim=1), server.split(sizes)
+    servers = server.split([shape.numel() for shape in shapes.values()])
     return {
-        "worker": {
-            name: part.reshape(len(rows), *shape)
-            for (name, shape), part in zip(shapes.items(), workers, strict=True)
-        },
+        "worker": workers,
         "server": {
             name: part.view(shape)
             for (name, shape), part in zip(shapes.items(), servers, strict=True)
         },
         "backwards": torch.tensor(backwards),
+    }
+
+
+def saved_worker(
+    comm: _core.Communicator,
+    own: torch.Tensor,
+    place: tuple[int, int],
+    shapes: Shapes,
+    is_mean: bool,
+) -> dict[str, torch.Tensor]:
+    """Returns by name the residuals of all places, or their mean. `own` is that of this
+    rank's place, `place` its index and how many there are. Collective.
+    """
+    index, count = place
+    rows = torch.zeros(count, own.numel(), dtype=own.dtype)
+    rows[index] = own
+    comm.all_reduce(rows.view(-1))  # exact: ranks of a host have parts of its row
+    if is_mean:
+        rows = _mean_of(rows).unsqueeze(0)
+    parts = rows.split([shape.numel() for shape in shapes.values()], dim=1)
+    return {
+        name: part.reshape(len(rows), *shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
     }
 
 
@@ -63,12 +75,24 @@ def checked(
 
     Raises CorruptCheckpoint naming what does not fit.
     """
+    own = checked_worker(state, shapes, place, "ddp")
+    _check_names(state, "server", shapes, "ddp")
+    server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
+    _require_finite(server, "server")
+    return own.to(dtype).contiguous(), server.to(dtype), _backwards_of(state)
+
+
+def checked_worker(
+    state: Mapping[str, Any], shapes: Shapes, place: tuple[int, int], owner: str
+) -> torch.Tensor:
+    """Returns the worker residual of one place, flat. `owner` is the argument that has the
+    parameters. Local. Raises like checked().
+    """
     if not isinstance(state, Mapping):
         raise CorruptCheckpoint(
             f"the state must be a mapping, got {type(state).__name__}"
         )
-    for part in _PARTS:
-        _check_names(state, part, shapes)
+    _check_names(state, "worker", shapes, owner)
     rows = {len(values) for values in state["worker"].values()}
     if len(rows) != 1 or rows == {0}:
         raise CorruptCheckpoint(
@@ -80,11 +104,13 @@ def checked(
     worker = torch.cat(parts, dim=1).cpu()
     index, count = place
     own = worker[index] if len(worker) == count else _mean_of(worker)
-    server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
-    for part, values in (("worker", own), ("server", server)):
-        if not bool(values.isfinite().all()):
-            raise CorruptCheckpoint(f"the state's '{part}' has values not finite")
-    return own.to(dtype).contiguous(), server.to(dtype), _backwards_of(state)
+    _require_finite(own, "worker")
+    return own
+
+
+def _require_finite(values: torch.Tensor, part: str) -> None:
+    if not bool(values.isfinite().all()):
+        raise CorruptCheckpoint(f"the state's '{part}' has values not finite")
 
 
 def _backwards_of(state: Mapping[str, Any]) -> int:
@@ -97,7 +123,9 @@ def _backwards_of(state: Mapping[str, Any]) -> int:
     return int(found)  # type: ignore[arg-type]
 
 
-def _check_names(state: Mapping[str, Any], part: str, shapes: Shapes) -> None:
+def _check_names(
+    state: Mapping[str, Any], part: str, shapes: Shapes, owner: str
+) -> None:
     given = state.get(part)
     if not isinstance(given, Mapping):
         raise CorruptCheckpoint(
@@ -105,7 +133,7 @@ def _check_names(state: Mapping[str, Any], part: str, shapes: Shapes) -> None:
         )
     differing = sorted(given.keys() ^ shapes.keys())
     if differing:
-        where = "the state" if differing[0] in given else "ddp"
+        where = "the state" if differing[0] in given else owner
         raise CorruptCheckpoint(f"parameter '{differing[0]}' is only in {where}")
     for name, shape in shapes.items():
         values = given[name]

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""thinwire.fsdp_hook: the bits of plain loops, states, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hook_cases as cases
+import pytest
+import ranks
+import thinwire
+import torch
+import torch.distributed as dist
+from thinwire import CorruptCheckpoint, FailedPrecondition, InvalidArgument
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"),
+    reason="needs torch 2.13",
+)
+STEPS = 4
+# Dtype of the model, options of fully_shard(), loss scale, backwards of a step.
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bfloat16": {"dtype": "bfloat16", "scale": 2.0},
+    "unused": {"leaves_out": True},
+    "accumulated": {"backwards": 2, "scale": 4096.0},
+}
+
+
+def wrapped(net: torch.nn.Module, **options: Any) -> Any:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(net.first, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def chunk(size: torch.Size, rank: int, ranks_now: int) -> slice:
+    """The elements of a parameter of which this rank has the shard."""
+    rows, width = -(-size[0] // ranks_now), size[1:].numel()
+    return slice(*(min(size[0], rows * r) * width for r in (rank, rank + 1)))
+
+
+class Naive:
+    """The mean of all ranks' gradients, shard by shard and block by block."""
+
+    def __init__(self, parameters: list[torch.Tensor], ranks_now: int, bits: int):
+        self.bits, self.ranks = bits, ranks_now
+        self.worker = [
+            [torch.zeros(p.numel()) for p in parameters] for _ in range(ranks_now)
+        ]
+
+    def blocks(self, size: torch.Size) -> Iterator[slice]:
+        for rank in range(self.ranks):
+            shard = chunk(size, rank, self.ranks)
+            for begin in range(shard.start, shard.stop, cases.BLOCK):
+                yield slice(begin, min(begin + cases.BLOCK, shard.stop))
+
+    def average(
+        self, unit: int, gradients: list[torch.Tensor], scale: float
+    ) -> torch.Tensor:
+        first = gradients[0]
+        if self.ranks == 1:
+            return first
+        result = torch.empty(first.numel())
+        for part in self.blocks(first.shape):
+            mean = torch.zeros(result[part].numel())
+            for rank, gradient in enumerate(gradients):
+                error = self.worker[rank][unit]
+                c = gradient.flatten()[part].float() * (1 / scale) + error[part]
+                q, step = cases.quantized(c, self.bits)
+                error[part] = c - q * step
+                mean += q * (step * torch.tensor(1 / self.ranks))
+            result[part] = mean * scale
+        return result.view_as(first).to(first.dtype)
+
+
+def train(runs: list[tuple[int, str]]) -> list[list[bool]]:
+    rank, size = cases.join()
+    results = [compare(rank, size, *run) for run in runs]
+    dist.destroy_process_group()
+    return results
+
+
+def compare(rank: int, size: int, bits: int, name: str) -> list[bool]:
+    """Gradients of the hook and of plain loops, compared in each step. SGD steps the whole
+    model, and shards are copied from it: torch rounds bf16 otherwise in a part.
+    """
+    case = CASES[name]
+    scale, backwards = case.get("scale", 1.0), case.get("backwards", 1)
+    net = cases.net(getattr(torch, case.get("dtype", "float32")))
+    plain = copy.deepcopy(net)
+    fsdp = wrapped(net)
+    hook = thinwire.fsdp_hook(fsdp, bits)
+    hook.set_loss_scale(scale)
+    naive = Naive(list(plain.parameters()), size, bits)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
+    equal, sent = [], hook.bytes_sent
+
+    def loss(module: torch.nn.Module, of_rank: int, number: int) -> torch.Tensor:
+        given = {"uses_aside": number % 3 > 0 or of_rank == 1}
+        return scale * cases.loss_of(
+            module, of_rank, number, **(given if case.get("leaves_out") else {})
+        )
+
+    for step in range(STEPS):
+        numbers = range(backwards * step, backwards * (step + 1))
+        fsdp.zero_grad()
+        for number in numbers:
+            fsdp.set_requires_gradient_sync(number == numbers[-1])
+            loss(fsdp, rank, number).backward()
+        every = []
+        for other in range(size):
+            plain.zero_grad()
+            for number in numbers:
+                loss(plain, other, number).backward()
+            every.append(cases.gradients_of(plain))
+        pairs = list(zip(fsdp.parameters(), plain.parameters(), strict=True))
+        for unit, (own, want) in enumerate(pairs):
+            want.grad = naive.average(unit, [g[unit] for g in every], scale)
+            shard = want.grad.flatten()[chunk(want.shape, rank, size)]
+            assert own.grad is not None
+            equal.append(torch.equal(own.grad.to_local().flatten(), shard))
+            want.grad /= scale
+        optimizer.step()
+        for own, want in pairs:
+            shard = want.detach().flatten()[chunk(want.shape, rank, size)]
+            own.detach().to_local().copy_(shard.view_as(own.to_local()))
+    announced = int(str(hook).split()[4])
+    equal.append(hook.bytes_sent - sent == STEPS * announced)
+    worker = hook.state_dict()["worker"]
+    for unit, kept in enumerate(worker.values()):
+        for other in range(size):
+            want = naive.worker[other][unit]
+            equal.append(torch.equal(kept[other].flatten(), want))
+    hook.close()
+    return equal
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_bits_of_plain_loops(n: int) -> None:
+    runs = [(4, "plain"), (8, "plain")]
+    if n == 2:
+        runs += [(4, name) for name in CASES if name != "plain"]
+    for rank in ranks.succeed(ranks.call(n, __file__, "train", runs, seconds=100)):
+        for run, equal in zip(runs, rank.value, strict=True):
+            assert all(equal), run
+
+
+def reduced_in_float32() -> bool:
+    """Parameters in bf16 for the model and in fp32 for the optimizer."""
+    rank, _ = cases.join()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    fsdp = wrapped(cases.net(), mp_policy=policy)
+    hook = thinwire.fsdp_hook(fsdp)
+    cases.loss_of(fsdp, rank, 0).backward()
+    exact = wrapped(cases.net(), mp_policy=policy)
+    cases.loss_of(exact, rank, 0).backward()
+    near = [
+        torch.allclose(a.grad.to_local(), b.grad.to_local(), atol=0.02)
+        and a.grad.dtype == torch.float32
+        for a, b in zip(fsdp.parameters(), exact.parameters(), strict=True)
+    ]
+    hook.close()
+    dist.destroy_process_group()
+    return all(near)
+
+
+def test_mixed_precision_reduces_in_float32() -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, "reduced_in_float32")):
+        assert rank.value
+
+
+def run(fsdp: Any, rank: int, steps: range) -> list[torch.Tensor]:
+    for step in steps:
+        fsdp.zero_grad()
+        cases.loss_of(fsdp, rank, step).backward()
+    return [p.grad.to_local() for p in fsdp.parameters()]
+
+
+def save(folder: str) -> bool:
+    """Writes states, and continues from one with the same bits."""
+    rank, _ = cases.join()
+    fsdp = wrapped(cases.net())
+    hook = thinwire.fsdp_hook(fsdp, 4)
+    run(fsdp, rank, range(3))
+    state, mean = hook.state_dict(), hook.state_dict(mean=True)
+    if rank == 0:
+        torch.save(state, f"{folder}/all")
+        torch.save(mean, f"{folder}/mean")
+    want = run(fsdp, rank, range(3, 6))
+    other = wrapped(cases.net())
+    again = thinwire.fsdp_hook(other, 4)
+    again.load_state_dict(state)
+    found = run(other, rank, range(3, 6))
+    hook.close()
+    again.close()
+    dist.destroy_process_group()
+    return all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def load(folder: str) -> float:
+    """Returns how far the mean of the residuals is from that of the ranks that saved."""
+    cases.join()
+    want = torch.load(f"{folder}/all")["worker"]
+    assert max(float(values.abs().max()) for values in want.values()) > 1e-4
+    hook = thinwire.fsdp_hook(wrapped(cases.net()), 4)
+    far = 0.0
+    for name in ("all", "mean"):
+        hook.load_state_dict(torch.load(f"{folder}/{name}"))
+        for key, found in hook.state_dict()["worker"].items():
+            far = max(far, float((found.mean(0) - want[key].mean(0)).abs().max()))
+    hook.close()
+    dist.destroy_process_group()
+    return far
+
+
+def test_residuals_continue_and_have_the_same_mean_on_other_ranks(
+    tmp_path: Path,
+) -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, "save", str(tmp_path))):
+        assert rank.value
+    for n in (1, 3):
+        for rank in ranks.succeed(ranks.call(n, __file__, "load", str(tmp_path))):
+            assert rank.value < 1e-7
+
+
+class Own:
+    """A reduce-scatter of the program's."""
+
+
+def refusals() -> list[str]:
+    rank, size = cases.join()
+    texts = []
+
+    def refused(kind: type[Exception], module: Any, *bits: Any, **more: Any) -> None:
+        try:
+            thinwire.fsdp_hook(module, *bits, **more)
+        except kind as error:
+            texts.append(str(error))
+        else:
+            texts.append("")
+
+    fsdp = wrapped(cases.net())
+    refused(TypeError, cases.net())
+    refused(InvalidArgument, fsdp, 8 if rank == 0 else 3)
+    refused(InvalidArgument, fsdp, 4 + 4 * rank)
+    refused(InvalidArgument, fsdp, residual_dtype=torch.float16)
+    refused(InvalidArgument, wrapped(cases.net(torch.float16)))
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("hosts", "ranks"))
+    refused(InvalidArgument, fully_shard(cases.net(), mesh=mesh))
+    custom = wrapped(cases.net())
+    custom.set_custom_reduce_scatter(Own())
+    refused(FailedPrecondition, custom)
+    hook = thinwire.fsdp_hook(fsdp)
+    refused(FailedPrecondition, fsdp)
+    state = hook.state_dict()
+    if rank == 0:
+        del state["worker"]["second.bias"]
+    try:
+        hook.load_state_dict(state)
+    except (CorruptCheckpoint, InvalidArgument) as error:
+        texts.append(str(error))
+    fsdp.set_gradient_divide_factor(3.0)
+    try:
+        cases.loss_of(fsdp, rank, 0).backward()
+    except FailedPrecondition as error:
+        texts.append(str(error))
+    hook.close()
+    dist.destroy_process_group()
+    return texts
+
+
+def test_what_it_refuses() -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, "refusals")):
+        parts = [
+            "module must be an FSDPModule (fully_shard()), got Net",
+            "bits must be 4 or 8, got 3",
+            "bits",
+            "residual_dtype must be float32 or bfloat16",
+            "reduced in float32 or bfloat16, got torch.float16 for 'aside.weight'",
+            "over a mesh of one dimension, got 2",
+            "a reduce-scatter of its own already, Own",
+            "a reduce-scatter of its own already, _ReduceScatter",
+            "'second.bias' is only in module",
+            "FSDP2 must average gradients, but 'module' asks for",
+        ]
+        assert len(rank.value) == len(parts)
+        for text, part in zip(rank.value, parts, strict=True):
+            assert part in text
+
+
+def loses_a_rank() -> str:
+    rank, _ = cases.join()
+    fsdp = wrapped(cases.net())
+    thinwire.fsdp_hook(fsdp)
+    run(fsdp, rank, range(1))
+    loss = cases.loss_of(fsdp, rank, 1)
+    if rank == 1:
+        import os
+
+        os._exit(3)
+    try:
+        loss.backward()
+    except Exception as error:  # noqa: BLE001  its type is compared
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    """In the hook or before, in a gather of FSDP2's own, whose error is gloo's."""
+    ended = ranks.call(2, __file__, "loses_a_rank", seconds=60)
+    assert not ended[0].timed_out
+    assert ended[0].value.startswith(("CommFailure: ", "RuntimeError: "))

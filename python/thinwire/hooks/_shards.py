@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How FSDP2 lays out the gradients of a reduce-scatter.
+
+For W ranks the dimension 0 of each parameter is padded to a multiple of W and cut into W
+chunks. Row r of the buffer has chunk r of all parameters that need a gradient, in the
+order of FSDP2's parameter group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from ..errors import FailedPrecondition, InvalidArgument
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_NEEDED = ("set_custom_reduce_scatter", "set_reduce_scatter_unused_params")
+_DEFAULT = "DefaultReduceScatter"
+Piece = tuple[int, int, int, int, int]
+"""First element in the buffer, in the owner's result and in the residual; size; owner."""
+
+
+@dataclass
+class Part:
+    """The reduce-scatter of one FSDP module."""
+
+    module: Any
+    name: str
+    size: int
+    """Elements of the buffer, padding included."""
+    pieces: list[Piece]
+
+
+@dataclass
+class Sharded:
+    """All reduce-scatters of a module."""
+
+    parts: list[Part]
+    parameters: list[torch.nn.Parameter]
+    """Those that need a gradient, in the order of module.parameters()."""
+    shapes: dict[str, torch.Size]
+    """Their whole shapes by name. Residuals have this order."""
+    description: str
+    """A text that is the same on all ranks if the layout is."""
+
+
+def group_of(module: Any) -> dist.ProcessGroup:
+    """Returns the group over which the parameters are sharded. Local.
+
+    Raises InvalidArgument if there is none, or if it has more than one dimension.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor) and parameter.requires_grad:
+            mesh = parameter.device_mesh
+            if mesh.ndim != 1:
+                raise InvalidArgument(
+                    "module: parameters must be sharded over a mesh of one dimension, "
+                    f"got {mesh.ndim} for '{name}'"
+                )
+            return mesh.get_group()
+    raise InvalidArgument("module: no parameter that is sharded needs a gradient")
+
+
+def sharded(module: Any, ranks: int) -> Sharded:
+    """Returns the layout of all FSDP modules inside. Local.
+
+    Raises InvalidArgument and FailedPrecondition like fsdp_hook().
+    """
+    missing = [name for name in _NEEDED if not hasattr(FSDPModule, name)]
+    if missing:
+        raise FailedPrecondition(
+            f"fsdp_hook() needs torch 2.13: FSDPModule of torch {torch.__version__} has "
+            f"no {missing[0]}"
+        )
+    named = dict(module.named_parameters())
+    names = {id(parameter): name for name, parameter in named.items()}
+    groups = _groups(module)
+    units: dict[str, Any] = {}
+    orders: list[list[str]] = []
+    for name, _, group in groups:
+        orders.append([])
+        for sharded_one in group.fsdp_params:
+            parameter = sharded_one.sharded_param
+            if not parameter.requires_grad:
+                continue
+            if id(parameter) not in names:
+                raise FailedPrecondition(
+                    f"module: fsdp_hook() needs sharded parameters, but '{name}' has "
+                    "whole ones: call it before the first forward"
+                )
+            _require_supported(names[id(parameter)], parameter, group, module)
+            orders[-1].append(names[id(parameter)])
+            units[orders[-1][-1]] = parameter
+    shapes = {name: p.shape for name, p in named.items() if name in units}
+    parts = [
+        _part(owner, name, order, shapes, ranks)
+        for (name, owner, _), order in zip(groups, orders, strict=True)
+        if order
+    ]
+    lines = [
+        f"{part.name}: {name} {tuple(shapes[name])} {units[name].dtype}\n"
+        for part, order in zip(parts, filter(None, orders), strict=True)
+        for name in order
+    ]
+    return Sharded(
+        parts, [named[name] for name in shapes], shapes, "".join(sorted(lines))
+    )
+
+
+def _groups(module: Any) -> list[tuple[str, Any, Any]]:
+    """Returns the name, the FSDP module and the parameter group of each reduce-scatter."""
+    found: list[tuple[str, Any, Any]] = []
+    seen: set[int] = set()
+    for name, inner in module.named_modules():
+        if not isinstance(inner, FSDPModule):
+            continue
+        name = name or "module"
+        try:
+            groups = list(inner._get_fsdp_state()._fsdp_param_groups)
+            comms = [type(group._reduce_scatter_comm).__name__ for group in groups]
+        except AttributeError as error:
+            raise FailedPrecondition(
+                f"fsdp_hook() does not know the FSDP2 of torch {torch.__version__}: {error}"
+            ) from None
+        if len(groups) > 1:
+            raise InvalidArgument(
+                f"module: '{name}' must have one group of parameters, got {len(groups)}: "
+                "FSDP2 takes no reduce-scatter of another kind then"
+            )
+        for group, comm in zip(groups, comms, strict=True):
+            if comm != _DEFAULT:
+                raise FailedPrecondition(
+                    f"module: '{name}' has a reduce-scatter of its own already, {comm}"
+                )
+            if id(group) not in seen:  # fully_shard([a, b]) makes one of two modules
+                found.append((name, inner, group))
+            seen.add(id(group))
+    return found
+
+
+def _require_supported(name: str, parameter: Any, group: Any, module: Any) -> None:
+    if parameter.placements != (Shard(0),) or parameter.device_mesh.ndim != 1:
+        raise InvalidArgument(
+            "module: parameters must be sharded over dimension 0 of one mesh, got "
+            f"{parameter.placements} for '{name}'"
+        )
+    if parameter.device_mesh.get_group() != group_of(module):
+        raise InvalidArgument(
+            f"module: all parameters must be sharded over one group, but '{name}' has "
+            "another one"
+        )
+    policy = group.mp_policy
+    dtype = policy.reduce_dtype or policy.param_dtype or parameter.dtype
+    if dtype not in _DTYPES:
+        raise InvalidArgument(
+            f"module: gradients must be reduced in float32 or bfloat16, got {dtype} for "
+            f"'{name}': pass MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+        )
+
+
+def _part(
+    module: Any, name: str, order: list[str], shapes: dict[str, torch.Size], ranks: int
+) -> Part:
+    begins: dict[str, int] = {}
+    total = 0
+    for key, shape in shapes.items():
+        begins[key] = total
+        total += shape.numel()
+    chunks = [-(-shapes[key][0] // ranks) for key in order]
+    widths = [shapes[key][1:].numel() for key in order]
+    row = sum(chunk * width for chunk, width in zip(chunks, widths, strict=True))
+    pieces: list[Piece] = []
+    to = 0
+    for key, chunk, width in zip(order, chunks, widths, strict=True):
+        rows = shapes[key][0]
+        for rank in range(ranks):
+            first, last = (min(rows, chunk * r) for r in (rank, rank + 1))
+            size = (last - first) * width
+            if size > 0:
+                pieces.append(
+                    (rank * row + to, to, begins[key] + first * width, size, rank)
+                )
+        to += chunk * width
+    return Part(module, name, ranks * row, pieces)
