@@ -50,4 +50,16 @@ set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME thinwire-tools)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION science)
 set(CPACK_COMPONENT_TOOLS_DESCRIPTION
     "${PROJECT_DESCRIPTION}: the program thinwire, which plans runs and reads checkpoints")
+
+# Each package has the licences of what is inside. That of component dev has them
+# where install.cmake puts them.
+set(with_licences ${CPACK_COMPONENTS_ALL})
+list(REMOVE_ITEM with_licences dev)
+foreach(component IN LISTS with_licences)
+  string(TOUPPER ${component} upper)
+  install(
+    FILES ${PROJECT_SOURCE_DIR}/LICENSE ${thinwire_notices}
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${CPACK_DEBIAN_${upper}_PACKAGE_NAME}
+    COMPONENT ${component} EXCLUDE_FROM_ALL)
+endforeach()
 include(CPack)

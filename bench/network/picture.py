@@ -9,7 +9,7 @@ from tables import in_order, rate, size, time_of
 from variants import PEER, title
 
 # In units of the view box.
-WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1276, 256, 46, 26, 60, 16
+WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1310, 290, 46, 26, 60, 16
 LINE = 17
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
@@ -41,7 +41,7 @@ def text(x, y, words, kind=""):
 
 
 def bar(x, y, length, variant, words):
-    kind = "peer" if variant.startswith("ddp") else "ours"
+    kind = "ours" if "thinwire" in title(variant).lower() else "peer"
     length = max(1.5, length)
     svg = f'<rect x="{x:g}" y="{y:g}" width="{length:.1f}" height="14" rx="2" '
     svg += f'class="{kind}"/>\n'

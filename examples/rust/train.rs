@@ -3,7 +3,8 @@
 //!
 //! rustc -O train.rs -L native=/opt/thinwire/lib -o train && ./train
 
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{CStr, CString};
+use std::os::raw::{c_char, c_int, c_void};
 use std::{ptr, thread};
 
 #[repr(C)]

@@ -93,14 +93,16 @@ def test_hosts_of_gpus(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text().strip() == "global_step150"
 
 
-def test_resume(tmp_path: Path) -> None:
-    script = EXAMPLES / "resume.py"
-    first = output_of(2, script, "--steps", 100, "--out", tmp_path)
-    assert first.startswith("steps 1 to 100: loss ")
-    on = output_of(1, script, "--steps", 110, "--out", tmp_path)
-    assert on.startswith("resumes after step 100\nsteps 101 to 110: loss ")
-    done = output_of(1, script, "--steps", 100, "--out", tmp_path)
-    assert done.endswith("\nall 100 steps were done before\n")
+def test_elastic(tmp_path: Path) -> None:
+    script = EXAMPLES / "elastic.py"
+    first = output_of(2, script, "--steps", 100, "--out", tmp_path).splitlines()
+    assert first[0] == "restart 0: world size 2, resumes from nothing"
+    assert [line.split(":")[0] for line in first[1:]] == ["step 50", "step 100", "done"]
+    on = output_of(1, script, "--steps", 110, "--out", tmp_path).splitlines()
+    assert on[0].endswith("world size 1, resumes after step 100 of world size 2")
+    assert [line.split(":")[0] for line in on[1:]] == ["step 110", "done"]
+    done = output_of(1, script, "--steps", 100, "--out", tmp_path).splitlines()
+    assert done[1:] == ["done: 100 steps"]
 
 
 def test_mixture_of_experts(tmp_path: Path) -> None:

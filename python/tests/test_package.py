@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -199,11 +200,17 @@ def test_doctor_speaks_once_and_has_a_line_for_each_difference() -> None:
 
 
 @pytest.mark.quick
-def test_exit_codes_of_the_program() -> None:
-    program = (sys.executable, "-m", "thinwire")
-    assert run(*program, "--help").returncode == 0
+@pytest.mark.parametrize("start", ["module", "script"])
+def test_exit_codes_of_the_program(start: str) -> None:
+    script = Path(sysconfig.get_path("scripts"), "thinwire")
+    program = (
+        (sys.executable, "-m", "thinwire") if start == "module" else (str(script),)
+    )
+    name = " ".join(("python", *program[1:])) if start == "module" else "thinwire"
+    assert f"usage: {name} " in run(*program, "--help").stdout
     shown = run(*program, "--version")
     assert (shown.returncode, shown.stdout) == (0, f"thinwire {thinwire.__version__}\n")
     for wrong in ((), ("nurse",), ("doctor", "--all"), ("config",)):
         done = run(*program, *wrong)
         assert (done.returncode, done.stdout) == (2, ""), wrong
+        assert f"{name}: " in done.stderr

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m thinwire doctor | plan | config check FILE | device-report | telemetry …"""
+"""thinwire doctor | plan | config check FILE | device-report | telemetry …
+
+The same as `python -m thinwire …`.
+"""
 
 import argparse
 import contextlib
 import os
 import sys
+from pathlib import Path
 
 from . import Error, __version__, _core
 
-_PROGRAM = "python -m thinwire"
+_IS_SCRIPT = Path(sys.argv[0]).name == "thinwire"
+_PROGRAM = "thinwire" if _IS_SCRIPT else "python -m thinwire"
 # The library parses and runs these, like the program `thinwire`.
 _SHARED = {
     "doctor": "show what this machine and installation have",
@@ -24,6 +29,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         description="Checks an installation of Thinwire, and shows what runs wrote",
+        epilog="A C++ build has a program `thinwire` with further commands: bench, "
+        "checkpoint and replay.",
     )
     parser.add_argument(
         "--version", action="version", version=f"thinwire {__version__}"

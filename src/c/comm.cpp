@@ -108,8 +108,8 @@ thinwire_status thinwire_comm_local(int size, thinwire_comm** comms) {
     auto made = comm::make_local_group(size, {.timeout = env::timeout()});
     std::vector<std::unique_ptr<thinwire_comm>> handles;
     for (auto& communicator : made)
-      handles.push_back(
-          std::make_unique<thinwire_comm>(std::move(communicator)));
+      handles.push_back(std::make_unique<thinwire_comm>(
+          thinwire_comm{std::move(communicator)}));
     for (std::size_t rank = 0; rank < handles.size(); ++rank)
       comms[rank] = handles[rank].release();
   });

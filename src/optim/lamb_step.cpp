@@ -178,14 +178,14 @@ std::vector<TrustRatio> lamb_step(Adam& adam, std::int64_t step,
   };
 
   const std::vector<NormCell> cells = norm_cells(adam.layout());
-  const auto [small, large] = units_of(cells);
-  pool.for_each(small.size(), [&](std::size_t k) {
-    std::vector<NormSums> sums(small[k].size());
-    measure(small[k], sums);
-    set_ratios(small[k], sums);
-    update(small[k]);
+  const Units units = units_of(cells);
+  pool.for_each(units.small.size(), [&](std::size_t k) {
+    std::vector<NormSums> sums(units.small[k].size());
+    measure(units.small[k], sums);
+    set_ratios(units.small[k], sums);
+    update(units.small[k]);
   });
-  for (const Cells unit : large) {
+  for (const Cells unit : units.large) {
     std::vector<NormSums> sums(unit.size());
     const std::vector<Cells> parts = parts_of(unit);
     pool.for_each(parts.size(), [&](std::size_t k) {

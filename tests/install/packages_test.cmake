@@ -23,12 +23,14 @@ function(holds package)
   endforeach()
 endfunction()
 
-holds(libthinwire-c0 "/usr/lib/libthinwire_c\\.so\\.0 -> libthinwire_c\\.so\\.0")
+holds(libthinwire-c0 "/usr/lib/libthinwire_c\\.so\\.0 -> libthinwire_c\\.so\\.0"
+       "/doc/libthinwire-c0/LICENSE\n" "/doc/libthinwire-c0/THIRD_PARTY_NOTICES\n")
 holds(libthinwire-dev "/usr/include/thinwire/thinwire\\.h\n"
        "/libthinwire_engine\\.a\n" "/libthinwire_c\\.so -> libthinwire_c\\.so\\.0\n"
        "/pkgconfig/thinwire_c\\.pc\n" "/cmake/thinwire/thinwireConfig\\.cmake\n"
        "/doc/thinwire/THIRD_PARTY_NOTICES\n")
 if(APPS)
-  holds(thinwire-tools "/usr/bin/thinwire\n")
+  holds(thinwire-tools "/usr/bin/thinwire\n"
+         "/doc/thinwire-tools/THIRD_PARTY_NOTICES\n")
 endif()
 file(REMOVE_RECURSE ${work})

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of packaging/ have CMake's version, and set options that exist."""
+"""The recipes of packaging/ have CMake's version, and set options that exist. Guides
+name the packages of that version.
+"""
 
 import json
 import re
@@ -20,6 +22,13 @@ class Recipes(unittest.TestCase):
         port = json.loads((ROOT / "packaging/vcpkg/vcpkg.json").read_text())
         self.assertEqual(port["version"], VERSION)
         self.assertIn(f'\n  version: "{VERSION}"\n', RECIPE)
+
+    def test_guides_name_the_library_of_this_version(self):
+        series = VERSION.rpartition(".")[0]
+        for name in ("c", "cmake"):
+            text = (ROOT / f"docs/guide/{name}.md").read_text()
+            found = re.findall(r"\blibthinwire(?:\.so\.)?(\d+\.\d+)", text)
+            self.assertEqual(set(found), {series}, name)
 
     def test_set_options_that_exist(self):
         options = (ROOT / "cmake/options.cmake").read_text()

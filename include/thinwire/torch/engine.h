@@ -75,20 +75,20 @@ class Engine {
   /// Runs engine::Engine::step().
   engine::EngineReport step();
   /// Returns engine::Engine::mean().
-  [[nodiscard]] double mean(double value) { return core().mean(value); }
+  [[nodiscard]] double mean(double value) { return own().mean(value); }
   /// Returns the mean of tensors of one element. Throws Error(kInvalidArgument)
   /// for others.
   [[nodiscard]] double mean(const at::Tensor& value);
 
   /// Call the functions of engine::Engine.
   void set_learning_rate(std::size_t group, double learning_rate) {
-    core().learning_rates().set(group, learning_rate);
+    own().learning_rates().set(group, learning_rate);
   }
   void set_learning_rate(double learning_rate) {
-    core().learning_rates().set(learning_rate);
+    own().learning_rates().set(learning_rate);
   }
   void set_schedule(config::LearningRateFunction schedule) {
-    core().learning_rates().set_schedule(std::move(schedule));
+    own().learning_rates().set_schedule(std::move(schedule));
   }
 
   /// A scope in which backwards are summed and step() does nothing.
@@ -104,7 +104,7 @@ class Engine {
    private:
     engine::Engine& engine_;
   };
-  [[nodiscard]] Accumulation no_sync() { return Accumulation(core()); }
+  [[nodiscard]] Accumulation no_sync() { return Accumulation(own()); }
 
   /// A scope in which parameters and, by config::Buffers, buffers are equal on
   /// all ranks, nothing is recorded for a backward, and there is no step.
@@ -112,7 +112,7 @@ class Engine {
    public:
     explicit Evaluation(Engine& engine) : Evaluation(engine.at_rest()) {
       engine.memory_.send_parameters();
-      engine.buffers_.make_equal(engine.core().config().buffers);
+      engine.buffers_.make_equal(engine.own().config().buffers);
     }
     ~Evaluation() { engine_.end_evaluation(); }
     Evaluation(const Evaluation&) = delete;
@@ -135,16 +135,20 @@ class Engine {
                               const checkpoint::Extra& extra = {},
                               const checkpoint::SaveOptions& options = {}) {
     require_same_parameters();
-    return core().save(root, extra, options);
+    return own().save(root, extra, options);
   }
   checkpoint::LoadReport load(const std::string& path,
                               const checkpoint::LoadOptions& options = {});
   std::optional<checkpoint::LoadReport> resume(
       const std::string& path, const checkpoint::LoadOptions& options = {});
 
-  /// Returns the engine. If a call of its own changes parameters, and the
-  /// module is on a device, call send_parameters() after it.
-  [[nodiscard]] engine::Engine& core() noexcept { return *link_->core; }
+  /// Returns the engine. If the module is on a device, it first waits for
+  /// copies of parameters: calls of the engine may write the memory that these
+  /// read. After a call that changes parameters, call send_parameters().
+  [[nodiscard]] engine::Engine& core() {
+    memory_.wait();
+    return own();
+  }
   /// Copies parameters to the device of the module, except those that the
   /// program has written there; see ModuleMemory.
   void send_parameters() {
@@ -225,10 +229,10 @@ class Engine {
   static Buffer flat(const Values& values, const ParameterLayout& layout);
   // Takes in what the program has written into parameters.
   void require_same_parameters();
+  [[nodiscard]] engine::Engine& own() noexcept { return *link_->core; }
   // Returns the engine when flat memory may be written.
   engine::Engine& at_rest() {
     memory_.take_in_written();
-    memory_.wait();
     return core();
   }
   void cancel_backward(std::string_view reason);
@@ -297,15 +301,15 @@ inline Engine::Engine(const ::torch::nn::Module& module,
         std::copy_n(before[i].const_data_ptr<float>(), values.size(),
                     values.data());
         held.comm->broadcast(values, 0);
-        core().whole_values().set_parameter(layout().parameters()[i].name,
-                                            values);
+        own().whole_values().set_parameter(layout().parameters()[i].name,
+                                           values);
       }
   if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
   memory_.send_parameters();
-  if (memory_.staging() != nullptr) link_->staged.emplace(memory_, core());
+  if (memory_.staging() != nullptr) link_->staged.emplace(memory_, own());
   buffers_.make_equal(config.buffers);
-  core().set_others([this] { return others_.describe(); });
+  own().set_others([this] { return others_.describe(); });
   for (std::size_t i = 0; i < memory_.tensors().size(); ++i)
     ::torch::autograd::impl::set_post_acc_grad_hooks(
         memory_.tensors()[i], std::make_unique<Hook>(link_, i));
@@ -370,11 +374,11 @@ inline void Engine::backward(const at::Tensor& loss) {
                       "logits.to(torch::kFloat)), got ") +
               c10::toString(loss.scalar_type()));
   require_same_parameters();
-  core().begin_backward();
+  own().begin_backward();
   link_->in_backward = true;
   if (link_->staged) link_->staged->begin();
   try {
-    (loss * core().loss_factor()).backward();
+    (loss * own().loss_factor()).backward();
     if (link_->staged) link_->staged->finish();
   } catch (const c10::Error& error) {
     cancel_backward(error.what_without_backtrace());
@@ -387,7 +391,7 @@ inline void Engine::backward(const at::Tensor& loss) {
     throw;
   }
   link_->in_backward = false;
-  core().end_backward();
+  own().end_backward();
 }
 
 // Runs while the exception that ended backward is handled; an exception thrown
@@ -397,7 +401,7 @@ inline void Engine::cancel_backward(std::string_view reason) {
   if (link_->staged) link_->staged->cancel();
   std::optional<Error> lost;
   try {
-    core().cancel_backward(reason);
+    own().cancel_backward(reason);
   } catch (const Error& error) {
     lost = error;
   }
@@ -441,7 +445,7 @@ inline std::optional<checkpoint::LoadReport> Engine::resume(
 
 inline engine::EngineReport Engine::step() {
   require_same_parameters();
-  const engine::EngineReport report = core().step(memory_.final_range());
+  const engine::EngineReport report = own().step(memory_.final_range());
   if (!report.at_boundary) return report;
   memory_.send_parameters();
   if (link_->staged) link_->staged->begin_window();

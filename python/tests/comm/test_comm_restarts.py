@@ -27,6 +27,11 @@ LAUNCHES: dict[str, Callable[[], list[str]]] = {
 }
 
 
+ROOT = ranks.TESTS.parents[1]
+ELASTIC = ROOT / "examples" / "python" / "elastic.py"
+KILLED_THRICE = ranks.TESTS / "scripts" / "killed_thrice.py"
+
+
 def undisturbed() -> str:
     def body(communicator: cases._core.Communicator) -> str:
         net = cases.model()
@@ -64,19 +69,67 @@ def test_a_run_whose_rank_is_killed_ends_by_itself(
     assert printed == f"steps 11 to 30: {undisturbed()}\n"
 
 
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of elastic.py, of which no rank is killed."""
+    run = (ELASTIC, "--out", tmp_path_factory.mktemp("calm"))
+    return output_of(LAUNCHES["static"], 0, *run, seconds=100).splitlines()
+
+
+def check_killed_thrice(printed: str, calm: list[str]) -> list[str]:
+    """Checks the losses of a run of elastic.py that killed_thrice.py disturbed. Returns
+    the lines that say how it started."""
+    lines = printed.splitlines()
+    assert len(lines) > len(calm)
+    # All losses, to their last digit; after the kills some are printed twice.
+    assert {line for line in lines if "resumes" not in line} == set(calm[1:])
+    assert lines[-1] == calm[-1] == "done: 300 steps"
+    starts = [line for line in lines if "resumes" in line]
+    froms = [line.partition(", ")[2] for line in starts]
+    assert froms[0] == "resumes from nothing"
+    assert froms[1:] == [
+        f"resumes after step {step} of world size 2" for step in (100, 100, 200)
+    ]
+    return starts
+
+
 def test_a_run_whose_rank_is_killed_three_times_ends_as_if_nothing_had_happened(
-    tmp_path: Path,
+    tmp_path: Path, calm: list[str]
 ) -> None:
-    resume = ranks.TESTS.parents[1] / "examples" / "python" / "resume.py"
-    killed = ranks.TESTS / "scripts" / "killed_thrice.py"
-    outputs = []
-    for name, script in (("calm", []), ("killed", [killed, tmp_path])):
-        run = (*script, resume, "--out", tmp_path / name)
-        printed = output_of(LAUNCHES["static"], 3, *run, seconds=200)
-        outputs.append(printed.splitlines())
-    assert outputs[1][:-1] == [f"resumes after step {step}" for step in (100, 100, 200)]
-    # The same loss, to its last digit.
-    assert outputs[1][-1].split()[-1] == outputs[0][-1].split()[-1]
+    run = (KILLED_THRICE, tmp_path, ELASTIC, "--out", tmp_path / "run")
+    printed = output_of(LAUNCHES["static"], 3, *run, seconds=200)
+    starts = check_killed_thrice(printed, calm)
+    assert [line.split(":")[0] for line in starts] == [
+        f"restart {number}" for number in range(4)
+    ]
+
+
+def test_a_loop_around_mpirun_ends_a_run_whose_rank_is_killed_three_times(
+    tmp_path: Path, calm: list[str]
+) -> None:
+    """The loop is that of the guide, with other numbers, programs and folders."""
+    ranks.require("mpi", ranks.has_mpi(), "there is no mpirun or no mpi4py")
+    guide = (ROOT / "docs" / "guide" / "two-machines.md").read_text()
+    (loop,) = re.findall(r"^```sh\n(for attempt[^`]*)^```", guide, re.MULTILINE)
+    run = [sys.executable, KILLED_THRICE, tmp_path, ELASTIC, "--out", tmp_path / "run"]
+    for there, here in {
+        "-np 8 --hostfile hosts": "-np 2",
+        "MASTER_ADDR=host0": "MASTER_ADDR=127.0.0.1",
+        "python elastic.py --out /shared/run": " ".join(map(str, run)),
+    }.items():
+        assert there in loop
+        loop = loop.replace(there, here)
+    ended = subprocess.run(
+        ["bash", "-c", loop],
+        env=ranks.environment(ranks.MPI | {"MASTER_PORT": str(ranks.free_port())}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    starts = check_killed_thrice(ended.stdout, calm)
+    assert {line.split(":")[0] for line in starts} == {"start"}
 
 
 def attempts_of(store: Store, ranks_there: list[int], size: int) -> list[Store]:
@@ -122,13 +175,12 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 def test_a_run_continues_with_fewer_machines(tmp_path: Path) -> None:
     """Two launchers of two ranks each stand for machines. One of them is lost."""
     slow = ranks.TESTS / "scripts" / "slow_steps.py"
-    resume = ranks.TESTS.parents[1] / "examples" / "python" / "resume.py"
     counts = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3"]
     end_point = f"localhost:{ranks.free_port()}"
     notices = "join_timeout=60,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", end_point]
     out = tmp_path / "run"
-    script = [slow, resume, "--steps", 500, "--out", out]
+    script = [slow, ELASTIC, "--steps", 500, "--out", out]
     command = [sys.executable, "-m", "torch.distributed.run", *counts, *meeting]
     command += ["--rdzv-conf", notices, *map(str, script)]
 
@@ -153,5 +205,5 @@ def test_a_run_continues_with_fewer_machines(tmp_path: Path) -> None:
             launcher.terminate()
     printed = (tmp_path / "first").read_text()
     assert "4 ranks have the boot id" in printed  # of both machines, at first
-    assert "resumes after step " in printed
-    assert re.search(r"steps \d+01 to 500: loss ", printed)
+    assert re.search(r"restart \d: world size 2, resumes after step \d+00 of", printed)
+    assert "\ndone: 500 steps\n" in printed

@@ -12,8 +12,23 @@ import torch
 
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ._native import FIXED_KEYS, MASK, Native, is_dense, mask_of, masks_in
-from ._options import REFUSED, names_of_python, number_of
+from ._options import (
+    REFUSED,
+    LeanOnebitAdamKeywords,
+    OnebitLambKeywords,
+    ZeroOneAdamKeywords,
+    names_of,
+    names_of_python,
+    number_of,
+)
 
+# Options of the whole optimizer, which a key that is written into a group cannot change.
+# Groups of other libraries may have `max_grad_norm` and `bias_correction`.
+_WHOLE = {
+    name
+    for keywords in (OnebitLambKeywords, LeanOnebitAdamKeywords, ZeroOneAdamKeywords)
+    for name in names_of(keywords)
+}.difference(FIXED_KEYS, ("max_grad_norm", "bias_correction"))
 # Keys of a group that checkpoints have elsewhere, or that are fixed at construction.
 _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
 
@@ -27,6 +42,7 @@ class Settings:
         self._fixed = [
             {key: group[key] for key in FIXED_KEYS if key in group} for group in groups
         ]
+        self._whole = [_WHOLE & group.keys() for group in groups]
         self._rates = [float(group["lr"]) for group in groups]
         self._decays = [float(group["weight_decay"]) for group in groups]
         self._masks = [_kept(group) for group in groups]
@@ -111,6 +127,12 @@ class Settings:
                     f"optimizer was made and is {_short(group.get(key))} now, which "
                     f"cannot be followed{_CURES.get(key, '')}"
                 )
+        for key in sorted((_WHOLE & group.keys()) - self._whole[index]):
+            raise FailedPrecondition(
+                f"param_groups[{index}]['{key}'] was absent when the optimizer was made "
+                f"and is {_short(group[key])} now, which cannot be followed: '{key}' is a "
+                "keyword of the constructor"
+            )
 
 
 _CURES = {

@@ -117,7 +117,7 @@ TEST_P(LateElements, AreCountedAndCostNothingBesideTheirStep) {
 }
 
 TEST_P(LateElements, GetTheSameBitsWhateverTheBucketsAndThreads) {
-  const auto& [world, tested] = GetParam();
+  const int world = std::get<0>(GetParam());
   const ParameterLayout layout = test::late_layout();
   const auto run = [&](ExchangeOptions exchange) {
     std::vector<std::vector<float>> params(static_cast<std::size_t>(world));

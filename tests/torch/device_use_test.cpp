@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs that use a module on the test device in many ways: the values of the
+// CPU, or an error that names what is wrong.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/errors.h"
+#include "torch/device.h"
+#include "torch/net.h"
+
+namespace thinwire::torch::device_use_test {
+namespace {
+
+using test::expect_error;
+
+using Values = std::vector<float>;
+
+Values losses_and(const Values& losses, const nn::Module& module) {
+  Values all = losses;
+  const Values values = values_of(module);
+  all.insert(all.end(), values.begin(), values.end());
+  return all;
+}
+
+Values channels_last(comm::Communicator& comm, const at::Device& device) {
+  nn::Sequential net(nn::Conv2d(3, 8, 3), nn::BatchNorm2d(8),
+                     nn::Conv2d(8, 4, 3));
+  {
+    const ::torch::NoGradGuard no_grad;
+    for (at::Tensor& p : net->parameters())
+      p.copy_(at::sin(at::arange(p.numel(), at::kFloat)).view_as(p));
+    for (at::Tensor& p : net->parameters())
+      if (p.dim() == 4)
+        p.set_data(p.contiguous(at::MemoryFormat::ChannelsLast));
+  }
+  net->to(device);
+  Engine engine(*net, comm, config_of());
+  Values losses;
+  for (int t = 0; t < 4; ++t) {
+    const at::Tensor x = at::cos(at::arange(2 * 3 * 64, at::kFloat) * (t + 0.5))
+                             .view({2, 3, 8, 8})
+                             .to(device)
+                             .contiguous(at::MemoryFormat::ChannelsLast);
+    const at::Tensor loss = net->forward(x).square().mean();
+    engine.backward(loss);
+    engine.step();
+    losses.push_back(loss.item<float>());
+  }
+  if (!device.is_cpu()) {
+    EXPECT_TRUE(
+        net->parameters()[0].is_contiguous(at::MemoryFormat::ChannelsLast));
+  }
+  return losses_and(losses, *net);
+}
+
+Values infinite_gradient(comm::Communicator& comm, const at::Device& device) {
+  Net net;
+  net.to(device);
+  Engine engine(net, comm, config_of(DType::kFloat16));
+  Values losses;
+  for (int t = 0; t < 5; ++t) {
+    at::Tensor loss = loss_of(net, 0, t);
+    if (t == 2) loss = loss * std::numeric_limits<float>::infinity();
+    engine.backward(loss);
+    EXPECT_EQ(engine.step().applied, t != 2);
+    losses.push_back(static_cast<float>(engine.core().loss_scale()));
+  }
+  return losses_and(losses, net);
+}
+
+Values written_parameters(comm::Communicator& comm, const at::Device& device) {
+  Net net;
+  net.to(device);
+  Engine engine(net, comm, config_of());
+  Values losses;
+  for (int t = 0; t < 6; ++t) {
+    const at::Tensor loss = loss_of(net, 0, t);
+    engine.backward(loss);
+    engine.step();
+    losses.push_back(loss.item<float>());
+    const ::torch::NoGradGuard no_grad;
+    if (t % 2 == 1) net.first->weight.clamp_(-0.05, 0.05);
+    if (t == 3) {
+      engine.set_learning_rate(0.02);
+      const std::vector<float> bias(net.side->bias.numel(), 0.5F);
+      engine.core().whole_values().set_parameter("side.bias", bias);
+      engine.send_parameters();
+    }
+  }
+  return losses_and(losses, net);
+}
+
+Values evaluations(comm::Communicator& comm, const at::Device& device) {
+  Net net;
+  net.to(device);
+  config::Config config{.optimizer = optim::ZeroOneAdamOptions{
+                            .learning_rate = 0.01, .var_freeze_step = 2}};
+  Engine engine(net, comm, config);
+  Values losses;
+  for (int t = 0; t < 8; ++t) {
+    engine.backward(loss_of(net, 0, t));
+    engine.step();
+    if (t % 3 == 2) {
+      const auto evaluation = engine.evaluation();
+      losses.push_back(loss_of(net, 0, 99).item<float>());
+    }
+  }
+  return losses_and(losses, net);
+}
+
+Values windows_by_hand(comm::Communicator& comm, const at::Device& device) {
+  Values all;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    Net net;
+    net.to(device);
+    config::Config config = config_of(dtype);
+    config.managed_gradient_accumulation = false;
+    Engine engine(net, comm, config);
+    for (int t = 0; t < 8; ++t) {
+      engine.backward(loss_of(net, 0, t));
+      if (t % 3 != 1) engine.step();
+    }
+    all = losses_and(all, net);
+  }
+  return all;
+}
+
+Values broken_backward(comm::Communicator& comm, const at::Device& device) {
+  Net net;
+  net.to(device);
+  Engine engine(net, comm, config_of(DType::kFloat32, 2));
+  engine.backward(loss_of(net, 0, 1));
+  engine.step();
+  const at::Tensor y = net.first->forward(input(device, 0, 2));
+  EXPECT_THROW(engine.backward(net.second->forward(Breaks::apply(y)).sum()),
+               std::exception);
+  for (int t = 3; t < 7; ++t) {
+    engine.backward(loss_of(net, 0, t));
+    engine.step();
+  }
+  return values_of(net);
+}
+
+Values by_hand(comm::Communicator& comm, const at::Device& device) {
+  Net net;
+  net.to(device);
+  ModuleMemory memory(net);
+  optim::OnebitAdam optimizer(comm, memory.layout(), {.freeze = {.step = 2}});
+  Values losses;
+  for (int t = 0; t < 5; ++t) {
+    net.uses_side = t % 2 == 0;
+    memory.zero_grad();
+    const at::Tensor loss = loss_of(net, 0, t);
+    loss.backward();
+    memory.check();
+    memory.fetch_gradients();
+    optimizer.step({.params = memory.params(),
+                    .grads = memory.grads(),
+                    .final_range = memory.final_range()});
+    memory.send_parameters();
+    losses.push_back(loss.item<float>());
+  }
+  return losses_and(losses, net);
+}
+
+Values checkpointing(comm::Communicator& comm, const at::Device& device) {
+  Net net;
+  net.to(device);
+  Engine engine(net, comm, config_of());
+  const Recomputed::Forward body = [&](const at::Tensor& x) {
+    return at::tanh(net.second->forward(at::tanh(net.first->forward(x))));
+  };
+  Values losses;
+  for (int t = 0; t < 4; ++t) {
+    // Without a gradient of its input it would have no backward.
+    const at::Tensor x = input(device, 0, t).requires_grad_();
+    const at::Tensor y = Recomputed::apply(x, &body);
+    const at::Tensor loss = net.last->forward(y).square().mean();
+    engine.backward(loss);
+    engine.step();
+    losses.push_back(loss.item<float>());
+    losses.push_back(x.grad().sum().item<float>());
+  }
+  return losses_and(losses, net);
+}
+
+// A layer that is used twice, one that is used in no step, and one that is
+// used in some.
+Values shared_and_unused(comm::Communicator& comm, const at::Device& device) {
+  struct Odd : Net {
+    Odd() { register_module("unused", unused); }
+    nn::Linear unused{3, 2};
+  };
+  Values all;
+  for (const int stage : {0, 2}) {
+    Odd net;
+    {
+      const ::torch::NoGradGuard no_grad;
+      net.unused->weight.fill_(0.5);
+      net.unused->bias.fill_(0.25);
+    }
+    net.to(device);
+    config::Config config = config_of();
+    config.zero.stage = stage;
+    Engine engine(net, comm, config);
+    for (int t = 0; t < 5; ++t) {
+      net.uses_side = t % 2 == 0;
+      engine.backward(loss_of(net, 0, t));
+      engine.step();
+    }
+    all = losses_and(all, net);
+  }
+  return all;
+}
+
+Values checkpoints(comm::Communicator& comm, const at::Device& device) {
+  const std::filesystem::path root =
+      std::filesystem::temp_directory_path() /
+      ("thinwire_device_test_" + std::to_string(getpid()) + device.str());
+  const config::Config config = config_of(DType::kBFloat16);
+  {
+    Net net;
+    net.to(device);
+    Engine engine(net, comm, config);
+    for (int t = 0; t < 3; ++t) {
+      engine.backward(loss_of(net, 0, t));
+      engine.step();
+    }
+    static_cast<void>(engine.save(root.string(), {}, {.durable = false}));
+  }
+  Net net(7);
+  // What was saved on a device goes on on the CPU, and back.
+  const at::Device other = device.is_cpu() ? device_of() : at::kCPU;
+  net.to(other);
+  Engine engine(net, comm, config);
+  static_cast<void>(engine.load(root.string()));
+  std::filesystem::remove_all(root);
+  for (int t = 3; t < 6; ++t) {
+    engine.backward(loss_of(net, 0, t));
+    engine.step();
+  }
+  return values_of(net);
+}
+
+TEST(TorchDevice, ProgramsGetTheValuesOfTheCpu) {
+  const std::vector<std::pair<const char*, Values (*)(comm::Communicator&,
+                                                      const at::Device&)>>
+      all{{"channels_last", channels_last},
+          {"infinite_gradient", infinite_gradient},
+          {"written_parameters", written_parameters},
+          {"evaluations", evaluations},
+          {"broken_backward", broken_backward},
+          {"windows_by_hand", windows_by_hand},
+          {"by_hand", by_hand},
+          {"checkpointing", checkpointing},
+          {"shared_and_unused", shared_and_unused},
+          {"checkpoints", checkpoints}};
+  for (const auto& [name, program] : all)
+    run(1, [&, body = program](comm::Communicator& comm) {
+      const Values want = body(comm, at::kCPU);
+      EXPECT_EQ(body(comm, device_of()), want) << name;
+    });
+}
+
+TEST(TorchDevice, RefusesWhatItCannotFollow) {
+  run(1, [](comm::Communicator& comm) {
+    Net net;
+    net.last->to(device_of());
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"'last.weight': must be on one device with all others, cpu"},
+                 [&] { Engine(net, comm, config_of()); });
+    net.to(device_of());
+    Engine engine(net, comm, config_of(DType::kFloat32, 2));
+    engine.backward(loss_of(net, 0, 1));
+    engine.step();
+    net.zero_grad();
+    expect_error(ErrorCode::kFailedPrecondition, {"is gone or was replaced"},
+                 [&] { engine.backward(loss_of(net, 0, 1)); });
+    Net moved;
+    moved.to(device_of());
+    Engine of_moved(moved, comm, config_of());
+    moved.to(at::kCPU);
+    expect_error(ErrorCode::kFailedPrecondition, {"was replaced after"},
+                 [&] { of_moved.backward(loss_of(moved, 0, 1)); });
+    Net twice;
+    twice.to(device_of());
+    Engine of_twice(twice, comm, config_of());
+    const Recomputed::Forward body = [&](const at::Tensor& x) {
+      return twice.tied->forward(x).tanh();
+    };
+    const at::Tensor x = at::ones({2, 150}).to(device_of()).requires_grad_();
+    expect_error(
+        ErrorCode::kFailedPrecondition,
+        {"there were two in one backward", "reentrant checkpointing"}, [&] {
+          of_twice.backward(
+              Recomputed::apply(Recomputed::apply(x, &body), &body).sum());
+        });
+  });
+}
+
+}  // namespace
+}  // namespace thinwire::torch::device_use_test
