@@ -57,7 +57,7 @@ class FsdpHook:
             self._closer = closing(self, self._exchange, comm)
             for number, part in enumerate(found.parts):
                 part.module.set_custom_reduce_scatter(
-                    _ReduceScatter(self, number, part.name, part.size)  # type: ignore[arg-type]
+                    _ReduceScatter(self, number, part.name, part.size)
                 )
             module.set_reduce_scatter_unused_params(True)
             _averages.note(found.parameters, "hook", self._closer)
@@ -225,20 +225,23 @@ def fsdp_hook(
     residual_dtype: float32 or bfloat16, which takes half the memory and loses the
       remainders of its rounding.
 
-    A gradient arrives at its rank without a second rounding. If a rank's gradient is not
-    finite, up to 1024 elements around it become NaN on the rank that has them, and its
-    residuals of them stay. FSDP2 then fills the gradient of a parameter that was not used
+    A gradient arrives at its rank without a second rounding. If an element of a rank's
+    gradient is not finite, up to 1024 elements around it become NaN on their owner. That
+    rank's residuals of them stay. FSDP2 then fills the gradient of a parameter that was not used
     with 0, plus its residual. A single rank changes nothing.
 
     FSDP2 reads the result as soon as the hook returns, so exchanges do not overlap with
     backward. If a rank is lost, backward() raises CommFailure, which names the rank.
 
-    Raises TypeError unless `module` is an FSDPModule. Raises InvalidArgument for an
-    argument out of range, gradients that are reduced in other types than fp32 and bf16,
-    and parameters that are sharded over more than one mesh or another dimension than 0.
-    Raises FailedPrecondition if this torch lacks what it needs, if a module has a
-    reduce-scatter of its own, after a forward, or if a Thinwire optimizer averages the
-    gradients. Then nothing has changed on any rank.
+    Raises TypeError unless `module` is an FSDPModule.
+
+    Raises InvalidArgument for an argument out of range, and for gradients that are reduced
+    in other types than fp32 and bf16. It does so too for parameters that are sharded over
+    more than one mesh, or over another dimension than 0.
+
+    Raises FailedPrecondition if this torch lacks what the hook needs, or after a forward.
+    It does so too if a module has a reduce-scatter of its own, or if a Thinwire optimizer
+    averages the gradients. Then nothing has changed on any rank.
     """
     if not isinstance(module, FSDPModule):
         raise TypeError(

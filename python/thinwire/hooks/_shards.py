@@ -42,7 +42,7 @@ class Sharded:
 
     parts: list[Part]
     parameters: list[torch.nn.Parameter]
-    """Those that need a gradient, in the order of module.parameters()."""
+    """Parameters that need a gradient, in the order of module.parameters()."""
     shapes: dict[str, torch.Size]
     """Their whole shapes by name. Residuals have this order."""
     description: str
