@@ -80,7 +80,7 @@ class Study(unittest.TestCase):
     def test_rows_can_be_listed(self):
         done = self.study("--list", "--only", "lamb")
         self.assertEqual(done.returncode, 0)
-        self.assertEqual(len(done.stdout.splitlines()), 5)
+        self.assertEqual(len(done.stdout.splitlines()), 7)
 
     def test_a_gap_may_be_to_another_low_bit_run(self):
         for name, loss, sent in (
