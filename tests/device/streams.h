@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <dlfcn.h>
 
 #include <cstdlib>
 #include <deque>
@@ -20,7 +21,33 @@ using at::Tensor;
 constexpr auto kFence = c10::DeviceType::PrivateUse1;
 
 std::recursive_mutex mutex;  // Over everything below.
-using Lock = std::lock_guard<std::recursive_mutex>;
+/// Locks a mutex. A thread that has Python's GIL gives it up while it waits:
+/// the owner may need it, because torch counts references of Python's objects.
+class Lock {
+ public:
+  explicit Lock(std::recursive_mutex& m) : mutex_(m) {
+    if (mutex_.try_lock()) return;
+    static const auto has_gil = python<int()>("PyGILState_Check");
+    static const auto give_up = python<void*()>("PyEval_SaveThread");
+    static const auto take_back = python<void(void*)>("PyEval_RestoreThread");
+    void* const thread =
+        has_gil != nullptr && has_gil() != 0 ? give_up() : nullptr;
+    mutex_.lock();
+    if (thread != nullptr) take_back(thread);
+  }
+  ~Lock() { mutex_.unlock(); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  /// Returns a function of Python's, or null in a program without Python.
+  template <class Function>
+  static Function* python(const char* name) {
+    return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+  }
+
+  std::recursive_mutex& mutex_;
+};
 
 // What tests ask for.
 enum Count { kOperators, kHostWaits, kAsyncCopies, kUnpinnedAsync, kCounts };
