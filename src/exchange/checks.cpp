@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "core/require.h"
 #include "thinwire/core/error.h"
-#include "thinwire/core/view.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::exchange {
@@ -24,6 +24,35 @@ void require_options(const comm::Communicator& comm,
                 fmt::format("residual_dtype must be float32 or bfloat16, got "
                             "{}",
                             to_string(residual_dtype)));
+}
+
+void require_options(const LowBitMeanOptions& options) {
+  require(options.bits == 4 || options.bits == 8, "LowBitMeanOptions.bits",
+          "4 or 8", options.bits);
+  require(options.residual_dtype == DType::kFloat32 ||
+              options.residual_dtype == DType::kBFloat16,
+          "LowBitMeanOptions.residual_dtype", "fp32 or bf16",
+          to_string(options.residual_dtype));
+}
+
+void require_float(std::string_view name, DType dtype) {
+  require(dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
+              dtype == DType::kBFloat16,
+          name, "fp32, fp16 or bf16", to_string(dtype));
+}
+
+void require_loss_scale(std::string_view name, double loss_scale) {
+  require(loss_scale > 0 && std::isfinite(loss_scale), name, "finite and > 0",
+          loss_scale);
+}
+
+void require_residual(std::string_view name, ConstView given, DType dtype,
+                      std::size_t size) {
+  if (given.dtype() != dtype || given.size() != size)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("{} must be {} of {} elements, got {} of {}", name,
+                            to_string(dtype), size, to_string(given.dtype()),
+                            given.size()));
 }
 
 void require_groups(const comm::Communicator& comm,

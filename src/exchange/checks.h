@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "exchange/records/places.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/dtype.h"
+#include "thinwire/core/view.h"
 #include "thinwire/exchange/block_layout.h"
+#include "thinwire/exchange/low_bit_mean.h"
 
 namespace thinwire::exchange {
 
@@ -16,6 +19,20 @@ namespace thinwire::exchange {
 /// and residuals are fp32 or bf16.
 void require_options(const comm::Communicator& comm,
                      const BlockOptions& options, DType residual_dtype);
+
+/// Throws Error(kInvalidArgument) for an option out of range.
+void require_options(const LowBitMeanOptions& options);
+
+/// Throws Error(kInvalidArgument) unless gradients may have this type.
+void require_float(std::string_view name, DType dtype);
+
+/// Throws Error(kInvalidArgument) unless it is finite and > 0.
+void require_loss_scale(std::string_view name, double loss_scale);
+
+/// Throws Error(kCorruptCheckpoint) unless a saved residual has this type and
+/// size.
+void require_residual(std::string_view name, ConstView given, DType dtype,
+                      std::size_t size);
 
 /// Throws Error(kInvalidArgument) unless `groups` is null or splits `comm` into
 /// hosts.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -19,7 +18,7 @@
 #include "exchange/records/places.h"
 #include "exchange/records/quantized_records.h"
 #include "exchange/records/two_phase_exchange.h"
-#include "thinwire/core/error.h"
+#include "exchange/wait_meter.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
 
@@ -31,15 +30,6 @@ constexpr std::size_t kMostInBlock = 1024;
 
 void copy_values(ConstView from, View to) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.bytes());
-}
-
-void require_array(ConstView given, DType dtype, std::size_t size,
-                   const char* name) {
-  if (given.dtype() != dtype || given.size() != size)
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("{} must be {} of {} elements, got {} of {}", name,
-                            to_string(dtype), size, to_string(given.dtype()),
-                            given.size()));
 }
 
 }  // namespace
@@ -147,12 +137,8 @@ struct LowBitMean::Impl {
     }
     require(part.values.size() == size, "Part.values",
             fmt::format("of {} elements", size), part.values.size());
-    require(part.loss_scale > 0 && std::isfinite(part.loss_scale),
-            "Part.loss_scale", "finite and > 0", part.loss_scale);
-    const DType dtype = part.values.dtype();
-    require(dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
-                dtype == DType::kBFloat16,
-            "Part.values", "fp32, fp16 or bf16", to_string(dtype));
+    require_loss_scale("Part.loss_scale", part.loss_scale);
+    require_float("Part.values", part.values.dtype());
   }
 
   Plan& plan_for(std::span<const std::size_t> wanted) {
@@ -271,11 +257,8 @@ struct LowBitMean::Impl {
   View mean_of_host(ConstView values) {
     const View mean = host_mean.view().subview(0, values.size());
     kernels::convert(values, mean);
-    const auto begin = std::chrono::steady_clock::now();
-    groups->inside->all_reduce(mean, comm::ReduceOp::kMean);
-    waited +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-            .count();
+    WaitMeter(waited).waiting(
+        [&] { groups->inside->all_reduce(mean, comm::ReduceOp::kMean); });
     return mean;
   }
 
@@ -291,12 +274,7 @@ LowBitMean::LowBitMean(comm::Communicator& comm, ThreadPool& pool,
                        const LowBitMeanOptions& options,
                        const comm::HostGroups* groups) {
   require_groups(comm, groups);
-  require(options.bits == 4 || options.bits == 8, "LowBitMeanOptions.bits",
-          "4 or 8", options.bits);
-  require(options.residual_dtype == DType::kFloat32 ||
-              options.residual_dtype == DType::kBFloat16,
-          "LowBitMeanOptions.residual_dtype", "fp32 or bf16",
-          to_string(options.residual_dtype));
+  require_options(options);
   impl_ = std::make_unique<Impl>(comm, pool, sizes, options, groups);
 }
 
@@ -333,8 +311,8 @@ Buffer LowBitMean::server_error() const {
 
 void LowBitMean::load_errors(ConstView worker, ConstView server) {
   const Buffer& own = impl_->worker.values;
-  require_array(worker, own.dtype(), own.size(), "the worker residual");
-  require_array(server, own.dtype(), own.size(), "the server residual");
+  require_residual("the worker residual", worker, own.dtype(), own.size());
+  require_residual("the server residual", server, own.dtype(), own.size());
   set_to_zero(impl_->worker.values.view());
   const auto part = [](ConstView of, const Range& at) {
     return of.subview(at.offset, at.size);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -14,11 +13,12 @@
 
 #include "comm/wait_ignoring_errors.h"
 #include "core/require.h"
+#include "exchange/checks.h"
 #include "exchange/records/quantized_records.h"
 #include "exchange/records/records.h"
 #include "exchange/records/two_phase_exchange.h"
+#include "exchange/wait_meter.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/core/error.h"
 #include "thinwire/exchange/block_layout.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
@@ -26,12 +26,6 @@
 namespace thinwire::exchange {
 
 namespace {
-
-void require_float(const char* name, DType dtype) {
-  require(dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
-              dtype == DType::kBFloat16,
-          name, "fp32, fp16 or bf16", to_string(dtype));
-}
 
 void require_piece(const LowBitReduceScatter::Piece& piece, int ranks,
                    std::size_t residual_size) {
@@ -156,8 +150,7 @@ struct LowBitReduceScatter::Impl {
     require(result.size() >= part.result_size, "result",
             fmt::format("of at least {} elements", part.result_size),
             result.size());
-    require(loss_scale > 0 && std::isfinite(loss_scale), "loss_scale",
-            "finite and > 0", loss_scale);
+    require_loss_scale("loss_scale", loss_scale);
     require_float("gradient", gradient.dtype());
     require_float("result", result.dtype());
   }
@@ -176,7 +169,7 @@ struct LowBitReduceScatter::Impl {
                              own, received[k % 2]);
       }
       if (k > 0) {
-        wait(works.of[(k - 1) % 2]);
+        WaitMeter(waited).wait_for({&works.of[(k - 1) % 2], 1});
         is_finite &=
             decode(part, buckets[k - 1], received[(k - 1) % 2], result, scale);
       }
@@ -239,14 +232,6 @@ struct LowBitReduceScatter::Impl {
     return is_finite;
   }
 
-  void wait(const comm::Work& work) {
-    const auto begin = std::chrono::steady_clock::now();
-    work.wait();
-    waited +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-            .count();
-  }
-
   static void copy(const Part& part, ConstView gradient, View result) {
     for (std::size_t b = 0; b < part.to.size(); ++b) {
       const Range& at = part.layout.blocks()[b].values;
@@ -260,12 +245,7 @@ LowBitReduceScatter::LowBitReduceScatter(
     comm::Communicator& comm, ThreadPool& pool, std::size_t residual_size,
     std::span<const std::vector<Piece>> parts,
     const LowBitMeanOptions& options) {
-  require(options.bits == 4 || options.bits == 8, "LowBitMeanOptions.bits",
-          "4 or 8", options.bits);
-  require(options.residual_dtype == DType::kFloat32 ||
-              options.residual_dtype == DType::kBFloat16,
-          "LowBitMeanOptions.residual_dtype", "fp32 or bf16",
-          to_string(options.residual_dtype));
+  require_options(options);
   impl_ = std::make_unique<Impl>(comm, pool, residual_size, parts, options);
 }
 
@@ -302,12 +282,7 @@ ConstView LowBitReduceScatter::error() const noexcept {
 
 void LowBitReduceScatter::load_error(ConstView error) {
   const Buffer& own = impl_->residual;
-  if (error.dtype() != own.dtype() || error.size() != own.size())
-    throw Error(ErrorCode::kCorruptCheckpoint,
-                fmt::format("the residual must be {} of {} elements, got {} of "
-                            "{}",
-                            to_string(own.dtype()), own.size(),
-                            to_string(error.dtype()), error.size()));
+  require_residual("the residual", error, own.dtype(), own.size());
   if (!error.empty())
     std::memcpy(impl_->residual.view().data(), error.data(), error.bytes());
 }

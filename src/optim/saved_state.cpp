@@ -77,16 +77,17 @@ std::optional<std::size_t> first_unusable(std::span<const T> values,
     return !(wide >= least) | !(wide <= most);
   };
   constexpr std::size_t kAtOnce = 64;
-  unsigned any = 0;
-  std::size_t i = 0;
-  for (; i + kAtOnce <= values.size(); i += kAtOnce)
-    for (std::size_t j = 0; j < kAtOnce; ++j)
-      any |= static_cast<unsigned>(is_unusable(values[i + j]));
-  for (; i < values.size(); ++i)
-    any |= static_cast<unsigned>(is_unusable(values[i]));
-  if (any == 0) return std::nullopt;
-  const auto bad = std::find_if(values.begin(), values.end(), is_unusable);
-  return static_cast<std::size_t>(bad - values.begin());
+  std::size_t usable = 0;
+  for (; usable + kAtOnce <= values.size(); usable += kAtOnce) {
+    unsigned any = 0;
+    for (std::size_t i = usable; i < usable + kAtOnce; ++i)
+      any |= static_cast<unsigned>(is_unusable(values[i]));
+    if (any != 0) break;
+  }
+  const auto rest = values.subspan(usable);
+  const auto bad = std::ranges::find_if(rest, is_unusable);
+  if (bad == rest.end()) return std::nullopt;
+  return usable + static_cast<std::size_t>(bad - rest.begin());
 }
 
 }  // namespace

@@ -296,7 +296,7 @@ class Results(Case):
         return self.row("until the loss of exact Adam after 400 steps", name)
 
     def test_a_run_ends_where_it_reaches_the_loss(self):
-        # Of 1-bit Adam the two seeds reach it after 360 and 380 steps: 100 steps of
+        # The two seeds of 1-bit Adam reach it after 360 and 380 steps: 100 steps of
         # 24 MB in 2.1 s, and in the mean 270 of 0.8 MB in 0.11 s.
         row = self.run_row("Thinwire, 1-bit Adam")
         gaps = "-0.040, -0.020 (-0.030)"

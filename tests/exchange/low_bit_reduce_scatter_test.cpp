@@ -148,7 +148,7 @@ TEST_P(ReduceScatter, IsThatOfPlainLoops) {
   });
 }
 
-// What is missing from the results so far is the mean of the residuals.
+// The results so far lack the mean of the residuals.
 TEST_P(ReduceScatter, LosesNothing) {
   const Sharded all = sharded(world);
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {

@@ -80,7 +80,7 @@ void train_by_hand(comm::Communicator& comm, const at::Device& device,
   }
 }
 
-// What engines and a loop by hand make of it, in all the ways that wait.
+// Trains with engines and with a loop by hand, in all the ways that wait.
 template <class Engine, class Memory>
 Values everything(comm::Communicator& comm, const at::Device& device) {
   std::vector<at::Tensor> losses;

@@ -240,7 +240,8 @@ Values checkpoints(comm::Communicator& comm, const at::Device& device) {
     static_cast<void>(engine.save(root.string(), {}, {.durable = false}));
   }
   Net net(7);
-  // What was saved on a device goes on on the CPU, and back.
+  // A run that was saved on a device resumes on the CPU, and the other way
+  // round.
   const at::Device other = device.is_cpu() ? device_of() : at::kCPU;
   net.to(other);
   Engine engine(net, comm, config);

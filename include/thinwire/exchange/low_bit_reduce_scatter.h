@@ -39,7 +39,8 @@ class LowBitReduceScatter {
   /// number of elements of the residual. All ranks pass the same pieces, and no
   /// two of them share elements. `comm` and `pool` must outlive this object.
   /// Throws Error(kInvalidArgument) for an option out of range, and for a piece
-  /// of another rank or outside of the residual. Holds these bytes per element:
+  /// whose owner is no rank or that exceeds the residual. It holds these bytes
+  /// per element:
   ///   4 or 2       residual
   ///   bits / 8     records
   LowBitReduceScatter(comm::Communicator& comm, ThreadPool& pool,
