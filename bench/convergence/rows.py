@@ -22,18 +22,18 @@ BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"
 LOW_BIT_ZERO = "--optimizer adam --set zero_optimization.stage=2 --set zero_bits_up=4 --set zero_bits_down=4"
 
 ZERO_ONE = "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4"
-WARM = "warm-up over {} bits"
 
 
-def warm_rows(name, title, flags, lr):
-    """Returns rows of a low-bit warm-up, to be compared with those of an exact one."""
+def warm_rows(name, title, flags, lr, dense, end=""):
+    """Returns rows of a low-bit warm-up, to be compared with row `name` + `end`, whose
+    warm-up is exact."""
     return [
         Row(
-            f"{name}_warm{bits}_{lr}",
-            f"{title}, {WARM.format(bits)}, lr {lr}",
+            f"{name}_warm{bits}{end}",
+            f"{title}, warm-up over {bits} bits, lr {lr}",
             f"{flags} --lr {lr} --set warmup_bits={bits}",
-            f"adam_{lr}",
-            f"{name}_{lr}",
+            dense,
+            f"{name}{end}",
         )
         for bits in (8, 4)
     ]
@@ -42,7 +42,7 @@ def warm_rows(name, title, flags, lr):
 def low_bit_wire_rows(lr, lamb_lr):
     """Returns rows of low-bit ZeRO, in little memory, with lagged clipping, or
     hierarchical."""
-    lamb = f"--optimizer onebit_lamb --clip 1 --lr {lamb_lr}"
+    lamb = "--optimizer onebit_lamb --clip 1"
 
     def row(name, title, flags, against):
         return Row(
@@ -70,17 +70,16 @@ def low_bit_wire_rows(lr, lamb_lr):
             "--optimizer lean_onebit_adam",
             "onebit_adam",
         ),
-        *warm_rows("onebit_adam", "1-bit Adam", "--optimizer onebit_adam", lr),
-        *warm_rows("zero_one_adam", "0/1 Adam", ZERO_ONE, lr),
         *(
-            Row(
-                f"onebit_lamb_clip_warm{bits}",
-                f"1-bit LAMB, clip 1, {WARM.format(bits)}, lr {lamb_lr}",
-                f"{lamb} --set warmup_bits={bits}",
-                "lamb_clip",
-                "onebit_lamb_clip",
+            one
+            for name, title, flags in (
+                ("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
+                ("zero_one_adam", "0/1 Adam", ZERO_ONE),
             )
-            for bits in (8, 4)
+            for one in warm_rows(name, title, flags, lr, f"adam_{lr}", f"_{lr}")
+        ),
+        *warm_rows(
+            "onebit_lamb_clip", "1-bit LAMB, clip 1", lamb, lamb_lr, "lamb_clip"
         ),
         row(
             "onebit_adam_lagged",
@@ -93,7 +92,7 @@ def low_bit_wire_rows(lr, lamb_lr):
         Row(
             "onebit_lamb_clip_by_host",
             f"1-bit LAMB, clip 1, by host, lr {lamb_lr}",
-            f"{lamb} {BY_HOST}",
+            f"{lamb} --lr {lamb_lr} {BY_HOST}",
             "lamb_clip",
             "onebit_lamb_clip",
         ),

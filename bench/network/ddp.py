@@ -3,8 +3,8 @@
 """Trains train_gpt's model in Python over gloo, in one of several ways.
 
 The ways are torch's DistributedDataParallel with one communication hook at a time,
-thinwire.OnebitAdam, or one run of DDP with a hook from end to end. bench/network/run calls this
-under mpirun. It does in Python what network_steps does in C++. CONTROL/python.RANK is a
+thinwire.OnebitAdam, or one run of DDP with a hook from end to end. bench/network/run
+calls this under mpirun. It does in Python what network_steps does in C++. CONTROL/python.RANK is a
 pipe with lines "VARIANT STEPS", and rank 0 answers each with a line of JSON. "HOOK@MB"
 has buckets of this many megabytes, "python_onebit_adam@ELEMENTS" of this many elements.
 """
@@ -28,10 +28,11 @@ from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, freeze_step_of, learning_ra
 from text_data import TextData
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from variants import VALIDATION_BYTES, VALIDATIONS
 
 EXACT_STEPS = 100  # as in network_steps.cpp
 EXACT_STEPS_OF_DDP = 2  # it lays out its buckets anew after its first step
-VALIDATIONS, VALIDATION_BYTES, SEQUENCES = 20, 16_384, 16
+SEQUENCES = 16  # of a batch of held-out text
 
 
 def bf16_hook(group, bucket):

@@ -25,6 +25,8 @@ from variants import (
     OF_A_RUN,
     ON_HOSTS,
     PEER,
+    VALIDATION_BYTES,
+    VALIDATIONS,
     is_compressed,
     must_be_compressed,
     owner,
@@ -47,7 +49,6 @@ DDP_BUCKET_MB = 4
 # A run that ends above exact Adam's loss is made again with more steps.
 RUN_LENGTHS = (400, 500, 600)
 SEEDS = (1, 2, 3)
-VALIDATIONS, VALIDATION_BYTES = 20, 16_384
 FULL_RATE = 100
 # 0/1 Adam syncs as in the measured steps.
 PLAN_CONFIG = {
@@ -182,8 +183,6 @@ class Bench:
             ],
             "kinds": "".join(entry["phase"][0] for entry in of_step),
             "seconds": [entry["seconds"] for entry in of_step] if mbit else [],
-            "wall_seconds": wall,
-            "processor": machine()["processor"],
         }
         self.runs.append(run)
         self.write()

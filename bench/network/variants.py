@@ -80,6 +80,9 @@ PLANNED_RUNS = {
     "zero 4/4": "zero_4_4",
 }
 
+# A whole run validates so often, on so many bytes of held-out text.
+VALIDATIONS, VALIDATION_BYTES = 20, 16_384
+
 # Whole runs are made in these ways. The first is the one that all others are compared
 # with. Some are also made in full over a slow link.
 OF_A_RUN = (

@@ -89,7 +89,6 @@ def run_of(variant, seed, crossing, mbit=None, seconds=0.0):
         "losses": [(s, TARGET + (crossing - s) / 1000) for s in range(50, 401, 50)],
         "kinds": KINDS[variant],
         "seconds": [seconds] * 400 if mbit else [],
-        "wall_seconds": 250.0,
     }
 
 

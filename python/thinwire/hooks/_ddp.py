@@ -22,7 +22,7 @@ from ..comm.lifetime import reason_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
 from . import _state
-from ._parameters import averaged, description
+from ._parameters import averaged, description, require_options
 from ._report import HookReport
 from ._scale import Jumps, LossScale, Scaler
 from ._thread import Exchanges
@@ -383,14 +383,9 @@ def _checked(
     residual_dtype: torch.dtype,
     hierarchy: str,
 ) -> dict[str, torch.nn.Parameter]:
-    if type(bits) is not int or bits not in (4, 8):
-        raise InvalidArgument(f"bits must be 4 or 8, got {bits!r}")
+    require_options(bits, residual_dtype)
     if type(exact_steps) is not int or exact_steps < 0:
         raise InvalidArgument(f"exact_steps must be >= 0, got {exact_steps!r}")
-    if residual_dtype not in (torch.float32, torch.bfloat16):
-        raise InvalidArgument(
-            f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"
-        )
     if not isinstance(hierarchy, str) or hierarchy not in _core.Hierarchy.__members__:
         raise InvalidArgument(
             f"hierarchy must be auto, flat or by_host, got {hierarchy!r}"

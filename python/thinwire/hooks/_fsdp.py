@@ -16,9 +16,10 @@ from .._agreement import agreed
 from .._staging import Staging
 from ..comm import communicator_for
 from ..comm.lifetime import reason_of
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import FailedPrecondition
 from ..optim._lifetime import closing
 from . import _state
+from ._parameters import require_options
 from ._scale import LossScale, Scaler
 from ._shards import Sharded, group_of, sharded
 
@@ -227,8 +228,8 @@ def fsdp_hook(
 
     A gradient arrives at its rank without a second rounding. If an element of a rank's
     gradient is not finite, up to 1024 elements around it become NaN on their owner. That
-    rank's residuals of them stay. FSDP2 then fills the gradient of a parameter that was not used
-    with 0, plus its residual. A single rank changes nothing.
+    rank's residuals of them stay. FSDP2 then fills the gradient of a parameter that was
+    not used with 0, plus its residual. A single rank changes nothing.
 
     FSDP2 reads the result as soon as the hook returns, so exchanges do not overlap with
     backward. If a rank is lost, backward() raises CommFailure, which names the rank.
@@ -253,12 +254,7 @@ def fsdp_hook(
 def _checked(
     module: FSDPModule, ranks: int, bits: int, residual_dtype: torch.dtype
 ) -> Sharded:
-    if type(bits) is not int or bits not in (4, 8):
-        raise InvalidArgument(f"bits must be 4 or 8, got {bits!r}")
-    if residual_dtype not in (torch.float32, torch.bfloat16):
-        raise InvalidArgument(
-            f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"
-        )
+    require_options(bits, residual_dtype)
     found = sharded(module, ranks)
     _averages.require_free(found.parameters, "hook")
     return found

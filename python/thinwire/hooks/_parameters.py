@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters whose gradients DistributedDataParallel averages."""
+"""Arguments of the hooks, and the parameters whose gradients DistributedDataParallel
+averages.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,16 @@ from .. import _averages
 from ..errors import InvalidArgument
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def require_options(bits: int, residual_dtype: torch.dtype) -> None:
+    """Raises InvalidArgument for an argument of a hook that is out of range. Local."""
+    if type(bits) is not int or bits not in (4, 8):
+        raise InvalidArgument(f"bits must be 4 or 8, got {bits!r}")
+    if residual_dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidArgument(
+            f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"
+        )
 
 
 def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:

@@ -9,6 +9,7 @@ order of FSDP2's parameter group.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ def sharded(module: Any, ranks: int) -> Sharded:
     named = dict(module.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     groups = _groups(module)
+    over = group_of(module)
     units: dict[str, Any] = {}
     orders: list[list[str]] = []
     for name, _, group in groups:
@@ -93,12 +95,14 @@ def sharded(module: Any, ranks: int) -> Sharded:
                     f"module: fsdp_hook() needs sharded parameters, but '{name}' has "
                     "whole ones: call it before the first forward"
                 )
-            _require_supported(names[id(parameter)], parameter, group, module)
+            _require_supported(names[id(parameter)], parameter, group, over)
             orders[-1].append(names[id(parameter)])
             units[orders[-1][-1]] = parameter
     shapes = {name: p.shape for name, p in named.items() if name in units}
+    sizes = [shape.numel() for shape in shapes.values()]
+    begins = dict(zip(shapes, accumulate(sizes, initial=0), strict=False))
     parts = [
-        _part(owner, name, order, shapes, ranks)
+        _part(owner, name, {key: shapes[key] for key in order}, begins, ranks)
         for (name, owner, _), order in zip(groups, orders, strict=True)
         if order
     ]
@@ -143,13 +147,15 @@ def _groups(module: Any) -> list[tuple[str, Any, Any]]:
     return found
 
 
-def _require_supported(name: str, parameter: Any, group: Any, module: Any) -> None:
+def _require_supported(
+    name: str, parameter: Any, group: Any, over: dist.ProcessGroup
+) -> None:
     if parameter.placements != (Shard(0),) or parameter.device_mesh.ndim != 1:
         raise InvalidArgument(
             "module: parameters must be sharded over dimension 0 of one mesh, got "
             f"{parameter.placements} for '{name}'"
         )
-    if parameter.device_mesh.get_group() != group_of(module):
+    if parameter.device_mesh.get_group() != over:
         raise InvalidArgument(
             f"module: all parameters must be sharded over one group, but '{name}' has "
             "another one"
@@ -164,22 +170,23 @@ def _require_supported(name: str, parameter: Any, group: Any, module: Any) -> No
 
 
 def _part(
-    module: Any, name: str, order: list[str], shapes: dict[str, torch.Size], ranks: int
+    module: Any,
+    name: str,
+    shapes: dict[str, torch.Size],
+    begins: dict[str, int],
+    ranks: int,
 ) -> Part:
-    begins: dict[str, int] = {}
-    total = 0
-    for key, shape in shapes.items():
-        begins[key] = total
-        total += shape.numel()
-    chunks = [-(-shapes[key][0] // ranks) for key in order]
-    widths = [shapes[key][1:].numel() for key in order]
+    """Returns the reduce-scatter of parameters of these shapes, in the buffer's order.
+    `begins` has their first elements in the residual.
+    """
+    chunks = [-(-shape[0] // ranks) for shape in shapes.values()]
+    widths = [shape[1:].numel() for shape in shapes.values()]
     row = sum(chunk * width for chunk, width in zip(chunks, widths, strict=True))
     pieces: list[Piece] = []
     to = 0
-    for key, chunk, width in zip(order, chunks, widths, strict=True):
-        rows = shapes[key][0]
+    for (key, shape), chunk, width in zip(shapes.items(), chunks, widths, strict=True):
         for rank in range(ranks):
-            first, last = (min(rows, chunk * r) for r in (rank, rank + 1))
+            first, last = (min(shape[0], chunk * r) for r in (rank, rank + 1))
             size = (last - first) * width
             if size > 0:
                 pieces.append(

@@ -33,7 +33,7 @@ FIXED_KEYS = (
     EXPERTS,
 )
 # Keys of a group that are options of the whole optimizer, and their names in a file.
-_WHOLE = {
+WHOLE = {
     "max_grad_norm": "gradient_clipping",
     "bias_correction": "optimizer.params.bias_correction",
 }
@@ -145,12 +145,12 @@ def require_own_keys(
     whole optimizer in a group, unless the optimizer has the same value.
     """
     for index, group in enumerate(groups):
-        for key, value in zip(_WHOLE, (max_grad_norm, bias_correction), strict=True):
+        for key, value in zip(WHOLE, (max_grad_norm, bias_correction), strict=True):
             if key in group and group[key] != value:
                 raise InvalidArgument(
                     f"param_groups[{index}]['{key}'] must be {value}, as the optimizer's: it "
                     f"holds for all groups; give {key}= to the optimizer, or "
-                    f"{_WHOLE[key]} in a configuration"
+                    f"{WHOLE[key]} in a configuration"
                 )
 
 

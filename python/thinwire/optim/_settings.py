@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
-from ._native import FIXED_KEYS, MASK, Native, is_dense, mask_of, masks_in
+from ._native import FIXED_KEYS, MASK, WHOLE, Native, is_dense, mask_of, masks_in
 from ._options import (
     REFUSED,
     LeanOnebitAdamKeywords,
@@ -23,12 +23,12 @@ from ._options import (
 )
 
 # Options of the whole optimizer, which a key that is written into a group cannot change.
-# Groups of other libraries may have `max_grad_norm` and `bias_correction`.
-_WHOLE = {
+# Groups of other libraries may have the keys of WHOLE.
+_KEYWORDS = {
     name
     for keywords in (OnebitLambKeywords, LeanOnebitAdamKeywords, ZeroOneAdamKeywords)
     for name in names_of(keywords)
-}.difference(FIXED_KEYS, ("max_grad_norm", "bias_correction"))
+}.difference(FIXED_KEYS, WHOLE)
 # Keys of a group that checkpoints have elsewhere, or that are fixed at construction.
 _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
 
@@ -42,7 +42,7 @@ class Settings:
         self._fixed = [
             {key: group[key] for key in FIXED_KEYS if key in group} for group in groups
         ]
-        self._whole = [_WHOLE & group.keys() for group in groups]
+        self._keywords = [_KEYWORDS & group.keys() for group in groups]
         self._rates = [float(group["lr"]) for group in groups]
         self._decays = [float(group["weight_decay"]) for group in groups]
         self._masks = [_kept(group) for group in groups]
@@ -127,7 +127,7 @@ class Settings:
                     f"optimizer was made and is {_short(group.get(key))} now, which "
                     f"cannot be followed{_CURES.get(key, '')}"
                 )
-        for key in sorted((_WHOLE & group.keys()) - self._whole[index]):
+        for key in sorted((_KEYWORDS & group.keys()) - self._keywords[index]):
             raise FailedPrecondition(
                 f"param_groups[{index}]['{key}'] was absent when the optimizer was made "
                 f"and is {_short(group[key])} now, which cannot be followed: '{key}' is a "
