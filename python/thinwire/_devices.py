@@ -88,6 +88,6 @@ def table(runs: tuple[Run, ...] = RUNS) -> str:
 def in_short(runs: tuple[Run, ...] = RUNS) -> str:
     """Returns one line for README."""
     if not runs:
-        return "tested on a test device of our own; never run on a GPU, NPU or XPU"
-    named = ", ".join(sorted({run.device for run in runs}))
-    return f"tested on a test device of our own, and run on {named}"
+        return "tested on a simulated device; never run on a GPU, NPU or XPU"
+    named = " and ".join(f"one {device}" for device in sorted({run.device for run in runs}))
+    return f"tested on a simulated device, and run on {named}"
