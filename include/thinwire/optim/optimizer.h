@@ -92,6 +92,10 @@ struct StepReport {
   /// Factor by which clipping to max_grad_norm multiplied the gradient; 1 for
   /// none.
   double clip_factor = 1;
+  /// Norm of the ranks' mean change over the RMS norm of their own changes, in
+  /// a sync of an outer loop: 1 if ranks moved alike, 1/sqrt(W) if all they did
+  /// was noise. 0 otherwise.
+  double drift = 0;
   /// Divisor of the gradient.
   double loss_scale = 1;
   /// Bits per element in which this exact step averaged gradients

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/optim/data_parallel.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/outer/outer_options.h"
+
+namespace thinwire::outer {
+
+/// Makes the inner optimizer of a rank. Its communicator has this rank only.
+using MakeInner =
+    std::function<std::unique_ptr<optim::Optimizer>(comm::Communicator& alone)>;
+
+/// Local training with a rare exchange of parameters: each rank takes
+/// sync_every steps of an inner optimizer by itself, then ranks average what
+/// these steps changed. In step t, with the anchor a (the parameters of the
+/// last sync) and exact values m, u of the owners:
+///
+///   warm-up   g = mean over ranks of g_i;  inner step with g
+///   local     inner step with g_i, clipped by rho |g_i|
+///   sync      d_i = a - p_i;  y = low-bit mean over ranks of d_i + e_i
+///             u = momentum u + y;  m = m - learning_rate (y + momentum u)
+///             a = a + low-bit form of (m - a);  p_i = a
+///
+/// e_i is the error feedback of the way up; m - a is that of the way down.
+/// rho is |g| / rms |g_i| of the warm-up. Every element has one owner, by the
+/// rule of zero::ZeroOptimizer, which exchanges and updates here.
+///
+/// A local step exchanges nothing, except in fp16, where ranks agree on
+/// skipping it. A rank with a gradient that is not finite takes its local step
+/// with a gradient of 0 if ExchangeOptions::skip_nonfinite is set, and the next
+/// sync reports that rank as StepReport::nonfinite_rank. In local steps
+/// grad_norm and clip_factor of a report are this rank's own.
+///
+/// Source: Douillard et al., "DiLoCo", arXiv:2311.08105. Departures (error
+/// feedback in both directions, a sharded outer optimizer, an exact common
+/// warm-up): docs/algorithms/outer-loop.md.
+class OuterLoop final : public optim::Optimizer {
+ public:
+  /// Makes the inner optimizer and the owners. Collective. `comm` must outlive
+  /// this object, and every rank counts as one in it, whatever its host.
+  /// `exchange` is the inner optimizer's, too: here its threads, buckets,
+  /// verify_every and skip_nonfinite hold. Parameters of steps are fp32, equal
+  /// on all ranks at the first one. During local steps state() reads the
+  /// parameters of the last step(), so they stay where they are.
+  ///
+  /// Memory per parameter beside the inner optimizer's: the anchor (4 bytes),
+  /// the residual (4), the owner's values and momentum (8/W), and records.
+  ///
+  /// Throws Error(kInvalidArgument) for an option out of range, and on all
+  /// ranks if ranks pass different arguments.
+  OuterLoop(comm::Communicator& comm, const ParameterLayout& layout,
+            const MakeInner& make_inner, const OuterOptions& options,
+            const optim::ExchangeOptions& exchange = {});
+  ~OuterLoop() override;
+
+  [[nodiscard]] const OuterOptions& options() const noexcept;
+  /// Returns the number of syncs so far.
+  [[nodiscard]] std::int64_t syncs() const noexcept;
+
+  using Optimizer::step;
+  /// Takes a step. In a sync, throws Error(kNonFinite) on all ranks if
+  /// parameters of some rank are not finite; nothing has been exchanged then.
+  optim::StepReport step(const optim::StepInput& input) override;
+  using Optimizer::groups;
+  /// Returns the inner optimizer's groups.
+  [[nodiscard]] optim::ParameterGroups& groups() override;
+  [[nodiscard]] optim::Progress progress() const override;
+  [[nodiscard]] double residual_ratio() const override;
+  using Optimizer::local_steps;
+  /// Returns the steps since the last sync. synchronize() is a sync outside the
+  /// schedule, after which a new interval begins.
+  [[nodiscard]] optim::LocalSteps* local_steps() override;
+  using Optimizer::freeze;
+  [[nodiscard]] optim::FreezeStage* freeze() override;
+  void set_masters(ConstView params) override;
+  /// Returns the inner optimizer's state, whose values are this rank's own
+  /// after the warm-up. Names of what the outer loop adds begin with "outer.".
+  /// After the warm-up there is also the anchor, as the array origin [n], and
+  /// during local steps local_params [n], this rank's parameters.
+  [[nodiscard]] optim::State state() const override;
+  /// Accepts also a state of the inner optimizer alone, as does the inner
+  /// optimizer one of this class.
+  [[nodiscard]] Adoption adopt(StateDict state) override;
+  void require_owner(const StateDict& state) const override;
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace thinwire::outer

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// docs/algorithms/outer-loop.md has the same lines as formulas.
+#include "thinwire/outer/outer_loop.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "core/set_to_zero.h"
+#include "kernels/pooled_norm.h"
+#include "optim/checks.h"
+#include "optim/verification.h"
+#include "outer/impl.h"
+#include "thinwire/comm/agreement.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/kernels/norm.h"
+#include "thinwire/optim/nesterov.h"
+
+namespace thinwire::outer {
+
+using optim::Phase;
+using optim::StepInput;
+using optim::StepReport;
+
+namespace {
+
+// Changes of all elements are like gradients of a stage that has no backward.
+std::unique_ptr<zero::ZeroOptimizer> make_owners(
+    comm::Communicator& comm, const ParameterLayout& layout, View anchor,
+    const OuterOptions& options, const optim::ExchangeOptions& exchange) {
+  zero::ZeroOptions zero{
+      .stage = 1,
+      .exchange = {.bucket_elements = exchange.bucket_elements,
+                   .num_threads = exchange.num_threads},
+      .wire = {.bits_up = options.bits_up,
+               .bits_down = options.bits_down,
+               .residual_dtype = DType::kFloat32},
+      .overlap = false};
+  const auto rule =
+      [nesterov = optim::NesterovOptions{.learning_rate = options.learning_rate,
+                                         .momentum = options.momentum}](
+          const ParameterLayout& shard) {
+        return std::make_unique<optim::Nesterov>(shard, nesterov);
+      };
+  return std::make_unique<zero::ZeroOptimizer>(comm, layout, rule, anchor,
+                                               zero);
+}
+
+std::unique_ptr<comm::Communicator> alone() {
+  return std::move(comm::make_local_group(1).front());
+}
+
+std::unique_ptr<optim::Optimizer> made_by(const MakeInner& make_inner,
+                                          comm::Communicator& alone) {
+  auto inner = make_inner(alone);
+  if (inner == nullptr) reject("make_inner must make an optimizer, got none");
+  if (inner->local_steps() != nullptr)
+    reject("make_inner must make an optimizer without local steps of its own");
+  return inner;
+}
+
+}  // namespace
+
+// ---- the schedule
+
+void Schedule::took_local_step(const OuterOptions& options) noexcept {
+  ++behind;
+  if (options.sync_growth == 0 || ++counter < options.sync_growth) return;
+  counter = 0;
+  length = std::min(2 * length, options.sync_every);
+}
+
+std::int64_t Schedule::interval(const OuterOptions& options) const noexcept {
+  return options.sync_growth == 0 ? options.sync_every
+                                  : std::min(length, options.sync_every);
+}
+
+// ---- construction
+
+OuterLoop::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
+                      const MakeInner& make_inner, const OuterOptions& o,
+                      const optim::ExchangeOptions& e)
+    : comm(c),
+      layout(l),
+      options(o),
+      exchange(e),
+      pool(e.num_threads),
+      own_comm(alone()),
+      inner(made_by(make_inner, *own_comm)),
+      warm_up(c, pool, layout, o.warmup_bits, e.bucket_elements),
+      anchor(Buffer::of<float>(l.size())),
+      owners(make_owners(c, layout, anchor.view(), o, e)),
+      number(optim::optimizer_number(c)) {}
+
+OuterLoop::OuterLoop(comm::Communicator& comm, const ParameterLayout& layout,
+                     const MakeInner& make_inner, const OuterOptions& options,
+                     const optim::ExchangeOptions& exchange) {
+  options.validate();
+  exchange.validate();
+  require(comm.hosts().is_flat(), "comm",
+          "flat, because an outer loop exchanges between all ranks alike",
+          "hierarchical");
+  require(make_inner != nullptr, "make_inner", "a function", "none");
+  comm::require_same(
+      comm, "parameter layout and options",
+      layout.describe() + options.describe() + exchange.describe());
+  impl_ = std::make_unique<Impl>(comm, layout, make_inner, options, exchange);
+}
+
+OuterLoop::~OuterLoop() = default;
+
+// ---- a step
+
+StepReport OuterLoop::step(const StepInput& in) {
+  optim::require_float32_step_input(in, impl_->layout.size());
+  StepReport report{.loss_scale = in.loss_scale};
+  {
+    optim::StepMeter meter(impl_->comm, report);
+    if (impl_->is_warming_up())
+      impl_->warm_up_step(in, meter);
+    else
+      impl_->local_step(in, meter);
+  }
+  if (!report.applied) ++impl_->counts.skipped;
+  return report;
+}
+
+bool OuterLoop::Impl::skips(const StepInput& in) const noexcept {
+  return exchange.skip_nonfinite || in.skip_if_any_rank_nonfinite;
+}
+
+// Returns false if the step is left out, because a gradient is not finite.
+bool OuterLoop::Impl::take_inner_step(const StepInput& in, StepReport& report) {
+  const StepReport own = inner->step(in);
+  report.applied = own.applied;
+  report.grad_norm = own.grad_norm;
+  report.clip_factor = own.clip_factor;
+  report.masked = own.masked;
+  report.heavy = own.heavy;
+  report.revived = own.revived;
+  if (!own.applied) return false;
+  ++counts.steps;
+  const std::int64_t every = exchange.verify_every;
+  verification_is_due |= every != 0 && counts.steps % every == 0;
+  return true;
+}
+
+void OuterLoop::Impl::warm_up_step(const StepInput& in,
+                                   optim::StepMeter& meter) {
+  StepReport& report = meter.report();
+  report.bits = comm.size() == 1 ? 0 : options.warmup_bits;
+  const optim::Agreement agreement = optim::agree(
+      comm,
+      {.squares = kernels::sum_of_squares(pool, in.grads), .optimizer = number},
+      meter);
+  first_agreements.report(agreement, report);
+  if (agreement.nonfinite_rank >= 0 && skips(in)) {
+    report.applied = false;
+    report.nonfinite_rank = agreement.nonfinite_rank;
+    optim::tell_of_nonfinite(in);
+    return;
+  }
+  StepInput averaged = in;
+  averaged.loss_scale *= warm_up.average(in.grads, in.loss_scale, meter);
+  averaged.finds_nonfinite = false;
+  double mean_norm = 0;
+  averaged.whole_norm = [&](double own) {
+    mean_norm = own;
+    return optim::whole_norm(in, own);
+  };
+  if (!take_inner_step(averaged, report)) return;
+  norm.measure(mean_norm, agreement.rms_norm / in.loss_scale);
+  verify(in.params);
+}
+
+void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
+  StepReport& report = meter.report();
+  report.phase = Phase::kLocal;
+  report.grad_norm_is_estimate = true;
+  bool is_finite = true;
+  if (skips(in)) {
+    const double squares = kernels::sum_of_squares(pool, in.grads);
+    is_finite = std::isfinite(squares);
+    if (in.skip_if_any_rank_nonfinite) {
+      report.nonfinite_rank =
+          optim::agree(comm, {.squares = squares, .optimizer = number}, meter)
+              .nonfinite_rank;
+      if (report.nonfinite_rank >= 0) {
+        report.applied = false;
+        optim::tell_of_nonfinite(in);
+        return;
+      }
+    }
+  }
+  begin_local_steps(in.params);
+  const bool syncs = schedule.behind + 1 >= schedule.interval(options);
+  StepInput own = in;
+  own.finds_nonfinite = false;
+  own.whole_norm = [&](double of_rank) {
+    return optim::whole_norm(in, norm.estimate(of_rank));
+  };
+  if (syncs) own.final_range = {};
+  // All ranks count the same steps, so this one moves by its momentum alone.
+  if (!is_finite) {
+    set_to_zero(in.grads);
+    left_out_a_step = true;
+  }
+  if (!take_inner_step(own, report)) return;
+  schedule.took_local_step(options);
+  if (!syncs) return;
+  sync(in.params,
+       is_finite && in.grads.dtype() == DType::kFloat32 ? in.grads : View(),
+       meter);
+  if (!in.low_precision.empty()) kernels::convert(in.params, in.low_precision);
+}
+
+// The parameters are equal on all ranks until here.
+void OuterLoop::Impl::begin_local_steps(View now) {
+  if (!restored_params.empty()) {
+    kernels::convert(restored_params.view(), now);
+    restored_params = Buffer();
+  }
+  params = now;
+  if (is_local) return;
+  is_local = true;
+  kernels::convert(now, anchor.view());
+  owners->set_masters(anchor.view());
+}
+
+// d_i = a - p_i
+void OuterLoop::Impl::subtract_from_anchor(ConstView now, View difference) {
+  const auto a = anchor.as<float>();
+  const auto p = now.as<float>();
+  const auto d = difference.as<float>();
+  pool.for_ranges(d.size(), kernels::kSumChunk,
+                  [&](std::size_t begin, std::size_t end) {
+                    for (std::size_t i = begin; i < end; ++i)
+                      d[i] = a[i] - p[i];
+                  });
+}
+
+void OuterLoop::Impl::sync(View now, View scratch, optim::StepMeter& meter) {
+  StepReport& report = meter.report();
+  Buffer memory;
+  if (scratch.empty()) {
+    memory = Buffer(layout.size(), DType::kFloat32, Fill::kNone);
+    scratch = memory.view();
+  }
+  subtract_from_anchor(now, scratch);
+  const optim::Agreement agreement =
+      optim::agree(comm,
+                   {.squares = kernels::sum_of_squares(pool, scratch),
+                    .optimizer = number,
+                    .left_out = left_out_a_step},
+                   meter);
+  const auto stop = [&](const std::string& whose) {
+    throw Error(ErrorCode::kNonFinite,
+                fmt::format("sync after {} local steps: {} not finite; nothing "
+                            "was exchanged, so load the last checkpoint",
+                            schedule.behind, whose));
+  };
+  if (agreement.nonfinite_rank >= 0)
+    stop(fmt::format("parameters of rank {} are", agreement.nonfinite_rank));
+  first_agreements.report(agreement, report);
+  // y, u, m and a: in zero::ZeroOptimizer with optim::Nesterov
+  const StepReport of_owners =
+      owners->step({.params = anchor.view(), .grads = scratch});
+  if (!of_owners.applied) stop("the mean of the ranks' changes is");
+  report.exchange_seconds += of_owners.exchange_seconds;
+  report.phase = Phase::kCompressed;
+  report.nonfinite_rank = agreement.left_out_rank;
+  report.drift =
+      agreement.rms_norm == 0 ? 0 : of_owners.grad_norm / agreement.rms_norm;
+  changed = agreement.rms_norm;
+  // p_i = a
+  kernels::convert(anchor.view(), now);
+  left_out_a_step = false;
+  schedule.behind = 0;
+  ++schedule.syncs;
+  verify(anchor.view());
+}
+
+void OuterLoop::Impl::verify(ConstView equal) {
+  if (!std::exchange(verification_is_due, false)) return;
+  optim::verify_same(
+      comm, pool, layout, equal,
+      fmt::format("step {}\nsyncs {} interval {} counter {}\n{}{}",
+                  counts.steps, schedule.syncs, schedule.length,
+                  schedule.counter, options.describe(), exchange.describe()));
+}
+
+// ---- local steps
+
+void OuterLoop::Impl::synchronize(View now) {
+  require_view("params", now, layout.size(), true, false);
+  if (schedule.behind == 0) return;
+  begin_local_steps(now);
+  StepReport report;
+  optim::StepMeter meter(comm, report);
+  sync(now, {}, meter);
+}
+
+ConstView OuterLoop::Impl::exchanged_params(ConstView now) const {
+  return schedule.behind == 0 ? now : anchor.view();
+}
+
+void OuterLoop::Impl::repeat(View now) {
+  if (now.empty() || restored_params.empty()) return;
+  require_view("params", now, layout.size(), true, false);
+  begin_local_steps(now);
+}
+
+// ---- the rest
+
+const OuterOptions& OuterLoop::options() const noexcept {
+  return impl_->options;
+}
+
+std::int64_t OuterLoop::syncs() const noexcept { return impl_->schedule.syncs; }
+
+optim::ParameterGroups& OuterLoop::groups() { return impl_->inner->groups(); }
+
+optim::Progress OuterLoop::progress() const {
+  optim::Progress progress = impl_->inner->progress();
+  progress.skipped = impl_->counts.skipped;
+  if (impl_->is_warming_up())
+    progress.phase = Phase::kExact;
+  else
+    progress.phase =
+        impl_->schedule.behind + 1 >= impl_->schedule.interval(impl_->options)
+            ? Phase::kCompressed
+            : Phase::kLocal;
+  return progress;
+}
+
+optim::LocalSteps* OuterLoop::local_steps() { return impl_.get(); }
+
+optim::FreezeStage* OuterLoop::freeze() { return impl_->inner->freeze(); }
+
+// Parameters that were loaded from elsewhere are the same on all ranks.
+void OuterLoop::set_masters(ConstView params) {
+  impl_->inner->set_masters(params);
+  if (!impl_->is_local) return;
+  require_view("params", params, impl_->layout.size(), true, true);
+  kernels::convert(params, impl_->anchor.view());
+  impl_->owners->set_masters(impl_->anchor.view());
+  impl_->restored_params = Buffer();
+  impl_->schedule.behind = 0;
+}
+
+}  // namespace thinwire::outer

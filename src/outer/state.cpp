@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "optim/state_pieces.h"
+#include "outer/impl.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/cast.h"
+#include "thinwire/kernels/norm.h"
+
+// What is saved: the inner optimizer's state, and under names with a prefix
+// that of the owners, of the warm-up and of the schedule.
+namespace thinwire::outer {
+
+using optim::Axis;
+using optim::Sharing;
+
+namespace {
+
+constexpr std::string_view kPrefix = "outer.";
+constexpr const char* kIsLocal = "is_local";
+constexpr const char* kOrigin = "origin";
+constexpr const char* kLocalParams = "local_params";
+
+std::string prefixed(std::string_view name) {
+  return std::string(kPrefix) + std::string(name);
+}
+
+// Moves the entries with the prefix into a state of their own.
+StateDict take_own(StateDict& state) {
+  std::vector<std::string> names;
+  for (const auto& [name, values] : state.arrays())
+    if (name.starts_with(kPrefix)) names.push_back(name);
+  StateDict own;
+  for (const std::string& name : names)
+    own.put(name.substr(kPrefix.size()), state.take(name));
+  for (const auto& [name, value] : state.scalars())
+    if (name.starts_with(kPrefix))
+      own.put_scalar(name.substr(kPrefix.size()), value);
+  return own;
+}
+
+// Moments have become each rank's own, and so have the lists of elements.
+void make_own(optim::State& state) {
+  for (optim::StateArray& array : state.arrays) {
+    if (array.sharing != Sharing::kSame) continue;
+    if (array.axis == Axis::kElement) array.sharing = Sharing::kMean;
+    if (array.axis == Axis::kRange) array.sharing = Sharing::kOwn;
+  }
+}
+
+StateDict zeros_of(const optim::State& state) {
+  StateDict zeros = optim::copy_of(state);
+  for (const optim::StateArray& array : state.arrays)
+    zeros.put(array.name, Buffer(array.size, array.dtype));
+  return zeros;
+}
+
+double sum_of_squares(const optim::StateArray& array) {
+  double sum = 0;
+  optim::StatePieces pieces(array);
+  static_cast<void>(pieces.all_of({0, array.size}, [&](ConstView piece) {
+    sum += kernels::sum_of_squares(piece);
+    return true;
+  }));
+  return sum;
+}
+
+}  // namespace
+
+void Schedule::save(StateDict& state) const {
+  state.put_integer("steps_behind", behind);
+  state.put_integer("interval", length);
+  state.put_integer("interval_counter", counter);
+  state.put_integer("syncs", syncs);
+}
+
+Schedule Schedule::load(const StateDict& state) {
+  const auto count = [&](const char* name) {
+    return optim::saved_count(state, name);
+  };
+  Schedule saved{.behind = count("steps_behind"),
+                 .length = count("interval"),
+                 .counter = count("interval_counter"),
+                 .syncs = count("syncs")};
+  if (saved.length < 1)
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("'outer.interval' must be >= 1, got {}", saved.length));
+  return saved;
+}
+
+optim::State OuterLoop::Impl::state() const {
+  optim::State all = inner->state();
+  if (is_local) make_own(all);
+  all.common.put_integer("skipped_steps", counts.skipped);
+
+  optim::State own;
+  if (is_local) {
+    own = owners->state();
+    // The anchor has them.
+    std::erase_if(own.arrays, [](const optim::StateArray& array) {
+      return array.name == "replicas";
+    });
+    if (schedule.behind > 0)
+      own.add_elements(
+          kLocalParams, Sharing::kMean, {{0, layout.size()}},
+          restored_params.empty() ? ConstView(params) : restored_params.view());
+  } else {
+    warm_up.add_to(own);
+  }
+  for (optim::StateArray& array : own.arrays) {
+    array.name = prefixed(array.name);
+    all.arrays.push_back(std::move(array));
+  }
+  if (is_local)
+    all.add_elements(kOrigin, Sharing::kSame, {{0, layout.size()}},
+                     anchor.view())
+        .is_parameters = true;
+  own.common.put_integer(kIsLocal, is_local ? 1 : 0);
+  own.common.put_integer("verification_is_due", verification_is_due ? 1 : 0);
+  schedule.save(own.common);
+  norm.save(own.common);
+  own.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
+  own.owner.put_integer("world_size", comm.size());
+  own.owner.put_integer("rank", comm.rank());
+  all.common.put_all(std::string(kPrefix), own.common);
+  all.own.put_all(std::string(kPrefix), own.own);
+  all.owner.put_all(std::string(kPrefix), own.owner);
+
+  const optim::State of_owners = owners->state();
+  all.shard = of_owners.shard;
+  all.encoded = of_owners.encoded;
+  return all;
+}
+
+// Parameters that ranks have changed by themselves become their mean on other
+// ranks. A single rank has no replicas: its anchor is what owners had exactly,
+// and the difference moves its parameters, too.
+optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
+  struct Taken {
+    optim::StepCounts counts;
+    optim::CalibratedNorm norm;
+    Schedule schedule;
+    bool is_local = false;
+    bool left_out_a_step = false;
+    bool verification_is_due = false;
+    Buffer origin;
+    Buffer local_params;
+    optim::Optimizer::Adoption of_inner;
+    optim::Optimizer::Adoption of_owners;
+    optim::Adoption of_warm_up;
+    optim::Notes notes;
+  };
+  const auto taken = std::make_shared<Taken>();
+  taken->counts = optim::StepCounts::load(state);
+  StateDict own = take_own(state);
+  const std::int64_t saved_world =
+      state.has_scalar(optim::kSavedWorld)
+          ? optim::saved_count(state, optim::kSavedWorld)
+          : comm.size();
+  if (own.has_scalar(kIsLocal)) {
+    taken->is_local = own.integer(kIsLocal) != 0;
+    taken->norm.load(own);
+    taken->schedule = Schedule::load(own);
+    taken->verification_is_due = own.integer("verification_is_due") != 0;
+    taken->left_out_a_step = own.has_scalar("left_out_a_step") &&
+                             own.integer("left_out_a_step") != 0;
+  } else if (state.has_scalar("clip_ratio")) {
+    taken->norm.load(state);
+  }
+  taken->norm.rescale(saved_world, comm.size());
+  for (const char* name : {"worker_error", "server_error"}) {
+    if (state.has_array(name) && taken->notes.empty())
+      taken->notes.emplace_back(
+          "the residuals of compressed momenta are dropped: an outer loop "
+          "exchanges changes of parameters");
+    state.erase(name);
+  }
+  if (taken->is_local) {
+    taken->origin =
+        optim::take_floats(state, kOrigin, DType::kFloat32, layout.size());
+    if (taken->schedule.behind > 0)
+      taken->local_params =
+          optim::take_floats(own, kLocalParams, DType::kFloat32, layout.size());
+  }
+  taken->of_warm_up = warm_up.adopt(own, saved_world);
+  taken->of_owners = owners->adopt(taken->is_local ? std::move(own)
+                                                   : zeros_of(owners->state()));
+  taken->of_inner = inner->adopt(std::move(state));
+  return [this, taken] {
+    optim::Notes notes = taken->of_inner();
+    notes.insert(notes.begin(), taken->notes.begin(), taken->notes.end());
+    counts = taken->counts;
+    norm = taken->norm;
+    schedule = taken->schedule;
+    is_local = taken->is_local;
+    left_out_a_step = taken->left_out_a_step;
+    verification_is_due = taken->verification_is_due;
+    params = {};
+    taken->of_warm_up();
+    if (is_local) kernels::convert(taken->origin.view(), anchor.view());
+    static_cast<void>(taken->of_owners());
+    restored_params = std::move(taken->local_params);
+    if (!is_local || std::memcmp(anchor.data(), taken->origin.data(),
+                                 taken->origin.bytes()) == 0)
+      return notes;
+    if (restored_params.empty()) {
+      restored_params = Buffer::of<float>(layout.size());
+      kernels::convert(taken->origin.view(), restored_params.view());
+    }
+    const auto p = restored_params.as<float>();
+    for (std::size_t i = 0; i < p.size(); ++i)
+      p[i] += anchor.as<float>()[i] - taken->origin.as<float>()[i];
+    return notes;
+  };
+}
+
+double OuterLoop::Impl::residual_ratio() const {
+  if (changed == 0 || !is_local) return 0;
+  const optim::State of_owners = owners->state();
+  const optim::StateArray* const residual = of_owners.find(optim::kWorkerError);
+  return residual == nullptr ? 0
+                             : std::sqrt(sum_of_squares(*residual)) / changed;
+}
+
+optim::State OuterLoop::state() const { return impl_->state(); }
+
+optim::Optimizer::Adoption OuterLoop::adopt(StateDict state) {
+  return impl_->adopt(std::move(state));
+}
+
+double OuterLoop::residual_ratio() const { return impl_->residual_ratio(); }
+
+void OuterLoop::require_owner(const StateDict& state) const {
+  impl_->inner->require_owner(state);
+  const std::string rank = prefixed("rank");
+  if (!state.has_scalar(rank)) return;
+  if (state.integer(rank) != impl_->comm.rank() ||
+      state.integer(prefixed("world_size")) != impl_->comm.size())
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("a state of rank {} of {} does not fit rank {} of {}",
+                    state.integer(rank), state.integer(prefixed("world_size")),
+                    impl_->comm.rank(), impl_->comm.size()));
+}
+
+}  // namespace thinwire::outer

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "exchange/exact_average.h"
+#include "exchange/wait_meter.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/exchange/low_bit_mean.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/state.h"
+
+namespace thinwire::outer {
+
+/// The average of gradients before the first local step, exact or over few
+/// bits.
+class WarmUp {
+ public:
+  WarmUp(comm::Communicator& comm, ThreadPool& pool,
+         const ParameterLayout& layout, int bits, std::size_t bucket_elements);
+
+  /// Replaces gradients, which the caller has multiplied by `loss_scale`, by
+  /// their sum or mean over the ranks. Collective. Returns the divisor that
+  /// makes it a mean.
+  [[nodiscard]] double average(View grads, double loss_scale,
+                               exchange::WaitMeter& meter);
+
+  /// Adds the residuals to a state; nothing if gradients travel exactly.
+  void add_to(optim::State& state) const;
+  /// Takes residuals out of a state that add_to() of `saved_world` ranks has
+  /// made. Without them they begin at 0. Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] optim::Adoption adopt(StateDict& state,
+                                      std::int64_t saved_world);
+
+ private:
+  comm::Communicator& comm_;
+  ThreadPool& pool_;
+  const ParameterLayout& layout_;
+  std::vector<std::size_t> units_;
+  int bits_;
+  std::unique_ptr<exchange::ExactAverage> exact_;  // with 0 bits
+  std::unique_ptr<exchange::LowBitMean> few_bits_;
+
+  [[nodiscard]] std::unique_ptr<exchange::LowBitMean> make_few_bits() const;
+};
+
+}  // namespace thinwire::outer
