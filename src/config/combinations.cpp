@@ -118,6 +118,50 @@ void check_hierarchy(const Config& config, int world) {
           each);
 }
 
+// Ranks take their local steps alone, so nothing inside may exchange.
+void check_outer_and_rest(const Config& config) {
+  if (config.outer.sync_every == 0) return;
+  constexpr std::string_view kWith = "an outer loop (thinwire.outer)";
+  const auto with = [&](std::string_view range) {
+    return fmt::format("{} with {}", range, kWith);
+  };
+  const auto* onebit = std::get_if<optim::OnebitAdamOptions>(&config.optimizer);
+  require(is_exact(config) || onebit != nullptr, "optimizer",
+          with("adam, lamb or onebit_adam"), name_of(config.optimizer));
+  require_corrected(config, kWith);
+  require(config.zero.stage == 0, kStage,
+          with("0") + ": its owners shard by themselves", config.zero.stage);
+  require(config.experts().empty(), "optimizer.groups",
+          with("without a communicator"), config.experts().size());
+  require(config.precision.master_dtype == DType::kFloat32,
+          "precision.master_dtype", with("float32"),
+          to_string(config.precision.master_dtype));
+  require(config.precision.state_dtype == DType::kFloat32,
+          "precision.state_dtype", with("float32"),
+          to_string(config.precision.state_dtype));
+  require(!config.lagged_clipping, "lagged_clipping", with("false"), true);
+  require(!config.comm.compressed_during_backward, kDuringBackward,
+          with("false"), true);
+  require(config.comm.hierarchy != Hierarchy::kByHost, kHierarchy,
+          with("auto or flat"), "by_host");
+  require(config.fallback != Fallback::kHold, "fallback", with("off or warn"),
+          "hold");
+  if (onebit == nullptr) return;
+  const std::int64_t freeze_step = optim::freeze_step_of(onebit->freeze);
+  require(freeze_step >= 1, "freeze_step", with("a number of steps"),
+          "automatic");
+  require(!onebit->freeze.warmup_bits, "warmup_bits",
+          with("unset, because outer.warmup_bits counts,"),
+          onebit->freeze.warmup_bits.value_or(0));
+  require(config.outer.warmup_steps == 0 ||
+              config.outer.warmup_steps == freeze_step,
+          "outer.warmup_steps",
+          fmt::format("left out, or {}: onebit_adam inside warms up until its "
+                      "freeze_step",
+                      freeze_step),
+          config.outer.warmup_steps);
+}
+
 }  // namespace
 
 void check_during_backward(const Config& config) {
@@ -162,6 +206,7 @@ void check_combinations(const Config& config, int world) {
   check_wire_and_rest(config, world);
   check_lean(config);
   check_hierarchy(config, world);
+  check_outer_and_rest(config);
   check_experts(config);
   if (config.lagged_clipping) require_corrected(config, "lagged_clipping");
   if (config.fallback == Fallback::kHold)

@@ -70,6 +70,13 @@ OptimizerConfig Config::optimizer_options() const {
   return resolved;
 }
 
+outer::OuterOptions Config::outer_options() const {
+  outer::OuterOptions resolved = outer;
+  if (const auto* onebit = std::get_if<optim::OnebitAdamOptions>(&optimizer))
+    resolved.warmup_steps = optim::freeze_step_of(onebit->freeze);
+  return resolved;
+}
+
 std::vector<optim::ExpertGroup> Config::experts() const {
   return std::visit(
       [](const auto& options) { return optim::expert_groups(options.groups); },

@@ -229,6 +229,19 @@ void telemetry_fields(const Archive& section, Telemetry& t) {
   section.field("residual_every", t.residual_every, kNotNegative);
 }
 
+/// thinwire.outer.
+template <class Archive, class Outer>
+void outer_fields(const Archive& section, Outer& o) {
+  section.field("sync_every", o.sync_every, kNotNegative);
+  section.field("sync_growth", o.sync_growth, kNotNegative);
+  section.field("learning_rate", o.learning_rate, kPositive);
+  section.field("momentum", o.momentum, kDecayRate);
+  section.field("bits_up", o.bits_up, kNotNegative);
+  section.field("bits_down", o.bits_down, kNotNegative);
+  section.field("warmup_steps", o.warmup_steps, kNotNegative);
+  section.field("warmup_bits", o.warmup_bits, kNotNegative);
+}
+
 /// The top level's single keys.
 template <class Archive, class AnyConfig>
 void general_fields(const Archive& file, AnyConfig& c) {

@@ -503,6 +503,23 @@ constexpr KeyRule kRules[] = {
      "and those of every N-th step; 0: none"},
     {"thinwire.checkpoint.asynchronous", kSupported,
      "written while training continues; default true"},
+    {"thinwire.outer.sync_every", kSupported,
+     "local steps between two syncs of an outer loop; absent or 0: none"},
+    {"thinwire.outer.sync_growth", kSupported,
+     "local steps after which the interval doubles, from 1 to `sync_every`; "
+     "default 0: constant"},
+    {"thinwire.outer.learning_rate", kSupported,
+     "step size of the outer optimizer; default 1"},
+    {"thinwire.outer.momentum", kSupported, "its Nesterov momentum; default 0"},
+    {"thinwire.outer.bits_up", kSupported,
+     "bits per element of pseudo-gradients: 4 (the default), 8, or 0: exact"},
+    {"thinwire.outer.bits_down", kSupported, "the same of their result"},
+    {"thinwire.outer.warmup_steps", kSupported,
+     "first steps, in which ranks average gradients; default 0, with "
+     "OneBitAdam its `freeze_step`"},
+    {"thinwire.outer.warmup_bits", kSupported,
+     "bits per element of gradients in those steps: 8 (the default), 4, or 0: "
+     "exact"},
     {"thinwire.check_grad_overflow", kSupported,
      "fp32: skip steps that are not finite"},
     {"thinwire.initial_loss_scale", kSupported,

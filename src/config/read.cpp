@@ -112,6 +112,7 @@ Config read(const Json& tree, const std::vector<std::string>& taken,
   own_fields(own, config);
   checkpoint_fields(own.section("checkpoint"), config.checkpoint);
   telemetry_fields(own.section("telemetry"), config.telemetry);
+  outer_fields(own.section("outer"), config.outer);
   read_optimizer(file, config);
   read_precision(file, config, notes);
   read_schedule(file, config);

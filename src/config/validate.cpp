@@ -122,6 +122,13 @@ void check_telemetry(const TelemetryConfig& t) {
           t.residual_every);
 }
 
+void check_outer(const outer::OuterOptions& o) {
+  if (o.sync_every != 0) return o.validate();
+  require(o == outer::OuterOptions{},
+          "outer.sync_every (thinwire.outer.sync_every)",
+          ">= 1 with other settings of outer", 0);
+}
+
 }  // namespace
 
 void check_without_ranks(const Config& config) {
@@ -154,6 +161,7 @@ void check_without_ranks(const Config& config) {
           config.comm.ranks_per_host);
   check_checkpoint(config.checkpoint);
   check_telemetry(config.telemetry);
+  check_outer(config.outer);
   for (const auto& [name, text] : config.other_objects)
     require(!is_known_key(name), "other_objects", "named as no key is",
             fmt::format("'{}'", name));

@@ -53,6 +53,10 @@ std::string Config::to_json() const {
     const Writer section = own.section("telemetry");
     telemetry_fields(section, telemetry);
   }
+  if (outer != outer::OuterOptions{}) {
+    const Writer section = own.section("outer");
+    outer_fields(section, outer);
+  }
   write_optimizer(file, own, *this);
   write_precision(file, own, *this);
   write_zero(file, zero);

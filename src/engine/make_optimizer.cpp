@@ -16,6 +16,7 @@
 #include "thinwire/deepspeed/optimizers.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
 #include "thinwire/optim/expert_parallel.h"
+#include "thinwire/outer/outer_loop.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/zero/zero_optimizer.h"
 
@@ -191,10 +192,41 @@ zero::MakeRule rule_of_experts(const Config& config) {
   return make_rule(exact);
 }
 
-// Makes the optimizer without ZeRO, for fp32 parameters or masters.
 std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
                                            const ParameterLayout& layout,
-                                           const Config& config) {
+                                           const Config& config,
+                                           const optim::MakeRule& rule);
+
+// Each rank has the inner optimizer for itself, with the same Config but for
+// what concerns several ranks.
+std::unique_ptr<optim::Optimizer> outer_loop(comm::Communicator& comm,
+                                             const ParameterLayout& layout,
+                                             const Config& config,
+                                             const optim::MakeRule& rule) {
+  const auto make_inner = [&](comm::Communicator& alone) {
+    Config inner = config;
+    inner.outer = {};
+    inner.comm.verify_every = 0;
+    if (auto* onebit = std::get_if<optim::OnebitAdamOptions>(&inner.optimizer))
+      onebit->freeze.warmup_bits = 0;
+    return of_dense(alone, layout, inner, rule);
+  };
+  return std::make_unique<outer::OuterLoop>(comm, layout, make_inner,
+                                            config.outer_options(),
+                                            config.exchange_options());
+}
+
+// Makes the optimizer without ZeRO, for fp32 parameters or masters. `own_rule`
+// may be empty.
+std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
+                                           const ParameterLayout& layout,
+                                           const Config& config,
+                                           const optim::MakeRule& own_rule) {
+  if (config.outer.sync_every > 0)
+    return outer_loop(comm, layout, config, own_rule);
+  if (own_rule)
+    return std::make_unique<optim::DataParallel>(comm, own_rule(layout),
+                                                 config.exchange_options());
   if (const zero::MakeRule rule = make_rule(config))
     return std::make_unique<optim::DataParallel>(comm, rule(layout),
                                                  config.exchange_options());
@@ -214,11 +246,9 @@ std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
                                              const Config& config,
                                              std::size_t num_wide,
                                              const optim::MakeRule& rule) {
-  if (rule)
-    return std::make_unique<optim::DataParallel>(comm, rule(layout),
-                                                 config.exchange_options());
   const auto experts = config.experts();
-  if (experts.empty() && num_wide == 0) return of_dense(comm, layout, config);
+  if (experts.empty() && num_wide == 0)
+    return of_dense(comm, layout, config, rule);
   if (make_rule(config) == nullptr && comm.rank() == 0)
     log(LogLevel::kInfo,
         fmt::format("{}: {} averaged exactly in every step",
@@ -231,7 +261,7 @@ std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
   return std::make_unique<optim::ExpertParallel>(
       comm, layout, experts,
       [&](const ParameterLayout& dense) {
-        return of_dense(comm, dense, config);
+        return of_dense(comm, dense, config, {});
       },
       rule_of_experts(config), config.exchange_options(), num_wide);
 }
@@ -296,6 +326,8 @@ void require_dtypes(const Config& config, ConstView params) {
   require(!is_lean(config), "optimizer",
           fmt::format("another one than lean_onebit_adam {}", kBeside),
           config::name_of(config.optimizer));
+  require(config.outer.sync_every == 0, "outer.sync_every",
+          fmt::format("0 {}", kBeside), config.outer.sync_every);
   optim::require_fit_for_two_dtypes(params, config.precision.master_dtype,
                                     config.experts().size());
 }

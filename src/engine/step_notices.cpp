@@ -84,6 +84,7 @@ StepNotices::StepNotices(const config::Config& config, int ranks)
             return requires(Options o) { o.freeze; };
           },
           config.optimizer)),
+      syncs_every_(config.outer.sync_every),
       backend_(config.comm.backend),
       times_every_(!config.wall_clock_breakdown ? 0
                    : config.steps_per_print > 0 ? config.steps_per_print
@@ -136,13 +137,17 @@ void StepNotices::tell_of_phase(const EngineReport& report, optim::Phase next) {
     log(LogLevel::kInfo,
         fmt::format("step {}: from now on ranks exchange {}; this one sent {}, "
                     "the last exact one {}",
-                    report.steps,
-                    report.phase == optim::Phase::kLocal
-                        ? "nothing in most steps, and one bit per element in "
-                          "some"
-                        : "momentum in one bit per element",
+                    report.steps, what_travels(report.phase),
                     megabytes(static_cast<double>(report.bytes_sent)),
                     megabytes(static_cast<double>(exact_bytes_))));
+}
+
+std::string StepNotices::what_travels(optim::Phase phase) const {
+  if (syncs_every_ > 0)
+    return fmt::format("what up to {} local steps have changed", syncs_every_);
+  return phase == optim::Phase::kLocal
+             ? "nothing in most steps, and one bit per element in some"
+             : "momentum in one bit per element";
 }
 
 void StepNotices::add_times(const EngineReport& report) {

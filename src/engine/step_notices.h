@@ -36,6 +36,7 @@ class StepNotices {
 
  private:
   void tell_of_phase(const EngineReport& report, optim::Phase next);
+  [[nodiscard]] std::string what_travels(optim::Phase phase) const;
   void add_times(const EngineReport& report);
 
   bool logs_phases_ = true;
@@ -43,6 +44,7 @@ class StepNotices {
   bool freezes_;  // the optimizer has an exact stage that ends
   bool has_compressed_ = false;
   std::uint64_t exact_bytes_ = 0;  // of the last exact step; 0 without one
+  std::int64_t syncs_every_;       // of an outer loop; 0 without one
   config::CommBackend backend_;
   std::int64_t times_every_;  // steps per line of times; 0 for no lines
   bool tells_memory_;

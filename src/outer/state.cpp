@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -44,12 +45,24 @@ StateDict take_own(StateDict& state) {
   return own;
 }
 
+// Bytes become floats, of which there is a mean.
+void widen(optim::StateArray& array) {
+  array.read = [read = std::move(array.read)](Range range, View to) {
+    Buffer bytes(range.size, DType::kUInt8);
+    read(range, bytes.view());
+    std::ranges::copy(bytes.as<std::uint8_t>(), to.as<float>().begin());
+  };
+  array.dtype = DType::kFloat32;
+}
+
 // Moments have become each rank's own, and so have the lists of elements.
 void make_own(optim::State& state) {
   for (optim::StateArray& array : state.arrays) {
     if (array.sharing != Sharing::kSame) continue;
-    if (array.axis == Axis::kElement) array.sharing = Sharing::kMean;
     if (array.axis == Axis::kRange) array.sharing = Sharing::kOwn;
+    if (array.axis != Axis::kElement) continue;
+    array.sharing = Sharing::kMean;
+    if (array.dtype == DType::kUInt8) widen(array);
   }
 }
 
@@ -96,6 +109,7 @@ Schedule Schedule::load(const StateDict& state) {
 
 optim::State OuterLoop::Impl::state() const {
   optim::State all = inner->state();
+  all.has_local_steps = true;
   if (is_local) make_own(all);
   all.common.put_integer("skipped_steps", counts.skipped);
 

@@ -114,6 +114,14 @@ const std::map<std::string_view, json> kSamples = {
     {"thinwire.telemetry.every", 10},
     {"thinwire.telemetry.every_rank", true},
     {"thinwire.telemetry.residual_every", 100},
+    {"thinwire.outer.sync_every", 5},
+    {"thinwire.outer.sync_growth", 7},
+    {"thinwire.outer.learning_rate", 0.5},
+    {"thinwire.outer.momentum", 0.5},
+    {"thinwire.outer.bits_up", 8},
+    {"thinwire.outer.bits_down", 8},
+    {"thinwire.outer.warmup_steps", 7},
+    {"thinwire.outer.warmup_bits", 4},
     {"thinwire.zero_bits_up", 4},
     {"thinwire.zero_bits_down", 8},
     {"thinwire.zero_after_skip", "clear"},
@@ -168,6 +176,9 @@ json base_file(const KeyRule& rule) {
     file["bf16"]["enabled"] = true;
   if (rule.path == "bf16.bf16_optimizer_states")
     file["bf16"]["bf16_master_weights_and_grads"] = true;
+  if (rule.path.starts_with("thinwire.outer.") &&
+      rule.path != "thinwire.outer.sync_every")
+    file["thinwire"]["outer"]["sync_every"] = 3;
   if (rule.path == "thinwire.denominator_bits") file["thinwire"]["lean"] = true;
   if (rule.path.starts_with("zero_optimization.") &&
       rule.path != "zero_optimization.stage")

@@ -22,6 +22,7 @@
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/onebit_lamb.h"
 #include "thinwire/optim/zero_one_adam.h"
+#include "thinwire/outer/outer_options.h"
 #include "thinwire/precision/loss_scaler.h"
 #include "thinwire/zero/wire_options.h"
 
@@ -228,6 +229,8 @@ struct Config {
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
   CommConfig comm{};
+  /// An outer loop around Adam, LAMB or 1-bit Adam, if sync_every is above 0.
+  outer::OuterOptions outer{};
   CheckpointConfig checkpoint{};
   TelemetryConfig telemetry{};
   Fallback fallback = Fallback::kWarn;
@@ -259,6 +262,8 @@ struct Config {
   [[nodiscard]] zero::WireOptions wire_options(int world) const;
   /// Returns `optimizer` with this Config's exchange_options().
   [[nodiscard]] OptimizerConfig optimizer_options() const;
+  /// Returns `outer`. With 1-bit Adam its warm-up ends at the freeze.
+  [[nodiscard]] outer::OuterOptions outer_options() const;
   /// Returns the groups of `optimizer` that name a communicator of their own.
   [[nodiscard]] std::vector<optim::ExpertGroup> experts() const;
 

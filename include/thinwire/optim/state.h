@@ -73,6 +73,9 @@ class State {
   std::vector<StateArray> arrays;
   StateDict common;  ///< Scalars that are equal on all ranks.
   StateDict own;     ///< Scalars of this rank.
+  /// Whether local steps may turn kSame arrays into kMean ones. If not, a saved
+  /// kMean array becomes the ranks' mean where this State has kSame or kSharded.
+  bool has_local_steps = false;
   /// Elements of kSharded arrays that this rank has, also of arrays that do not
   /// exist yet. They are its shard, or the elements that it serves in a
   /// compressed exchange.

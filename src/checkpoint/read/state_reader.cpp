@@ -243,11 +243,14 @@ void StateReader::add_elements(StateDict& dict, const SavedArray& array,
   const bool differs = is_by_host && (sharing == Sharing::kMean ||
                                       array.name == optim::kWorkerError);
   const bool is_shared = sharing != Sharing::kSharded && !differs;
+  const bool takes_mean =
+      !same_ranks_ || is_by_host ||
+      (sharing != Sharing::kMean && !target.has_local_steps);
   if (array.is_parameters) {
     const DType dtype = known != nullptr ? known->dtype : array.dtype;
     dict.put(array.name,
              fill(size, dtype, is_shared, masters(std::move(ranges), dtype)));
-  } else if (array.sharing == Sharing::kMean && (!same_ranks_ || is_by_host)) {
+  } else if (array.sharing == Sharing::kMean && takes_mean) {
     dict.put(array.name, fill(size, array.dtype, is_shared,
                               mean_of_ranks(array, std::move(ranges))));
   } else {

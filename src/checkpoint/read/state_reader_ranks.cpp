@@ -31,9 +31,11 @@ std::vector<int> StateReader::ranks_to_read() const {
   const auto host_of = [&](int rank) {
     return scalars.at(static_cast<std::size_t>(rank)).integer(optim::kHost);
   };
+  const bool is_flat = saved(optim::kRanksPerHost) == 0;
   std::vector<int> ranks;
   for (int r = 0; r < saved_world(); ++r)
-    if (!same_ranks_ || host_of(r) == host_of(comm_.rank())) ranks.push_back(r);
+    if (is_flat || !same_ranks_ || host_of(r) == host_of(comm_.rank()))
+      ranks.push_back(r);
   return ranks;
 }
 

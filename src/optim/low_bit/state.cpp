@@ -31,6 +31,7 @@ State LowBitOptimizer::Impl::state() const {
   require_between_steps("state");
   const Adam& adam = model.adam;
   State state;
+  state.has_local_steps = local_updates != nullptr;
   state.common.put_text("optimizer", model.settings.name);
   StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   state.common.put_integer("verification_is_due", verification_is_due ? 1 : 0);

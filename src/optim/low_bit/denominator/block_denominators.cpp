@@ -260,8 +260,18 @@ std::vector<std::uint8_t> participations(std::span<const float> v,
 
 std::vector<std::uint8_t> saved_participation(const StateDict& state,
                                               std::size_t num_elements) {
-  if (!state.has_array("participation")) return {};
-  auto saved = saved_values<std::uint8_t>(state, "participation", num_elements);
+  constexpr const char* kName = "participation";
+  if (!state.has_array(kName)) return {};
+  std::vector<std::uint8_t> saved;
+  if (state.array(kName).dtype() == DType::kFloat32) {
+    // The mean over ranks, of which some have waited longer: between kTakesPart
+    // and kLate.
+    for (const float mean :
+         saved_values<float>(state, kName, num_elements, Sign::kNotNegative))
+      saved.push_back(static_cast<std::uint8_t>(std::min(mean, 255.0f)));
+  } else {
+    saved = saved_values<std::uint8_t>(state, kName, num_elements);
+  }
   for (const std::uint8_t value : saved)
     if (value > kUnfit)
       throw Error(ErrorCode::kCorruptCheckpoint,

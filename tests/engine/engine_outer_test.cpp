@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// An Engine with an outer loop: its checkpoints, precisions and refusals.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/checkpoint/all_worlds.h"
+#include "engine/sharded.h"
+#include "support/errors.h"
+#include "support/folder.h"
+#include "support/kept_log.h"
+#include "support/same_bits.h"
+#include "thinwire/engine/telemetry.h"
+#include "thinwire/optim/nesterov.h"
+#include "thinwire/outer/outer_loop.h"
+
+namespace thinwire::engine::engine_outer_test {
+
+namespace {
+
+using all_worlds::kQuick;
+using config::Config;
+using optim::Phase;
+using test::Sharded;
+using thinwire::test::expect_error;
+using thinwire::test::Folder;
+using thinwire::test::KeptLog;
+using thinwire::test::same_bytes;
+
+Config outer_config(const std::string& optimizer,
+                    DType dtype = DType::kFloat32) {
+  Config config{.optimizer = test::optimizer_case(optimizer),
+                .gradient_clipping = 1};
+  config.precision.dtype = dtype;
+  config.precision.loss_scale = {
+      .initial_scale = 1024, .window = 4, .hysteresis = 1};
+  config.outer = {.sync_every = 3, .learning_rate = 0.9, .momentum = 0.3};
+  if (optimizer != "onebit_adam") config.outer.warmup_steps = 2;
+  return config;
+}
+
+struct Trained : Sharded {
+  Trained(comm::Communicator& c, const Config& config) : Sharded(c, config) {}
+  EngineReport step(std::int64_t t) {
+    backward({.step = t});
+    return engine.step();
+  }
+};
+
+using Tested = std::tuple<std::string, DType>;
+class OuterEngine : public ::testing::TestWithParam<Tested> {};
+INSTANTIATE_TEST_SUITE_P(
+    Inner, OuterEngine,
+    ::testing::Combine(::testing::Values("adam", "lamb", "onebit_adam"),
+                       ::testing::Values(DType::kFloat32, DType::kBFloat16,
+                                         DType::kFloat16)),
+    [](const auto& tested) {
+      return fmt::format("{}_{}", std::get<0>(tested.param),
+                         to_string(std::get<1>(tested.param)));
+    });
+
+TEST_P(OuterEngine, GoesOnFromEveryStepWithTheSameBits) {
+  const auto& [optimizer, dtype] = GetParam();
+  const Config config = outer_config(optimizer, dtype);
+  constexpr std::int64_t kSteps = 9;
+  for (const int world : {1, 3}) {
+    const Folder folder;
+    std::vector<std::string> saved(kSteps);
+    std::vector<std::vector<std::byte>> ends(static_cast<std::size_t>(world));
+    const auto bytes_of = [](const Buffer& values) {
+      const auto* const data = static_cast<const std::byte*>(values.data());
+      return std::vector<std::byte>(data, data + values.bytes());
+    };
+    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+      Trained training(comm, config);
+      for (std::int64_t t = 1; t <= kSteps; ++t) {
+        training.step(t);
+        const auto report =
+            training.engine.save(folder.in(fmt::format("at{}", t)), {}, kQuick);
+        if (comm.rank() == 0)
+          saved[static_cast<std::size_t>(t - 1)] = report.path;
+      }
+      ends[static_cast<std::size_t>(comm.rank())] = bytes_of(training.params);
+    });
+    for (std::int64_t at = 1; at < kSteps; ++at)
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        Trained training(comm, config);
+        static_cast<void>(
+            training.engine.load(saved[static_cast<std::size_t>(at - 1)]));
+        for (std::int64_t t = at + 1; t <= kSteps; ++t) training.step(t);
+        EXPECT_EQ(bytes_of(training.params),
+                  ends[static_cast<std::size_t>(comm.rank())])
+            << "world " << world << ", saved at " << at;
+      });
+  }
+}
+
+TEST_P(OuterEngine, GoesOnWithOtherRanks) {
+  const auto& [optimizer, dtype] = GetParam();
+  const Config config = outer_config(optimizer, dtype);
+  for (const int before : {1, 2, 3})
+    for (const std::int64_t steps : {1, 5, 6}) {
+      const Folder folder;
+      std::string saved;
+      comm::run_local_ranks(before, [&](comm::Communicator& comm) {
+        Trained training(comm, config);
+        for (std::int64_t t = 1; t <= steps; ++t) training.step(t);
+        const auto report = training.engine.save(folder.in("run"), {}, kQuick);
+        if (comm.rank() == 0) saved = report.path;
+      });
+      for (const int after : {1, 2, 4}) {
+        if (after == before) continue;
+        std::vector<Buffer> params(static_cast<std::size_t>(after));
+        comm::run_local_ranks(after, [&](comm::Communicator& comm) {
+          Trained training(comm, config);
+          EXPECT_EQ(training.engine.load(saved).step, steps);
+          const std::int64_t behind =
+              optim::steps_behind(training.engine.optimizer());
+          const std::int64_t alone =
+              steps - (optimizer == "onebit_adam" ? 3 : 2);
+          EXPECT_EQ(behind, alone < 0 ? 0 : alone % 3);
+          for (std::int64_t t = steps + 1; t <= steps + 4; ++t)
+            EXPECT_TRUE(training.step(t).applied);
+          training.engine.begin_evaluation();
+          training.engine.end_evaluation();
+          Buffer copy(training.params.size(), training.params.dtype());
+          kernels::convert(std::as_const(training.params).view(), copy.view());
+          params[static_cast<std::size_t>(comm.rank())] = std::move(copy);
+        });
+        for (const Buffer& own : params)
+          EXPECT_TRUE(same_bytes(own.view(), params[0].view()))
+              << before << " to " << after << " after " << steps;
+      }
+    }
+}
+
+// The weights are the anchor, and moments are the ranks' mean.
+TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
+  const Folder folder;
+  std::string saved;
+  const Config with = outer_config("adam");
+  Config without = with;
+  without.outer = {};
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained training(comm, with);
+    for (std::int64_t t = 1; t <= 5; ++t) training.step(t);
+    EXPECT_EQ(optim::steps_behind(training.engine.optimizer()), 0);
+    const auto report = training.engine.save(folder.in("outer"), {}, kQuick);
+    if (comm.rank() == 0) saved = report.path;
+  });
+  for (const int world : {1, 2, 3}) {
+    std::string back;
+    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+      Trained training(comm, without);
+      static_cast<void>(training.engine.load(saved));
+      for (std::int64_t t = 6; t <= 7; ++t)
+        EXPECT_EQ(training.step(t).phase, Phase::kExact);
+      const auto report = training.engine.save(
+          folder.in(fmt::format("adam{}", world)), {}, kQuick);
+      if (comm.rank() == 0) back = report.path;
+    });
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Trained training(comm, with);
+      static_cast<void>(training.engine.load(back));
+      EXPECT_EQ(training.step(8).phase, Phase::kLocal);
+      training.step(9);
+      EXPECT_EQ(training.step(10).phase, Phase::kCompressed);
+    });
+  }
+}
+
+// What 1-bit Adam has frozen stays, and its residuals go.
+TEST(OuterEngine, TakesUpOnebitAdam) {
+  const Folder folder;
+  std::string saved;
+  const Config with = outer_config("onebit_adam");
+  Config without = with;
+  without.outer = {};
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained training(comm, without);
+    for (std::int64_t t = 1; t <= 5; ++t) training.step(t);
+    const auto report = training.engine.save(folder.in("run"), {}, kQuick);
+    if (comm.rank() == 0) saved = report.path;
+  });
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained training(comm, with);
+    const auto report = training.engine.load(saved);
+    EXPECT_NE(fmt::format("{}", fmt::join(report.notes, "\n"))
+                  .find("the residuals of compressed momenta are dropped"),
+              std::string::npos);
+    EXPECT_EQ(training.step(6).phase, Phase::kLocal);
+  });
+}
+
+TEST(OuterEngine, EvaluatesTheAnchor) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained training(comm, outer_config("adam"));
+    for (std::int64_t t = 1; t <= 4; ++t) training.step(t);
+    EXPECT_EQ(optim::steps_behind(training.engine.optimizer()), 2);
+    training.engine.begin_evaluation();
+    EXPECT_EQ(optim::steps_behind(training.engine.optimizer()), 0);
+    training.engine.end_evaluation();
+  });
+}
+
+TEST(OuterEngine, SaysWhatTravels) {
+  const KeptLog log;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained training(comm, outer_config("adam"));
+    for (std::int64_t t = 1; t <= 5; ++t) {
+      const EngineReport report = training.step(t);
+      EXPECT_EQ(report.drift > 0, t == 5);
+      const std::string line = telemetry_line(report, {});
+      EXPECT_EQ(line.find("\"drift\":") != std::string::npos, t == 5);
+    }
+  });
+  EXPECT_EQ(log.with("from now on ranks exchange what up to 3 local steps have "
+                     "changed")
+                .size(),
+            1u);
+}
+
+// Inside is what the caller has, for example any optimizer of torch.
+TEST(OuterEngine, TakesARuleOfTheCallers) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const ParameterLayout layout = test::model_layout();
+    Buffer params(layout.size(), DType::kFloat32);
+    kernels::convert(test::initial_params(layout.size(), 0), params.view());
+    const auto made =
+        make_optimizer(comm, layout, outer_config("adam"), params.view(),
+                       params.view(), [](const ParameterLayout& own) {
+                         return std::make_unique<optim::Nesterov>(
+                             own, optim::NesterovOptions{.learning_rate = 0.1});
+                       });
+    ASSERT_NE(dynamic_cast<outer::OuterLoop*>(made.optimizer.get()), nullptr);
+    EXPECT_EQ(made.optimizer->state().common.text("optimizer"), "nesterov");
+  });
+}
+
+TEST(OuterConfig, NamesWhatDoesNotGoWithIt) {
+  const auto refused = [](const std::string& text,
+                          std::initializer_list<std::string_view> parts) {
+    expect_error(ErrorCode::kInvalidArgument, parts,
+                 [&] { Config::from_json(text).validate(2); });
+  };
+  const std::string outer = R"("thinwire": {"outer": {"sync_every": 4})";
+  refused(R"({"optimizer": {"type": "ZeroOneAdam"}, )" + outer + "}}",
+          {"adam, lamb or onebit_adam", "zero_one_adam"});
+  refused(R"({"optimizer": {"type": "OneBitLamb"}, )" + outer + "}}",
+          {"adam, lamb or onebit_adam", "onebit_lamb"});
+  refused(R"({"zero_optimization": {"stage": 1}, )" + outer + "}}",
+          {"zero.stage", "0 with an outer loop", "got 1"});
+  refused("{" + outer + R"(, "lagged_clipping": true}})",
+          {"lagged_clipping", "false with an outer loop"});
+  refused("{" + outer + R"(, "hierarchy": "by_host"}})",
+          {"hierarchy", "auto or flat with an outer loop"});
+  refused("{" + outer + R"(, "fallback": "hold"}})",
+          {"fallback", "off or warn with an outer loop"});
+  refused("{" + outer + R"(, "semantics": "deepspeed"}})",
+          {"semantics", "corrected"});
+  refused(R"({"optimizer": {"type": "OneBitAdam"}, )" + outer +
+              R"(, "auto_freeze": true}})",
+          {"freeze_step", "automatic"});
+  refused(R"({"optimizer": {"type": "OneBitAdam"}, )" + outer +
+              R"(, "warmup_bits": 4}})",
+          {"warmup_bits", "unset", "outer.warmup_bits"});
+  refused(R"({"optimizer": {"type": "OneBitAdam",
+              "params": {"freeze_step": 10}},
+              "thinwire": {"outer": {"sync_every": 4, "warmup_steps": 5}}})",
+          {"outer.warmup_steps", "10", "got 5"});
+  refused(R"({"thinwire": {"outer": {"momentum": 0.5}}})",
+          {"outer.sync_every", ">= 1", "got 0"});
+  refused(R"({"thinwire": {"outer": {"sync_every": 4, "bits_up": 2}}})",
+          {"outer.bits_up", "0, 4 or 8", "got 2"});
+  EXPECT_EQ(Config::from_json(R"({"optimizer": {"type": "OneBitAdam",
+                "params": {"freeze_step": 10}}, )" +
+                              outer + "}}")
+                .outer_options()
+                .warmup_steps,
+            10);
+}
+
+}  // namespace
+
+}  // namespace thinwire::engine::engine_outer_test
