@@ -176,6 +176,20 @@ void bind_comm(nb::module_& module) {
               &CommConfig::compressed_during_backward);
 }
 
+void bind_outer(nb::module_& module) {
+  using outer::OuterOptions;
+  nb::class_<OuterOptions>(module, "OuterOptions")
+      .def(nb::init<>())
+      .def_rw("sync_every", &OuterOptions::sync_every)
+      .def_rw("sync_growth", &OuterOptions::sync_growth)
+      .def_rw("learning_rate", &OuterOptions::learning_rate)
+      .def_rw("momentum", &OuterOptions::momentum)
+      .def_rw("bits_up", &OuterOptions::bits_up)
+      .def_rw("bits_down", &OuterOptions::bits_down)
+      .def_rw("warmup_steps", &OuterOptions::warmup_steps)
+      .def_rw("warmup_bits", &OuterOptions::warmup_bits);
+}
+
 void bind_checkpoint_config(nb::module_& module) {
   using config::CheckpointConfig;
   nb::class_<CheckpointConfig>(module, "CheckpointConfig")
@@ -214,6 +228,7 @@ void bind_fields(nb::class_<Settings>& kind) {
                    &Settings::choose_schedule)
       .def_rw("zero", &Settings::zero)
       .def_rw("comm", &Settings::comm)
+      .def_rw("outer", &Settings::outer)
       .def_rw("checkpoint", &Settings::checkpoint)
       .def_rw("telemetry", &Settings::telemetry)
       .def_rw("fallback", &Settings::fallback)
@@ -298,6 +313,7 @@ void bind_config(nb::module_& module) {
   bind_wire(module);
   bind_zero(module);
   bind_comm(module);
+  bind_outer(module);
   bind_checkpoint_config(module);
   bind_telemetry(module);
   nb::class_<Settings> kind(module, "Config");

@@ -89,5 +89,7 @@ def in_short(runs: tuple[Run, ...] = RUNS) -> str:
     """Returns one line for README."""
     if not runs:
         return "tested on a simulated device; never run on a GPU, NPU or XPU"
-    named = " and ".join(f"one {device}" for device in sorted({run.device for run in runs}))
+    named = " and ".join(
+        f"one {device}" for device in sorted({run.device for run in runs})
+    )
     return f"tested on a simulated device, and run on {named}"

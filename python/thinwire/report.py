@@ -32,6 +32,11 @@ class StepReport:
     """
     clip_factor: float
     """Factor by which clipping to max_grad_norm multiplied the gradient; 1 for none."""
+    drift: float
+    """Norm of the ranks' mean change over the RMS norm of their own changes, in a sync of
+    an outer loop: 1 if ranks moved alike, 1 / sqrt(ranks) if all they did was noise. 0
+    otherwise.
+    """
     loss_scale: float
     """Divisor of the gradient."""
     bits: int

@@ -55,14 +55,16 @@ void widen(optim::StateArray& array) {
   array.dtype = DType::kFloat32;
 }
 
-// Moments have become each rank's own, and so have the lists of elements.
+// Moments have become each rank's own, and so have lists of elements and what
+// only the inner optimizer can read.
 void make_own(optim::State& state) {
   for (optim::StateArray& array : state.arrays) {
     if (array.sharing != Sharing::kSame) continue;
+    const bool is_bytes = array.dtype == DType::kUInt8;
     if (array.axis == Axis::kRange) array.sharing = Sharing::kOwn;
-    if (array.axis != Axis::kElement) continue;
-    array.sharing = Sharing::kMean;
-    if (array.dtype == DType::kUInt8) widen(array);
+    if (array.axis == Axis::kElement || (array.axis == Axis::kFree && is_bytes))
+      array.sharing = Sharing::kMean;
+    if (array.axis == Axis::kElement && is_bytes) widen(array);
   }
 }
 

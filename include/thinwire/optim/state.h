@@ -33,7 +33,9 @@ enum class Sharing {
   /// Each rank has its own, which only that rank can use. On other ranks, a
   /// kRange array becomes the largest value of any rank.
   kOwn,
-  kMean,  ///< Each rank has its own. On other ranks, all get the mean.
+  /// Each rank has its own. On other ranks, all get the mean, or rank 0's kFree
+  /// array.
+  kMean,
 };
 
 /// Returns "element", "range", "parameter", "group" or "free".
@@ -74,7 +76,8 @@ class State {
   StateDict common;  ///< Scalars that are equal on all ranks.
   StateDict own;     ///< Scalars of this rank.
   /// Whether local steps may turn kSame arrays into kMean ones. If not, a saved
-  /// kMean array becomes the ranks' mean where this State has kSame or kSharded.
+  /// kMean array becomes the ranks' mean where this State has kSame or
+  /// kSharded.
   bool has_local_steps = false;
   /// Elements of kSharded arrays that this rank has, also of arrays that do not
   /// exist yet. They are its shard, or the elements that it serves in a

@@ -148,9 +148,7 @@ def test_between_local_steps_writing_is_refused(comm: Any) -> None:
         step += 1
     kept = copy.deepcopy(engine.module.state_dict())
     write(engine.module)
-    with pytest.raises(
-        thinwire.FailedPrecondition, match="between local steps of 0/1 Adam"
-    ):
+    with pytest.raises(thinwire.FailedPrecondition, match="between local steps"):
         engine.backward(loss_of(engine, comm.rank, step * 10))
     engine.module.load_state_dict(kept)
     with engine.evaluation():

@@ -14,7 +14,7 @@ from thinwire import _core, optim
 from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition, InvalidArgument
 
-KINDS = [*(kind for kind, _ in cases.KINDS.values()), optim.LeanOnebitAdam]
+KINDS = [*dict.fromkeys(kind for kind, _ in cases.KINDS.values()), optim.LeanOnebitAdam]
 # Python has no use for these, or sets them from something else.
 INTERNAL = {"groups", "decoupled_decay", "state_dtype", "exchange"}
 OURS = {
@@ -58,6 +58,7 @@ OTHER: dict[str, Any] = {
     "hierarchy": "flat",
     "ranks_per_host": 1,
     "lagged_clipping": True,
+    "outer": {"sync_every": 3},
 }
 # Values for classes whose default OTHER has.
 OTHER_OF = {("LeanOnebitAdam", "residual_dtype"): torch.float32}

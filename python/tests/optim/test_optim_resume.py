@@ -50,7 +50,11 @@ def test_a_resumed_run_has_the_same_bits(kind: str, stop: int, dtype: Any) -> No
         phases = cases.train(net, optimizer, range(stop, 18), communicator.rank)
         return cases.bits(net), phases
 
-    with pytest.warns() if kind == "ZeroOneAdam" and stop == 14 else no_warning():
+    # Between two exchanges.
+    is_behind = stop in {"ZeroOneAdam": [14]}.get(
+        kind, [6, 14] if "Outer" in kind else []
+    )
+    with pytest.warns() if is_behind else no_warning():
         saved = run_local_ranks(2, first)
     assert run_local_ranks(2, second) == run_local_ranks(2, whole)
 

@@ -8,7 +8,11 @@ from .. import _core
 
 def may_be_behind(config: _core.Config, phase: str) -> bool:
     """Returns whether ranks may differ, by local steps, after an optimizer was loaded."""
-    return isinstance(config.optimizer, _core.ZeroOneAdamOptions) and phase != "exact"
+    has_local_steps = (
+        isinstance(config.optimizer, _core.ZeroOneAdamOptions)
+        or config.outer.sync_every > 0
+    )
+    return has_local_steps and phase != "exact"
 
 
 def undoes_edits(config: _core.Config) -> bool:

@@ -24,7 +24,7 @@ class Progress:
         self._every = config.steps_per_print
         self._notices = Notices(comm)
         self._core = core
-        self._notices.at_start(config.optimizer, core.freeze_step)
+        self._notices.at_start(config, core.freeze_step)
         self.run = self._notices.run
         self._noted_loss = False
 

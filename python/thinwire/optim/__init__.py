@@ -65,6 +65,7 @@ class AdamW(_Optimizer):
     """
 
     _options, _group = _core.AdamOptions, _core.AdamGroup
+    _keywords = names.AdamWKeywords
 
     if TYPE_CHECKING:
 
@@ -75,7 +76,7 @@ class AdamW(_Optimizer):
             betas: tuple[float, float] = ...,
             eps: float = ...,
             weight_decay: float = ...,
-            **keywords: Unpack[names.CommonKeywords],
+            **keywords: Unpack[names.AdamWKeywords],
         ) -> None: ...
 
 
@@ -229,5 +230,7 @@ for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):
     _parts = [_kind.__doc__ or "", names.COMMON]
     if issubclass(_kind, (LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam)):
         _parts.append(names.LOW_BIT)
+    if issubclass(_kind, (AdamW, Lamb, OnebitAdam)):
+        _parts.append(names.OUTER)
     _kind.__doc__ = "\n\n    ".join(part.rstrip() for part in _parts)
 del _kind, _parts

@@ -104,7 +104,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
             agreed(self._comm, lambda: self._take(params, given))
             self._build()
             made = self._made
-            self._notices.at_start(made.config.optimizer, made.optimizer.freeze_step)
+            self._notices.at_start(made.config, made.optimizer.freeze_step)
         except BaseException:
             for owned in self._owned():
                 owned.close()
@@ -292,8 +292,8 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         them can continue. All ranks must pass it, or none.
 
         Values that the program has written into parameters since the last step take
-        effect. All ranks must write the same ones. If ranks differ (0/1 Adam between
-        exchanges), the program must write all parameters, and updates since the last
+        effect. All ranks must write the same ones. If ranks differ (0/1 Adam or an outer
+        loop between exchanges), the program must write all parameters, and updates since the last
         exchange are discarded. Otherwise call synchronize() before.
 
         Raises FailedPrecondition, with nothing changed, if something is not as it was
@@ -392,9 +392,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._made.memory.put_gradient_views()
 
     def synchronize(self) -> None:
-        """Makes parameters equal on all ranks if they differ (0/1 Adam between
-        exchanges). Collective; call it before evaluation and saving. It is an extra
-        exchange, so a run of 0/1 Adam with it has other bits than one without.
+        """Makes parameters equal on all ranks if they differ (0/1 Adam or an outer loop
+        between exchanges). Collective; call it before evaluation and saving. It is an
+        extra exchange, so a run with it has other bits than one without.
         """
         native = self._made
         with self._telling_others("synchronize()"):

@@ -107,7 +107,7 @@ class Edits:
         if masters is not None:
             return from_dlpack(masters), 0.0
         state = tensors(self._native.optimizer.state_dict())
-        if "origin" not in state:
+        if "accumulated" not in state or "origin" not in state:
             return None
         memory = self._native.memory
         values, slack = torch.zeros_like(memory.params), torch.zeros_like(memory.params)

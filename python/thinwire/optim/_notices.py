@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any
 
 from .. import _core, _log
 from ..report import StepReport
@@ -27,12 +26,15 @@ class Notices:
     def __init__(self, comm: _core.Communicator) -> None:
         self._comm = comm
         self._said: set[str] = set()
+        self._sync_every = 0
         self.run = Run()
 
-    def at_start(self, options: Any, planned: int | None) -> None:
+    def at_start(self, config: _core.Config, planned: int | None) -> None:
         """Warns if the run ends before compression begins. `planned` is the last exact
         step.
         """
+        self._sync_every = config.outer.sync_every
+        options = config.optimizer
         total = getattr(options, "total_steps", None)
         if planned is None or total is None or planned < total or self._comm.size == 1:
             return
@@ -86,6 +88,10 @@ class Notices:
         announced = self.run.announced
         if report.phase in _PHASES and report.phase not in announced:
             announced |= {report.phase, "never"}
+            what = _PHASES[report.phase]
+            if self._sync_every:
+                announced |= set(_PHASES)
+                what = f"what up to {self._sync_every} local steps have changed"
             sent = (
                 f"; a step sent {before} bytes before, this one {report.bytes_sent}"
                 if before
@@ -93,7 +99,7 @@ class Notices:
             )
             self._log(
                 report.phase,
-                f"step {steps}: from now on ranks exchange {_PHASES[report.phase]}{sent}",
+                f"step {steps}: from now on ranks exchange {what}{sent}",
                 logging.WARNING,
             )
         elif planned is not None and steps >= _PATIENCE and "never" not in announced:

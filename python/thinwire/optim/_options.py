@@ -123,6 +123,19 @@ LOW_BIT = """Keywords of compression:
       nothing for tensors on the CPU.
     cuda_aware, deepspeed: DeepSpeed's, without effect."""
 
+OUTER = """Keyword of an outer loop:
+    outer: None, or a dict for training with an exchange in few steps (DiLoCo, Douillard et
+      al., arXiv:2311.08105). Ranks take sync_every local steps of this optimizer, which
+      send nothing. Then they average what these steps have changed (a sync), in bits_up
+      and bits_down bits per element, 4, 8, or 0 for exactly. An outer optimizer applies
+      the average: SGD with learning_rate, 1 by default, and Nesterov momentum, 0 by
+      default. In the first warmup_steps steps ranks average gradients instead, in
+      warmup_bits bits, 8 by default; in OnebitAdam these are the steps up to freeze_step.
+      With sync_growth the interval is 1 after the warm-up and doubles after every so many
+      steps, up to sync_every. Between syncs parameters differ from rank to rank;
+      synchronize() and evaluation() make a sync. An outer loop takes 8 + 8 / ranks bytes
+      per parameter more. See docs/guide/outer-loop.md."""
+
 
 class CommonKeywords(TypedDict, total=False):
     """Keywords of all optimizers."""
@@ -147,8 +160,29 @@ class CommonKeywords(TypedDict, total=False):
     differentiable: bool | None
 
 
+class OuterOptions(TypedDict, total=False):
+    """An outer loop: keys of the keyword `outer`."""
+
+    sync_every: int
+    sync_growth: int
+    learning_rate: float
+    momentum: float
+    bits_up: Literal[0, 4, 8]
+    bits_down: Literal[0, 4, 8]
+    warmup_steps: int
+    warmup_bits: Literal[0, 4, 8]
+
+
+class AdamWKeywords(CommonKeywords, total=False):
+    """Keywords of AdamW."""
+
+    outer: OuterOptions | None
+
+
 class LambKeywords(CommonKeywords, total=False):
     """Keywords of Lamb."""
+
+    outer: OuterOptions | None
 
     max_coeff: float
     min_coeff: float
@@ -179,6 +213,8 @@ class FreezeKeywords(LowBitKeywords, total=False):
 
 class OnebitAdamKeywords(FreezeKeywords, total=False):
     """Keywords of OnebitAdam."""
+
+    outer: OuterOptions | None
 
 
 class LeanOnebitAdamKeywords(FreezeKeywords, total=False):
@@ -217,7 +253,10 @@ def names_of(keywords: Any) -> list[str]:
 
 def default(options: Options, name: str) -> Any:
     """Returns the C++ default of a keyword, in Python's terms."""
-    if name in ("process_group", "bucket_elements", "telemetry", *OF_DEEPSPEED):
+    if name in (
+        *("process_group", "bucket_elements", "telemetry", "outer"),
+        *OF_DEEPSPEED,
+    ):
         return None
     if name == "broadcast":
         return True
@@ -289,6 +328,9 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
         return
     if name in ("process_group", "telemetry", "cuda_aware", "deepspeed"):
         return
+    if name == "outer":
+        _set_outer(config, value)
+        return
     if name == "broadcast":
         if not isinstance(value, bool):
             raise TypeError(
@@ -314,6 +356,25 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
     elif name == "freeze_step":
         value = _freeze_step(value)
     set_field(options, FIELDS.get(name, name), value, name)
+
+
+def _set_outer(config: _core.Config, given: Any) -> None:
+    """Writes the keys of an outer loop. Raises TypeError for another key."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"outer: must be a dict or None, got {given!r:.60}")
+    known = list(OuterOptions.__annotations__)
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1, 0.5)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise TypeError(f"outer: got an unexpected key '{name}'{hint}")
+        set_field(config, f"outer.{name}", value, f"outer['{name}']")
+    if "sync_every" not in given:
+        raise InvalidArgument("outer must have the key 'sync_every', >= 1")
+    if config.outer.sync_every < 1:
+        raise InvalidArgument(
+            f"outer['sync_every'] must be >= 1, got {config.outer.sync_every}"
+        )
 
 
 def _freeze_step(value: Any) -> int:

@@ -88,6 +88,7 @@ def _line_of(report: StepReport, steps: int, rate: float) -> dict[str, Any]:
         "phase": report.phase,
         "loss_scale": _number(report.loss_scale),
         **({"bits": report.bits} if report.bits else {}),
+        **({"drift": _number(report.drift)} if report.drift else {}),
         "grad_norm": _number(report.grad_norm),
         "is_estimate": report.grad_norm_is_estimate,
         "clip_factor": _number(report.clip_factor),

@@ -327,7 +327,8 @@ void StateReader::add_parameters(StateDict& dict, const SavedArray& array,
 }
 
 void StateReader::add_whole(StateDict& dict, const SavedArray& array) {
-  const int rank = array.sharing == Sharing::kOwn ? comm_.rank() : 0;
+  const bool is_own = SavedArrays::is_per_rank(array) && same_ranks_;
+  const int rank = is_own ? comm_.rank() : 0;
   Buffer values;
   attempt([&] { values = arrays_.read_all(array.name, rank); });
   dict.put(array.name, std::move(values));

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An outer loop around optimizers, engines and optimizers of torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import optim_cases as cases
+import pytest
+import thinwire
+import torch
+from local_ranks import by_ranks
+from thinwire import optim
+from thinwire.comm import run_local_ranks
+from thinwire.errors import InvalidArgument
+
+OUTER: Any = {"sync_every": 3, "warmup_steps": 2}
+
+
+@by_ranks(3)
+def test_ranks_differ_between_syncs_only(comm: Any) -> None:
+    net = cases.model()
+    optimizer = optim.AdamW(net.parameters(), lr=1e-2, outer=OUTER, process_group=comm)
+    equal = []
+
+    def compare() -> None:
+        equal.append(len(set(comm.gather_texts(cases.bits(net)))) == 1)
+
+    phases = cases.train(net, optimizer, range(8), comm.rank, compare)
+    local = ["local", "local", "compressed"]
+    assert phases == ["exact", "exact", *local, *local]
+    assert equal == [True, True, False, False, True, False, False, True]
+    assert optimizer.report is not None
+    assert 0.5 < optimizer.report.drift <= 1.01
+    cases.train(net, optimizer, range(8, 9), comm.rank)
+    assert optimizer.report.drift == 0
+    with optimizer.evaluation():
+        compare()
+    assert equal[-1]
+
+
+def test_local_steps_send_nothing_and_the_log_says_what_travels(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "thinwire")
+
+    def body(comm: Any) -> None:
+        net = cases.model()
+        optimizer = optim.OnebitAdam(
+            net.parameters(),
+            freeze_step=2,
+            outer={"sync_every": 3},
+            telemetry=str(tmp_path / "steps.jsonl"),
+            process_group=comm,
+        )
+        cases.train(net, optimizer, range(5), comm.rank)
+
+    run_local_ranks(2, body)
+    lines = [json.loads(x) for x in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["bytes_sent"] > 0 for line in lines] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert ["drift" in line for line in lines] == [False, False, False, False, True]
+    told = [text for text in caplog.messages if "what up to 3 local steps" in text]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "outer,error,text",
+    [
+        ({"sync_evry": 3}, TypeError, "'sync_evry'; did you mean 'sync_every'"),
+        ({"momentum": 0.5}, InvalidArgument, "outer must have the key 'sync_every'"),
+        ({"sync_every": 0}, InvalidArgument, r"outer\['sync_every'\] must be >= 1"),
+        ({"sync_every": 2.5}, TypeError, r"outer\['sync_every'\]: must be int"),
+        (
+            {"sync_every": 2, "bits_up": 2},
+            InvalidArgument,
+            "outer.bits_up must be 0, 4",
+        ),
+        ({"sync_every": 2, "momentum": 1.0}, InvalidArgument, r"in \[0, 1\), got 1"),
+        (3, TypeError, "outer: must be a dict or None, got 3"),
+    ],
+)
+def test_bad_options_are_named(outer: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        optim.AdamW(cases.model().parameters(), outer=outer)
+
+
+def test_optimizers_with_an_exchange_of_their_own_have_no_outer_loop() -> None:
+    for kind in (optim.ZeroOneAdam, optim.OnebitLamb, optim.LeanOnebitAdam):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'outer'"):
+            kind(cases.model().parameters(), outer=OUTER)
+
+
+@by_ranks(2)
+def test_a_grad_scaler_skips_on_all_ranks(comm: Any) -> None:
+    net = cases.model(dtype=torch.float16)
+    optimizer = optim.AdamW(net.parameters(), outer=OUTER, process_group=comm)
+    scaler = thinwire.GradScaler("cpu", init_scale=64.0)
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(cases.loss_of(net, comm.rank, step)).backward()
+        if step == 3 and comm.rank == 1:
+            next(net.parameters()).grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        assert optimizer.report is not None
+        assert optimizer.report.applied == (step != 3)
+    assert optimizer.report.phase == "compressed"
+
+
+@by_ranks(2)
+def test_a_checkpoint_between_syncs_goes_on_with_the_same_bits(
+    comm: Any, tmp_path: Path
+) -> None:
+    net = cases.model()
+    optimizer = cases.make("OuterOnebitAdam", net.parameters(), comm)
+    cases.train(net, optimizer, range(9), comm.rank)
+    thinwire.save(tmp_path / "run", optimizer)
+    cases.train(net, optimizer, range(9, 14), comm.rank)
+    other = cases.model(seed=5)
+    resumed = cases.make("OuterOnebitAdam", other.parameters(), comm)
+    thinwire.load(tmp_path / "run", resumed)
+    cases.train(other, resumed, range(9, 14), comm.rank)
+    assert cases.bits(other) == cases.bits(net)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_other_ranks_take_up_a_checkpoint(after: int, tmp_path: Path) -> None:
+    def first(comm: Any) -> None:
+        net = cases.model()
+        optimizer = cases.make("OuterAdamW", net.parameters(), comm)
+        cases.train(net, optimizer, range(9), comm.rank)
+        thinwire.save(tmp_path / "run", optimizer)
+
+    def second(comm: Any) -> None:
+        net = cases.model(seed=5)
+        optimizer = cases.make("OuterAdamW", net.parameters(), comm)
+        thinwire.load(tmp_path / "run", optimizer)
+        cases.train(net, optimizer, range(9, 14), comm.rank)
+        with optimizer.evaluation():
+            assert len(set(comm.gather_texts(cases.bits(net)))) == 1
+
+    run_local_ranks(2, first)
+    run_local_ranks(after, second)
+
+
+@by_ranks(2)
+def test_initialize_wraps_any_optimizer_of_torch(comm: Any, tmp_path: Path) -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 5,
+        "thinwire": {"outer": OUTER, "fallback": "off"},
+    }
+
+    def make(seed: int) -> Any:
+        net = cases.model(seed=seed)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        return thinwire.initialize(
+            model=net, optimizer=sgd, config=config, process_group=comm
+        )[0]
+
+    def run(engine: Any, steps: range) -> list[str]:
+        phases = []
+        for step in steps:
+            x, y = cases.batch(comm.rank, step)
+            engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+            engine.step()
+            phases.append(engine.report.phase)
+        return phases
+
+    engine = make(0)
+    assert run(engine, range(6)) == [
+        *("exact", "exact", "local", "local", "compressed", "local")
+    ]
+    engine.save_checkpoint(str(tmp_path))
+    resumed = make(3)
+    resumed.load_checkpoint(str(tmp_path))
+    run(engine, range(6, 9))
+    run(resumed, range(6, 9))
+    assert cases.bits(resumed.module) == cases.bits(engine.module)
+
+
+@by_ranks(2)
+def test_what_a_program_writes_takes_effect(comm: Any) -> None:
+    net = cases.model()
+    optimizer = optim.AdamW(
+        net.parameters(), lr=1e-3, outer={"sync_every": 2}, process_group=comm
+    )
+    cases.train(net, optimizer, range(2), comm.rank)
+    with torch.no_grad():
+        net[2].bias.fill_(5.0)
+    cases.train(net, optimizer, range(2, 4), comm.rank)
+    assert (net[2].bias - 5).abs().item() < 0.1
