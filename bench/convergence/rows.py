@@ -99,6 +99,37 @@ def low_bit_wire_rows(lr, lamb_lr):
     ]
 
 
+def outer_rows(lr):
+    """Returns rows of an outer loop, of 1-bit Adam if no other optimizer is named."""
+    momentum = {"learning_rate": 0.7, "momentum": 0.6}
+    rows = {
+        "grows": ("1 to 16", {"sync_every": 16, "sync_growth": 75}),
+        "5": ("5", {"sync_every": 5}),
+        "5_exact": ("5, exact", {"sync_every": 5, "bits_up": 0, "bits_down": 0}),
+        "15": ("15", {"sync_every": 15}),
+        "15_momentum": ("15, momentum 0.6", {"sync_every": 15, **momentum}),
+        "15_adam": (
+            "15, momentum 0.6, Adam inside",
+            {"sync_every": 15, "warmup_steps": 100, **momentum},
+        ),
+    }
+    return [
+        Row(
+            f"outer_{name}_{lr}",
+            f"Outer loop, interval {title}, lr {lr}",
+            " ".join(
+                (
+                    f"--optimizer {'adam' if name.endswith('adam') else 'onebit_adam'}",
+                    f"--lr {lr}",
+                    *(f"--set outer.{key}={value}" for key, value in options.items()),
+                )
+            ),
+            f"adam_{lr}",
+        )
+        for name, (title, options) in rows.items()
+    ]
+
+
 def adam_rows(lr):
     dense = f"adam_{lr}"
 
@@ -143,4 +174,5 @@ def all_rows():
     """Returns the rows in order of importance."""
     first, second, lamb = adam_rows("1.5e-3"), adam_rows("3e-3"), lamb_rows("1e-2")
     wire = low_bit_wire_rows("1.5e-3", "1e-2")
-    return [*first[:3], *lamb[:2], *wire, *first[3:], *lamb[2:], *second]
+    outer = outer_rows("1.5e-3")
+    return [*first[:3], *lamb[:2], *wire, *outer, *first[3:], *lamb[2:], *second]

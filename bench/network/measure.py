@@ -23,6 +23,7 @@ from variants import (
     FLAT,
     IN_FULL,
     OF_A_RUN,
+    OF_A_SLOW_RUN,
     ON_HOSTS,
     PEER,
     VALIDATION_BYTES,
@@ -50,6 +51,7 @@ DDP_BUCKET_MB = 4
 RUN_LENGTHS = (400, 500, 600)
 SEEDS = (1, 2, 3)
 FULL_RATE = 100
+SLOW_RATE, SLOW_STEPS = 25, 1000
 # 0/1 Adam syncs as in the measured steps.
 PLAN_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
@@ -72,10 +74,12 @@ class Bench:
         self.rounds = [r for r in kept.get("rounds", []) if r["set"] not in given.sets]
         self.plans = [] if "steps" in given.sets else kept.get("plans", [])
         self.runs = [] if "runs" in given.sets else kept.get("runs", [])
+        self.slow_runs = [] if "slow" in given.sets else kept.get("slow_runs", [])
 
     def write(self):
         """Writes all that is complete so far, so that an early end loses nothing."""
         results = {"rounds": self.rounds, "runs": self.runs, "plans": self.plans}
+        results["slow_runs"] = self.slow_runs
         text = json.dumps({**machine(), **results}, indent=1)
         (self.given.out / "results.json").write_text(text + "\n")
 
@@ -148,6 +152,12 @@ class Bench:
             self.whole_run(place, variant, SEEDS[0], max(of_seed), FULL_RATE)
 
     def whole_run(self, place, variant, seed, steps, mbit=None):
+        run = self.train(place, variant, seed, steps, mbit)
+        self.runs.append(run)
+        self.write()
+        return run
+
+    def train(self, place, variant, seed, steps, mbit=None):
         folder = self.scratch / f"{variant}_{seed}_{steps}_{mbit}"
         arguments = ["--steps", str(steps), "--seed", str(seed), "--out", str(folder)]
         if owner(variant) == "python":
@@ -184,8 +194,6 @@ class Bench:
             "kinds": "".join(entry["phase"][0] for entry in of_step),
             "seconds": [entry["seconds"] for entry in of_step] if mbit else [],
         }
-        self.runs.append(run)
-        self.write()
         loss = run["losses"][-1][1]
         say(f"{variant}, seed {seed}, {steps} steps: {loss:.4f}, {wall:.0f} s")
         return run
@@ -243,6 +251,13 @@ class Bench:
         if "runs" in self.given.sets:
             others = [v for v in OF_A_RUN[1:] if re.search(self.given.only, v)]
             self.whole_runs(pair, [PEER, *others])
+        if "slow" in self.given.sets:
+            pair.links.set_rate(SLOW_RATE)
+            for variant in OF_A_SLOW_RUN:
+                if re.search(self.given.only, variant):
+                    run = self.train(pair, variant, SEEDS[0], SLOW_STEPS, SLOW_RATE)
+                    self.slow_runs.append(run)
+                    self.write()
         self.write()
 
 

@@ -6,6 +6,8 @@ import statistics
 from results import of_flat, runs_to_loss, sets
 from variants import NAMES, PEER, PLANNED, PLANNED_RUNS, base, title
 
+SHARES = 6  # moments at which long runs are compared
+
 
 def in_order(rows):
     return sorted(rows, key=lambda row: list(NAMES).index(base(row.variant)))
@@ -209,6 +211,37 @@ def time_of(seconds, name):
     return f"{own} ({digits(seconds[PEER] / seconds[name], 2)}×)"
 
 
+def slow_runs_table(results):
+    """Returns the losses of long runs over a slow link after equal shares of the time
+    of the slowest one."""
+    of_way = {run["variant"]: curve_of(run) for run in results["slow_runs"]}
+    longest = max(curve[-1][0] for curve in of_way.values())
+    moments = [longest * part / SHARES for part in range(1, SHARES + 1)]
+    first = results["slow_runs"][0]
+    head = [
+        f"{first['steps']} steps at {rate(first['mbit'])}",
+        *("ends after", "with the loss"),
+        *(f"loss after {moment / 60:.1f} min" for moment in moments),
+    ]
+    lines = []
+    for variant, curve in of_way.items():
+        seen = [[loss for at, loss in curve if at <= moment] for moment in moments]
+        lines.append(
+            [
+                title(variant),
+                duration(curve[-1][0], longest),
+                f"{curve[-1][1]:.3f}",
+                *(f"{losses[-1]:.3f}" if losses else "" for losses in seen),
+            ]
+        )
+    return table(head, lines)
+
+
+def curve_of(run):
+    """Returns the run's validation losses by the time of its steps before them."""
+    return [(sum(run["seconds"][:step]), loss) for step, loss in run["losses"]]
+
+
 def markdown(results):
     found = sets(results, "steps")
     parts = [*(steps_table(one) for one in found)]
@@ -220,4 +253,6 @@ def markdown(results):
     if results["runs"]:
         parts.insert(0, runs_table(results))
         parts.append(planned_runs_table(results))
+    if results.get("slow_runs"):
+        parts.append(slow_runs_table(results))
     return "\n".join(filter(None, parts))

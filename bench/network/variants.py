@@ -19,6 +19,8 @@ NAMES = {
     "lean_onebit_adam": "Thinwire, lean 1-bit Adam",
     "onebit_lamb": "Thinwire, 1-bit LAMB",
     "zero_one_adam": "Thinwire, 0/1 Adam",
+    "outer_15": "Thinwire, outer loop, interval 15",
+    "outer_grows": "Thinwire, outer loop, interval 1 to 16",
     "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
     "exchange": "1-bit Adam without forward and backward",
 }
@@ -116,7 +118,14 @@ RUN_FLAGS = {
     "zero_4_4": f"adam+zero_optimization.stage=2+{FEW_BITS}",
     "onebit_adam_warm8": "onebit_adam+warmup_bits=8",
     "onebit_adam_warm4": "onebit_adam+warmup_bits=4",
+    "outer_15": (
+        "onebit_adam+outer.sync_every=15+outer.learning_rate=0.7+outer.momentum=0.6"
+    ),
+    "outer_grows": "onebit_adam+outer.sync_every=16+outer.sync_growth=150",
 }
+
+# Longer runs, made in full over one slow link.
+OF_A_SLOW_RUN = ("outer_15", "onebit_adam_warm8", "outer_grows", "zero_4_4")
 
 # On hosts of several ranks each variant is measured flat and hierarchically.
 FLAT, BY_HOST = "_flat", "_by_host"

@@ -34,8 +34,8 @@ class StepReport:
     """Factor by which clipping to max_grad_norm multiplied the gradient; 1 for none."""
     drift: float
     """Norm of the ranks' mean change over the RMS norm of their own changes, in a sync of
-    an outer loop: 1 if ranks moved alike, 1 / sqrt(ranks) if all they did was noise. 0
-    otherwise.
+    an outer loop; otherwise 0. It is 1 if ranks moved alike, and 1 / sqrt(ranks) if all
+    they did was noise.
     """
     loss_scale: float
     """Divisor of the gradient."""

@@ -36,6 +36,7 @@ struct PlanFlags {
   bool json = false;
   std::optional<int> threads;
   double steps_per_variance_step = 0;
+  std::optional<double> steps_per_outer_sync;
   std::optional<std::int64_t> steps;
   std::optional<std::int64_t> freeze_step;
   std::optional<int> warmup_bits;
@@ -87,6 +88,8 @@ plan::Workload workload_of(const PlanFlags& flags, int ranks) {
     work = plan::workload_of_run(work, *flags.steps, flags.freeze_step,
                                  flags.warmup_bits,
                                  flags.file ? &*flags.file : nullptr);
+  if (flags.steps_per_outer_sync)
+    work.steps_per_outer_sync = *flags.steps_per_outer_sync;
   work.steps_per_variance_step = flags.steps_per_variance_step;
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
   return work;
@@ -327,6 +330,11 @@ void add_plan(CLI::App& app, const Front& front) {
                    "plan 0/1 Adam before its freeze, with one exact step in N "
                    "(default: after the freeze)")
       ->check(number(1, kMostTime));
+  command
+      ->add_option("--sync-every", flags->steps_per_outer_sync,
+                   "local steps between two syncs of an outer loop (default: "
+                   "from --config, otherwise 15)")
+      ->transform(number(1, kMostTime, true));
   command->add_flag("--json", flags->json, "one JSON object per line");
   add_run_options(*command, *flags);
   add_network_options(*command, *flags);

@@ -65,6 +65,13 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
       memory.buckets = (compresses ? 2 * bucket * dtype : 0) + slots;
       break;
     }
+    case Way::kOuter:  // m, d, the anchor, a residual, and what owners have
+      memory.states =
+          (masters + 2 * kFloat +
+           (compresses ? 2 * kFloat + 2 * kFloat / ranks : kFloat)) *
+          n;
+      memory.buckets = slots;
+      break;
     case Way::kLean: {  // 16 low bits of parameters, codes, m as records
       const double of_parameters = dtype < kFloat ? 2 : 0;
       const double m = compresses ? bits + kOfBlock / 2 : kFloat;

@@ -84,6 +84,8 @@ std::string_view to_string(Way way) noexcept {
       return "zero 4/4";
     case Way::kLean:
       return "lean";
+    case Way::kOuter:
+      return "outer 4/4";
   }
   return "unknown";
 }
@@ -127,6 +129,8 @@ void Workload::validate() const {
   not_negative(zero_bucket_bound, "zero_bucket_bound");
   require(std::isfinite(steps_per_sync) && steps_per_sync >= 1,
           "steps_per_sync", "finite and >= 1", steps_per_sync);
+  require(std::isfinite(steps_per_outer_sync) && steps_per_outer_sync >= 1,
+          "steps_per_outer_sync", "finite and >= 1", steps_per_outer_sync);
   require(
       steps_per_variance_step == 0 || (std::isfinite(steps_per_variance_step) &&
                                        steps_per_variance_step >= 1),
@@ -147,20 +151,23 @@ Prediction predict(Way way, bool by_host, const Workload& work,
   work.validate();
   require(!by_host || has_hosts(network), "by_host",
           "false without several hosts of several ranks each", by_host);
-  return {
-      .way = way,
-      .is_by_host = by_host,
-      .run = work.run ? std::optional(
-                            planned_run(way, by_host, work, network, compute))
-                      : std::nullopt,
-      .step_seconds = step_seconds(way, by_host, work, network, compute),
-      .traffic = traffic_of(way, by_host, work, network),
-      .memory = memory_of(way, by_host, work, network),
-      .break_even_gbps = break_even(way, by_host, work, network, compute),
-      .steps_per_exchange = way == Way::kZeroOneAdam ? work.steps_per_sync : 1,
-      .steps_per_variance_step =
-          way == Way::kZeroOneAdam ? work.steps_per_variance_step : 0,
-      .has_spare_core = work.has_spare_core};
+  require(!by_host || way != Way::kOuter, "by_host", "false with outer 4/4",
+          by_host);
+  return {.way = way,
+          .is_by_host = by_host,
+          .run = work.run ? std::optional(planned_run(way, by_host, work,
+                                                      network, compute))
+                          : std::nullopt,
+          .step_seconds = step_seconds(way, by_host, work, network, compute),
+          .traffic = traffic_of(way, by_host, work, network),
+          .memory = memory_of(way, by_host, work, network),
+          .break_even_gbps = break_even(way, by_host, work, network, compute),
+          .steps_per_exchange = way == Way::kZeroOneAdam ? work.steps_per_sync
+                                : way == Way::kOuter ? work.steps_per_outer_sync
+                                                     : 1,
+          .steps_per_variance_step =
+              way == Way::kZeroOneAdam ? work.steps_per_variance_step : 0,
+          .has_spare_core = work.has_spare_core};
 }
 
 std::vector<Prediction> plan(const Workload& work, const Network& network,
@@ -169,7 +176,7 @@ std::vector<Prediction> plan(const Workload& work, const Network& network,
   for (int i = 0; i < kNumWays; ++i) {
     const Way way = static_cast<Way>(i);
     all.push_back(predict(way, false, work, network, compute));
-    if (has_hosts(network))
+    if (has_hosts(network) && way != Way::kOuter)
       all.push_back(predict(way, true, work, network, compute));
   }
   return all;

@@ -99,6 +99,20 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
     planned.exact_steps = count.variance;
     planned.compressed_steps = count.momentum + count.syncs;
     stages = zero_one_stages(count, work);
+  } else if (way == Way::kOuter) {
+    planned.exact_steps = std::min(run.freeze_step, run.steps);
+    if (network.ranks > 1) planned.warmup_bits = run.warmup_bits;
+    const std::int64_t after = run.steps - planned.exact_steps;
+    planned.compressed_steps = static_cast<std::int64_t>(
+        static_cast<double>(after) / work.steps_per_outer_sync);
+    if (planned.warmup_bits != 0) {
+      Workload warmup = of_warmup(work);
+      warmup.compressed_during_backward = false;
+      stages = {{Way::kOnebitAdam, warmup, planned.exact_steps}};
+    } else {
+      stages = {{Way::kExact, work, planned.exact_steps}};
+    }
+    stages.push_back({way, work, after});
   } else if (way == Way::kOnebitAdam || way == Way::kLean) {
     planned.exact_steps = std::min(run.freeze_step, run.steps);
     planned.compressed_steps = run.steps - planned.exact_steps;

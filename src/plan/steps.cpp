@@ -270,6 +270,27 @@ double zero_seconds(const Step& step) {
          std::max(shared, std::max(down, busy_down) + update / step.buckets());
 }
 
+// Returns the seconds of a local step, and of its share of a sync. A sync has
+// an exchange of its own, of fp32 values.
+double outer_seconds(const Step& step) {
+  const Network& network = step.network;
+  const Compute& compute = step.compute;
+  const double n = step.elements(), steps = step.work.steps_per_outer_sync;
+  const double own = n / network.ranks;
+  const double every = step.before() + step.work.backward_seconds +
+                       n * (compute.norm + compute.exact_update);
+  if (network.ranks == 1) return every;
+  Compute syncing = compute;
+  syncing.encode = compute.quantize;
+  syncing.serve = compute.quantized_mean;
+  syncing.update = compute.difference + compute.dequantize;
+  const double sync =
+      2 * agreement_seconds(network) +
+      two_phases(step, exchange_of(step), syncing, step.transport * steps) +
+      2 * n * compute.norm + own * (compute.norm + compute.exact_update);
+  return every + sync / steps;
+}
+
 }  // namespace
 
 double transport_seconds(Way way, bool by_host, const Workload& work,
@@ -294,6 +315,7 @@ double step_seconds(Way way, bool by_host, const Workload& work,
   const Step step{way, by_host, work, network, compute, transport};
   if (way == Way::kExact) return exact_seconds(step);
   if (is_zero(way)) return zero_seconds(step);
+  if (way == Way::kOuter) return outer_seconds(step);
   if (way != Way::kZeroOneAdam) return onebit_seconds(step);
   if (work.steps_per_variance_step > 0 && network.ranks > 1)
     return variance_stage_seconds(step);

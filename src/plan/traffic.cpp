@@ -233,6 +233,16 @@ void add_zero(Way way, const Workload& work, double bucket, HostTraffic& all) {
       times(equal_pieces(cells_in(work.parameters), all.ranks()), kNormBytes));
 }
 
+// Adds a sync and the local steps before it. All ranks check fp16 gradients.
+// Before a sync ranks agree on whether changes are finite, as ZeRO does again.
+void add_outer(const Workload& work, double bucket, HostTraffic& all) {
+  HostTraffic sync = all.anew();
+  add_zero(Way::kZero4, work, bucket, sync);
+  add_scalars(kScalarBytes + kNormBytes, sync);
+  all.add(sync, 1 / work.steps_per_outer_sync);
+  if (work.dtype == DType::kFloat16) add_scalars(kScalarBytes, all);
+}
+
 }  // namespace
 
 int zero_bits(Way way) noexcept {
@@ -256,6 +266,7 @@ double ups_per_step(Way way, const Workload& work) noexcept {
 
 int wire_bits(Way way) noexcept {
   if (way == Way::kExact || way == Way::kZero) return 32;
+  if (way == Way::kOuter) return 4;
   return is_zero(way) ? zero_bits(way) : 1;
 }
 
@@ -293,6 +304,9 @@ Traffic traffic_of(Way way, bool by_host, const Workload& work,
             bucket, all);
       else
         add_cycle(work, bucket, all);
+      break;
+    case Way::kOuter:
+      add_outer(work, bucket, all);
       break;
     case Way::kOnebitAdam:
     case Way::kLean:

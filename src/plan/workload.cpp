@@ -50,6 +50,8 @@ Workload workload_of(const config::Config& config, int ranks, Workload work) {
           std::get_if<optim::OnebitAdamOptions>(&config.optimizer))
     work.residual_dtype =
         onebit->compression.residual_dtype.value_or(DType::kFloat32);
+  if (config.outer.sync_every > 0)
+    work.steps_per_outer_sync = static_cast<double>(config.outer.sync_every);
   return work;
 }
 

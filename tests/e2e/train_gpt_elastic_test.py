@@ -55,6 +55,9 @@ class TrainGpt(Runs):
 
     def loss(self, name, optimizer, ranks, more=""):
         phases = PHASES if LONG else SHORT_PHASES
+        if optimizer == "outer":
+            optimizer = "onebit_adam"
+            phases += " --set outer.sync_every=3"
         if optimizer == "zero_one_adam":
             phases += f" --set optimizer.params.var_freeze_step={60 if LONG else 5}"
         flags = (
@@ -84,6 +87,9 @@ class TrainGpt(Runs):
 
     def test_zero_one_adam_on_other_ranks(self):
         self.check_ranks("zero_one_adam")
+
+    def test_an_outer_loop_on_other_ranks(self):
+        self.check_ranks("outer")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import train_gpt_runs
 from mpi_launcher import needs_mpi
 from train_gpt_saved_runs import LONG, THREADS, SavedRuns, ranks_of, steps_of
 
+OUTER = "--set outer.sync_every=3 --set outer.momentum=0.3"
+
 
 class TrainGpt(SavedRuns):
     # ---- killed
@@ -64,6 +66,27 @@ class TrainGpt(SavedRuns):
     def test_killed_zero_one_adam(self):
         phases = ["exact", "compressed", "local"]
         self.check_killed_in(phases, "--optimizer zero_one_adam")
+
+    def test_killed_outer_loop(self):
+        extra = f"--optimizer onebit_adam {OUTER}"
+        self.check_killed_in(["exact", "local", "compressed"], extra)
+
+    @needs_mpi
+    def test_a_killed_rank_of_an_outer_loop_and_then_other_ranks(self):
+        """One of four ranks, between two syncs or in one; three resume, then five."""
+        extra = f"--optimizer adam {OUTER} --set outer.warmup_steps=16"
+        process = self.start("run", extra, ranks=4)
+        self.wait_for("run", process, lambda rows: len(rows) > 24)
+        os.kill(ranks_of(process)[2], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("rank 2", errors)
+        for ranks, steps in ((3, 75), (5, 90)):
+            more = f"{extra} --steps {steps} --resume auto"
+            self.complete("run", more, ranks=ranks)
+            summary = self.summary("run")
+            self.assertGreater(summary["resumed_from"], 0)
+            self.assertLess(summary["final_val_loss"], 5)
 
     @needs_mpi
     def test_killed_processes(self):

@@ -21,7 +21,7 @@ LEVELS = (
     ("optim",),
     ("precision",),
     ("zero",),
-    ("lean",),
+    ("lean", "outer"),
     ("checkpoint", "deepspeed"),
     ("config",),
     ("plan",),

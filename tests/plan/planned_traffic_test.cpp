@@ -18,6 +18,7 @@
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/onebit_adam.h"
 #include "thinwire/optim/zero_one_adam.h"
+#include "thinwire/outer/outer_loop.h"
 #include "thinwire/plan/planner.h"
 #include "thinwire/zero/zero_optimizer.h"
 
@@ -105,7 +106,8 @@ Traffic planned_for(Way way, const Case& c, double steps_per_variance_step) {
                      .backwards = static_cast<double>(c.backwards),
                      .bucket_elements = static_cast<double>(c.bucket_elements),
                      .steps_per_sync = 1,
-                     .steps_per_variance_step = steps_per_variance_step},
+                     .steps_per_variance_step = steps_per_variance_step,
+                     .steps_per_outer_sync = 1},
                     {.ranks = c.ranks, .ranks_per_host = c.ranks_per_host});
 }
 
@@ -235,6 +237,25 @@ TEST_P(PlannedTraffic, OfLeanOnebitAdamIsWhatIsSent) {
   EXPECT_NEAR(planned.bytes, sent.bytes, 0.01 * sent.bytes);
   EXPECT_NEAR(planned.bytes_between_hosts, sent.bytes_between_hosts,
               0.01 * sent.bytes_between_hosts);
+}
+
+// The second agreement is ZeRO's all-reduce of one integer.
+TEST_P(PlannedTraffic, OfASyncOfAnOuterLoopIsWhatIsSent) {
+  const Case& c = GetParam();
+  if (c.by_host()) return;  // it is flat
+  const Traffic sent =
+      counted(c, 0, [&](comm::Communicator& comm, const auto& layout, View) {
+        return std::make_unique<outer::OuterLoop>(
+            comm, layout,
+            [&](comm::Communicator& alone) {
+              return std::make_unique<optim::DataParallel>(
+                  alone,
+                  std::make_unique<optim::Adam>(layout, optim::AdamOptions{}));
+            },
+            outer::OuterOptions{.sync_every = 1}, exchange_of(c));
+      });
+  const Traffic planned = planned_for(Way::kOuter, c, 0);
+  EXPECT_NEAR(planned.bytes, sent.bytes, 0.01 * sent.bytes + 64);
 }
 
 std::string name_of(const testing::TestParamInfo<Case>& c) {

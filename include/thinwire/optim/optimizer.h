@@ -93,8 +93,8 @@ struct StepReport {
   /// none.
   double clip_factor = 1;
   /// Norm of the ranks' mean change over the RMS norm of their own changes, in
-  /// a sync of an outer loop: 1 if ranks moved alike, 1/sqrt(W) if all they did
-  /// was noise. 0 otherwise.
+  /// a sync of an outer loop; otherwise 0. It is 1 if ranks moved alike, and
+  /// 1/sqrt(W) if all they did was noise.
   double drift = 0;
   /// Divisor of the gradient.
   double loss_scale = 1;

@@ -16,10 +16,10 @@ namespace thinwire::outer {
 using MakeInner =
     std::function<std::unique_ptr<optim::Optimizer>(comm::Communicator& alone)>;
 
-/// Local training with a rare exchange of parameters: each rank takes
-/// sync_every steps of an inner optimizer by itself, then ranks average what
-/// these steps changed. In step t, with the anchor a (the parameters of the
-/// last sync) and exact values m, u of the owners:
+/// Local training with a rare exchange of parameters. Each rank takes
+/// sync_every steps of an inner optimizer by itself. Then ranks average what
+/// these steps have changed. With the anchor a, which is the parameters of the
+/// last sync, and the owners' exact values m and u:
 ///
 ///   warm-up   g = mean over ranks of g_i;  inner step with g
 ///   local     inner step with g_i, clipped by rho |g_i|
@@ -32,10 +32,10 @@ using MakeInner =
 /// rule of zero::ZeroOptimizer, which exchanges and updates here.
 ///
 /// A local step exchanges nothing, except in fp16, where ranks agree on
-/// skipping it. A rank with a gradient that is not finite takes its local step
-/// with a gradient of 0 if ExchangeOptions::skip_nonfinite is set, and the next
-/// sync reports that rank as StepReport::nonfinite_rank. In local steps
-/// grad_norm and clip_factor of a report are this rank's own.
+/// skipping it. With ExchangeOptions::skip_nonfinite, a rank whose gradient is
+/// not finite takes its local step with a gradient of 0. The next sync reports
+/// that rank as StepReport::nonfinite_rank. In local steps grad_norm and
+/// clip_factor of a report are this rank's own.
 ///
 /// Source: Douillard et al., "DiLoCo", arXiv:2311.08105. Departures (error
 /// feedback in both directions, a sharded outer optimizer, an exact common
@@ -49,8 +49,8 @@ class OuterLoop final : public optim::Optimizer {
   /// on all ranks at the first one. During local steps state() reads the
   /// parameters of the last step(), so they stay where they are.
   ///
-  /// Memory per parameter beside the inner optimizer's: the anchor (4 bytes),
-  /// the residual (4), the owner's values and momentum (8/W), and records.
+  /// Bytes per parameter beside the inner optimizer's: 4 for the anchor, 4 for
+  /// the residual, 8/W for the owner's values and momentum, and records.
   ///
   /// Throws Error(kInvalidArgument) for an option out of range, and on all
   /// ranks if ranks pass different arguments.

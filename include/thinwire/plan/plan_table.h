@@ -9,7 +9,8 @@
 namespace thinwire::plan {
 
 /// Returns the fastest prediction, by run if runs were planned, otherwise by
-/// step; if several are equal, the first. `all` must not be empty.
+/// step; if several are equal, the first. An outer loop counts only in runs of
+/// 5000 steps or more. `all` must not be empty.
 [[nodiscard]] const Prediction& fastest(std::span<const Prediction> all);
 
 /// Returns text for people: "4 ranks on 2 hosts; card 10 Gbit/s, ...". If hosts

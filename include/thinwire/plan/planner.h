@@ -131,20 +131,23 @@ enum class Way {
   kZero8,        ///< ZeRO stage 2 over 8 bits each way.
   kZero4,        ///< ZeRO stage 2 over 4 bits each way.
   kLean,         ///< Compressed steps of LeanOnebitAdam.
+  kOuter,        ///< Local steps and syncs of an outer loop, 4 bits each way.
 };
-inline constexpr int kNumWays = 7;
+inline constexpr int kNumWays = 8;
 
 /// Returns "exact", "onebit_adam", "zero_one_adam", "zero", "zero 8/8", "zero
-/// 4/4" or "lean".
+/// 4/4", "lean" or "outer 4/4".
 [[nodiscard]] std::string_view to_string(Way way) noexcept;
 
 /// The length of a run, and the steps at which its stages end.
 struct RunStages {
   static constexpr std::int64_t kMostSteps = 100'000'000;
 
-  std::int64_t steps = 1;        ///< In [1, kMostSteps].
-  std::int64_t freeze_step = 1;  ///< Exact steps of 1-bit Adam and lean, >= 1.
-  /// Bits in which 1-bit Adam averages gradients in them: 4 or 8; 0: exactly.
+  std::int64_t steps = 1;  ///< In [1, kMostSteps].
+  /// Exact steps of 1-bit Adam, lean and an outer loop, >= 1.
+  std::int64_t freeze_step = 1;
+  /// Bits in which 1-bit Adam and an outer loop average gradients in them: 4 or
+  /// 8; 0: exactly.
   int warmup_bits = 0;
   optim::ZeroOneStages zero_one{};
 };
@@ -164,6 +167,7 @@ struct Workload {
   /// Steps of 0/1 Adam, before its freeze, of which one is exact and renews the
   /// variance. 0 for the time after the freeze.
   double steps_per_variance_step = 0;
+  double steps_per_outer_sync = 15;  ///< Steps of an outer loop per sync.
   /// Whether computation beside backward, and the processor time of
   /// communication, do not slow down backward.
   bool has_spare_core = true;
@@ -212,7 +216,8 @@ struct PlannedRun {
   std::int64_t exact_steps = 0;
   std::int64_t compressed_steps = 0;
   std::int64_t local_steps = 0;
-  int warmup_bits = 0;  ///< The run's, for 1-bit Adam; otherwise 0.
+  /// The run's, for 1-bit Adam and an outer loop; otherwise 0.
+  int warmup_bits = 0;
 };
 
 /// Prediction for one way, flat or hierarchical.
@@ -228,7 +233,8 @@ struct Prediction {
   /// faster from the given card up to 1 Tbit/s. 0 if it is not faster from the
   /// given card down to 1 Mbit/s, and for kExact.
   double break_even_gbps = 0;
-  /// Steps that share one compressed exchange: 0/1 Adam's steps_per_sync.
+  /// Steps that share one compressed exchange: the workload's, for 0/1 Adam and
+  /// an outer loop.
   double steps_per_exchange = 1;
   double steps_per_variance_step = 0;  ///< For 0/1 Adam: the workload's.
   bool has_spare_core = true;          ///< The workload's.
@@ -255,12 +261,13 @@ struct Prediction {
                                      const Network& network,
                                      const Compute& compute);
 /// Predicts all of these. Throws Error(kInvalidArgument) if arguments are out
-/// of range, and for `by_host` without several hosts of several ranks each.
+/// of range, and for `by_host` with an outer loop or without several hosts of
+/// several ranks each.
 [[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,
                                  const Network& network,
                                  const Compute& compute);
 /// Predicts every way in the order of Way: flat, and hierarchical if there are
-/// several hosts of several ranks each.
+/// several hosts of several ranks each. An outer loop is always flat.
 [[nodiscard]] std::vector<Prediction> plan(const Workload& work,
                                            const Network& network,
                                            const Compute& compute);
