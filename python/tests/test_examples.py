@@ -37,6 +37,15 @@ def test_ten_lines() -> None:
     assert sent[0] > 6 * sent[1]  # 8 bits, then 1 and more scales
 
 
+def test_outer_loop() -> None:
+    *steps, last = output_of(2, EXAMPLES / "outer_loop.py").splitlines()
+    phases = [line.split()[2].rstrip(",") for line in steps]
+    assert phases == ["exact", *["compressed"] * 4]
+    drifts = [float(line.split()[-1]) for line in steps[1:]]
+    assert all(0.7 < drift < 1 for drift in drifts)
+    assert float(last.split()[1].rstrip(",")) < 0.15
+
+
 def test_ddp_hook(tmp_path: Path) -> None:
     script = EXAMPLES / "ddp_hook.py"
     first = output_of(2, script, "--steps", 30, "--out", tmp_path).splitlines()

@@ -63,9 +63,8 @@ void WarmUp::add_to(optim::State& state) const {
   state.add_elements(kWorkerError, optim::Sharing::kMean, whole,
                      few_bits_->worker_error());
   Buffer server = few_bits_->server_error();
-  optim::StateArray& added =
-      state.add_elements(kServerError, optim::Sharing::kMean, whole,
-                         std::as_const(server).view());
+  optim::StateArray& added = state.add_elements(
+      kServerError, optim::Sharing::kMean, whole, std::as_const(server).view());
   added.read = optim::StateArray::from(std::move(server));
 }
 
