@@ -238,6 +238,70 @@ TEST(OuterLoop, LocalStepsAreThoseOfTheInnerOptimizerAndSendNothing) {
   });
 }
 
+// a - (a - p) rounds, and nothing else differs from the inner optimizer.
+TEST(OuterLoop, OfOneRankFollowsItsInnerOptimizer) {
+  const ParameterLayout layout = awkward_layout();
+  run_ranks("local", 1, [&](comm::Communicator& comm) {
+    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 3});
+    const auto by_hand = adam_inside(layout)(comm);
+    Floats params = normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 30; ++t) {
+      Floats expected = params;
+      Floats grads = gradient(layout.size(), t, 0);
+      Floats same = grads;
+      optimizer.step(params, grads);
+      by_hand->step(expected, same);
+      for (std::size_t i = 0; i < params.size(); ++i)
+        ASSERT_LE(std::abs(params[i] - expected[i]),
+                  0x1p-23f * (1 + std::abs(expected[i])))
+            << t << ' ' << i;
+    }
+  });
+}
+
+// +1 in one element of one rank is +learning_rate (1 + momentum) / W of all.
+TEST(OuterLoop, MovesTheWayThatRanksHaveMoved) {
+  const ParameterLayout layout = ParameterLayout::of({{"w", {4}}});
+  run_ranks("local", 4, [&](comm::Communicator& comm) {
+    OuterLoop optimizer(comm, layout, sgd_inside(layout, 1),
+                        {.sync_every = 1,
+                         .learning_rate = 0.5,
+                         .momentum = 0.25,
+                         .bits_up = 0,
+                         .bits_down = 0});
+    Floats params(4);
+    Floats grads(4);
+    if (comm.rank() == 2) grads[1] = -1;
+    optimizer.step(params, grads);
+    EXPECT_EQ(params, (Floats{0, 0.5f * 1.25f / 4, 0, 0}));
+  });
+}
+
+// What the way down has rounded away arrives while nobody moves.
+TEST(OuterLoop, TheAnchorReachesTheExactValuesOfRanksThatStandStill) {
+  const ParameterLayout layout = awkward_layout();
+  run_ranks("local", 3, [&](comm::Communicator& comm) {
+    OuterLoop optimizer(comm, layout, sgd_inside(layout, 0.1),
+                        {.sync_every = 1});
+    Floats params = normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 1000; ++t) {
+      Floats grads(layout.size());
+      if (t <= 3) grads = gradient(layout.size(), t, comm.rank());
+      optimizer.step(params, grads);
+    }
+    const Saved saved = save(optimizer);
+    std::size_t at = 0;
+    const auto exact = saved.values.array("outer.masters").as<float>();
+    for (const Range& range : saved.what.find("outer.masters")->ranges)
+      for (std::size_t i = range.offset; i < range.end(); ++i)
+        EXPECT_EQ(params[i], exact[at++]) << i;
+    Floats gathered(3 * layout.size());
+    comm.all_gather(std::span<const float>(params), std::span(gathered));
+    for (std::size_t i = 0; i < gathered.size(); ++i)
+      ASSERT_EQ(gathered[i], params[i % params.size()]);
+  });
+}
+
 // sum of what ranks changed = what the exact values moved + what ranks owe
 TEST(OuterLoop, ErrorFeedbackLosesNothing) {
   const ParameterLayout layout = small_layout();

@@ -188,6 +188,34 @@ def test_initialize_wraps_any_optimizer_of_torch(comm: Any, tmp_path: Path) -> N
 
 
 @by_ranks(2)
+def test_muon_inside(comm: Any) -> None:
+    """With Muon inside, an outer loop is MuLoCo (arXiv:2505.23725)."""
+    net = torch.nn.Sequential(
+        torch.nn.Linear(7, 33, bias=False),
+        torch.nn.Tanh(),
+        torch.nn.Linear(33, 1, bias=False),
+    )
+    engine = thinwire.initialize(
+        model=net,
+        optimizer=torch.optim.Muon(net.parameters(), lr=0.02),
+        config={
+            "train_micro_batch_size_per_gpu": 5,
+            "thinwire": {"outer": {"sync_every": 5, "warmup_steps": 5}},
+        },
+        process_group=comm,
+    )[0]
+    losses = []
+    for step in range(40):
+        x, y = cases.batch(comm.rank, step)
+        loss = torch.nn.functional.mse_loss(engine(x), y)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    assert engine.report.phase == "compressed"
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@by_ranks(2)
 def test_what_a_program_writes_takes_effect(comm: Any) -> None:
     net = cases.model()
     optimizer = optim.AdamW(
