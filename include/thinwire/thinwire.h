@@ -51,7 +51,7 @@ typedef enum thinwire_status {
   THINWIRE_INTERNAL = 9
 } thinwire_status;
 
-/// Returns the version, for example "0.9.0".
+/// Returns the version, for example "0.13.0".
 THINWIRE_API const char* thinwire_version(void);
 
 /// Returns the message of this thread's last call that failed, or "". Valid
