@@ -75,6 +75,11 @@ def low_bit_wire_rows(lr, lamb_lr):
             for name, title, flags in (
                 ("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
                 ("zero_one_adam", "0/1 Adam", ZERO_ONE),
+                (
+                    "lean_onebit_adam",
+                    "Lean 1-bit Adam",
+                    "--optimizer lean_onebit_adam",
+                ),
             )
             for one in warm_rows(name, title, flags, lr, f"adam_{lr}", f"_{lr}")
         ),

@@ -130,7 +130,8 @@ void note_dropped_residuals(const Manifest& manifest,
                             std::vector<std::string>& notes) {
   const std::string& optimizer = target.common.text("optimizer");
   const bool takes_them =
-      target.encoded && (optimizer == "adam" || optimizer == "lamb");
+      target.encoded && (optimizer == "adam" || optimizer == "lamb" ||
+                         target.common.has_scalar("bits_up"));
   const bool has_some =
       manifest.scalars.has_scalar("bits_up") &&
       std::ranges::any_of(manifest.arrays, [](const SavedArray& array) {

@@ -584,7 +584,7 @@ constexpr KeyRule kRules[] = {
     {"thinwire.warmup_bits", kSupported,
      "bits per element of gradients in exact steps: 4, 8, or 0: exact; absent: "
      "8 with `total_steps` and without `freeze_step`, else 0, and 0 with "
-     "ZeroOneAdam. Not with `lean`",
+     "ZeroOneAdam. With `lean` of parameters, too",
      "OneBitAdam, OneBitLamb, ZeroOneAdam"},
     {"thinwire.schedule.decay", kSupported,
      "`none`, `linear`, `cosine`, `inverse_sqrt`; excludes `scheduler`"},

@@ -38,7 +38,7 @@ void LeanOnebitAdam::Impl::for_own_blocks(
                       [&](std::size_t i) { body(own[i].block, own[i].at); });
 }
 
-Buffer LeanOnebitAdam::Impl::of_shard(const char* name) const {
+Buffer LeanOnebitAdam::Impl::of_exact(const char* name) const {
   const optim::State state = exact->state();
   const optim::StateArray& array = *state.find(name);
   Buffer values(array.size, array.dtype, Fill::kNone);
@@ -80,6 +80,8 @@ void LeanOnebitAdam::Impl::begin_compression(StepMeter& step) {
   momentum.participation.set(denominators.participation());
   // m <- server's signs of m
   keep_momentum(factors.view());
+  // e_i = (1 - beta1) clip e_i
+  inherit_residuals(step.report().clip_factor);
   // p in fp32: bf16 and the bits that it lacks
   gather_parameters(step);
   exact.reset();
@@ -87,7 +89,7 @@ void LeanOnebitAdam::Impl::begin_compression(StepMeter& step) {
 }
 
 void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {
-  Buffer d = of_shard("exp_avg_sq");
+  Buffer d = of_exact("exp_avg_sq");
   factors = Buffer::of<float>(d.size());
   denominators.begin();
   for_own_blocks([&](std::size_t b, Range at) {
@@ -110,7 +112,7 @@ void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {
 
 // Elements that take no part, or have no finite denominator, get no momentum.
 void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
-  Buffer m = of_shard("exp_avg");
+  Buffer m = of_exact("exp_avg");
   std::vector<const float*> of_block(model.num_blocks());
   for_own_blocks([&](std::size_t b, Range at) {
     const auto own = m.as<float>().subspan(at.offset, at.size);
@@ -133,11 +135,19 @@ void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
   momentum.form.keep_as_signs(all);
 }
 
+void LeanOnebitAdam::Impl::inherit_residuals(double clip_factor) {
+  if (warmup_bits == 0 || model.size() == 0) return;
+  momentum.exchange.inherit({.worker = of_exact(optim::kWorkerError),
+                             .server = {},
+                             .clip = clip_factor},
+                            denominators.heavy());
+}
+
 // Gathers bucket by bucket, because masters are freed together. fp32 parameters
-// are whole already.
+// are whole already, unless they are low-bit replicas.
 void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
   full.begin();
-  if (!full.are_split()) return;
+  if (!full.are_split() && warmup_bits == 0) return;
   const optim::State state = exact->state();
   const optim::StateArray& masters = *state.find("masters");
   const auto rank = static_cast<std::size_t>(comm.rank());

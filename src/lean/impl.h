@@ -54,6 +54,7 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   const ParameterLayout layout;
   const optim::ExchangeOptions exchange;  // with its buckets, in both stages
   const int denominator_bits;
+  const int warmup_bits;  // of gradients and parameters, until the freeze
   const zero::ShardLayout shards;
   optim::LowBitModel model;
   optim::MaskedGroups groups;
@@ -91,8 +92,10 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   void encode_denominators(Buffer& factors);
   void gather_parameters(optim::StepMeter& step);
   void keep_momentum(ConstView factors);
-  /// Returns the elements of an array over this rank's shard.
-  [[nodiscard]] Buffer of_shard(const char* name) const;
+  /// Takes the gradients' residuals of a low-bit warm-up.
+  void inherit_residuals(double clip_factor);
+  /// Returns an array of the exact stage's state on this rank.
+  [[nodiscard]] Buffer of_exact(const char* name) const;
 
   // ---- a stage other than the state's: stage.cpp
   /// Returns whether the next step is compressed. After a load the caller's

@@ -60,6 +60,7 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       layout(l),
       exchange(optim::with_buckets(settings_of(o), c, l).exchange),
       denominator_bits(o.denominator_bits),
+      warmup_bits(c.size() == 1 ? 0 : optim::warmup_bits_of(o.freeze)),
       shards(zero::ShardLayout::of(
           l, c.size(),
           {.bucket_elements = exchange.bucket_elements, .hosts = c.hosts()})),
@@ -87,7 +88,12 @@ std::unique_ptr<zero::ZeroOptimizer> LeanOnebitAdam::Impl::make_exact(
       },
       full.params(),
       zero::ZeroOptions{
-          .stage = 1, .dtype = full.params().dtype(), .exchange = exchange},
+          .stage = 1,
+          .dtype = full.params().dtype(),
+          .exchange = exchange,
+          .wire = {.bits_up = warmup_bits,
+                   .bits_down = warmup_bits,
+                   .residual_dtype = model.settings.residual_dtype}},
       initial);
 }
 
@@ -102,6 +108,7 @@ void LeanOnebitAdam::Impl::take_step(const StepInput& in, StepMeter& step) {
 
 // Warm-up stage: Adam on the averaged gradient. Each rank updates its shard.
 void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
+  step.report().bits = warmup_bits;
   // a = sqrt(mean_i ||g_i||^2). If it is not finite, all ranks skip the step.
   const auto rms_norm = gradients.agree_on_norm(in, false, step);
   if (!rms_norm && !has_sent_early) return;
@@ -118,6 +125,7 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   step.report().applied = report.applied;
   step.report().grad_norm = report.grad_norm;
   step.report().clip_factor = report.clip_factor;
+  step.report().residuals_cleared = report.residuals_cleared;
   if (!report.applied) return;
   steps = exact->progress().steps;
   gradients.remember(rms_norm.value(), report.grad_norm);
@@ -198,6 +206,8 @@ StepReport LeanOnebitAdam::Impl::step(const StepInput& in) {
 void LeanOnebitAdam::Impl::require_step(const StepInput& in) const {
   zero::require_same_memory(in, full.params());
   require_view("grads", in.grads, layout.size(), true, true);
+  require(warmup_bits == 0 || will_be_frozen() || in.loss_scale == 1,
+          "loss_scale", "1 in a warm-up over few bits", in.loss_scale);
 }
 
 // ---- before the step

@@ -9,9 +9,6 @@ void LeanOnebitAdamOptions::validate(const ParameterLayout& layout) const {
   optim::low_bit_settings("lean_onebit_adam", "", *this).validate(layout);
   compression.validate();
   freeze.validate();
-  require(freeze.warmup_bits.value_or(0) == 0, "warmup_bits",
-          "0 with lean 1-bit Adam, whose exact steps are those of ZeRO",
-          freeze.warmup_bits.value_or(0));
   require(denominator_bits == 8 || denominator_bits == 4, "denominator_bits",
           "8 or 4", denominator_bits);
 }

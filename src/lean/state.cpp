@@ -250,7 +250,14 @@ optim::Notes LeanOnebitAdam::load_state_dict(const StateDict& state) {
     adopted = adopt(optim::copy_to_adopt(state));
   });
   optim::Notes notes = adopted();
-  if (!impl_->exact || !impl_->full.are_split()) return notes;
+  if (!impl_->exact) return notes;
+  if (impl_->warmup_bits != 0) {  // gathers replicas, too
+    StateDict of_exact = optim::copy_to_adopt(state);
+    of_exact.put_text("optimizer", "adam");
+    static_cast<void>(impl_->exact->load_state_dict(of_exact));
+    return notes;
+  }
+  if (!impl_->full.are_split()) return notes;
   for (const Parameter& p : impl_->layout.parameters())
     kernels::convert(impl_->exact->whole_values().parameter(p.name),
                      impl_->full.params().subview(p.offset, p.size));

@@ -79,6 +79,10 @@ Compute of_warmup(Compute compute) {
   return compute;
 }
 
+Way zero_over(int bits) {
+  return bits == 8 ? Way::kZero8 : bits == 4 ? Way::kZero4 : Way::kZero;
+}
+
 // ZeRO stage 1 adds the backwards of a window up before it sends.
 Workload of_one_exchange(Workload work) {
   work.forward_seconds +=
@@ -116,10 +120,10 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
   } else if (way == Way::kOnebitAdam || way == Way::kLean) {
     planned.exact_steps = std::min(run.freeze_step, run.steps);
     planned.compressed_steps = run.steps - planned.exact_steps;
-    if (way == Way::kOnebitAdam && network.ranks > 1)
-      planned.warmup_bits = run.warmup_bits;
+    if (network.ranks > 1) planned.warmup_bits = run.warmup_bits;
     if (way == Way::kLean)
-      stages = {{Way::kZero, of_one_exchange(work), planned.exact_steps}};
+      stages = {{zero_over(planned.warmup_bits), of_one_exchange(work),
+                 planned.exact_steps}};
     else if (planned.warmup_bits != 0)
       stages = {{way, of_warmup(work), planned.exact_steps}};
     else

@@ -39,7 +39,8 @@ struct FreezeOptions {
   /// residuals of compressed steps. If unset, it is 8 with total_steps and
   /// without step, otherwise 0. After a load, an unset value gives way to the
   /// state's. A single rank sends nothing. A skipped step sets the residuals to
-  /// 0. Lean 1-bit Adam allows 0 only.
+  /// 0. Lean 1-bit Adam sends parameters in as many bits, and after a load its
+  /// options decide.
   std::optional<int> warmup_bits{};
 
   /// Checks the options. Throws Error(kInvalidArgument) naming the key, its

@@ -146,8 +146,7 @@ struct RunStages {
   std::int64_t steps = 1;  ///< In [1, kMostSteps].
   /// Exact steps of 1-bit Adam, lean and an outer loop, >= 1.
   std::int64_t freeze_step = 1;
-  /// Bits in which 1-bit Adam and an outer loop average gradients in them: 4 or
-  /// 8; 0: exactly.
+  /// Bits in which gradients travel in them: 4 or 8; 0: exactly.
   int warmup_bits = 0;
   optim::ZeroOneStages zero_one{};
 };
@@ -216,7 +215,7 @@ struct PlannedRun {
   std::int64_t exact_steps = 0;
   std::int64_t compressed_steps = 0;
   std::int64_t local_steps = 0;
-  /// The run's, for 1-bit Adam and an outer loop; otherwise 0.
+  /// The run's, for 1-bit Adam, lean and an outer loop; otherwise 0.
   int warmup_bits = 0;
 };
 

@@ -107,7 +107,7 @@ CASES = [
     (kind, name)
     for kind in KINDS
     for name in inspect.signature(kind).parameters
-    if name not in FREE and (kind, name) != (optim.LeanOnebitAdam, "warmup_bits")
+    if name not in FREE
 ]
 
 

@@ -142,7 +142,7 @@ class LeanOnebitAdam(_Optimizer):
     """1-bit Adam with low-bit state.
 
     Exact steps are those of OnebitAdam, with moments and masters sharded over the
-    ranks; warmup_bits must be 0. Then it keeps denominators as codes of denominator_bits, 8 or 4, and momentum
+    ranks. With warmup_bits, parameters travel in as many bits as gradients. Then it keeps denominators as codes of denominator_bits, 8 or 4, and momentum
     as signs. Masters beside bfloat16 parameters become the 16 bits that those lack.
 
     Parameters are float32 or bfloat16. Before the freeze state_dict() differs from rank

@@ -68,7 +68,8 @@ class MomentumExchange {
   void clear_residuals();
   /// Takes the residuals of gradients when the momentum begins to be
   /// compressed. They become (1 - beta1) clip times as much, in units of the
-  /// momentum, and 0 where an element is inactive.
+  /// momentum, and 0 where an element is inactive. If there are none of the
+  /// server, its own stay.
   void inherit(RankResiduals&& of_gradients,
                std::span<const HeavyElement> heavy);
 

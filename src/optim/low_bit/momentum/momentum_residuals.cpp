@@ -157,6 +157,7 @@ void MomentumExchange::inherit(RankResiduals&& of_gradients,
         std::tuple(&of_gradients.server,
                    adds ? all_->server_error() : ConstView(), places.own,
                    places.own + 1)}) {
+    if (side->empty()) continue;
     std::size_t at = 0;
     for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
       const exchange::Block& block = model_.layout.blocks.blocks()[b];
@@ -170,6 +171,8 @@ void MomentumExchange::inherit(RankResiduals&& of_gradients,
       at += size;
     }
   }
+  if (model_.compresses() && of_gradients.server.empty())
+    of_gradients.server = copy_of(all().server_error());
   if (model_.compresses())
     all().take_errors(std::move(of_gradients.worker),
                       std::move(of_gradients.server));
