@@ -18,7 +18,10 @@ class Model(torch.nn.Module):
         self.out = torch.nn.Linear(256, 1)
 
     def forward(self, x, target):
-        return torch.nn.functional.mse_loss(self.out(self.hidden(x).tanh()), target)
+        x = x.to(self.hidden.weight.dtype)  # fp16 or bf16, if the file says so
+        return torch.nn.functional.mse_loss(
+            self.out(self.hidden(x).tanh()).float(), target
+        )
 
 
 parser = argparse.ArgumentParser()

@@ -42,6 +42,9 @@ std::string_view instead_of_zero(const Config& config) {
            "and thinwire.zero_bits_down";
   if (uses<lean::LeanOnebitAdamOptions>(config))
     return "it shards by itself; leave zero_optimization out";
+  if (config.precision.dtype == DType::kFloat16)
+    return "use thinwire.lean with bf16, which shards by itself, or Adam with "
+           "thinwire.zero_bits_up and thinwire.zero_bits_down";
   return "use thinwire.lean, which shards by itself, or Adam with "
          "thinwire.zero_bits_up and thinwire.zero_bits_down";
 }

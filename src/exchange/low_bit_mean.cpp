@@ -34,6 +34,17 @@ void copy_values(ConstView from, View to) {
 
 }  // namespace
 
+namespace {
+
+void saturate(std::span<float> values, DType dtype) {
+  const float most =
+      dtype == DType::kFloat16 ? 65504.0f : std::numeric_limits<float>::max();
+  if (dtype == DType::kBFloat16) return;  // it has the range of fp32
+  for (float& value : values) value = std::clamp(value, -most, most);
+}
+
+}  // namespace
+
 struct LowBitMean::Impl {
   // A block of the flat array.
   struct Cut {
@@ -206,6 +217,8 @@ struct LowBitMean::Impl {
     const float step = read_quantized(plan.exchange, options.bits, b, mean);
     const auto scale = static_cast<float>(part.loss_scale);
     for (float& value : mean) value *= scale;
+    // A code may lie above the largest finite gradient of 16 bits.
+    if (std::isfinite(step)) saturate(mean, part.values.dtype());
     kernels::convert(mean, part.values.subview(at.offset, at.size));
     return std::isfinite(step);
   }

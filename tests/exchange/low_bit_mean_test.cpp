@@ -280,6 +280,25 @@ TEST(MeanOfParts, OfOneRankIsItsOwn) {
   });
 }
 
+// With a residual, a code may lie above the largest value of fp16.
+TEST(MeanOfParts, SaturatesFiniteGradientsOf16Bits) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    const std::vector<std::size_t> sizes{1024}, units{0};
+    LowBitMean mean(comm, pool, sizes, {.bits = 4});
+    for (int pass = 0; pass < 8; ++pass) {
+      std::vector<Half> values(1024, to_half(65504.0f));
+      for (std::size_t i = 1; i < values.size(); i += 3)
+        values[i] = to_half(60000.0f - static_cast<float>(i + pass));
+      EXPECT_TRUE(mean.average({.values = values, .units = units}));
+      for (const Half value : values) {
+        ASSERT_TRUE(std::isfinite(to_float(value)));
+        ASSERT_GT(to_float(value), 40000.0f);
+      }
+    }
+  });
+}
+
 TEST(MeanOfParts, RefusesPartsThatAreNone) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     ThreadPool pool(1);

@@ -167,6 +167,10 @@ def misfits() -> tuple[list[str], bool]:
         changed("worker", torch.Tensor.long),
         changed("server", torch.Tensor.tolist),
         None,
+        changed("worker", lambda values: values.double() + 1e300),
+        {**good, "backwards": torch.tensor(torch.nan)},
+        {**good, "backwards": 1.5},
+        changed("server", torch.Tensor.to_sparse),
     ):
         try:
             hook.load_state_dict(bad)
@@ -184,14 +188,17 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     for rank in ranks.succeed(ranks.call(2, __file__, "misfits")):
         texts, is_restored = rank.value
         assert is_restored
-        assert len(texts) == 14
+        assert len(texts) == 18
         assert "'worker' must be a mapping, got NoneType" in texts[0]
         assert "'worker' must be a mapping, got int" in texts[1]
         assert all("'second.weight' is only in ddp" in text for text in texts[2:4])
         assert all("'second.weight' in the state's" in text for text in texts[4:6])
-        assert all("'backwards' must be a number >= 0" in t for t in texts[6:8])
+        assert all("'backwards' must be an integer >= 0" in t for t in texts[6:8])
         assert all("has values not finite" in text for text in texts[8:10])
         assert "at least 1, got [0]" in texts[10]
         assert "must be a tensor of floats, got torch.int64" in texts[11]
         assert "must be a tensor of floats, got list" in texts[12]
         assert "the state must be a mapping, got NoneType" in texts[13]
+        assert "has values not finite" in texts[14]
+        assert all("must be an integer >= 0" in t for t in texts[15:17])
+        assert "must be dense, got torch.sparse_coo" in texts[17]

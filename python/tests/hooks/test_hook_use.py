@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import hook_cases as cases
@@ -113,6 +114,56 @@ def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals() -> None:
     assert one["scales"] == [1024, 1024, 512, 512]
     assert one["finite"] == [True, False, True, True] and all(one["same"])
     assert one["weights"] == one["weights"]
+
+
+class Broken:
+    """A scaler that has no scale on rank 1."""
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def get_scale(self) -> float:
+        if dist.get_rank() == 1:
+            raise ValueError("no scale here")
+        return 2.0
+
+
+def without_a_scale() -> tuple[str, float]:
+    rank, _ = cases.join()
+    ddp = cases.wrapped(cases.net())
+    hook = thinwire.ddp_hook(ddp)
+    hook.watch(Broken())
+    begin = time.monotonic()
+    try:
+        cases.loss_of(ddp, rank, 0).backward()
+    except (RuntimeError, ValueError) as error:
+        return str(error), time.monotonic() - begin
+    return "", 0.0
+
+
+def of_something_else() -> tuple[str, float]:
+    rank, _ = cases.join()
+    ddp = cases.wrapped(cases.net())
+    begin = time.monotonic()
+    try:
+        thinwire.ddp_hook(ddp.module if rank == 1 else ddp)
+    except (thinwire.Error, TypeError) as error:
+        return str(error), time.monotonic() - begin
+    return "", 0.0
+
+
+@pytest.mark.parametrize(
+    "what,text",
+    [
+        ("without_a_scale", "no scale here"),
+        ("of_something_else", "ddp must be a DistributedDataParallel, got Net"),
+    ],
+)
+def test_what_one_rank_refuses_the_others_hear_at_once(what: str, text: str) -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, what)):
+        heard, seconds = rank.value
+        assert text in heard
+        assert seconds < 20
 
 
 def refusals() -> dict[str, str]:

@@ -192,7 +192,7 @@ def test_switches_of_torch(name: str) -> None:
         ({"lr": "1e-3"}, TypeError, "lr: must be a number, got '1e-3'"),
         ({"lr": True}, TypeError, "lr: must be a number, got True"),
         ({"threads": True}, TypeError, "threads: must be int, got True of bool"),
-        ({"total_steps": "x"}, TypeError, "total_steps: must be a number or None"),
+        ({"total_steps": "x"}, TypeError, "total_steps: must be an integer or None"),
         ({"broadcast": "no"}, TypeError, "broadcast: must be bool, got 'no'"),
         (
             {"hierarchy": "ring"},
@@ -215,7 +215,7 @@ def test_switches_of_torch(name: str) -> None:
             InvalidArgument,
             "^bucket_elements must be >= 0, got -1$",
         ),
-        ({"bucket_elements": 2**70}, InvalidArgument, "^bucket_elements must be small"),
+        ({"bucket_elements": 2**70}, InvalidArgument, "^bucket_elements must be below"),
     ],
 )
 def test_wrong_values_are_named_and_nothing_moves(

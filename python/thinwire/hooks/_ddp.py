@@ -200,7 +200,7 @@ class Hook:
         """Queues the average of a bucket, on the thread of backward."""
         if bucket.index() == 0:
             is_exact = self._backwards < self._exact_steps
-            self._pass = _Pass(self._backwards + 1, is_exact, self._loss_scale.now())
+            self._pass = _Pass(self._backwards + 1, is_exact, self._scale())
         if bucket.is_last():
             self._backwards = self._pass.number
         values = bucket.buffer()
@@ -233,6 +233,16 @@ class Hook:
         result = done.then(lambda future: future.value())
         self._exchanges.put(job)
         return result
+
+    def _scale(self) -> float:
+        """Returns the loss scale of this backward. If it cannot be had, this rank gives
+        up, because the others are in backward too.
+        """
+        try:
+            return self._loss_scale.now()
+        except Exception as failure:
+            self._comm.give_up(reason_of(failure))
+            raise
 
     def _exact(self, values: torch.Tensor) -> Future[torch.Tensor]:
         """Averages as DDP does without a hook, with the same bits."""
@@ -310,6 +320,20 @@ class Hook:
             owed[unit].zero_()
 
 
+def _refuse_on_all_ranks(error: Exception) -> None:
+    """Tells the ranks of the default group, which may be in the same call."""
+
+    def refuse() -> None:
+        raise error
+
+    if dist.is_initialized():
+        comm = communicator_for(None)
+        try:
+            agreed(comm, refuse)
+        finally:
+            comm.close()
+
+
 def _average_in_low_bits(state: Hook, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     return state._take(bucket)
 
@@ -350,9 +374,11 @@ def ddp_hook(
     on any rank.
     """
     if not isinstance(ddp, DistributedDataParallel):
-        raise TypeError(
+        error = TypeError(
             f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
         )
+        _refuse_on_all_ranks(error)
+        raise error
     return Hook(ddp, bits, exact_steps, residual_dtype, hierarchy, process_group)
 
 

@@ -49,7 +49,13 @@ class LossScale:
     def now(self) -> float:
         """Returns the scale of this backward."""
         if self._scaler is not None and self._scaler.is_enabled():
-            return float(self._scaler.get_scale())
+            scale = float(self._scaler.get_scale())
+            if not 0 < scale < 2**127:
+                raise InvalidArgument(
+                    "get_scale() of the hook's grad_scaler must return a number in "
+                    f"(0, 2^127), got {scale:g}"
+                )
+            return scale
         return self._scale
 
 

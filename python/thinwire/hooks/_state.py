@@ -78,8 +78,10 @@ def checked(
     own = checked_worker(state, shapes, place, "ddp")
     _check_names(state, "server", shapes, "ddp")
     server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
-    _require_finite(server, "server")
-    return own.to(dtype).contiguous(), server.to(dtype), _backwards_of(state)
+    residuals = own.to(dtype).contiguous(), server.to(dtype)
+    for values, part in zip(residuals, ("worker", "server"), strict=True):
+        _require_finite(values, part)
+    return *residuals, _backwards_of(state)
 
 
 def checked_worker(
@@ -115,12 +117,13 @@ def _require_finite(values: torch.Tensor, part: str) -> None:
 
 def _backwards_of(state: Mapping[str, Any]) -> int:
     found = state.get("backwards")
-    is_count = isinstance(found, torch.Tensor) and found.numel() == 1
-    if not is_count and not isinstance(found, int) or int(found) < 0:  # type: ignore[arg-type]
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        found = found.item()
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
         raise CorruptCheckpoint(
-            f"the state's 'backwards' must be a number >= 0, got {found!r}"
+            f"the state's 'backwards' must be an integer >= 0, got {found!r}"
         )
-    return int(found)  # type: ignore[arg-type]
+    return found
 
 
 def _check_names(
@@ -141,6 +144,10 @@ def _check_names(
             raise CorruptCheckpoint(
                 f"'{name}' in the state's '{part}' must be a tensor of floats, got "
                 f"{getattr(values, 'dtype', type(values).__name__)}"
+            )
+        if values.layout != torch.strided:
+            raise CorruptCheckpoint(
+                f"'{name}' in the state's '{part}' must be dense, got {values.layout}"
             )
         if values.is_meta or (part == "worker" and values.dim() == 0):
             raise CorruptCheckpoint(

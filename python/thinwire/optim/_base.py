@@ -206,10 +206,10 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
                 )
             super().add_param_group(param_group)
             return
+        self._require_no_step("add_param_group")
         before = len(self.param_groups)
 
         def add() -> None:
-            self._require_no_step("add_param_group")
             torch.optim.Optimizer.add_param_group(self, param_group)
 
         try:

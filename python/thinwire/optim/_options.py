@@ -442,9 +442,9 @@ def set_field(holder: Any, path: str, value: Any, name: str) -> None:
         except (TypeError, RuntimeError, OverflowError) as error:
             cause = error  # its text names C++ types
     if (now is None or type(now) is int) and type(value) is int:
-        wanted = ">= 0" if value < 0 else "smaller"
+        wanted = ">= 0" if value < 0 else "below 2^63"
         raise InvalidArgument(f"{name} must be {wanted}, got {value}") from cause
-    wanted = "a number or None" if now is None else type(now).__name__
+    wanted = "an integer or None" if now is None else type(now).__name__
     raise TypeError(
         f"{name}: must be {wanted}, got {value!r} of {type(value).__name__}"
     ) from cause
