@@ -19,9 +19,6 @@ import torch
 
 NAME = os.environ.get("THINWIRE_TEST_DEVICE", "fence")
 IS_FENCE = NAME == "fence"
-GROUP = os.environ.get("THINWIRE_TEST_GROUP", "")
-"""gloo: it takes the place of the device's process group, because NCCL wants a device for
-each rank."""
 _FENCE = Path(__file__).resolve().parents[2] / "build/release/tests/fence_device.so"
 
 
@@ -50,10 +47,6 @@ def device(rank: int = 0) -> torch.device:
     """In a process of run(): the one of this rank."""
     if IS_FENCE:
         import fence  # noqa: F401  it registers itself
-    if GROUP:
-        from thinwire.comm import host_group
-
-        host_group._OF_THE_HOST = ()
     if NAME == "cuda":
         # NCCL wants a device for each rank of a host, so each says that its host is another.
         os.environ["NCCL_HOSTID"] = os.environ.get("RANK", "0")
@@ -63,7 +56,7 @@ def device(rank: int = 0) -> torch.device:
 
 def backends() -> str:
     """Of a process group for tensors of the CPU and of the device."""
-    own = GROUP or {"fence": "fence_ccl"}.get(NAME)
+    own = "fence_ccl" if IS_FENCE else None
     return f"cpu:gloo,{NAME}:{own or torch.distributed.get_default_backend_for_device(NAME)}"
 
 

@@ -245,6 +245,7 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
 }
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
   KERNEL_PRIVATEUSEONE(layer_norm, fp32)
 }

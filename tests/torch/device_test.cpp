@@ -47,6 +47,18 @@ std::vector<Case> cases() {
                                .gradient_accumulation_steps = 2};
     accumulated.zero.stage = 2;
     add("ZeRO-2, accumulation", accumulated);
+    for (const int stage : {1, 2}) {
+      config::Config few_bits{.optimizer = kAdam};
+      few_bits.zero.stage = stage;
+      few_bits.zero.wire = {.bits_up = 4, .bits_down = 4};
+      add("ZeRO-" + std::to_string(stage) + ", 4 bits", few_bits);
+    }
+    config::Config outer{.optimizer = kAdam};
+    outer.outer = {.sync_every = 3, .warmup_steps = 2};
+    add("outer loop", outer);
+    if (dtype == DType::kFloat16) continue;  // lean 1-bit Adam refuses it
+    add("lean 1-bit Adam", {.optimizer = lean::LeanOnebitAdamOptions{
+                                .learning_rate = 0.01, .freeze = {.step = 3}}});
   }
   return all;
 }

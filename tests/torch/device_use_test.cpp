@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs that use a module on the test device in many ways: the values of the
 // CPU, or an error that names what is wrong.
+#include <ATen/autocast_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -224,6 +227,50 @@ Values shared_and_unused(comm::Communicator& comm, const at::Device& device) {
   return all;
 }
 
+Values autocast(comm::Communicator& comm, const at::Device& device) {
+  Net net;
+  net.to(device);
+  Engine engine(net, comm, config_of());
+  Values losses;
+  at::autocast::set_autocast_dtype(device.type(), at::kBFloat16);
+  for (int t = 0; t < 5; ++t) {
+    at::autocast::set_autocast_enabled(device.type(), true);
+    const at::Tensor loss = loss_of(net, 0, t);
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(device.type(), false);
+    engine.backward(loss);
+    engine.step();
+    losses.push_back(loss.item<float>());
+  }
+  return losses_and(losses, net);
+}
+
+// The program computes on a stream of its own, and changes it between windows.
+Values streams_of_the_programs(comm::Communicator& comm,
+                               const at::Device& device) {
+  Net net;
+  net.to(device);
+  Engine engine(net, comm, config_of());
+  Values losses;
+  for (int t = 0; t < 6; ++t) {
+    std::optional<c10::StreamGuard> side;
+    if (!device.is_cpu()) {
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      const c10::Stream before = guard.getStream(device);
+      side.emplace(guard.getStreamFromGlobalPool(device));
+      // Parameters of the last step were written for the stream before.
+      c10::Event written(device.type());
+      written.record(before);
+      written.block(side->current_stream());
+    }
+    const at::Tensor loss = loss_of(net, 0, t);
+    engine.backward(loss);
+    engine.step();
+    losses.push_back(loss.item<float>());
+  }
+  return losses_and(losses, net);
+}
+
 Values checkpoints(comm::Communicator& comm, const at::Device& device) {
   const std::filesystem::path root =
       std::filesystem::temp_directory_path() /
@@ -266,6 +313,8 @@ TEST(TorchDevice, ProgramsGetTheValuesOfTheCpu) {
           {"by_hand", by_hand},
           {"checkpointing", checkpointing},
           {"shared_and_unused", shared_and_unused},
+          {"autocast", autocast},
+          {"streams_of_the_programs", streams_of_the_programs},
           {"checkpoints", checkpoints}};
   for (const auto& [name, program] : all)
     run(1, [&, body = program](comm::Communicator& comm) {
