@@ -44,6 +44,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         f"{STREAM_WAITS}{ON_STREAM}      copy(",
         f"{ON_STREAM}      copy(",
     ),
+    "copies do not wait for another stream than the default one": (
+        "staging.h",
+        "    return guard_.getStream(device_);\n",
+        "    return guard_.getDefaultStream(device_);\n",
+    ),
     "the forward does not wait for parameters": (
         "staging.h",
         "    current().wait(recorded(*stream_));\n",

@@ -95,6 +95,14 @@ Values everything(comm::Communicator& comm, const at::Device& device) {
     train<Engine>(comm, device, *config, losses);
   }
   train_by_hand<Memory>(comm, device, losses);
+  {
+    const ::fence::Guard guard;
+    std::optional<c10::StreamGuard> side;
+    if (!device.is_cpu())
+      side.emplace(guard.getStreamFromGlobalPool(device, false));
+    train<Engine>(comm, device, sharded, losses);
+    if (!device.is_cpu()) guard.synchronizeDevice(0);
+  }
   Values values;
   for (const at::Tensor& loss : losses) values.push_back(loss.item<float>());
   return values;

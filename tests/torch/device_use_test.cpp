@@ -235,9 +235,11 @@ Values autocast(comm::Communicator& comm, const at::Device& device) {
   at::autocast::set_autocast_dtype(device.type(), at::kBFloat16);
   for (int t = 0; t < 5; ++t) {
     at::autocast::set_autocast_enabled(device.type(), true);
-    const at::Tensor loss = loss_of(net, 0, t);
+    const at::Tensor output = net.forward(input(device, 0, t));
     at::autocast::clear_cache();
     at::autocast::set_autocast_enabled(device.type(), false);
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    const at::Tensor loss = output.to(at::kFloat).square().mean();
     engine.backward(loss);
     engine.step();
     losses.push_back(loss.item<float>());
@@ -245,30 +247,34 @@ Values autocast(comm::Communicator& comm, const at::Device& device) {
   return losses_and(losses, net);
 }
 
-// The program computes on a stream of its own, and changes it between windows.
-Values streams_of_the_programs(comm::Communicator& comm,
-                               const at::Device& device) {
+// The program computes on a stream of its own, another one for each step, and
+// its host never waits.
+Values streams_of_the_program(comm::Communicator& comm,
+                              const at::Device& device) {
   Net net;
   net.to(device);
   Engine engine(net, comm, config_of());
-  Values losses;
+  std::vector<at::Tensor> losses;
+  std::optional<c10::Stream> last;
   for (int t = 0; t < 6; ++t) {
     std::optional<c10::StreamGuard> side;
     if (!device.is_cpu()) {
       const c10::impl::VirtualGuardImpl guard(device.type());
-      const c10::Stream before = guard.getStream(device);
-      side.emplace(guard.getStreamFromGlobalPool(device));
-      // Parameters of the last step were written for the stream before.
-      c10::Event written(device.type());
-      written.record(before);
-      written.block(side->current_stream());
+      const c10::Stream before = last.value_or(guard.getStream(device));
+      last = guard.getStreamFromGlobalPool(device);
+      c10::Event ended(device.type());
+      ended.record(before);
+      ended.block(*last);
+      side.emplace(*last);
     }
-    const at::Tensor loss = loss_of(net, 0, t);
-    engine.backward(loss);
+    losses.push_back(loss_of(net, 0, t));
+    engine.backward(losses.back());
     engine.step();
-    losses.push_back(loss.item<float>());
   }
-  return losses_and(losses, net);
+  if (last) c10::impl::VirtualGuardImpl(device.type()).synchronizeStream(*last);
+  Values values;
+  for (const at::Tensor& loss : losses) values.push_back(loss.item<float>());
+  return losses_and(values, net);
 }
 
 Values checkpoints(comm::Communicator& comm, const at::Device& device) {
@@ -314,7 +320,7 @@ TEST(TorchDevice, ProgramsGetTheValuesOfTheCpu) {
           {"checkpointing", checkpointing},
           {"shared_and_unused", shared_and_unused},
           {"autocast", autocast},
-          {"streams_of_the_programs", streams_of_the_programs},
+          {"streams_of_the_program", streams_of_the_program},
           {"checkpoints", checkpoints}};
   for (const auto& [name, program] : all)
     run(1, [&, body = program](comm::Communicator& comm) {
