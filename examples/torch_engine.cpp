@@ -17,7 +17,8 @@ void show(int step, const torch::Tensor& loss,
 void train(thinwire::comm::Communicator& comm) {
   torch::nn::Linear model(64, 64);
   const thinwire::config::Config config{
-      .optimizer = thinwire::optim::OnebitAdamOptions{.freeze = {.step = 100}}};
+      .optimizer =
+          thinwire::optim::OnebitAdamOptions{.freeze = {.total_steps = 400}}};
   thinwire::torch::Engine engine(*model, comm, config);
   torch::manual_seed(comm.rank());  // Every rank has data of its own.
   for (int step = 1; step <= 400; ++step) {
