@@ -2,6 +2,7 @@
 #include "commands/commands.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
 #include <ostream>
 #include <sstream>
@@ -53,6 +54,15 @@ int run_app(CLI::App& app, int argc, const char* const* argv, std::ostream& out,
       return kFailed;
     }
     return kDone;
+  } catch (const CLI::RequiredError& error) {
+    // CLI11 misses flags before it looks at those that it does not know, one of
+    // which may be the missing one, misspelt.
+    std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+    std::ranges::reverse(unknown);  // ExtrasError names the last one first
+    const std::string what =
+        unknown.empty() ? error.what() : CLI::ExtrasError(unknown).what();
+    complain(what + " (see --help)");
+    return kWrongUsage;
   } catch (const CLI::ParseError& error) {
     // --help and --version come this way as well.
     if (error.get_exit_code() == 0) return app.exit(error, out, err);

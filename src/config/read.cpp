@@ -148,10 +148,13 @@ auto with_file(const std::string& path, Body&& body) {
   std::string text(kMostBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
-  if (!file.is_open() || file.bad() || text.empty())
+  if (!file.is_open() || file.bad())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("cannot read the configuration '{}'", path));
   try {
+    if (text.empty())
+      throw Error(ErrorCode::kInvalidArgument,
+                  "a configuration must be a JSON object, got an empty file");
     require(text.size() <= kMostBytes, "a configuration",
             fmt::format("at most {} bytes", kMostBytes), "more");
     return body(text);

@@ -42,8 +42,9 @@ void require_float(std::string_view name, DType dtype) {
 }
 
 void require_loss_scale(std::string_view name, double loss_scale) {
-  require(loss_scale > 0 && std::isfinite(loss_scale), name, "finite and > 0",
-          loss_scale);
+  // The exchange multiplies by it and by its inverse, in fp32.
+  require(loss_scale >= 0x1p-126 && loss_scale <= 0x1p127, name,
+          "in [2^-126, 2^127]", loss_scale);
 }
 
 void require_residual(std::string_view name, ConstView given, DType dtype,

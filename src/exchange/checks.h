@@ -26,7 +26,7 @@ void require_options(const LowBitMeanOptions& options);
 /// Throws Error(kInvalidArgument) unless gradients may have this type.
 void require_float(std::string_view name, DType dtype);
 
-/// Throws Error(kInvalidArgument) unless it is finite and > 0.
+/// Throws Error(kInvalidArgument) unless it is in [2^-126, 2^127].
 void require_loss_scale(std::string_view name, double loss_scale);
 
 /// Throws Error(kCorruptCheckpoint) unless a saved residual has this type and

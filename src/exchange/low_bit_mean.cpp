@@ -18,6 +18,7 @@
 #include "exchange/records/places.h"
 #include "exchange/records/quantized_records.h"
 #include "exchange/records/two_phase_exchange.h"
+#include "exchange/saturate.h"
 #include "exchange/wait_meter.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
@@ -30,17 +31,6 @@ constexpr std::size_t kMostInBlock = 1024;
 
 void copy_values(ConstView from, View to) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.bytes());
-}
-
-}  // namespace
-
-namespace {
-
-void saturate(std::span<float> values, DType dtype) {
-  const float most =
-      dtype == DType::kFloat16 ? 65504.0f : std::numeric_limits<float>::max();
-  if (dtype == DType::kBFloat16) return;  // it has the range of fp32
-  for (float& value : values) value = std::clamp(value, -most, most);
 }
 
 }  // namespace
@@ -148,7 +138,7 @@ struct LowBitMean::Impl {
     }
     require(part.values.size() == size, "Part.values",
             fmt::format("of {} elements", size), part.values.size());
-    require_loss_scale("Part.loss_scale", part.loss_scale);
+    require_loss_scale("loss_scale", part.loss_scale);
     require_float("Part.values", part.values.dtype());
   }
 
@@ -217,7 +207,7 @@ struct LowBitMean::Impl {
     const float step = read_quantized(plan.exchange, options.bits, b, mean);
     const auto scale = static_cast<float>(part.loss_scale);
     for (float& value : mean) value *= scale;
-    // A code may lie above the largest finite gradient of 16 bits.
+    // A code may lie above the largest finite gradient.
     if (std::isfinite(step)) saturate(mean, part.values.dtype());
     kernels::convert(mean, part.values.subview(at.offset, at.size));
     return std::isfinite(step);

@@ -17,6 +17,7 @@
 #include "exchange/records/quantized_records.h"
 #include "exchange/records/records.h"
 #include "exchange/records/two_phase_exchange.h"
+#include "exchange/saturate.h"
 #include "exchange/wait_meter.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/exchange/block_layout.h"
@@ -224,8 +225,12 @@ struct LowBitReduceScatter::Impl {
                   const auto decoded = std::span(values).first(size);
                   mean.write(b, decoded);
                   // NaN if any rank's step is: 0 * NaN.
-                  if (!std::isfinite(decoded.front())) is_finite = false;
+                  const bool is_number = std::isfinite(decoded.front());
+                  if (!is_number) is_finite = false;
                   for (float& value : decoded) value *= scale;
+                  // The mean of codes may lie above the largest finite
+                  // gradient.
+                  if (is_number) saturate(decoded, result.dtype());
                   kernels::convert(decoded, result.subview(part.to[b], size));
                 }
               });

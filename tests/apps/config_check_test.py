@@ -70,8 +70,24 @@ class ConfigCheck(unittest.TestCase):
 
     def test_what_cannot_be_read_ends_it_with_1_and_wrong_usage_with_2(self):
         self.assertIn("not JSON", self.check("{", code=1).stderr)
+        self.assertRegex(
+            self.check("", code=1).stderr,
+            "config.json: a configuration must be a JSON object, got an empty file\n$",
+        )
         self.check(GOOD, "--ranks", "2")
         self.check(GOOD, "--ranks", "0", code=2)
+
+    def test_an_unknown_flag_is_named_even_if_an_argument_is_missing(self):
+        for command in (["plan"], ["config", "check"]):
+            done = subprocess.run(
+                [THINWIRE, *command, "--bogus", "3"],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            self.assertEqual(done.returncode, 2)
+            self.assertRegex(done.stderr, "not expected: --bogus.* .see --help.\n$")
 
 
 if __name__ == "__main__":

@@ -288,13 +288,32 @@ TEST(MeanOfParts, SaturatesFiniteGradientsOf16Bits) {
     LowBitMean mean(comm, pool, sizes, {.bits = 4});
     for (int pass = 0; pass < 8; ++pass) {
       std::vector<Half> values(1024, to_half(65504.0f));
-      for (std::size_t i = 1; i < values.size(); i += 3)
-        values[i] = to_half(60000.0f - static_cast<float>(i + pass));
+      // Rounded down, so that the next pass adds a residual to 65504.
+      for (std::size_t i = 1; pass % 2 == 0 && i < values.size(); i += 3)
+        values[i] = to_half(60000.0f);
       EXPECT_TRUE(mean.average({.values = values, .units = units}));
       for (const Half value : values) {
         ASSERT_TRUE(std::isfinite(to_float(value)));
         ASSERT_GT(to_float(value), 40000.0f);
       }
+    }
+  });
+}
+
+// bf16 ends below fp32, which rounds to infinity from there on.
+TEST(MeanOfParts, SaturatesFiniteGradientsOfBFloat16) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    const std::vector<std::size_t> sizes{1024}, units{0};
+    LowBitMean mean(comm, pool, sizes, {.bits = 4});
+    for (int pass = 0; pass < 8; ++pass) {
+      std::vector<BFloat16> values(1024, to_bfloat16(0x1.FEp127f));
+      for (std::size_t i = 1; pass % 2 == 0 && i < values.size(); i += 3)
+        values[i] = to_bfloat16(0x1.D4p127f);
+      EXPECT_TRUE(
+          mean.average({.values = values, .units = units, .loss_scale = 4096}));
+      for (const BFloat16 value : values)
+        ASSERT_TRUE(std::isfinite(to_float(value)));
     }
   });
 }
@@ -312,7 +331,18 @@ TEST(MeanOfParts, RefusesPartsThatAreNone) {
     refused(Values(1), {8}, 1);
     refused(Values(2), {0, 0}, 1);
     refused(Values(2), {0}, 1);
-    refused(Values(1), {0}, 0);
+    const auto refused_scale = [&](double scale) {
+      Values part(1);
+      const std::vector<std::size_t> units{0};
+      test::expect_error(
+          ErrorCode::kInvalidArgument,
+          {"loss_scale must be in [2^-126, 2^127]"}, [&] {
+            static_cast<void>(mean.average({part, units, scale}));
+          });
+    };
+    for (const double scale : {0.0, -1.0, 1e-300, 0x1p-127, 0x1p128,
+                               std::numeric_limits<double>::quiet_NaN()})
+      refused_scale(scale);
     test::expect_error(ErrorCode::kCorruptCheckpoint, {"server"},
                        [&] { mean.load_errors(Values(kElements), Values(3)); });
     test::expect_error(ErrorCode::kInvalidArgument, {"bits"}, [&] {

@@ -256,6 +256,27 @@ TEST(ReduceScatterOfParts, OfOneRankIsItsOwn) {
   });
 }
 
+// With a residual, a code may lie above the largest value of fp16.
+TEST(ReduceScatterOfParts, SaturatesFiniteGradientsOf16Bits) {
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    const std::vector<std::vector<Piece>> pieces = {
+        {{.from = 0, .to = 0, .residual = 0, .size = 1024, .owner = 0}}};
+    LowBitReduceScatter exchange(comm, pool, 1024, pieces, {.bits = 4});
+    for (int pass = 0; pass < 8; ++pass) {
+      std::vector<Half> values(1024, to_half(65504.0f));
+      for (std::size_t i = 1; pass % 2 == 0 && i < values.size(); i += 3)
+        values[i] = to_half(60000.0f);
+      std::vector<Half> result(1024);
+      EXPECT_TRUE(exchange.average(0, values, result));
+      for (const Half value : result) {
+        ASSERT_TRUE(std::isfinite(to_float(value)));
+        ASSERT_GE(to_float(value), comm.rank() == 0 ? 40000.0f : 0.0f);
+      }
+    }
+  });
+}
+
 TEST(ReduceScatterOfParts, RefusesWhatDoesNotFit) {
   const Sharded all = sharded(2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -272,7 +293,9 @@ TEST(ReduceScatterOfParts, RefusesWhatDoesNotFit) {
     refused("part", 2, Values(size), size, 1);
     refused("gradient", 1, Values(3), size, 1);
     refused("result", 1, Values(size), 3, 1);
-    refused("loss_scale", 1, Values(size), size, 0);
+    for (const double scale : {0.0, 1e-300, 0x1p128})
+      refused("loss_scale must be in [2^-126, 2^127]", 1, Values(size), size,
+              scale);
     test::expect_error(ErrorCode::kCorruptCheckpoint, {"residual"},
                        [&] { exchange.load_error(Values(3)); });
     const auto not_made = [&](const char* name, Piece piece, int bits) {

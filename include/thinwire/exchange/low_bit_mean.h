@@ -55,14 +55,15 @@ class LowBitMean {
   struct Part {
     View values;                         ///< fp32, fp16 or bf16.
     std::span<const std::size_t> units;  ///< In the order of their values.
-    double loss_scale = 1;               ///< Factor in the values, > 0.
+    double loss_scale = 1;  ///< Factor in the values, in [2^-126, 2^127].
   };
 
   /// Replaces the part's values by their average. Collective, done on return:
   /// all ranks pass the same parts in the same order. Returns whether the
   /// average is finite. If it is not, all values become NaN, and no residual
-  /// changes, on all ranks. A single rank changes nothing and returns true.
-  /// Throws Error(kInvalidArgument) before anything is sent.
+  /// changes, on all ranks. If it is finite, values beyond the range of their
+  /// type become its largest finite one. A single rank changes nothing and
+  /// returns true. Throws Error(kInvalidArgument) before anything is sent.
   bool average(const Part& part);
 
   /// Returns the bytes that this rank sends to other hosts for every unit once;

@@ -55,8 +55,10 @@ class LowBitReduceScatter {
   /// this rank's result is finite.
   ///
   /// If a rank's block is not finite, the result is NaN in it, and that rank's
-  /// residual of it stays. A single rank copies its pieces without rounding.
-  /// Throws Error(kInvalidArgument) before anything is sent.
+  /// residual of it stays. In other blocks, values beyond the range of the
+  /// result's type become its largest finite one. A single rank copies its
+  /// pieces without rounding. Throws Error(kInvalidArgument) before anything is
+  /// sent.
   bool average(std::size_t part, ConstView gradient, View result,
                double loss_scale = 1);
 

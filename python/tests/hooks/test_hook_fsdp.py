@@ -236,7 +236,7 @@ def refusals() -> list[str]:
     rank, size = cases.join()
     texts = []
 
-    def refused(kind: type[Exception], module: Any, *bits: Any, **more: Any) -> None:
+    def refused(kind: Any, module: Any, *bits: Any, **more: Any) -> None:
         try:
             thinwire.fsdp_hook(module, *bits, **more)
         except kind as error:
@@ -264,6 +264,18 @@ def refusals() -> list[str]:
         hook.load_state_dict(state)
     except (CorruptCheckpoint, InvalidArgument) as error:
         texts.append(str(error))
+    state = hook.state_dict()
+    name, values = next(iter(state["worker"].items()))
+    state["worker"][name] = values.double() + 1e300
+    try:
+        hook.load_state_dict(state)
+    except CorruptCheckpoint as error:
+        texts.append(str(error))
+    whole = fully_shard(cases.net(), mesh=init_device_mesh("cpu", (size,)))
+    cases.loss_of(whole, rank, 0)
+    refused(FailedPrecondition, whole)
+    other = wrapped(cases.net())
+    refused((TypeError, InvalidArgument), cases.net() if rank == 0 else other)
     fsdp.set_gradient_divide_factor(3.0)
     try:
         cases.loss_of(fsdp, rank, 0).backward()
@@ -286,6 +298,9 @@ def test_what_it_refuses() -> None:
             "a reduce-scatter of its own already, Own",
             "a reduce-scatter of its own already, _ReduceScatter",
             "'second.bias' is only in module",
+            "the state's 'worker' has values not finite",
+            "needs sharded parameters, but they are whole: call it before the first",
+            "module must be an FSDPModule (fully_shard()), got Net",
             "FSDP2 must average gradients, but 'module' asks for",
         ]
         assert len(rank.value) == len(parts)

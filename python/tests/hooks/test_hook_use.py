@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -141,9 +142,27 @@ def without_a_scale() -> tuple[str, float]:
     return "", 0.0
 
 
-def of_something_else() -> tuple[str, float]:
+def of_other_scales(first: int) -> tuple[str, float]:
+    """Rank 1 has another loss scale from this backward on."""
     rank, _ = cases.join()
     ddp = cases.wrapped(cases.net())
+    hook = thinwire.ddp_hook(ddp)
+    hook.set_loss_scale(4.0)
+    for step in range(8):
+        if step >= first and rank == 1:
+            hook.set_loss_scale(8.0)
+        begin = time.monotonic()
+        try:
+            cases.loss_of(ddp, rank, step).backward()
+        except RuntimeError as error:
+            return f"backward {step}: {error}", time.monotonic() - begin
+    return "", 0.0
+
+
+def of_something_else(comm: str) -> tuple[str, float]:
+    rank, _ = cases.join()
+    ddp = cases.wrapped(cases.net())
+    os.environ["THINWIRE_COMM"] = comm
     begin = time.monotonic()
     try:
         thinwire.ddp_hook(ddp.module if rank == 1 else ddp)
@@ -153,16 +172,21 @@ def of_something_else() -> tuple[str, float]:
 
 
 @pytest.mark.parametrize(
-    "what,text",
+    "what,given,text",
     [
-        ("without_a_scale", "no scale here"),
-        ("of_something_else", "ddp must be a DistributedDataParallel, got Net"),
+        ("without_a_scale", [], "no scale here"),
+        ("of_other_scales", [0], "backward 0: .*loss scale must be the same"),
+        ("of_other_scales", [2], 'backward 3: .*"4.0" on rank 0 and "8.0" on rank 1'),
+        ("of_something_else", [""], "ddp must be a DistributedDataParallel, got Net"),
+        ("of_something_else", ["local"], "ddp must be .*, got Net"),
     ],
 )
-def test_what_one_rank_refuses_the_others_hear_at_once(what: str, text: str) -> None:
-    for rank in ranks.succeed(ranks.call(2, __file__, what)):
+def test_what_one_rank_refuses_the_others_hear_at_once(
+    what: str, given: list[Any], text: str
+) -> None:
+    for rank in ranks.succeed(ranks.call(2, __file__, what, *given)):
         heard, seconds = rank.value
-        assert text in heard
+        assert re.search(text, heard, re.DOTALL), heard
         assert seconds < 20
 
 
@@ -198,6 +222,7 @@ def refusals() -> dict[str, str]:
     refuse("second", lambda: thinwire.ddp_hook(ddp))
     refuse("optimizer", lambda: thinwire.OnebitAdam(hooked.parameters()))
     refuse("scale", lambda: hook.set_loss_scale(0))
+    refuse("tiny scale", lambda: hook.set_loss_scale(2**-127))
     optimized = cases.net()
     optimizer = thinwire.OnebitAdam(optimized.parameters())
     refuse("hook", of(optimized))
@@ -229,7 +254,8 @@ def test_refusals_name_what_is_refused() -> None:
         "second": "without a communication hook",
         "optimizer": "ddp_hook() averages",
         "hook": "a Thinwire optimizer",
-        "scale": "scale must be in (0, 2^127), got 0",
+        "scale": "scale must be in [2^-126, 2^127], got 0",
+        "tiny scale": "scale must be in [2^-126, 2^127], got 5.8",
         "closed": "closed",
         "state": "closed",
     }.items():

@@ -192,7 +192,22 @@ def test_switches_of_torch(name: str) -> None:
         ({"lr": "1e-3"}, TypeError, "lr: must be a number, got '1e-3'"),
         ({"lr": True}, TypeError, "lr: must be a number, got True"),
         ({"threads": True}, TypeError, "threads: must be int, got True of bool"),
-        ({"total_steps": "x"}, TypeError, "total_steps: must be an integer or None"),
+        (
+            {"total_steps": 2.5},
+            TypeError,
+            "total_steps: must be an integer >= 1 or None, got 2.5 of float",
+        ),
+        (
+            {"lr_warmup_steps": "x"},
+            TypeError,
+            "lr_warmup_steps: must be an integer >= 0 or None, got 'x'",
+        ),
+        (
+            {"total_steps": 2**63},
+            InvalidArgument,
+            r"^total_steps must be below 2\^63, got 9223372036854775808$",
+        ),
+        ({"threads": 2**31}, InvalidArgument, r"^threads must be below 2\^31, got"),
         ({"broadcast": "no"}, TypeError, "broadcast: must be bool, got 'no'"),
         (
             {"hierarchy": "ring"},
@@ -215,7 +230,11 @@ def test_switches_of_torch(name: str) -> None:
             InvalidArgument,
             "^bucket_elements must be >= 0, got -1$",
         ),
-        ({"bucket_elements": 2**70}, InvalidArgument, "^bucket_elements must be below"),
+        (
+            {"bucket_elements": 2**70},
+            InvalidArgument,
+            r"^bucket_elements must be below 2\^64, got",
+        ),
     ],
 )
 def test_wrong_values_are_named_and_nothing_moves(

@@ -186,6 +186,18 @@ def test_a_group_that_one_rank_refuses_all_do(comm: Any) -> None:
     optimizer.step()
 
 
+@by_ranks(2)
+def test_a_group_that_one_rank_adds_after_a_step_is_refused_there(comm: Any) -> None:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters(), comm)
+    cases.train(net, optimizer, range(1))
+    if comm.rank == 1:
+        with pytest.raises(FailedPrecondition, match="add_param_group: only before"):
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    cases.train(net, optimizer, range(1, 2))
+    assert len(optimizer.param_groups) == 1
+
+
 def test_the_norm_may_be_set_before_the_first_step() -> None:
     net = cases.model()
     optimizer = cases.make("OnebitAdam", net.parameters())

@@ -22,9 +22,14 @@ from ..comm.lifetime import reason_of
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
 from . import _state
-from ._parameters import averaged, description, require_options
+from ._parameters import (
+    averaged,
+    description,
+    refuse_on_all_ranks,
+    require_options,
+)
 from ._report import HookReport
-from ._scale import Jumps, LossScale, Scaler
+from ._scale import Jumps, LossScale, SameScale, Scaler
 from ._thread import Exchanges
 
 
@@ -86,6 +91,7 @@ class Hook:
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
             self._loss_scale = LossScale()
+            self._same_scale = SameScale(comm)
             self._jumps: Jumps | None = Jumps()
             self._backwards = 0
             self._pass = _Pass(0, exact_steps > 0, 1)
@@ -114,9 +120,10 @@ class Hook:
 
     def set_loss_scale(self, scale: float) -> None:
         """Sets the factor that the loss has been multiplied by, from the next backward
-        on. All ranks set the same. Local.
+        on. All ranks set the same, which they compare in backwards 1, 2, 4, 8 and so on
+        over low bits. Local.
 
-        Raises InvalidArgument unless it is in (0, 2^127).
+        Raises InvalidArgument unless it is in [2^-126, 2^127].
         """
         self._loss_scale.set(scale)
         self._jumps = None
@@ -273,6 +280,8 @@ class Hook:
         def average() -> None:
             if self._failure is not None:
                 raise self._failure
+            if index == 0:
+                self._same_scale.require(of.scale)
             if event is not None:
                 event.synchronize()
             sent, waited = self._mean.bytes_sent, self._mean.wait_seconds
@@ -320,20 +329,6 @@ class Hook:
             owed[unit].zero_()
 
 
-def _refuse_on_all_ranks(error: Exception) -> None:
-    """Tells the ranks of the default group, which may be in the same call."""
-
-    def refuse() -> None:
-        raise error
-
-    if dist.is_initialized():
-        comm = communicator_for(None)
-        try:
-            agreed(comm, refuse)
-        finally:
-            comm.close()
-
-
 def _average_in_low_bits(state: Hook, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     return state._take(bucket)
 
@@ -374,11 +369,11 @@ def ddp_hook(
     on any rank.
     """
     if not isinstance(ddp, DistributedDataParallel):
-        error = TypeError(
-            f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
+        refuse_on_all_ranks(
+            TypeError(
+                f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
+            )
         )
-        _refuse_on_all_ranks(error)
-        raise error
     return Hook(ddp, bits, exact_steps, residual_dtype, hierarchy, process_group)
 
 

@@ -19,7 +19,7 @@ from ..comm.lifetime import reason_of
 from ..errors import FailedPrecondition
 from ..optim._lifetime import closing
 from . import _state
-from ._parameters import require_options
+from ._parameters import refuse_on_all_ranks, require_options
 from ._scale import LossScale, Scaler
 from ._shards import Sharded, group_of, sharded
 
@@ -78,7 +78,7 @@ class FsdpHook:
         """Sets the factor that the loss has been multiplied by, from the next backward
         on. All ranks set the same. Local.
 
-        Raises InvalidArgument unless it is in (0, 2^127).
+        Raises InvalidArgument unless it is in [2^-126, 2^127].
         """
         self._loss_scale.set(scale)
 
@@ -126,12 +126,12 @@ class FsdpHook:
         ranks, before anything changes.
         """
         place = self._comm.rank, self._comm.size
+        dtype = from_dlpack(self._exchange.error()).dtype
         own = agreed(
             self._comm,
-            lambda: _state.checked_worker(state, self._shapes, place, "module"),
+            lambda: _state.checked_worker(state, self._shapes, place, "module", dtype),
         )
-        dtype = from_dlpack(self._exchange.error()).dtype
-        self._exchange.load_error(own.to(dtype).contiguous())
+        self._exchange.load_error(own)
 
     def close(self) -> None:
         """Ends the exchanges. A later backward of the module raises FailedPrecondition.
@@ -245,8 +245,11 @@ def fsdp_hook(
     averages the gradients. Then nothing has changed on any rank.
     """
     if not isinstance(module, FSDPModule):
-        raise TypeError(
-            f"module must be an FSDPModule (fully_shard()), got {type(module).__name__}"
+        refuse_on_all_ranks(
+            TypeError(
+                "module must be an FSDPModule (fully_shard()), got "
+                f"{type(module).__name__}"
+            )
         )
     return FsdpHook(module, bits, residual_dtype)
 

@@ -5,10 +5,15 @@ averages.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import _averages
+from .._agreement import agreed
+from ..comm import communicator_for
 from ..errors import InvalidArgument
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -22,6 +27,30 @@ def require_options(bits: int, residual_dtype: torch.dtype) -> None:
         raise InvalidArgument(
             f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"
         )
+
+
+def refuse_on_all_ranks(error: Exception) -> NoReturn:
+    """Raises `error`, also on the ranks of the default group that are in the same call.
+    Collective if there is a default group.
+
+    If the others cannot be told, a note of `error` says why.
+    """
+
+    def refuse() -> None:
+        raise error
+
+    if dist.is_available() and dist.is_initialized():
+        try:
+            # None would be the group of THINWIRE_COMM, over which the others do not wait.
+            comm = communicator_for(dist.group.WORLD)
+            try:
+                agreed(comm, refuse)
+            finally:
+                comm.close()
+        except Exception as failure:  # noqa: BLE001  the argument's error matters more
+            if failure is not error:
+                error.add_note(f"The other ranks were not told: {failure}")
+    raise error
 
 
 def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:

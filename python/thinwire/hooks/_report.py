@@ -21,8 +21,8 @@ class HookReport:
     loss_scale: float
     """Divisor of the gradients while they travelled."""
     bytes_sent: int
-    """Bytes that this rank sent to others; 0 if is_exact, because DDP's group sends
-    then.
+    """Bytes of averages that this rank sent to others; 0 if is_exact, because DDP's
+    group sends then.
     """
     wait_seconds: float
     """Time waiting for other ranks, also during backward."""

@@ -7,11 +7,14 @@ import math
 from collections import deque
 from typing import Any, Protocol
 
+from .. import _core
 from ..errors import InvalidArgument
 
 _WINDOW = 4
 _SPREAD = 0.25
 _NEAR = 0.05
+# The exchange multiplies by the scale and by its inverse, in fp32.
+_LEAST, _MOST = 2.0**-126, 2.0**127
 
 
 class Scaler(Protocol):
@@ -29,9 +32,9 @@ class LossScale:
         self._scale = 1.0
 
     def set(self, scale: float) -> None:
-        """Raises InvalidArgument unless it is in (0, 2^127)."""
-        if not isinstance(scale, float | int) or not 0 < scale < 2**127:
-            raise InvalidArgument(f"scale must be in (0, 2^127), got {scale!r}")
+        """Raises InvalidArgument unless it is in [2^-126, 2^127]."""
+        if not isinstance(scale, float | int) or not _LEAST <= scale <= _MOST:
+            raise InvalidArgument(f"scale must be in [2^-126, 2^127], got {scale!r}")
         self._scaler, self._scale = None, float(scale)
 
     def watch(self, grad_scaler: Scaler) -> None:
@@ -50,13 +53,32 @@ class LossScale:
         """Returns the scale of this backward."""
         if self._scaler is not None and self._scaler.is_enabled():
             scale = float(self._scaler.get_scale())
-            if not 0 < scale < 2**127:
+            if not _LEAST <= scale <= _MOST:
                 raise InvalidArgument(
                     "get_scale() of the hook's grad_scaler must return a number in "
-                    f"(0, 2^127), got {scale:g}"
+                    f"[2^-126, 2^127], got {scale:g}"
                 )
             return scale
         return self._scale
+
+
+class SameScale:
+    """Compares the loss scales of the ranks in few of the backwards. In the others it
+    costs nothing.
+    """
+
+    def __init__(self, comm: _core.Communicator) -> None:
+        self._comm = comm
+        self._calls = 0
+
+    def require(self, scale: float) -> None:
+        """Compares in the first, second, fourth, eighth, ... call. Collective.
+
+        Raises InvalidArgument naming a rank whose scale is another one.
+        """
+        self._calls += 1
+        if self._calls & (self._calls - 1) == 0:
+            self._comm.require_same("the loss scale", repr(scale))
 
 
 class Jumps:

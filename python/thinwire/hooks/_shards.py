@@ -53,7 +53,8 @@ class Sharded:
 def group_of(module: Any) -> dist.ProcessGroup:
     """Returns the group over which the parameters are sharded. Local.
 
-    Raises InvalidArgument if there is none, or if it has more than one dimension.
+    Raises InvalidArgument if there is none, or if it has more than one dimension. Raises
+    FailedPrecondition after a forward that has left all parameters whole.
     """
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
@@ -64,7 +65,25 @@ def group_of(module: Any) -> dist.ProcessGroup:
                     f"got {mesh.ndim} for '{name}'"
                 )
             return mesh.get_group()
+    for inner in module.modules():
+        if isinstance(inner, FSDPModule) and _needs_gradients(inner):
+            raise FailedPrecondition(
+                "module: fsdp_hook() needs sharded parameters, but they are whole: call it "
+                "before the first forward"
+            )
     raise InvalidArgument("module: no parameter that is sharded needs a gradient")
+
+
+def _needs_gradients(module: FSDPModule) -> bool:
+    """Returns whether FSDP2 has sharded parameters that need a gradient. It does so even
+    while the module has the whole ones. False if this FSDP2 is not known.
+    """
+    try:
+        groups = module._get_fsdp_state()._fsdp_param_groups
+        shards = [one.sharded_param for group in groups for one in group.fsdp_params]
+    except AttributeError:
+        return False
+    return any(shard.requires_grad for shard in shards)
 
 
 def sharded(module: Any, ranks: int) -> Sharded:

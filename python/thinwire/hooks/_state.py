@@ -75,20 +75,23 @@ def checked(
 
     Raises CorruptCheckpoint naming what does not fit.
     """
-    own = checked_worker(state, shapes, place, "ddp")
+    own = checked_worker(state, shapes, place, "ddp", dtype)
     _check_names(state, "server", shapes, "ddp")
     server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
-    residuals = own.to(dtype).contiguous(), server.to(dtype)
-    for values, part in zip(residuals, ("worker", "server"), strict=True):
-        _require_finite(values, part)
-    return *residuals, _backwards_of(state)
+    server = server.to(dtype)
+    _require_finite(server, "server")
+    return own, server, _backwards_of(state)
 
 
 def checked_worker(
-    state: Mapping[str, Any], shapes: Shapes, place: tuple[int, int], owner: str
+    state: Mapping[str, Any],
+    shapes: Shapes,
+    place: tuple[int, int],
+    owner: str,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns the worker residual of one place, flat. `owner` is the argument that has the
-    parameters. Local. Raises like checked().
+    """Returns the worker residual of one place, flat and of this type. `owner` is the
+    argument that has the parameters. Local. Raises like checked().
     """
     if not isinstance(state, Mapping):
         raise CorruptCheckpoint(
@@ -106,6 +109,7 @@ def checked_worker(
     worker = torch.cat(parts, dim=1).cpu()
     index, count = place
     own = worker[index] if len(worker) == count else _mean_of(worker)
+    own = own.to(dtype).contiguous()
     _require_finite(own, "worker")
     return own
 

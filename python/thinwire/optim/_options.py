@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -427,6 +427,21 @@ def rate_of(name: str, value: Any) -> float:
     return rate
 
 
+# Optional integers that may be 0.
+_INTEGERS = {"lr_warmup_steps": "an integer >= 0", "warmup_bits": "0, 4, 8"}
+
+
+def _bits_of(holder: Any, field: str) -> int:
+    """Returns the exponent of the power of two below which an integer field must be."""
+    before = getattr(holder, field)
+    for bits in (64, 63, 32):
+        with suppress(TypeError, RuntimeError, OverflowError):
+            setattr(holder, field, 2**bits - 1)
+            setattr(holder, field, before)
+            return bits
+    return 31
+
+
 def set_field(holder: Any, path: str, value: Any, name: str) -> None:
     """Writes into a C++ struct. Raises TypeError, and InvalidArgument for an integer
     that the field cannot hold, naming the keyword.
@@ -442,9 +457,10 @@ def set_field(holder: Any, path: str, value: Any, name: str) -> None:
         except (TypeError, RuntimeError, OverflowError) as error:
             cause = error  # its text names C++ types
     if (now is None or type(now) is int) and type(value) is int:
-        wanted = ">= 0" if value < 0 else "below 2^63"
+        wanted = ">= 0" if value < 0 else f"below 2^{_bits_of(holder, field)}"
         raise InvalidArgument(f"{name} must be {wanted}, got {value}") from cause
-    wanted = "an integer or None" if now is None else type(now).__name__
+    whole = _INTEGERS.get(field, "an integer >= 1")
+    wanted = f"{whole} or None" if now is None else type(now).__name__
     raise TypeError(
         f"{name}: must be {wanted}, got {value!r} of {type(value).__name__}"
     ) from cause
