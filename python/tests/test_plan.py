@@ -33,7 +33,9 @@ def plan(*flags: str, code: int = 0) -> str:
 def test_a_described_network_is_planned() -> None:
     words = (*DESCRIBED, "--steps", "500", "--json")
     *ways, last = map(json.loads, plan(*words).splitlines())
-    assert last["fastest"] == ways[0]["way"]
+    # An outer loop is named the fastest of long runs alone.
+    short = [way["way"] for way in ways if not way["way"].startswith("outer")]
+    assert last["fastest"] == short[0]
     steps = {way["way"]: way["run_steps"] for way in ways}
     assert steps["onebit_adam"] == {"exact": 100, "compressed": 400, "local": 0}
 

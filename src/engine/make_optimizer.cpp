@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -203,12 +204,21 @@ std::unique_ptr<optim::Optimizer> outer_loop(comm::Communicator& comm,
                                              const ParameterLayout& layout,
                                              const Config& config,
                                              const optim::MakeRule& rule) {
+  Config inner = config;
+  inner.outer = {};
+  inner.comm.verify_every = 0;
+  Config without_masks = inner;
+  if (auto* onebit = std::get_if<optim::OnebitAdamOptions>(&inner.optimizer)) {
+    onebit->freeze.warmup_bits = 0;
+    auto& same = std::get<optim::OnebitAdamOptions>(without_masks.optimizer);
+    for (auto& group : same.groups) group.exp_avg_mask.clear();
+  }
+  // Compares the options of all ranks, which the inner optimizers cannot.
+  static_cast<void>(of_dense(
+      comm,
+      ParameterLayout::of({}, std::max<std::size_t>(1, layout.num_groups())),
+      without_masks, rule));
   const auto make_inner = [&](comm::Communicator& alone) {
-    Config inner = config;
-    inner.outer = {};
-    inner.comm.verify_every = 0;
-    if (auto* onebit = std::get_if<optim::OnebitAdamOptions>(&inner.optimizer))
-      onebit->freeze.warmup_bits = 0;
     return of_dense(alone, layout, inner, rule);
   };
   return std::make_unique<outer::OuterLoop>(comm, layout, make_inner,

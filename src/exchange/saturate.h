@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <span>
 
@@ -17,8 +16,7 @@ inline void saturate(std::span<float> values, DType dtype) {
                      : dtype == DType::kBFloat16
                          ? 0x1.FEp127f
                          : std::numeric_limits<float>::max();
-  for (float& value : values)
-    if (!std::isnan(value)) value = std::clamp(value, -most, most);
+  for (float& value : values) value = std::clamp(value, -most, most);
 }
 
 }  // namespace thinwire::exchange

@@ -48,8 +48,14 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   void subtract_from_anchor(ConstView now, View difference);
   /// Makes `now` and the anchor the same on all ranks. `scratch` has as many
   /// fp32 elements, or none.
-  void sync(View now, View scratch, optim::StepMeter& meter);
+  void sync(View now, View scratch, bool in_step, optim::StepMeter& meter);
+  /// Throws Error(kCommFailure) on all ranks if they differ in `equal`, in
+  /// counters or in learning rates. Collective.
+  void require_equal(ConstView equal);
   void verify(ConstView equal);
+  /// Agrees on a summary, of ranks in the same step and call. Collective.
+  [[nodiscard]] optim::Agreement agree(optim::GradientSummary own, bool in_step,
+                                       optim::StepMeter& meter);
 
   [[nodiscard]] std::int64_t steps_behind() const noexcept override {
     return schedule.behind;
@@ -82,9 +88,10 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   bool is_local = false;         // the warm-up is over
   bool left_out_a_step = false;  // this rank alone, since the last sync
   bool verification_is_due = false;
-  double changed = 0;      // RMS norm of the ranks' changes in the last sync
-  View params{};           // those of the last local step
-  Buffer restored_params;  // of this rank, until the next step or repeat()
+  int unreported_rank = -1;  // that synchronize() has found to have left out
+  double changed = 0;        // RMS norm of the ranks' changes in the last sync
+  View params{};             // those of the last local step
+  Buffer restored_params;    // of this rank, until the next step or repeat()
 };
 
 }  // namespace thinwire::outer

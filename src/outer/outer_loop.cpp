@@ -187,8 +187,7 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
     is_finite = std::isfinite(squares);
     if (in.skip_if_any_rank_nonfinite) {
       report.nonfinite_rank =
-          optim::agree(comm, {.squares = squares, .optimizer = number}, meter)
-              .nonfinite_rank;
+          agree({.squares = squares}, true, meter).nonfinite_rank;
       if (report.nonfinite_rank >= 0) {
         report.applied = false;
         optim::tell_of_nonfinite(in);
@@ -210,11 +209,11 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
     left_out_a_step = true;
   }
   if (!take_inner_step(own, report)) return;
+  report.nonfinite_rank = std::exchange(unreported_rank, -1);
   schedule.took_local_step(options);
   if (!syncs) return;
-  sync(in.params,
-       is_finite && in.grads.dtype() == DType::kFloat32 ? in.grads : View(),
-       meter);
+  const bool reuses = is_finite && in.grads.dtype() == DType::kFloat32;
+  sync(in.params, reuses ? in.grads : View(), /*in_step=*/true, meter);
   if (!in.low_precision.empty()) kernels::convert(in.params, in.low_precision);
 }
 
@@ -226,7 +225,9 @@ void OuterLoop::Impl::begin_local_steps(View now) {
   }
   params = now;
   if (is_local) return;
+  require_equal(now);
   is_local = true;
+  warm_up.release();
   kernels::convert(now, anchor.view());
   owners->set_masters(anchor.view());
 }
@@ -243,7 +244,8 @@ void OuterLoop::Impl::subtract_from_anchor(ConstView now, View difference) {
                   });
 }
 
-void OuterLoop::Impl::sync(View now, View scratch, optim::StepMeter& meter) {
+void OuterLoop::Impl::sync(View now, View scratch, bool in_step,
+                           optim::StepMeter& meter) {
   StepReport& report = meter.report();
   Buffer memory;
   if (scratch.empty()) {
@@ -252,11 +254,9 @@ void OuterLoop::Impl::sync(View now, View scratch, optim::StepMeter& meter) {
   }
   subtract_from_anchor(now, scratch);
   const optim::Agreement agreement =
-      optim::agree(comm,
-                   {.squares = kernels::sum_of_squares(pool, scratch),
-                    .optimizer = number,
-                    .left_out = left_out_a_step},
-                   meter);
+      agree({.squares = kernels::sum_of_squares(pool, scratch),
+             .left_out = left_out_a_step},
+            in_step, meter);
   const auto stop = [&](const std::string& whose) {
     throw Error(ErrorCode::kNonFinite,
                 fmt::format("sync after {} local steps: {} not finite; nothing "
@@ -265,14 +265,14 @@ void OuterLoop::Impl::sync(View now, View scratch, optim::StepMeter& meter) {
   };
   if (agreement.nonfinite_rank >= 0)
     stop(fmt::format("parameters of rank {} are", agreement.nonfinite_rank));
-  first_agreements.report(agreement, report);
   // y, u, m and a: in zero::ZeroOptimizer with optim::Nesterov
   const StepReport of_owners =
       owners->step({.params = anchor.view(), .grads = scratch});
   if (!of_owners.applied) stop("the mean of the ranks' changes is");
   report.exchange_seconds += of_owners.exchange_seconds;
   report.phase = Phase::kCompressed;
-  report.nonfinite_rank = agreement.left_out_rank;
+  if (agreement.left_out_rank >= 0)
+    report.nonfinite_rank = agreement.left_out_rank;
   report.drift =
       agreement.rms_norm == 0 ? 0 : of_owners.grad_norm / agreement.rms_norm;
   changed = agreement.rms_norm;
@@ -285,12 +285,41 @@ void OuterLoop::Impl::sync(View now, View scratch, optim::StepMeter& meter) {
 }
 
 void OuterLoop::Impl::verify(ConstView equal) {
-  if (!std::exchange(verification_is_due, false)) return;
+  if (std::exchange(verification_is_due, false)) require_equal(equal);
+}
+
+void OuterLoop::Impl::require_equal(ConstView equal) {
+  std::string rates;
+  const optim::ParameterGroups& groups = inner->groups();
+  for (std::size_t g = 0; g < groups.num_groups(); ++g)
+    rates += fmt::format("learning rate of group {}: {}\n", g,
+                         groups.learning_rate(g));
   optim::verify_same(
       comm, pool, layout, equal,
-      fmt::format("step {}\nsyncs {} interval {} counter {}\n{}{}",
+      fmt::format("step {}\nsyncs {} interval {} counter {}\n{}{}{}",
                   counts.steps, schedule.syncs, schedule.length,
-                  schedule.counter, options.describe(), exchange.describe()));
+                  schedule.counter, rates, options.describe(),
+                  exchange.describe()));
+}
+
+optim::Agreement OuterLoop::Impl::agree(optim::GradientSummary own,
+                                        bool in_step, optim::StepMeter& meter) {
+  // One number stands for this object, the step and the call.
+  const auto place =
+      static_cast<std::uint32_t>(2 * counts.steps + (in_step ? 1 : 0));
+  own.optimizer = number + 0x9E3779B9u * place;
+  try {
+    return optim::agree(comm, own, meter);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kFailedPrecondition) throw;
+    throw Error(error.code(),
+                fmt::format("outer loop: rank {} is in {} after {} steps, and "
+                            "another rank is in another call or step; all "
+                            "ranks must make the same calls of step(), "
+                            "synchronize() and evaluations",
+                            comm.rank(), in_step ? "step()" : "synchronize()",
+                            counts.steps));
+  }
 }
 
 // ---- local steps
@@ -301,7 +330,8 @@ void OuterLoop::Impl::synchronize(View now) {
   begin_local_steps(now);
   StepReport report;
   optim::StepMeter meter(comm, report);
-  sync(now, {}, meter);
+  sync(now, {}, /*in_step=*/false, meter);
+  unreported_rank = report.nonfinite_rank;
 }
 
 ConstView OuterLoop::Impl::exchanged_params(ConstView now) const {

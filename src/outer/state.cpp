@@ -218,6 +218,7 @@ optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
     left_out_a_step = taken->left_out_a_step;
     verification_is_due = taken->verification_is_due;
     params = {};
+    unreported_rank = -1;
     taken->of_warm_up();
     if (is_local) kernels::convert(taken->origin.view(), anchor.view());
     static_cast<void>(taken->of_owners());

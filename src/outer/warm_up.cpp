@@ -26,13 +26,11 @@ WarmUp::WarmUp(comm::Communicator& comm, ThreadPool& pool,
       units_(layout.parameters().size()),
       bits_(comm.size() == 1 ? 0 : bits) {
   std::iota(units_.begin(), units_.end(), std::size_t{0});
-  if (bits_ == 0)
+  if (bits_ == 0)  // otherwise the first average makes few_bits_
     exact_ = std::make_unique<exchange::ExactAverage>(
         comm_, pool_, layout_.size(),
         exchange::bucket_elements(bucket_elements, layout.size(), comm.hosts(),
                                   exchange::kExactBits));
-  else
-    few_bits_ = make_few_bits();
 }
 
 std::unique_ptr<exchange::LowBitMean> WarmUp::make_few_bits() const {
@@ -48,6 +46,7 @@ double WarmUp::average(View grads, double loss_scale,
     exact_->complete(grads, meter);
     return exchange::sum_divisor(comm_, grads.dtype());
   }
+  if (!few_bits_) few_bits_ = make_few_bits();
   // A mean that is not finite makes all values NaN, which the step then sees.
   meter.compressed(*few_bits_, [&](exchange::LowBitMean& mean) {
     static_cast<void>(mean.average(
@@ -69,10 +68,9 @@ void WarmUp::add_to(optim::State& state) const {
 }
 
 optim::Adoption WarmUp::adopt(StateDict& state, std::int64_t saved_world) {
-  if (!few_bits_) return [] {};
-  const auto made =
-      std::make_shared<std::unique_ptr<exchange::LowBitMean>>(make_few_bits());
-  if (state.has_array(kWorkerError)) {
+  const auto made = std::make_shared<std::unique_ptr<exchange::LowBitMean>>();
+  if (!exact_ && state.has_array(kWorkerError)) {
+    *made = make_few_bits();
     const auto take = [&](const char* name) {
       return optim::take_floats(state, name, DType::kFloat32, layout_.size());
     };

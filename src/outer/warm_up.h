@@ -31,6 +31,9 @@ class WarmUp {
   [[nodiscard]] double average(View grads, double loss_scale,
                                exchange::WaitMeter& meter);
 
+  /// Frees the residuals and records; a later average begins without residuals.
+  void release() noexcept { few_bits_.reset(); }
+
   /// Adds the residuals to a state; nothing if gradients travel exactly.
   void add_to(optim::State& state) const;
   /// Takes residuals out of a state that add_to() of `saved_world` ranks has
@@ -44,8 +47,8 @@ class WarmUp {
   const ParameterLayout& layout_;
   std::vector<std::size_t> units_;
   int bits_;
-  std::unique_ptr<exchange::ExactAverage> exact_;  // with 0 bits
-  std::unique_ptr<exchange::LowBitMean> few_bits_;
+  std::unique_ptr<exchange::ExactAverage> exact_;   // with 0 bits
+  std::unique_ptr<exchange::LowBitMean> few_bits_;  // from the first average on
 
   [[nodiscard]] std::unique_ptr<exchange::LowBitMean> make_few_bits() const;
 };

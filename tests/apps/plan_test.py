@@ -32,7 +32,10 @@ WAYS = [
     "zero 8/8",
     "zero 4/4",
     "lean",
+    "outer 4/4",
 ]
+# One that is named the fastest of long runs alone.
+OF_LONG_RUNS = "outer 4/4"
 KEYS = [
     "way",
     "exchange",
@@ -73,6 +76,10 @@ class Plan(unittest.TestCase):
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stderr if code else done.stdout
 
+    @staticmethod
+    def is_long(way):
+        return sum(way.get("run_steps", {}).values()) >= 5000
+
     def lines_of(self, *words, **how):
         """The ways, and what comes last."""
         *ways, last = map(
@@ -85,7 +92,10 @@ class Plan(unittest.TestCase):
             self.assertEqual(list(way), keys)
             self.assertGreater(way["ms_per_step"], 0)
             self.assertGreater(way["memory_bytes"], 2 * 300_001)
-        fastest = min(ways, key=lambda way: way[by])
+        counts = [
+            way for way in ways if way["way"] != OF_LONG_RUNS or self.is_long(way)
+        ]
+        fastest = min(counts, key=lambda way: way[by])
         self.assertEqual(last["fastest"], fastest["way"])
         self.assertEqual(last["exchange"], fastest["exchange"])
         return ways, last

@@ -25,6 +25,7 @@ OBJECTS = ("seconds", "memory")
 NOT_ALWAYS = "residual_ratio"
 OF_LAMB = "lamb_coeffs"
 OF_WARMUP = "bits"
+OF_SYNCS = "drift"  # those of an outer loop
 FEW_BITS = "--set zero_bits_up=4 --set zero_bits_down=4"
 
 
@@ -59,14 +60,16 @@ class TrainGpt(Runs):
             for file in files
         }
 
-    def check_lines(self, lines, phases, warmup_bits=0):
+    def check_lines(self, lines, phases, warmup_bits=0, syncs=(), compared=()):
         """Every documented key is on every line, and no other."""
         keys, inner = documented()
         self.assertEqual([line["step"] for line in lines], [*range(1, STEPS + 1)])
         self.assertEqual([line["phase"] for line in lines], phases)
         for line in lines:
             has_bits = warmup_bits and line["phase"] == "exact"
-            own = keys - ({OF_LAMB} if has_bits else {OF_LAMB, OF_WARMUP})
+            own = keys - {OF_LAMB}
+            own -= set() if has_bits else {OF_WARMUP}
+            own -= set() if line["step"] in syncs else {OF_SYNCS}
             self.assertEqual(set(line) | {NOT_ALWAYS}, own)
             self.assertEqual(line.get(OF_WARMUP, 0), warmup_bits if has_bits else 0)
             for name, its in inner.items():
@@ -75,7 +78,7 @@ class TrainGpt(Runs):
             self.assertIs(line["applied"], True)
             self.assertGreater(line["grad_norm"], 0)
             self.assertTrue(0 <= line["overlap"] <= 1)
-            is_local = line["phase"] == "local"
+            is_local = line["phase"] == "local" and line["step"] not in compared
             self.assertEqual(line["bytes_sent"] == 0, is_local)
             self.assertEqual(line["messages"] == 0, is_local)
             self.assertLessEqual(line["bytes_between_hosts"], line["bytes_sent"])
@@ -130,6 +133,21 @@ class TrainGpt(Runs):
         self.assertEqual(phases[:4], ["exact"] * 4)
         self.assertEqual(set(phases[4:]), {"compressed", "local"})
         self.check_lines(files[""], phases)
+
+    # A validation, after every fifth step, makes ranks equal by a sync of its own.
+    @needs_mpi
+    def test_outer_loop(self):
+        files = self.telemetry_of(
+            "outer",
+            "--optimizer adam --set outer.sync_every=3 --set outer.warmup_steps=3",
+        )
+        lines = files[""]
+        phases = [line["phase"] for line in lines]
+        self.assertEqual(phases[:3], ["exact"] * 3)
+        self.assertEqual(set(phases[3:]), {"compressed", "local"})
+        syncs = [line["step"] for line in lines if line["phase"] == "compressed"]
+        # The first local step compares the ranks.
+        self.check_lines(lines, phases, syncs=syncs, compared=[4])
 
     @needs_mpi
     def test_zero_over_few_bits(self):

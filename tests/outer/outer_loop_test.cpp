@@ -227,7 +227,8 @@ TEST(OuterLoop, LocalStepsAreThoseOfTheInnerOptimizerAndSendNothing) {
       Floats grads = gradient(layout.size(), t, comm.rank());
       Floats same = grads;
       const StepReport report = optimizer.step(params, grads);
-      EXPECT_EQ(report.bytes_sent + report.collectives, 0u);
+      // The first compares the ranks.
+      EXPECT_EQ(report.bytes_sent + report.collectives == 0, t > 1);
       EXPECT_EQ(report.drift, 0);
       by_hand->step(expected, same);
       EXPECT_TRUE(same_bytes(params, expected)) << t;
@@ -490,21 +491,82 @@ TEST(OuterLoop, DriftTellsWhetherRanksMoveAlike) {
     });
 }
 
-TEST(OuterLoop, VerifiesTheAnchor) {
+// What ranks have in common is compared when local steps begin, and later with
+// `verify_every`.
+TEST(OuterLoop, ComparesRanksBeforeLocalSteps) {
+  const ParameterLayout layout = small_layout();
+  run_ranks("local", 2, [&](comm::Communicator& comm) {
+    for (const bool parameters_differ : {true, false}) {
+      OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2});
+      Floats params = normal(layout.size(), 3);
+      if (comm.rank() == 1 && parameters_differ) params[7] += 1;
+      if (comm.rank() == 1 && !parameters_differ)
+        optimizer.groups().set_learning_rate(0, 0.25);
+      const Floats before = params;
+      Floats grads = gradient(layout.size(), 1, comm.rank());
+      expect_error(
+          ErrorCode::kCommFailure,
+          {parameters_differ ? "parameter odd" : "learning rate of group 0"},
+          [&] { optimizer.step(params, grads); });
+      EXPECT_EQ(optimizer.progress().steps, 0);
+      EXPECT_TRUE(same_bytes(params, before));
+    }
+  });
+}
+
+TEST(OuterLoop, VerifiesLearningRatesInSyncs) {
   const ParameterLayout layout = small_layout();
   run_ranks("local", 2, [&](comm::Communicator& comm) {
     OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2},
                         {.verify_every = 2});
     Floats params = normal(layout.size(), 3);
-    if (comm.rank() == 1) params[7] += 1;
     for (std::int64_t t = 1; t <= 2; ++t) {
       Floats grads = gradient(layout.size(), t, comm.rank());
-      if (t == 1)
+      if (t == 1) {
+        optimizer.step(params, grads);
+        if (comm.rank() == 1) optimizer.groups().set_learning_rate(0, 0.25);
+      } else {
+        expect_error(ErrorCode::kCommFailure, {"learning rate of group 0"},
+                     [&] { optimizer.step(params, grads); });
+      }
+    }
+  });
+}
+
+// A rank that syncs in a step and one that syncs for an evaluation do not
+// exchange with each other.
+TEST(OuterLoop, RefusesCallsThatDifferBetweenRanks) {
+  const ParameterLayout layout = small_layout();
+  run_ranks("local", 2, [&](comm::Communicator& comm) {
+    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2});
+    Floats params = normal(layout.size(), 3);
+    Floats grads = gradient(layout.size(), 1, comm.rank());
+    optimizer.step(params, grads);
+    expect_error(ErrorCode::kFailedPrecondition, {"all ranks must make"}, [&] {
+      if (comm.rank() == 0)
         optimizer.step(params, grads);
       else
-        expect_error(ErrorCode::kCommFailure, {"parameter odd"},
-                     [&] { optimizer.step(params, grads); });
+        optimizer.local_steps()->synchronize(params);
+    });
+  });
+}
+
+// A rank that synchronize() has found to leave out a step is named by the next
+// step.
+TEST(OuterLoop, ReportsWhatAnEvaluationHasFound) {
+  const ParameterLayout layout = small_layout();
+  run_ranks("local", 2, [&](comm::Communicator& comm) {
+    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 9},
+                        {.skip_nonfinite = true});
+    Floats params = normal(layout.size(), 3);
+    std::vector<int> named;
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      Floats grads = gradient(layout.size(), t, comm.rank());
+      if (t == 1 && comm.rank() == 1) grads[0] = std::nanf("");
+      named.push_back(optimizer.step(params, grads).nonfinite_rank);
+      if (t == 1) optimizer.local_steps()->synchronize(params);
     }
+    EXPECT_EQ(named, (std::vector<int>{-1, 1, -1}));
   });
 }
 

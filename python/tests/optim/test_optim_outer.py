@@ -60,13 +60,9 @@ def test_local_steps_send_nothing_and_the_log_says_what_travels(
 
     run_local_ranks(2, body)
     lines = [json.loads(x) for x in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    assert [line["bytes_sent"] > 0 for line in lines] == [
-        True,
-        True,
-        False,
-        False,
-        True,
-    ]
+    # The first local step compares the ranks.
+    sent = [line["bytes_sent"] > 0 for line in lines]
+    assert sent == [True, True, True, False, True]
     assert ["drift" in line for line in lines] == [False, False, False, False, True]
     told = [text for text in caplog.messages if "what up to 3 local steps" in text]
     assert len(told) == 1
@@ -190,6 +186,7 @@ def test_initialize_wraps_any_optimizer_of_torch(comm: Any, tmp_path: Path) -> N
 @by_ranks(2)
 def test_muon_inside(comm: Any) -> None:
     """With Muon inside, an outer loop is MuLoCo (arXiv:2505.23725)."""
+    torch.manual_seed(0)
     net = torch.nn.Sequential(
         torch.nn.Linear(7, 33, bias=False),
         torch.nn.Tanh(),
@@ -204,15 +201,20 @@ def test_muon_inside(comm: Any) -> None:
         },
         process_group=comm,
     )[0]
-    losses = []
+    def loss_of(batches: range) -> float:
+        with torch.no_grad():
+            pairs = [cases.batch(comm.rank, step) for step in batches]
+            return sum(
+                torch.nn.functional.mse_loss(net(x), y).item() for x, y in pairs
+            )
+
+    before = loss_of(range(40))
     for step in range(40):
         x, y = cases.batch(comm.rank, step)
-        loss = torch.nn.functional.mse_loss(engine(x), y)
-        engine.backward(loss)
+        engine.backward(torch.nn.functional.mse_loss(engine(x), y))
         engine.step()
-        losses.append(loss.item())
     assert engine.report.phase == "compressed"
-    assert sum(losses[-5:]) < sum(losses[:5])
+    assert loss_of(range(40)) < before
 
 
 @by_ranks(2)
