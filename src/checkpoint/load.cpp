@@ -143,6 +143,18 @@ void note_dropped_residuals(const Manifest& manifest,
         "run does not exchange gradients in 4 or 8 bits");
 }
 
+// Only the states of an optimizer with local steps have them.
+void note_left_out_steps(const Manifest& manifest, bool restores_them,
+                         std::vector<std::string>& notes) {
+  if (manifest.steps_behind == 0 || restores_them) return;
+  notes.push_back(fmt::format(
+      "{} local steps after the last exchange are left out: save with "
+      "local_steps = kSynchronize (Python: local_steps=\"synchronize\") to "
+      "have "
+      "them in the weights",
+      manifest.steps_behind));
+}
+
 // Instead of rank 0's.
 void take_own_parameters(const Training& training, StateDict& state,
                          Read& read) {
@@ -268,6 +280,7 @@ Read read_all(const Training& training, const Found& found,
   const DType dtype = training.params.dtype();
   optim::State target;
   if (with_states) target = training.optimizer.state();
+  note_left_out_steps(manifest, target.has_local_steps, read.report.notes);
   const std::size_t first = training.params.first_size();
   const Range behind{first, training.params.size() - first};
   read.parameters =

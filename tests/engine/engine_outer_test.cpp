@@ -174,6 +174,36 @@ TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
   }
 }
 
+TEST(OuterEngine, LoadingSaysWhichLocalStepsAreLeftOut) {
+  const Folder folder;
+  const Config with = outer_config("adam");
+  Config without = with;
+  without.outer = {};
+  std::string saved;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Trained training(comm, with);
+    for (std::int64_t t = 1; t <= 4; ++t) training.step(t);
+    const auto report = training.engine.save(folder.in("run"), {}, kQuick);
+    if (comm.rank() == 0) saved = report.path;
+  });
+  const auto says = [&](const Config& config, checkpoint::What what) {
+    bool found = false;
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Trained training(comm, config);
+      const auto report = training.engine.load(saved, {.what = what});
+      const bool own = fmt::format("{}", fmt::join(report.notes, "\n"))
+                           .find(
+                               "2 local steps after the last exchange are "
+                               "left out") != std::string::npos;
+      if (comm.rank() == 0) found = own;
+    });
+    return found;
+  };
+  EXPECT_FALSE(says(with, checkpoint::What::kAll));
+  EXPECT_TRUE(says(with, checkpoint::What::kWeights));
+  EXPECT_TRUE(says(without, checkpoint::What::kAll));
+}
+
 // What 1-bit Adam has frozen stays, and its residuals go.
 TEST(OuterEngine, TakesUpOnebitAdam) {
   const Folder folder;

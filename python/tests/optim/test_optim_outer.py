@@ -15,7 +15,7 @@ import torch
 from local_ranks import by_ranks
 from thinwire import optim
 from thinwire.comm import run_local_ranks
-from thinwire.errors import InvalidArgument
+from thinwire.errors import FailedPrecondition, InvalidArgument
 
 OUTER: Any = {"sync_every": 3, "warmup_steps": 2}
 
@@ -201,30 +201,77 @@ def test_muon_inside(comm: Any) -> None:
         },
         process_group=comm,
     )[0]
+    loss_fn = torch.nn.functional.mse_loss
+
     def loss_of(batches: range) -> float:
         with torch.no_grad():
-            pairs = [cases.batch(comm.rank, step) for step in batches]
-            return sum(
-                torch.nn.functional.mse_loss(net(x), y).item() for x, y in pairs
-            )
+            inputs = [cases.batch(comm.rank, step)[0] for step in batches]
+            return sum(loss_fn(net(x), x.sum(1, keepdim=True)).item() for x in inputs)
 
     before = loss_of(range(40))
     for step in range(40):
-        x, y = cases.batch(comm.rank, step)
-        engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+        x, _ = cases.batch(comm.rank, step)
+        engine.backward(loss_fn(engine(x), x.sum(1, keepdim=True)))
         engine.step()
     assert engine.report.phase == "compressed"
-    assert loss_of(range(40)) < before
+    assert loss_of(range(40)) < 0.5 * before
+
+
+MOVING: Any = {"sync_every": 2, "learning_rate": 0.7, "momentum": 0.6}
 
 
 @by_ranks(2)
 def test_what_a_program_writes_takes_effect(comm: Any) -> None:
     net = cases.model()
-    optimizer = optim.AdamW(
-        net.parameters(), lr=1e-3, outer={"sync_every": 2}, process_group=comm
-    )
-    cases.train(net, optimizer, range(2), comm.rank)
+    optimizer = optim.AdamW(net.parameters(), lr=1e-3, outer=MOVING, process_group=comm)
+    for _ in range(3):
+        cases.train(net, optimizer, range(2), comm.rank)
+        with torch.no_grad():
+            net[2].bias.fill_(5.0)
+        cases.train(net, optimizer, range(2, 4), comm.rank)
+        assert (net[2].bias - 5).abs().item() < 0.02
+
+
+@by_ranks(2)
+def test_between_syncs_all_ranks_write_the_same(comm: Any) -> None:
+    net = cases.model()
+    optimizer = optim.AdamW(net.parameters(), lr=1e-3, outer=MOVING, process_group=comm)
+    cases.train(net, optimizer, range(3), comm.rank)
+    before = cases.bits(net)
     with torch.no_grad():
         net[2].bias.fill_(5.0)
-    cases.train(net, optimizer, range(2, 4), comm.rank)
-    assert (net[2].bias - 5).abs().item() < 0.1
+    with pytest.raises(FailedPrecondition, match="all of them on all ranks"):
+        cases.train(net, optimizer, range(3, 4), comm.rank)
+    net.load_state_dict(cases.model().state_dict())
+    cases.train(net, optimizer, range(3, 4), comm.rank)
+    assert cases.bits(net) != before
+
+
+@by_ranks(2)
+def test_an_engine_follows_what_a_program_writes(comm: Any) -> None:
+    net = cases.model()
+    engine = thinwire.initialize(
+        model=net,
+        optimizer=torch.optim.AdamW(net.parameters(), lr=1e-3),
+        config={"train_micro_batch_size_per_gpu": 5, "thinwire": {"outer": MOVING}},
+        process_group=comm,
+    )[0]
+
+    def step(number: int) -> None:
+        x, y = cases.batch(comm.rank, number)
+        engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+        engine.step()
+
+    for number in range(3):
+        step(number)
+    with engine.evaluation(), torch.no_grad():
+        net[2].bias.fill_(5.0)
+    for number in range(3, 5):
+        step(number)
+    assert engine.report.phase == "compressed"
+    assert (net[2].bias - 5).abs().item() < 0.02
+    step(5)
+    with torch.no_grad():
+        net[2].bias.fill_(6.0)
+    with pytest.raises(FailedPrecondition, match="between local steps"):
+        step(6)

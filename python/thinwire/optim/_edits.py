@@ -19,22 +19,28 @@ _ROUNDING = 2.0**-20
 
 
 class Edits:
-    """Copies what was written since note(). The new values go to masters of 16-bit
-    parameters and, in 0/1 Adam's local stage, to the parameters of the last exchange.
-    Otherwise the next step would undo them.
+    """Copies what was written since note(), because a later step would undo it. Masters of
+    16-bit parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
+    parameters of the last exchange.
     """
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
         self._comm, self._native = comm, native
-        has_copies = native.memory.params.dtype != torch.float32 or isinstance(
-            native.config.optimizer, _core.ZeroOneAdamOptions
-        )
         memory = native.memory
+        has_masters = memory.params.dtype != torch.float32
+        has_outer = native.config.outer.sync_every > 0
+        has_copies = (
+            has_masters
+            or has_outer
+            or isinstance(native.config.optimizer, _core.ZeroOneAdamOptions)
+        )
         self._marks = None
         if has_copies:
             self._marks = memory.marks()
         self._moved = False
-        self._is_lean = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
+        is_lean = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
+        # Then the marks alone tell what was written.
+        self._keeps_no_array = is_lean or (has_outer and not has_masters)
 
     def home(self) -> None:
         """Calls FlatMemory.home(), and remembers whether take_in() has to look. Local."""
@@ -61,9 +67,11 @@ class Edits:
         self._native.memory.take_in_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
             return
-        if self._is_lean:  # its copy of the values is not an array
+        if self._keeps_no_array:
             if self._marks.have_changed():
-                self._native.optimizer.read_masters(self._native.memory.handed_params)
+                memory = self._native.memory
+                self._require_equal(memory.values(), is_collective)
+                self._native.optimizer.read_masters(memory.handed_params)
         elif (kept := self._kept()) is not None:
             self._take_in(*kept, is_collective)
         self.note()
@@ -77,22 +85,25 @@ class Edits:
         differs |= values.isnan() != now.isnan()
         if not bool(differs.any()):
             return
-        if self._native.optimizer.steps_behind and self._comm.size > 1:
+        if self._require_equal(now, is_collective):
             values = now
-            self._require_equal(values, is_collective)
         else:
             values = torch.where(differs, now, values)
         self._native.optimizer.read_masters(values)
 
-    def _require_equal(self, values: torch.Tensor, is_collective: bool) -> None:
-        """Raises an error unless ranks agree. Collective if it is_collective."""
+    def _require_equal(self, values: torch.Tensor, is_collective: bool) -> bool:
+        """Returns whether ranks differed before. Then it raises an error unless they have
+        the same values now, and is collective if `is_collective`.
+        """
+        if not self._native.optimizer.steps_behind or self._comm.size == 1:
+            return False
         if is_collective:
             on_cpu = values.cpu()
             content = (ctypes.c_char * on_cpu.nbytes).from_address(on_cpu.data_ptr())
             digest = hashlib.sha256(content).hexdigest()
             texts = self._comm.gather_texts(f"parameters were written: {digest}")
             if len(set(texts)) == 1:
-                return
+                return True
         raise FailedPrecondition(
             "parameters were written while they differ from rank to rank, between two "
             "exchanges: write the same values into all of them on all ranks, or call "
