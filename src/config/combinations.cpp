@@ -145,8 +145,6 @@ void check_outer_and_rest(const Config& config) {
   require(!config.lagged_clipping, "lagged_clipping", with("false"), true);
   require(!config.comm.compressed_during_backward, kDuringBackward,
           with("false"), true);
-  require(config.comm.hierarchy != Hierarchy::kByHost, kHierarchy,
-          with("auto or flat"), "by_host");
   require(config.fallback != Fallback::kHold, "fallback", with("off or warn"),
           "hold");
   if (onebit == nullptr) return;

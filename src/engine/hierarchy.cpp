@@ -15,11 +15,10 @@ using config::Hierarchy;
 
 namespace {
 
-// Whatever the ranks' places; an outer loop and DeepSpeed's sums are flat.
+// Whatever the ranks' places; DeepSpeed's sums are flat.
 bool is_flat(const config::Config& config, int ranks) {
   if (config.comm.hierarchy == Hierarchy::kByHost) return false;
   return config.comm.hierarchy == Hierarchy::kFlat || ranks == 1 ||
-         config.outer.sync_every > 0 ||
          config.semantics == config::Semantics::kDeepSpeed;
 }
 

@@ -117,6 +117,18 @@ struct LowBitMean::Impl {
   [[nodiscard]] Range served_range(const Cut& cut) const {
     return {cut.served, cut.range.size};
   }
+  template <class Predicate>
+  [[nodiscard]] std::vector<Range> ranges_of(Predicate&& is_meant) const {
+    std::vector<Range> ranges;
+    for (const Cut& cut : cuts) {
+      if (!is_meant(cut)) continue;
+      if (!ranges.empty() && ranges.back().end() == cut.range.offset)
+        ranges.back().size += cut.range.size;
+      else
+        ranges.push_back(cut.range);
+    }
+    return ranges;
+  }
 
   [[nodiscard]] std::size_t bytes_per_pass() const {
     std::size_t bytes = 0;
@@ -310,6 +322,16 @@ Buffer LowBitMean::server_error() const {
       copy_values(impl_->server.kept(impl_->served_range(cut)),
                   all.view().subview(cut.range.offset, cut.range.size));
   return all;
+}
+
+std::vector<Range> LowBitMean::encoded() const {
+  return impl_->ranges_of(
+      [this](const Impl::Cut& cut) { return impl_->encodes(cut); });
+}
+
+std::vector<Range> LowBitMean::served() const {
+  return impl_->ranges_of(
+      [this](const Impl::Cut& cut) { return cut.place == impl_->places.own; });
 }
 
 void LowBitMean::load_errors(ConstView worker, ConstView server) {

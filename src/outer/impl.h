@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <memory>
 
+#include "exchange/exact_average.h"
 #include "optim/gradient_agreement.h"
 #include "optim/saved_state.h"
 #include "optim/step_pieces.h"
 #include "outer/warm_up.h"
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/outer/outer_loop.h"
@@ -44,6 +46,9 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   bool take_inner_step(const optim::StepInput& in, optim::StepReport& report);
   void warm_up_step(const optim::StepInput& in, optim::StepMeter& meter);
   void local_step(const optim::StepInput& in, optim::StepMeter& meter);
+  /// Agrees inside the host on its ranks' gradients.
+  [[nodiscard]] optim::Agreement agree_inside(double squares,
+                                              optim::StepMeter& meter);
   void begin_local_steps(View now);
   void subtract_from_anchor(ConstView now, View difference);
   /// Makes `now` and the anchor the same on all ranks. `scratch` has as many
@@ -74,6 +79,9 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   const OuterOptions options;
   const optim::ExchangeOptions exchange;
   ThreadPool pool;
+  const std::unique_ptr<const comm::HostGroups> groups;  // null: flat
+  // Of gradients inside a host, whose ranks take local steps together.
+  const std::unique_ptr<exchange::ExactAverage> inside;
   std::unique_ptr<comm::Communicator> own_comm;  // of this rank only
   std::unique_ptr<optim::Optimizer> inner;
   WarmUp warm_up;

@@ -16,6 +16,7 @@
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/core/error.h"
+#include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/optim/nesterov.h"
@@ -48,6 +49,22 @@ std::unique_ptr<zero::ZeroOptimizer> make_owners(
       };
   return std::make_unique<zero::ZeroOptimizer>(comm, layout, rule, anchor,
                                                zero);
+}
+
+std::unique_ptr<const comm::HostGroups> groups_of(comm::Communicator& comm) {
+  if (comm.hosts().is_flat()) return nullptr;
+  return std::make_unique<const comm::HostGroups>(comm::split_by_host(comm));
+}
+
+std::unique_ptr<exchange::ExactAverage> average_of(
+    const comm::HostGroups* groups, ThreadPool& pool,
+    const ParameterLayout& layout, const optim::ExchangeOptions& exchange) {
+  if (groups == nullptr) return nullptr;
+  comm::Communicator& inside = *groups->inside;
+  return std::make_unique<exchange::ExactAverage>(
+      inside, pool, layout.size(),
+      exchange::bucket_elements(exchange.bucket_elements, layout.size(),
+                                inside.hosts(), exchange::kExactBits));
 }
 
 std::unique_ptr<comm::Communicator> alone() {
@@ -89,9 +106,11 @@ OuterLoop::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       options(o),
       exchange(e),
       pool(e.num_threads),
+      groups(groups_of(c)),
+      inside(average_of(groups.get(), pool, layout, e)),
       own_comm(alone()),
       inner(made_by(make_inner, *own_comm)),
-      warm_up(c, pool, layout, o.warmup_bits, e.bucket_elements),
+      warm_up(c, groups.get(), pool, layout, o.warmup_bits, e.bucket_elements),
       anchor(Buffer::of<float>(l.size())),
       owners(make_owners(c, layout, anchor.view(), o, e)),
       number(optim::optimizer_number(c)) {}
@@ -101,9 +120,6 @@ OuterLoop::OuterLoop(comm::Communicator& comm, const ParameterLayout& layout,
                      const optim::ExchangeOptions& exchange) {
   options.validate();
   exchange.validate();
-  require(comm.hosts().is_flat(), "comm",
-          "flat, because an outer loop exchanges between all ranks alike",
-          "hierarchical");
   require(make_inner != nullptr, "make_inner", "a function", "none");
   comm::require_same(
       comm, "parameter layout and options",
@@ -181,33 +197,40 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   StepReport& report = meter.report();
   report.phase = Phase::kLocal;
   report.grad_norm_is_estimate = true;
-  bool is_finite = true;
-  if (skips(in)) {
-    const double squares = kernels::sum_of_squares(pool, in.grads);
-    is_finite = std::isfinite(squares);
-    if (in.skip_if_any_rank_nonfinite) {
-      report.nonfinite_rank =
-          agree({.squares = squares}, true, meter).nonfinite_rank;
-      if (report.nonfinite_rank >= 0) {
-        report.applied = false;
-        optim::tell_of_nonfinite(in);
-        return;
-      }
+  double squares = 0;
+  if (skips(in) || inside) squares = kernels::sum_of_squares(pool, in.grads);
+  bool is_finite = !skips(in) || std::isfinite(squares);
+  if (in.skip_if_any_rank_nonfinite) {
+    report.nonfinite_rank =
+        agree({.squares = squares}, true, meter).nonfinite_rank;
+    if (report.nonfinite_rank >= 0) {
+      report.applied = false;
+      optim::tell_of_nonfinite(in);
+      return;
     }
   }
   begin_local_steps(in.params);
   const bool syncs = schedule.behind + 1 >= schedule.interval(options);
+  if (!is_finite) left_out_a_step = true;
   StepInput own = in;
   own.finds_nonfinite = false;
-  own.whole_norm = [&](double of_rank) {
-    return optim::whole_norm(in, norm.estimate(of_rank));
-  };
-  if (syncs) own.final_range = {};
-  // All ranks count the same steps, so this one moves by its momentum alone.
+  double of_host = 0;  // RMS norm of its ranks' gradients
+  if (inside) {
+    const optim::Agreement agreement = agree_inside(squares, meter);
+    is_finite = !skips(in) || agreement.nonfinite_rank < 0;
+    of_host = is_finite ? agreement.rms_norm / in.loss_scale : 0;
+  }
+  // All ranks count the same steps, so a worker moves by its momentum alone.
   if (!is_finite) {
     set_to_zero(in.grads);
-    left_out_a_step = true;
+  } else if (inside) {
+    inside->complete(in.grads, meter);
+    own.loss_scale *= exchange::sum_divisor(*groups->inside, in.grads.dtype());
   }
+  own.whole_norm = [&](double of_rank) {
+    return optim::whole_norm(in, norm.estimate(inside ? of_host : of_rank));
+  };
+  if (syncs) own.final_range = {};
   if (!take_inner_step(own, report)) return;
   report.nonfinite_rank = std::exchange(unreported_rank, -1);
   schedule.took_local_step(options);
@@ -215,6 +238,12 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   const bool reuses = is_finite && in.grads.dtype() == DType::kFloat32;
   sync(in.params, reuses ? in.grads : View(), /*in_step=*/true, meter);
   if (!in.low_precision.empty()) kernels::convert(in.params, in.low_precision);
+}
+
+optim::Agreement OuterLoop::Impl::agree_inside(double squares,
+                                               optim::StepMeter& meter) {
+  return optim::agree(*groups->inside,
+                      {.squares = squares, .optimizer = number}, meter);
 }
 
 // The parameters are equal on all ranks until here.
@@ -290,10 +319,10 @@ void OuterLoop::Impl::verify(ConstView equal) {
 
 void OuterLoop::Impl::require_equal(ConstView equal) {
   std::string rates;
-  const optim::ParameterGroups& groups = inner->groups();
-  for (std::size_t g = 0; g < groups.num_groups(); ++g)
+  const optim::ParameterGroups& of_inner = inner->groups();
+  for (std::size_t g = 0; g < of_inner.num_groups(); ++g)
     rates += fmt::format("learning rate of group {}: {}\n", g,
-                         groups.learning_rate(g));
+                         of_inner.learning_rate(g));
   optim::verify_same(
       comm, pool, layout, equal,
       fmt::format("step {}\nsyncs {} interval {} counter {}\n{}{}{}",

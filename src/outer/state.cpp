@@ -144,6 +144,7 @@ optim::State OuterLoop::Impl::state() const {
   own.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
   own.owner.put_integer("world_size", comm.size());
   own.owner.put_integer("rank", comm.rank());
+  optim::add_hosts(all, comm.hosts());
   all.common.put_all(std::string(kPrefix), own.common);
   all.own.put_all(std::string(kPrefix), own.own);
   all.owner.put_all(std::string(kPrefix), own.owner);
@@ -204,7 +205,16 @@ optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
       taken->local_params =
           optim::take_floats(own, kLocalParams, DType::kFloat32, layout.size());
   }
-  taken->of_warm_up = warm_up.adopt(own, saved_world);
+  // Only while they are here does a checkpoint know which elements a rank has.
+  if (is_local && groups && !taken->is_local &&
+      own.has_array("warmup_worker_error")) {
+    own.erase("warmup_worker_error");
+    own.erase("warmup_server_error");
+    taken->notes.emplace_back(
+        "the residuals of the low-bit warm-up are dropped: this optimizer has "
+        "taken local steps");
+  }
+  taken->of_warm_up = warm_up.adopt(own);
   taken->of_owners = owners->adopt(taken->is_local ? std::move(own)
                                                    : zeros_of(owners->state()));
   taken->of_inner = inner->adopt(std::move(state));
@@ -220,6 +230,7 @@ optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
     params = {};
     unreported_rank = -1;
     taken->of_warm_up();
+    if (is_local) warm_up.release();
     if (is_local) kernels::convert(taken->origin.view(), anchor.view());
     static_cast<void>(taken->of_owners());
     restored_params = std::move(taken->local_params);
@@ -264,6 +275,11 @@ void OuterLoop::require_owner(const StateDict& state) const {
         fmt::format("a state of rank {} of {} does not fit rank {} of {}",
                     state.integer(rank), state.integer(prefixed("world_size")),
                     impl_->comm.rank(), impl_->comm.size()));
+  const std::int64_t saved = optim::saved_ranks_per_host(state);
+  if (saved != impl_->comm.hosts().ranks_per_host)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("a state of {} ranks per host does not fit {}",
+                            saved, impl_->comm.hosts().ranks_per_host));
 }
 
 }  // namespace thinwire::outer

@@ -7,6 +7,7 @@
 
 #include "optim/saved_state.h"
 #include "thinwire/exchange/bucket_rule.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::outer {
 
@@ -17,27 +18,30 @@ constexpr const char* kServerError = "warmup_server_error";
 
 }  // namespace
 
-WarmUp::WarmUp(comm::Communicator& comm, ThreadPool& pool,
-               const ParameterLayout& layout, int bits,
+WarmUp::WarmUp(comm::Communicator& comm, const comm::HostGroups* groups,
+               ThreadPool& pool, const ParameterLayout& layout, int bits,
                std::size_t bucket_elements)
     : comm_(comm),
+      groups_(groups),
       pool_(pool),
       layout_(layout),
       units_(layout.parameters().size()),
       bits_(comm.size() == 1 ? 0 : bits) {
   std::iota(units_.begin(), units_.end(), std::size_t{0});
-  if (bits_ == 0)  // otherwise the first average makes few_bits_
+  if (bits_ == 0)
     exact_ = std::make_unique<exchange::ExactAverage>(
         comm_, pool_, layout_.size(),
         exchange::bucket_elements(bucket_elements, layout.size(), comm.hosts(),
                                   exchange::kExactBits));
+  else
+    few_bits_ = make_few_bits();
 }
 
 std::unique_ptr<exchange::LowBitMean> WarmUp::make_few_bits() const {
   std::vector<std::size_t> sizes;
   for (const Parameter& p : layout_.parameters()) sizes.push_back(p.size);
   return std::make_unique<exchange::LowBitMean>(
-      comm_, pool_, sizes, exchange::LowBitMeanOptions{.bits = bits_});
+      comm_, pool_, sizes, exchange::LowBitMeanOptions{.bits = bits_}, groups_);
 }
 
 double WarmUp::average(View grads, double loss_scale,
@@ -46,7 +50,6 @@ double WarmUp::average(View grads, double loss_scale,
     exact_->complete(grads, meter);
     return exchange::sum_divisor(comm_, grads.dtype());
   }
-  if (!few_bits_) few_bits_ = make_few_bits();
   // A mean that is not finite makes all values NaN, which the step then sees.
   meter.compressed(*few_bits_, [&](exchange::LowBitMean& mean) {
     static_cast<void>(mean.average(
@@ -55,34 +58,63 @@ double WarmUp::average(View grads, double loss_scale,
   return 1;
 }
 
-// A server's residual is 0 on all other ranks.
 void WarmUp::add_to(optim::State& state) const {
   if (!few_bits_) return;
-  const std::vector<Range> whole = {{0, layout_.size()}};
-  state.add_elements(kWorkerError, optim::Sharing::kMean, whole,
-                     few_bits_->worker_error());
-  Buffer server = few_bits_->server_error();
-  optim::StateArray& added = state.add_elements(
-      kServerError, optim::Sharing::kMean, whole, std::as_const(server).view());
-  added.read = optim::StateArray::from(std::move(server));
+  const auto add = [&](const char* name, optim::Sharing sharing,
+                       std::vector<Range> ranges, ConstView residual) {
+    Buffer own = packed(residual, ranges);
+    optim::StateArray& added = state.add_elements(
+        name, sharing, std::move(ranges), std::as_const(own).view());
+    added.read = optim::StateArray::from(std::move(own));
+  };
+  add(kWorkerError, optim::Sharing::kMean, few_bits_->encoded(),
+      few_bits_->worker_error());
+  const Buffer server = few_bits_->server_error();
+  add(kServerError, optim::Sharing::kSharded, few_bits_->served(),
+      server.view());
 }
 
-optim::Adoption WarmUp::adopt(StateDict& state, std::int64_t saved_world) {
-  const auto made = std::make_shared<std::unique_ptr<exchange::LowBitMean>>();
-  if (!exact_ && state.has_array(kWorkerError)) {
-    *made = make_few_bits();
-    const auto take = [&](const char* name) {
-      return optim::take_floats(state, name, DType::kFloat32, layout_.size());
-    };
-    const Buffer worker = take(kWorkerError);
-    Buffer server = take(kServerError);
-    // Other ranks get the ranks' mean, of which all but one rank have 0.
-    if (saved_world != comm_.size())
-      for (float& value : server.as<float>())
-        value *= static_cast<float>(saved_world);
-    (*made)->load_errors(worker.view(), std::as_const(server).view());
+optim::Adoption WarmUp::adopt(const StateDict& state) {
+  if (exact_) return [] {};
+  const auto made =
+      std::make_shared<std::unique_ptr<exchange::LowBitMean>>(make_few_bits());
+  if (state.has_array(kWorkerError)) {
+    const Buffer worker = unpacked(state, kWorkerError, (*made)->encoded());
+    const Buffer server = unpacked(state, kServerError, (*made)->served());
+    (*made)->load_errors(worker.view(), server.view());
   }
   return [this, made] { few_bits_ = std::move(*made); };
+}
+
+// Copies the elements of `ranges`, one after the other.
+Buffer WarmUp::packed(ConstView values, std::span<const Range> ranges) {
+  std::size_t size = 0;
+  for (const Range& range : ranges) size += range.size;
+  Buffer result = Buffer::of<float>(size);
+  std::size_t done = 0;
+  for (const Range& range : ranges) {
+    kernels::convert(values.subview(range.offset, range.size),
+                     result.view().subview(done, range.size));
+    done += range.size;
+  }
+  return result;
+}
+
+// Returns all elements, 0 where the saved array has none.
+Buffer WarmUp::unpacked(const StateDict& state, const char* name,
+                        std::span<const Range> ranges) const {
+  std::size_t size = 0;
+  for (const Range& range : ranges) size += range.size;
+  const ConstView saved = state.array(name, DType::kFloat32, size);
+  optim::require_usable(name, saved);
+  Buffer result = Buffer::of<float>(layout_.size());
+  std::size_t done = 0;
+  for (const Range& range : ranges) {
+    kernels::convert(saved.subview(done, range.size),
+                     result.view().subview(range.offset, range.size));
+    done += range.size;
+  }
+  return result;
 }
 
 }  // namespace thinwire::outer

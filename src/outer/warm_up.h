@@ -2,13 +2,15 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "exchange/exact_average.h"
 #include "exchange/wait_meter.h"
 #include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
+#include "thinwire/core/buffer.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
@@ -22,8 +24,11 @@ namespace thinwire::outer {
 /// bits.
 class WarmUp {
  public:
-  WarmUp(comm::Communicator& comm, ThreadPool& pool,
-         const ParameterLayout& layout, int bits, std::size_t bucket_elements);
+  /// `groups` are those of `comm`, or null if hosts are flat. All arguments
+  /// must outlive this object.
+  WarmUp(comm::Communicator& comm, const comm::HostGroups* groups,
+         ThreadPool& pool, const ParameterLayout& layout, int bits,
+         std::size_t bucket_elements);
 
   /// Replaces gradients, which the caller has multiplied by `loss_scale`, by
   /// their sum or mean over the ranks. Collective. Returns the divisor that
@@ -31,26 +36,30 @@ class WarmUp {
   [[nodiscard]] double average(View grads, double loss_scale,
                                exchange::WaitMeter& meter);
 
-  /// Frees the residuals and records; a later average begins without residuals.
+  /// Frees the residuals and records. Only adopt() may follow.
   void release() noexcept { few_bits_.reset(); }
 
   /// Adds the residuals to a state; nothing if gradients travel exactly.
   void add_to(optim::State& state) const;
-  /// Takes residuals out of a state that add_to() of `saved_world` ranks has
-  /// made. Without them they begin at 0. Throws Error(kCorruptCheckpoint).
-  [[nodiscard]] optim::Adoption adopt(StateDict& state,
-                                      std::int64_t saved_world);
+  /// Takes residuals out of a state that add_to() has made. Without them they
+  /// begin at 0. Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] optim::Adoption adopt(const StateDict& state);
 
  private:
   comm::Communicator& comm_;
+  const comm::HostGroups* groups_;
   ThreadPool& pool_;
   const ParameterLayout& layout_;
   std::vector<std::size_t> units_;
   int bits_;
   std::unique_ptr<exchange::ExactAverage> exact_;   // with 0 bits
-  std::unique_ptr<exchange::LowBitMean> few_bits_;  // from the first average on
+  std::unique_ptr<exchange::LowBitMean> few_bits_;  // unless released
 
   [[nodiscard]] std::unique_ptr<exchange::LowBitMean> make_few_bits() const;
+  [[nodiscard]] static Buffer packed(ConstView values,
+                                     std::span<const Range> ranges);
+  [[nodiscard]] Buffer unpacked(const StateDict& state, const char* name,
+                                std::span<const Range> ranges) const;
 };
 
 }  // namespace thinwire::outer

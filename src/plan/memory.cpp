@@ -68,7 +68,8 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
     case Way::kOuter:  // m, d, the anchor, a residual, and what owners have
       memory.states =
           (masters + 2 * kFloat +
-           (compresses ? 2 * kFloat + 2 * kFloat / ranks : kFloat)) *
+           (compresses ? kFloat + kFloat / local + 2 * kFloat / ranks
+                       : kFloat)) *
           n;
       memory.buckets = slots;
       break;

@@ -151,8 +151,6 @@ Prediction predict(Way way, bool by_host, const Workload& work,
   work.validate();
   require(!by_host || has_hosts(network), "by_host",
           "false without several hosts of several ranks each", by_host);
-  require(!by_host || way != Way::kOuter, "by_host", "false with outer 4/4",
-          by_host);
   return {.way = way,
           .is_by_host = by_host,
           .run = work.run ? std::optional(planned_run(way, by_host, work,
@@ -176,7 +174,7 @@ std::vector<Prediction> plan(const Workload& work, const Network& network,
   for (int i = 0; i < kNumWays; ++i) {
     const Way way = static_cast<Way>(i);
     all.push_back(predict(way, false, work, network, compute));
-    if (has_hosts(network) && way != Way::kOuter)
+    if (has_hosts(network))
       all.push_back(predict(way, true, work, network, compute));
   }
   return all;

@@ -148,6 +148,21 @@ double onebit_seconds(const Step& step) {
          two_phases(step, exchange_of(step), compute, step.transport);
 }
 
+// The exact average of gradients inside hosts, in every local step.
+struct InsideAverage {
+  double wire = 0;
+  double busy = 0;  // of a processor
+  [[nodiscard]] double seconds() const { return std::max(wire, busy); }
+};
+
+InsideAverage average_inside(const Step& step) {
+  if (!step.by_host) return {};
+  const double bytes = step.elements() * step.element_bytes();
+  return {.wire = direct_seconds(inside_of(step.network), bytes, bytes),
+          .busy = 2 * (step.local() - 1) / step.local() * bytes *
+                  step.network.inner_processor_seconds_per_byte};
+}
+
 // Returns the seconds of a cycle of one sync and the local steps before it. The
 // sync's encoding includes its local step. The first local step after it
 // allocates m. In hierarchical mode gradients are averaged inside hosts in
@@ -160,22 +175,16 @@ double cycle_seconds(const Step& step) {
       step.before() + step.work.backward_seconds + n * compute.norm;
   if (network.ranks == 1) return every + n * compute.local_step;
   LowBitExchange exchange = exchange_of(step);
-  double inside = 0, inside_busy = 0;
-  if (step.by_host) {
-    const double bytes = n * exchange.inner_bytes;
-    inside = direct_seconds(inside_of(network), bytes, bytes);
-    inside_busy = 2 * (step.local() - 1) / step.local() * bytes *
-                  network.inner_processor_seconds_per_byte;
-    exchange.inner_bytes = 0;  // hosts' ranks are equal: nothing goes up
-  }
+  if (step.by_host) exchange.inner_bytes = 0;  // a host's ranks are equal
+  const InsideAverage inside = average_inside(step);
   Compute syncing = compute;
   syncing.encode = compute.sync_encode;
   syncing.update = compute.sync_update;
   const double sync = agreement_seconds(network) +
                       two_phases(step, exchange, syncing,
-                                 (step.transport - inside_busy) * steps);
+                                 (step.transport - inside.busy) * steps);
   const double first = steps > 1 ? n * compute.fresh : 0;
-  return every + std::max(inside, inside_busy) +
+  return every + inside.seconds() +
          ((steps - 1) * n * compute.local_step + first + sync) / steps;
 }
 
@@ -271,7 +280,8 @@ double zero_seconds(const Step& step) {
 }
 
 // Returns the seconds of a local step, and of its share of a sync. A sync has
-// an exchange of its own, of fp32 values.
+// an exchange of its own, of fp32 values. In hierarchical mode gradients are
+// averaged inside hosts in every step.
 double outer_seconds(const Step& step) {
   const Network& network = step.network;
   const Compute& compute = step.compute;
@@ -284,11 +294,15 @@ double outer_seconds(const Step& step) {
   syncing.encode = compute.quantize;
   syncing.serve = compute.quantized_mean;
   syncing.update = compute.difference + compute.dequantize;
-  const double sync =
-      2 * agreement_seconds(network) +
-      two_phases(step, exchange_of(step), syncing, step.transport * steps) +
-      2 * n * compute.norm + own * (compute.norm + compute.exact_update);
-  return every + sync / steps;
+  LowBitExchange exchange = exchange_of(step);
+  exchange.inner_bytes = sizeof(float);
+  const InsideAverage inside = average_inside(step);
+  const double sync = 2 * agreement_seconds(network) +
+                      two_phases(step, exchange, syncing,
+                                 (step.transport - inside.busy) * steps) +
+                      2 * n * compute.norm +
+                      own * (compute.norm + compute.exact_update);
+  return every + inside.seconds() + sync / steps;
 }
 
 }  // namespace

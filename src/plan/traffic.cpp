@@ -233,13 +233,22 @@ void add_zero(Way way, const Workload& work, double bucket, HostTraffic& all) {
       times(equal_pieces(cells_in(work.parameters), all.ranks()), kNormBytes));
 }
 
-// Adds a sync and the local steps before it. All ranks check fp16 gradients.
-// Before a sync ranks agree on whether changes are finite, as ZeRO does again.
+// Adds a sync of fp32 values and the local steps before it, in which ranks of a
+// host average their gradients. All ranks check fp16 gradients. Before a sync
+// ranks agree on whether changes are finite, as ZeRO does again.
 void add_outer(const Workload& work, double bucket, HostTraffic& all) {
+  Workload of_sync = work;
+  of_sync.dtype = DType::kFloat32;
+  of_sync.backwards = 1;
   HostTraffic sync = all.anew();
-  add_zero(Way::kZero4, work, bucket, sync);
+  add_zero(Way::kZero4, of_sync, bucket, sync);
   add_scalars(kScalarBytes + kNormBytes, sync);
   all.add(sync, 1 / work.steps_per_outer_sync);
+  add_average_inside(work.parameters, element_bytes(work), all);
+  all.inside([&](GroupTraffic& group) {
+    group.all_gather(
+        Pieces(static_cast<std::size_t>(all.local()), kScalarBytes));
+  });
   if (work.dtype == DType::kFloat16) add_scalars(kScalarBytes, all);
 }
 

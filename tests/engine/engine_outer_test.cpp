@@ -52,6 +52,21 @@ struct Trained : Sharded {
   }
 };
 
+Buffer params_of(const Trained& training) {
+  Buffer copy(training.params.size(), training.params.dtype());
+  kernels::convert(training.params.view(), copy.view());
+  return copy;
+}
+
+// Takes four steps after `steps`, and a sync.
+Buffer trained_on(Trained& training, std::int64_t steps) {
+  for (std::int64_t t = steps + 1; t <= steps + 4; ++t)
+    EXPECT_TRUE(training.step(t).applied);
+  training.engine.begin_evaluation();
+  training.engine.end_evaluation();
+  return params_of(training);
+}
+
 using Tested = std::tuple<std::string, DType>;
 class OuterEngine : public ::testing::TestWithParam<Tested> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -100,6 +115,115 @@ TEST_P(OuterEngine, GoesOnFromEveryStepWithTheSameBits) {
   }
 }
 
+Config by_host(Config config, int ranks_per_host) {
+  config.comm.hierarchy = config::Hierarchy::kByHost;
+  config.comm.ranks_per_host = ranks_per_host;
+  return config;
+}
+
+// Hosts of three, too, whose mean of equal values rounds.
+TEST(OuterEngineByHost, GoesOnFromEveryStepWithTheSameBits) {
+  constexpr std::int64_t kSteps = 8;
+  for (const int each : {2, 3})
+    for (const std::string optimizer : {"adam", "onebit_adam"}) {
+      const Config config = by_host(outer_config(optimizer), each);
+      const Folder folder;
+      std::vector<std::string> saved(kSteps);
+      std::vector<Buffer> ends(static_cast<std::size_t>(2 * each));
+      comm::run_local_ranks(2 * each, [&](comm::Communicator& comm) {
+        Trained training(comm, config);
+        for (std::int64_t t = 1; t <= kSteps; ++t) {
+          training.step(t);
+          const auto report = training.engine.save(
+              folder.in(fmt::format("at{}", t)), {}, kQuick);
+          if (comm.rank() == 0)
+            saved[static_cast<std::size_t>(t - 1)] = report.path;
+        }
+        ends[static_cast<std::size_t>(comm.rank())] = params_of(training);
+      });
+      for (std::int64_t at = 1; at < kSteps; ++at)
+        comm::run_local_ranks(2 * each, [&](comm::Communicator& comm) {
+          Trained training(comm, config);
+          static_cast<void>(
+              training.engine.load(saved[static_cast<std::size_t>(at - 1)]));
+          for (std::int64_t t = at + 1; t <= kSteps; ++t) training.step(t);
+          EXPECT_TRUE(
+              same_bytes(std::as_const(training.params).view(),
+                         ends[static_cast<std::size_t>(comm.rank())].view()))
+              << optimizer << ", hosts of " << each << ", saved at " << at;
+        });
+    }
+}
+
+TEST(OuterEngineByHost, GoesOnOnOtherHosts) {
+  struct Ranks {
+    int world, each;
+  };
+  const auto config_of = [](const Ranks& ranks) {
+    const Config config = outer_config("onebit_adam");
+    return ranks.each == 1 ? config : by_host(config, ranks.each);
+  };
+  for (const Ranks before : {Ranks{4, 2}, Ranks{4, 1}, Ranks{6, 3}})
+    for (const std::int64_t steps : {2, 5, 6}) {
+      const Folder folder;
+      std::string saved;
+      comm::run_local_ranks(before.world, [&](comm::Communicator& comm) {
+        Trained training(comm, config_of(before));
+        for (std::int64_t t = 1; t <= steps; ++t) training.step(t);
+        const auto report = training.engine.save(folder.in("run"), {}, kQuick);
+        if (comm.rank() == 0) saved = report.path;
+      });
+      for (const Ranks after :
+           {Ranks{4, 2}, Ranks{4, 1}, Ranks{6, 2}, Ranks{1, 1}}) {
+        const auto size = static_cast<std::size_t>(after.world);
+        std::vector<Buffer> params(size);
+        comm::run_local_ranks(after.world, [&](comm::Communicator& comm) {
+          Trained training(comm, config_of(after));
+          EXPECT_EQ(training.engine.load(saved).step, steps);
+          params[static_cast<std::size_t>(comm.rank())] =
+              trained_on(training, steps);
+        });
+        for (const Buffer& own : params)
+          EXPECT_TRUE(same_bytes(own.view(), params[0].view()))
+              << before.world << "/" << before.each << " to " << after.world
+              << "/" << after.each << " after " << steps;
+      }
+    }
+}
+
+// Adam and 1-bit Adam have no local steps, so their ranks are equal again.
+TEST(OuterEngineByHost, WithoutItAllRanksTakeTheMeanOfHosts) {
+  for (const std::string optimizer : {"adam", "onebit_adam"})
+    for (const int each : {1, 2}) {
+      const Folder folder;
+      std::string saved;
+      const Config with = outer_config(optimizer);
+      Config without = with;
+      without.outer = {};
+      comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+        Trained training(comm, each == 1 ? with : by_host(with, each));
+        for (std::int64_t t = 1; t <= 6; ++t) training.step(t);
+        const auto report = training.engine.save(folder.in("run"), {}, kQuick);
+        if (comm.rank() == 0) saved = report.path;
+      });
+      const auto load = [&](comm::Communicator& comm, const Config& config) {
+        Trained training(comm, config);
+        static_cast<void>(training.engine.load(saved));
+        return optim::copy_of(training.engine.optimizer().state());
+      };
+      StateDict mean;
+      comm::run_local_ranks(
+          1, [&](comm::Communicator& comm) { mean = load(comm, without); });
+      comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+        const StateDict state =
+            load(comm, each == 1 ? without : by_host(without, each));
+        EXPECT_TRUE(same_bytes(state.array("exp_avg"),
+                               std::as_const(mean).array("exp_avg")))
+            << optimizer << ", hosts of " << each;
+      });
+    }
+}
+
 TEST_P(OuterEngine, GoesOnWithOtherRanks) {
   const auto& [optimizer, dtype] = GetParam();
   const Config config = outer_config(optimizer, dtype);
@@ -124,13 +248,8 @@ TEST_P(OuterEngine, GoesOnWithOtherRanks) {
           const std::int64_t alone =
               steps - (optimizer == "onebit_adam" ? 3 : 2);
           EXPECT_EQ(behind, alone < 0 ? 0 : alone % 3);
-          for (std::int64_t t = steps + 1; t <= steps + 4; ++t)
-            EXPECT_TRUE(training.step(t).applied);
-          training.engine.begin_evaluation();
-          training.engine.end_evaluation();
-          Buffer copy(training.params.size(), training.params.dtype());
-          kernels::convert(std::as_const(training.params).view(), copy.view());
-          params[static_cast<std::size_t>(comm.rank())] = std::move(copy);
+          params[static_cast<std::size_t>(comm.rank())] =
+              trained_on(training, steps);
         });
         for (const Buffer& own : params)
           EXPECT_TRUE(same_bytes(own.view(), params[0].view()))
@@ -287,8 +406,6 @@ TEST(OuterConfig, NamesWhatDoesNotGoWithIt) {
           {"zero.stage", "0 with an outer loop", "got 1"});
   refused("{" + outer + R"(, "lagged_clipping": true}})",
           {"lagged_clipping", "false with an outer loop"});
-  refused("{" + outer + R"(, "hierarchy": "by_host"}})",
-          {"hierarchy", "auto or flat with an outer loop"});
   refused("{" + outer + R"(, "fallback": "hold"}})",
           {"fallback", "off or warn with an outer loop"});
   refused("{" + outer + R"(, "semantics": "deepspeed"}})",

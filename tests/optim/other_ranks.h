@@ -110,7 +110,7 @@ class OtherRanks {
         (wanted == nullptr ? array : *wanted).sharing == Sharing::kSharded;
     std::vector<float> values;
     if (is_sharded) {
-      for (const Range& range : own.shard)
+      for (const Range& range : wanted == nullptr ? own.shard : wanted->ranges)
         for (std::size_t i = range.offset; i < range.end(); ++i)
           values.push_back(static_cast<float>(all.at(i)));
     } else {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
@@ -78,6 +79,11 @@ class LowBitMean {
   /// Returns a copy of the server residual: of all elements, 0 where another
   /// rank is the server.
   [[nodiscard]] Buffer server_error() const;
+  /// Returns the elements that this rank encodes, and of which it has the
+  /// worker residual: all if flat. Ranges are sorted and do not touch.
+  [[nodiscard]] std::vector<Range> encoded() const;
+  /// Returns the elements that this rank serves, as sorted ranges.
+  [[nodiscard]] std::vector<Range> served() const;
   /// Sets the residuals, both of all elements and of the residuals' type. A
   /// rank keeps what it encodes and what it serves. Local. Throws
   /// Error(kCorruptCheckpoint) naming the array that does not fit.

@@ -32,10 +32,12 @@ using MakeInner =
 /// rule of zero::ZeroOptimizer, which exchanges and updates here.
 ///
 /// A local step exchanges nothing, except in fp16, where ranks agree on
-/// skipping it. With ExchangeOptions::skip_nonfinite, a rank whose gradient is
-/// not finite takes its local step with a gradient of 0. The next sync reports
-/// that rank as StepReport::nonfinite_rank. In local steps grad_norm and
-/// clip_factor of a report are this rank's own.
+/// skipping it. In a hierarchical exchange a host is one worker: its ranks
+/// average their gradients exactly in every local step, so i counts hosts. With
+/// ExchangeOptions::skip_nonfinite, a rank whose gradient is not finite takes
+/// its local step with a gradient of 0. The next sync reports that rank as
+/// StepReport::nonfinite_rank. In local steps grad_norm and clip_factor of a
+/// report are this worker's own.
 ///
 /// Source: Douillard et al., "DiLoCo", arXiv:2311.08105. Departures (error
 /// feedback in both directions, a sharded outer optimizer, an exact common
@@ -43,14 +45,15 @@ using MakeInner =
 class OuterLoop final : public optim::Optimizer {
  public:
   /// Makes the inner optimizer and the owners. Collective. `comm` must outlive
-  /// this object, and every rank counts as one in it, whatever its host.
+  /// this object. Its hosts are the workers, or every rank if it is flat.
   /// `exchange` is the inner optimizer's, too: here its threads, buckets,
   /// verify_every and skip_nonfinite hold. Parameters of steps are fp32, equal
   /// on all ranks at the first one. During local steps state() reads the
   /// parameters of the last step(), so they stay where they are.
   ///
-  /// Bytes per parameter beside the inner optimizer's: 4 for the anchor, 4 for
-  /// the residual, 8/W for the owner's values and momentum, and records.
+  /// Bytes per parameter beside the inner optimizer's: 4 for the anchor, 8/W
+  /// for the owner's values and momentum, and records. The residual takes 4,
+  /// divided by the ranks of a host if the exchange is hierarchical.
   ///
   /// Throws Error(kInvalidArgument) for an option out of range, and on all
   /// ranks if ranks pass different arguments.

@@ -55,6 +55,11 @@ std::vector<Range> common_part(std::span<const Range> ranges,
   return result;
 }
 
+// Also that of an optimizer inside another one, which puts a prefix before it.
+bool is_worker_error(std::string_view name) {
+  return name == optim::kWorkerError || name.ends_with(".worker_error");
+}
+
 }  // namespace
 
 StateReader::StateReader(comm::Communicator& comm,
@@ -222,8 +227,7 @@ std::vector<Range> StateReader::wanted(const SavedArray& array,
   if (const optim::StateArray* const known = target.find(array.name))
     if (known->axis == Axis::kElement) return known->ranges;
   if (array.is_parameters) return {{0, layout_.size()}};
-  if (array.name == optim::kWorkerError && target.encoded)
-    return *target.encoded;
+  if (is_worker_error(array.name) && target.encoded) return *target.encoded;
   std::vector<Range> ranges = placed(arrays_.pieces(array.name, 0));
   for (const Range& range : new_parameters()) ranges.push_back(range);
   ranges = joined(std::move(ranges));
@@ -240,19 +244,19 @@ void StateReader::add_elements(StateDict& dict, const SavedArray& array,
   const bool is_by_host = target.common.has_scalar(optim::kRanksPerHost);
   // In a hierarchical state ranks have different pieces, and hosts have values
   // of their own.
-  const bool differs = is_by_host && (sharing == Sharing::kMean ||
-                                      array.name == optim::kWorkerError);
+  const bool differs =
+      is_by_host && (sharing == Sharing::kMean || is_worker_error(array.name));
   const bool is_shared = sharing != Sharing::kSharded && !differs;
-  const bool takes_mean =
-      !same_ranks_ || is_by_host ||
-      (sharing != Sharing::kMean && !target.has_local_steps);
+  const bool stays_own = same_ranks_ && (differs || sharing == Sharing::kMean ||
+                                         target.has_local_steps);
   if (array.is_parameters) {
     const DType dtype = known != nullptr ? known->dtype : array.dtype;
     dict.put(array.name,
              fill(size, dtype, is_shared, masters(std::move(ranges), dtype)));
-  } else if (array.sharing == Sharing::kMean && takes_mean) {
-    dict.put(array.name, fill(size, array.dtype, is_shared,
-                              mean_of_ranks(array, std::move(ranges))));
+  } else if (array.sharing == Sharing::kMean) {
+    dict.put(array.name,
+             fill(size, array.dtype, is_shared && !stays_own,
+                  mean_of_ranks(array, std::move(ranges), stays_own)));
   } else {
     const bool is_own = SavedArrays::is_per_rank(array);
     dict.put(array.name, fill(size, array.dtype, is_shared && !is_own,

@@ -55,16 +55,20 @@ class StateReader {
   [[nodiscard]] std::int64_t saved(const char* integer) const;
   // Returns whether there are as many ranks, and the same ones on every host.
   [[nodiscard]] bool are_same_ranks(const optim::State& target) const;
-  // Returns the ranks whose own arrays are read: those of this rank's host if
-  // the ranks are the same, and otherwise all.
-  [[nodiscard]] std::vector<int> ranks_to_read() const;
+  // Returns the ranks whose own arrays are read: all, or those of this rank's
+  // host.
+  [[nodiscard]] std::vector<int> ranks_to_read(bool of_host) const;
   [[nodiscard]] const SavedArray* saved_masters() const noexcept;
   [[nodiscard]] Read masters(std::vector<Range> ranges, DType dtype);
   [[nodiscard]] Read weights(std::vector<Range> ranges);
   [[nodiscard]] Read elements(const SavedArray& array,
                               std::vector<Range> ranges);
+  // With `stays_own` a rank, which saved the array, reads its own values. What
+  // it does not have of them is the mean over its host.
   [[nodiscard]] Read mean_of_ranks(const SavedArray& array,
-                                   std::vector<Range> ranges);
+                                   std::vector<Range> ranges, bool stays_own);
+  [[nodiscard]] bool has_all(const SavedArray& array, int rank,
+                             const Row& row) const;
   void read_mean(const SavedArray& array, std::span<const int> ranks,
                  const Row& row, View to);
   // Calls body(row of the checkpoint, its values) for what a range of values

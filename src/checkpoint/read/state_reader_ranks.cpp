@@ -26,7 +26,7 @@ bool StateReader::are_same_ranks(const optim::State& target) const {
          saved(optim::kHostLayout) == now(optim::kHostLayout);
 }
 
-std::vector<int> StateReader::ranks_to_read() const {
+std::vector<int> StateReader::ranks_to_read(bool of_host) const {
   const auto& scalars = manifest_.scalars_of_ranks;
   const auto host_of = [&](int rank) {
     return scalars.at(static_cast<std::size_t>(rank)).integer(optim::kHost);
@@ -34,7 +34,7 @@ std::vector<int> StateReader::ranks_to_read() const {
   const bool is_flat = saved(optim::kRanksPerHost) == 0;
   std::vector<int> ranks;
   for (int r = 0; r < saved_world(); ++r)
-    if (is_flat || !same_ranks_ || host_of(r) == host_of(comm_.rank()))
+    if (is_flat || !of_host || host_of(r) == host_of(comm_.rank()))
       ranks.push_back(r);
   return ranks;
 }
@@ -42,13 +42,28 @@ std::vector<int> StateReader::ranks_to_read() const {
 // Averages in rank order. In a hierarchical state the values are pieces of
 // hosts' values.
 StateReader::Read StateReader::mean_of_ranks(const SavedArray& array,
-                                             std::vector<Range> ranges) {
-  return [this, &array, ranges = std::move(ranges)](Range part, View to) {
-    const std::vector<int> ranks = ranks_to_read();
+                                             std::vector<Range> ranges,
+                                             bool stays_own) {
+  return [this, &array, ranges = std::move(ranges), stays_own](Range part,
+                                                               View to) {
+    const std::vector<int> ranks = ranks_to_read(stays_own);
     for_rows(ranges, part, to, [&](const Row& row, View values) {
-      read_mean(array, ranks, row, values);
+      if (stays_own && has_all(array, comm_.rank(), row))
+        arrays_.read(array.name, comm_.rank(), row.parameter, row.range,
+                     values);
+      else
+        read_mean(array, ranks, row, values);
     });
   };
+}
+
+bool StateReader::has_all(const SavedArray& array, int rank,
+                          const Row& row) const {
+  std::size_t size = 0;
+  for (const SavedPiece& piece :
+       arrays_.pieces(array.name, rank, row.parameter, row.range))
+    size += piece.range.size;
+  return size == row.range.size;
 }
 
 // Every element is on equally many ranks: one of each host, or all.

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// An outer loop whose workers are hosts.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "optim/low_bit/by_host.h"
+#include "optim/states.h"
+#include "optim/support.h"
+#include "outer/naive_outer.h"
+#include "support/errors.h"
+#include "support/same_bits.h"
+#include "thinwire/outer/outer_loop.h"
+
+namespace thinwire::test::outer_hosts {
+
+namespace {
+
+using by_host::Ranks;
+using by_host::run_by_host;
+using optim::StepReport;
+using outer::OuterLoop;
+using outer::OuterOptions;
+using Floats = std::vector<float>;
+
+outer::MakeInner adam_inside(const ParameterLayout& layout) {
+  return [=](comm::Communicator& alone) {
+    return exact_adam({.learning_rate = 1e-2, .weight_decay = 0.01})(alone,
+                                                                     layout);
+  };
+}
+
+outer::MakeInner onebit_inside(const ParameterLayout& layout) {
+  return [=](comm::Communicator& alone) {
+    return onebit_adam({.learning_rate = 1e-2, .freeze = {.step = 3}})(alone,
+                                                                       layout);
+  };
+}
+
+class OuterHosts : public ::testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(All, OuterHosts, ::testing::ValuesIn(by_host::kRanks),
+                         by_host::name_of);
+
+// A host that has the mean of its ranks' gradients is one rank of a flat loop.
+TEST_P(OuterHosts, AreTheWorkers) {
+  const Ranks ranks = GetParam();
+  const by_host::Given given{.layout = grouped_layout()};
+  for (const bool onebit : {false, true})
+    for (const int bits : {0, 4, 8}) {
+      const OuterOptions options{.sync_every = 2,
+                                 .learning_rate = 0.7,
+                                 .momentum = 0.6,
+                                 .bits_up = bits,
+                                 .bits_down = bits,
+                                 .warmup_steps = 3,
+                                 .warmup_bits = 0};
+      const outer::MakeInner make =
+          onebit ? onebit_inside(given.layout) : adam_inside(given.layout);
+      const auto size = static_cast<std::size_t>(ranks.size());
+      const auto steps = static_cast<std::size_t>(given.steps);
+      std::vector<std::vector<Floats>> got(steps, std::vector<Floats>(size));
+      run_by_host(ranks, [&](comm::Communicator& comm) {
+        OuterLoop optimizer(comm, given.layout, make, options);
+        Floats params = normal(given.layout.size(), 3);
+        for (std::size_t t = 0; t < steps; ++t) {
+          Floats grads = by_host::gradient_of(
+              given, static_cast<std::int64_t>(t) + 1, comm.rank());
+          const StepReport report = optimizer.step(params, grads);
+          // The first local step compares ranks.
+          if (report.phase == optim::Phase::kLocal && t > 3) {
+            EXPECT_EQ(report.bytes_between_hosts, 0u);
+          }
+          got[t][static_cast<std::size_t>(comm.rank())] = params;
+        }
+      });
+      NaiveOuter naive(ranks.hosts, given.layout, make, options,
+                       normal(given.layout.size(), 3));
+      const auto of_hosts = by_host::means(given, ranks);
+      for (std::size_t t = 0; t < steps; ++t) {
+        naive.step(of_hosts[t]);
+        for (std::size_t r = 0; r < size; ++r) {
+          const auto host = r / static_cast<std::size_t>(ranks.per_host);
+          ASSERT_TRUE(same_bytes(got[t][r], naive.params[host]))
+              << fmt::format("{} bits, rank {}, step {}", bits, r, t + 1);
+        }
+      }
+    }
+}
+
+TEST(OuterHostsOf3, StayEqualInside) {
+  const ParameterLayout layout = grouped_layout();
+  const Ranks ranks{2, 3};
+  std::vector<Floats> params(6);
+  run_by_host(ranks, [&](comm::Communicator& comm) {
+    OuterLoop optimizer(comm, layout, onebit_inside(layout),
+                        {.sync_every = 3, .warmup_steps = 3, .warmup_bits = 4});
+    auto& own = params[static_cast<std::size_t>(comm.rank())];
+    own = normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 8; ++t) {
+      Floats grads = gradient(layout.size(), t, comm.rank());
+      optimizer.step(own, grads);
+    }
+    EXPECT_EQ(optim::steps_behind(optimizer), 2);
+  });
+  for (const int r : {1, 2, 4, 5})
+    EXPECT_TRUE(same_bytes(params[static_cast<std::size_t>(r)],
+                           params[static_cast<std::size_t>(r / 3 * 3)]));
+  EXPECT_FALSE(same_bytes(params[0], params[3]));
+}
+
+// All ranks of the host leave the step out, and the sync names the one rank.
+TEST(OuterHostsOf2, LeaveOutAGradientThatIsNotFinite) {
+  const ParameterLayout layout = small_layout();
+  std::vector<Floats> params(4);
+  run_by_host({2, 2}, [&](comm::Communicator& comm) {
+    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2},
+                        {.skip_nonfinite = true});
+    auto& own = params[static_cast<std::size_t>(comm.rank())];
+    own = normal(layout.size(), 3);
+    const Floats start = own;
+    for (std::int64_t t = 1; t <= 2; ++t) {
+      Floats grads = gradient(layout.size(), t, comm.rank());
+      if (t == 1 && comm.rank() == 3)
+        grads[0] = std::numeric_limits<float>::infinity();
+      const StepReport report = optimizer.step(own, grads);
+      EXPECT_TRUE(report.applied);
+      EXPECT_EQ(report.nonfinite_rank, t == 1 ? -1 : 3);
+    }
+    EXPECT_FALSE(same_bytes(own, start));
+  });
+  for (const Floats& own : params) EXPECT_TRUE(same_bytes(own, params[0]));
+}
+
+TEST(OuterHostsOf2, RefuseAStateOfOtherHosts) {
+  const ParameterLayout layout = small_layout();
+  run_by_host({2, 2}, [&](comm::Communicator& comm) {
+    const auto make = [&](comm::Communicator& over) {
+      return std::make_unique<OuterLoop>(over, layout, adam_inside(layout),
+                                         OuterOptions{.sync_every = 3});
+    };
+    const auto saved = make(comm);
+    Floats params = normal(layout.size(), 3);
+    Floats grads = gradient(layout.size(), 1, comm.rank());
+    saved->step(params, grads);
+    StateDict state = optim::copy_of(saved->state());
+    state.put_all("", saved->state().owner);
+    const auto flat = comm.split(0, comm.rank());
+    const auto other = make(*flat);
+    expect_error(ErrorCode::kCorruptCheckpoint,
+                 {"2 ranks per host", "does not fit 1"},
+                 [&] { other->require_owner(state); });
+  });
+}
+
+}  // namespace
+
+}  // namespace thinwire::test::outer_hosts
