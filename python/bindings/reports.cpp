@@ -23,6 +23,7 @@ void bind_reports(nb::module_& module) {
       .def_ro("grad_norm_is_estimate", &StepReport::grad_norm_is_estimate)
       .def_ro("clip_factor", &StepReport::clip_factor)
       .def_ro("drift", &StepReport::drift)
+      .def_ro("rho", &StepReport::rho)
       .def_ro("loss_scale", &StepReport::loss_scale)
       .def_ro("bits", &StepReport::bits)
       .def_ro("masked", &StepReport::masked)

@@ -37,6 +37,10 @@ class StepReport:
     an outer loop; otherwise 0. It is 1 if ranks moved alike, and 1 / sqrt(ranks) if all
     they did was noise.
     """
+    rho: float
+    """Cosine of the ranks' mean change and the outer momentum before it, in a sync of an
+    outer loop; otherwise 0. With momentum 0 that is the previous mean change.
+    """
     loss_scale: float
     """Divisor of the gradient."""
     bits: int

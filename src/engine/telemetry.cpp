@@ -61,7 +61,10 @@ std::string telemetry_line(const EngineReport& report,
   line.add("phase", Json::of(optim::to_string(report.phase)));
   line.add("loss_scale", number(report.loss_scale));
   if (report.bits != 0) line.add("bits", Json::of(std::int64_t{report.bits}));
-  if (report.drift != 0) line.add("drift", number(report.drift));
+  if (report.drift != 0) {  // a sync
+    line.add("drift", number(report.drift));
+    line.add("rho", number(report.rho));
+  }
   line.add("grad_norm", number(report.grad_norm));
   line.add("is_estimate", Json::of(report.grad_norm_is_estimate));
   line.add("clip_factor", number(report.clip_factor));

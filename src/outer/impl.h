@@ -73,6 +73,8 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   [[nodiscard]] optim::State state() const;
   [[nodiscard]] optim::Optimizer::Adoption adopt(StateDict state);
   [[nodiscard]] double residual_ratio() const;
+  /// Copies the momentum of this rank's elements.
+  [[nodiscard]] Buffer own_momentum() const;
 
   comm::Communicator& comm;
   const ParameterLayout layout;

@@ -6,7 +6,9 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "core/set_to_zero.h"
 #include "kernels/pooled_norm.h"
@@ -78,6 +80,34 @@ std::unique_ptr<optim::Optimizer> made_by(const MakeInner& make_inner,
   if (inner->local_steps() != nullptr)
     reject("make_inner must make an optimizer without local steps of its own");
   return inner;
+}
+
+// Returns the cosine of the mean change y and of the momentum before it. An
+// owner has y as u - momentum u_before.
+double change_along(comm::Communicator& comm, std::span<const float> before,
+                    std::span<const float> u, double momentum, double norm,
+                    optim::StepMeter& meter) {
+  struct Sums {
+    double products = 0;
+    double squares = 0;
+  };
+  Sums own;
+  for (std::size_t i = 0; i < u.size(); ++i) {
+    own.products += (u[i] - momentum * before[i]) * before[i];
+    own.squares += double{before[i]} * before[i];
+  }
+  std::vector<Sums> all(static_cast<std::size_t>(comm.size()));
+  meter.waiting([&] {
+    comm.all_gather(ConstView(&own, sizeof own, DType::kUInt8),
+                    View(all.data(), all.size() * sizeof own, DType::kUInt8));
+  });
+  Sums sum;
+  for (const Sums& of_rank : all) {
+    sum.products += of_rank.products;
+    sum.squares += of_rank.squares;
+  }
+  const double norms = std::sqrt(sum.squares) * norm;
+  return norms == 0 ? 0 : sum.products / norms;
 }
 
 }  // namespace
@@ -294,6 +324,7 @@ void OuterLoop::Impl::sync(View now, View scratch, bool in_step,
   };
   if (agreement.nonfinite_rank >= 0)
     stop(fmt::format("parameters of rank {} are", agreement.nonfinite_rank));
+  const Buffer momentum_before = own_momentum();
   // y, u, m and a: in zero::ZeroOptimizer with optim::Nesterov
   const StepReport of_owners =
       owners->step({.params = anchor.view(), .grads = scratch});
@@ -305,6 +336,10 @@ void OuterLoop::Impl::sync(View now, View scratch, bool in_step,
   report.drift =
       agreement.rms_norm == 0 ? 0 : of_owners.grad_norm / agreement.rms_norm;
   changed = agreement.rms_norm;
+  const Buffer momentum = own_momentum();
+  report.rho =
+      change_along(comm, momentum_before.as<float>(), momentum.as<float>(),
+                   options.momentum, of_owners.grad_norm, meter);
   // p_i = a
   kernels::convert(anchor.view(), now);
   left_out_a_step = false;

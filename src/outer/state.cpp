@@ -248,6 +248,14 @@ optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
   };
 }
 
+Buffer OuterLoop::Impl::own_momentum() const {
+  const optim::State of_owners = owners->state();
+  const optim::StateArray* const momentum = of_owners.find("momentum");
+  Buffer copy = Buffer::of<float>(momentum->size);
+  momentum->read({0, momentum->size}, copy.view());
+  return copy;
+}
+
 double OuterLoop::Impl::residual_ratio() const {
   if (changed == 0 || !is_local) return 0;
   const optim::State of_owners = owners->state();

@@ -243,6 +243,7 @@ void add_outer(const Workload& work, double bucket, HostTraffic& all) {
   HostTraffic sync = all.anew();
   add_zero(Way::kZero4, of_sync, bucket, sync);
   add_scalars(kScalarBytes + kNormBytes, sync);
+  add_scalars(kScalarBytes, sync);  // for rho
   all.add(sync, 1 / work.steps_per_outer_sync);
   add_average_inside(work.parameters, element_bytes(work), all);
   all.inside([&](GroupTraffic& group) {

@@ -365,7 +365,8 @@ TEST(OuterEngine, SaysWhatTravels) {
       const EngineReport report = training.step(t);
       EXPECT_EQ(report.drift > 0, t == 5);
       const std::string line = telemetry_line(report, {});
-      EXPECT_EQ(line.find("\"drift\":") != std::string::npos, t == 5);
+      for (const char* key : {"\"drift\":", "\"rho\":"})
+        EXPECT_EQ(line.find(key) != std::string::npos, t == 5);
     }
   });
   EXPECT_EQ(log.with("from now on ranks exchange what up to 3 local steps have "

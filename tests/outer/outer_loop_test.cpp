@@ -465,7 +465,7 @@ TEST(OuterLoop, SendsFewBitsPerSync) {
       Floats grads = gradient(layout.size(), t, comm.rank());
       const StepReport report = optimizer.step(params, grads);
       const std::uint64_t records = 2 * (64 * 1024 / 2 + 64 * 4) * 3 / 4;
-      const std::uint64_t scalars = 3 * (16 + 1 + 16 * 8);
+      const std::uint64_t scalars = 3 * (2 * 16 + 1 + 16 * 8);
       if (t % 2 == 0) {
         EXPECT_GE(report.bytes_sent, records);
         EXPECT_LE(report.bytes_sent, records + scalars + 64);
@@ -489,6 +489,31 @@ TEST(OuterLoop, DriftTellsWhetherRanksMoveAlike) {
       const double drift = optimizer.step(params, grads).drift;
       EXPECT_NEAR(drift, alike ? 1 : 0.5, 0.03);
     });
+}
+
+// With SGD inside, the ranks' mean change has the direction of the gradients.
+TEST(OuterLoop, RhoTellsWhetherSyncsMoveAlike) {
+  const ParameterLayout layout = ParameterLayout::of({{"w", {8192}}});
+  for (const double momentum : {0.0, 0.5})
+    for (const int world : {1, 3})
+      run_ranks("local", world, [&](comm::Communicator& comm) {
+        OuterLoop optimizer(comm, layout, sgd_inside(layout, 0.1),
+                            {.sync_every = 1,
+                             .momentum = momentum,
+                             .bits_up = 0,
+                             .bits_down = 0});
+        Floats params = normal(layout.size(), 3);
+        const auto rho = [&](float factor) {
+          Floats grads = normal(layout.size(), 7);
+          for (float& g : grads) g *= factor;
+          return optimizer.step(params, grads).rho;
+        };
+        EXPECT_EQ(rho(1), 0);
+        EXPECT_NEAR(rho(2), 1, 1e-6);
+        EXPECT_NEAR(rho(-1), -1, 1e-6);
+        Floats others = normal(layout.size(), 8);
+        EXPECT_NEAR(optimizer.step(params, others).rho, 0, 0.05);
+      });
 }
 
 // What ranks have in common is compared when local steps begin, and later with

@@ -96,6 +96,10 @@ struct StepReport {
   /// a sync of an outer loop; otherwise 0. It is 1 if ranks moved alike, and
   /// 1/sqrt(W) if all they did was noise.
   double drift = 0;
+  /// Cosine of the ranks' mean change and of the outer momentum before it, in a
+  /// sync of an outer loop; otherwise 0. With momentum 0 that is the previous
+  /// mean change. Its last digits depend on the buckets.
+  double rho = 0;
   /// Divisor of the gradient.
   double loss_scale = 1;
   /// Bits per element in which this exact step averaged gradients

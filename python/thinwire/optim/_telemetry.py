@@ -88,7 +88,7 @@ def _line_of(report: StepReport, steps: int, rate: float) -> dict[str, Any]:
         "phase": report.phase,
         "loss_scale": _number(report.loss_scale),
         **({"bits": report.bits} if report.bits else {}),
-        **({"drift": _number(report.drift)} if report.drift else {}),
+        **_of_sync(report),
         "grad_norm": _number(report.grad_norm),
         "is_estimate": report.grad_norm_is_estimate,
         "clip_factor": _number(report.clip_factor),
@@ -104,6 +104,12 @@ def _line_of(report: StepReport, steps: int, rate: float) -> dict[str, Any]:
         "collectives": report.collectives,
         "overlap": min(max(overlap, 0.0), 1.0),
     }
+
+
+def _of_sync(report: StepReport) -> dict[str, Any]:
+    if report.drift == 0:
+        return {}
+    return {"drift": _number(report.drift), "rho": _number(report.rho)}
 
 
 def _number(value: float) -> float | None:
