@@ -12,20 +12,11 @@ foreach(feature IN ITEMS MPI TORCH)
   endif()
 endforeach()
 
-# Named so that scripts written for later versions already work: these parts do
-# not exist yet, so ON is refused and AUTO means no.
-foreach(feature IN ITEMS CUDA NCCL HCCL)
-  set(THINWIRE_WITH_${feature} AUTO CACHE STRING
-      "${feature}: not part of this version; AUTO and OFF both mean no")
-  if(THINWIRE_WITH_${feature} STREQUAL "ON")
-    message(FATAL_ERROR "THINWIRE_WITH_${feature}=ON: this version of Thinwire "
-                        "has no ${feature} support yet; use AUTO or OFF")
-  endif()
-endforeach()
-
 option(THINWIRE_BUILD_APPS "Build the programs thinwire and train_gpt"
        ${PROJECT_IS_TOP_LEVEL})
 option(THINWIRE_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(THINWIRE_INSTALL "Install libraries, headers and programs"
+       ${PROJECT_IS_TOP_LEVEL})
 option(THINWIRE_BUILD_PYTHON
        "Build the Python module thinwire._core, and nothing beside it" OFF)
 if(THINWIRE_BUILD_PYTHON)

@@ -63,6 +63,15 @@ def test_the_module_exports_its_entry_only() -> None:
 
 
 @pytest.mark.quick
+def test_the_wheel_runs_with_glibc_2_34() -> None:
+    tags = importlib.metadata.distribution("thinwire").read_text("WHEEL")
+    assert tags
+    versions = re.findall(r"^Tag: .*manylinux_2_(\d+)_x86_64$", tags, re.MULTILINE)
+    if os.uname().machine == "x86_64":
+        assert versions and int(versions[0]) <= 34
+
+
+@pytest.mark.quick
 def test_the_wheel_is_at_most_5_mb() -> None:
     files = importlib.metadata.files("thinwire")
     assert files

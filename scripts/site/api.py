@@ -216,6 +216,15 @@ class Package:
         own = [n.name for n in tree.body if isinstance(n, kinds)]
         return [name for name in own if not name.startswith("_")]
 
+    def is_native(self, name):
+        """Whether a module takes it from the compiled one."""
+        return any(
+            isinstance(node, ast.Assign)
+            and ast.unparse(node).startswith(f"{name} = _core.")
+            for tree in self.trees.values()
+            for node in tree.body
+        )
+
     def page(self, module):
         yield f"# {module}\n"
         yield from docstring(self.trees[module])
@@ -223,6 +232,10 @@ class Package:
             found = self.find(module, name)
             if found:
                 yield from self.entry(name, *found)
+            elif self.is_native(name):
+                yield f"## {name}\n"
+                yield f"A class of the compiled module, as in C++. `help({module}.{name})` "
+                yield "lists its attributes.\n"
         for node in self.trees.get(f"{module}._options", ast.parse("")).body:
             if isinstance(node, ast.ClassDef) and node.name.endswith("Keywords"):
                 yield f"## {node.name}\n"

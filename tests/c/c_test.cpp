@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -132,6 +133,23 @@ TEST(CInterface, TrainsWithTheBitsOfTheCppEngine) {
     ok(thinwire_engine_mean(run.engine, rank, &mean));
     EXPECT_EQ(mean, 1);
   });
+}
+
+TEST(CInterface, WritesTelemetryWhereTheConfigurationSays) {
+  const thinwire::test::Folder folder;
+  const std::string path = folder.in("steps.jsonl");
+  const std::string config = kOnebitAdam.substr(0, kOnebitAdam.size() - 1) +
+                             R"(, "thinwire": {"telemetry": {"path": ")" +
+                             path + R"("}}})";
+  on_threads(local(2), [&](thinwire_comm* comm, int rank) {
+    Training run(comm, config);
+    run.steps(rank, 1, 4);
+  });
+  std::ifstream file(path);
+  int lines = 0;
+  for (std::string line; std::getline(file, line); ++lines)
+    EXPECT_NE(line.find(R"("bytes_sent":)"), std::string::npos) << line;
+  EXPECT_EQ(lines, 4);
 }
 
 // tests/c/mpi.c has the communicators that exist.

@@ -1,5 +1,5 @@
 # Configures a project that adds SOURCE_DIR as a subdirectory: what is its own
-# stays as it was, and warnings of its compiler are no errors.
+# stays as it was, nothing is installed, and warnings of its compiler are no errors.
 set(work ${BUILD_DIR}/subdirectory-test)
 file(REMOVE_RECURSE ${work})
 execute_process(
@@ -16,6 +16,13 @@ file(READ ${work}/build_type build_type)
 if(NOT build_type STREQUAL "'' ''")
   message(FATAL_ERROR "the parent's build type has become ${build_type}")
 endif()
+file(GLOB_RECURSE installers ${work}/cmake_install.cmake)
+foreach(installer IN LISTS installers)
+  file(READ ${installer} text)
+  if(text MATCHES "file\\(INSTALL")
+    message(FATAL_ERROR "the parent would install Thinwire: ${installer}")
+  endif()
+endforeach()
 file(READ ${work}/compile_commands.json commands)
 if(commands MATCHES "-Werror")
   message(FATAL_ERROR "a subdirectory is compiled with -Werror")
