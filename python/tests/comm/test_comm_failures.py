@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -116,6 +117,28 @@ def test_a_rank_that_is_killed(rank: int, store: str) -> None:
     got = ranks.call(3, __file__, "kill_rank", rank, seconds=SECONDS, store=store)
     assert got[rank].returncode == -signal.SIGKILL
     check_others(got, rank, "has left or died: ")
+
+
+def die_within_a_message() -> str:
+    """Rank 0 is stopped, so that rank 1 can send a part of its message only."""
+    comm.init_distributed("gloo")
+    group = comm.communicator_for(timeout=LONG)
+    peer = int(group.gather_texts(str(os.getpid()))[0])
+    if group.rank == 1:
+        time.sleep(0.5)  # Rank 0 waits for the message by then.
+        os.kill(peer, signal.SIGSTOP)
+        subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {peer}"])
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    values = torch.ones(16 << 20)
+    return native.failure_of(
+        lambda: group.all_gather(values, torch.empty(2 * values.numel()))
+    )
+
+
+def test_a_rank_that_is_killed_while_it_sends() -> None:
+    got = ranks.call(2, __file__, "die_within_a_message", seconds=SECONDS)
+    assert got[1].returncode == -signal.SIGKILL
+    assert "rank 1 has left or died" in str(got[0].value), ranks.describe(got)
 
 
 def go_wrong(case: str) -> list[str]:
