@@ -41,6 +41,7 @@ LEAN = {
     "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 8}},
     "thinwire": {"lean": True},
 }
+OUTER = {"sync_every": 3, "momentum": 0.3}
 FEW_BITS = {"thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}}
 
 
@@ -71,10 +72,13 @@ def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{kind} {precision} offload",
                 of_kind | section | engines.zero(2, offload=True),
             )
-    warm = {
-        "optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}},
-        "thinwire": {"warmup_bits": 8},
-    }
+    onebit = {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}}
+    adam = {"type": "AdamW", "params": {"lr": 0.01}}
+    for precision, section in PRECISIONS.items():
+        for optimizer, warmup in ((onebit, {}), (adam, {"warmup_steps": 8})):
+            loop = {"optimizer": optimizer, "thinwire": {"outer": OUTER | warmup}}
+            yield f"{optimizer['type']} {precision} outer loop", loop | section
+    warm = {"optimizer": onebit, "thinwire": {"warmup_bits": 8}}
     for precision in ("fp32", "bf16"):
         section = PRECISIONS[precision]
         yield f"OneBitAdam {precision} warm-up in 8 bits", warm | section
@@ -83,7 +87,6 @@ def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"ZeRO-2 over 4 bits {precision}", few
     if world == 4:
         hosts = {"thinwire": {"hierarchy": "by_host", "ranks_per_host": 2}}
-        onebit = {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}}
         yield "OneBitAdam on two hosts", {"optimizer": onebit, **hosts}
 
 
@@ -178,6 +181,9 @@ def plain_cases(world: int) -> Iterator[str]:
     yield "OnebitAdam fp16 scaled"
     yield "OnebitAdam fp32 clipped"
     yield "OnebitAdam fp32 warm"
+    yield "OnebitAdam fp32 outer"
+    yield "OnebitAdam bf16 outer"
+    yield "OnebitAdam fp16 scaled outer"
     yield "OnebitAdam bf16 edited"
     yield "AdamW bf16 given"
     yield "OnebitAdam bf16 mixed"
@@ -195,6 +201,8 @@ def train_optimizer(
     clips: dict[str, Any] = {"max_grad_norm": 0.5} if "clipped" in ways else {}
     if "warm" in ways:
         clips["warmup_bits"] = 4
+    if "outer" in ways:
+        clips["outer"] = OUTER
     if "hosts" in ways:
         clips |= {"hierarchy": "by_host", "ranks_per_host": 2}
     if "mixed" in ways:
