@@ -92,4 +92,6 @@ def in_short(runs: tuple[Run, ...] = RUNS) -> str:
     named = " and ".join(
         f"one {device}" for device in sorted({run.device for run in runs})
     )
-    return f"tested on a simulated device, and run on {named}"
+    return (
+        f"tested on a simulated device, and run with bit-identical updates on {named}"
+    )

@@ -96,5 +96,7 @@ def test_a_run_on_a_device_changes_the_label_of_what_it_ran() -> None:
     ran = "test device; ran on Some GPU, 2026-11-25, aaaaaaaaaa"
     assert _devices.label("test_devices_use.py", (OTHER,)) == ran
     assert _devices.label("test_devices_bits.py", (OTHER,)) == "test device"
-    assert _devices.in_short((OTHER,)).endswith("and run on one Some GPU")
+    assert _devices.in_short((OTHER,)).endswith(
+        "run with bit-identical updates on one Some GPU"
+    )
     assert "never run" in _devices.in_short(())
