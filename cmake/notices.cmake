@@ -9,7 +9,8 @@ function(thinwire_notice target name)
   string(TOUPPER ${variable} variable)
   set(found "")
   foreach(file IN LISTS ARGN)
-    foreach(place IN ITEMS /usr/share/doc /usr/share/licenses
+    foreach(place IN ITEMS ${CMAKE_FIND_ROOT_PATH}/usr/share/doc
+                           /usr/share/doc /usr/share/licenses
                            /usr/local/share/doc /usr/local/share/licenses)
       cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${place} OUTPUT_VARIABLE path)
       if(NOT found AND EXISTS ${path})
