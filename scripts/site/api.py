@@ -110,18 +110,21 @@ def header(text, language, level):
     for name, items in sections:
         yield f"{'#' * level} {name}\n"
         for comment, code in items:
-            yield f"{prose(comment)}\n"
+            yield from described(comment, "text")  # also formulas
             yield f"```{language}\n{code}\n```\n"
 
 
+def described(text, language):
+    """A comment or docstring as Markdown; paragraphs that are indented are code."""
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("  "):
+            yield f"```{language}\n{textwrap.dedent(paragraph)}\n```\n"
+        elif paragraph:
+            yield f"{prose(paragraph)}\n"
+
+
 def docstring(node):
-    """A docstring as Markdown; indented lines are code."""
-    paragraphs = (ast.get_docstring(node) or "").split("\n\n")
-    for text in paragraphs:
-        if text.startswith("    "):
-            yield f"```python\n{textwrap.dedent(text)}\n```\n"
-        elif text:
-            yield f"{prose(text)}\n"
+    return described(ast.get_docstring(node) or "", "python")
 
 
 def signature(node, prefix=""):

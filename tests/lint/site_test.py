@@ -26,7 +26,9 @@ template <class T>
 enum class Kind {
   kOne,  ///< The first.
 };
-/// A pair.
+/// A pair:
+///
+///   a = b * c
 class Pair final : public Base {
  public:
   explicit Pair(int a) : a_(a) {}
@@ -80,6 +82,7 @@ class Reference(unittest.TestCase):
         self.assertEqual(found["twice"][1], "inline int twice(int a);")
         text = "\n".join(api.header(HEADER, "cpp", 3))
         self.assertIn("### add\n\nAdds `a` to \\<b> on all\nranks.", text)
+        self.assertIn("A pair:\n\n```text\na = b * c\n```\n", text)
 
     def test_has_every_declaration_of_the_c_header(self):
         root = Path(__file__).resolve().parents[2]
