@@ -109,7 +109,7 @@ def test_a_loop_around_mpirun_ends_a_run_whose_rank_is_killed_three_times(
 ) -> None:
     """The loop is that of the guide, with other numbers, programs and folders."""
     ranks.require("mpi", ranks.has_mpi(), "there is no mpirun or no mpi4py")
-    guide = (ROOT / "docs" / "guide" / "two-machines.md").read_text()
+    guide = (ROOT / "docs" / "guide" / "restarts.md").read_text()
     (loop,) = re.findall(r"^```sh\n(for attempt[^`]*)^```", guide, re.MULTILINE)
     run = [sys.executable, KILLED_THRICE, tmp_path, ELASTIC, "--out", tmp_path / "run"]
     for there, here in {
