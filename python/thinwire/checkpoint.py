@@ -104,6 +104,8 @@ def save(
         extra=_core.Extra(*both),
         options=chosen,
     )
+    if chosen.local_steps == _core.LocalSteps.synchronize:
+        trained._written()
     _log.forward(training.comm)
     return report
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Results of one step. The same on all ranks, except for the times."""
+    """Results of one step. The same on all ranks, except for times and counts of bytes and
+    messages. In local steps of an outer loop norms are a worker's own, too.
+    """
 
     applied: bool
     """Whether the step was applied. If not, a gradient on some rank was not finite, and
@@ -34,8 +36,8 @@ class StepReport:
     """Factor by which clipping to max_grad_norm multiplied the gradient; 1 for none."""
     drift: float
     """Norm of the ranks' mean change over the RMS norm of their own changes, in a sync of
-    an outer loop; otherwise 0. It is 1 if ranks moved alike, and 1 / sqrt(ranks) if all
-    they did was noise.
+    an outer loop; otherwise 0. It is 1 if ranks moved alike, and 1 / sqrt(workers) if
+    all they did was noise. Workers are hosts, or ranks if flat.
     """
     rho: float
     """Cosine of the ranks' mean change and the outer momentum before it, in a sync of an

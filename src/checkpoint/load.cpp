@@ -185,6 +185,9 @@ void read_state(const Training& training, const Found& found,
     read.report.notes.push_back(fmt::format("saved by {} ranks, loaded by {}",
                                             manifest.world,
                                             training.comm.size()));
+  else if (!reader.are_same_ranks(target))
+    read.report.notes.emplace_back(
+        "ranks are grouped into other hosts than those that saved it");
   // The checkpoint before it may have usable values, and would fit as well.
   std::exception_ptr unusable;
   fit_everywhere(training.comm, [&] {

@@ -46,9 +46,6 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   bool take_inner_step(const optim::StepInput& in, optim::StepReport& report);
   void warm_up_step(const optim::StepInput& in, optim::StepMeter& meter);
   void local_step(const optim::StepInput& in, optim::StepMeter& meter);
-  /// Agrees inside the host on its ranks' gradients.
-  [[nodiscard]] optim::Agreement agree_inside(double squares,
-                                              optim::StepMeter& meter);
   void begin_local_steps(View now);
   void subtract_from_anchor(ConstView now, View difference);
   /// Makes `now` and the anchor the same on all ranks. `scratch` has as many
@@ -58,8 +55,10 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   /// counters or in learning rates. Collective.
   void require_equal(ConstView equal);
   void verify(ConstView equal);
-  /// Agrees on a summary, of ranks in the same step and call. Collective.
-  [[nodiscard]] optim::Agreement agree(optim::GradientSummary own, bool in_step,
+  /// Agrees on a summary, of ranks in the same step and call. Collective over
+  /// `ranks`.
+  [[nodiscard]] optim::Agreement agree(comm::Communicator& ranks,
+                                       optim::GradientSummary own, bool in_step,
                                        optim::StepMeter& meter);
 
   [[nodiscard]] std::int64_t steps_behind() const noexcept override {

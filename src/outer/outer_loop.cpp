@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -232,7 +233,7 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   bool is_finite = !skips(in) || std::isfinite(squares);
   if (in.skip_if_any_rank_nonfinite) {
     report.nonfinite_rank =
-        agree({.squares = squares}, true, meter).nonfinite_rank;
+        agree(comm, {.squares = squares}, true, meter).nonfinite_rank;
     if (report.nonfinite_rank >= 0) {
       report.applied = false;
       optim::tell_of_nonfinite(in);
@@ -246,7 +247,8 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   own.finds_nonfinite = false;
   double of_host = 0;  // RMS norm of its ranks' gradients
   if (inside) {
-    const optim::Agreement agreement = agree_inside(squares, meter);
+    const optim::Agreement agreement =
+        agree(*groups->inside, {.squares = squares}, true, meter);
     is_finite = !skips(in) || agreement.nonfinite_rank < 0;
     of_host = is_finite ? agreement.rms_norm / in.loss_scale : 0;
   }
@@ -268,12 +270,6 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   const bool reuses = is_finite && in.grads.dtype() == DType::kFloat32;
   sync(in.params, reuses ? in.grads : View(), /*in_step=*/true, meter);
   if (!in.low_precision.empty()) kernels::convert(in.params, in.low_precision);
-}
-
-optim::Agreement OuterLoop::Impl::agree_inside(double squares,
-                                               optim::StepMeter& meter) {
-  return optim::agree(*groups->inside,
-                      {.squares = squares, .optimizer = number}, meter);
 }
 
 // The parameters are equal on all ranks until here.
@@ -313,7 +309,8 @@ void OuterLoop::Impl::sync(View now, View scratch, bool in_step,
   }
   subtract_from_anchor(now, scratch);
   const optim::Agreement agreement =
-      agree({.squares = kernels::sum_of_squares(pool, scratch),
+      agree(comm,
+            {.squares = kernels::sum_of_squares(pool, scratch),
              .left_out = left_out_a_step},
             in_step, meter);
   const auto stop = [&](const std::string& whose) {
@@ -366,21 +363,32 @@ void OuterLoop::Impl::require_equal(ConstView equal) {
                   exchange.describe()));
 }
 
-optim::Agreement OuterLoop::Impl::agree(optim::GradientSummary own,
+optim::Agreement OuterLoop::Impl::agree(comm::Communicator& ranks,
+                                        optim::GradientSummary own,
                                         bool in_step, optim::StepMeter& meter) {
-  // One number stands for this object, the step and the call.
+  // One number stands for this object, the step and the call. Inside a host it
+  // also stands for learning rates, which verify() compares between hosts.
   const auto place =
       static_cast<std::uint32_t>(2 * counts.steps + (in_step ? 1 : 0));
   own.optimizer = number + 0x9E3779B9u * place;
+  const std::size_t compared =
+      &ranks == &comm ? 0 : inner->groups().num_groups();
+  for (std::size_t g = 0; g < compared; ++g) {
+    const auto rate =
+        std::bit_cast<std::uint64_t>(inner->groups().learning_rate(g));
+    own.optimizer =
+        own.optimizer * 31 + static_cast<std::uint32_t>(rate ^ (rate >> 32));
+  }
   try {
-    return optim::agree(comm, own, meter);
+    return optim::agree(ranks, own, meter);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kFailedPrecondition) throw;
     throw Error(error.code(),
                 fmt::format("outer loop: rank {} is in {} after {} steps, and "
-                            "another rank is in another call or step; all "
-                            "ranks must make the same calls of step(), "
-                            "synchronize() and evaluations",
+                            "another rank is in another call or step, or has "
+                            "other learning rates; all ranks must make the "
+                            "same calls of step(), synchronize() and "
+                            "evaluations, with the same learning rates",
                             comm.rank(), in_step ? "step()" : "synchronize()",
                             counts.steps));
   }
@@ -394,6 +402,9 @@ void OuterLoop::Impl::synchronize(View now) {
   begin_local_steps(now);
   StepReport report;
   optim::StepMeter meter(comm, report);
+  // A rank of this host that is in a local step waits for an agreement inside.
+  if (inside)
+    static_cast<void>(agree(*groups->inside, {}, /*in_step=*/false, meter));
   sync(now, {}, /*in_step=*/false, meter);
   unreported_rank = report.nonfinite_rank;
 }

@@ -179,7 +179,12 @@ TEST(OuterEngineByHost, GoesOnOnOtherHosts) {
         std::vector<Buffer> params(size);
         comm::run_local_ranks(after.world, [&](comm::Communicator& comm) {
           Trained training(comm, config_of(after));
-          EXPECT_EQ(training.engine.load(saved).step, steps);
+          const auto report = training.engine.load(saved);
+          EXPECT_EQ(report.step, steps);
+          EXPECT_EQ(
+              fmt::format("{}", fmt::join(report.notes, "\n"))
+                      .find("grouped into other hosts") != std::string::npos,
+              before.world == after.world && before.each != after.each);
           params[static_cast<std::size_t>(comm.rank())] =
               trained_on(training, steps);
         });

@@ -154,6 +154,31 @@ TEST(OuterHostsOf2, RefuseAStateOfOtherHosts) {
   });
 }
 
+// Ranks of a host would otherwise move apart until the next comparison.
+TEST(OuterHostsOf2, NameOtherCallsAndLearningRatesInsideAHostAtOnce) {
+  const ParameterLayout layout = grouped_layout();
+  for (const bool rate : {true, false})
+    run_by_host({2, 2}, [&](comm::Communicator& comm) {
+      OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 5});
+      Floats params = normal(layout.size(), 3);
+      const auto step = [&](std::int64_t t) {
+        Floats grads = gradient(layout.size(), t, comm.rank());
+        optimizer.step(params, grads);
+      };
+      step(1);
+      if (comm.rank() > 1) return;  // those of the other host
+      if (rate && comm.rank() == 1)
+        optimizer.groups().set_learning_rate(0, 0.5);
+      expect_error(ErrorCode::kFailedPrecondition,
+                   {"another call or step, or has other learning rates"}, [&] {
+                     if (!rate && comm.rank() == 1)
+                       optimizer.local_steps()->synchronize(params);
+                     else
+                       step(2);
+                   });
+    });
+}
+
 }  // namespace
 
 }  // namespace thinwire::test::outer_hosts

@@ -68,7 +68,8 @@ struct StepInput {
   FinalRange final_range{};
 };
 
-/// Results of one step. The same on all ranks, except for the times.
+/// Results of one step. The same on all ranks, except for times and counts of
+/// bytes and messages. In local steps norms are a worker's own, too.
 struct StepReport {
   /// Whether the step was applied. If not, a gradient on some rank was not
   /// finite, and nothing has changed on any rank.
@@ -94,7 +95,7 @@ struct StepReport {
   double clip_factor = 1;
   /// Norm of the ranks' mean change over the RMS norm of their own changes, in
   /// a sync of an outer loop; otherwise 0. It is 1 if ranks moved alike, and
-  /// 1/sqrt(W) if all they did was noise.
+  /// 1/sqrt(W) if all that W workers did was noise.
   double drift = 0;
   /// Cosine of the ranks' mean change and of the outer momentum before it, in a
   /// sync of an outer loop; otherwise 0. With momentum 0 that is the previous

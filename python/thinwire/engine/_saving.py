@@ -189,6 +189,8 @@ class Saving(ModuleParts):
             report = core.save(root, common, own, options)
         else:
             report = core.save(root, _core.Extra(common, own), options)
+        if options.local_steps == _core.LocalSteps.synchronize:
+            self._written(is_behind=False)
         _log.forward(self._comm)
         return report
 

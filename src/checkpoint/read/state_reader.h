@@ -44,6 +44,8 @@ class StateReader {
   /// Collective: what an optimizer takes whose own state, as it is now, is
   /// `target`.
   [[nodiscard]] StateDict state(const optim::State& target);
+  /// Returns whether there are as many ranks, and the same ones on every host.
+  [[nodiscard]] bool are_same_ranks(const optim::State& target) const;
   /// Collective: throws on all ranks what has failed on one.
   void finish();
 
@@ -53,8 +55,6 @@ class StateReader {
 
   [[nodiscard]] int saved_world() const noexcept { return manifest_.world; }
   [[nodiscard]] std::int64_t saved(const char* integer) const;
-  // Returns whether there are as many ranks, and the same ones on every host.
-  [[nodiscard]] bool are_same_ranks(const optim::State& target) const;
   // Returns the ranks whose own arrays are read: all, or those of this rank's
   // host.
   [[nodiscard]] std::vector<int> ranks_to_read(bool of_host) const;
