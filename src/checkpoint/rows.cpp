@@ -33,10 +33,4 @@ std::vector<Range> part_of_ranges(std::span<const Range> ranges, Range part) {
   return cut;
 }
 
-std::size_t total_size(std::span<const Range> ranges) noexcept {
-  std::size_t size = 0;
-  for (const Range& range : ranges) size += range.size;
-  return size;
-}
-
 }  // namespace thinwire::checkpoint

@@ -25,7 +25,6 @@ struct Row {
 /// their order.
 [[nodiscard]] std::vector<Range> part_of_ranges(std::span<const Range> ranges,
                                                 Range part);
-[[nodiscard]] std::size_t total_size(std::span<const Range> ranges) noexcept;
 
 /// The number of `part` among `parts` nearly equal ones of [0, size).
 [[nodiscard]] constexpr Range share_of(std::size_t size, int part,

@@ -12,6 +12,7 @@
 
 #include "checkpoint/extra.h"
 #include "core/json.h"
+#include "core/ranges.h"
 #include "core/require.h"
 #include "thinwire/kernels/cast.h"
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/ranges.h"
 #include "core/require.h"
 #include "core/set_to_zero.h"
 #include "exchange/checks.h"
@@ -120,13 +121,8 @@ struct LowBitMean::Impl {
   template <class Predicate>
   [[nodiscard]] std::vector<Range> ranges_of(Predicate&& is_meant) const {
     std::vector<Range> ranges;
-    for (const Cut& cut : cuts) {
-      if (!is_meant(cut)) continue;
-      if (!ranges.empty() && ranges.back().end() == cut.range.offset)
-        ranges.back().size += cut.range.size;
-      else
-        ranges.push_back(cut.range);
-    }
+    for (const Cut& cut : cuts)
+      if (is_meant(cut)) append_joined(ranges, cut.range);
     return ranges;
   }
 

@@ -81,7 +81,7 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   const optim::ExchangeOptions exchange;
   ThreadPool pool;
   const std::unique_ptr<const comm::HostGroups> groups;  // null: flat
-  // Of gradients inside a host, whose ranks take local steps together.
+  // Averages gradients inside a host, whose ranks are one worker.
   const std::unique_ptr<exchange::ExactAverage> inside;
   std::unique_ptr<comm::Communicator> own_comm;  // of this rank only
   std::unique_ptr<optim::Optimizer> inner;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/ranges.h"
 #include "optim/saved_state.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
@@ -74,7 +75,7 @@ void WarmUp::add_to(optim::State& state) const {
       server.view());
 }
 
-optim::Adoption WarmUp::adopt(const StateDict& state) {
+optim::Adoption WarmUp::adopt(StateDict& state) {
   if (exact_) return [] {};
   const auto made =
       std::make_shared<std::unique_ptr<exchange::LowBitMean>>(make_few_bits());
@@ -88,9 +89,7 @@ optim::Adoption WarmUp::adopt(const StateDict& state) {
 
 // Copies the elements of `ranges`, one after the other.
 Buffer WarmUp::packed(ConstView values, std::span<const Range> ranges) {
-  std::size_t size = 0;
-  for (const Range& range : ranges) size += range.size;
-  Buffer result = Buffer::of<float>(size);
+  Buffer result = Buffer::of<float>(total_size(ranges));
   std::size_t done = 0;
   for (const Range& range : ranges) {
     kernels::convert(values.subview(range.offset, range.size),
@@ -101,16 +100,14 @@ Buffer WarmUp::packed(ConstView values, std::span<const Range> ranges) {
 }
 
 // Returns all elements, 0 where the saved array has none.
-Buffer WarmUp::unpacked(const StateDict& state, const char* name,
+Buffer WarmUp::unpacked(StateDict& state, const char* name,
                         std::span<const Range> ranges) const {
-  std::size_t size = 0;
-  for (const Range& range : ranges) size += range.size;
-  const ConstView saved = state.array(name, DType::kFloat32, size);
-  optim::require_usable(name, saved);
+  const Buffer saved =
+      optim::take_floats(state, name, DType::kFloat32, total_size(ranges));
   Buffer result = Buffer::of<float>(layout_.size());
   std::size_t done = 0;
   for (const Range& range : ranges) {
-    kernels::convert(saved.subview(done, range.size),
+    kernels::convert(saved.view().subview(done, range.size),
                      result.view().subview(range.offset, range.size));
     done += range.size;
   }

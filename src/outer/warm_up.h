@@ -43,7 +43,7 @@ class WarmUp {
   void add_to(optim::State& state) const;
   /// Takes residuals out of a state that add_to() has made. Without them they
   /// begin at 0. Throws Error(kCorruptCheckpoint).
-  [[nodiscard]] optim::Adoption adopt(const StateDict& state);
+  [[nodiscard]] optim::Adoption adopt(StateDict& state);
 
  private:
   comm::Communicator& comm_;
@@ -58,7 +58,7 @@ class WarmUp {
   [[nodiscard]] std::unique_ptr<exchange::LowBitMean> make_few_bits() const;
   [[nodiscard]] static Buffer packed(ConstView values,
                                      std::span<const Range> ranges);
-  [[nodiscard]] Buffer unpacked(const StateDict& state, const char* name,
+  [[nodiscard]] Buffer unpacked(StateDict& state, const char* name,
                                 std::span<const Range> ranges) const;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/rows.h"
+#include "core/ranges.h"
 
 #include <gtest/gtest.h>
 

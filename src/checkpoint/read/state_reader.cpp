@@ -10,6 +10,7 @@
 
 #include "checkpoint/commit/root.h"
 #include "checkpoint/save_plan.h"
+#include "core/ranges.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/cast.h"
 
@@ -30,11 +31,7 @@ std::vector<Range> joined(std::vector<Range> ranges) {
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.offset < b.offset; });
   std::vector<Range> result;
-  for (const Range& range : ranges)
-    if (!result.empty() && result.back().end() == range.offset)
-      result.back().size += range.size;
-    else
-      result.push_back(range);
+  for (const Range& range : ranges) append_joined(result, range);
   return result;
 }
 

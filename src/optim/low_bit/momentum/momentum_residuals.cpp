@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/ranges.h"
 #include "exchange/residuals.h"
 #include "optim/low_bit/momentum/momentum_exchange.h"
 #include "optim/saved_state.h"
@@ -66,10 +67,7 @@ std::vector<Range> elements_of(const exchange::BlockLayout& layout,
   for (const exchange::Block& block : layout.blocks()) {
     const auto server = static_cast<std::size_t>(block.server);
     if (server < first || server >= end) continue;
-    if (!ranges.empty() && ranges.back().end() == block.values.offset)
-      ranges.back().size += block.values.size;
-    else
-      ranges.push_back(block.values);
+    append_joined(ranges, block.values);
   }
   return ranges;
 }
@@ -77,12 +75,6 @@ std::vector<Range> elements_of(const exchange::BlockLayout& layout,
 // A low-bit ZeRO has residuals of gradients, and none of servers.
 bool has_both_residuals(const StateDict& state) {
   return state.has_array("worker_error") && state.has_array("server_error");
-}
-
-std::size_t size_of(const std::vector<Range>& ranges) {
-  std::size_t size = 0;
-  for (const Range& range : ranges) size += range.size;
-  return size;
 }
 
 std::vector<Range> served_elements(const LowBitModel& model) {
@@ -102,7 +94,7 @@ std::optional<RankResiduals> take_residuals(StateDict& state,
   if (!has_both_residuals(state)) return std::nullopt;
   const auto take = [&](const char* name, const std::vector<Range>& ranges) {
     return take_floats(state, name, model.settings.residual_dtype,
-                       size_of(ranges));
+                       total_size(ranges));
   };
   RankResiduals taken;
   taken.worker = take("worker_error", encoded_elements(model));
