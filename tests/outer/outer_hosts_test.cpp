@@ -10,6 +10,7 @@
 #include "optim/states.h"
 #include "optim/support.h"
 #include "outer/naive_outer.h"
+#include "outer/support.h"
 #include "support/errors.h"
 #include "support/same_bits.h"
 #include "thinwire/outer/outer_loop.h"
@@ -23,21 +24,9 @@ using by_host::run_by_host;
 using optim::StepReport;
 using outer::OuterLoop;
 using outer::OuterOptions;
+using outer_loop::adam_inside;
+using outer_loop::onebit_inside;
 using Floats = std::vector<float>;
-
-outer::MakeInner adam_inside(const ParameterLayout& layout) {
-  return [=](comm::Communicator& alone) {
-    return exact_adam({.learning_rate = 1e-2, .weight_decay = 0.01})(alone,
-                                                                     layout);
-  };
-}
-
-outer::MakeInner onebit_inside(const ParameterLayout& layout) {
-  return [=](comm::Communicator& alone) {
-    return onebit_adam({.learning_rate = 1e-2, .freeze = {.step = 3}})(alone,
-                                                                       layout);
-  };
-}
 
 class OuterHosts : public ::testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(All, OuterHosts, ::testing::ValuesIn(by_host::kRanks),
@@ -57,7 +46,7 @@ TEST_P(OuterHosts, AreTheWorkers) {
                                  .warmup_steps = 3,
                                  .warmup_bits = 0};
       const outer::MakeInner make =
-          onebit ? onebit_inside(given.layout) : adam_inside(given.layout);
+          onebit ? onebit_inside(given.layout, 3) : adam_inside(given.layout);
       const auto size = static_cast<std::size_t>(ranks.size());
       const auto steps = static_cast<std::size_t>(given.steps);
       std::vector<std::vector<Floats>> got(steps, std::vector<Floats>(size));
@@ -94,7 +83,7 @@ TEST(OuterHostsOf3, StayEqualInside) {
   const Ranks ranks{2, 3};
   std::vector<Floats> params(6);
   run_by_host(ranks, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, onebit_inside(layout),
+    OuterLoop optimizer(comm, layout, onebit_inside(layout, 3),
                         {.sync_every = 3, .warmup_steps = 3, .warmup_bits = 4});
     auto& own = params[static_cast<std::size_t>(comm.rank())];
     own = normal(layout.size(), 3);

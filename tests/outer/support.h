@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of the outer loop share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "optim/support.h"
+#include "thinwire/optim/nesterov.h"
+#include "thinwire/outer/outer_loop.h"
+
+namespace thinwire::test::outer_loop {
+
+using Floats = std::vector<float>;
+
+inline outer::MakeInner inner(const MakeOptimizer& make,
+                              const ParameterLayout& layout) {
+  return [=](comm::Communicator& alone) { return make(alone, layout); };
+}
+
+inline outer::MakeInner adam_inside(const ParameterLayout& layout,
+                                    optim::ExchangeOptions exchange = {}) {
+  return inner(
+      exact_adam({.learning_rate = 1e-2, .weight_decay = 0.01}, exchange),
+      layout);
+}
+
+inline outer::MakeInner onebit_inside(const ParameterLayout& layout,
+                                      std::int64_t freeze_step,
+                                      optim::ExchangeOptions exchange = {}) {
+  return inner(onebit_adam({.learning_rate = 1e-2,
+                            .freeze = {.step = freeze_step},
+                            .compression = {.exchange = exchange}}),
+               layout);
+}
+
+// An optimizer that subtracts learning_rate times the gradient.
+inline outer::MakeInner sgd_inside(const ParameterLayout& layout,
+                                   double learning_rate) {
+  return [=](comm::Communicator& alone) {
+    return std::make_unique<optim::DataParallel>(
+        alone,
+        std::make_unique<optim::Nesterov>(
+            layout, optim::NesterovOptions{.learning_rate = learning_rate}));
+  };
+}
+
+inline std::vector<Floats> gradients(const ParameterLayout& layout,
+                                     std::int64_t step, int world) {
+  std::vector<Floats> all;
+  for (int r = 0; r < world; ++r)
+    all.push_back(gradient(layout.size(), step, r));
+  return all;
+}
+
+}  // namespace thinwire::test::outer_loop
