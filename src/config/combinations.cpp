@@ -85,11 +85,6 @@ void check_wire_and_rest(const Config& config, int world) {
   require(zero.stage > 0, kStage, fmt::format("1 or 2 with {}", kBits),
           zero.stage);
   require_corrected(config, kBits);
-  if (zero.offload_optimizer != OffloadDevice::kNone)
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("zero.offload_optimizer must be none with {}, got "
-                            "cpu: offload sends exact values only",
-                            kBits));
   require(
       zero.wire.bits_up == 0 || !config.communication_dtype,
       "communication_dtype",
@@ -105,8 +100,6 @@ void check_lean(const Config& config) {
           "float32 or bfloat16 with lean_onebit_adam: fp16 cannot be split off "
           "an fp32; use bf16",
           to_string(config.precision.dtype));
-  require(config.zero.offload_optimizer == OffloadDevice::kNone,
-          "zero.offload_optimizer", "none with lean_onebit_adam", "cpu");
 }
 
 void check_hierarchy(const Config& config, int world) {

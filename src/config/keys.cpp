@@ -128,7 +128,8 @@ constexpr KeyRule kRules[] = {
     {"optimizer.params.cuda_aware", kIgnored,
      "messages are in host memory; no transport takes a device's", kLowBit},
     {"optimizer.params.comm_backend_name", kSupported,
-     "`nccl`, `hccl`: the run's own transport is used for tensors on the CPU; "
+     "`nccl`, `hccl`: the group that sums inside a host, for a model on a "
+     "device; other messages use the run's own transport; "
      "`mpi`, `gloo`: the transport of thinwire.initialize (THINWIRE_COMM "
      "decides first; in C++ it alone does)",
      kLowBit},
@@ -259,9 +260,10 @@ constexpr KeyRule kRules[] = {
      "`deepspeed` semantics: the order of parameters; else every bucket loads "
      "all ranks alike"},
     {"zero_optimization.cpu_offload", kSupported,
-     "the old name of `offload_optimizer.device`: `cpu`"},
+     "`true` is the old name of `offload_optimizer.device: cpu`"},
     {"zero_optimization.offload_optimizer.device", kSupported,
-     "`cpu`: masters and states are in host memory and updated there; `none`"},
+     "`none` or `cpu`: masters and states are in host memory and are updated "
+     "there with both"},
     {"zero_optimization.offload_optimizer.pin_memory",
      kIgnored,
      "copies to and from a device use pinned memory in any case",

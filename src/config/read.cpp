@@ -87,6 +87,17 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
+// Notes that offload changes nothing.
+void note_offload(std::vector<KeyNote>& notes, const Config& config) {
+  if (config.zero.offload_optimizer == OffloadDevice::kNone) return;
+  for (const std::string_view key :
+       {"zero_optimization.offload_optimizer.device",
+        "zero_optimization.cpu_offload"})
+    note_unused(notes, key,
+                "masters and states are in host memory and are updated there "
+                "with and without it");
+}
+
 // Notes absent keys whose default differs from DeepSpeed's.
 void note_absent(const Json& tree, std::vector<KeyNote>& notes) {
   if (tree.find("gradient_clipping") == nullptr)
@@ -119,6 +130,7 @@ Config read(const Json& tree, const std::vector<std::string>& taken,
   read_zero(tree, file, config.zero);
   read_overlap(file, own, config);
   note_divisions(notes, config);
+  note_offload(notes, config);
   if (config.zero.stage == 0)
     note_unused(notes, "zero_optimization.", "at stage 0 there is no ZeRO");
   for (const std::string& name : taken)

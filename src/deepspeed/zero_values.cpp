@@ -76,15 +76,6 @@ void ZeroOptimizer::set_masters(ConstView from) {
         impl_->masters.view().subview(f.position, f.range.size));
 }
 
-void ZeroOptimizer::offload_states() {
-  throw Error(ErrorCode::kUnavailable,
-              "offload_states: not with deepspeed semantics");
-}
-
-void ZeroOptimizer::reload_states() {
-  refuse("reload_states: call offload_states() first");
-}
-
 // ---- saved state
 
 namespace {

@@ -51,18 +51,16 @@ zero::ZeroOptions zero_options(const Config& config,
                                const ParameterLayout& layout,
                                const comm::Communicator& comm) {
   const ZeroConfig& zero = config.zero;
-  zero::ZeroOptions options{
-      .stage = zero.stage,
-      .dtype = config.precision.dtype,
-      .master_dtype = config.precision.master_dtype,
-      .loss_scale = config.precision.loss_scale,
-      .exchange = config.exchange_options(),
-      .communication_dtype = config.communication_dtype,
-      .wire = config.wire_options(comm.size()),
-      .accumulation_dtype = config.accumulation_dtype,
-      .overlap = config.comm.overlap,
-      .offload = zero.offload_optimizer == OffloadDevice::kCpu,
-      .experts = config.experts()};
+  zero::ZeroOptions options{.stage = zero.stage,
+                            .dtype = config.precision.dtype,
+                            .master_dtype = config.precision.master_dtype,
+                            .loss_scale = config.precision.loss_scale,
+                            .exchange = config.exchange_options(),
+                            .communication_dtype = config.communication_dtype,
+                            .wire = config.wire_options(comm.size()),
+                            .accumulation_dtype = config.accumulation_dtype,
+                            .overlap = config.comm.overlap,
+                            .experts = config.experts()};
   options.exchange.bucket_elements = plan::zero_bucket_elements(
       config.comm.bucket_elements, plan::zero_bucket_bound(zero),
       optim::dense_size(layout, options.experts), comm.hosts(),

@@ -12,13 +12,11 @@
 
 namespace thinwire::zero {
 
-GradientShard::GradientShard(const ReductionSettings& settings,
-                             CopyEngine* copies)
+GradientShard::GradientShard(const ReductionSettings& settings)
     : comm_(settings.comm),
       shards_(settings.shards),
       options_(settings.options),
       batch_ranks_(settings.batch_ranks),
-      copies_(copies),
       filling_(shards_.buckets().size()) {
   begin_window();
 }
@@ -27,7 +25,6 @@ GradientShard::~GradientShard() { abandon(); }
 
 void GradientShard::abandon() noexcept {
   for (const SlotPointer& slot : sent_) comm::wait_ignoring_errors(slot->work);
-  if (copies_ != nullptr) copies_->wait(last_copy_);
 }
 
 void GradientShard::begin_window() {
@@ -65,8 +62,8 @@ comm::ReduceOp GradientShard::op(DType wire) const {
 
 DType GradientShard::reduced_dtype(DType wire) const {
   if (is_part_of_batch()) return DType::kFloat32;
-  const bool is_widened = !is_single_ && copies_ == nullptr &&
-                          options_.accumulation_dtype == DType::kFloat32;
+  const bool is_widened =
+      !is_single_ && options_.accumulation_dtype == DType::kFloat32;
   return is_widened ? DType::kFloat32 : wire;
 }
 
@@ -111,9 +108,8 @@ GradientShard::SlotPointer GradientShard::make_slot() {
 }
 
 GradientShard::SlotPointer GradientShard::take_slot() {
-  while (free_.empty() && slots_ >= kSlots &&
-         !(sent_.empty() && arriving_.empty()))
-    arriving_.empty() ? finish_reduction() : finish_copy();
+  while (free_.empty() && slots_ >= kSlots && !sent_.empty())
+    finish_reduction();
   if (free_.empty()) {
     return make_slot();
   }
@@ -133,48 +129,20 @@ GradientShard::Slot& GradientShard::slot_of(std::size_t b) {
   return *filling_[b];
 }
 
-// Waits for the oldest reduction, and copies its result to host memory if
-// gradients are offloaded.
+// Waits for the oldest reduction.
 void GradientShard::finish_reduction() {
   sent_.front()->work.wait();
   SlotPointer slot = std::move(sent_.front());
   sent_.pop_front();
-  if (copies_ != nullptr && slot->result.size() > 0) {
-    View to = own_part(slot->bucket);
-    // Copies do not convert, and sums may be fp32 although the result is not.
-    slot->needs_host_copy = slot->adds || slot->result.dtype() != to.dtype();
-    if (slot->needs_host_copy) {
-      const MemoryScope scope(MemoryKind::kBuckets);
-      if (slot->host.size() < slot->result.size() ||
-          slot->host.dtype() != slot->result.dtype())
-        slot->host = Buffer(slot->result.size(), slot->result.dtype());
-      to = slot->host.view().subview(0, slot->result.size());
-    }
-    slot->copied = last_copy_ = copies_->queue(slot->result, to);
-  }
-  arriving_.push_back(std::move(slot));
-}
-
-void GradientShard::finish_copy() {
-  SlotPointer slot = std::move(arriving_.front());
-  arriving_.pop_front();
-  if (copies_ != nullptr) copies_->wait(slot->copied);
-  const View result = slot->needs_host_copy
-                          ? slot->host.view().subview(0, slot->result.size())
-                          : slot->result;
   if (slot->adds)
-    kernels::accumulate(own_part(slot->bucket), result);
-  else if (slot->needs_host_copy)
-    kernels::convert(result, own_part(slot->bucket));
+    kernels::accumulate(own_part(slot->bucket), slot->result);
   else if (!in_shard_ && !slot->values.empty())
-    kernels::convert(result, piece(slot->bucket));
-  slot->needs_host_copy = false;
+    kernels::convert(slot->result, piece(slot->bucket));
   if (!slot->values.empty()) free_.push_back(std::move(slot));
 }
 
 void GradientShard::finish() {
   while (!sent_.empty()) finish_reduction();
-  while (!arriving_.empty()) finish_copy();
 }
 
 // ---- whole
@@ -186,8 +154,7 @@ bool GradientShard::reduce(std::size_t b, View sums) {
   wire_ = wire_of(values.dtype());
   is_single_ = true;
   in_shard_ = false;
-  if (copies_ != nullptr || (is_part_of_batch() && is_16_bit(wire_)))
-    make_shard(reduced_dtype(wire_));
+  if (is_part_of_batch() && is_16_bit(wire_)) make_shard(reduced_dtype(wire_));
 
   const Range mine = own(b);
   SlotPointer slot;
@@ -202,9 +169,7 @@ bool GradientShard::reduce(std::size_t b, View sums) {
   slot->bucket = b;
   slot->adds = false;
   slot->result = values.subview(mine.offset - range.offset, mine.size);
-  if (reduced_dtype(wire_) != wire_) {
-    slot->result = copies_ == nullptr ? own_part(b) : scratch(*slot, mine.size);
-  }
+  if (in_shard_) slot->result = own_part(b);
   slot->work = comm_.queue_reduce_scatter(values, slot->result,
                                           bucket(b).within, op(wire_));
   sent_.push_back(std::move(slot));
@@ -258,8 +223,7 @@ bool GradientShard::send(std::size_t b, View whole) {
   SlotPointer slot = std::move(filling_[b]);
   const std::size_t mine = own(b).size;
   slot->adds = !backward_.is_first;
-  slot->result =
-      slot->adds || copies_ != nullptr ? scratch(*slot, mine) : own_part(b);
+  slot->result = slot->adds ? scratch(*slot, mine) : own_part(b);
   slot->work = comm_.queue_reduce_scatter(
       slot->values.view().subview(0, bucket(b).range.size), slot->result,
       bucket(b).within, op(wire_));

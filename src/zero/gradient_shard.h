@@ -8,7 +8,6 @@
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/zero/copy_engine.h"
 #include "thinwire/zero/shard_layout.h"
 #include "zero/gradient_reduction.h"
 
@@ -20,7 +19,7 @@ namespace thinwire::zero {
 /// cannot be sent yet may wait for this very call.
 class GradientShard final : public GradientReduction {
  public:
-  GradientShard(const ReductionSettings& settings, CopyEngine* copies);
+  explicit GradientShard(const ReductionSettings& settings);
   /// Waits for pending reductions, which use the memory of this object.
   ~GradientShard() override;
 
@@ -38,14 +37,10 @@ class GradientShard final : public GradientReduction {
   struct Slot {
     Buffer values;   // values to send, unless they are sent in place
     Buffer reduced;  // this rank's piece, unless it is reduced in place
-    Buffer host;     // copy of the piece in host memory
     View result;     // memory of the piece
     std::size_t bucket = 0;
     bool adds = false;  // the piece is added to those of earlier backwards
-    // The piece is copied through `host` to the shard.
-    bool needs_host_copy = false;
     comm::Work work;
-    CopyEngine::Ticket copied = 0;
   };
   using SlotPointer = std::unique_ptr<Slot>;
 
@@ -54,10 +49,8 @@ class GradientShard final : public GradientReduction {
   }
   [[nodiscard]] Range own(std::size_t b) const;
   bool reduce(std::size_t bucket, View sums);
-  // Returns whether nothing is sent or copied.
-  [[nodiscard]] bool is_alone() const {
-    return comm_.size() == 1 && copies_ == nullptr;
-  }
+  // Returns whether nothing is sent.
+  [[nodiscard]] bool is_alone() const { return comm_.size() == 1; }
   [[nodiscard]] bool is_part_of_batch() const {
     return batch_ranks_ != comm_.size();
   }
@@ -72,13 +65,11 @@ class GradientShard final : public GradientReduction {
   [[nodiscard]] Slot& slot_of(std::size_t bucket);
   [[nodiscard]] View scratch(Slot& slot, std::size_t size);
   void finish_reduction();
-  void finish_copy();
 
   comm::Communicator& comm_;
   const ShardLayout& shards_;
   const ZeroOptions& options_;
   const int batch_ranks_;
-  CopyEngine* const copies_;  // null without offload
 
   // ---- the window
   View sums_;              // whole gradients
@@ -90,10 +81,8 @@ class GradientShard final : public GradientReduction {
 
   std::vector<SlotPointer> filling_;  // per bucket
   std::deque<SlotPointer> sent_;      // in their order
-  std::deque<SlotPointer> arriving_;  // reduced, and being copied
   std::vector<SlotPointer> free_;
   std::size_t slots_ = 0;  // that have memory
-  CopyEngine::Ticket last_copy_ = 0;
 };
 
 }  // namespace thinwire::zero

@@ -78,14 +78,12 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   ThreadPool pool;
   optim::StepCounts counts;
 
-  const std::shared_ptr<CopyEngine> copies;
   // Gradients of stage 1 that were collected one by one. Declared before
   // `groups`, whose destructors wait for collectives that read this buffer.
   Buffer sums;
   const std::vector<std::unique_ptr<ShardGroup>> groups;  // the dense one first
   optim::JoinedGroups rules;                              // of all groups
   const std::vector<std::size_t> num_squares;  // per rank, of all its groups
-  bool has_states = true;                      // not offloaded
 
   const std::vector<BucketOfGroup> buckets;  // in flat order
   exchange::GradientWindow window;

@@ -17,9 +17,6 @@ namespace {
 void require_fits_wire(const ZeroOptions& options) {
   const WireOptions& wire = options.wire;
   if (wire.is_exact()) return;
-  if (options.offload)
-    throw Error(ErrorCode::kUnavailable,
-                "offload: not together with wire.bits_up or wire.bits_down");
   require(wire.bits_up == 0 || !options.communication_dtype,
           "communication_dtype", "unset with wire.bits_up",
           options.communication_dtype ? to_string(*options.communication_dtype)
@@ -60,11 +57,11 @@ void ZeroOptions::validate() const {
 std::string ZeroOptions::describe() const {
   std::string text = fmt::format(
       "stage={} dtype={} master_dtype={} communication_dtype={} "
-      "accumulation_dtype={} average={} overlap={} offload={} {}\n{}",
+      "accumulation_dtype={} average={} overlap={} {}\n{}",
       stage, to_string(dtype), to_string(master_dtype),
       to_string(communication_dtype.value_or(dtype)),
-      to_string(accumulation_dtype), average, overlap, offload,
-      loss_scale.describe(), exchange.describe());
+      to_string(accumulation_dtype), average, overlap, loss_scale.describe(),
+      exchange.describe());
   if (!wire.is_exact())
     text += fmt::format(
         "bits_up={} bits_down={} residual_dtype={} keeps_residuals={}\n",

@@ -49,9 +49,7 @@ std::unique_ptr<GradientReduction> make_low_bit(
 ShardGroup::ShardGroup(const ShardGroupParts& parts)
     : comm_(parts.comm),
       layout_(parts.layout),
-      make_rule_(parts.make_rule),
       params_(parts.params),
-      copies_(parts.copies),
       is_wide_(parts.is_wide),
       shards_(ShardLayout::of(
           layout_, comm_.size(),
@@ -63,7 +61,7 @@ ShardGroup::ShardGroup(const ShardGroupParts& parts)
       shard_layout_(shards_.layout_of_shard(layout_, comm_.rank())),
       holds_(held(layout_, shards_)),
       units_(held_ranges(layout_, holds_)),
-      rule_(make_rule_(shard_layout_)) {
+      rule_(parts.make_rule(shard_layout_)) {
   if (rule_ == nullptr)
     throw Error(ErrorCode::kInvalidArgument,
                 "make_rule must return an update rule, got null");
@@ -84,7 +82,7 @@ void ShardGroup::make_reduction(const ShardGroupParts& parts) {
     replicas_ = std::make_unique<LowBitReplicas>(comm_, shards_, units_,
                                                  wire.bits_down, params_);
   if (comm_.size() == 1 || wire.bits_up == 0)
-    gradients_ = std::make_unique<GradientShard>(settings, copies_);
+    gradients_ = std::make_unique<GradientShard>(settings);
   else
     gradients_ = make_low_bit(settings);
 }
@@ -95,11 +93,8 @@ void ShardGroup::make_masters(const ZeroOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("master_dtype: {} with these options takes no {}",
                             rule_->name(), to_string(masters)));
-  has_masters_ =
-      masters != options.dtype || copies_ != nullptr || replicas_ != nullptr;
-  has_mirror_ = masters != options.dtype && copies_ != nullptr;
+  has_masters_ = masters != options.dtype || replicas_ != nullptr;
   if (has_masters_) masters_ = Buffer(shard_layout_.size(), masters);
-  if (has_mirror_) mirror_ = Buffer(shard_layout_.size(), options.dtype);
 }
 
 Range ShardGroup::own(std::size_t b) const {
@@ -117,17 +112,6 @@ View ShardGroup::own_params(std::size_t b) const {
       .subview(own(b).offset - bucket.range.offset, own(b).size);
 }
 
-void ShardGroup::require_states() const {
-  if (rule_ == nullptr)
-    throw Error(ErrorCode::kFailedPrecondition,
-                "states are offloaded: call reload_states() first");
-}
-
-optim::UpdateRule& ShardGroup::rule() const {
-  require_states();
-  return *rule_;
-}
-
 // ---- updates
 
 optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
@@ -140,43 +124,29 @@ optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
       .grad_scale = grad_scale};
   if (!has_masters_) return arrays;
   arrays.params = masters_.view().subview(at, part.size);
-  if (has_mirror_)
-    arrays.low_precision = mirror_.view().subview(at, part.size);
-  else if (copies_ == nullptr && replicas_ == nullptr)
-    arrays.low_precision = replica;
+  if (replicas_ == nullptr) arrays.low_precision = replica;
   return arrays;
 }
 
 void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
                         optim::StepMeter& meter,
                         const optim::FinalRange& tell) {
-  if (rule().needs_norms()) measure(step.number, step.grad_scale, pool, meter);
+  if (rule_->needs_norms()) measure(step.number, step.grad_scale, pool, meter);
   const std::size_t count = shards_.buckets().size();
-  std::vector<CopyEngine::Ticket> copied(count);
   // Waits for pending exchanges after an exception too: the caller may then
   // free the parameters.
   struct UnderWay {
-    CopyEngine* engine;
-    CopyEngine::Ticket last_copy = 0;
     std::vector<comm::Work> gathers{};
     ~UnderWay() {
-      if (engine != nullptr) engine->wait(last_copy);
       for (const comm::Work& work : gathers) comm::wait_ignoring_errors(work);
     }
-  } under_way{copies_};
-  const auto gather = [&](std::size_t b) {
-    if (copies_ != nullptr) copies_->wait(copied[b]);
-    const ShardBucket& bucket = shards_.buckets()[b];
-    under_way.gathers.push_back(comm_.queue_all_gather(
-        own_params(b), params_.subview(bucket.range.offset, bucket.range.size),
-        bucket.within));
-  };
+  } under_way;
   std::size_t told = 0;
   const auto tell_next = [&] {
     if (tell) tell(shards_.buckets()[told].range);
     ++told;
   };
-  // Parameters that were copied back are sent while the next bucket is updated.
+  // Parameters are sent while the next bucket is updated.
   for (std::size_t b = 0; b < count; ++b) {
     const Range whole{0, own(b).size};
     rule_->apply_part(step.number, {position(b), whole.size},
@@ -191,18 +161,12 @@ void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
       under_way.gathers[told].wait();  // throws what it failed with
       tell_next();
     }
-    if (copies_ == nullptr) {
-      gather(b);
-      continue;
-    }
-    const Buffer& updated = has_mirror_ ? mirror_ : masters_;
-    copied[b] = copies_->queue(updated.view().subview(position(b), whole.size),
-                               own_params(b));
-    under_way.last_copy = copied[b];
-    if (b > 0) gather(b - 1);
+    const ShardBucket& bucket = shards_.buckets()[b];
+    under_way.gathers.push_back(comm_.queue_all_gather(
+        own_params(b), params_.subview(bucket.range.offset, bucket.range.size),
+        bucket.within));
   }
   if (replicas_ != nullptr) replicas_->finish(pool, meter);
-  if (copies_ != nullptr && count > 0) gather(count - 1);
   while (told < count) {
     if (replicas_ == nullptr) meter.wait_for({&under_way.gathers[told], 1});
     tell_next();

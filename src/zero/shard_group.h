@@ -28,7 +28,6 @@ struct ShardGroupParts {
   View params;
   ConstView initial;  ///< Source of the masters.
   const ZeroOptions& options;
-  CopyEngine* copies = nullptr;  ///< Null without offload.
   std::vector<std::size_t> groups{};
   /// Range of the flat array that this group shards, of one dtype; of size 0
   /// for all of it.
@@ -63,7 +62,7 @@ class ShardGroup {
 
   [[nodiscard]] const ShardLayout& shards() const noexcept { return shards_; }
   [[nodiscard]] GradientReduction& gradients() noexcept { return *gradients_; }
-  [[nodiscard]] optim::UpdateRule& rule() const;
+  [[nodiscard]] optim::UpdateRule& rule() const noexcept { return *rule_; }
   [[nodiscard]] comm::Communicator& comm() const noexcept { return comm_; }
   /// Returns whether gradients are fp32, whatever those of other groups are.
   [[nodiscard]] bool is_wide() const noexcept { return is_wide_; }
@@ -106,8 +105,6 @@ class ShardGroup {
   void write(std::size_t parameter, std::string_view what,
              std::span<const float> values);
   void set_masters(ConstView params);
-  void offload_states();
-  void reload_states();
   /// Describes this rank's shard: masters and the arrays of the rule.
   [[nodiscard]] optim::State state() const;
   /// Checks a state like Optimizer::adopt(). Local.
@@ -156,14 +153,11 @@ class ShardGroup {
   void measure(std::int64_t step, float grad_scale, ThreadPool& pool,
                optim::StepMeter& meter);
   [[nodiscard]] View array(const Fragment& fragment, std::string_view what);
-  void require_states() const;
   void require_array(std::string_view what) const;
 
   comm::Communicator& comm_;
   const ParameterLayout& layout_;
-  const MakeRule make_rule_;
   const View params_;
-  CopyEngine* const copies_;
   const bool is_wide_;
   const ShardLayout shards_;
   const std::vector<Fragment> fragments_;  // this rank's
@@ -175,16 +169,12 @@ class ShardGroup {
   int bits_up_ = 0;                   // requested bits, kept even with one rank
   Buffer restored_residuals_;         // fp32, not yet applied; one rank only
   bool has_added_residuals_ = false;  // in this window
-  std::unique_ptr<optim::UpdateRule> rule_;  // null while states are offloaded
-  NormPlan norm_plan_;                       // if the rule needs norms
-  std::vector<optim::NormSums> norms_;       // of parameters, in the last step
-  StateDict parked_;
-  std::vector<double> parked_decays_;  // per group; not part of the state
-  bool has_masters_ = false;           // if not, parameters are the masters
-  bool has_mirror_ = false;
-  bool has_own_replicas_ = false;  // replicas come from a state
+  const std::unique_ptr<optim::UpdateRule> rule_;
+  NormPlan norm_plan_;                  // if the rule needs norms
+  std::vector<optim::NormSums> norms_;  // of parameters, in the last step
+  bool has_masters_ = false;            // if not, parameters are the masters
+  bool has_own_replicas_ = false;       // replicas come from a state
   Buffer masters_;
-  Buffer mirror_;  // offload: updated parameters of 16 bits, to be copied
 };
 
 }  // namespace thinwire::zero

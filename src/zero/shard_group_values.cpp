@@ -11,7 +11,7 @@
 #include "thinwire/kernels/cast.h"
 #include "zero/shard_group.h"
 
-// Whole values, and this rank's shard offloaded and saved.
+// Whole values, and this rank's shard as it is saved.
 namespace thinwire::zero {
 
 View ShardGroup::array(const Fragment& fragment, std::string_view what) {
@@ -24,7 +24,7 @@ View ShardGroup::array(const Fragment& fragment, std::string_view what) {
                                         fragment.range.size);
   }
   if (what != "param")
-    return rule().state(what).subview(fragment.position, fragment.range.size);
+    return rule_->state(what).subview(fragment.position, fragment.range.size);
   return has_masters_
              ? masters_.view().subview(fragment.position, fragment.range.size)
              : params_.subview(flat, fragment.range.size);
@@ -32,9 +32,7 @@ View ShardGroup::array(const Fragment& fragment, std::string_view what) {
 
 // Checks on all ranks, even those that own no element of the parameter.
 void ShardGroup::require_array(std::string_view what) const {
-  if (what == "grad") return;
-  require_states();
-  if (what != "param") static_cast<void>(rule_->state(what));
+  if (what != "grad" && what != "param") static_cast<void>(rule_->state(what));
 }
 
 std::vector<float> ShardGroup::read(std::size_t parameter,
@@ -88,7 +86,6 @@ void ShardGroup::fill_masters(ConstView params) {
 
 // With low-bit replicas, parameters of all ranks become the masters, rounded.
 void ShardGroup::set_masters(ConstView params) {
-  if (has_masters_) require_states();
   fill_masters(params);
   if (replicas_ == nullptr || params.data() == params_.data()) return;
   for (const ShardBucket& bucket : shards_.buckets())
@@ -102,7 +99,7 @@ optim::State ShardGroup::state() const {
   optim::State state;
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
     if (own(b).size != 0) state.shard.push_back(own(b));
-  rule().add_to(state, optim::Sharing::kSharded, state.shard);
+  rule_->add_to(state, optim::Sharing::kSharded, state.shard);
   if (has_masters_)
     // Low-bit replicas may differ from masters of the same dtype.
     state
@@ -113,13 +110,12 @@ optim::State ShardGroup::state() const {
   else if (is_wide_)
     add_own_params(state, "masters").is_parameters = true;
   add_wire(state);
-  state.common.put_text("optimizer", std::string(rule().name()));
+  state.common.put_text("optimizer", std::string(rule_->name()));
   return state;
 }
 
 optim::Adoption ShardGroup::adopt(StateDict& state) {
-  require_states();
-  optim::require_rule(state, rule().name());
+  optim::require_rule(state, rule_->name());
   return [of_masters = adopt_masters(state), of_wire = adopt_wire(state),
           of_rule = rule_->adopt(state)] {
     of_rule();
@@ -138,33 +134,6 @@ optim::Adoption ShardGroup::adopt_masters(StateDict& state) {
   const auto masters = std::make_shared<Buffer>(
       optim::take_floats(state, "masters", masters_.dtype(), masters_.size()));
   return [this, masters] { masters_ = std::move(*masters); };
-}
-
-void ShardGroup::offload_states() {
-  if (rule_ == nullptr) return;
-  parked_ = optim::copy_of(state());
-  for (const char* stays : {optim::kWorkerError, "replicas"})
-    if (parked_.has_array(stays)) parked_.erase(stays);
-  for (std::size_t g = 0; g < rule_->num_groups(); ++g)
-    parked_decays_.push_back(rule_->weight_decay(g));
-  rule_.reset();
-  masters_ = Buffer(0, masters_.dtype());
-}
-
-void ShardGroup::reload_states() {
-  if (rule_ != nullptr) return;
-  const MemoryScope scope(MemoryKind::kStates);
-  auto rule = make_rule_(shard_layout_);
-  // Copies array by array, because their memory is now of another kind.
-  for (const auto& [name, values] : parked_.arrays())
-    parked_.put(name, values.view());
-  if (has_masters_) masters_ = parked_.take("masters");
-  rule->adopt(parked_)();
-  for (std::size_t g = 0; g < parked_decays_.size(); ++g)
-    rule->set_weight_decay(g, parked_decays_[g]);
-  parked_decays_.clear();
-  rule_ = std::move(rule);
-  parked_ = {};
 }
 
 }  // namespace thinwire::zero

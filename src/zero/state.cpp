@@ -7,7 +7,7 @@
 #include "zero/checks.h"
 #include "zero/impl.h"
 
-// Values of any owner, offloaded states, and saved states.
+// Values of any owner, and saved states.
 namespace thinwire::zero {
 
 ShardGroup& ZeroOptimizer::Impl::group_of(std::size_t parameter) const {
@@ -45,16 +45,6 @@ void ZeroOptimizer::set_masters(ConstView params) {
   require(params.size() == impl_->layout.size(), "params",
           fmt::format("{} elements", impl_->layout.size()), params.size());
   for (const auto& group : impl_->groups) group->set_masters(params);
-}
-
-void ZeroOptimizer::offload_states() {
-  for (const auto& group : impl_->groups) group->offload_states();
-  impl_->has_states = false;
-}
-
-void ZeroOptimizer::reload_states() {
-  for (const auto& group : impl_->groups) group->reload_states();
-  impl_->has_states = true;
 }
 
 // ---- saved state

@@ -31,12 +31,6 @@ std::vector<std::size_t> dense_groups(const ParameterLayout& layout,
   return groups;
 }
 
-std::shared_ptr<CopyEngine> copy_engine(const ZeroOptions& options) {
-  if (!options.offload) return nullptr;
-  return options.copy_engine ? options.copy_engine
-                             : std::shared_ptr(make_host_copy_engine());
-}
-
 // Returns the buckets of all groups in flat order.
 std::vector<BucketOfGroup> all_buckets(
     const std::vector<std::unique_ptr<ShardGroup>>& groups) {
@@ -90,7 +84,6 @@ ZeroOptimizer::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       wide_options(without_16_bits(options)),
       scale(settings.dtype, settings.loss_scale),
       pool(settings.exchange.num_threads),
-      copies(copy_engine(settings)),
       groups(make_groups(make_rule, initial)),
       rules([this] {
         std::vector<optim::ParameterGroups*> all;
@@ -117,7 +110,6 @@ std::vector<std::unique_ptr<ShardGroup>> ZeroOptimizer::Impl::make_groups(
                         .params = params,
                         .initial = initial,
                         .options = is_wide ? wide_options : options,
-                        .copies = copies.get(),
                         .groups = std::move(of_layout),
                         .part = part,
                         .is_wide = is_wide,
@@ -200,8 +192,6 @@ WholeValues& ZeroOptimizer::whole_values() noexcept { return *impl_; }
 // ---- steps
 
 StepReport ZeroOptimizer::step(const StepInput& input) {
-  if (!impl_->has_states)
-    refuse("step: states are offloaded; call reload_states() first");
   require_step(input, impl_->window, impl_->params);
   impl_->require_same_array(input.grads);
   require(impl_->options.wire.bits_up == 0 || input.loss_scale == 1,
@@ -220,7 +210,7 @@ optim::ParameterGroups& ZeroOptimizer::groups() { return impl_->rules; }
 optim::Progress ZeroOptimizer::progress() const {
   optim::Progress progress{.steps = impl_->counts.steps,
                            .skipped = impl_->counts.skipped};
-  if (impl_->has_states && impl_->groups.front()->rule().needs_norms()) {
+  if (impl_->groups.front()->rule().needs_norms()) {
     progress.lamb_coeffs.resize(impl_->layout.parameters().size());
     for (const auto& group : impl_->groups)
       group->put_lamb_coeffs(progress.lamb_coeffs);

@@ -93,8 +93,6 @@ TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {
        kArgument, "residual_dtype must be float32 or bfloat16"},
       {[](Config& c) { c.semantics = Semantics::kDeepSpeed; }, kArgument,
        "semantics must be corrected with zero.wire.bits_up"},
-      {[](Config& c) { c.zero.offload_optimizer = OffloadDevice::kCpu; },
-       ErrorCode::kUnavailable, "zero.offload_optimizer must be none with"},
       {[](Config& c) { c.communication_dtype = DType::kBFloat16; }, kArgument,
        "communication_dtype must be unset with zero.wire.bits_up"},
       {[](Config& c) {
@@ -167,8 +165,6 @@ TEST(LowBitWireConfig, RefusesWhatLeanCannotGoWith) {
        "use bf16"},
       {[](Config& c) { c.precision.master_dtype = DType::kBFloat16; },
        kArgument, "precision.master_dtype must be float32"},
-      {[](Config& c) { c.zero.offload_optimizer = OffloadDevice::kCpu; },
-       kArgument, "zero.offload_optimizer must be none"},
       {[](Config& c) { c.zero.wire.bits_up = 4; }, kArgument,
        "zero.wire must be left as it is with lean_onebit_adam"},
       {[](Config& c) { c.semantics = Semantics::kDeepSpeed; }, kArgument,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a file says and what becomes of it; items 40 and 59 of
 // docs/conformance.md.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "config/text.h"
@@ -99,6 +101,24 @@ TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
             OffloadDevice::kCpu);
   expect_rejected(R"({"zero_optimization": {"stage": 3}})",
                   {"zero_optimization.stage", "[0, 2]", "3"});
+}
+
+TEST(ConfigFile, NotesThatOffloadChangesNothing) {
+  const auto kind = [](const char* section, const char* path) {
+    std::vector<KeyNote> notes;
+    static_cast<void>(Config::from_json(
+        fmt::format(R"({{"zero_optimization": {{"stage": 2, {}}}}})", section),
+        &notes));
+    const auto of = std::ranges::find(notes, path, &KeyNote::path);
+    return of == notes.end() ? KeyNote::Kind::kAbsent : of->kind;
+  };
+  constexpr auto kDevice = "zero_optimization.offload_optimizer.device";
+  EXPECT_EQ(kind(R"("offload_optimizer": {"device": "cpu"})", kDevice),
+            KeyNote::Kind::kIgnored);
+  EXPECT_EQ(kind(R"("offload_optimizer": {"device": "none"})", kDevice),
+            KeyNote::Kind::kSupported);
+  EXPECT_EQ(kind(R"("cpu_offload": true)", "zero_optimization.cpu_offload"),
+            KeyNote::Kind::kIgnored);
 }
 
 TEST(ConfigFile, CallsAdamWhatDeepSpeedDoes) {

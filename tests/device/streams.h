@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -54,10 +53,7 @@ enum Count { kOperators, kHostWaits, kAsyncCopies, kUnpinnedAsync, kCounts };
 int64_t counts[kCounts];
 int64_t bytes_in_use = 0, most_bytes_in_use = 0;
 
-DeviceIndex device_count() {
-  static const char* text = std::getenv("FENCE_DEVICES");
-  return static_cast<DeviceIndex>(text ? std::atoi(text) : 2);
-}
+constexpr DeviceIndex device_count() { return 4; }
 
 // ---- streams: queues that run when asked, and only as far as asked
 

@@ -222,8 +222,6 @@ std::vector<Config> every_way(DType dtype) {
   lamb.optimizer = optim::LambOptions{.learning_rate = 1e-2};
   Config lamb_in_shards = lamb;
   lamb_in_shards.zero.stage = 2;
-  Config offloaded = of(dtype, 2);
-  offloaded.zero.offload_optimizer = config::OffloadDevice::kCpu;
   Config wide_wire = of(dtype, 1);
   wide_wire.communication_dtype = DType::kFloat32;
   return {of(dtype, 0),
@@ -234,7 +232,6 @@ std::vector<Config> every_way(DType dtype) {
           of(dtype, 2, 3),
           lamb,
           lamb_in_shards,
-          offloaded,
           wide_wire,
           in_few_bits(dtype, 1),
           in_few_bits(dtype, 2),

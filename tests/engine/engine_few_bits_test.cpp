@@ -32,7 +32,7 @@ struct Case {
 };
 
 Config zero(int stage, int up, int down, DType dtype) {
-  Config config = test::zero_config({stage, false}, dtype);
+  Config config = test::zero_config(stage, dtype);
   config.gradient_clipping = 20;
   config.zero.wire.bits_up = up;
   config.zero.wire.bits_down = down;

@@ -14,7 +14,6 @@
 namespace thinwire::engine::engine_memory_test {
 
 using config::Config;
-using config::OffloadDevice;
 
 namespace {
 
@@ -107,19 +106,6 @@ TEST(EngineMemory, IsWithinFivePercentOfItsFormula) {
           EXPECT_LE(static_cast<double>(use.at_peak_of(MemoryKind::kBuckets)),
                     4 * 2 * (n / 8 + 1024));
         });
-}
-
-// The gradients of one backward need no accumulator.
-TEST(EngineMemory, Item35OffloadOfOneBackwardHasNoAccumulator) {
-  for (const int world : {1, 2, 4})
-    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-      Config config = config_of(2, 1);
-      const MemoryUse plain = use_of(comm, config);
-      config.zero.offload_optimizer = OffloadDevice::kCpu;
-      const MemoryUse offloaded = use_of(comm, config);
-      EXPECT_EQ(offloaded.at_peak_of(MemoryKind::kGradients),
-                plain.at_peak_of(MemoryKind::kGradients));
-    });
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ Config config_of(const Loop& loop) {
   Config config =
       loop.stage == 0
           ? config_of(loop.optimizer.c_str(), loop.dtype, loop.backwards)
-          : test::zero_config({loop.stage, false}, loop.dtype, loop.backwards);
+          : test::zero_config(loop.stage, loop.dtype, loop.backwards);
   config.comm.overlap = loop.overlap;
   return config;
 }

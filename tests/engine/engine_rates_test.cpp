@@ -86,7 +86,7 @@ TEST(EngineRates, AScheduleOfOnesOwnIsAskedBeforeEveryStep) {
 TEST(EngineRates, ANewRateGivesTheSameBitsAsThatOfTheOptions) {
   for (const int stage : {0, 2})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Config config = test::zero_config({stage, false});
+      Config config = test::zero_config(stage);
       test::Sharded changed(comm, config);
       auto& adam = std::get<optim::AdamOptions>(config.optimizer);
       adam.learning_rate = 0.125;
@@ -104,7 +104,7 @@ TEST(EngineRates, ANewRateGivesTheSameBitsAsThatOfTheOptions) {
 // ZeRO's own setter is within reach: it does what it says.
 TEST(EngineRates, ZerosSetterWorksToo) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Config config = test::zero_config({2, false});
+    Config config = test::zero_config(2);
     config.schedule = config_of().schedule;
     test::Sharded sharded(comm, config);
     step(sharded, 1);
@@ -143,7 +143,7 @@ TEST(EngineRates, AreRefusedWhereTheyAreNone) {
 TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
   for (const int stage : {0, 2})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Config config = test::zero_config({stage, false});
+      Config config = test::zero_config(stage);
       config.schedule = config_of().schedule;
       test::Sharded first(comm, config);
       step(first, 1);

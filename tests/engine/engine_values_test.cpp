@@ -21,7 +21,7 @@ TEST(EngineValues, FullParametersAreSetWhereverTheyAre) {
   for (const int stage : {0, 2})
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
       comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-        Sharded sharded(comm, zero_config({stage, false}, dtype));
+        Sharded sharded(comm, zero_config(stage, dtype));
         const std::vector<float> values{1.0F + 0x1p-20F, 2, 3};
         const auto before = sharded.engine.whole_values().parameter("block");
         sharded.engine.whole_values().set_parameter("last", values);
@@ -38,7 +38,7 @@ TEST(EngineValues, FullStatesAreTheSameWithZeroAndWithout) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     std::vector<std::vector<float>> found;
     for (const int stage : {0, 1, 2}) {
-      Sharded sharded(comm, zero_config({stage, false}));
+      Sharded sharded(comm, zero_config(stage));
       sharded.backward({1, 0, false});
       (void)sharded.engine.step();
       found.push_back(sharded.engine.whole_values().state("odd", "exp_avg"));
@@ -52,7 +52,7 @@ TEST(EngineValues, FullStatesAreTheSameWithZeroAndWithout) {
 TEST(EngineValues, TheLossScaleContinuesFromWhatIsSet) {
   for (const int stage : {0, 1})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Sharded sharded(comm, zero_config({stage, false}, DType::kFloat16));
+      Sharded sharded(comm, zero_config(stage, DType::kFloat16));
       sharded.engine.set_loss_scale(64);
       EXPECT_EQ(sharded.engine.loss_scale(), 64);
       EXPECT_EQ(sharded.engine.loss_factor(), 64);
@@ -65,7 +65,7 @@ TEST(EngineValues, TheLossScaleContinuesFromWhatIsSet) {
       expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "16", "17"},
                    [&] { sharded.engine.set_loss_scale(16 + comm.rank()); });
       EXPECT_EQ(sharded.engine.loss_scale(), 32);
-      Sharded bf16(comm, zero_config({stage, false}, DType::kBFloat16));
+      Sharded bf16(comm, zero_config(stage, DType::kBFloat16));
       expect_error(ErrorCode::kFailedPrecondition, {"set_loss_scale", "fp16"},
                    [&] { bf16.engine.set_loss_scale(2); });
     });

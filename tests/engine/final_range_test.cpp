@@ -94,9 +94,6 @@ std::vector<Case> cases() {
     narrow.config.zero.stage = stage;
     narrow.config.precision.dtype = DType::kFloat16;
     narrow.has_wide = true;
-    Case& offloaded = add(of + ", offloaded", adam);
-    offloaded.config.zero.stage = stage;
-    offloaded.config.zero.offload_optimizer = config::OffloadDevice::kCpu;
     Case& low_bit = add(of + ", 4 bits", adam);
     low_bit.config.zero.stage = stage;
     low_bit.config.zero.wire = {.bits_up = 4, .bits_down = 8};

@@ -12,16 +12,8 @@ namespace thinwire::test {}
 namespace thinwire::engine::test {
 using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
 
-struct Sharding {
-  int stage = 1;
-  bool offload = false;
-};
-inline constexpr Sharding kSharded[] = {
-    {1, false}, {1, true}, {2, false}, {2, true}};
-
 /// Buckets that are smaller than some parameters.
-inline config::Config zero_config(const Sharding& sharding,
-                                  DType dtype = DType::kFloat32,
+inline config::Config zero_config(int stage, DType dtype = DType::kFloat32,
                                   std::int64_t accumulation_steps = 1,
                                   bool managed = true) {
   config::Config config{.optimizer = optimizer_case("adam"),
@@ -30,10 +22,8 @@ inline config::Config zero_config(const Sharding& sharding,
   config.precision.dtype = dtype;
   config.precision.loss_scale = {
       .initial_scale = 1024, .window = 2, .hysteresis = 1};
-  config.zero.stage = sharding.stage;
+  config.zero.stage = stage;
   config.zero.reduce_bucket_size = 5000;
-  if (sharding.offload)
-    config.zero.offload_optimizer = config::OffloadDevice::kCpu;
   return config;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch/device.h"
@@ -35,9 +36,17 @@ std::vector<Case> cases() {
         {.optimizer = kAdam, .gradient_accumulation_steps = 3});
     add("LAMB", {.optimizer = optim::LambOptions{.learning_rate = 0.01}});
     add("1-bit Adam", {.optimizer = optim::OnebitAdamOptions{
-                           .learning_rate = 0.01, .freeze = {.step = 3}}});
-    add("0/1 Adam", {.optimizer = optim::ZeroOneAdamOptions{
-                         .learning_rate = 0.01, .var_freeze_step = 3}});
+                           .learning_rate = 0.01, .freeze = {.step = 6}}});
+    add("1-bit Adam, warm-up in 8 bits",
+        {.optimizer = optim::OnebitAdamOptions{
+             .learning_rate = 0.01, .freeze = {.step = 6, .warmup_bits = 8}}});
+    add("1-bit LAMB", {.optimizer = optim::OnebitLambOptions{
+                           .learning_rate = 0.01, .freeze = {.step = 6}}});
+    add("0/1 Adam",
+        {.optimizer = optim::ZeroOneAdamOptions{.learning_rate = 0.01,
+                                                .var_freeze_step = 6,
+                                                .var_update_scaler = 2,
+                                                .local_step_scaler = 8}});
     for (const int stage : {1, 2}) {
       config::Config config{.optimizer = kAdam};
       config.zero.stage = stage;
@@ -58,13 +67,13 @@ std::vector<Case> cases() {
     add("outer loop", outer);
     if (dtype == DType::kFloat16) continue;  // lean 1-bit Adam refuses it
     add("lean 1-bit Adam", {.optimizer = lean::LeanOnebitAdamOptions{
-                                .learning_rate = 0.01, .freeze = {.step = 3}}});
+                                .learning_rate = 0.01, .freeze = {.step = 6}}});
   }
   return all;
 }
 
 std::vector<float> train(comm::Communicator& comm, const Case& which,
-                         const at::Device& device, int steps = 12) {
+                         const at::Device& device, int steps) {
   Net net(comm.rank());
   net.to(device);
   Engine engine(net, comm, which.config);
@@ -82,12 +91,12 @@ std::vector<float> train(comm::Communicator& comm, const Case& which,
 }
 
 TEST(TorchDevice, EveryOptimizerHasTheBitsOfTheCpu) {
-  for (const int world : {1, 2})
+  for (const auto& [world, steps] : {std::pair{1, 20}, {2, 50}, {4, 12}})
     for (const Case& which : cases())
-      run(world, [&](comm::Communicator& comm) {
-        const auto want = train(comm, which, at::kCPU);
-        EXPECT_EQ(train(comm, which, device_of(comm.rank())), want)
-            << which.name << " on " << world << " ranks";
+      run(world, [&, steps = steps](comm::Communicator& comm) {
+        const auto want = train(comm, which, at::kCPU, steps);
+        EXPECT_EQ(train(comm, which, device_of(comm.rank()), steps), want)
+            << which.name << " on " << comm.size() << " ranks";
       });
 }
 

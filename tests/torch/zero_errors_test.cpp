@@ -33,11 +33,11 @@ void fail(Trained& trained, bool at_once) {
 
 TEST(TorchZeroErrors, AFailedBackwardLeavesNothingBehind) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
-    for (const Sharding& sharding : kSharded)
+    for (const int stage : {1, 2})
       for (const std::int64_t backwards : {1, 2})
         for (const int world : {1, 2})
           run(world, [&](comm::Communicator& comm) {
-            const auto config = zero_config(sharding, dtype, backwards);
+            const auto config = zero_config(stage, dtype, backwards);
             Trained want(comm, config);
             Trained got(comm, config);
             for (int t = 1; t <= 3; ++t) {
@@ -60,9 +60,9 @@ TEST(TorchZeroErrors, AFailedBackwardLeavesNothingBehind) {
 
 // Others wait for the rest: there is no going on.
 TEST(TorchZeroErrors, AFailedBackwardOfWhichSomeHasLeftIsALostPeer) {
-  for (const Sharding& sharding : kSharded)
+  for (const int stage : {1, 2})
     run(2, [&](comm::Communicator& comm) {
-      Trained trained(comm, zero_config(sharding));
+      Trained trained(comm, zero_config(stage));
       // Whoever comes second may hear of the first by then.
       expect_error(ErrorCode::kCommFailure, {"up: no gradient of this"},
                    [&] { fail(trained, false); });
@@ -70,10 +70,10 @@ TEST(TorchZeroErrors, AFailedBackwardOfWhichSomeHasLeftIsALostPeer) {
 }
 
 TEST(TorchZeroErrors, Item52ABackwardOfItsOwnIsNoBackward) {
-  for (const Sharding& sharding : kSharded)
+  for (const int stage : {1, 2})
     for (const DType dtype : {DType::kFloat32, DType::kFloat16})
       run(1, [&](comm::Communicator& comm) {
-        Trained trained(comm, zero_config(sharding, dtype));
+        Trained trained(comm, zero_config(stage, dtype));
         loss_of(trained.net, 0, 1).backward();
         for (int again = 0; again < 2; ++again) {
           expect_error(ErrorCode::kFailedPrecondition,
@@ -87,7 +87,7 @@ TEST(TorchZeroErrors, Item52ABackwardOfItsOwnIsNoBackward) {
 
 TEST(TorchZeroErrors, AGradientThatIsSetFromOutside) {
   run(1, [](comm::Communicator& comm) {
-    Trained trained(comm, zero_config({2, false}));
+    Trained trained(comm, zero_config(2));
     at::Tensor& weight = trained.net.first->weight;
     weight.mutable_grad() = at::zeros_like(weight);
     expect_error(ErrorCode::kFailedPrecondition,
@@ -100,11 +100,11 @@ TEST(TorchZeroErrors, AGradientThatIsSetFromOutside) {
 
 // On all ranks, of which only some leave it out; not where all used it.
 TEST(TorchZeroErrors, Item37AnUnusedParameterIsNamedWhereItIsNotIgnored) {
-  for (const Sharding& sharding : kSharded)
+  for (const int stage : {1, 2})
     for (const int world : {1, 2, 3})
       run(world, [&](comm::Communicator& comm) {
         config::Config config =
-            zero_config(sharding, DType::kBFloat16, /*accumulation_steps=*/2);
+            zero_config(stage, DType::kBFloat16, /*accumulation_steps=*/2);
         config.zero.ignore_unused_parameters = false;
         Trained trained(comm, config);
         trained.net.uses_side = true;
@@ -122,18 +122,18 @@ TEST(TorchZeroErrors, Item37AnUnusedParameterIsNamedWhereItIsNotIgnored) {
 }
 
 TEST(TorchZeroErrors, TheModuleMayOutliveABackward) {
-  for (const Sharding& sharding : kSharded)
+  for (const int stage : {1, 2})
     for (const int world : {1, 2})
       run(world, [&](comm::Communicator& comm) {
         ZeroNet net(comm.rank());
         {
-          Engine engine(net, comm, zero_config(sharding), by_kind);
+          Engine engine(net, comm, zero_config(stage), by_kind);
           engine.backward(loss_of(net, comm.rank(), 1));
         }
         net.zero_grad();
         loss_of(net, comm.rank(), 1).backward();
         EXPECT_GT(net.first->weight.grad().count_nonzero().item<int>(), 0);
-        Engine another(net, comm, zero_config(sharding), by_kind);
+        Engine another(net, comm, zero_config(stage), by_kind);
         another.backward(loss_of(net, comm.rank(), 1));
         EXPECT_TRUE(another.step().applied);
       });

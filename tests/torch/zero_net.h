@@ -58,25 +58,15 @@ inline at::Tensor loss_of(ZeroNet& net, int rank, int batch) {
       .mean();
 }
 
-struct Sharding {
-  int stage = 0;
-  bool offload = false;
-};
-inline constexpr Sharding kSharded[] = {
-    {1, false}, {1, true}, {2, false}, {2, true}};
-
 // Buckets that are smaller than some parameters; two groups.
-inline config::Config zero_config(const Sharding& sharding,
-                                  DType dtype = DType::kFloat32,
+inline config::Config zero_config(int stage, DType dtype = DType::kFloat32,
                                   std::int64_t accumulation_steps = 1) {
   config::Config config = config_of(dtype, accumulation_steps);
   optim::AdamOptions adam = kAdam;
   adam.groups = {{}, {.learning_rate = 0.003, .weight_decay = 0}};
   config.optimizer = adam;
-  config.zero.stage = sharding.stage;
+  config.zero.stage = stage;
   config.zero.reduce_bucket_size = 5000;
-  if (sharding.offload)
-    config.zero.offload_optimizer = config::OffloadDevice::kCpu;
   return config;
 }
 

@@ -51,13 +51,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The odd ranks' gradients come in another order; all but the first rank have
 // none of "side".
-TEST_P(TorchZero, Item22StagesAndOffloadHaveTheSameBits) {
+TEST_P(TorchZero, Item22StagesHaveTheSameBits) {
   const auto& [world, dtype] = GetParam();
   for (const double clipping : {0.0, 1e-4})
-    for (const Sharding& sharding : kSharded)
+    for (const int stage : {1, 2})
       run(world, [&, type = dtype](comm::Communicator& comm) {
-        config::Config plain = zero_config({}, type);
-        config::Config sharded = zero_config(sharding, type);
+        config::Config plain = zero_config(0, type);
+        config::Config sharded = zero_config(stage, type);
         plain.gradient_clipping = sharded.gradient_clipping = clipping;
         expect_same(comm, plain, sharded, [&](Trained& trained, int t) {
           const engine::EngineReport report = trained.step(t);
@@ -70,46 +70,43 @@ TEST_P(TorchZero, Item22StagesAndOffloadHaveTheSameBits) {
 // Item 23: "side" takes part in some of a window's backwards.
 TEST_P(TorchZero, Item23Stage1AddsUpAsWithoutZero) {
   const auto& [world, dtype] = GetParam();
-  for (const bool offload : {false, true})
-    run(world, [&, type = dtype](comm::Communicator& comm) {
-      expect_same(comm, zero_config({}, type, 4),
-                  zero_config({1, offload}, type, 4),
-                  [](Trained& trained, int t) {
-                    engine::EngineReport report;
-                    for (int micro = 0; micro < 4; ++micro) {
-                      trained.net.uses_side = micro == t - 1;
-                      report = trained.step(t + 10 * micro);
-                      EXPECT_EQ(report.at_boundary, micro == 3);
-                    }
-                    return report;
-                  });
-    });
+  run(world, [&, type = dtype](comm::Communicator& comm) {
+    expect_same(comm, zero_config(0, type, 4), zero_config(1, type, 4),
+                [](Trained& trained, int t) {
+                  engine::EngineReport report;
+                  for (int micro = 0; micro < 4; ++micro) {
+                    trained.net.uses_side = micro == t - 1;
+                    report = trained.step(t + 10 * micro);
+                    EXPECT_EQ(report.at_boundary, micro == 3);
+                  }
+                  return report;
+                });
+  });
 }
 
 // Every backward is reduced, so sums are rounded elsewhere.
 TEST_P(TorchZero, Item23Stage2AddsUpNearlyTheSame) {
   const auto& [world, dtype] = GetParam();
-  for (const bool offload : {false, true})
-    run(world, [&, type = dtype](comm::Communicator& comm) {
-      Trained want(comm, zero_config({}, type, 4));
-      Trained got(comm, zero_config({2, offload}, type, 4));
-      for (Trained* trained : {&want, &got})
-        for (int micro = 0; micro < 4; ++micro) {
-          trained->net.uses_side = micro == 0;
-          trained->backward(10 * micro);
-          if (micro < 3) trained->engine.step();
-        }
-      const double norm = want.engine.step().grad_norm;
-      EXPECT_NEAR(got.engine.step().grad_norm, norm, norm * 0.02);
-      EXPECT_GT(norm, 0);
-    });
+  run(world, [&, type = dtype](comm::Communicator& comm) {
+    Trained want(comm, zero_config(0, type, 4));
+    Trained got(comm, zero_config(2, type, 4));
+    for (Trained* trained : {&want, &got})
+      for (int micro = 0; micro < 4; ++micro) {
+        trained->net.uses_side = micro == 0;
+        trained->backward(10 * micro);
+        if (micro < 3) trained->engine.step();
+      }
+    const double norm = want.engine.step().grad_norm;
+    EXPECT_NEAR(got.engine.step().grad_norm, norm, norm * 0.02);
+    EXPECT_GT(norm, 0);
+  });
 }
 
 TEST_P(TorchZero, Item26AddsUpWithoutADeclaredBoundary) {
   const auto& [world, dtype] = GetParam();
   run(world, [type = dtype](comm::Communicator& comm) {
-    config::Config plain = zero_config({}, type);
-    config::Config sharded = zero_config({1, false}, type);
+    config::Config plain = zero_config(0, type);
+    config::Config sharded = zero_config(1, type);
     plain.managed_gradient_accumulation = false;
     sharded.managed_gradient_accumulation = false;
     expect_same(comm, plain, sharded, [](Trained& trained, int t) {
@@ -134,11 +131,9 @@ TEST_P(TorchZero, SumsWithoutSync) {
       EXPECT_EQ(comm.counters().bytes_sent, before);
       return trained.step(t);
     };
-    for (const bool offload : {false, true})
-      expect_same(comm, zero_config({}, type), zero_config({1, offload}, type),
-                  train);
-    Trained want(comm, zero_config({}, type));
-    Trained got(comm, zero_config({2, false}, type));
+    expect_same(comm, zero_config(0, type), zero_config(1, type), train);
+    Trained want(comm, zero_config(0, type));
+    Trained got(comm, zero_config(2, type));
     for (Trained* trained : {&want, &got}) {
       const auto accumulation = trained->engine.no_sync();
       trained->backward(11);
@@ -151,9 +146,9 @@ TEST_P(TorchZero, SumsWithoutSync) {
 
 TEST_P(TorchZero, Item33AParameterWithoutAGradientDecays) {
   const auto& [world, dtype] = GetParam();
-  for (const Sharding& sharding : kSharded)
+  for (const int stage : {1, 2})
     run(world, [&, type = dtype](comm::Communicator& comm) {
-      Trained trained(comm, zero_config(sharding, type));
+      Trained trained(comm, zero_config(stage, type));
       trained.net.uses_side = false;
       std::vector<float> want =
           trained.engine.core().whole_values().parameter("side.weight");
@@ -170,27 +165,26 @@ TEST_P(TorchZero, Item33AParameterWithoutAGradientDecays) {
 
 TEST(TorchZeroGradients, AreGoneAfterBackwardAtStage2) {
   for (const DType dtype : kTypes)
-    for (const bool offload : {false, true})
-      run(2, [&](comm::Communicator& comm) {
-        Trained trained(comm, zero_config({2, offload}, dtype));
-        const std::size_t n = trained.engine.layout().size();
-        for (int t = 1; t <= 2; ++t) {
-          trained.backward(t);
-          for (const at::Tensor& p : trained.net.parameters())
-            EXPECT_FALSE(p.grad().defined());
-          EXPECT_LT(memory_use().now_of(MemoryKind::kGradients),
-                    n * size_of(dtype) * 3 / 4);  // half, but for the grid
-          trained.engine.step();
-          for (const at::Tensor& p : trained.net.parameters())
-            EXPECT_FALSE(p.grad().defined());
-        }
-      });
+    run(2, [&](comm::Communicator& comm) {
+      Trained trained(comm, zero_config(2, dtype));
+      const std::size_t n = trained.engine.layout().size();
+      for (int t = 1; t <= 2; ++t) {
+        trained.backward(t);
+        for (const at::Tensor& p : trained.net.parameters())
+          EXPECT_FALSE(p.grad().defined());
+        EXPECT_LT(memory_use().now_of(MemoryKind::kGradients),
+                  n * size_of(dtype) * 3 / 4);  // half, but for the grid
+        trained.engine.step();
+        for (const at::Tensor& p : trained.net.parameters())
+          EXPECT_FALSE(p.grad().defined());
+      }
+    });
 }
 
 // One whole gradient at a time, besides the shard.
 TEST(TorchZeroGradients, ComeOneAtATimeAtStage2) {
   run(2, [](comm::Communicator& comm) {
-    Trained trained(comm, zero_config({2, false}));
+    Trained trained(comm, zero_config(2));
     int alive = 0;
     for (const at::Tensor& p : trained.net.parameters())
       if (p.requires_grad())
@@ -208,7 +202,7 @@ TEST(TorchZeroGradients, KeepTheirPlaceAtStage1ButForWiderSums) {
   for (const DType dtype : kTypes)
     for (const std::int64_t backwards : {1, 2})
       run(2, [&](comm::Communicator& comm) {
-        Trained trained(comm, zero_config({1, false}, dtype, backwards));
+        Trained trained(comm, zero_config(1, dtype, backwards));
         const bool keeps = dtype == DType::kFloat32 || backwards == 1;
         trained.backward(1);
         EXPECT_EQ(trained.net.first->weight.grad().defined(), keeps);
@@ -223,9 +217,9 @@ TEST(TorchZeroGradients, ThatWereThereAreDropped) {
   run(1, [](comm::Communicator& comm) {
     ZeroNet net;
     loss_of(net, 0, 5).backward();
-    Engine engine(net, comm, zero_config({2, false}), by_kind);
+    Engine engine(net, comm, zero_config(2), by_kind);
     EXPECT_FALSE(net.first->weight.grad().defined());
-    Trained want(comm, zero_config({}));
+    Trained want(comm, zero_config(0));
     engine.backward(loss_of(net, 0, 1));
     engine.step();
     want.step(1);
@@ -237,11 +231,11 @@ TEST(TorchZeroGradients, ThatWereThereAreDropped) {
 
 TEST(TorchZeroValues, MastersAreMadeBeforeTheRounding) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16})
-    for (const Sharding& sharding : kSharded)
+    for (const int stage : {1, 2})
       run(3, [&](comm::Communicator& comm) {
         ZeroNet first(0);
         const at::Tensor weight = first.second->weight.detach().flatten();
-        Trained trained(comm, zero_config(sharding, dtype));
+        Trained trained(comm, zero_config(stage, dtype));
         const auto masters =
             trained.engine.core().whole_values().parameter("second.weight");
         const std::vector<float> want(
@@ -254,7 +248,7 @@ TEST(TorchZeroValues, MastersAreMadeBeforeTheRounding) {
 }
 
 TEST(TorchZeroValues, GradientsAreMeansOverTheRanks) {
-  for (const Sharding& sharding : kSharded)
+  for (const int stage : {1, 2})
     for (const double clipping : {0.0, 0.001})
       run(2, [&](comm::Communicator& comm) {
         std::vector<at::Tensor> of_ranks;
@@ -265,7 +259,7 @@ TEST(TorchZeroValues, GradientsAreMeansOverTheRanks) {
           of_ranks.push_back(net.tied->weight.grad().flatten());
         }
         const at::Tensor mean = (of_ranks[0] + of_ranks[1]) / 2;
-        config::Config config = zero_config(sharding);
+        config::Config config = zero_config(stage);
         config.gradient_clipping = clipping;
         Trained trained(comm, config);
         engine::Engine& core = trained.engine.core();
@@ -312,9 +306,9 @@ TEST(TorchZeroValues, ParametersOfSeveralTypesBecomeOne) {
 }
 
 TEST(TorchZeroValues, AnEvaluationHasEqualParametersAndNoGradients) {
-  for (const Sharding& sharding : kSharded)
+  for (const int stage : {1, 2})
     run(2, [&](comm::Communicator& comm) {
-      Trained trained(comm, zero_config(sharding));
+      Trained trained(comm, zero_config(stage));
       trained.step(1);
       const auto before = bytes_of(trained.engine.params());
       {

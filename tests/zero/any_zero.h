@@ -56,7 +56,6 @@ inline AnyZero any_zero() {
       .verify_every = *rc::gen::inRange<std::int64_t>(0, 2),
       .num_threads = *rc::gen::element(1, 2)};
   o.overlap = *rc::gen::arbitrary<bool>();
-  o.offload = *rc::gen::arbitrary<bool>();
   o.accumulation_dtype =
       *rc::gen::element(DType::kFloat32, drawn.options.dtype);
   if (*rc::gen::arbitrary<bool>()) o.communication_dtype = DType::kFloat32;

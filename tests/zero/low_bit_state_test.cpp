@@ -70,21 +70,6 @@ TEST(LowBitState, AContinuedRunHasTheSameBits) {
           });
 }
 
-TEST(LowBitState, MovedAwayAndBackItGoesOn) {
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    const ZeroOptions options = few_bits(1, DType::kBFloat16, AfterSkip::kKeep);
-    ZeroRun run(comm, two_groups(), test::adam_rule(), options);
-    ZeroRun same(comm, two_groups(), test::adam_rule(), options);
-    train(comm, run, 0, 2);
-    train(comm, same, 0, 2);
-    run.optimizer->offload_states();
-    run.optimizer->reload_states();
-    train(comm, run, 2, 5);
-    train(comm, same, 2, 5);
-    EXPECT_EQ(run.values(), same.values());
-  });
-}
-
 struct Checkpoint {
   std::vector<Saved> states;
   std::vector<float> params;

@@ -209,8 +209,6 @@ TEST(LowBitSteps, RefusesWhatCannotBe) {
           {"wire.residual_dtype", "float16"});
   refused(kInvalid, {.communication_dtype = kFloat32, .wire = {.bits_up = 4}},
           {"communication_dtype", "wire.bits_up"});
-  refused(ErrorCode::kUnavailable, {.wire = {.bits_down = 4}, .offload = true},
-          {"offload", "wire.bits_up"});
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
     ZeroRun run(comm, two_groups(), test::adam_rule(),
                 few_bits(2, kBFloat16, {.bits_up = 4}));

@@ -70,9 +70,8 @@ std::vector<float> plain_window(const AnyZero& drawn, int step) {
     of_ranks.clear();
     for (int r = 0; r < drawn.world; ++r)
       of_ranks.push_back(gradient(drawn, r, step, k));
-    // Offloaded pieces go over the bus in the dtype of gradients.
-    const bool stays_wide = drawn.backwards > 1 && !o.offload &&
-                            o.accumulation_dtype == DType::kFloat32;
+    const bool stays_wide =
+        drawn.backwards > 1 && o.accumulation_dtype == DType::kFloat32;
     auto mean = as(reduced(of_ranks, is_16_bit),
                    stays_wide ? DType::kFloat32 : o.dtype);
     sum = k == 0 ? std::move(mean) : plus(std::move(sum), mean, accumulated);

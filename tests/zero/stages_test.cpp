@@ -154,7 +154,6 @@ enum class Handed { kWhole, kEarly, kForwards, kBackwards };
 
 struct Way {
   int stage = 1;
-  bool offload = false;
   Handed handed = Handed::kWhole;
   std::size_t bucket = 3000;
   int threads = 1;
@@ -168,8 +167,7 @@ Trace sharded(const Case& c, const Way& way, comm::Communicator& comm) {
                            .dtype = c.dtype,
                            .loss_scale = scaler(),
                            .exchange = exchange(way.bucket, way.threads),
-                           .overlap = way.overlap,
-                           .offload = way.offload});
+                           .overlap = way.overlap});
   Trace trace;
   for (int t = 0; t < kSteps; ++t) {
     Buffer grads = gradient(c, t, comm.rank(), optimizer.loss_scale());
@@ -208,13 +206,13 @@ TEST_P(Stages, GiveTheBitsOfNone) {
       {.stage = 1},
       {.stage = 1, .handed = Handed::kEarly, .bucket = 1},
       {.stage = 1, .handed = Handed::kBackwards, .threads = 2},
-      {.stage = 1, .offload = true, .bucket = 1 << 20},
+      {.stage = 1, .bucket = 1 << 20},
       {.stage = 2},
       {.stage = 2, .handed = Handed::kBackwards, .bucket = 1},
       {.stage = 2, .handed = Handed::kForwards, .bucket = 1, .threads = 2},
       {.stage = 2, .handed = Handed::kBackwards, .bucket = 1 << 20},
       {.stage = 2, .handed = Handed::kForwards, .overlap = false},
-      {.stage = 2, .offload = true, .handed = Handed::kBackwards},
+      {.stage = 2, .handed = Handed::kBackwards},
   };
   test::run_ranks("local", c.world, [&](comm::Communicator& comm) {
     const Trace want = unsharded(c, comm);
@@ -236,7 +234,7 @@ TEST(StagesByHost, GiveTheBitsOfNone) {
   const std::vector<Way> ways = {
       {.stage = 1},
       {.stage = 1, .handed = Handed::kEarly, .bucket = 1},
-      {.stage = 1, .offload = true, .bucket = 1 << 20},
+      {.stage = 1, .bucket = 1 << 20},
       {.stage = 2, .handed = Handed::kBackwards, .threads = 2},
       {.stage = 2, .handed = Handed::kForwards, .bucket = 0},
   };

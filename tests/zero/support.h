@@ -143,28 +143,12 @@ inline ParameterLayout two_groups() {
                               {"last", {2100}, 0}});
 }
 
-/// A stage and offload, on which no result may depend.
-struct Way {
-  int stage = 1;
-  bool offload = false;
-};
-inline const std::vector<Way>& all_ways() {
-  static const std::vector<Way> ways = {
-      {1, false}, {1, true}, {2, false}, {2, true}};
-  return ways;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const Way& way) {
-  return out << "stage " << way.stage << (way.offload ? ", offload" : "");
-}
-
 /// fp16 whose loss scale is 1, so that what is seen is what was given.
-inline ZeroOptions unscaled(const Way& way, DType dtype = DType::kFloat16) {
-  return {.stage = way.stage,
+inline ZeroOptions unscaled(int stage, DType dtype = DType::kFloat16) {
+  return {.stage = stage,
           .dtype = dtype,
           .loss_scale = {.initial_scale = 1, .dynamic = false},
-          .exchange = {.bucket_elements = 2048},
-          .offload = way.offload};
+          .exchange = {.bucket_elements = 2048}};
 }
 
 }  // namespace thinwire::test

@@ -98,9 +98,7 @@ Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
 //   mixed_precision/adam_fp16_accumulated    the same with g4        34
 //   zero2/shard_step, shard_step_bf16   as mixed_precision/adam_*     30
 //   zero2/shard_step_accumulated        with g4                       34
-//   offload/host_step  as zero2/shard_step                            30
-//   offload/step_with_copies                                         34
-//     as above, and h goes to the model: r h2, w h2                   4
+//   offload/host_step  the same step, of a model on a device          30
 //   norm/sum_of_squares  r x4                                         4
 //   codec/encode       r x4 e4, w e4 b                               12.125
 //   codec/decode       r b, w x4                                      4.125
@@ -142,9 +140,7 @@ std::vector<Row> plain_rows() {
       {"zero2/shard_step_accumulated", 4 + 30, Limit::kAdamStreams, false,
        prepare_zero_accumulated},
       {"offload/host_step", 2 + 28, Limit::kAdamStreams, false,
-       prepare_host_step},
-      {"offload/step_with_copies", 2 + 28 + 4, Limit::kAdamStreams, false,
-       prepare_offloaded_step},
+       prepare_zero_fp16},
       {"norm/during_backward", 4, Limit::kAdd, false,
        prepare_norm_during_backward},
       {"onebit_adam/compressed_step@w4", 12.25 + kServer + 12.125, Limit::kAdd,

@@ -73,9 +73,6 @@ struct Row {
 [[nodiscard]] Variant prepare_zero_bf16(std::size_t elements, ThreadPool& pool);
 [[nodiscard]] Variant prepare_zero_accumulated(std::size_t elements,
                                                ThreadPool& pool);
-[[nodiscard]] Variant prepare_host_step(std::size_t elements, ThreadPool& pool);
-[[nodiscard]] Variant prepare_offloaded_step(std::size_t elements,
-                                             ThreadPool& pool);
 
 /// Returns values in (-1, 1), none of them 0, the same in every run.
 [[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);

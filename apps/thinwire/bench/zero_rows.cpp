@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "apps/thinwire/bench/echo_transport.h"
-#include "apps/thinwire/bench/idle_copies.h"
 #include "apps/thinwire/bench/rows.h"
 #include "kernels/pooled_norm.h"
 #include "optim/step_pieces.h"
@@ -91,24 +90,6 @@ Variant prepare_zero_bf16(std::size_t n, ThreadPool& pool) {
 
 Variant prepare_zero_accumulated(std::size_t n, ThreadPool& pool) {
   return prepare(n, pool, 2, {.dtype = DType::kFloat16});
-}
-
-// Gradients are copied to host memory before the step; parameters stay there.
-Variant prepare_host_step(std::size_t n, ThreadPool& pool) {
-  auto bus = std::make_shared<IdleCopies>();
-  const Variant whole =
-      prepare(n, pool, 1,
-              {.dtype = DType::kFloat16, .offload = true, .copy_engine = bus});
-  return {whole.run, [bus, before = whole.before] {
-            bus->copies = true;
-            before();
-            bus->copies = false;
-          }};
-}
-
-// Parameters are copied as well, on a thread beside those of the pool.
-Variant prepare_offloaded_step(std::size_t n, ThreadPool& pool) {
-  return prepare(n, pool, 1, {.dtype = DType::kFloat16, .offload = true});
 }
 
 }  // namespace thinwire::apps::bench

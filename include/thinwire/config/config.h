@@ -53,7 +53,7 @@ struct PrecisionConfig {
   bool operator==(const PrecisionConfig&) const = default;
 };
 
-/// Memory in which ZeRO keeps masters and states.
+/// DeepSpeed's zero_optimization.offload_optimizer.device.
 enum class OffloadDevice { kNone, kCpu };
 
 /// ZeRO (arXiv:1910.02054): optimizer states, and at stage 2 gradients, sharded
@@ -71,7 +71,8 @@ struct ZeroConfig {
   /// Error(kFailedPrecondition) naming a parameter that had none on some rank.
   bool ignore_unused_parameters = true;
   bool round_robin_gradients = false;  ///< kDeepSpeed: order of parameters.
-  /// With kCpu, masters and states are in host memory and updated there.
+  /// Changes nothing: masters and states are in host memory and are updated
+  /// there, whatever the device of a front end's tensors.
   OffloadDevice offload_optimizer = OffloadDevice::kNone;
   /// Low-bit communication; only with an exact optimizer and stage 1 or 2.
   zero::WireOptions wire{};
@@ -97,7 +98,8 @@ enum class Hierarchy {
 
 /// DeepSpeed's comm_backend_name. In C++ the caller passes a communicator, so
 /// this selects nothing: an engine logs a line if its ranks exchange over
-/// another transport. Python's initialize() follows kMpi and kGloo.
+/// another transport. Python's initialize() follows kMpi and kGloo; kNccl and
+/// kHccl name the group that sums inside a host, for models on devices.
 enum class CommBackend { kUnset, kNccl, kHccl, kMpi, kGloo };
 
 /// Settings of the exchange between ranks. If it is hierarchical, results

@@ -86,10 +86,6 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   optim::StepReport step() override;
 
   void set_masters(ConstView params) override;
-  /// Throws Error(kUnavailable).
-  void offload_states() override;
-  /// Throws Error(kFailedPrecondition).
-  void reload_states() override;
 
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;

@@ -39,12 +39,6 @@ class ShardedOptimizer : public optim::Optimizer {
   using Optimizer::step;
   /// Runs a step with the gradients of gradients().
   virtual optim::StepReport step() = 0;
-
-  /// Moves masters and states out of the memory that computes, until
-  /// reload_states(). In between step() throws Error(kFailedPrecondition).
-  /// Local. Throws Error(kUnavailable) if they cannot be moved.
-  virtual void offload_states() = 0;
-  virtual void reload_states() = 0;
 };
 
 }  // namespace thinwire::zero

@@ -18,7 +18,6 @@
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 #include "thinwire/precision/loss_scaler.h"
-#include "thinwire/zero/copy_engine.h"
 #include "thinwire/zero/sharded_optimizer.h"
 #include "thinwire/zero/wire_options.h"
 
@@ -58,12 +57,6 @@ struct ZeroOptions {
   /// Whether exchanges overlap with backward. If not, each bucket is sent and
   /// awaited at once.
   bool overlap = true;
-  /// Whether masters and states are in host memory and updated there. The copy
-  /// engine moves gradients there, and parameters back.
-  bool offload = false;
-  /// Copy engine of offload. If null, a thread of its own copies from host
-  /// memory to host memory.
-  std::shared_ptr<CopyEngine> copy_engine{};
   /// Groups that are sharded over other ranks. Their gradients are averaged
   /// over the whole batch: divided by the size of the dense communicator.
   std::vector<ExpertGroup> experts{};
@@ -130,8 +123,6 @@ class ZeroOptimizer final : public ShardedOptimizer {
   optim::StepReport step() override;
 
   void set_masters(ConstView params) override;
-  void offload_states() override;
-  void reload_states() override;
 
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;
@@ -146,8 +137,7 @@ class ZeroOptimizer final : public ShardedOptimizer {
   /// too. With wire there are worker_error, this rank's residuals, and
   /// replicas, its pieces of the parameters. Arrays continue over the experts.
   /// With wire, experts have arrays of their own, with a prefix, and there is
-  /// the scalar expert_groups. Throws Error(kFailedPrecondition) while states
-  /// are offloaded by offload_states().
+  /// the scalar expert_groups.
   [[nodiscard]] optim::State state() const override;
   /// Adopts a state. The caller restores the parameters. If the state has no
   /// loss scale, that of the options remains.

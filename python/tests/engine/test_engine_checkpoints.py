@@ -42,7 +42,7 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "zero_one_adam": (ZERO_ONE, "fp32"),
     "zero_1_fp16": (zero(1) | FP16, "fp16"),
     "zero_2": (zero(2), "fp32"),
-    "zero_2_bf16_offload": (zero(2, offload=True) | BF16, "bf16"),
+    "zero_2_bf16": (zero(2) | BF16, "bf16"),
 }
 
 

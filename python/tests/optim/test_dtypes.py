@@ -131,7 +131,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "stage 0": {},
     "stage 1": zero(1),
     "stage 2": zero(2),
-    "offload": zero(2, offload=True),
     "4 bits": FOUR_BITS,
     "1-bit Adam": ONEBIT,
 }

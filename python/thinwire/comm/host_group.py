@@ -221,17 +221,23 @@ class HostGroup:
 
 
 def host_group_for(
-    comm: _core.Communicator, device: torch.device, ranks_per_host: int
+    comm: _core.Communicator,
+    device: torch.device,
+    ranks_per_host: int,
+    preferred: str = "",
 ) -> HostGroup | None:
     """Returns the group of this rank's host. Collective, over all ranks of `comm`.
 
     Returns None unless several hosts hold several ranks each. All must be on devices of
-    one kind that has a process group.
+    one kind that has a process group. `preferred` names the backend, if it is there and
+    serves the device.
     """
     transport = transport_of(comm)
     if transport is None:
         return None
-    backend = "" if device.type == "cpu" else _backend_for(transport.group, device)
+    backend = ""
+    if device.type != "cpu":
+        backend = _backend_for(transport.group, device, preferred)
     backends = set(comm.gather_texts(backend))
     if backends == {""}:
         return None
@@ -248,10 +254,13 @@ def host_group_for(
     return HostGroup(comm, transport, hosts, device, backend)
 
 
-def _backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Returns the name of the device's process group: that of `group`, otherwise torch's
-    default. Returns "" if there is none. Local.
+def _backend_for(group: dist.ProcessGroup, device: torch.device, preferred: str) -> str:
+    """Returns the name of the device's process group: the preferred one, otherwise that
+    of `group`, otherwise torch's default. Returns "" if there is none. Local.
     """
+    serves = dist.Backend.backend_capability.get(preferred, ())
+    if device.type in serves and dist.is_backend_available(preferred):
+        return preferred
     with suppress(RuntimeError):
         name = group._get_backend(torch.device(device.type)).name().lower()
         if name not in _OF_THE_HOST:

@@ -106,9 +106,6 @@ def _plan(
         taken, client = take_over(optimizer, given, config, comm.rank)
         groups = groups_of(model, taken.param_groups)
     places = trainable(groups)
-    if places[0].tensor.device.type != "cpu":
-        # States live on the host anyway, and are updated there.
-        config.zero.offload_optimizer = _core.OffloadDevice.none
     # The reference converts all parameters, and an optimizer of torch steps on masters
     # of all.
     if config.semantics == _core.Semantics.corrected and client is None:
@@ -151,7 +148,14 @@ def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:
     ):
         return None
     device = plan.places[0].tensor.device
-    hosts = host_group_for(comm, device, config.comm.ranks_per_host)
+    named = config.comm.backend
+    of_device = named in (_core.CommBackend.nccl, _core.CommBackend.hccl)
+    hosts = host_group_for(
+        comm,
+        device,
+        config.comm.ranks_per_host,
+        preferred=named.name if of_device else "",
+    )
     if hosts is not None and comm.rank == 0:
         logger.info(
             "%d hosts of %d ranks: %s sums gradients inside a host, and its first rank "

@@ -37,7 +37,7 @@ struct Fixture {
   const char* name;
   const char* optimizer;
   DType dtype = DType::kFloat32;
-  test::Sharding sharding{0, false};
+  int stage = 0;
 };
 constexpr Fixture kFixtures[] = {
     {"adam", "adam"},
@@ -45,7 +45,7 @@ constexpr Fixture kFixtures[] = {
     {"onebit_adam", "onebit_adam"},
     {"onebit_lamb", "onebit_lamb"},
     {"zero_one_adam", "zero_one_adam"},
-    {"adam_bf16_zero1", "adam", DType::kBFloat16, {1, false}}};
+    {"adam_bf16_zero1", "adam", DType::kBFloat16, 1}};
 
 ParameterLayout fixture_layout() {
   return ParameterLayout::of(
@@ -58,7 +58,7 @@ struct Small : Sharded {
       : Sharded(c, config_of(of), true, fixture_layout()) {}
 
   static Config config_of(const Fixture& of) {
-    Config config = test::zero_config(of.sharding, of.dtype);
+    Config config = test::zero_config(of.stage, of.dtype);
     config.optimizer = test::optimizer_case(of.optimizer);
     config.comm.bucket_elements = 16384;
     return config;

@@ -139,12 +139,12 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(SameShards, GoOnWithTheSameBits) {
   const auto& [world, dtype] = GetParam();
-  for (const test::Sharding& sharding : test::kSharded) {
+  for (const int stage : {1, 2}) {
     const Folder folder;
     comm::run_local_ranks(world, [&, d = dtype](comm::Communicator& comm) {
       expect_continues<Sharded>(comm, folder.in("run"),
-                                test::zero_config(sharding, d),
-                                test::zero_config(sharding, d));
+                                test::zero_config(stage, d),
+                                test::zero_config(stage, d));
     });
   }
 }
@@ -172,10 +172,9 @@ TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
     std::string from = folder.in("a");
     int number = 0;
     for (const int world : {1, 3, 2, 4}) {
-      for (const test::Sharding& sharding : test::kSharded) {
+      for (const int stage : {1, 2}) {
         const std::string to = folder.in(fmt::format("run{}", number++));
-        save_run<Sharded>(world, test::zero_config(sharding, dtype), to, 0,
-                          from);
+        save_run<Sharded>(world, test::zero_config(stage, dtype), to, 0, from);
         from = to;
       }
       const std::string to = folder.in(fmt::format("run{}", number++));

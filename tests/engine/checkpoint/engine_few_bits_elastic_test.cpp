@@ -36,7 +36,7 @@ struct Case {
 };
 
 Config zero(const Ranks& ranks, DType dtype) {
-  Config config = test::zero_config({1, false}, dtype);
+  Config config = test::zero_config(1, dtype);
   config.zero.wire = {
       .bits_up = 4, .bits_down = 4, .residual_dtype = DType::kFloat32};
   config.comm.ranks_per_host = ranks.of_host;

@@ -194,7 +194,7 @@ TEST(EngineMasters, AreTheParametersThatWereSet) {
   for (const int stage : {0, 1, 2})
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
       comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-        test::Sharded run(comm, test::zero_config({.stage = stage}, dtype));
+        test::Sharded run(comm, test::zero_config(stage, dtype));
         run.backward({.step = 1});
         expect_error(ErrorCode::kFailedPrecondition,
                      {"read_masters: inside a window of accumulation"},
