@@ -154,34 +154,6 @@ TEST_P(ByHost, WithOneShortParameterOrNone) {
     expect_equal({.units = {{0, size}}}, hosts(), ranks());
 }
 
-TEST_P(ByHost, QuantizedHasThemToo) {
-  const std::vector<Range> units = test::awkward_units();
-  const auto results = [&](int ranks_per_host) {
-    std::vector<float> first;
-    comm::run_local_ranks(
-        hosts() * ranks_per_host, [&](comm::Communicator& comm) {
-          const comm::HostGroups groups =
-              test::split_into_hosts(comm, ranks_per_host);
-          ThreadPool pool(2);
-          QuantizedAllReduce all(comm, pool, units,
-                                 {.blocks = {.world_size = comm.size(),
-                                             .bucket_elements = 2000,
-                                             .bits = 4}},
-                                 ranks_per_host == 1 ? nullptr : &groups);
-          for (std::uint32_t step = 0; step < kSteps; ++step) {
-            std::vector<float> x = values_of(comm.rank() / ranks_per_host, step,
-                                             units.back().end());
-            EXPECT_EQ(all.all_reduce(x), -1);
-            if (comm.rank() == 0) first.insert(first.end(), x.begin(), x.end());
-          }
-        });
-    return first;
-  };
-  if (hosts() > 1) {
-    EXPECT_EQ(results(ranks()), results(1));
-  }
-}
-
 // Between hosts each rank sends its piece's records but those that it serves,
 // and those H - 1 times: 1 / G of what it would send flat.
 TEST_P(ByHost, SendsWhatTheFormulaSays) {

@@ -140,37 +140,6 @@ TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
   });
 }
 
-// Blocks are the same, and the loss scale is a power of two.
-TEST_P(Mean, HasTheBitsOfQuantizedAllReduce) {
-  const std::vector<std::size_t> units = kPasses[0][0];
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    ThreadPool pool(1);
-    LowBitMean mean(comm, pool, kSizes, {.bits = bits});
-    test::QuantizedExchange whole(
-        comm, ranges(), {.blocks = {.bucket_elements = 1500, .bits = bits}});
-    const BlockLayout& layout = whole.all.layout();
-    for (std::size_t pass = 0; pass < 3; ++pass) {
-      const Values own = gradient(comm.rank(), pass);
-      whole.all.begin(
-          [&](std::size_t b) {
-            const Range& at = layout.blocks()[b].values;
-            return ConstView(own).subview(at.offset, at.size);
-          },
-          static_cast<float>(1 / kLossScale));
-      for (std::size_t k = 0; k < layout.buckets().size(); ++k)
-        whole.all.add(k);
-      whole.all.finish();
-      Values want(kElements);
-      for (std::size_t b = 0; b < layout.blocks().size(); ++b)
-        whole.all.read(b, &want[layout.blocks()[b].values.offset]);
-      for (float& value : want) value *= static_cast<float>(kLossScale);
-      Values part = own;
-      EXPECT_TRUE(mean.average({part, units, kLossScale}));
-      EXPECT_EQ(part, want) << pass;
-    }
-  });
-}
-
 TEST_P(Mean, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
                           -std::numeric_limits<float>::infinity()})

@@ -13,7 +13,6 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/view.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
-#include "thinwire/exchange/quantized_all_reduce.h"
 
 namespace thinwire::test {
 
@@ -71,8 +70,6 @@ struct ExchangeOf {
 
 using Exchange = ExchangeOf<exchange::CompressedAllReduce,
                             exchange::CompressedAllReduceOptions>;
-using QuantizedExchange = ExchangeOf<exchange::QuantizedAllReduce,
-                                     exchange::QuantizedAllReduceOptions>;
 
 /// Results of `steps` calls of all_reduce(), one after the other, per rank;
 /// step t of rank r averages layered_values(n, 10 t + r).

@@ -126,13 +126,5 @@ TEST(CompressedAllReduce, LosesNothingOverAnyNumberOfSteps) {
   EXPECT_TRUE(rc::check([] { expect_nothing_lost(draw<test::Exchange>()); }));
 }
 
-TEST(QuantizedAllReduce, LosesNothingOverAnyNumberOfSteps) {
-  EXPECT_TRUE(rc::check([] {
-    auto c = draw<test::QuantizedExchange>();
-    c.options.blocks.bits = *rc::gen::element(4, 8);
-    expect_nothing_lost(c);
-  }));
-}
-
 }  // namespace
 }  // namespace thinwire::exchange::telescoping_test

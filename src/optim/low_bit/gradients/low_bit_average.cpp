@@ -8,6 +8,9 @@
 #include "core/require.h"
 #include "core/visit_floats.h"
 #include "exchange/exact_average.h"
+#include "exchange/records/quantized_records.h"
+#include "exchange/records/two_phase_exchange.h"
+#include "exchange/residuals.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/log.h"
@@ -24,11 +27,49 @@ float reciprocal(double value) { return static_cast<float>(1 / value); }
 
 }  // namespace
 
+// Blocks, buckets and servers are those of the momentum's exchange. Records
+// have more bits.
+struct LowBitAverage::Exchange {
+  Exchange(LowBitModel& model, const exchange::BlockOptions& blocks)
+      : bits(blocks.bits),
+        layout(model.layout.units, blocks),
+        records(model.comm, model.groups.get(), model.pool, layout,
+                /*keeps_previous=*/false),
+        residuals(layout, records.places(), model.settings.residual_dtype) {}
+
+  // Begins a run over values(block) * factor.
+  void begin(std::function<ConstView(std::size_t block)> values, float factor) {
+    const auto sum = [](const exchange::KeptResidual& kept) {
+      return kernels::QuantizedSum{.residual = kept.values,
+                                   .error = kept.values};
+    };
+    records.begin(exchange::quantized_steps(
+        records, bits,
+        {.worker =
+             [this, sum, values = std::move(values), factor](std::size_t b) {
+               kernels::QuantizedSum own = sum(residuals.worker.kept(b));
+               own.values = values(b);
+               own.factor = factor;
+               return own;
+             },
+         .server = [this, sum](
+                       std::size_t b) { return sum(residuals.server.kept(b)); },
+         .deliver = {}}));
+  }
+
+  const int bits;
+  const exchange::BlockLayout layout;
+  exchange::TwoPhaseExchange records;
+  exchange::Residuals residuals;
+};
+
 LowBitAverage::LowBitAverage(LowBitModel& model)
     : model_(model),
       bits_(model.settings.warmup_bits.planned),
       restored_(model),
       was_chosen_(!model.settings.warmup_bits.named) {}
+
+LowBitAverage::~LowBitAverage() = default;
 
 void LowBitAverage::tell() {
   if (!std::exchange(was_chosen_, false) || model_.comm.rank() != 0) return;
@@ -38,19 +79,19 @@ void LowBitAverage::tell() {
                   model_.settings.name, bits_));
 }
 
-exchange::QuantizedAllReduce& LowBitAverage::exchange() {
+LowBitAverage::Exchange& LowBitAverage::exchange() {
   if (exchange_) return *exchange_;
   exchange::BlockOptions blocks = model_.block_options;
   blocks.bits = bits_;
-  exchange_ = std::make_unique<exchange::QuantizedAllReduce>(
-      model_.comm, model_.pool, model_.layout.units,
-      exchange::QuantizedAllReduceOptions{
-          .blocks = blocks, .residual_dtype = model_.settings.residual_dtype},
-      model_.groups.get());
+  exchange_ = std::make_unique<Exchange>(model_, blocks);
   return *exchange_;
 }
 
 // ---- a bucket at a time
+
+bool LowBitAverage::has_begun() const {
+  return exchange_ != nullptr && exchange_->records.has_begun();
+}
 
 void LowBitAverage::begin(View grads, double loss_scale) {
   grads_ = grads;
@@ -63,7 +104,7 @@ void LowBitAverage::begin(View grads, double loss_scale) {
 void LowBitAverage::add(std::size_t bucket) {
   if (is_added_[bucket]) return;
   is_added_[bucket] = true;
-  exchange().add(bucket);
+  exchange().records.add(bucket);
 }
 
 Range LowBitAverage::range_of(std::size_t bucket) const {
@@ -76,7 +117,7 @@ void LowBitAverage::begin_early(View grads, Range range) {
   if (range.size == 0 || !model_.compresses()) return;
   require(!ready_.touch(range), "range", "apart from what is under way",
           fmt::format("{} of size {}", range.offset, range.size));
-  if (!exchange().has_begun()) begin(grads, loss_scale_);
+  if (!has_begun()) begin(grads, loss_scale_);
   ready_.add(range);
   for (std::size_t k = is_added_.size(); k-- > 0;)
     if (ready_.cover(range_of(k))) add(k);
@@ -94,13 +135,15 @@ bool LowBitAverage::was_wrong(const StepInput& in) {
 
 void LowBitAverage::abandon() noexcept {
   ready_.clear();
-  if (has_begun()) exchange_->abandon();
+  if (!has_begun()) return;
+  exchange_->records.abandon();
+  exchange_->residuals.clear();
 }
 
 void LowBitAverage::clear(StepReport& report) noexcept {
   abandon();
   if (!exchange_) return;
-  exchange_->clear_errors();
+  exchange_->residuals.clear();
   report.residuals_cleared = !model_.settings.warmup_bits.hands_over_each_step;
 }
 
@@ -117,11 +160,11 @@ View LowBitAverage::average(const StepInput& in, bool begins_anew,
   tell();
   if (begins_anew) abandon();
   step.report().bits = bits_;
-  if (!exchange().has_begun()) begin(in.grads, in.loss_scale);
+  if (!has_begun()) begin(in.grads, in.loss_scale);
   const std::vector<comm::Work> exact =
       exchange::queue_sums(model_.comm, in.grads, model_.layout.exact,
                            model_.settings.exchange.bucket_elements);
-  step.compressed(exchange(), [&](auto& all) {
+  step.compressed(exchange_->records, [&](auto& all) {
     for (std::size_t k = 0; k < is_added_.size(); ++k) add(k);
     all.finish();
   });
@@ -143,8 +186,11 @@ View LowBitAverage::place_of(View grads) {
 
 void LowBitAverage::decode(View mean) {
   float* const to = mean.as<float>().data();
-  model_.for_blocks(
-      [&](std::size_t b) { exchange_->read(b, to + model_.block(b).offset); });
+  model_.for_blocks([&](std::size_t b) {
+    const Range& at = model_.block(b);
+    (void)exchange::read_quantized(exchange_->records, bits_, b,
+                                   {to + at.offset, at.size});
+  });
 }
 
 // Scales exact groups as the other ones are.
@@ -160,15 +206,18 @@ void LowBitAverage::scale_exact(const StepInput& in, View mean) {
 
 std::optional<ResidualViews> LowBitAverage::residuals() const {
   if (!exchange_) return restored_.views();
-  return ResidualViews{exchange_->worker_error(), exchange_->server_error()};
+  const exchange::Residuals& kept = exchange_->residuals;
+  return ResidualViews{kept.worker.values.view(), kept.server.values.view()};
 }
 
 std::optional<RankResiduals> LowBitAverage::release() {
   mean_ = Buffer();
   if (!exchange_) return restored_.release();
-  auto [worker, server] = exchange_->release_errors();
+  exchange::Residuals& kept = exchange_->residuals;
+  RankResiduals released{std::move(kept.worker.values),
+                         std::move(kept.server.values), clip_};
   exchange_.reset();
-  return RankResiduals{std::move(worker), std::move(server), clip_};
+  return released;
 }
 
 void LowBitAverage::add_to(State& state) const {
@@ -206,8 +255,8 @@ void LowBitAverage::restore(int bits, std::optional<RankResiduals>&& residuals,
         "warmup_bits is 0, but the state's exact steps sent gradients in few "
         "bits: what rounding took of them is dropped");
   else if (model_.compresses())
-    exchange().take_errors(std::move(residuals->worker),
-                           std::move(residuals->server));
+    exchange().residuals.take(std::move(residuals->worker),
+                              std::move(residuals->server));
   else
     restored_.restore(*std::move(residuals));
 }

@@ -9,7 +9,6 @@
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/restored_residuals.h"
 #include "thinwire/core/state_dict.h"
-#include "thinwire/exchange/quantized_all_reduce.h"
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
@@ -21,6 +20,7 @@ namespace thinwire::optim {
 class LowBitAverage {
  public:
   explicit LowBitAverage(LowBitModel& model);
+  ~LowBitAverage();
 
   /// Returns whether the next exact step averages this way.
   [[nodiscard]] bool is_on() const {
@@ -33,9 +33,7 @@ class LowBitAverage {
   /// Encodes the buckets that elements `range` of the gradients complete, with
   /// the loss scale of the last step. Collective, queued.
   void begin_early(View grads, Range range);
-  [[nodiscard]] bool has_begun() const {
-    return exchange_ != nullptr && exchange_->has_begun();
-  }
+  [[nodiscard]] bool has_begun() const;
 
   // ---- the step
   /// Returns whether the step has begun with another loss scale than it has.
@@ -70,7 +68,8 @@ class LowBitAverage {
                Notes& notes);
 
  private:
-  [[nodiscard]] exchange::QuantizedAllReduce& exchange();
+  struct Exchange;
+  [[nodiscard]] Exchange& exchange();
   void begin(View grads, double loss_scale);
   void add(std::size_t bucket);
   [[nodiscard]] Range range_of(std::size_t bucket) const;
@@ -81,7 +80,7 @@ class LowBitAverage {
 
   LowBitModel& model_;
   int bits_;
-  std::unique_ptr<exchange::QuantizedAllReduce> exchange_;  // once needed
+  std::unique_ptr<Exchange> exchange_;  // once needed
   RestoredResiduals restored_;
   Buffer mean_;            // of gradients of 16 bits
   double loss_scale_ = 1;  // of the last step
