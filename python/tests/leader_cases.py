@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import device_cases as cases
@@ -35,16 +37,63 @@ CASES: dict[str, dict[str, Any]] = {
     | {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}},
     "lean": cases.LEAN,
     "clipped": adam("AdamW") | {"gradient_clipping": 0.5},
+    "Adam, windows of 3": adam("AdamW") | {"gradient_accumulation_steps": 3},
+    "1-bit Adam bf16, windows of 2": adam("OneBitAdam", freeze_step=4)
+    | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2},
+    "Adam bf16, windows of 3": adam("AdamW")
+    | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 3},
+    "Adam bf16, windows of 3 that add up in bf16": adam("AdamW")
+    | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 3}
+    | {"data_types": {"grad_accum_dtype": "bf16"}},
+    "ZeRO-2, windows of 3": adam("AdamW") | ZERO_2 | {"gradient_accumulation_steps": 3},
+    "ZeRO-2 fp16, windows of 2": adam("AdamW")
+    | ZERO_2
+    | {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}}
+    | {"gradient_accumulation_steps": 2},
 }
+
+
+def window_of(name: str) -> int:
+    """Returns the number of backwards per step and rank."""
+    steps: int = CASES[name].get("gradient_accumulation_steps", 1)
+    return steps
+
+
+def adds_narrow(name: str) -> bool:
+    """Returns whether windows add up 16-bit gradients in 16 bits, as autograd does."""
+    return "data_types" in CASES[name]
+
+
+def has_one_backward(name: str) -> bool:
+    """Returns whether one rank per host makes one backward of all its host's losses. ZeRO-2
+    averages after every backward, and ranks of a host first add up windows of their own."""
+    return name.startswith("ZeRO-2") or window_of(name) > 1
+
+
+def net_of(name: str, rank: int) -> torch.nn.Module:
+    model = engines.Net(seed=rank)
+    if window_of(name) > 1:  # its forwards on two streams must not write statistics
+        model.norm = torch.nn.Identity()  # type: ignore[assignment]
+    return model
 
 
 def config_of(name: str, per_host: int, by_leaders: bool) -> dict[str, Any]:
     config = engines.config_of(**CASES[name])
     if by_leaders:
         config["thinwire"] = config.get("thinwire", {}) | {"ranks_per_host": per_host}
-    elif not name.startswith("ZeRO-2"):
-        config["gradient_accumulation_steps"] = per_host
+    else:
+        each = 1 if has_one_backward(name) else per_host
+        config["gradient_accumulation_steps"] = each
     return config
+
+
+def loss_of(
+    model: Any, name: str, rank: int, step: int, micro: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Returns the loss of one backward of a window. On odd ranks it leaves a parameter out
+    in every third, so also in the last one of some windows."""
+    loss = cases.loss_of(model, rank, 10 * step + micro, dtype)
+    return loss * float("inf") if "fp16" in name and step == 5 and rank == 1 else loss
 
 
 def led(names: list[str], per_host: int) -> list[Any]:
@@ -55,23 +104,26 @@ def led(names: list[str], per_host: int) -> list[Any]:
     torch.accelerator.set_device_index(device.index)
     found = []
     for name in names:
-        model = engines.Net(seed=comm.rank).to(device)
+        model = net_of(name, comm.rank).to(device)
         engine = engines.make(comm, config_of(name, per_host, True), model=model)
         assert engine._hosts is not None
         dtype = next(model.parameters()).dtype
         losses = []
         for step in range(STEPS):
-            loss = cases.loss_of(engine, comm.rank, step, dtype)
-            if "fp16" in name and step == 5 and comm.rank == 1:
-                loss = loss * float("inf")
-            before = devices.counts()
-            engine.backward(loss)
-            engine.step()
-            used = {k: n - before[k] for k, n in devices.counts().items()}
+            window = []
+            used: Counter[str] = Counter()
+            for loss in losses_on_streams(engine, name, comm.rank, step, dtype):
+                used.subtract(devices.counts())
+                engine.backward(loss)
+                engine.step()
+                used.update(devices.counts())
+                window.append(loss.detach())
+                # The next hooks run on this backward's stream while its graph lives.
+                del loss
             if devices.IS_FENCE and step > 1:
                 assert used["host_waits"] <= engine._hosts.is_leader, (name, used)
                 assert used["unpinned_async"] == 0, (name, used)
-            losses.append(loss.item())
+            losses += [loss.item() for loss in window]
         assert engine.report is not None
         report = engine.report
         same = [report.grad_norm, report.loss_scale, report.steps, engine.loss_scale()]
@@ -79,6 +131,23 @@ def led(names: list[str], per_host: int) -> list[Any]:
         engine.destroy()
     comm.close()
     return found
+
+
+def losses_on_streams(
+    engine: Any, name: str, rank: int, step: int, dtype: torch.dtype
+) -> Iterator[torch.Tensor]:
+    """Yields the losses of a window. If the engine adds up gradients, every other loss is
+    made on a side stream, where the caller makes its backward too. Neither stream waits for
+    the other one before the window ends. autograd itself would not wait, either."""
+    device = next(engine.module.parameters()).device
+    current = torch.accelerator.current_stream(device)
+    has_side = window_of(name) > 1 and dtype != torch.float32 and not adds_narrow(name)
+    side = torch.Stream(device) if has_side else current
+    side.wait_event(current.record_event())
+    for micro in range(window_of(name)):
+        with current if micro % 2 else side:
+            yield loss_of(engine, name, rank, step, micro, dtype)
+    current.wait_event(side.record_event())
 
 
 def parameters_of(model: torch.nn.Module) -> list[float]:

@@ -4,6 +4,8 @@ parameters back. The bits are those of one rank per host that sees its host's ba
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import device_cases as cases
@@ -17,34 +19,35 @@ from thinwire.comm import communicator_for, init_distributed
 
 def flat(names: list[str], per_host: int) -> list[Any]:
     """The same on one rank per host, on the CPU: losses by rank of led(). It accumulates its
-    host's batches. ZeRO-2 averages after every backward, so there one backward has them all.
-    """
+    host's batches, or has one backward of them all."""
     import engines
 
     init_distributed("gloo", verbose=False)
     comm = communicator_for(None)
     found = []
     for name in names:
-        model = engines.Net(seed=comm.rank)
+        model = leader_cases.net_of(name, comm.rank)
         engine = engines.make(comm, config_of(name, per_host, False), model=model)
         dtype = next(model.parameters()).dtype
         # The test group adds the last rank's values first, and torch adds in order.
         order = [comm.rank * per_host + k for k in reversed(range(per_host))]
         losses: list[list[float]] = [[] for _ in order]
         for step in range(STEPS):
-            together = []
+            windows = []
             for rank in order:
-                loss = cases.loss_of(engine, rank, step, dtype)
-                if "fp16" in name and step == 5 and rank == 1:
-                    loss = loss * float("inf")
-                losses[rank - comm.rank * per_host].append(loss.item())
-                if name.startswith("ZeRO-2"):
-                    together.append(loss)
-                    continue
-                engine.backward(loss)
-                engine.step()
-            if together:
-                engine.backward(with_gradients_of(engine, together))
+                windows.append(
+                    [
+                        leader_cases.loss_of(engine, name, rank, step, micro, dtype)
+                        for micro in range(leader_cases.window_of(name))
+                    ]
+                )
+                its_losses = losses[rank - comm.rank * per_host]
+                its_losses += [loss.item() for loss in windows[-1]]
+            if leader_cases.has_one_backward(name):
+                adds_in = dtype if leader_cases.adds_narrow(name) else torch.float32
+                windows = [[with_gradients_of(engine, windows, adds_in)]]
+            for window in windows:
+                engine.backward(window[0])
                 engine.step()
         found.append([losses, parameters_of(model)])
         engine.destroy()
@@ -52,19 +55,29 @@ def flat(names: list[str], per_host: int) -> list[Any]:
     return found
 
 
-def with_gradients_of(engine: Any, losses: list[torch.Tensor]) -> torch.Tensor:
-    """A loss whose gradients are the means of the others', added in their order."""
+def with_gradients_of(
+    engine: Any, windows: list[list[torch.Tensor]], dtype: torch.dtype
+) -> torch.Tensor:
+    """A loss whose gradients are the means of all others', added in their order in each
+    window, and then in the order of windows."""
     parameters = [p for p in engine.module.parameters() if p.requires_grad]
     factor = engine._native.loss_factor
-    sums: list[Any] = [None] * len(parameters)
-    for loss in losses:
-        scaled = loss * (factor / len(losses))
-        found = torch.autograd.grad(scaled, parameters, allow_unused=True)
-        for k, gradient in enumerate(found):
-            if gradient is not None:
-                own = gradient.float()
-                sums[k] = own if sums[k] is None else sums[k] + own
-    parts = [(p.float() * (g / factor)).sum() for p, g in zip(parameters, sums)]
+    count = sum(map(len, windows))
+
+    def plus(sums: list[Any], found: Iterable[Any]) -> list[Any]:
+        pairs = zip(sums, found, strict=True)
+        return [b if a is None else a if b is None else a + b for a, b in pairs]
+
+    def sums_of(window: list[torch.Tensor]) -> list[Any]:
+        sums: list[Any] = [None] * len(parameters)
+        for loss in window:
+            scaled = loss * (factor / count)
+            found = torch.autograd.grad(scaled, parameters, allow_unused=True)
+            sums = plus(sums, (g if g is None else g.to(dtype) for g in found))
+        return sums
+
+    sums = functools.reduce(plus, map(sums_of, windows))
+    parts = [(p.float() * (g.float() / factor)).sum() for p, g in zip(parameters, sums)]
     return torch.stack(parts).sum()
 
 
