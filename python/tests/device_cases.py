@@ -14,7 +14,7 @@ import optim_cases as cases
 import thinwire
 import torch
 from thinwire import _core, optim
-from thinwire._device_report import exact_loss
+from thinwire._device_uses import exact_loss
 from thinwire.comm import communicator_for, init_distributed
 
 STEPS = 50

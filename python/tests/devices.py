@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +65,6 @@ def counts() -> dict[str, int]:
     import fence
 
     return fence.counts()
-
-
-@contextmanager
-def counting() -> Iterator[dict[str, int]]:
-    """What the body uses, when it has ended: `host_waits`, and `unpinned_async`, copies that
-    were meant to be asynchronous. CUDA's profiler counts waits for a stream or an event, and
-    all copies from and to pageable memory."""
-    found: dict[str, int] = {}
-    if IS_FENCE:
-        before = counts()
-        yield found
-        found |= {k: n - before[k] for k, n in counts().items()}
-        return
-    with torch.profiler.profile() as profile:
-        yield found
-    calls = {event.key: event.count for event in profile.key_averages()}
-    waits = ("cudaStreamSynchronize", "cudaEventSynchronize")
-    found["host_waits"] = sum(calls.get(name, 0) for name in waits)
-    pageable = (
-        n for name, n in calls.items() if "Memcpy" in name and "Pageable" in name
-    )
-    found["unpinned_async"] = sum(pageable)
 
 
 def alike(a: Any, b: Any) -> bool:

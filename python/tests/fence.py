@@ -41,6 +41,13 @@ class _Device(torch.accelerator.device_index):
         super().__init__(_index(device))
 
 
+def counts() -> dict[str, int]:
+    """Since the process began: operators, waits of the host, copies that were asynchronous,
+    and copies that were meant to be and were not."""
+    names = ("operators", "host_waits", "async_copies", "unpinned_async")
+    return dict(zip(names, torch.ops.fence.counts(), strict=True))
+
+
 def _module() -> types.ModuleType:
     made = types.ModuleType("torch.fence")
     members = {
@@ -63,6 +70,7 @@ def _module() -> types.ModuleType:
         ),
         "manual_seed_all": _seed_all,
         "manual_seed": _seed_all,
+        "counts": counts,
     }
     for name, member in members.items():
         setattr(made, name, member)
@@ -74,10 +82,3 @@ torch.utils.rename_privateuse1_backend("fence")
 dist.Backend.register_backend("fence_ccl", _native.create, devices=["fence"])
 torch._register_device_module("fence", _module())
 torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-
-
-def counts() -> dict[str, int]:
-    """Since the process began: operators, waits of the host, copies that were asynchronous,
-    and copies that were meant to be and were not."""
-    names = ("operators", "host_waits", "async_copies", "unpinned_async")
-    return dict(zip(names, torch.ops.fence.counts(), strict=True))

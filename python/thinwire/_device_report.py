@@ -10,8 +10,12 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,17 @@ import torch.distributed as dist
 from torch import nn
 
 from . import __version__
+from ._device_uses import USES, Elementwise, Use, used_by_engine, used_by_optimizer
+from ._staging import first_line
 
 _NO_DEVICE = "torch finds no device beside the CPU, so there is nothing to report"
+LIMIT = 600.0
+"""Seconds of a report."""
+LAST_PART = 0.2
+"""Share of the limit that is kept for the last part that begins."""
 STEPS = 20
 RANKS = 2
+_WIDTH = 1024
 _ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 _ZERO = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5000}}
 _PRECISIONS: dict[str, dict[str, Any]] = {
@@ -40,90 +51,82 @@ _FREEZE: dict[str, dict[str, Any]] = {
 }
 
 
-def exact_loss(
-    parameters: Iterable[torch.Tensor], rank: int, step: int
-) -> torch.Tensor:
-    """Returns a loss whose gradients have the same bits on every device: no sum is in them."""
-    random = torch.Generator().manual_seed(1000 * step + rank)
-    total = torch.zeros(())
-    for p in parameters:
-        factors = torch.randn(p.shape, generator=random).to(p.device, p.dtype)
-        total = total.to(p.device) + (p * factors).float().sum()
-        total = total + 0.5 * p.square().float().sum()
-    return total
+@dataclass(frozen=True)
+class Place:
+    """The rank, device and folder on which the parts of a report run."""
+
+    rank: int
+    device: torch.device
+    folder: str
+    params: int
 
 
-class Elementwise(nn.Module):
-    """Some parameters and their exact_loss()."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        random = torch.Generator().manual_seed(0)
-        shapes = ((257, 33), (1025,), (7,), (16, 3, 3, 3))
-        self.parts = nn.ParameterList(
-            [torch.randn(shape, generator=random) * 0.1 for shape in shapes]
-        )
-
-    def forward(self, rank: int, step: int) -> torch.Tensor:
-        return exact_loss(self.parts, rank, step)
-
-    def values(self) -> torch.Tensor:
-        """Returns all parameters, on the CPU."""
-        flat = [
-            part.detach().to("cpu", torch.float32).reshape(-1) for part in self.parts
-        ]
-        return torch.cat(flat)
+Part = Callable[[Place], str]
+"""Runs on all ranks, and returns what the report says on rank 0."""
 
 
-def run_device_report(file: str, params: int = 25_000_000) -> int:
+def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT) -> int:
     """Writes the report to `file` and prints it; 1 unless all results are those of the CPU.
 
     Starts two ranks, which share the device if there is only one. `params` is the size of the
-    model of which a step is measured.
+    model of which a step is measured. After `limit` seconds both ranks have ended. The report
+    names the parts for which there was no time.
     """
     # Fork before the device is in use, which a child could not share.
     context = multiprocessing.get_context("fork")
+    end = time.monotonic() + limit
+    last_start = end - LAST_PART * limit
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank, args=(rank, folder, params))
+            context.Process(target=_rank, args=(rank, folder, params, last_start))
             for rank in range(RANKS)
         ]
         for process in ranks:
             process.start()
         for process in ranks:
+            process.join(max(0.0, end - time.monotonic()))
+        failed = [k for k, p in enumerate(ranks) if p.exitcode not in (None, 0)]
+        for process in ranks:
+            process.kill()
+        for process in ranks:
             process.join()
         found = Path(folder, "report")
         lines = found.read_text().splitlines() if found.exists() else []
-        errors = [path.read_text() for path in sorted(Path(folder).glob("error.*"))]
-    failed = [line for line in lines if line.endswith("| differs")]
-    ended = all(process.exitcode == 0 for process in ranks)
+        paths = [Path(folder, f"error.{rank}") for rank in failed]
+        errors = [path.read_text() for path in paths if path.exists()]
+    has_device = not any(_NO_DEVICE in error for error in errors)
+    differing = [line for line in lines if " | differs" in line]
+    done = {line.split(" | ")[0] for line in lines}
+    left_out = [name for name in _parts(params) if has_device and name not in done]
+    why = "a rank failed" if failed else f"it did not fit in {limit:.0f} seconds"
     verdict = "all results are those of the CPU"
-    if failed or errors or not ended:
+    if differing or failed:
         verdict = (
-            f"{len(failed)} results differ from the CPU's, {len(errors)} ranks failed"
+            f"{len(differing)} results are not as they should be, {len(failed)} ranks "
+            "failed"
         )
+    elif left_out:
+        verdict += f", {len(left_out)} parts are left out"
+    lines += [f"{name} | left out: {why}" for name in left_out]
     text = "\n".join([*lines, *errors, f"verdict | {verdict}", ""])
     Path(file).write_text(text)
-    asks = (
-        ""
-        if any(_NO_DEVICE in error for error in errors)
-        else ": please send it in an issue"
-    )
+    asks = ": please send it in an issue" if has_device else ""
     print(f"{text}written to {file}{asks}")
     return 0 if verdict.startswith("all") else 1
 
 
-def _rank(rank: int, folder: str, params: int) -> None:
+def _rank(rank: int, folder: str, params: int, last_start: float) -> None:
     """Runs one rank in a process of its own."""
     code = 1
     try:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // RANKS))
         logging.getLogger("thinwire").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
         torch.manual_seed(rank)
         store = dist.FileStore(f"{folder}/store", RANKS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
         lines: list[str] = []
-        for line in _lines(rank, folder, params):
+        for line in _lines(rank, folder, params, last_start):
             lines.append(line)
             if rank == 0:
                 Path(folder, "report").write_text("\n".join(lines))
@@ -136,7 +139,7 @@ def _rank(rank: int, folder: str, params: int) -> None:
     os._exit(code)
 
 
-def _lines(rank: int, folder: str, params: int) -> Iterator[str]:
+def _lines(rank: int, folder: str, params: int, last_start: float) -> Iterator[str]:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         raise RuntimeError(_NO_DEVICE)
@@ -146,28 +149,77 @@ def _lines(rank: int, folder: str, params: int) -> Iterator[str]:
     module = torch.get_device_module(device)
     name = getattr(module, "get_device_name", lambda _: found.type)(device.index)
     yield f"device | {name}, {count} of kind {found.type}"
-    versions = {
+    yield f"driver | {driver_of(device) or 'torch does not name it'}"
+    yield f"versions | {_versions(device)}"
+    threads = os.environ.get("THINWIRE_NUM_THREADS", "1")
+    yield f"python | {platform.python_version()}, {threads} threads per rank"
+    place = Place(rank, device, folder, params)
+    for name, part in _parts(params).items():
+        is_late = torch.tensor(int(time.monotonic() > last_start))
+        dist.broadcast(is_late, 0)
+        if is_late:
+            return
+        yield f"{name} | {part(place)}"
+
+
+def _versions(device: torch.device) -> str:
+    known: dict[str, str | None] = {
+        "thinwire": __version__,
+        "torch": torch.__version__,
         "CUDA": torch.version.cuda,
         "HIP": torch.version.hip,
         "XPU": getattr(torch.version, "xpu", None),
     }
-    known = [f"{what} {version}" for what, version in versions.items() if version]
-    named = ", ".join([f"thinwire {__version__}", f"torch {torch.__version__}", *known])
-    yield f"versions | {named}"
-    threads = os.environ.get("THINWIRE_NUM_THREADS", "1")
-    yield f"python | {platform.python_version()}, {threads} threads per rank"
-    for case, config in _configurations():
-        yield f"{case} | {_verdict(partial(_engine, config, rank), device)}"
+    with suppress(metadata.PackageNotFoundError):  # such as torch_npu
+        known[f"torch_{device.type}"] = metadata.version(f"torch_{device.type}")
+    return ", ".join(f"{what} {version}" for what, version in known.items() if version)
+
+
+def driver_of(device: torch.device) -> str:
+    """Returns name and version of the driver, as far as torch tells them."""
+    if device.type == "cuda" and torch.version.cuda:
+        from torch.utils import collect_env
+
+        version = collect_env.get_nvidia_driver_version(collect_env.run)
+        number: int = getattr(torch._C, "_cuda_getDriverVersion")()  # noqa: B009
+        runs = f"runs CUDA {number // 1000}.{number % 1000 // 10}"
+        return f"NVIDIA {version}, {runs}" if version else f"NVIDIA, {runs}"
+    module = torch.get_device_module(device)
+    properties = getattr(module, "get_device_properties", lambda _: None)(device.index)
+    version = getattr(properties, "driver_version", "")
+    return f"{device.type} {version}" if version else ""
+
+
+def _parts(params: int) -> dict[str, Part]:
+    """Returns the parts of a report by name, in their order."""
+    parts: dict[str, Part] = {
+        case: partial(_same, partial(_engine, config))
+        for case, config in _configurations()
+    }
     for kind in ("AdamW", "OnebitAdam", "ZeroOneAdam"):
-        yield f"{kind} in a plain loop | {_verdict(partial(_plain, kind, rank), device)}"
-    for first, second in (("device", "cpu"), ("cpu", "device")):
-        places = {"cpu": torch.device("cpu"), "device": device}
-        same = torch.equal(
-            _resumed(f"{folder}/{first}", rank, places[first], places[second]),
-            _resumed(f"{folder}/{first}-cpu", rank, places["cpu"], places["cpu"]),
-        )
-        yield f"saved on {first}, resumed on {second} | {'same bits' if same else 'differs'}"
-    yield from _measured(device, params)
+        parts[f"{kind} in a plain loop"] = partial(_same, partial(_plain, kind))
+    for ends in (("device", "cpu"), ("cpu", "device")):
+        parts[f"saved on {ends[0]}, resumed on {ends[1]}"] = partial(_resumes, *ends)
+    for case, config in _COUNTED.items():
+        parts[f"per step: {case}"] = partial(_uses_of_engine, config)
+    parts["per step: a plain loop"] = lambda at: used_by_optimizer(at.rank, at.device)
+    parts["pinned copies"] = partial(_copies, True)
+    parts["pageable copies"] = partial(_copies, False)
+    parts["host memory, a pass of additions"] = _passes
+    layers = max(1, params // (_WIDTH * _WIDTH))
+    elements = layers * _WIDTH * _WIDTH
+    parts[f"1-bit Adam, bf16, {elements} elements"] = partial(_step, layers)
+    for case, use in USES.items():
+        parts[case] = partial(_same_or_error, use)
+    return parts
+
+
+_COUNTED: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "accumulation": {"gradient_accumulation_steps": 3},
+    "ZeRO-2": _ZERO,
+    "bf16": _PRECISIONS["bf16"],
+}
 
 
 def _configurations() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -192,8 +244,30 @@ def _configurations() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "lean bf16", lean
 
 
-def _verdict(run: Callable[[torch.device], torch.Tensor], device: torch.device) -> str:
-    same = torch.equal(run(torch.device("cpu")), run(device))
+def _same(run: Use, place: Place) -> str:
+    on_cpu = run(place.rank, torch.device("cpu"))
+    same = torch.equal(on_cpu, run(place.rank, place.device))
+    return "same bits" if same else "differs"
+
+
+def _same_or_error(run: Use, place: Place) -> str:
+    try:
+        return _same(run, place)
+    except (RuntimeError, NotImplementedError) as error:
+        return f"differs: {first_line(error)}"
+
+
+def _uses_of_engine(config: dict[str, Any], place: Place) -> str:
+    return used_by_engine(config, place.rank, place.device)
+
+
+def _resumes(first: str, second: str, place: Place) -> str:
+    places = {"cpu": torch.device("cpu"), "device": place.device}
+    folder = f"{place.folder}/{first}"
+    same = torch.equal(
+        _resumed(folder, place.rank, places[first], places[second]),
+        _resumed(f"{folder}-cpu", place.rank, places["cpu"], places["cpu"]),
+    )
     return "same bits" if same else "differs"
 
 
@@ -254,13 +328,9 @@ def _resumed(
     return model.values()
 
 
-def _measured(device: torch.device, params: int) -> Iterator[str]:
-    """Times of rank 0, while both ranks work."""
-    yield from _copies(device, params)
-    here, other = torch.zeros(params), torch.ones(params)
-    passes = 3 * here.nbytes / 1e9 / _best(lambda: here.add_(other))
-    yield f"host memory, a pass of additions | {passes:.1f} GB/s"
-    yield _step(device, params)
+def _passes(place: Place) -> str:
+    here, other = torch.zeros(place.params), torch.ones(place.params)
+    return f"{3 * here.nbytes / 1e9 / _best(lambda: here.add_(other)):.1f} GB/s"
 
 
 def _best(action: Callable[[], object]) -> float:
@@ -289,33 +359,30 @@ def copies_gbps() -> float:
     return here.nbytes / 1e9 / _best(partial(there.copy_, here, non_blocking=True))
 
 
-def _copies(device: torch.device, params: int) -> Iterator[str]:
-    there = torch.zeros(params, device=device)
-    for what, pin in (("pinned", True), ("pageable", False)):
-        try:
-            here = torch.zeros(params, pin_memory=pin)
-        except RuntimeError as error:
-            yield f"{what} copies | refused: {str(error).splitlines()[0]:.200}"
-            continue
-        up, down = (
-            here.nbytes / 1e9 / _best(partial(to.copy_, of, non_blocking=True))
-            for to, of in ((there, here), (here, there))
-        )
-        yield f"{what} copies | {up:.2f} GB/s to the device, {down:.2f} GB/s to the host"
+def _copies(pin: bool, place: Place) -> str:
+    there = torch.zeros(place.params, device=place.device)
+    try:
+        here = torch.zeros(place.params, pin_memory=pin)
+    except RuntimeError as error:
+        return f"refused: {first_line(error)}"
+    up, down = (
+        here.nbytes / 1e9 / _best(partial(to.copy_, of, non_blocking=True))
+        for to, of in ((there, here), (here, there))
+    )
+    return f"{up:.2f} GB/s to the device, {down:.2f} GB/s to the host"
 
 
-def _step(device: torch.device, params: int) -> str:
+def _step(layers: int, place: Place) -> str:
     from .engine import initialize
 
-    width = 1024
-    layers = max(1, params // (width * width))
-    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]).to(device)
+    linear = [nn.Linear(_WIDTH, _WIDTH) for _ in range(layers)]
+    model = nn.Sequential(*linear).to(place.device)
     config = {
         "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 1}},
         **_PRECISIONS["bf16"],
     }
     engine, *_ = initialize(model=model, config=config)
-    x = torch.randn(8, width, device=device, dtype=torch.bfloat16)
+    x = torch.randn(8, _WIDTH, device=place.device, dtype=torch.bfloat16)
 
     def forward() -> torch.Tensor:
         loss: torch.Tensor = engine(x).float().square().mean()
@@ -329,7 +396,4 @@ def _step(device: torch.device, params: int) -> str:
     step()
     whole, alone = _best(step), _best(forward)
     engine.destroy()
-    return (
-        f"1-bit Adam, bf16, {layers * width * width} elements | {1e3 * whole:.1f} ms a step, "
-        f"{1e3 * alone:.1f} ms of it forward"
-    )
+    return f"{1e3 * whole:.1f} ms a step, {1e3 * alone:.1f} ms of it forward"

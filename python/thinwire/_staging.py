@@ -41,7 +41,7 @@ class Staging:
             self._stream = torch.Stream(device)
             self.zeros(1, torch.float32)
         except (RuntimeError, NotImplementedError) as error:
-            self._do_without(f"it has no streams ({_first_line(error)})")
+            self._do_without(f"it has no streams ({first_line(error)})")
 
     @property
     def has_streams(self) -> bool:
@@ -58,7 +58,7 @@ class Staging:
                 why = "torch pins no memory for it"
             except (RuntimeError, NotImplementedError) as error:
                 rounded = pinned_bytes(size * dtype.itemsize)
-                why = f"{rounded} bytes of pinned memory were refused ({_first_line(error)})"
+                why = f"{rounded} bytes of pinned memory were refused ({first_line(error)})"
             self._do_without(why)
         return torch.zeros(size, dtype=dtype, device="cpu")
 
@@ -284,5 +284,6 @@ def pinned_bytes(size: int) -> int:
     return 1 << (size - 1).bit_length() if size > 0 else 0
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Returns the beginning of its text, for messages."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -53,11 +53,13 @@ def inputs(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 def used(window: Any) -> dict[str, Any]:
     """Per window after the first two: at most one wait, copies that were not asynchronous,
     and bytes on the device more than before."""
+    from thinwire._device_uses import counting
+
     for _ in range(2):
         window()
     torch.accelerator.synchronize()
     bytes_before = torch.accelerator.memory_allocated()
-    with devices.counting() as found:
+    with counting(devices.device()) as found:
         for _ in range(WINDOWS):
             window()
     bytes_now = torch.accelerator.memory_allocated()
