@@ -65,34 +65,36 @@ class Staging:
     def to_host(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Event | None:
         """Copies `tensor` to `view`, a part of an array from zeros(). Returns the event after
         which it is there, or None if it is there now. The tensor may be released at once."""
-        if self._stream is None:
+        stream = self._stream
+        if stream is None:
             view.copy_(tensor)
             return None
         # Copies to the host are asynchronous only between contiguous tensors of one dtype.
         tensor = tensor.to(view.dtype).contiguous()
         # Looked up in every call, because a hook runs on the stream of its gradient.
-        self._stream.wait_event(self._current().record_event())
-        with self._stream:
+        stream.wait_event(self._current().record_event())
+        with stream:
             view.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._stream)
+        tensor.record_stream(stream)
         self._is_quiet = False
-        return self._stream.record_event()
+        return stream.record_event()
 
     def to_device(
         self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> None:
         """Queues copies. Operations that are queued later see the new values, and those that
         were queued before see the old ones."""
-        if self._stream is None:
+        stream = self._stream  # another thread may do without it
+        if stream is None:
             for view, tensor in zip(views, tensors, strict=True):
                 tensor.copy_(view)
             return
         current = self._current()
-        self._stream.wait_event(current.record_event())
-        with self._stream:
+        stream.wait_event(current.record_event())
+        with stream:
             for view, tensor in zip(views, tensors, strict=True):
                 tensor.copy_(view, non_blocking=True)
-        current.wait_event(self._stream.record_event())
+        current.wait_event(stream.record_event())
         self._is_quiet = False
 
     def wait(self) -> None:
@@ -105,6 +107,7 @@ class Staging:
         return torch.accelerator.current_stream(self.device)
 
     def _do_without(self, why: str) -> None:
+        self.wait()  # for copies in flight
         self._stream, self.why_synchronous = None, why
         if self.device.type not in _told:
             _told.add(self.device.type)
@@ -147,7 +150,10 @@ class StagedMemory(FlatMemory):
         return self.staging.zeros(size, dtype)
 
     def bytes_of(self, *arrays: torch.Tensor) -> int:
-        return sum(pinned_bytes(array.nbytes) for array in arrays)
+        return sum(
+            pinned_bytes(array.nbytes) if array.is_pinned() else array.nbytes
+            for array in arrays
+        )
 
     def marks(self) -> Marks:
         return StagedMarks(self)

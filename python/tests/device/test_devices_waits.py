@@ -177,22 +177,22 @@ STAGING, LINK = "thinwire/_staging.py", "thinwire/engine/_staging.py"
 MUTANTS = {
     "the copy does not wait for the gradient": (
         STAGING,
-        "        self._stream.wait_event(self._current().record_event())\n",
+        "        stream.wait_event(self._current().record_event())\n",
         "",
     ),
     "the gradient is freed too early": (
         STAGING,
-        "        tensor.record_stream(self._stream)\n",
+        "        tensor.record_stream(stream)\n",
         "",
     ),
     "parameters are overwritten while they are read": (
         STAGING,
-        "        self._stream.wait_event(current.record_event())\n",
+        "        stream.wait_event(current.record_event())\n",
         "",
     ),
     "the forward does not wait for parameters": (
         STAGING,
-        "        current.wait_event(self._stream.record_event())\n",
+        "        current.wait_event(stream.record_event())\n",
         "",
     ),
     "a parameter is sent before it is final": (
@@ -418,13 +418,19 @@ def test_every_wait_of_leaders_is_needed(name: str) -> None:
 # ---- without pinned memory
 
 
-def without_pinned_memory() -> dict[str, Any]:
-    import thinwire
-
+def told() -> list[str]:
+    """Returns the list of lines that thinwire logs from now on."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("thinwire").addHandler(handler)
+    return lines
+
+
+def without_pinned_memory() -> dict[str, Any]:
+    import thinwire
+
+    lines = told()
     device = devices.device()
     same = everything(torch.device("cpu")) == everything(device)
     said = [line for line in lines if "synchronous" in line]
@@ -443,3 +449,129 @@ def test_without_pinned_memory_copies_are_waited_for_and_that_is_said_once() -> 
         "copies from and to fence:0 are synchronous, and so slower: "
     )
     assert "no pinned memory" in line
+
+
+class Refusing:
+    """torch.zeros(), which pins the first `count` arrays only."""
+
+    def __init__(self, count: int) -> None:
+        self.left, self._zeros = count, torch.zeros
+        torch.zeros = self  # type: ignore[assignment]
+
+    def __call__(self, *size: Any, pin_memory: bool = False, **options: Any) -> Any:
+        self.left -= pin_memory
+        if self.left < 0 and pin_memory:
+            raise RuntimeError("no more of it")
+        return self._zeros(*size, pin_memory=pin_memory, **options)
+
+    def end(self) -> None:
+        torch.zeros = self._zeros
+
+
+def refused_from(count: int) -> list[Any]:
+    """Values of everything() where `count` arrays are pinned, and what was said."""
+    lines, device, refusing = told(), devices.device(), Refusing(count)
+    on_device = everything(device)
+    said = [line for line in lines if "synchronous" in line]
+    return [on_device, said, refusing.left]
+
+
+def on_cpu() -> list[float]:
+    return everything(torch.device("cpu"))
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="it takes the memory away")
+def test_if_more_pinned_memory_is_refused_copies_are_waited_for() -> None:
+    (expected,) = devices.run(1, __file__, "on_cpu")
+    for count in range(1, 12):
+        ((found, said, left),) = devices.run(1, __file__, "refused_from", count)
+        assert found == expected, count
+        (line,) = said
+        assert "bytes of pinned memory were refused (no more of it)" in line
+        assert left < 0, count
+
+
+def late_buffer(device: torch.device) -> list[float]:
+    """Gradients of another dtype need an array of their own, in the fourth step."""
+    import thinwire
+
+    torch.manual_seed(0)
+    model = nn.Linear(300, 300).to(device, torch.bfloat16)
+    optimizer = thinwire.OnebitAdam(model.parameters(), lr=0.01, freeze_step=2)
+    xs = torch.randn(6, 8, 300).to(device, torch.bfloat16)
+    refusing, losses = None, []
+    for step, x in enumerate(xs):
+        loss = model(x).float().square().mean()
+        loss.backward()
+        if step == 3:
+            refusing = Refusing(0)
+        if step >= 3:
+            given = [
+                None if p.grad is None else p.grad.float() for p in model.parameters()
+            ]
+            optimizer.step(grads=given)
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+    assert refusing is not None
+    refusing.end()
+    return [loss.item() for loss in losses]
+
+
+def late() -> dict[str, Any]:
+    from thinwire._staging import Staging
+
+    lines, device = told(), devices.device()
+    same = late_buffer(torch.device("cpu")) == late_buffer(device)
+    staging = Staging(device)
+    array, values = staging.zeros(4, torch.float32), torch.ones(4, device=device)
+    staging.to_host(values, array)
+    refusing = Refusing(0)
+    staging.zeros(1000, torch.float32)
+    refusing.end()
+    staging.wait()
+    said = [line for line in lines if "synchronous" in line]
+    return {"same": same, "in flight": array.tolist(), "said": said}
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="it takes the memory away")
+def test_pinned_memory_that_is_refused_during_a_run() -> None:
+    (found,) = devices.run(1, __file__, "late")
+    assert found["same"]
+    assert found["in flight"] == [1.0] * 4
+    (line,) = found["said"]
+    # 300 * 301 gradients in fp32, rounded to a power of two.
+    assert line.endswith("524288 bytes of pinned memory were refused (no more of it)")
+
+
+def counted() -> dict[str, int]:
+    """Bytes that memory_use() counts on the host."""
+    import thinwire
+    from thinwire import _core
+
+    device, found = devices.device(), {}
+    for name, zero in (("array", {}), ("ring", {"stage": 2})):
+        model = nn.Linear(300, 300).to(device)
+        config = {"optimizer": {"type": "AdamW"}, "zero_optimization": zero}
+        engine, *_ = thinwire.initialize(
+            model=model, config=config, process_group=_core.local_group(1)[0]
+        )
+        use = engine.memory_use()
+        found |= {"parameters": use["parameters"], name: use["gradients"]}
+        engine.destroy()
+        del engine
+    return found
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="it takes the memory away")
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_memory_use_counts_what_pinning_takes(is_pinned: bool) -> None:
+    env = {} if is_pinned else {"FENCE_WITHOUT_PINNED": "1"}
+    (found,) = devices.run(1, __file__, "counted", **env)
+    rounded = 524288
+    size = rounded if is_pinned else 300 * 301 * 4
+    assert found["parameters"] == found["array"] == size
+    ring = 300 * 301 * 4 + 16  # each gradient begins at a multiple of 64 bytes
+    shard = ring
+    assert found["ring"] == shard + (rounded if is_pinned else ring)

@@ -200,6 +200,9 @@ class Ring:
         sizes = [_rounded(size) for size in values]
         size = max(*sizes, min(sum(sizes), _RING_BYTES)) if sizes else 0
         self.bytes = memory.staging.zeros(size, torch.uint8)
+        self._note = _core.MemoryNote(
+            _core.MemoryKind.gradients, memory.bytes_of(self.bytes)
+        )
         self.clear()
 
     def clear(self) -> None:
