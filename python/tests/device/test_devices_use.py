@@ -473,32 +473,57 @@ def test_a_run_goes_on_on_another_kind_of_device(plain: bool, tmp_path: Path) ->
     assert devices.alike(run("cpu", "device"), expected)
 
 
-def other_ranks(folder: str, where: str) -> list[float]:
+KINDS: dict[str, dict[str, Any]] = {
+    "ZeRO-2": {**ADAM, "zero_optimization": {"stage": 2, "reduce_bucket_size": 500}},
+    "1-bit": ONEBIT,
+}
+PLACES = ("cpu", "device")
+
+
+def trained(kind: str, where: str, steps: range, load: str = "", save: str = "") -> Any:
+    """Returns the parameters after steps on this rank."""
     import device_cases as cases
     import engines
 
     with cases.joined() as (comm, device):
         model = engines.Net(seed=comm.rank).to(device if where == "device" else "cpu")
-        config = engines.config_of(**ADAM, **engines.zero(2), **BF16)
-        config["optimizer"] = ADAM["optimizer"]
+        config = engines.config_of(**KINDS[kind], **BF16)
         engine = engines.make(comm, config, model=model)
-        engine.load_checkpoint(folder) if comm.size == 1 else None
-        for step in range(4):
-            loss = cases.loss_of(model, comm.rank, step, torch.bfloat16)
-            engine.backward(loss)
+        if load:
+            engine.load_checkpoint(load)
+        for step in steps:
+            engine.backward(cases.loss_of(model, comm.rank, step, torch.bfloat16))
             engine.step()
-        if comm.size > 1:
-            engine.save_checkpoint(folder)
+        if save:
+            engine.save_checkpoint(save)
+        engine.destroy()
         return cases.values_of(model).tolist()
 
 
-def test_a_checkpoint_of_two_ranks_on_a_device_is_loaded_by_one_on_any(
-    tmp_path: Path,
+def saved(folder: str) -> None:
+    """Trains and saves with each kind, on the CPU and on the device."""
+    for kind, where in itertools.product(KINDS, PLACES):
+        trained(kind, where, range(6), save=f"{folder}/{kind}/{where}")
+
+
+def loaded(folder: str) -> dict[str, list[Any]]:
+    """Returns for each kind the parameters after other steps, from both places in both."""
+    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    for kind, first, second in itertools.product(KINDS, PLACES, PLACES):
+        load = f"{folder}/{kind}/{first}"
+        found[kind].append(trained(kind, second, range(6, 10), load=load))
+    return found
+
+
+@pytest.mark.parametrize("before, after", [(2, 3), (2, 1), (1, 2)])
+def test_a_checkpoint_is_loaded_by_more_or_fewer_ranks_on_any_device(
+    before: int, after: int, tmp_path: Path
 ) -> None:
-    devices.run(2, __file__, "other_ranks", str(tmp_path), "device")
-    (on_device,) = devices.run(1, __file__, "other_ranks", str(tmp_path), "device")
-    (on_cpu,) = devices.run(1, __file__, "other_ranks", str(tmp_path), "cpu")
-    assert devices.alike(on_device, on_cpu)
+    devices.run(before, __file__, "saved", str(tmp_path))
+    for found in devices.run(after, __file__, "loaded", str(tmp_path)):
+        for kind, (expected, *others) in found.items():
+            for values in others:
+                assert devices.alike(values, expected), kind
 
 
 def states() -> list[Any]:

@@ -65,11 +65,17 @@ class Pictures(nn.Module):
         return self.last(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
+def perceptron() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 5)
+    )
+
+
 def train(kind: str, device: torch.device | str) -> tuple[list[float], dict[str, Any]]:
     torch.manual_seed(0)
     name, _, dtype_name = kind.partition(" ")
     dtype = torch.bfloat16 if dtype_name == "bf16" else torch.float32
-    model: nn.Module = Gpt() if name == "gpt" else Pictures()
+    model: nn.Module = {"mlp": perceptron, "gpt": Gpt, "pictures": Pictures}[name]()
     form = (
         torch.channels_last if dtype_name == "channels_last" else torch.preserve_format
     )
@@ -81,6 +87,9 @@ def train(kind: str, device: torch.device | str) -> tuple[list[float], dict[str,
             tokens = torch.randint(65, (4, 17)).to(device)
             inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
             scores = model(inputs).flatten(0, 1)
+        elif name == "mlp":
+            x = torch.randn(4, 8).to(device, dtype)
+            scores, targets = model(x), torch.arange(4, device=device)
         else:
             pictures = torch.randn(4, 3, 12, 12).to(device, memory_format=form)
             scores, targets = model(pictures), torch.arange(4, device=device)
@@ -92,7 +101,7 @@ def train(kind: str, device: torch.device | str) -> tuple[list[float], dict[str,
     return losses, {k: v.cpu() for k, v in model.state_dict().items()}
 
 
-MODELS = ["gpt", "gpt bf16", "pictures", "pictures channels_last"]
+MODELS = ["mlp", "mlp bf16", "gpt", "gpt bf16", "pictures", "pictures channels_last"]
 
 
 def models() -> dict[str, bool]:
