@@ -82,19 +82,30 @@ def test_on_a_device(arguments: tuple[object, ...]) -> None:
     devices.require()
     script = EXAMPLES / "on_a_device.py"
     outputs = []
-    for start in ([script], [ON_DEVICE, script]):
-        lines = output_of(2, *start, *arguments).splitlines()
+    for where in ("cpu", "found"):
+        *lines, bits = output_of(2, ON_DEVICE, where, script, *arguments).splitlines()
         assert [line.split()[1] for line in lines] == ["100", "200", "300"]
-        outputs.append([line.replace(f"{devices.NAME}:0", "cpu") for line in lines])
+        here = [line.replace(f"{devices.NAME}:0", "cpu") for line in lines]
+        outputs.append([*here, bits])
     assert outputs[0] == outputs[1] or not devices.IS_FENCE
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="it draws other random numbers")
+def test_ten_lines_on_the_test_device_have_the_bits_of_the_cpu() -> None:
+    devices.require()
+    script = EXAMPLES / "ten_lines.py"
+    on_cpu, there = (
+        output_of(2, ON_DEVICE, where, script) for where in ("cpu", "default")
+    )
+    assert on_cpu == there and "parameters" in there
 
 
 def test_hosts_of_gpus(tmp_path: Path) -> None:
     devices.require()
     script = EXAMPLES / "hosts_of_gpus.py"
     env = OFFLINE | {"THINWIRE_RANKS_PER_HOST": "2", "OUT": str(tmp_path)}
-    first = ranks.succeed(ranks.run(4, ON_DEVICE, script, env=env))[0]
-    lines = [line.split() for line in first.stdout.splitlines()]
+    first = ranks.succeed(ranks.run(4, ON_DEVICE, "found", script, env=env))[0]
+    lines = [line.split() for line in first.stdout.splitlines()[:-1]]
     assert [line[1] for line in lines] == ["50:", "100:", "150:"]
     assert float(lines[2][3].rstrip(",")) < float(lines[0][3].rstrip(","))
     # Exact gradients take 32 bits per element, and the compressed ones about one.
