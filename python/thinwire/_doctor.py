@@ -59,17 +59,23 @@ def _process_groups() -> str:
 
 
 def _accelerators() -> str:
-    """Returns the devices beside the CPU that this torch finds, and how copies to them go."""
+    """Returns the devices beside the CPU that this torch finds, how copies to them go, and
+    with how many threads a leader computes.
+    """
     import torch
 
     from ._staging import Staging
+    from .comm.host_group import threads_of_leader
 
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return "none beside the CPU"
     why = Staging(torch.device(found.type, 0)).why_synchronous
     copies = f"copies are synchronous, and so slower: {why}" if why else "pinned memory"
-    return f"{torch.accelerator.device_count()} of kind {found.type}, {copies}"
+    count = torch.accelerator.device_count()
+    threads = threads_of_leader(0)
+    leaders = f"; {threads} threads for the leader of a host" if threads else ""
+    return f"{count} of kind {found.type}, {copies}{leaders}"
 
 
 def _version(package: str) -> str:

@@ -109,6 +109,48 @@ def test_two_hosts_of_four_ranks_have_the_bits_of_two_ranks() -> None:
     require_bits_of_one_rank_per_host(2, 4)
 
 
+# ---- threads
+
+
+def threads(cores: int, asked: int) -> list[str]:
+    """Returns what the first rank says of threads, if each rank may use some cores."""
+    import logging
+    import os
+
+    import engines
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("thinwire").addHandler(handler)
+    logging.getLogger("thinwire").setLevel(logging.INFO)
+    os.sched_getaffinity = lambda _: set(range(cores))
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None)
+    model = engines.Net(seed=comm.rank).to(devices.device(comm.rank))
+    config = config_of("Adam", 2, True)
+    config["thinwire"]["threads"] = asked
+    engine = engines.make(comm, config, model=model)
+    engine.backward(cases.loss_of(engine, comm.rank, 0, torch.float32))
+    engine.step()
+    engine.destroy()
+    comm.close()
+    return [line for line in lines if "thread(s)" in line]
+
+
+def test_leaders_divide_the_cores_of_their_machine() -> None:
+    def said(cores: int, asked: int = 0, **env: str) -> list[str]:
+        first, *others = devices.run(4, __file__, "threads", cores, asked, **env)
+        assert others == [[]] * 3
+        return list(first)
+
+    line = "the leader of this host computes with {} thread(s)"
+    assert said(7) == [line.format(3)]
+    assert said(1) == [line.format(1)]
+    assert said(7, 2) == [line.format(2)]
+    assert said(7, THINWIRE_NUM_THREADS="2") == []
+
+
 # ---- checkpoints and values
 
 

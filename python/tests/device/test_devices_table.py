@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 from dataclasses import replace
@@ -93,13 +94,17 @@ def in_doctor() -> dict[str, str]:
     from thinwire import _doctor
 
     devices.device()
+    os.sched_getaffinity = lambda _: set(range(6))
     return dict(_doctor.lines(""))
 
 
 @pytest.mark.skipif(not devices.IS_FENCE, reason="it takes the memory away")
 def test_doctor_says_whether_pinned_memory_works() -> None:
     (found,) = devices.run(1, __file__, "in_doctor")
-    assert found["devices"] == "2 of kind fence, pinned memory"
+    kind = "2 of kind fence, pinned memory"
+    assert found["devices"] == f"{kind}; 6 threads for the leader of a host"
+    (found,) = devices.run(1, __file__, "in_doctor", THINWIRE_NUM_THREADS="3")
+    assert found["devices"] == kind  # another line has the variable
     (found,) = devices.run(1, __file__, "in_doctor", FENCE_WITHOUT_PINNED="1")
     assert "copies are synchronous, and so slower" in found["devices"]
     assert "no pinned memory" in found["devices"]

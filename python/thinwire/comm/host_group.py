@@ -6,10 +6,12 @@ from __future__ import annotations
 import datetime
 import os
 import select
+import socket
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from .process_group import LOOK_SECONDS, ProcessGroupTransport, member_group, wa
 _OF_THE_HOST = ("gloo", "mpi", "ucc")
 """Backends of torch.distributed that no device calls its own."""
 _LATER_SECONDS = 0.75
+_MOST_THREADS = 1024
 _made: weakref.WeakKeyDictionary[
     dist.ProcessGroup, dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
 ] = weakref.WeakKeyDictionary()
@@ -252,6 +255,27 @@ def host_group_for(
             )
         return None
     return HostGroup(comm, transport, hosts, device, backend)
+
+
+def threads_of_leader(asked: int, leaders: int = 1) -> int:
+    """Returns with how many threads a leader computes. That is as many as asked for, or all
+    cores that it may use, divided by the leaders of its machine. Returns 0 if
+    THINWIRE_NUM_THREADS says it. Local.
+    """
+    if asked > 0 or os.environ.get("THINWIRE_NUM_THREADS"):
+        return asked
+    return min(max(1, len(os.sched_getaffinity(0)) // leaders), _MOST_THREADS)
+
+
+def leaders_here(between: _core.Communicator) -> int:
+    """Returns how many leaders are on this machine. It is 1 unless the program says how
+    many ranks are on a host. Collective over `between`.
+    """
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        machine = socket.gethostname()
+    return between.gather_texts(machine).count(machine)
 
 
 def _backend_for(group: dist.ProcessGroup, device: torch.device, preferred: str) -> str:

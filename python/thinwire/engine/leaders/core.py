@@ -15,7 +15,8 @@ from torch.utils.dlpack import from_dlpack
 
 from ... import _core
 from ..._checkpoints import OWN_NAMES, Loaded, SavedByLeader
-from ...comm.host_group import HostGroup
+from ..._log import logger
+from ...comm.host_group import HostGroup, leaders_here, threads_of_leader
 from ...errors import BY_CODE, CommFailure, CorruptCheckpoint, Error, FailedPrecondition
 from .._report import EngineReport
 
@@ -75,6 +76,14 @@ class LedCore:
 
         def construct() -> None:
             assert hosts.between is not None
+            threads = threads_of_leader(
+                settings.comm.num_threads, leaders_here(hosts.between)
+            )
+            settings.comm.num_threads = threads
+            if comm.rank == 0 and threads > 0:
+                logger.info(
+                    "the leader of this host computes with %d thread(s)", threads
+                )
             self._native = make(hosts.between, settings)
             self._native.set_accumulation_boundary(True)
 
