@@ -151,6 +151,39 @@ def test_leaders_divide_the_cores_of_their_machine() -> None:
     assert said(7, THINWIRE_NUM_THREADS="2") == []
 
 
+def named(name: str) -> list[str]:
+    """The groups inside hosts of engines whose files name no backend, and this one."""
+    import engines
+    import fence
+    import torch.distributed as dist
+
+    dist.Backend.register_backend(name, fence._native.create, devices=["fence"])
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None)
+    device = devices.device(comm.rank)
+    found = []
+    for given in ({}, {"comm_backend_name": name}):
+        options = leader_cases.adam("OneBitAdam", freeze_step=2, **given)
+        config = engines.config_of(**options, thinwire={"ranks_per_host": 2})
+        model = engines.Net(seed=comm.rank).to(device)
+        engine = engines.make(comm, config, model=model)
+        for step in range(3):
+            engine.backward(cases.loss_of(engine, comm.rank, step, torch.float32))
+            engine.step()
+        assert engine._hosts is not None
+        found += [engine._hosts.backend, str(parameters_of(model))]
+        engine.destroy()
+    comm.close()
+    return found
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="it registers a group by that name")
+def test_comm_backend_name_chooses_the_group_inside_a_host() -> None:
+    for found in devices.run(4, __file__, "named", "hccl"):
+        assert found[::2] == ["fence_ccl", "hccl"]
+        assert found[1] == found[3]
+
+
 # ---- checkpoints and values
 
 

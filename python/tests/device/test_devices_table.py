@@ -101,7 +101,7 @@ def in_doctor() -> dict[str, str]:
 @pytest.mark.skipif(not devices.IS_FENCE, reason="it takes the memory away")
 def test_doctor_says_whether_pinned_memory_works() -> None:
     (found,) = devices.run(1, __file__, "in_doctor")
-    kind = "2 of kind fence, pinned memory"
+    kind = "4 of kind fence, pinned memory"
     assert found["devices"] == f"{kind}; 6 threads for the leader of a host"
     (found,) = devices.run(1, __file__, "in_doctor", THINWIRE_NUM_THREADS="3")
     assert found["devices"] == kind  # another line has the variable
