@@ -12,7 +12,6 @@ there was one.
 
 import re
 import sys
-from pathlib import Path
 
 import check_sources
 
@@ -118,17 +117,5 @@ def problems(root):
     return found, count
 
 
-def main():
-    default = Path(__file__).resolve().parents[2]
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    found, count = problems(root)
-    for line in found:
-        print(line)
-    if count == 0:
-        print(f"{root}: there are no classes here")
-    print(f"{count} classes, {len(found)} violations", file=sys.stderr)
-    return 1 if found or count == 0 else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_sources.main(problems, "classes"))

@@ -3,13 +3,10 @@
 """Shows that check_conformance.py finds pages, names and runs that are wrong."""
 
 import json
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-CHECK = Path(__file__).with_name("check_conformance.py")
+from planted_tree import PlantedTree
+
 ITEM = {
     "item": "it adds",
     "place": "`src/add.cpp`",
@@ -19,75 +16,56 @@ ITEM = {
 PYTEST = "<testsuites><testsuite>{}</testsuite></testsuites>"
 
 
-class CheckConformance(unittest.TestCase):
+class CheckConformance(PlantedTree):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
+        super().setUp()
         self.plant("src/add.cpp", "")
         self.plant("tests/add_test.cpp", "TEST_P(Add, Sums) {}\nTEST(Add, Wraps) {}\n")
         self.plant("python/tests/test_add.py", "def test_add() -> None: ...\n")
         self.plant("tests/CMakeLists.txt", "thinwire_script_test(\n  adds COMMAND a)\n")
 
-    def plant(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def check(self, *arguments):
-        done = subprocess.run(
-            [sys.executable, CHECK, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout
-
-    def plant_page(self, practice=("test_add", "adds"), **changes):
+    def plant_page(self, **changes):
         content = {
             **{key: [] for key in ("introduction", "of_descriptions", "of_practice")},
             "descriptions": [{"title": "Adding", "items": [{**ITEM, **changes}]}],
             "practice": [
                 {
                     "title": "Sums",
-                    "items": [{"id": "1", "item": "one", "tests": list(practice)}],
+                    "items": [
+                        {"id": "1", "item": "one", "tests": ["test_add", "adds"]}
+                    ],
                 }
             ],
         }
         self.plant("docs/conformance.json", json.dumps(content))
-        self.assertEqual(self.check("--write", self.root), (0, ""))
-
-    def expect(self, text, **changes):
-        self.plant_page(**changes)
-        code, output = self.check(self.root)
-        self.assertEqual(code, 1, output)
-        self.assertIn(text, output)
+        self.assertEqual(self.check("conformance", "--write", self.root), (0, ""))
 
     def test_leaves_alone_what_is_right(self):
         self.plant_page()
-        self.assertEqual(self.check(self.root), (0, ""))
+        self.expect("conformance")
         self.plant_page(state="declined", note="Nobody adds.", tests=[])
-        self.assertEqual(self.check(self.root), (0, ""))
+        self.expect("conformance")
 
     def test_the_page_is_what_the_list_gives(self):
         self.plant_page()
         page = self.root / "docs" / "conformance.md"
         self.assertIn("| it adds | yes | `src/add.cpp` | `Add.*` |", page.read_text())
         page.write_text(page.read_text().replace("it adds", "it multiplies"))
-        code, output = self.check(self.root)
-        self.assertEqual(code, 1)
-        self.assertIn("--write", output)
+        self.expect("conformance", "docs/conformance.md: not what")
 
-    def test_every_name_is_that_of_a_test(self):
-        self.expect("no such test: Add.Divides", tests=["Add.Divides"])
-        self.expect("no such test: Sub.*", tests=["Sub.*"])
-        self.expect("no such test: test_sub", practice=["test_sub"])
-        self.expect("no such file: src/sub.cpp", place="`src/sub.cpp`")
-
-    def test_what_is_not_done_says_why(self):
-        self.expect("neither a test nor a sentence", tests=[])
-        self.expect("missing without a sentence", state="missing")
-        self.expect("partly without a sentence", state="partly", note="and so on")
+    def test_tests_files_and_reasons_are_there(self):
+        for said, changes in (
+            ("no such test: Add.Divides", {"tests": ["Add.Divides"]}),
+            ("no such test: Sub.*", {"tests": ["Sub.*"]}),
+            ("no such test: test_sub", {"tests": ["test_sub"]}),
+            ("no such file: src/sub.cpp", {"place": "`src/sub.cpp`"}),
+            ("neither a test nor a sentence", {"tests": []}),
+            ("missing without a sentence", {"state": "missing"}),
+            ("partly without a sentence", {"state": "partly", "note": "and so on"}),
+        ):
+            with self.subTest(said):
+                self.plant_page(**changes)
+                self.expect("conformance", f"Adding: it adds: {said}")
 
     def plant_results(self, gtest="", pytest="", script="run", options=()):
         self.plant(
@@ -98,7 +76,8 @@ class CheckConformance(unittest.TestCase):
         self.plant("results/add_test.xml", PYTEST.format(gtest))
         self.plant("pytest/pytest.xml", PYTEST.format(pytest))
         folders = [self.root / "results", self.root / "pytest", self.root / "none"]
-        return self.check(*options, "--ran", *folders, "--", self.root)
+        arguments = [*options, "--ran", *folders, "--", self.root]
+        return self.check("conformance", *arguments)
 
     def test_every_named_test_has_passed(self):
         self.plant_page()

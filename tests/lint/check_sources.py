@@ -175,17 +175,19 @@ def problems(root):
     return found, count
 
 
-def main():
+def main(problems, what):
+    """Prints the problems of the root that the command line names, by default of this
+    tree; returns the exit code. A tree without any of `what` has one too."""
     default = Path(__file__).resolve().parents[2]
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
     found, count = problems(root)
+    if count == 0:
+        found.append(f"{root}: there are no {what} here")
     for line in found:
         print(line)
-    if count == 0:
-        print(f"{root}: there are no sources here")
-    print(f"{count} files, {len(found)} violations", file=sys.stderr)
-    return 1 if found or count == 0 else 0
+    print(f"{count} {what}, {len(found)} violations", file=sys.stderr)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(problems, "sources"))
