@@ -103,7 +103,8 @@ TEST(TorchEngineCause, ArrivesOnEveryRank) {
             texts[rank] = cause.what();
             nested[rank] = 1;
             throw;
-          } catch (const std::exception& error) {
+          } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::kCommFailure);
             texts[rank] = error.what();
             try {
               std::rethrow_if_nested(error);

@@ -58,33 +58,6 @@ TEST(TorchZeroErrors, AFailedBackwardLeavesNothingBehind) {
           });
 }
 
-// Others wait for the rest: there is no going on.
-TEST(TorchZeroErrors, AFailedBackwardOfWhichSomeHasLeftIsALostPeer) {
-  for (const int stage : {1, 2})
-    run(2, [&](comm::Communicator& comm) {
-      Trained trained(comm, zero_config(stage));
-      // Whoever comes second may hear of the first by then.
-      expect_error(ErrorCode::kCommFailure, {"up: no gradient of this"},
-                   [&] { fail(trained, false); });
-    });
-}
-
-TEST(TorchZeroErrors, Item52ABackwardOfItsOwnIsNoBackward) {
-  for (const int stage : {1, 2})
-    for (const DType dtype : {DType::kFloat32, DType::kFloat16})
-      run(1, [&](comm::Communicator& comm) {
-        Trained trained(comm, zero_config(stage, dtype));
-        loss_of(trained.net, 0, 1).backward();
-        for (int again = 0; again < 2; ++again) {
-          expect_error(ErrorCode::kFailedPrecondition,
-                       {"loss scale", "engine.backward(loss)"},
-                       [&] { trained.engine.step(); });
-          expect_error(ErrorCode::kFailedPrecondition,
-                       {"engine.backward(loss)"}, [&] { trained.backward(1); });
-        }
-      });
-}
-
 TEST(TorchZeroErrors, AGradientThatIsSetFromOutside) {
   run(1, [](comm::Communicator& comm) {
     Trained trained(comm, zero_config(2));
@@ -96,47 +69,6 @@ TEST(TorchZeroErrors, AGradientThatIsSetFromOutside) {
     trained.net.zero_grad();
     EXPECT_TRUE(trained.step(1).applied);
   });
-}
-
-// On all ranks, of which only some leave it out; not where all used it.
-TEST(TorchZeroErrors, Item37AnUnusedParameterIsNamedWhereItIsNotIgnored) {
-  for (const int stage : {1, 2})
-    for (const int world : {1, 2, 3})
-      run(world, [&](comm::Communicator& comm) {
-        config::Config config =
-            zero_config(stage, DType::kBFloat16, /*accumulation_steps=*/2);
-        config.zero.ignore_unused_parameters = false;
-        Trained trained(comm, config);
-        trained.net.uses_side = true;
-        trained.step(1);
-        trained.net.uses_side = false;  // once in a window is enough
-        EXPECT_TRUE(trained.step(2).applied);
-        trained.net.uses_side = comm.rank() != world - 1;
-        trained.step(1);
-        trained.backward(2);
-        expect_error(ErrorCode::kFailedPrecondition,
-                     {"'side.weight' had no gradient on rank",
-                      "zero.ignore_unused_parameters is false"},
-                     [&] { trained.engine.step(); });
-      });
-}
-
-TEST(TorchZeroErrors, TheModuleMayOutliveABackward) {
-  for (const int stage : {1, 2})
-    for (const int world : {1, 2})
-      run(world, [&](comm::Communicator& comm) {
-        ZeroNet net(comm.rank());
-        {
-          Engine engine(net, comm, zero_config(stage), by_kind);
-          engine.backward(loss_of(net, comm.rank(), 1));
-        }
-        net.zero_grad();
-        loss_of(net, comm.rank(), 1).backward();
-        EXPECT_GT(net.first->weight.grad().count_nonzero().item<int>(), 0);
-        Engine another(net, comm, zero_config(stage), by_kind);
-        another.backward(loss_of(net, comm.rank(), 1));
-        EXPECT_TRUE(another.step().applied);
-      });
 }
 
 }  // namespace

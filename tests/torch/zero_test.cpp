@@ -67,100 +67,6 @@ TEST_P(TorchZero, Item22StagesHaveTheSameBits) {
       });
 }
 
-// Item 23: "side" takes part in some of a window's backwards.
-TEST_P(TorchZero, Item23Stage1AddsUpAsWithoutZero) {
-  const auto& [world, dtype] = GetParam();
-  run(world, [&, type = dtype](comm::Communicator& comm) {
-    expect_same(comm, zero_config(0, type, 4), zero_config(1, type, 4),
-                [](Trained& trained, int t) {
-                  engine::EngineReport report;
-                  for (int micro = 0; micro < 4; ++micro) {
-                    trained.net.uses_side = micro == t - 1;
-                    report = trained.step(t + 10 * micro);
-                    EXPECT_EQ(report.at_boundary, micro == 3);
-                  }
-                  return report;
-                });
-  });
-}
-
-// Every backward is reduced, so sums are rounded elsewhere.
-TEST_P(TorchZero, Item23Stage2AddsUpNearlyTheSame) {
-  const auto& [world, dtype] = GetParam();
-  run(world, [&, type = dtype](comm::Communicator& comm) {
-    Trained want(comm, zero_config(0, type, 4));
-    Trained got(comm, zero_config(2, type, 4));
-    for (Trained* trained : {&want, &got})
-      for (int micro = 0; micro < 4; ++micro) {
-        trained->net.uses_side = micro == 0;
-        trained->backward(10 * micro);
-        if (micro < 3) trained->engine.step();
-      }
-    const double norm = want.engine.step().grad_norm;
-    EXPECT_NEAR(got.engine.step().grad_norm, norm, norm * 0.02);
-    EXPECT_GT(norm, 0);
-  });
-}
-
-TEST_P(TorchZero, Item26AddsUpWithoutADeclaredBoundary) {
-  const auto& [world, dtype] = GetParam();
-  run(world, [type = dtype](comm::Communicator& comm) {
-    config::Config plain = zero_config(0, type);
-    config::Config sharded = zero_config(1, type);
-    plain.managed_gradient_accumulation = false;
-    sharded.managed_gradient_accumulation = false;
-    expect_same(comm, plain, sharded, [](Trained& trained, int t) {
-      for (int micro = 0; micro < t; ++micro) trained.backward(micro);
-      return trained.engine.step();
-    });
-  });
-}
-
-TEST_P(TorchZero, SumsWithoutSync) {
-  const auto& [world, dtype] = GetParam();
-  run(world, [type = dtype](comm::Communicator& comm) {
-    const auto train = [&](Trained& trained, int t) {
-      const auto before = comm.counters().bytes_sent;
-      {
-        const auto accumulation = trained.engine.no_sync();
-        for (int micro = 1; micro <= 2; ++micro) {
-          trained.backward(t + 10 * micro);
-          EXPECT_FALSE(trained.engine.step().at_boundary);
-        }
-      }
-      EXPECT_EQ(comm.counters().bytes_sent, before);
-      return trained.step(t);
-    };
-    expect_same(comm, zero_config(0, type), zero_config(1, type), train);
-    Trained want(comm, zero_config(0, type));
-    Trained got(comm, zero_config(2, type));
-    for (Trained* trained : {&want, &got}) {
-      const auto accumulation = trained->engine.no_sync();
-      trained->backward(11);
-      trained->engine.step();
-    }
-    const double norm = want.step(1).grad_norm;
-    EXPECT_NEAR(got.step(1).grad_norm, norm, norm * 0.02);
-  });
-}
-
-TEST_P(TorchZero, Item33AParameterWithoutAGradientDecays) {
-  const auto& [world, dtype] = GetParam();
-  for (const int stage : {1, 2})
-    run(world, [&, type = dtype](comm::Communicator& comm) {
-      Trained trained(comm, zero_config(stage, type));
-      trained.net.uses_side = false;
-      std::vector<float> want =
-          trained.engine.core().whole_values().parameter("side.weight");
-      trained.step(1);
-      for (float& value : want) value *= 1 - 0.01f * 0.1f;
-      const auto got =
-          trained.engine.core().whole_values().parameter("side.weight");
-      for (std::size_t i = 0; i < want.size(); ++i)
-        EXPECT_FLOAT_EQ(got[i], want[i]);
-    });
-}
-
 // ---- where gradients are
 
 TEST(TorchZeroGradients, AreGoneAfterBackwardAtStage2) {
@@ -247,36 +153,6 @@ TEST(TorchZeroValues, MastersAreMadeBeforeTheRounding) {
       });
 }
 
-TEST(TorchZeroValues, GradientsAreMeansOverTheRanks) {
-  for (const int stage : {1, 2})
-    for (const double clipping : {0.0, 0.001})
-      run(2, [&](comm::Communicator& comm) {
-        std::vector<at::Tensor> of_ranks;
-        for (int rank = 0; rank < 2; ++rank) {
-          ZeroNet net(0);
-          net.uses_side = rank == 0;
-          loss_of(net, rank, 1).backward();
-          of_ranks.push_back(net.tied->weight.grad().flatten());
-        }
-        const at::Tensor mean = (of_ranks[0] + of_ranks[1]) / 2;
-        config::Config config = zero_config(stage);
-        config.gradient_clipping = clipping;
-        Trained trained(comm, config);
-        engine::Engine& core = trained.engine.core();
-        trained.backward(1);
-        const auto gradient = core.whole_values().gradient("tied.weight");
-        EXPECT_TRUE(at::tensor(gradient).equal(mean));
-        EXPECT_EQ(core.whole_values().gradient("nothing").size(), 0u);
-        const auto report = trained.engine.step();
-        const auto exp_avg =
-            core.whole_values().state("tied.weight", "exp_avg");
-        ASSERT_EQ(exp_avg.size(), gradient.size());
-        for (std::size_t i = 0; i < exp_avg.size(); ++i)
-          EXPECT_NEAR(exp_avg[i], 0.1 * gradient[i] * report.clip_factor,
-                      1e-6 * (1e-3 + std::abs(gradient[i])));
-      });
-}
-
 TEST(TorchZeroValues, ParametersOfSeveralTypesBecomeOne) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     std::vector<at::Tensor> trained;
@@ -303,21 +179,6 @@ TEST(TorchZeroValues, ParametersOfSeveralTypesBecomeOne) {
     EXPECT_TRUE(trained[1].equal(trained[0]));
     EXPECT_TRUE(trained[2].equal(trained[0]));
   });
-}
-
-TEST(TorchZeroValues, AnEvaluationHasEqualParametersAndNoGradients) {
-  for (const int stage : {1, 2})
-    run(2, [&](comm::Communicator& comm) {
-      Trained trained(comm, zero_config(stage));
-      trained.step(1);
-      const auto before = bytes_of(trained.engine.params());
-      {
-        const auto evaluation = trained.engine.evaluation();
-        EXPECT_FALSE(loss_of(trained.net, 0, 1).requires_grad());
-      }
-      EXPECT_EQ(bytes_of(trained.engine.params()), before);
-      EXPECT_TRUE(trained.step(2).applied);
-    });
 }
 
 }  // namespace

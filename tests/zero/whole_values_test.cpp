@@ -71,32 +71,39 @@ TEST(ZeroWholeValues, StatesAreSetByName) {
   });
 }
 
-TEST(ZeroWholeValues, GradientsAreThoseOfTheNextStep) {
+TEST(ZeroWholeValues, GradientsAreThoseOfTheNextStepBeforeClipping) {
   for_all([](comm::Communicator& comm, int stage, DType dtype) {
     ZeroOptions options = unscaled(stage, dtype);
     options.loss_scale.initial_scale = 512;
-    ZeroRun run(comm, two_groups(), test::seeing_gradients(), options);
-    ZeroRun unread(comm, two_groups(), test::seeing_gradients(), options);
-    for (const std::size_t backwards : {1u, 3u}) {
-      const std::vector<float> ones(
-          run.layout.size(), static_cast<float>(comm.rank() == 0 ? 1 : 3));
-      const double mean = (1 + 3.0 * (comm.size() - 1)) / comm.size();
-      run.window({ones});  // another one before
-      for (std::size_t k = 0; k < backwards; ++k)
-        run.backward(ones, {.is_first = k == 0, .is_last = k + 1 == backwards});
-      const auto seen = run.gradient();
-      for (const float value : seen)
-        ASSERT_NEAR(value, static_cast<double>(backwards) * mean,
-                    dtype == DType::kFloat32 ? 1e-6 : 0.03);
-      EXPECT_EQ(run.gradient(), seen);  // reading changes nothing
-      run.optimizer->step();
-      const auto used = run.state("exp_avg");
-      // The rule multiplies by 1 / (scale * ranks), rounded to a float.
-      for (std::size_t i = 0; i < seen.size(); ++i)
-        ASSERT_FLOAT_EQ(used[i], seen[i]);
-      unread.window({ones});
-      unread.window(std::vector<std::vector<float>>(backwards, ones));
-      EXPECT_EQ(unread.values(), run.values());
+    for (const double most : {0.0, 1.0}) {
+      options.exchange.max_grad_norm = most;
+      ZeroRun run(comm, two_groups(), test::seeing_gradients(), options);
+      ZeroRun unread(comm, two_groups(), test::seeing_gradients(), options);
+      for (const std::size_t backwards : {1u, 3u}) {
+        const std::vector<float> ones(
+            run.layout.size(), static_cast<float>(comm.rank() == 0 ? 1 : 3));
+        const double mean = (1 + 3.0 * (comm.size() - 1)) / comm.size();
+        run.window({ones});  // another one before
+        for (std::size_t k = 0; k < backwards; ++k)
+          run.backward(ones,
+                       {.is_first = k == 0, .is_last = k + 1 == backwards});
+        const auto seen = run.gradient();
+        for (const float value : seen)
+          ASSERT_NEAR(value, static_cast<double>(backwards) * mean,
+                      dtype == DType::kFloat32 ? 1e-6 : 0.03);
+        EXPECT_EQ(run.gradient(), seen);  // reading changes nothing
+        const auto report = run.optimizer->step();
+        EXPECT_EQ(report.clip_factor<1, most> 0);
+        const auto used = run.state("exp_avg");
+        // The rule multiplies by clip_factor / (scale * ranks), rounded to a
+        // float.
+        for (std::size_t i = 0; i < seen.size(); ++i)
+          ASSERT_FLOAT_EQ(used[i],
+                          seen[i] * static_cast<float>(report.clip_factor));
+        unread.window({ones});
+        unread.window(std::vector<std::vector<float>>(backwards, ones));
+        EXPECT_EQ(unread.values(), run.values());
+      }
     }
   });
 }
