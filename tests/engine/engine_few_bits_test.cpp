@@ -128,10 +128,14 @@ void expect_same_bits(comm::Communicator& comm, const Config& config,
 }
 
 TEST_P(EngineFewBits, HasTheBitsOfItsOptimizer) {
-  for (const int world : {1, 2, 3})
-    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-      expect_same_bits(comm, GetParam().config, comm);
-    });
+  Config config = GetParam().config;
+  for (const bool overlap : {true, false}) {
+    config.comm.overlap = overlap;
+    for (const int world : {1, 2, 3})
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        expect_same_bits(comm, config, comm);
+      });
+  }
 }
 
 TEST_P(EngineFewBits, GoesByHostWhereHostsHaveSeveralRanks) {
@@ -166,31 +170,6 @@ TEST_P(EngineFewBits, GoesOnFromACheckpoint) {
             << "saved at " << saved_at << ", step " << t;
       }
     });
-}
-
-// Odd ranks hand gradients over in another order, too.
-TEST_P(EngineFewBits, HasTheSameBitsWithoutOverlap) {
-  for (const std::int64_t backwards : {1, 2}) {
-    Config config = GetParam().config;
-    config.gradient_accumulation_steps = backwards;
-    if (!config.zero.wire.is_exact())
-      config.zero.wire.residual_dtype = DType::kFloat32;
-    Config waiting = config;
-    waiting.comm.overlap = false;
-    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-      Sharded overlapped(comm, config);
-      Sharded other(comm, waiting);
-      for (std::int64_t t = 1; t <= kSteps; ++t) {
-        for (Sharded* const each : {&overlapped, &other})
-          for (std::int64_t k = 0; k < backwards; ++k) {
-            each->backward({t, k});
-            each->engine.step();
-          }
-        ASSERT_EQ(floats(other.params.view()), floats(overlapped.params.view()))
-            << "step " << t << " of " << backwards << " backwards";
-      }
-    });
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, EngineFewBits, ::testing::ValuesIn(cases()),
