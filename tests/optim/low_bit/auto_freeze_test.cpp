@@ -17,9 +17,14 @@ std::int64_t fires(const FreezeOptions& options,
   return 0;
 }
 
+// On a variance that is settled from the start.
+std::int64_t earliest(const FreezeOptions& options) {
+  return fires(options, [](auto) { return 1.0; });
+}
+
 TEST(AutoFreeze, FiresOnceAWindowHasPassedOnASettledVariance) {
   // A window of 50 steps at least, and t must exceed it.
-  EXPECT_EQ(fires({.min_step = 1}, [](auto) { return 1.0; }), 51);
+  EXPECT_EQ(earliest({.min_step = 1}), 51);
 }
 
 TEST(AutoFreeze, AfterTheFirstHundredStepsTheWindowIsHalfOfThem) {
@@ -39,12 +44,30 @@ TEST(AutoFreeze, AfterTheFirstHundredStepsTheWindowIsHalfOfThem) {
 }
 
 TEST(AutoFreeze, WaitsForTheEarliestStepAndNotPastTheLatest) {
-  EXPECT_EQ(fires({.min_step = 100}, [](auto) { return 1.0; }), 100);
+  EXPECT_EQ(earliest({.min_step = 70}), 70);
   // Grows by a fifth every step: never settled.
   const auto growing = [](std::int64_t t) {
     return std::pow(1.2, static_cast<double>(t));
   };
   EXPECT_EQ(fires({.min_step = 1, .max_step = 57}, growing), 57);
+}
+
+TEST(AutoFreeze, WaitsForTheWarmUp) {
+  EXPECT_EQ(earliest({.total_steps = 9000}), 900);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 1500, .total_steps = 9000}), 1500);
+  // A warm-up that ends early is no reason to freeze early.
+  EXPECT_EQ(earliest({.lr_warmup_steps = 50, .total_steps = 9000}), 900);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 0}), 100);
+  EXPECT_EQ(earliest({}), 100);
+  // A short run freezes at a fifth of its steps, whatever the least may be.
+  EXPECT_EQ(earliest({.total_steps = 200}), 40);
+}
+
+TEST(AutoFreeze, TheLatestStepIsNotBeforeTheEarliest) {
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .total_steps = 1000}), 500);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .max_step = 20}), 500);
+  EXPECT_EQ(earliest({.max_step = 20}), 100);
+  EXPECT_EQ(earliest({.min_step = 10, .max_step = 20}), 20);
 }
 
 TEST(AutoFreeze, FallingAndRisingCountAlike) {

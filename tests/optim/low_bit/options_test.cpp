@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of LAMB, 1-bit LAMB and 0/1 Adam out of their range.
+// Options of LAMB and the low-bit optimizers out of their range.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,8 +28,8 @@ void refused(const Options& options, const char* name, const char* value) {
 
 template <class Options>
 class SharedOptions : public ::testing::Test {};
-using AllOptions =
-    ::testing::Types<LambOptions, OnebitLambOptions, ZeroOneAdamOptions>;
+using AllOptions = ::testing::Types<LambOptions, OnebitAdamOptions,
+                                    OnebitLambOptions, ZeroOneAdamOptions>;
 TYPED_TEST_SUITE(SharedOptions, AllOptions);
 
 TYPED_TEST(SharedOptions, OutOfRangeAreRefusedByName) {
@@ -53,7 +53,7 @@ TYPED_TEST(SharedOptions, OutOfRangeAreRefusedByName) {
 template <class Options>
 class LowBitOptions : public ::testing::Test {};
 using AllLowBitOptions =
-    ::testing::Types<OnebitLambOptions, ZeroOneAdamOptions>;
+    ::testing::Types<OnebitAdamOptions, OnebitLambOptions, ZeroOneAdamOptions>;
 TYPED_TEST_SUITE(LowBitOptions, AllLowBitOptions);
 
 TYPED_TEST(LowBitOptions, OutOfRangeAreRefusedByName) {
@@ -64,6 +64,8 @@ TYPED_TEST(LowBitOptions, OutOfRangeAreRefusedByName) {
           "residual_dtype", "float16");
   refused(Options{.compression = {.exchange = {.max_grad_norm = -1}}},
           "max_grad_norm", "-1");
+  refused(Options{.compression = {.exchange = {.max_grad_norm = INFINITY}}},
+          "max_grad_norm", "inf");
   refused(Options{.compression = {.exchange = {.verify_every = -1}}},
           "verify_every", "-1");
   refused(Options{.compression = {.exchange = {.num_threads = 1025}}},
@@ -74,6 +76,26 @@ TYPED_TEST(LowBitOptions, OutOfRangeAreRefusedByName) {
   refused(options, "groups[0].exp_avg_mask", "3 values");
   options.groups[0].exp_avg_mask = {1, 0, 1, 1};
   EXPECT_NO_THROW(options.validate(layout()));
+  EXPECT_NO_THROW(Options{}.validate(layout()));
+}
+
+template <class Options>
+class FreezingOptions : public ::testing::Test {};
+using AllFreezingOptions =
+    ::testing::Types<OnebitAdamOptions, OnebitLambOptions>;
+TYPED_TEST_SUITE(FreezingOptions, AllFreezingOptions);
+
+TYPED_TEST(FreezingOptions, OutOfRangeAreRefusedByName) {
+  using Options = TypeParam;
+  refused(Options{.freeze = {.step = 0}}, "freeze_step", "got 0");
+  refused(Options{.freeze = {.step = -2}}, "freeze_step", "-2");
+  refused(Options{.freeze = {.lr_warmup_steps = -1}}, "lr_warmup_steps", "-1");
+  refused(Options{.freeze = {.total_steps = 0}}, "total_steps", "got 0");
+  refused(Options{.freeze = {.min_step = 0}}, "min_freeze_step", "got 0");
+  refused(Options{.freeze = {.max_step = 0}}, "max_freeze_step", "got 0");
+  refused(Options{.freeze = {.ratio = 0}}, "freeze_ratio", "got 0");
+  refused(Options{.freeze = {.ratio = 1.5}}, "freeze_ratio", "1.5");
+  EXPECT_NO_THROW(Options{.freeze = {.step = kAutoFreeze}}.validate(layout()));
 }
 
 template <class Options>
@@ -124,15 +146,6 @@ TEST(OnebitLambOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.factor_min = NAN}, "factor_min", "nan");
   refused(Options{.factor_threshold = -0.1}, "factor_threshold", "-0.1");
   refused(Options{.factor_threshold = 1.1}, "factor_threshold", "1.1");
-  refused(Options{.freeze = {.step = 0}}, "freeze_step", "got 0");
-  refused(Options{.freeze = {.step = -2}}, "freeze_step", "-2");
-  refused(Options{.freeze = {.lr_warmup_steps = -1}}, "lr_warmup_steps", "-1");
-  refused(Options{.freeze = {.total_steps = 0}}, "total_steps", "got 0");
-  refused(Options{.freeze = {.min_step = 0}}, "min_freeze_step", "got 0");
-  refused(Options{.freeze = {.max_step = 0}}, "max_freeze_step", "got 0");
-  refused(Options{.freeze = {.ratio = 0}}, "freeze_ratio", "got 0");
-  refused(Options{.freeze = {.ratio = 1.5}}, "freeze_ratio", "1.5");
-  EXPECT_NO_THROW(Options{.freeze = {.step = kAutoFreeze}}.validate(layout()));
 }
 
 TEST(ZeroOneAdamOptions, OutOfRangeAreRefusedByName) {
@@ -142,7 +155,6 @@ TEST(ZeroOneAdamOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.var_update_scaler = 0}, "var_update_scaler", "got 0");
   refused(Options{.local_step_scaler = 0}, "local_step_scaler", "got 0");
   refused(Options{.local_step_clipper = 0}, "local_step_clipper", "got 0");
-  EXPECT_NO_THROW(Options{}.validate(layout()));
 }
 
 TEST(LowBitOptimizers, RanksThatDisagreeAllSayWhere) {
