@@ -77,25 +77,6 @@ class Study(unittest.TestCase):
         self.assertIn("adam_1.5e-3, seed 1: failed", done.stderr)
         self.assertNotIn("2.300", done.stdout)
 
-    def test_rows_can_be_listed(self):
-        done = self.study("--list", "--only", "lamb")
-        self.assertEqual(done.returncode, 0)
-        self.assertEqual(len(done.stdout.splitlines()), 7)
-
-    def test_a_gap_may_be_to_another_low_bit_run(self):
-        for name, loss, sent in (
-            ("adam_1.5e-3", 1.6, 800),
-            ("onebit_adam_1.5e-3", 1.5, 100),
-            ("onebit_adam_by_host_1.5e-3", 1.51, 50),
-        ):
-            write_run(self.runs / name / "seed_1", loss, [sent])
-            write_run(self.runs / name / "seed_2", loss, [sent])
-        done = self.study("--only", "^(onebit_)?adam(_by_host)?_1.5e-3$")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        by_host = done.stdout.splitlines()[4]
-        self.assertIn("| +0.010 ± 0.000 | 1-bit Adam, lr 1.5e-3 |", by_host)
-        self.assertIn("| 16.0× |", by_host)  # than the exact optimizer
-
     def test_every_row_is_held_against_one_that_is_there(self):
         sys.path.insert(0, str(Path(STUDY).parent))
         from rows import all_rows

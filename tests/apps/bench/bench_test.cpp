@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,12 +15,9 @@
 #include "apps/thinwire/bench/checkpoint_rows.h"
 #include "apps/thinwire/bench/echo_transport.h"
 #include "apps/thinwire/bench/exchange_rows.h"
-#include "apps/thinwire/bench/interleave.h"
-#include "apps/thinwire/bench/limits.h"
 #include "apps/thinwire/bench/measure.h"
 #include "apps/thinwire/bench/result.h"
 #include "apps/thinwire/bench/rows.h"
-#include "support/environment.h"
 #include "support/errors.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/local.h"
@@ -29,56 +25,6 @@
 
 namespace thinwire::apps::bench::bench_test {
 namespace {
-
-TEST(Interleave, BeginsEveryRoundWithAnotherVariant) {
-  std::string order;
-  const std::array<Variant, 3> variants = {
-      Variant{[&] { order += 'a'; }}, Variant{[&] { order += 'b'; }},
-      Variant{[&] { order += 'c'; }, [&] { order += '_'; }}};
-  const Interleaved result = interleave(variants, 4);
-  EXPECT_EQ(order,
-            "ab_c"
-            "ab_c"
-            "b_ca"
-            "_cab"
-            "ab_c");
-  ASSERT_EQ(result.seconds.size(), 3u);
-  for (const auto& rounds : result.seconds) EXPECT_EQ(rounds.size(), 4u);
-  EXPECT_LE(result.busy_rounds, 4);
-}
-
-TEST(Median, IsTheMiddleOrBetweenTheTwo) {
-  EXPECT_EQ(median({3}), 3);
-  EXPECT_EQ(median({3, 1, 2}), 2);
-  EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
-}
-
-TEST(MedianRatio, ComparesTimesOfOneRoundOnly) {
-  // The second round was ten times slower for both.
-  const std::vector<double> a = {2, 20, 2}, b = {1, 10, 1};
-  EXPECT_EQ(median_ratio(a, b), 2);
-}
-
-TEST(RandomValues, AreInsideOneAndNeverZero) {
-  const Buffer buffer = random_values(4097, 7);
-  double sum = 0;
-  for (const float value : buffer.as<float>()) {
-    ASSERT_NE(value, 0.0f);
-    ASSERT_LT(std::abs(value), 1.0f);
-    sum += value;
-  }
-  // The mean of 4097 uniform values: standard deviation 0.009.
-  EXPECT_NEAR(sum / 4097, 0, 0.05);
-}
-
-TEST(Limits, GoOverEveryElementOnce) {
-  for (const int threads : {1, 2}) {
-    ThreadPool pool(threads);
-    Limits limits(4097, pool);
-    for (const Limit limit : {Limit::kAdd, Limit::kAdamStreams, Limit::kRead})
-      limits.run(limit);
-  }
-}
 
 TEST(Rows, RunAtAwkwardSizes) {
   for (const Row& row : rows())
@@ -162,14 +108,6 @@ TEST(ByPrefetch, MakesAGroupOfAnyRow) {
   EXPECT_TRUE(results.at(0).of_read_limit && results.at(1).of_read_limit);
 }
 
-TEST(Groups, AreOfOneWhereOnlyOneWasChosen) {
-  const auto chosen =
-      rows_named({"adam/fp32@prefetch_on", "zero_one_adam/local_step",
-                  "zero_one_adam/local_step@prefetch_off"});
-  ASSERT_EQ(chosen.size(), 3u);
-  EXPECT_EQ(in_groups(chosen).size(), 3u);
-}
-
 // What the kernels do while a row runs, not what its name says.
 TEST(Measure, RunsEveryRowWithItsOwnPrefetch) {
   const bool chosen = kernels::prefetches();
@@ -204,15 +142,6 @@ TEST(Measure, RunsEveryRowWithItsOwnPrefetch) {
   EXPECT_FALSE(result.of_other_prefetch);
 }
 
-TEST(ThisMachine, SaysTheProcessorAndWhatDecidedAboutPrefetching) {
-  const test::ScopedVariable nothing("THINWIRE_PREFETCH", nullptr);
-  const Machine machine = this_machine();
-  EXPECT_EQ(machine.processor, kernels::processor_name());
-  const std::string on_or_off = kernels::prefetches() ? "on" : "off";
-  EXPECT_EQ(machine.prefetch,
-            "auto: " + on_or_off + " (" + kernels::prefetch_reason() + ")");
-}
-
 TEST(EchoTransport, AnswersEveryPeerWithItsOwnMessage) {
   comm::Communicator comm(std::make_unique<EchoTransport>(3));
   const std::vector<std::int32_t> input = {1, 2, 3, 4, 5, 6};
@@ -242,34 +171,18 @@ TEST(ExchangeRows, CountTheBytesOfTheirAlgorithm) {
   });
 }
 
-TEST(ExchangeRows, CompareWithALinkThatIsGiven) {
-  comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    const Result result =
-        measure(comm, exchange_rows()[0],
-                {.elements = 1 << 10, .rounds = 1, .link_gbps = 1});
-    // 4096 bytes at 1 Gbit/s take 32.8 us.
-    EXPECT_NEAR(result.of_limit * result.seconds, 4096 * 8e-9, 1e-12);
-    EXPECT_EQ(result.limit, "link");
-  });
-}
-
-Result a_result() {
-  return {.name = "family/what",
-          .elements = 1000,
-          .threads = 2,
-          .seconds = 2e-6,
-          .bytes_per_element = 12,
-          .limit = "a += b",
-          .of_limit = 0.5};
-}
-
-const Machine kMachine = {"AMD EPYC", "auto: off (AMD family 25)"};
-
 TEST(Printer, WritesOneObjectPerLine) {
   std::ostringstream out;
-  Printer printer(out, true, 20, kMachine);
-  printer.print(a_result());
-  Result second = a_result();
+  Printer printer(out, true, 20, {"AMD EPYC", "auto: off (AMD family 25)"});
+  const Result plain{.name = "family/what",
+                     .elements = 1000,
+                     .threads = 2,
+                     .seconds = 2e-6,
+                     .bytes_per_element = 12,
+                     .limit = "a += b",
+                     .of_limit = 0.5};
+  printer.print(plain);
+  Result second = plain;
   second.prefetch = true;
   second.of_other_prefetch = 1.25;
   second.wire = Result::Wire{.ranks = 4, .bytes_sent = 77, .limit_ratio = 1.5};
@@ -296,25 +209,6 @@ TEST(Printer, WritesOneObjectPerLine) {
   EXPECT_EQ(wire.at("bytes_sent"), 77);
   EXPECT_EQ(wire.at("wire_limit_ratio"), 1.5);
   EXPECT_FALSE(std::getline(lines, line));
-}
-
-TEST(Printer, AlignsATableUnderOneHeaderAndNamesTheMachineFirst) {
-  std::ostringstream out;
-  Printer printer(out, false, 20, kMachine);
-  printer.print(a_result());
-  printer.print(a_result());
-  std::istringstream lines(out.str());
-  std::string machine, header, first, second, rest;
-  std::getline(lines, machine);
-  EXPECT_EQ(machine, "processor AMD EPYC; prefetch auto: off (AMD family 25)");
-  std::getline(lines, header);
-  std::getline(lines, first);
-  std::getline(lines, second);
-  EXPECT_FALSE(std::getline(lines, rest));
-  EXPECT_EQ(first, second);
-  EXPECT_EQ(header.find("limit", header.find("of_limit") + 8),
-            first.find("a += b"));
-  EXPECT_NE(first.find("6.00"), std::string::npos) << "12 bytes in 2 ns";
 }
 
 }  // namespace
