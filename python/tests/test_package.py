@@ -167,15 +167,10 @@ def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
     assert "torch cannot be imported (none here)" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "name,value", [("THINWIRE_COMM", "tcp"), ("THINWIRE_TIMEOUT", "abc")]
-)
-def test_doctor_names_a_variable_that_no_run_would_accept(
-    name: str, value: str
-) -> None:
-    done = run(sys.executable, "-m", "thinwire", "doctor", **{name: value})
+def test_doctor_names_a_variable_that_no_run_would_accept() -> None:
+    done = run(sys.executable, "-m", "thinwire", "doctor", THINWIRE_COMM="tcp")
     assert done.returncode == 1
-    assert re.search(f"{name} must be .*, got [\"']{value}[\"']", done.stderr)
+    assert re.search("THINWIRE_COMM must be .*, got [\"']tcp[\"']", done.stderr)
 
 
 def test_a_torch_that_is_too_old_is_refused(tmp_path: Path) -> None:
