@@ -247,13 +247,7 @@ class TrainGpt(Runs):
         for arguments, part in (
             ([], "--data"),
             ([*data, "--steps", "0"], "--steps"),
-            ([*data, "--validate-every", "1"], "--set train_gpt.validate_every=N"),
-            ([*data, "--set", "train_gpt.validate_bytes=0"], "--validate-bytes"),
-            ([*data, "--heads", "5"], "--heads"),
-            ([*data, "--optimizer", "sgd"], "onebit_adam"),
             ([*data, "--stepz", "3"], "--steps"),
-            ([*data, "--save-every", "x"], "--save-every"),
-            ([*data, "--save-on", "HUP"], "--save-on"),
             ([*data, "--config", "/no/file"], "/no/file"),
         ):
             with self.subTest(arguments=arguments):

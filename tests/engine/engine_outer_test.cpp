@@ -266,7 +266,9 @@ TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Trained training(comm, with);
       static_cast<void>(training.engine.load(back));
-      EXPECT_EQ(training.step(8).phase, Phase::kLocal);
+      const EngineReport first = training.step(8);
+      EXPECT_EQ(first.phase, Phase::kLocal);
+      EXPECT_EQ(first.steps, 8);
       training.step(9);
       EXPECT_EQ(training.step(10).phase, Phase::kCompressed);
     });

@@ -185,29 +185,6 @@ TEST(OuterLoop, ASingleRankTakesUpWhatOwnersHad) {
   }
 }
 
-TEST(OuterLoop, TakesUpAdamAndGivesBackToIt) {
-  const ParameterLayout layout = small_layout();
-  run_ranks("local", 2, [&](comm::Communicator& comm) {
-    const auto adam =
-        exact_adam({.learning_rate = 1e-2, .weight_decay = 0.01})(comm, layout);
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2});
-    Floats params = normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 3; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
-      adam->step(params, grads);
-    }
-    (void)optimizer.adopt(optim::copy_of(adam->state()))();
-    EXPECT_EQ(optimizer.progress().steps, 3);
-    for (std::int64_t t = 4; t <= 7; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
-      optimizer.step(params, grads);
-    }
-    EXPECT_EQ(optim::steps_behind(optimizer), 0);
-    (void)adam->adopt(optim::copy_of(optimizer.state()))();
-    EXPECT_EQ(adam->progress().steps, 7);
-  });
-}
-
 TEST(OuterLoop, BeginsAgainWithParametersFromElsewhere) {
   const ParameterLayout layout = small_layout();
   run_ranks("local", 2, [&](comm::Communicator& comm) {

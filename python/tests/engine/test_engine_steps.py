@@ -217,21 +217,3 @@ def test_a_failing_backward_reaches_all_ranks(comm: Any) -> None:
         assert isinstance(caught.value.__cause__, ValueError)
     else:
         assert "rank 1 gave up" in str(caught.value)
-
-
-@pytest.mark.quick
-@by_ranks(2)
-def test_zero_over_few_bits_adds_backwards_up_in_fp32_unless_told_otherwise(
-    comm: Any,
-) -> None:
-    def steps(comm: Any, **own: Any) -> torch.Tensor:
-        few = {"zero_bits_up": 4, "zero_bits_down": 4, **own}
-        windows = {"gradient_accumulation_steps": 2, "thinwire": few}
-        engine = make(comm, config_of(**zero(2), **windows))
-        train(engine, range(4))
-        engine.destroy()
-        return flat(engine.module)
-
-    assert torch.equal(steps(comm), steps(comm, residual_dtype="fp32"))
-    with pytest.raises(thinwire.InvalidArgument, match="must be float32"):
-        steps(comm, residual_dtype="bf16")

@@ -110,17 +110,6 @@ TEST(EngineResume, StartsAnewOnlyIfNothingIsLost) {
   });
 }
 
-TEST(EngineResume, CopiesAreCheckpointsWhateverTheirName) {
-  const Folder folder;
-  const auto masters = save_steps(folder.in("run"), 2, 2);
-  fs::copy(folder.in("run/step-0000000001"), folder.in("copy"));
-  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-    Driven run(comm, kAdam);
-    EXPECT_EQ(run.engine.load(folder.in("copy")).step, 1);
-    EXPECT_EQ(floats(run.engine.masters()), masters[0]);
-  });
-}
-
 TEST(EngineResume, DamageIsNamedAndMayBeGoneAround) {
   for (const char* file :
        {"model.safetensors", "state-00001-of-00002.safetensors",
@@ -157,22 +146,6 @@ TEST(EngineResume, GoesBackForDamageOnly) {
     expect_error(ErrorCode::kCorruptCheckpoint, {"adam", "lamb"}, [&] {
       static_cast<void>(run.engine.load(folder.path(), {.fall_back = true}));
     });
-  });
-}
-
-TEST(EngineResume, ANewBranchIsTheNewest) {
-  const Folder folder;
-  save_steps(folder.path(), 2, 3);
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven run(comm, kAdam);
-    static_cast<void>(run.engine.load(folder.in("step-0000000001")));
-    run.backward({77});
-    run.engine.step();
-    static_cast<void>(run.engine.save(folder.path(), {}, {.durable = false}));
-    const std::vector<float> branch = floats(run.params.view());
-    Driven next(comm, kAdam);
-    EXPECT_EQ(next.engine.load(folder.path()).step, 2);
-    EXPECT_EQ(floats(next.params.view()), branch);
   });
 }
 
