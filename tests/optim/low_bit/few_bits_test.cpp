@@ -351,20 +351,6 @@ std::int64_t bits_in(const Optimizer& optimizer) {
   return state.has_scalar("warmup_bits") ? state.integer("warmup_bits") : 0;
 }
 
-TEST(WarmupBits, AreCheckedByName) {
-  const ParameterLayout layout = test::late_layout();
-  for (const int bits : {-1, 1, 2, 16, 32}) {
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"warmup_bits", "0, 4 or 8", std::to_string(bits)},
-                       [&] { with_bits(bits).validate(layout); });
-    OnebitLambOptions lamb;
-    lamb.freeze.warmup_bits = bits;
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"warmup_bits", "0, 4 or 8", std::to_string(bits)},
-                       [&] { lamb.validate(layout); });
-  }
-}
-
 TEST(WarmupBits, FollowFromTheRunsLengthWhereItAloneIsKnown) {
   EXPECT_EQ(warmup_bits_of({}), 0);
   EXPECT_EQ(warmup_bits_of({.step = 5}), 0);

@@ -95,6 +95,9 @@ TYPED_TEST(FreezingOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.freeze = {.max_step = 0}}, "max_freeze_step", "got 0");
   refused(Options{.freeze = {.ratio = 0}}, "freeze_ratio", "got 0");
   refused(Options{.freeze = {.ratio = 1.5}}, "freeze_ratio", "1.5");
+  for (const int bits : {-1, 1, 2, 16, 32})
+    refused(Options{.freeze = {.warmup_bits = bits}},
+            "warmup_bits must be 0, 4 or 8", std::to_string(bits).c_str());
   EXPECT_NO_THROW(Options{.freeze = {.step = kAutoFreeze}}.validate(layout()));
 }
 
