@@ -29,6 +29,44 @@ TEST_P(OnebitAdamWorlds, IsExactAdamUpToTheFreeze) {
                   test::exact_adam({.learning_rate = 0.01}, clipped), 5));
 }
 
+// One bit each way: rounds of at most one bucket pair and one scalar exchange,
+// and bytes as docs/algorithms.md says.
+TEST(OnebitAdam, ACompressedStepSendsAThirtiethAndInFewMessages) {
+  const ParameterLayout layout = ParameterLayout::of({{"p", {256, 1024}}});
+  std::uint64_t exact = 0;
+  std::uint64_t compressed = 0;
+  test::train(4, layout, test::onebit_adam({.freeze = {.step = 1}}), 3,
+              [&](Optimizer&, const StepReport& report) {
+                if (report.phase == Phase::kExact) {
+                  exact = report.bytes_sent;
+                  return;
+                }
+                compressed = report.bytes_sent;
+                EXPECT_EQ(report.collectives, 3u);
+              });
+  const auto n = static_cast<double>(layout.size());
+  EXPECT_NEAR(static_cast<double>(exact), 2 * 0.75 * 4 * n, 100);
+  EXPECT_NEAR(static_cast<double>(compressed),
+              2 * 0.75 * (n / 8 + 4 * n / 1024), 0.01 * n / 8);
+  EXPECT_LT(compressed * 30, exact);
+}
+
+TEST(OnebitAdam, ReportsTheResidual) {
+  const ParameterLayout layout = test::small_layout();
+  double before = -1;
+  double after = -1;
+  test::train(2, layout, test::onebit_adam({.freeze = {.step = 1}}), 2,
+              [&](Optimizer& optimizer, const StepReport& report) {
+                const auto& onebit = dynamic_cast<OnebitAdam&>(optimizer);
+                (report.phase == Phase::kExact ? before : after) =
+                    onebit.residual_ratio();
+              });
+  EXPECT_EQ(before, 0);
+  // Signs keep 2/pi of a normal value's energy: the rest is about 0.6 of it.
+  EXPECT_GT(after, 0.2);
+  EXPECT_LT(after, 2);
+}
+
 TEST(OnebitAdam, FreezesByItselfTheSameOnAllRanks) {
   const ParameterLayout layout = test::small_layout();
   const auto make = test::onebit_adam({.beta2 = 0.99,
