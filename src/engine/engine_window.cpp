@@ -322,4 +322,36 @@ EngineReport Engine::Impl::step(const optim::FinalRange& final_range) {
   return done;
 }
 
+// ---- the same, as the public class offers it
+
+void Engine::begin_backward() { impl_->begin_backward(); }
+
+void Engine::gradient_ready(std::size_t index, ConstView gradient) {
+  impl_->exchange([&] { impl_->gradient_ready(index, gradient); });
+}
+
+void Engine::end_backward() {
+  impl_->exchange([this] { impl_->end_backward(); });
+}
+
+void Engine::cancel_backward(std::string_view reason) {
+  impl_->cancel_backward(reason);
+}
+
+bool Engine::is_boundary() const noexcept { return impl_->is_boundary(); }
+
+void Engine::set_accumulation_boundary(std::optional<bool> boundary) {
+  if (impl_->window->in_backward())
+    refuse("set_accumulation_boundary: inside a backward");
+  impl_->boundary = boundary;
+}
+
+EngineReport Engine::step(const optim::FinalRange& final_range) {
+  return impl_->exchange([&] { return impl_->step(final_range); });
+}
+
+double Engine::mean(double value) {
+  return impl_->exchange([&] { return impl_->mean(value); });
+}
+
 }  // namespace thinwire::engine

@@ -10,8 +10,7 @@
 #include "core/require.h"
 #include "thinwire/kernels/cast.h"
 #include "zero/gradient_shard.h"
-#include "zero/wire/flat.h"
-#include "zero/wire/hierarchical.h"
+#include "zero/wire/modes.h"
 
 namespace thinwire::zero {
 
@@ -126,6 +125,31 @@ optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
   arrays.params = masters_.view().subview(at, part.size);
   if (replicas_ == nullptr) arrays.low_precision = replica;
   return arrays;
+}
+
+void ShardGroup::add_restored_residuals(double loss_scale) {
+  if (restored_residuals_.empty() || has_added_residuals_) return;
+  has_added_residuals_ = true;
+  // This holds for experts too, whose gradients are divided by more ranks than
+  // hold them.
+  const auto factor = static_cast<float>(loss_scale);
+  constexpr std::size_t kPart = 1024;
+  std::array<float, kPart> scaled{};
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+    for (std::size_t at = 0; at < own(b).size; at += kPart) {
+      const std::size_t size = std::min(kPart, own(b).size - at);
+      const auto part =
+          restored_residuals_.as<float>().subspan(position(b) + at, size);
+      for (std::size_t i = 0; i < size; ++i) scaled[i] = part[i] * factor;
+      kernels::accumulate(gradients_->piece(b).subview(at, size),
+                          std::span(scaled).first(size));
+    }
+}
+
+bool ShardGroup::settle(bool is_applied) {
+  if (std::exchange(has_added_residuals_, false) && is_applied)
+    restored_residuals_ = Buffer();
+  return gradients_->settle(is_applied);
 }
 
 void ShardGroup::update(const ShardStep& step, ThreadPool& pool,

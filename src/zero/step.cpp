@@ -15,6 +15,18 @@ namespace thinwire::zero {
 using optim::StepInput;
 using optim::StepReport;
 
+StepReport ZeroOptimizer::step(const StepInput& input) {
+  require_step(input, impl_->window, impl_->params);
+  impl_->require_same_array(input.grads);
+  require(impl_->options.wire.bits_up == 0 || input.loss_scale == 1,
+          "loss_scale", "1 with wire.bits_up", input.loss_scale);
+  return impl_->step(input);
+}
+
+StepReport ZeroOptimizer::step() {
+  return step({.params = impl_->params, .grads = {}});
+}
+
 StepReport ZeroOptimizer::Impl::step(const StepInput& in) {
   if (options.stage == 2 && !in.grads.empty()) {
     arriving = in.grads.dtype();

@@ -189,20 +189,6 @@ exchange::GradientWindow& ZeroOptimizer::gradients() noexcept {
 
 WholeValues& ZeroOptimizer::whole_values() noexcept { return *impl_; }
 
-// ---- steps
-
-StepReport ZeroOptimizer::step(const StepInput& input) {
-  require_step(input, impl_->window, impl_->params);
-  impl_->require_same_array(input.grads);
-  require(impl_->options.wire.bits_up == 0 || input.loss_scale == 1,
-          "loss_scale", "1 with wire.bits_up", input.loss_scale);
-  return impl_->step(input);
-}
-
-StepReport ZeroOptimizer::step() {
-  return step({.params = impl_->params, .grads = {}});
-}
-
 // ---- the rest
 
 optim::ParameterGroups& ZeroOptimizer::groups() { return impl_->rules; }

@@ -15,7 +15,15 @@ namespace thinwire::exchange {
 /// flat, places are ranks, and a bucket is one piece.
 struct Places {
   /// `groups` is null if hosts are flat.
-  Places(const comm::Communicator& comm, const comm::HostGroups* groups);
+  Places(const comm::Communicator& comm, const comm::HostGroups* groups)
+      : first(0),
+        workers(static_cast<std::size_t>(comm.size())),
+        own(static_cast<std::size_t>(comm.rank())) {
+    if (groups == nullptr) return;
+    workers = static_cast<std::size_t>(groups->between->size());
+    first = static_cast<std::size_t>(groups->inside->rank()) * workers;
+    own = first + static_cast<std::size_t>(groups->between->rank());
+  }
 
   std::size_t first;    ///< First place of this rank's piece.
   std::size_t workers;  ///< Places of the piece: hosts, or ranks.

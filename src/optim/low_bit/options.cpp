@@ -3,12 +3,40 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <iterator>
 
 #include "core/require.h"
+#include "optim/checks.h"
 #include "thinwire/core/checksum.h"
+#include "thinwire/optim/compression_options.h"
+#include "thinwire/optim/freeze_options.h"
 
 namespace thinwire::optim {
+
+void CompressionOptions::validate() const {
+  exchange.validate();
+  require(std::isfinite(denom_floor) && denom_floor >= 0, "denom_floor",
+          "finite and >= 0", denom_floor);
+  const DType residuals = residual_dtype.value_or(DType::kFloat32);
+  require(residuals == DType::kFloat32 || residuals == DType::kBFloat16,
+          "residual_dtype", "float32 or bfloat16", to_string(residuals));
+}
+
+void FreezeOptions::validate() const {
+  const std::int64_t named = step.value_or(1);
+  require(named >= 1 || named == kAutoFreeze, "freeze_step",
+          ">= 1 or kAutoFreeze (-1)", named);
+  require(lr_warmup_steps.value_or(0) >= 0, "lr_warmup_steps", ">= 0",
+          lr_warmup_steps.value_or(0));
+  require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
+          total_steps.value_or(1));
+  require(min_step >= 1, "min_freeze_step", ">= 1", min_step);
+  require(max_step.value_or(1) >= 1, "max_freeze_step", ">= 1",
+          max_step.value_or(1));
+  require_warmup_bits(warmup_bits);
+  require(ratio > 0 && ratio <= 1, "freeze_ratio", "in (0, 1]", ratio);
+}
 
 void LowBitSettings::validate(const ParameterLayout& layout) const {
   adam.validate(layout.num_groups());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/freeze/freeze_point.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -12,9 +13,30 @@ namespace {
 
 constexpr const char* kFreezeStep = "freeze_step";
 constexpr const char* kFrozenAt = "frozen_at";
+constexpr const char* kHeldUntil = "freeze_held_until";
 constexpr const char* kBegins = "first_stage_begins";  // in no saved state
 
 }  // namespace
+
+bool FreezeHold::lets_end(bool due, std::int64_t step,
+                          const MomentumExchange& exchange) {
+  if (!due || step < until_) return false;
+  if (!gate_) return true;
+  if (gate_({.step = step,
+             .time_exchange = [&] { return exchange.time_exchange(); }}))
+    return true;
+  until_ = step + std::max<std::int64_t>(1, step / 10);
+  return false;
+}
+
+// A run that was never held has the state that it had before there were gates.
+void FreezeHold::save(StateDict& state) const {
+  if (until_ > 0) state.put_integer(kHeldUntil, until_);
+}
+
+std::int64_t FreezeHold::load(const StateDict& state) {
+  return state.has_scalar(kHeldUntil) ? saved_count(state, kHeldUntil) : 0;
+}
 
 bool FreezePoint::is_last(std::int64_t step,
                           const std::function<double()>& norm,

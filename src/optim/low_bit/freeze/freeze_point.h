@@ -7,13 +7,36 @@
 #include <utility>
 
 #include "optim/low_bit/freeze/auto_freeze.h"
-#include "optim/low_bit/freeze/freeze_hold.h"
 #include "optim/low_bit/freeze/stage_plan.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/momentum.h"
+#include "optim/low_bit/momentum/momentum_exchange.h"
+#include "thinwire/core/state_dict.h"
 #include "thinwire/optim/freeze_options.h"
+#include "thinwire/optim/optimizer.h"
 
 namespace thinwire::optim {
+
+/// Decides whether a freeze that is due takes place: FreezeStage::set_gate().
+class FreezeHold {
+ public:
+  void set_gate(FreezeGate gate) { gate_ = std::move(gate); }
+
+  /// Returns, after an exact step, whether an exact stage that is `due` to end
+  /// does. Collective, on several ranks.
+  [[nodiscard]] bool lets_end(bool due, std::int64_t step,
+                              const MomentumExchange& exchange);
+
+  // ---- state: the step before which nobody is asked again
+  [[nodiscard]] std::int64_t until() const { return until_; }
+  void hold_until(std::int64_t step) { until_ = step; }
+  void save(StateDict& state) const;
+  [[nodiscard]] static std::int64_t load(const StateDict& state);
+
+ private:
+  FreezeGate gate_;
+  std::int64_t until_ = 0;
+};
 
 /// The step after which a 1-bit optimizer freezes its variance. The caller
 /// plans it, the variance decides, or a gate puts it off. It is part of the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "zero/wire/hierarchical.h"
+#include "zero/wire/modes.h"
 
 #include <algorithm>
 #include <utility>
