@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,12 +9,15 @@
 #include "comm/values.h"
 #include "support/hosts.h"
 #include "support/ranks.h"
+#include "support/same_bits.h"
 #include "thinwire/comm/hosts.h"
 
 namespace thinwire::comm::by_host_test {
 namespace {
 
+using test::is_float;
 using test::Placing;
+using test::same_bytes;
 
 struct Shape {
   test::Group group;
@@ -45,11 +47,6 @@ std::vector<Shape> shapes() {
 Hosts hosts_of(const Shape& shape, int rank) {
   return test::hosts_of(shape.group.world_size, shape.ranks_per_host,
                         shape.placing, rank);
-}
-
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 ||
-         dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
 double value(DType dtype, int rank, std::size_t i) {
@@ -99,11 +96,6 @@ Buffer expected(const Shape& shape, DType dtype, DType out, ReduceOp op,
     }
     return is_wide ? reduced(wide, in_one, op) : reduced(narrow, in_one, op);
   });
-}
-
-bool same(ConstView a, ConstView b) {
-  return a.dtype() == b.dtype() && a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.bytes()) == 0);
 }
 
 using Pieces = std::vector<Range>;
@@ -178,7 +170,7 @@ TEST_P(ByHost, AllReduceIsThePlainLoopBitForBit) {
         Buffer data = own_values(comm, dtype, n);
         comm.all_reduce(data.view(), op);
         const Buffer want = expected(GetParam(), dtype, dtype, op, n);
-        EXPECT_TRUE(same(data.view(), want.view()));
+        EXPECT_TRUE(same_bytes(data.view(), want.view()));
       });
 }
 
@@ -192,11 +184,11 @@ TEST_P(ByHost, ReduceScatterGivesPiecesThatLieInAnyOrder) {
       Buffer output(own.size, dtype);
       comm.queue_reduce_scatter(data.view(), output.view(), pieces, op).wait();
       EXPECT_TRUE(
-          same(output.view(), want.view().subview(own.offset, own.size)));
+          same_bytes(output.view(), want.view().subview(own.offset, own.size)));
       const View place = data.view().subview(own.offset, own.size);
       comm.queue_reduce_scatter(data.view(), place, pieces, op)
           .wait();  // in place
-      EXPECT_TRUE(same(place, output.view()));
+      EXPECT_TRUE(same_bytes(place, output.view()));
     }
   });
 }
@@ -214,8 +206,8 @@ TEST_P(ByHost, SumsOfHalvesAreLeftUnrounded) {
           Buffer output(own.size, DType::kFloat32);
           comm.queue_reduce_scatter(data.view(), output.view(), pieces, op)
               .wait();
-          EXPECT_TRUE(
-              same(output.view(), want.view().subview(own.offset, own.size)));
+          EXPECT_TRUE(same_bytes(output.view(),
+                                 want.view().subview(own.offset, own.size)));
         }
       }
     }
@@ -233,7 +225,7 @@ TEST_P(ByHost, AllGatherPutsPiecesInAnyOrder) {
         Buffer data(n, DType::kInt32);
         const ConstView mine = want.view().subview(own.offset, own.size);
         comm.queue_all_gather(mine, data.view(), pieces).wait();
-        EXPECT_TRUE(same(data.view(), want.view()));
+        EXPECT_TRUE(same_bytes(data.view(), want.view()));
       }
     }
   });

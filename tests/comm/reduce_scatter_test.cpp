@@ -11,12 +11,15 @@
 
 #include "comm/values.h"
 #include "support/ranks.h"
+#include "support/same_bits.h"
 #include "thinwire/core/parameter_layout.h"
 
 namespace thinwire::comm::reduce_scatter_test {
 namespace {
 
 using test::filled;
+using test::is_float;
+using test::same_bytes;
 
 using Counts = std::vector<std::size_t>;
 using Param = std::tuple<test::Group, std::size_t>;
@@ -27,20 +30,10 @@ std::string name_of(const ::testing::TestParamInfo<Param>& info) {
          std::to_string(n);
 }
 
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 ||
-         dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 Buffer copy_of(ConstView values) {
   Buffer copy(values.size(), values.dtype());
   if (!values.empty()) std::memcpy(copy.data(), values.data(), values.bytes());
   return copy;
-}
-
-bool same(ConstView a, ConstView b) {
-  return a.dtype() == b.dtype() && a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.bytes()) == 0);
 }
 
 std::size_t sum_of(const Counts& counts) {
@@ -129,9 +122,9 @@ TEST_P(ReduceScatter, GivesThePieceThatAllReduceGivesBitForBit) {
         const Buffer before = copy_of(input.view());
         Buffer output(own.size, dtype);
         comm.reduce_scatter(input.view(), output.view(), counts, op);
-        EXPECT_TRUE(
-            same(output.view(), reduced(comm, input.view(), own, op).view()));
-        EXPECT_TRUE(same(input.view(), before.view()));
+        EXPECT_TRUE(same_bytes(output.view(),
+                               reduced(comm, input.view(), own, op).view()));
+        EXPECT_TRUE(same_bytes(input.view(), before.view()));
       });
 }
 
@@ -148,7 +141,7 @@ TEST_P(ReduceScatter, InPlaceChangesOnlyTheOwnPieceOfItsInput) {
         }
         comm.reduce_scatter(
             data.view(), data.view().subview(own.offset, own.size), counts, op);
-        EXPECT_TRUE(same(data.view(), want.view()));
+        EXPECT_TRUE(same_bytes(data.view(), want.view()));
       });
 }
 
@@ -161,7 +154,7 @@ TEST_P(ReduceScatter, EqualPiecesNeedNoCounts) {
     comm.reduce_scatter(data.view(), wide.view(), ReduceOp::kMean);
     const View place = data.view().subview(own.offset, own.size);
     comm.reduce_scatter(data.view(), place, ReduceOp::kMean);
-    EXPECT_TRUE(same(place, want.view()));
+    EXPECT_TRUE(same_bytes(place, want.view()));
     for (std::size_t i = 0; i < n && ranks > 1; ++i) {
       ASSERT_EQ(to_half(wide.as<float>()[i]).bits, want.as<Half>()[i].bits)
           << i;
@@ -182,8 +175,8 @@ TEST_P(ReduceScatter, IntoFloatTheSumOfHalvesIsNotRounded) {
                      [&](std::size_t i) { return test::get(input.view(), i); });
           Buffer output(own.size, DType::kFloat32);
           comm.reduce_scatter(input.view(), output.view(), counts, op);
-          EXPECT_TRUE(
-              same(output.view(), reduced(comm, wide.view(), own, op).view()))
+          EXPECT_TRUE(same_bytes(output.view(),
+                                 reduced(comm, wide.view(), own, op).view()))
               << to_string(dtype) << " counts[0] " << counts[0];
         }
       }
@@ -238,10 +231,10 @@ TEST_P(LongReduceScatter, LongerThanItsScratchMemoryIsExact) {
       Buffer output(own.size, dtype);
       comm.reduce_scatter(data.view(), output.view(), counts(),
                           ReduceOp::kMean);
-      EXPECT_TRUE(same(output.view(), want.view())) << to_string(dtype);
+      EXPECT_TRUE(same_bytes(output.view(), want.view())) << to_string(dtype);
       const View place = data.view().subview(own.offset, own.size);
       comm.reduce_scatter(data.view(), place, counts(), ReduceOp::kMean);
-      EXPECT_TRUE(same(place, want.view())) << to_string(dtype);
+      EXPECT_TRUE(same_bytes(place, want.view())) << to_string(dtype);
     }
   });
 }

@@ -15,6 +15,11 @@ inline constexpr DType kAllDTypes[] = {
     DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
     DType::kInt32,   DType::kInt64,   DType::kUInt8};
 
+inline bool is_float(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 ||
+         dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
 /// Element i of a view of any dtype, as a double.
 inline double get(ConstView view, std::size_t i) {
   switch (view.dtype()) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -69,6 +70,21 @@ struct OptimizerCase {
 std::vector<OptimizerCase> optimizer_cases();
 /// One of them by its name.
 config::OptimizerConfig optimizer_case(std::string_view name);
+
+/// It has the buckets of model_layout(), and a loss scale that soon changes.
+inline config::Config config_of(std::string_view optimizer,
+                                DType dtype = DType::kFloat32,
+                                std::optional<std::int64_t> backwards = {},
+                                bool managed = true) {
+  config::Config config{.optimizer = optimizer_case(optimizer),
+                        .gradient_accumulation_steps = backwards,
+                        .managed_gradient_accumulation = managed};
+  config.precision.dtype = dtype;
+  config.precision.loss_scale = {
+      .initial_scale = 1024, .window = 2, .hysteresis = 1};
+  config.comm.bucket_elements = 16384;
+  return config;
+}
 
 /// The optimizer itself, made without an Engine.
 struct MakeByHand {

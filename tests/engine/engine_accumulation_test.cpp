@@ -15,22 +15,11 @@ namespace {
 
 using test::Batch;
 using test::ByHand;
+using test::config_of;
 using test::Driven;
 using test::floats;
 using test::Order;
 using thinwire::test::expect_error;
-
-Config config_of(const char* optimizer, DType dtype,
-                 std::int64_t accumulation_steps = 1, bool managed = true) {
-  Config config{.optimizer = test::optimizer_case(optimizer),
-                .gradient_accumulation_steps = accumulation_steps,
-                .managed_gradient_accumulation = managed};
-  config.precision.dtype = dtype;
-  config.precision.loss_scale = {
-      .initial_scale = 1024, .window = 2, .hysteresis = 1};
-  config.comm.bucket_elements = 16384;
-  return config;
-}
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
                              DType::kBFloat16};

@@ -16,13 +16,10 @@ namespace thinwire::exchange::compressed_all_reduce_test {
 namespace {
 
 using test::Exchange;
+using test::total;
 
 class Worlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(All, Worlds, ::testing::Values(2, 3, 4, 8));
-
-std::size_t total(const std::vector<Range>& units) {
-  return units.back().end();
-}
 
 std::vector<std::vector<float>> run(int world, const std::vector<Range>& units,
                                     CompressedAllReduceOptions options = {},

@@ -39,6 +39,10 @@ inline std::vector<float> floats_of(ConstView residual) {
   return values;
 }
 
+inline std::size_t total(const std::vector<Range>& units) {
+  return units.back().end();
+}
+
 /// Parameters of awkward sizes: one, empty, short, a block, more than one.
 inline std::vector<Range> awkward_units() {
   std::vector<Range> units;

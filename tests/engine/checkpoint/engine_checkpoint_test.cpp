@@ -22,6 +22,7 @@ namespace {
 
 using checkpoint::SaveOptions;
 using config::Config;
+using test::config_of;
 using test::Driven;
 using test::Sharded;
 using thinwire::test::expect_error;
@@ -29,15 +30,6 @@ using thinwire::test::Folder;
 using thinwire::test::same_state;
 
 const SaveOptions kQuick{.durable = false};
-
-Config config_of(const std::string& optimizer, DType dtype) {
-  Config config{.optimizer = test::optimizer_case(optimizer)};
-  config.precision.dtype = dtype;
-  config.precision.loss_scale = {
-      .initial_scale = 1024, .window = 2, .hysteresis = 1};
-  config.comm.bucket_elements = 16384;
-  return config;
-}
 
 // Eight steps: through warm-up, freeze, syncs, a skipped step and a change of
 // the loss scale.

@@ -19,17 +19,11 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::What;
 using config::Config;
+using test::config_of;
 using test::Driven;
 using test::floats;
 using thinwire::test::expect_error;
 using thinwire::test::Folder;
-
-Config config_of(const std::string& optimizer, DType dtype) {
-  Config config{.optimizer = test::optimizer_case(optimizer)};
-  config.precision.dtype = dtype;
-  config.comm.bucket_elements = 16384;
-  return config;
-}
 
 const Config kAdam = config_of("adam", DType::kFloat32);
 

@@ -22,6 +22,7 @@ namespace {
 using checkpoint::Residuals;
 using checkpoint::SaveOptions;
 using config::Config;
+using test::config_of;
 using test::Driven;
 using test::floats;
 using test::Saved;
@@ -30,13 +31,6 @@ using thinwire::test::same_state;
 
 const SaveOptions kPerRank{.durable = false};
 const SaveOptions kMean{.durable = false, .residuals = Residuals::kMean};
-
-Config config_of(const std::string& optimizer, DType dtype = DType::kFloat32) {
-  Config config{.optimizer = test::optimizer_case(optimizer)};
-  config.precision.dtype = dtype;
-  config.comm.bucket_elements = 16384;
-  return config;
-}
 
 // The same run saved in both ways; 0/1 Adam's inside of local steps.
 struct Both {

@@ -22,18 +22,10 @@ using config::WarmupLr;
 namespace {
 
 using test::ByHand;
+using test::config_of;
 using test::Driven;
 using test::floats;
 using thinwire::test::expect_error;
-
-Config config_of(const std::string& optimizer, DType dtype) {
-  Config config{.optimizer = test::optimizer_case(optimizer)};
-  config.precision.dtype = dtype;
-  config.precision.loss_scale = {
-      .initial_scale = 1024, .window = 2, .hysteresis = 1};
-  config.comm.bucket_elements = 16384;
-  return config;
-}
 
 // ---- learning rates
 
