@@ -66,10 +66,6 @@ void Collectives::exchange() {
 void Collectives::all_reduce(View data, ReduceOp op) {
   if (size_ == 1 || data.empty()) return;
   begin("all_reduce");
-  if (options_.reduction == Reduction::kNative &&
-      transport_.native_all_reduce(data, op, next_operation())) {
-    return;
-  }
   const std::size_t sum = size_of(sum_dtype(op, data.dtype()));
   for (const Range& slice : routes_.slices(data.size(), sum)) {
     const std::vector<Range> pieces = routes_.pieces(slice);

@@ -12,10 +12,6 @@ static_assert(std::atomic<const char*>::is_always_lock_free,
 
 }  // namespace
 
-bool Transport::native_all_reduce(View, ReduceOp, const Operation&) {
-  return false;
-}
-
 void interrupt(const char* reason) noexcept { interrupt_reason = reason; }
 
 const char* interrupted() noexcept { return interrupt_reason; }

@@ -293,31 +293,7 @@ TEST_P(LongCollectives, AllReduceLongerThanItsScratchMemoryIsExact) {
       wrong += data[i] != sum[i % kPeriod] ? 1 : 0;
     EXPECT_EQ(wrong, 0u);
   };
-  for (const Reduction reduction :
-       {Reduction::kRankOrder, Reduction::kNative}) {
-    test::run_ranks(
-        GetParam(), run,
-        {.timeout = std::chrono::seconds(60), .reduction = reduction});
-  }
-}
-
-TEST_P(LongCollectives, NativeReductionSumsEveryDType) {
-  test::run_ranks(
-      GetParam(),
-      [](Communicator& comm) {
-        for (const DType dtype : test::kAllDTypes) {
-          Buffer data = test::filled(
-              dtype, 33, [&](std::size_t i) { return sample(comm.rank(), i); });
-          comm.all_reduce(data.view());
-          for (std::size_t i = 0; i < 33; ++i) {
-            double want = 0;
-            for (int rank = 0; rank < comm.size(); ++rank)
-              want += sample(rank, i);
-            ASSERT_EQ(get(data.view(), i), want) << to_string(dtype) << i;
-          }
-        }
-      },
-      {.timeout = std::chrono::seconds(60), .reduction = Reduction::kNative});
+  test::run_ranks(GetParam(), run);
 }
 
 TEST_P(LongCollectives, MaxKeepsTheNanOfAnyRankAndOrdersInfinities) {

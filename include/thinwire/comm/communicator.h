@@ -37,8 +37,6 @@ enum class Reduction {
   /// all-gather. It sends as many bytes as a ring and gives the same bits on
   /// every backend.
   kRankOrder,
-  /// The backend's own all-reduce, if it has one.
-  kNative,
   /// Hierarchical: inside each host first, in rank order, unrounded; then the
   /// hosts' sums, in the order of hosts. 1/G of the bytes of kRankOrder cross a
   /// host's network card, or 2/G for 16-bit sums. all_gather is hierarchical
@@ -55,8 +53,7 @@ struct CommunicatorOptions {
 };
 
 /// Traffic that this rank has passed to its transport since construction.
-/// kNative counts as if it were kRankOrder; barrier() and split() have no
-/// payload.
+/// barrier() and split() have no payload.
 struct Counters {
   std::uint64_t bytes_sent = 0;   ///< Payload to other ranks, without headers.
   std::uint64_t collectives = 0;  ///< Calls, whatever messages they take.

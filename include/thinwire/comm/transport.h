@@ -65,11 +65,6 @@ class Transport {
                         std::span<const RecvMessage> receives,
                         const Operation& operation) = 0;
 
-  /// Reduces in place with the backend's own all-reduce, in its own order of
-  /// additions. Returns false if it has none for this dtype and operation.
-  virtual bool native_all_reduce(View data, ReduceOp op,
-                                 const Operation& operation);
-
   /// Returns the group of the ranks with this `color`, ordered by `key`, then
   /// by rank; null if it is < 0. Collective. A transport without groups throws
   /// Error(kUnavailable) and sends nothing.

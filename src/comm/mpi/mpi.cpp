@@ -23,14 +23,6 @@ MpiTransport& job() {
   return *transport;
 }
 
-std::unique_ptr<Communicator> over(std::unique_ptr<Transport> transport,
-                                   const CommunicatorOptions& options,
-                                   Deadline deadline) {
-  if (options.reduction == Reduction::kNative)
-    static_cast<MpiTransport&>(*transport).enable_native(deadline);
-  return std::make_unique<Communicator>(std::move(transport), options);
-}
-
 }  // namespace
 
 std::string why_unavailable() { return {}; }
@@ -51,14 +43,14 @@ std::unique_ptr<Communicator> make(const CommunicatorOptions& options) {
   Process::get().start(deadline);
   auto transport =
       job().split(0, 0, Operation{"joining the MPI job", ++sequence, deadline});
-  return over(std::move(transport), options, deadline);
+  return std::make_unique<Communicator>(std::move(transport), options);
 }
 
 std::unique_ptr<Communicator> adopt(int fortran_handle,
                                     const CommunicatorOptions& options) {
   const auto deadline = deadline_after(options.timeout);
   const MPI_Comm comm = Process::get().adopt(fortran_handle, deadline);
-  return over(MpiTransport::of_all(comm), options, deadline);
+  return std::make_unique<Communicator>(MpiTransport::of_all(comm), options);
 }
 
 }  // namespace thinwire::comm::mpi

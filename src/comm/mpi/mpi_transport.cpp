@@ -33,28 +33,6 @@ constexpr auto kNoticeTime = std::chrono::milliseconds(50);
   throw Error(ErrorCode::kCommFailure, text);
 }
 
-// MPI_DATATYPE_NULL where MPI has no such type or does not promise our result.
-MPI_Datatype native_type(DType dtype, ReduceOp op) {
-  if (op == ReduceOp::kMean) return MPI_DATATYPE_NULL;  // MPI has no such sum
-  const bool any_order = op == ReduceOp::kSum;  // MPI_MAX may lose a NaN
-  switch (dtype) {
-    case DType::kFloat32:
-      return any_order ? MPI_FLOAT : MPI_DATATYPE_NULL;
-    case DType::kFloat64:
-      return any_order ? MPI_DOUBLE : MPI_DATATYPE_NULL;
-    case DType::kInt32:
-      return MPI_INT32_T;
-    case DType::kInt64:
-      return MPI_INT64_T;
-    case DType::kUInt8:
-      return MPI_UINT8_T;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return MPI_DATATYPE_NULL;
-  }
-  return MPI_DATATYPE_NULL;
-}
-
 }  // namespace
 
 MpiTransport::MpiTransport(MPI_Comm comm, std::vector<int> members, int rank,
@@ -85,8 +63,6 @@ std::unique_ptr<MpiTransport> MpiTransport::of_all(MPI_Comm comm) {
 MpiTransport::~MpiTransport() {
   try {
     announce(Notice::kLeft, {});
-    const auto lock = process_.enter();
-    if (native_ != MPI_COMM_NULL) MPI_Comm_free(&native_);
   } catch (const std::exception&) {
     // MPI is not in use any more; peers learn by their time-out.
   }
@@ -237,13 +213,7 @@ std::vector<int> MpiTransport::waited_for() const {
   std::vector<int> peers;
   for (const std::size_t index : awaited_) peers.push_back(parts_[index].peer);
   for (std::size_t i = 0; i < requests_.size(); ++i) {
-    if (requests_[i] == MPI_REQUEST_NULL) continue;
-    if (parts_[i].peer != kEveryone) {
-      peers.push_back(parts_[i].peer);
-      continue;
-    }
-    for (int peer = 0; peer < size(); ++peer)
-      if (peer != rank_) peers.push_back(peer);
+    if (requests_[i] != MPI_REQUEST_NULL) peers.push_back(parts_[i].peer);
   }
   std::sort(peers.begin(), peers.end());
   peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
@@ -332,29 +302,6 @@ void MpiTransport::announce(Notice kind, std::string_view reason) {
     }
   }
   if (kind == Notice::kGaveUp) process_.flush_notices(kNoticeTime);
-}
-
-void MpiTransport::enable_native(Deadline deadline) {
-  process_.duplicate(comm_, &native_, deadline);
-}
-
-bool MpiTransport::native_all_reduce(View data, ReduceOp op,
-                                     const Operation& operation) {
-  const MPI_Datatype type = native_type(data.dtype(), op);
-  if (native_ == MPI_COMM_NULL || type == MPI_DATATYPE_NULL) return false;
-  run(operation, [&] {
-    for (std::size_t begin = 0; begin < data.size(); begin += kPartElements) {
-      const View part =
-          data.subview(begin, std::min(kPartElements, data.size() - begin));
-      parts_.push_back({kEveryone, nullptr, 0, part.bytes(), data.bytes()});
-      check(MPI_Iallreduce(MPI_IN_PLACE, part.data(),
-                           static_cast<int>(part.size()), type,
-                           op == ReduceOp::kSum ? MPI_SUM : MPI_MAX, native_,
-                           &requests_.emplace_back(MPI_REQUEST_NULL)),
-            "MPI_Iallreduce");
-    }
-  });
-  return true;
 }
 
 std::unique_ptr<Transport> MpiTransport::split(int color, int key,

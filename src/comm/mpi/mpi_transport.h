@@ -44,14 +44,9 @@ class MpiTransport final : public Transport {
   void exchange(std::span<const SendMessage> sends,
                 std::span<const RecvMessage> receives,
                 const Operation& operation) override;
-  bool native_all_reduce(View data, ReduceOp op,
-                         const Operation& operation) override;
   [[nodiscard]] std::unique_ptr<Transport> split(
       int color, int key, const Operation& operation) override;
   void give_up(std::string_view reason) noexcept override;
-
-  /// Lets native_all_reduce() work in a group of all ranks. Collective.
-  void enable_native(Deadline deadline);
 
  private:
   enum class Notice : char { kLeft = 'L', kGaveUp = 'G' };
@@ -62,13 +57,12 @@ class MpiTransport final : public Transport {
   };
   /// The purpose of one request.
   struct Part {
-    int peer = 0;            ///< kEveryone: a collective of MPI's own.
+    int peer = 0;
     void* to = nullptr;      ///< Destination of a receive.
     std::size_t before = 0;  ///< Bytes of the message in earlier parts.
     std::size_t bytes = 0;
     std::size_t message_bytes = 0;
   };
-  static constexpr int kEveryone = -1;
 
   template <class Post>
   void run(const Operation& operation, Post post);
@@ -94,7 +88,6 @@ class MpiTransport final : public Transport {
   const std::vector<int> members_;
   const int rank_;
   const int group_;
-  MPI_Comm native_ = MPI_COMM_NULL;
 
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;           ///< One per request.
