@@ -111,11 +111,13 @@ void unpin(void* p) {
   pinned.erase(static_cast<char*>(p));
   std::free(p);
 }
+// How many arrays are still pinned before it is refused; no limit if negative.
+int64_t pinned_left = std::getenv("FENCE_WITHOUT_PINNED") == nullptr ? -1 : 0;
 struct PinnedMemory final : at::Allocator {
   at::DataPtr allocate(size_t size) override {
     if (size == 0) return {nullptr, nullptr, &unpin, at::kCPU};
-    static const bool has_none = std::getenv("FENCE_WITHOUT_PINNED") != nullptr;
-    TORCH_CHECK(!has_none, "fence: no pinned memory");
+    TORCH_CHECK(pinned_left != 0, "fence: no pinned memory");
+    --pinned_left;
     void* p = std::aligned_alloc(64, (size + 63) / 64 * 64);
     std::memset(p, 0xff, size);
     const Lock lock(mutex);

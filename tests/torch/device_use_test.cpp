@@ -329,6 +329,31 @@ TEST(TorchDevice, ProgramsGetTheValuesOfTheCpu) {
     });
 }
 
+// Copies are synchronous from then on.
+TEST(TorchDevice, HasTheBitsOfTheCpuIfPinnedMemoryIsRefusedLater) {
+  config::Config config = config_of(DType::kBFloat16, 2);
+  config.zero.stage = 2;
+  const auto values = [&](comm::Communicator& comm, const at::Device& device) {
+    Net net;
+    net.to(device);
+    Engine engine(net, comm, config);
+    for (int t = 0; t < 6; ++t) {
+      engine.backward(loss_of(net, 0, t));
+      engine.step();
+    }
+    return values_of(net);
+  };
+  run(1, [&](comm::Communicator& comm) {
+    const Values want = values(comm, at::kCPU);
+    for (int count = 0; count < 24; ++count) {
+      ::fence::pinned_left = count;
+      EXPECT_EQ(values(comm, device_of()), want) << count;
+      EXPECT_EQ(::fence::pinned_left, 0) << count;
+    }
+    ::fence::pinned_left = -1;
+  });
+}
+
 TEST(TorchDevice, RefusesWhatItCannotFollow) {
   run(1, [](comm::Communicator& comm) {
     Net net;

@@ -114,6 +114,7 @@ class Staging {
   }
   void do_without(const std::string& why) {
     static std::atomic<bool> was_told = false;
+    wait();  // for copies in flight
     stream_.reset();
     if (!was_told.exchange(true))
       log(LogLevel::kWarning, "copies from and to " + device_.str() +
