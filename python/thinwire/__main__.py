@@ -43,10 +43,14 @@ def main() -> int:
         help="compare the device of this machine with the CPU",
         description="Trains small models on the device that torch finds and on the CPU, with "
         "two ranks, compares results bit by bit and measures copies and a step. Writes a "
-        "file that can be sent in an issue; it names the device and versions, and nothing "
-        "else of the machine. Takes some minutes.",
+        "file that can be sent in an issue; it names the device, its driver and versions, "
+        "and nothing else of the machine. Takes at most ten minutes.",
     )
-    report.add_argument("--file", default="thinwire-device-report.txt")
+    report.add_argument(
+        "--file",
+        default="thinwire-device-report.txt",
+        help="where the report goes (default: %(default)s)",
+    )
     report.add_argument(
         "--params",
         type=int,

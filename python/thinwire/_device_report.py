@@ -26,6 +26,7 @@ from torch import nn
 from . import __version__
 from ._device_uses import USES, Elementwise, Use, used_by_engine, used_by_optimizer
 from ._staging import first_line
+from .errors import InvalidArgument
 
 _NO_DEVICE = "torch finds no device beside the CPU, so there is nothing to report"
 LIMIT = 600.0
@@ -71,7 +72,17 @@ def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT)
     Starts two ranks, which share the device if there is only one. `params` is the size of the
     model of which a step is measured. After `limit` seconds both ranks have ended. The report
     names the parts for which there was no time.
+
+    Raises InvalidArgument at once if the file cannot be written or params is below 1.
     """
+    if params < 1:
+        raise InvalidArgument(f"--params: must be >= 1, got {params}")
+    try:
+        Path(file).open("a").close()
+    except OSError as error:
+        raise InvalidArgument(
+            f"--file: must be a file that can be written, got {file!r}: {error.strerror}"
+        ) from None
     # Fork before the device is in use, which a child could not share.
     context = multiprocessing.get_context("fork")
     end = time.monotonic() + limit
@@ -81,15 +92,17 @@ def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT)
             context.Process(target=_rank, args=(rank, folder, params, last_start))
             for rank in range(RANKS)
         ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(max(0.0, end - time.monotonic()))
-        failed = [k for k, p in enumerate(ranks) if p.exitcode not in (None, 0)]
-        for process in ranks:
-            process.kill()
-        for process in ranks:
-            process.join()
+        try:
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join(max(0.0, end - time.monotonic()))
+            failed = [k for k, p in enumerate(ranks) if p.exitcode not in (None, 0)]
+        finally:
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.join()
         found = Path(folder, "report")
         lines = found.read_text().splitlines() if found.exists() else []
         paths = [Path(folder, f"error.{rank}") for rank in failed]

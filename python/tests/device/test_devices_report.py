@@ -14,6 +14,7 @@ from pathlib import Path
 import devices
 import pytest
 import ranks
+import thinwire
 import torch
 from thinwire import _device_report
 from thinwire.__main__ import main
@@ -118,6 +119,21 @@ def test_what_does_not_fit_into_its_time_is_left_out_by_name(
     if case == "endless":
         assert lines["first"] == "done"
         assert left_out == ["endless", "last"]
+
+
+@pytest.mark.parametrize(
+    ("file", "params", "said"),
+    [
+        ("missing/report.txt", 10, "--file: must be a file that can be written, got '"),
+        ("report.txt", 0, "--params: must be >= 1, got 0"),
+    ],
+)
+def test_it_refuses_what_it_could_not_end_with(
+    file: str, params: int, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(thinwire.errors.InvalidArgument, match=re.escape(said)):
+        _device_report.run_device_report(str(tmp_path / file), params)
+    assert not (tmp_path / file).exists()
 
 
 def test_it_names_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
