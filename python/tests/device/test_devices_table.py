@@ -116,6 +116,6 @@ def test_a_run_on_a_device_changes_the_label_of_what_it_ran() -> None:
     assert _devices.label("test_devices_use.py", (OTHER,)) == ran
     assert _devices.label("test_devices_bits.py", (OTHER,)) == "test device"
     assert _devices.in_short((OTHER,)).endswith(
-        "run with bit-identical updates on one Some GPU"
+        "ran on one Some GPU, where equal gradients gave the CPU's bits"
     )
     assert "never run" in _devices.in_short(())
