@@ -293,13 +293,7 @@ TEST(OuterLoop, ErrorFeedbackLosesNothing) {
     }
     saved[rank] = save(optimizer);
   });
-  Floats exact(layout.size());
-  for (const Saved& of_rank : saved) {
-    std::size_t at = 0;
-    for (const Range& range : of_rank.what.find("outer.masters")->ranges)
-      for (std::size_t i = range.offset; i < range.end(); ++i)
-        exact[i] = of_rank.values.array("outer.masters").as<float>()[at++];
-  }
+  const Floats exact = exact_values(layout, saved);
   std::size_t at = 0;
   std::vector<std::size_t> place(layout.size());
   for (const Range& range : saved[0].what.find("outer.worker_error")->ranges)

@@ -163,13 +163,7 @@ TEST(OuterLoop, ASingleRankTakesUpWhatOwnersHad) {
       const ConstView now = optim::exchanged_params(optimizer, params[rank]);
       anchor.assign(now.as<float>().begin(), now.as<float>().end());
     });
-    Floats exact(layout.size());
-    for (const Saved& of_rank : saved) {
-      std::size_t at = 0;
-      for (const Range& range : of_rank.what.find("outer.masters")->ranges)
-        for (std::size_t i = range.offset; i < range.end(); ++i)
-          exact[i] = of_rank.values.array("outer.masters").as<float>()[at++];
-    }
+    const Floats exact = exact_values(layout, saved);
     run_ranks("local", 1, [&](comm::Communicator& comm) {
       OuterLoop optimizer(comm, layout, adam_inside(layout), options);
       adopt(comm, optimizer, saved);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "optim/other_ranks.h"
 #include "optim/support.h"
 #include "thinwire/optim/nesterov.h"
 #include "thinwire/outer/outer_loop.h"
@@ -52,6 +53,19 @@ inline std::vector<Floats> gradients(const ParameterLayout& layout,
   for (int r = 0; r < world; ++r)
     all.push_back(gradient(layout.size(), step, r));
   return all;
+}
+
+/// The owners' exact values, of the states of all ranks.
+inline Floats exact_values(const ParameterLayout& layout,
+                           const std::vector<Saved>& saved) {
+  Floats exact(layout.size());
+  for (const Saved& of_rank : saved) {
+    std::size_t at = 0;
+    for (const Range& range : of_rank.what.find("outer.masters")->ranges)
+      for (std::size_t i = range.offset; i < range.end(); ++i)
+        exact[i] = of_rank.values.array("outer.masters").as<float>()[at++];
+  }
+  return exact;
 }
 
 }  // namespace thinwire::test::outer_loop
