@@ -260,6 +260,7 @@ void bind_methods(nb::class_<Settings>& kind) {
              return std::string(config::name_of(self.get().optimizer));
            })
       .def("to_json", [](Self& self) { return self.get().to_json(); })
+      .def("describe", [](Self& self) { return self.get().describe(); })
       .def("__copy__", [](Self& self) { return Settings(self.get()); })
       .def(
           "__deepcopy__",

@@ -8,7 +8,9 @@ import logging
 import multiprocessing
 import os
 import platform
+import shutil
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -107,10 +109,14 @@ def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT)
         lines = found.read_text().splitlines() if found.exists() else []
         paths = [Path(folder, f"error.{rank}") for rank in failed]
         errors = [path.read_text() for path in paths if path.exists()]
-    has_device = not any(_NO_DEVICE in error for error in errors)
+    if any(_NO_DEVICE in error for error in errors):
+        text = f"verdict | {_NO_DEVICE}\n"
+        Path(file).write_text(text)
+        print(f"{text}written to {file}")
+        return 1
     differing = [line for line in lines if " | differs" in line]
     done = {line.split(" | ")[0] for line in lines}
-    left_out = [name for name in _parts(params) if has_device and name not in done]
+    left_out = [name for name in _parts(params) if name not in done]
     why = "a rank failed" if failed else f"it did not fit in {limit:.0f} seconds"
     verdict = "all results are those of the CPU"
     if differing or failed:
@@ -123,15 +129,17 @@ def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT)
     lines += [f"{name} | left out: {why}" for name in left_out]
     text = "\n".join([*lines, *errors, f"verdict | {verdict}", ""])
     Path(file).write_text(text)
-    asks = ": please send it in an issue" if has_device else ""
-    print(f"{text}written to {file}{asks}")
+    print(f"{text}written to {file}: please send it in an issue")
     return 0 if verdict.startswith("all") else 1
 
 
 def _rank(rank: int, folder: str, params: int, last_start: float) -> None:
-    """Runs one rank in a process of its own."""
+    """Runs one rank in a process of its own, which ends with its parent."""
     code = 1
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     try:
+        if torch.accelerator.current_accelerator(check_available=True) is None:
+            raise RuntimeError(_NO_DEVICE)
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // RANKS))
         logging.getLogger("thinwire").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
@@ -152,10 +160,17 @@ def _rank(rank: int, folder: str, params: int, last_start: float) -> None:
     os._exit(code)
 
 
+def _end_with_parent(folder: str) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def _lines(rank: int, folder: str, params: int, last_start: float) -> Iterator[str]:
     found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
-        raise RuntimeError(_NO_DEVICE)
+    assert found is not None
     count = torch.accelerator.device_count()
     device = torch.device(found.type, rank % count)
     torch.accelerator.set_device_index(device.index)

@@ -262,8 +262,9 @@ constexpr KeyRule kRules[] = {
     {"zero_optimization.cpu_offload", kSupported,
      "`true` is the old name of `offload_optimizer.device: cpu`"},
     {"zero_optimization.offload_optimizer.device", kSupported,
-     "`none` or `cpu`: masters and states are in host memory and are updated "
-     "there with both"},
+     "`none`, or `cpu`, which changes nothing: masters and states are in host "
+     "memory and are updated there with both; `deepspeed` semantics refuse "
+     "`cpu` with ZeRO"},
     {"zero_optimization.offload_optimizer.pin_memory",
      kIgnored,
      "copies to and from a device use pinned memory in any case",

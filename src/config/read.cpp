@@ -87,9 +87,11 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
-// Notes that offload changes nothing.
+// Notes that offload changes nothing, where it is not refused.
 void note_offload(std::vector<KeyNote>& notes, const Config& config) {
-  if (config.zero.offload_optimizer == OffloadDevice::kNone) return;
+  if (config.zero.offload_optimizer == OffloadDevice::kNone ||
+      config.semantics == Semantics::kDeepSpeed)
+    return;
   for (const std::string_view key :
        {"zero_optimization.offload_optimizer.device",
         "zero_optimization.cpu_offload"})
@@ -141,10 +143,12 @@ Config read(const Json& tree, const std::vector<std::string>& taken,
   return config;
 }
 
-// Turns the note of the key that an error begins with into a rejection.
+// Turns the note of the key that an error begins with, maybe after the field's
+// name in Config, into a rejection.
 void note_rejected(std::vector<KeyNote>& notes, const std::string& error) {
   for (KeyNote& note : notes)
-    if (error.starts_with(note.path + " ")) {
+    if (error.starts_with(note.path + " ") ||
+        error.find(fmt::format(" ({}) ", note.path)) != std::string::npos) {
       note.kind = KeyNote::Kind::kRejected;
       note.note = error;
       return;

@@ -105,7 +105,8 @@ void check_zero(const Config& config) {
           "optimizer.epsilon_inside_sqrt",
           "false with ZeRO and deepspeed semantics", true);
   require(zero.offload_optimizer == OffloadDevice::kNone,
-          "zero.offload_optimizer", "none with deepspeed semantics", "cpu");
+          "zero.offload_optimizer (zero_optimization.offload_optimizer.device)",
+          "none with deepspeed semantics", "cpu");
 }
 
 void check_checkpoint(const CheckpointConfig& c) {

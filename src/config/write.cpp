@@ -67,4 +67,12 @@ std::string Config::to_json() const {
   return write_json(tree) + "\n";
 }
 
+std::string Config::describe() const {
+  Config common = *this;
+  std::visit([](auto& options) { options.groups.clear(); }, common.optimizer);
+  common.comm.num_threads = 0;
+  common.other_objects.clear();
+  return common.to_json();
+}
+
 }  // namespace thinwire::config

@@ -22,17 +22,6 @@ using config::LearningRateFunction;
 
 namespace {
 
-// Returns the settings that must be identical on all ranks. Optimizers compare
-// their own options.
-std::string description(const Config& config) {
-  Config common = config;
-  common.optimizer = {};
-  common.comm.num_threads = 0;
-  common.other_objects.clear();
-  return fmt::format("optimizer {}\n{}", config::name_of(config.optimizer),
-                     common.to_json());
-}
-
 // Returns a line that names the fp32 parameters beside those of 16 bits.
 std::string wide_of(ConstView params) {
   return params.is_joined()
@@ -88,7 +77,7 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
   optim::require_experts(layout, experts);
   optim::require_same_parameters(comm, layout, experts,
                                  "parameter layout and configuration",
-                                 description(config) + wide_of(params));
+                                 config.describe() + wide_of(params));
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads,
                                  std::move(rule));
   impl_->start(initial);

@@ -84,6 +84,16 @@ TEST(CheckFile, RejectsATypeOnceAndNotTheKeysOfOtherTypes) {
             Kind::kSupported);
 }
 
+TEST(CheckFile, RejectsByTheFilesNameWhatAFieldOfConfigRefuses) {
+  const auto notes = checked(R"({"thinwire": {"semantics": "deepspeed"},
+    "zero_optimization": {"stage": 2, "offload_optimizer":
+      {"device": "cpu"}}})");
+  constexpr auto kDevice = "zero_optimization.offload_optimizer.device";
+  expect_rejected(notes, kDevice, "none with deepspeed semantics");
+  for (const KeyNote& note : notes)
+    EXPECT_TRUE(note.path == kDevice || note.kind != Kind::kRejected);
+}
+
 TEST(CheckFile, KnowsWhatAProgramPutsInPlaceOfAuto) {
   const auto notes = checked(R"({"scheduler": {"type": "WarmupDecayLR",
     "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"}}})");

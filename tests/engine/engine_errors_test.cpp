@@ -205,7 +205,7 @@ TEST(EngineErrors, RanksMustBeToldTheSame) {
       {[](Config& c) { c.schedule.shape = WarmupAndDecay{.warmup_steps = 9}; },
        "9"},
       {[](Config& c) { c.communication_dtype = DType::kBFloat16; }, ""},
-      {[](Config& c) { c.optimizer = optim::AdamOptions{}; }, "onebit_adam"},
+      {[](Config& c) { c.optimizer = optim::AdamOptions{}; }, "OneBitAdam"},
       {[](Config& c) {
          std::get<optim::OnebitAdamOptions>(c.optimizer).freeze.step = 44;
        },

@@ -292,6 +292,9 @@ struct Config {
   /// Error(kInvalidArgument) for settings per group of parameters, which no
   /// file can contain.
   [[nodiscard]] std::string to_json() const;
+  /// Returns a text of the settings that all ranks must have alike. It leaves
+  /// out threads, `other_objects` and the optimizer's groups of parameters.
+  [[nodiscard]] std::string describe() const;
 
   bool operator==(const Config&) const = default;
 };

@@ -249,6 +249,67 @@ def test_a_run_goes_on_from_a_checkpoint_of_leaders(tmp_path: Any) -> None:
         assert rank == found[0]
 
 
+# ---- ranks that differ
+
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 3},
+    "train_micro_batch_size_per_gpu": {"train_micro_batch_size_per_gpu": 2},
+    "lr": leader_cases.adam("OneBitAdam", freeze_step=4, lr=0.02),
+    "type": leader_cases.adam("AdamW"),
+    "bf16": {"bf16": {"enabled": True}},
+    "hierarchy": {"thinwire": {"ranks_per_host": 2, "hierarchy": "flat"}},
+}
+
+
+def refusals(follower: int) -> list[str]:
+    """What this rank is told if that follower has another configuration, parameter or
+    group. An engine of equal ones then trains."""
+    import engines
+    import thinwire
+
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None)
+    device = devices.device(comm.rank)
+    common = config_of("1-bit Adam", 2, True)
+    is_other = comm.rank == follower
+    told = []
+    for what in (*DIFFERENT, "no bias", "betas"):
+        model = engines.Net(seed=comm.rank).to(device)
+        own: dict[str, Any] = {}
+        if what == "no bias" and is_other:
+            model.last.bias.requires_grad_(False)
+        if what == "betas":
+            betas = (0.9, 0.99) if is_other else (0.8, 0.99)
+            params = list(model.parameters())
+            own["model_parameters"] = [{"params": params, "betas": betas}]
+        before = parameters_of(model)
+        config = common | (DIFFERENT.get(what, {}) if is_other else {})
+        with pytest.raises(thinwire.errors.InvalidArgument) as caught:
+            engines.make(comm, config, model=model, **own)
+        assert parameters_of(model) == before, what
+        told.append(f"{what}: {caught.value}")
+    model = engines.Net(seed=comm.rank).to(device)
+    engine = engines.make(comm, common, model=model)
+    engine.backward(cases.loss_of(engine, comm.rank, 0, torch.float32))
+    engine.step()
+    assert engine.global_steps == 1
+    engine.destroy()
+    comm.close()
+    return told
+
+
+@pytest.mark.parametrize("follower", [1, 3])
+def test_a_follower_that_differs_is_named_on_all_ranks(follower: int) -> None:
+    first, *others = devices.run(4, __file__, "refusals", follower)
+    assert others == [first] * 3
+    for told in first:
+        what, text = told.split(": ", 1)
+        assert f"on rank {follower}" in text, told
+        assert (
+            what in ("no bias", "betas") or f'"{what}"' in text
+        ) or what == "bf16", told
+
+
 # ---- ranks that are lost
 
 TIMEOUT = 4.0

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import signal
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -121,6 +124,44 @@ def test_what_does_not_fit_into_its_time_is_left_out_by_name(
         assert left_out == ["endless", "last"]
 
 
+def killed(file: str) -> None:
+    """Ends itself once its ranks run, by the signal that is the file's name. The ranks write
+    their numbers beside it."""
+
+    def end(place: _device_report.Place) -> str:
+        Path(f"{file}.{place.rank}").write_text(str(os.getpid()))
+        torch.distributed.barrier()
+        if place.rank == 0:
+            os.kill(os.getppid(), signal.Signals[Path(file).name])
+        return str(time.sleep(60))
+
+    _device_report._parts = lambda params: {"end": end}  # type: ignore[assignment]
+    tempfile.tempdir = str(Path(file).parent)
+    report(file)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_its_ranks_and_files_end_with_it(name: str, tmp_path: Path) -> None:
+    devices.require()
+    began = time.monotonic()
+    (rank,) = ranks.call(1, __file__, "killed", str(tmp_path / name))
+    assert rank.returncode != 0
+    numbers = [int(Path(tmp_path, f"{name}.{k}").read_text()) for k in range(2)]
+    while any(map(is_alive, numbers)) or any(
+        path.is_dir() for path in tmp_path.iterdir()
+    ):
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
+
+
+def is_alive(process: int) -> bool:
+    """Whether it runs; one that has ended may wait for its parent to ask."""
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.parametrize(
     ("file", "params", "said"),
     [
@@ -187,5 +228,6 @@ def test_without_a_device_it_says_so(tmp_path: Path) -> None:
     file = tmp_path / "report.txt"
     (rank,) = ranks.succeed(ranks.call(1, __file__, "without_a_device", str(file)))
     assert rank.value == 1
-    assert "torch finds no device beside the CPU" in file.read_text()
+    (line,) = file.read_text().splitlines()
+    assert line.startswith("verdict | torch finds no device beside the CPU")
     assert "nothing to report" in rank.stdout and "issue" not in rank.stdout

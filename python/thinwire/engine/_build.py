@@ -137,15 +137,18 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
 def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:
     """Returns the ranks of this host if their leader makes the steps. Collective."""
     config = plan.config
-    if (
-        comm.size == 1
-        or config.comm.hierarchy != _core.Hierarchy.auto
+    if comm.size == 1:
+        return None
+    cannot = (
+        config.comm.hierarchy != _core.Hierarchy.auto
         or config.comm.compressed_during_backward
         or config.semantics != _core.Semantics.corrected
         or not config.managed_gradient_accumulation
         or plan.client is not None
         or any(group.get(EXPERTS) is not None for group in plan.groups)
-    ):
+    )
+    # If ranks differ here, their engines say so.
+    if "True" in comm.gather_texts(str(cannot)):
         return None
     device = plan.places[0].tensor.device
     named = config.comm.backend
@@ -214,7 +217,8 @@ def make_parts(
     if hosts is None:
         core: Core = make(comm, config)
     else:
-        core = LedCore(hosts, comm, config, layout, make)
+        kinds = f"{dtype}, and {num_wide} in float32\n"
+        core = LedCore(hosts, comm, config, layout, kinds, make)
     buffers.send_frozen(model, tensors)
     if comm.rank == 0:
         warn_of_order(places)

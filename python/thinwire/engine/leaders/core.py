@@ -54,10 +54,12 @@ class LedCore:
         comm: _core.Communicator,
         config: _core.Config,
         layout: _core.Layout,
+        kinds: str,
         make: Callable[[_core.Communicator, _core.Config], _core.Engine],
     ) -> None:
-        """Collective. make() constructs the leader's engine. Raises its errors on all
-        ranks of the host.
+        """Collective. `kinds` names the dtypes of the parameters. make() constructs the
+        leader's engine. Raises its errors on all ranks of the host. Raises
+        InvalidArgument on all ranks if their parameters or configurations differ.
         """
         self.hosts = hosts
         self._comm = comm
@@ -72,7 +74,11 @@ class LedCore:
         """Whether gradients of this backward have gone to the leader."""
         self._native: _core.Engine | None = None
         settings = config_of_leaders(config, comm.size, hosts.size)
-        hosts.inside.require_same("the module's parameters", layout.describe())
+        # The engines compare these too, but only those of the leaders.
+        comm.require_same(
+            "parameter layout and configuration",
+            layout.describe() + config.describe() + _groups(config) + kinds,
+        )
 
         def construct() -> None:
             assert hosts.between is not None
@@ -364,6 +370,16 @@ class LedCore:
         values = asdict(EngineReport.skipped(self.phase, self.loss_scale))
         values |= {"at_boundary": False, "steps": self.steps, "waited_for": ""}
         return EngineReport(**values)
+
+
+def _groups(config: _core.Config) -> str:
+    """Returns the settings of the optimizer's groups, with a line for each."""
+    lines = []
+    for group in config.optimizer.groups:
+        names = [name for name in dir(group) if not name.startswith("_")]
+        values = {name: getattr(group, name) for name in names}
+        lines.append(f"group {len(lines)} {values}\n")
+    return "".join(lines)
 
 
 def _told(native: _core.Engine, groups: Sequence[int]) -> dict[str, Any]:
