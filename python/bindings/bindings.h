@@ -25,8 +25,6 @@ void bind_layout(nb::module_& module);
 void bind_low_bit_mean(nb::module_& module);
 void bind_low_bit_reduce_scatter(nb::module_& module);
 void bind_options(nb::module_& module);
-void bind_precision(nb::module_& module);
-void bind_schedules(nb::module_& module);
 void bind_config(nb::module_& module);
 void bind_reports(nb::module_& module);
 void bind_optimizer(nb::module_& module);

@@ -8,12 +8,9 @@ namespace thinwire::python {
 
 /// An object of any type of a variant.
 using OptimizerObject = nb::typed<nb::object, config::OptimizerConfig>;
-using ScheduleObject =
-    nb::typed<nb::object, decltype(config::LearningRateSchedule::shape)>;
 
-/// _core.Config. Its two members of several types are Python objects, so that a
-/// reference stays valid when the member is replaced. The members of the base
-/// class are not used.
+/// _core.Config. Its optimizer is a Python object, so that a reference stays
+/// valid when another replaces it. The base class's member is not used.
 class Settings : public config::Config {
  public:
   Settings() : Settings(config::Config()) {}
@@ -22,17 +19,14 @@ class Settings : public config::Config {
   [[nodiscard]] OptimizerObject chosen_optimizer() const {
     return {optimizer_};
   }
-  [[nodiscard]] ScheduleObject chosen_schedule() const { return {schedule_}; }
-  /// Throw TypeError naming the possible types.
+  /// Throws TypeError naming the possible types.
   void choose_optimizer(OptimizerObject options);
-  void choose_schedule(ScheduleObject shape);
 
   /// Returns all of it as the library needs it.
   [[nodiscard]] config::Config get() const;
 
  private:
   nb::object optimizer_;
-  nb::object schedule_;
 };
 
 }  // namespace thinwire::python

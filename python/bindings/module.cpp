@@ -17,8 +17,6 @@ NB_MODULE(_core, module) {
   py::bind_low_bit_mean(module);
   py::bind_low_bit_reduce_scatter(module);
   py::bind_options(module);
-  py::bind_precision(module);
-  py::bind_schedules(module);
   py::bind_config(module);
   py::bind_reports(module);
   py::bind_optimizer(module);

@@ -87,17 +87,9 @@ def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> Non
             logger.info("configuration: %s", note)
 
 
-def has_schedule(config: _core.Config) -> bool:
-    """Returns whether learning rates change from step to step without the program."""
-    schedule = config.schedule
-    if not isinstance(schedule, _core.WarmupAndDecay):
-        return True
-    return schedule.decay != _core.Decay.none or schedule.warmup_steps > 0
-
-
 def _without_schedule(config: _core.Config) -> _core.Config:
     plain = copy.copy(config)
-    plain.schedule = _core.WarmupAndDecay()
+    plain.schedule = _core.LearningRateSchedule()
     return plain
 
 

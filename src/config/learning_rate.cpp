@@ -152,4 +152,9 @@ double LearningRateSchedule::rate(double base,
       [&](const auto& s) { return rate_of(s, base, applied_steps); }, shape);
 }
 
+bool LearningRateSchedule::is_constant() const {
+  const auto* own = std::get_if<WarmupAndDecay>(&shape);
+  return own != nullptr && own->decay == Decay::kNone && own->warmup_steps == 0;
+}
+
 }  // namespace thinwire::config

@@ -28,6 +28,10 @@ void expect_rejected(const Shape& shape,
 TEST(LearningRate, IsTheOptimizersByDefault) {
   EXPECT_EQ(LearningRateSchedule{}.rate(0.25, 0), 0.25);
   EXPECT_EQ(LearningRateSchedule{}.rate(0.25, 1'000'000), 0.25);
+  EXPECT_TRUE(LearningRateSchedule{}.is_constant());
+  EXPECT_FALSE(
+      LearningRateSchedule{WarmupAndDecay{.warmup_steps = 1}}.is_constant());
+  EXPECT_FALSE(LearningRateSchedule{WarmupLr{}}.is_constant());
 }
 
 TEST(LearningRate, WarmsUpToTheOptimizersInTheLastStepOfTheWarmup) {

@@ -126,6 +126,9 @@ struct LearningRateSchedule {
   /// parameters whose optimizer was given the rate `base`.
   [[nodiscard]] double rate(double base, std::int64_t applied_steps) const;
 
+  /// Returns whether the rate is the optimizer's own in every step.
+  [[nodiscard]] bool is_constant() const;
+
   /// Checks the shape. Throws Error(kInvalidArgument) naming the field, its
   /// range and its value.
   void validate() const;

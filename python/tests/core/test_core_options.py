@@ -25,24 +25,6 @@ STRUCTS = {
     "optim/onebit_lamb.h": ["OnebitLambGroup", "OnebitLambOptions"],
     "optim/zero_one_adam.h": ["ZeroOneAdamOptions"],
     "lean/lean_onebit_adam.h": ["LeanOnebitAdamOptions"],
-    "zero/wire_options.h": ["WireOptions"],
-    "precision/loss_scaler.h": ["LossScalerOptions"],
-    "config/config.h": [
-        "PrecisionConfig",
-        "ZeroConfig",
-        "CommConfig",
-        "TelemetryConfig",
-        "CheckpointConfig",
-        "Config",
-    ],
-    "config/learning_rate.h": [
-        "WarmupAndDecay",
-        "WarmupLr",
-        "WarmupDecayLr",
-        "WarmupCosineLr",
-        "OneCycle",
-        "LrRangeTest",
-    ],
     "checkpoint/options.h": ["SaveOptions", "LoadOptions"],
 }
 # `what` is weights_only in Python; Config has fields for what is in `exchange`; no
@@ -91,8 +73,6 @@ def expected(default: str) -> Any:
         return "k" + default.split("::k")[1].lower()
     if default in ("true", "false"):
         return default == "true"
-    if default == "std::size_t{1} << 20":
-        return 1 << 20
     return float(default.replace("'", ""))
 
 
@@ -219,11 +199,11 @@ def test_structs_are_references_into_the_configuration() -> None:
     config = _core.Config()
     precision, scale = config.precision, config.precision.loss_scale
     precision.dtype = _core.DType.float16
-    scale.window = 7
+    scale.initial_scale = 2.0
     assert config.precision.dtype == _core.DType.float16
-    assert config.precision.loss_scale.window == 7
+    assert config.precision.loss_scale.initial_scale == 2
     del config
-    assert precision.loss_scale.window == 7
+    assert precision.loss_scale.initial_scale == 2
 
 
 def test_a_replaced_optimizer_lives_on() -> None:
@@ -238,9 +218,9 @@ def test_a_replaced_optimizer_lives_on() -> None:
 
 def test_copies_are_independent() -> None:
     config = _core.Config()
-    for made in (copy.copy(config), copy.deepcopy(config)):
-        made.optimizer.learning_rate = 0.5
-        made.zero.stage = 2
+    made = copy.copy(config)
+    made.optimizer.learning_rate = 0.5
+    made.zero.stage = 2
     assert config.optimizer.learning_rate == 1e-3
     assert config.zero.stage == 0
     options = _core.AdamOptions()
@@ -273,53 +253,31 @@ def test_groups_and_masks() -> None:
     assert [g.learning_rate for g in options.groups] == [0.5, None]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "text"),
-    [
-        ("optimizer", 3, "optimizer must be one of AdamOptions"),
-        ("schedule", 3, "schedule must be one of WarmupAndDecay"),
-    ],
-)
-def test_other_types_are_refused(field: str, value: object, text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        setattr(_core.Config(), field, value)
+def test_another_type_of_optimizer_is_refused() -> None:
+    config: Any = _core.Config()
+    with pytest.raises(TypeError, match="optimizer must be one of AdamOptions"):
+        config.optimizer = 3
 
 
-def test_files_are_read_with_notes_and_automatic_values() -> None:
+def test_files_are_read_with_notes(tmp_path: Path) -> None:
     text = json.dumps(
         {
             "train_batch_size": 8,
             "dump_state": True,
-            "mine": {"a": 1},
-            "scheduler": {
-                "type": "WarmupDecayLR",
-                "params": {"total_num_steps": "auto", "warmup_num_steps": "auto"},
-            },
+            "thinwire": {"schedule": {"warmup_steps": 4}},
         }
     )
-    autos = {"total_num_steps": 100, "warmup_num_steps": 10, "learning_rate": 0.5}
-    config, notes = _core.Config.from_json(text, autos, ["mine"])
+    config, notes = _core.Config.from_json(text)
     assert config.batch(2) == (8, 4, 1)
-    assert json.loads(config.other_objects["mine"]) == {"a": 1}
-    assert isinstance(config.schedule, _core.WarmupDecayLr)
-    assert config.schedule.total_num_steps == 100
+    assert not config.schedule.is_constant
+    rates = [config.schedule.rate(2.0, step) for step in range(5)]
+    assert rates == [0.5, 1.0, 1.5, 2.0, 2.0]
     by_path = {note.path: note for note in notes}
     assert not by_path["dump_state"].is_supported
     assert str(by_path["dump_state"]).startswith("dump_state: ignored (no effect)")
-    again, _ = _core.Config.from_json(config.to_json(), None, ["mine"])
+    (tmp_path / "config.json").write_text(config.to_json())
+    again, _ = _core.Config.from_file(str(tmp_path / "config.json"))
     assert again.to_json() == config.to_json()
-
-
-@pytest.mark.parametrize(
-    ("autos", "text"),
-    [
-        ({"steps": 3}, "autos: names must be .* got 'steps'"),
-        ({"total_num_steps": 0.5}, "total_num_steps must be a whole number"),
-    ],
-)
-def test_wrong_automatic_values_are_refused(autos: dict[str, float], text: str) -> None:
-    with pytest.raises(errors.InvalidArgument, match=text):
-        _core.Config.from_json("{}", autos)
 
 
 def test_validate_names_the_field() -> None:
@@ -329,11 +287,3 @@ def test_validate_names_the_field() -> None:
         errors.InvalidArgument, match=r"beta1 must be in \[0, 1\), got 1.5"
     ):
         config.validate(2)
-
-
-def test_rates_of_the_schedule() -> None:
-    config = _core.Config()
-    shape = _core.WarmupAndDecay()
-    shape.warmup_steps = 4
-    config.schedule = shape
-    assert [config.schedule.rate(2.0, n) for n in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]

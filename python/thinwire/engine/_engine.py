@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from .. import _core, _daemons, _log
 from .._agreement import agreed, telling_others
 from ..comm import communicator_for
-from ..config import Source, has_schedule, named_backend
+from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
@@ -158,7 +158,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
                 )
             self._require_known(getattr(lr_scheduler, "optimizer", None), given)
             self.lr_scheduler = lr_scheduler
-        elif has_schedule(self._config):
+        elif not self._config.schedule.is_constant:
             self.lr_scheduler = ConfigSchedule(self.optimizer)
             self.optimizer.show_rates(self._config, 0)
 

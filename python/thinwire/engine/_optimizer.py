@@ -11,7 +11,6 @@ import torch
 
 from .. import _core
 from .._agreement import agreed
-from ..config import has_schedule
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._experts import KEY as EXPERTS
 from ..optim._moments import ParameterState
@@ -157,7 +156,7 @@ class EngineOptimizer(WrapperNames):
 
     def _take_rates(self, rates: list[float], by_hand: torch.Tensor | None) -> None:
         # Otherwise the next step would take the state's rates for rates set by hand.
-        follows_schedule = has_schedule(self._made._config)
+        follows_schedule = not self._made._config.schedule.is_constant
         self._by_hand.clear()
         self._seen = list(rates if follows_schedule else self._bases)
         for number, group in enumerate(self.param_groups):
@@ -234,7 +233,7 @@ class EngineOptimizer(WrapperNames):
         # Its groups are the state's; a schedule of the configuration continues.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)
-            if has_schedule(self._made._config):
+            if not self._made._config.schedule.is_constant:
                 set_rate(group, self._seen[number])
 
     @property
