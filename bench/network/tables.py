@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The results as tables in Markdown."""
 
+import math
 import statistics
 
 from results import of_flat, runs_to_loss, sets
@@ -19,7 +20,9 @@ def rate(mbit):
 
 def digits(value, count=3):
     """Returns a text with at least this many significant digits; whole numbers stay
-    whole."""
+    whole. Nothing is known of NaN."""
+    if math.isnan(value):
+        return ""
     rounded = float(f"{value:.{count - 1}e}")
     return f"{value:.{max(0, count - len(str(int(rounded))))}f}"
 

@@ -120,11 +120,6 @@ void require_hosts(const CommunicatorOptions& options, int rank,
                    int world_size) {
   constexpr std::string_view kName = "CommunicatorOptions.hosts";
   const Hosts& hosts = options.hosts;
-  const bool by_host = options.reduction == Reduction::kByHost;
-  require(
-      hosts.is_flat() != by_host, kName,
-      by_host ? "of several ranks each with kByHost" : "flat without kByHost",
-      hosts.ranks_per_host);
   if (hosts.is_flat()) return;
   require(hosts.size >= 1 && hosts.ranks_per_host >= 1 &&
               static_cast<std::int64_t>(hosts.size) * hosts.ranks_per_host ==

@@ -44,8 +44,6 @@ CommunicatorOptions with_hosts(CommunicatorOptions options, int rank,
 // Returns the options of a group whose hosts are unknown or do not matter.
 CommunicatorOptions flat(CommunicatorOptions options) {
   options.hosts = {};
-  if (options.reduction == Reduction::kByHost)
-    options.reduction = Reduction::kRankOrder;
   return options;
 }
 
@@ -152,10 +150,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
 
 std::unique_ptr<Communicator> Communicator::by_host(const Hosts& hosts) {
   CommunicatorOptions options = flat(impl_->options);
-  if (!hosts.is_flat()) {
-    options.reduction = Reduction::kByHost;
-    options.hosts = hosts;
-  }
+  if (!hosts.is_flat()) options.hosts = hosts;
   arguments::require_hosts(options, rank(), size());
   return impl_->split(0, rank(), options);
 }
@@ -188,7 +183,6 @@ HostGroups split_by_host(Communicator& comm) {
   groups.between = whole.split(hosts.local_rank, hosts.index, options);
   if (!hosts.is_flat()) {
     // One host: nothing that these ranks send leaves it.
-    options.reduction = Reduction::kByHost;
     options.hosts = {.ranks_per_host = hosts.ranks_per_host,
                      .local_rank = hosts.local_rank,
                      .ranks = std::vector<int>(

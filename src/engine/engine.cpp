@@ -7,12 +7,10 @@
 #include <vector>
 
 #include "engine/engine_impl.h"
-#include "exchange/bucket_schedule.h"
 #include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
-#include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine {
@@ -140,27 +138,6 @@ void Engine::Impl::broadcast(View values) {
       const Parameter& p = layout.parameters()[i];
       held.comm->broadcast(values.subview(p.offset, p.size), 0);
     }
-}
-
-void Engine::Impl::make_window() {
-  if (!has_gradient_array) {
-    window = &made.zero->gradients();
-    // Allocates the memory of a window before the first one.
-    window->begin({.is_first = true, .is_last = is_boundary()});
-    static_cast<void>(window->cancel());
-    return;
-  }
-  std::vector<Range> buckets;
-  if (made.zero != nullptr)
-    buckets = made.zero->gradients().buckets();
-  else if (const auto* const early = optimizer().early())
-    buckets = early->buckets();
-  if (buckets.empty())  // the optimizer accepts any
-    buckets = exchange::equal_buckets(
-        layout.size(),
-        exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
-                                  comm.hosts(), 32));
-  window = &own_window.emplace(layout, std::move(buckets), *this);
 }
 
 Engine::~Engine() = default;

@@ -12,12 +12,35 @@
 #include "core/require.h"
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
+#include "exchange/bucket_schedule.h"
 #include "optim/step_pieces.h"
+#include "thinwire/exchange/bucket_rule.h"
 #include "zero/checks.h"
 
 namespace thinwire::engine {
 
 using Clock = std::chrono::steady_clock;
+
+void Engine::Impl::make_window() {
+  if (!has_gradient_array) {
+    window = &made.zero->gradients();
+    // Allocates the memory of a window before the first one.
+    window->begin({.is_first = true, .is_last = is_boundary()});
+    static_cast<void>(window->cancel());
+    return;
+  }
+  std::vector<Range> buckets;
+  if (made.zero != nullptr)
+    buckets = made.zero->gradients().buckets();
+  else if (const auto* const early = optimizer().early())
+    buckets = early->buckets();
+  if (buckets.empty())  // the optimizer accepts any
+    buckets = exchange::equal_buckets(
+        layout.size(),
+        exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
+                                  comm.hosts(), 32));
+  window = &own_window.emplace(layout, std::move(buckets), *this);
+}
 
 void Engine::Impl::begin_window() {
   set_to_zero(grads);

@@ -31,24 +31,16 @@ struct Hosts {
   bool operator==(const Hosts&) const = default;
 };
 
-/// Order in which all_reduce and reduce_scatter form their sums.
-enum class Reduction {
-  /// Rank 0's value first, then rank 1's, and so on: all-to-all, add,
-  /// all-gather. It sends as many bytes as a ring and gives the same bits on
-  /// every backend.
-  kRankOrder,
-  /// Hierarchical: inside each host first, in rank order, unrounded; then the
-  /// hosts' sums, in the order of hosts. 1/G of the bytes of kRankOrder cross a
-  /// host's network card, or 2/G for 16-bit sums. all_gather is hierarchical
-  /// too; the other collectives are as with kRankOrder.
-  kByHost,
-};
-
 struct CommunicatorOptions {
   /// Longest time that one collective may take, > 0.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  Reduction reduction = Reduction::kRankOrder;
-  /// Hosts of this group. Flat if, and only if, `reduction` is not kByHost.
+  /// Hosts of this group. If they are flat, all_reduce and reduce_scatter add
+  /// rank 0's value first, then rank 1's, and so on: all-to-all, add,
+  /// all-gather. That sends as many bytes as a ring and gives the same bits on
+  /// every backend. Otherwise they add inside each host first, in rank order,
+  /// unrounded, and then the hosts' sums, in the order of hosts. 1/G of the
+  /// bytes of flat hosts cross a host's network card, or 2/G for 16-bit sums.
+  /// all_gather is hierarchical, too; other collectives do not depend on hosts.
   Hosts hosts{};
 };
 
@@ -200,10 +192,10 @@ class Communicator {
   [[nodiscard]] std::unique_ptr<Communicator> split(int color, int key = 0);
 
   /// Returns a communicator of the same ranks with hierarchical collectives
-  /// (Reduction::kByHost). An optimizer's exchanges on it cross a host's
-  /// network card once. `hosts` is the result of find_hosts(); flat ones give
-  /// an ordinary communicator. Throws Error(kInvalidArgument), before anything
-  /// is sent, if they do not fit this group and rank.
+  /// (CommunicatorOptions::hosts). An optimizer's exchanges on it cross a
+  /// host's network card once. `hosts` is the result of find_hosts(); flat ones
+  /// give an ordinary communicator. Throws Error(kInvalidArgument), before
+  /// anything is sent, if they do not fit this group and rank.
   [[nodiscard]] std::unique_ptr<Communicator> by_host(const Hosts& hosts);
 
  private:

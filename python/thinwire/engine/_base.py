@@ -23,7 +23,7 @@ from ._optimizer import EngineOptimizer
 from ._others import ModuleOthers
 from ._progress import Progress
 from ._report import EngineReport
-from .leaders.core import Core
+from .leaders import Core
 
 _INSIDE = (
     "parameters were changed inside a window of accumulation, which step() would undo: "

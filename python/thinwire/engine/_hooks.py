@@ -11,7 +11,7 @@ import torch
 
 from .._memory import require_dense
 from ._memory import EngineMemory
-from .leaders.core import Core
+from .leaders import Core
 
 FOREIGN = (
     "gradients were computed by a backward() that is not the engine's, without its loss "

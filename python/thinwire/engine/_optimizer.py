@@ -21,7 +21,7 @@ from ._client import Client
 from ._edits import may_be_behind
 from ._groups import Groups, defaults_of
 from ._wrapper import WrapperNames
-from .leaders.core import Core
+from .leaders import Core
 
 # In states: the rates of groups that do not follow a schedule, otherwise NaN.
 _BY_HAND = "engine_learning_rates"

@@ -11,7 +11,7 @@ from .. import _core
 from .._log import logger
 from ..optim._notices import Notices
 from ._report import EngineReport
-from .leaders.core import Core
+from .leaders import Core
 
 
 class Progress:

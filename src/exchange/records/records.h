@@ -61,6 +61,28 @@ class Records {
                                           std::span<const std::size_t> sizes,
                                           std::size_t own, Buffer& received);
 
+/// The records of one bucket that all workers sent to this rank, its server.
+class Received {
+ public:
+  Received(const BlockLayout& layout, const Bucket& bucket, std::size_t server,
+           const std::uint8_t* bytes)
+      : layout_(&layout),
+        bytes_(bytes),
+        begin_(layout.record_begin(bucket.server_begin[server])),
+        stride_(chunk_bytes(layout, bucket, server)) {}
+
+  [[nodiscard]] const std::uint8_t* record(std::size_t from,
+                                           std::size_t block) const {
+    return bytes_ + from * stride_ + (layout_->record_begin(block) - begin_);
+  }
+
+ private:
+  const BlockLayout* layout_;
+  const std::uint8_t* bytes_;
+  std::size_t begin_;
+  std::size_t stride_;
+};
+
 /// Threads share a range of blocks out in multiples of this.
 inline constexpr std::size_t kBlocksPerGrain = 16;
 /// Calls body(part) for parts of a range of blocks, shared out over threads.

@@ -17,28 +17,6 @@
 
 namespace thinwire::exchange {
 
-/// The records of one bucket that all workers sent to this rank, its server.
-class Received {
- public:
-  Received(const BlockLayout& layout, const Bucket& bucket, std::size_t server,
-           const std::uint8_t* bytes)
-      : layout_(&layout),
-        bytes_(bytes),
-        begin_(layout.record_begin(bucket.server_begin[server])),
-        stride_(chunk_bytes(layout, bucket, server)) {}
-
-  [[nodiscard]] const std::uint8_t* record(std::size_t from,
-                                           std::size_t block) const {
-    return bytes_ + from * stride_ + (layout_->record_begin(block) - begin_);
-  }
-
- private:
-  const BlockLayout* layout_;
-  const std::uint8_t* bytes_;
-  std::size_t begin_;
-  std::size_t stride_;
-};
-
 /// The content of records, which the user of an exchange writes and reads.
 /// Several threads call the first three functions at once, for disjoint ranges.
 struct RecordSteps {

@@ -176,6 +176,7 @@ TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
       Driven last(comm, config);
       static_cast<void>(first.engine.load(folder.in("a")));
       static_cast<void>(last.engine.load(from));
+      EXPECT_GT(first.engine.optimizer().progress().steps, 0);
       EXPECT_TRUE(
           thinwire::test::same_bytes(first.params.view(), last.params.view()));
       EXPECT_TRUE(
@@ -215,6 +216,7 @@ TEST(OtherSettings, PrecisionMayChange) {
         static_cast<void>(old.engine.load(folder.in("run")));
         Driven run(comm, config_of("adam", after));
         static_cast<void>(run.engine.load(folder.in("run")));
+        EXPECT_GT(run.engine.optimizer().progress().steps, 0);
         EXPECT_EQ(test::floats(run.engine.masters()),
                   test::floats(old.engine.masters()));
         EXPECT_TRUE(step(run, 4, 0).applied);

@@ -408,6 +408,3 @@ def _unpacked(text: str) -> Any:
         raise CorruptCheckpoint(
             f"values of followers cannot be read: {error}"
         ) from None
-
-
-Core = _core.Engine | LedCore
