@@ -28,7 +28,8 @@ from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_o
 from ._hooks import Link
 from ._memory import TYPES, EngineMemory
 from ._staging import StagedEngineMemory, StagedLink
-from .leaders import Core, LedCore
+from .leaders import Core
+from .leaders.core import LedCore
 from .leaders.link import LedLink
 from .leaders.memory import FollowerMemory, LeaderMemory
 

@@ -30,7 +30,8 @@ from ._counters import pack, require_restorable, restore
 from ._edits import may_be_behind
 from ._modules import ModuleParts
 from ._tags import names_in, read_latest, require_tag, write_latest
-from .leaders import Core, LedCore
+from .leaders import Core
+from .leaders.core import LedCore
 
 
 class Saving(ModuleParts):
