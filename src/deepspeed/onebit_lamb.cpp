@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Reproduces the reference's 1-bit LAMB
-// operation by operation: norms of rounded squares, one fused exchange whose
-// padding is fed back, no guards.
+// SPDX-License-Identifier: Apache-2.0
+// Reproduces the reference's 1-bit LAMB operation by operation: norms of
+// rounded squares, one fused exchange whose padding is fed back, no guards.
 #include <fmt/format.h>
 
 #include <algorithm>

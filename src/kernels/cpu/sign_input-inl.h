@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The forms of SignInput, to which a
-// block's residual is added, for one SIMD target.
+// SPDX-License-Identifier: Apache-2.0
+// The forms of SignInput, to which a block's residual is added, for one SIMD
+// target.
 
 #if defined(THINWIRE_KERNELS_CPU_SIGN_INPUT_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
