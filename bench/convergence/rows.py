@@ -113,6 +113,12 @@ def outer_rows(lr):
         "5_exact": ("5, exact", {"sync_every": 5, "bits_up": 0, "bits_down": 0}),
         "15": ("15", {"sync_every": 15}),
         "15_momentum": ("15, momentum 0.6", {"sync_every": 15, **momentum}),
+        "15_warm4": (
+            "15, momentum 0.6, warm-up over 4 bits",
+            {"sync_every": 15, "warmup_bits": 4, **momentum},
+        ),
+        "30_momentum": ("30, momentum 0.6", {"sync_every": 30, **momentum}),
+        "60_momentum": ("60, momentum 0.6", {"sync_every": 60, **momentum}),
         "15_adam": (
             "15, momentum 0.6, Adam inside",
             {"sync_every": 15, "warmup_steps": 100, **momentum},

@@ -12,7 +12,7 @@ optimizer = thinwire.OnebitAdam(
     model.parameters(),
     lr=1e-3,
     total_steps=450,
-    outer={"sync_every": 15, "learning_rate": 0.7, "momentum": 0.6},
+    outer={"sync_every": 15, "learning_rate": 0.7, "momentum": 0.6, "warmup_bits": 4},
 )
 torch.manual_seed(rank)  # every rank has data of its own
 for step in range(1, 451):

@@ -57,7 +57,7 @@ FEATURES = (
     ("checkpoints between devices and CPUs", "test_devices_use.py"),
     ("Hugging Face Trainer, Accelerate", "test_devices_trainer.py"),
     ("Lightning, in its strategy of one device", "test_devices_lightning.py"),
-    ("one leader per host, with the device's process group inside hosts", "test_devices_leaders.py"),
+    ("one leader per host, with the device's process group inside hosts; [over NCCL by hand](#the-run-on-a-gpu)", "test_devices_leaders.py"),
     ("`ddp_hook`", "test_devices_hook.py"),
 )  # fmt: skip
 
