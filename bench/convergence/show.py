@@ -106,7 +106,8 @@ def plot(results):
     shown = [result for result in results if result.baseline and result.gap.values]
     values = [0.0, *(value for result in shown for value in result.gap.values)]
     step = step_of(max(max(values) - min(values), 1e-3))
-    first, last = math.floor(min(values) / step), math.ceil(max(values) / step)
+    first = math.floor(min(values) / step)
+    last = max(first + 1, math.ceil(max(values) / step))
     bottom = TOP + ROW * len(shown)
 
     def x(value):

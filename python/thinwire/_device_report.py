@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -136,7 +137,11 @@ def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT)
 def _rank(rank: int, folder: str, params: int, last_start: float) -> None:
     """Runs one rank in a process of its own, which ends with its parent."""
     code = 1
+    # A signal to the whole group is the parent's affair, which also removes the folder.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{folder}/inductor")
     try:
         if torch.accelerator.current_accelerator(check_available=True) is None:
             raise RuntimeError(_NO_DEVICE)

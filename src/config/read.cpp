@@ -143,17 +143,31 @@ Config read(const Json& tree, const std::vector<std::string>& taken,
   return config;
 }
 
-// Turns the note of the key that an error begins with, maybe after the field's
-// name in Config, into a rejection.
+// Returns the path of the key that an error is about: its first word, or what
+// stands in parentheses after the name of a field of Config.
+std::string key_in(const std::string& error,
+                   const std::vector<KeyNote>& notes) {
+  const std::size_t end = error.find(' ');
+  std::string key = error.substr(0, end);
+  if (end != std::string::npos && error.compare(end, 2, " (") == 0)
+    key = error.substr(end + 2, error.find(')') - end - 2);
+  constexpr std::string_view kOldName = "zero_optimization.cpu_offload";
+  if (key == "zero_optimization.offload_optimizer.device" &&
+      std::ranges::find(notes, kOldName, &KeyNote::path) != notes.end())
+    return std::string(kOldName);
+  return is_known_key(key) ? key : "";
+}
+
+// Turns the note of the key that an error is about into a rejection.
 void note_rejected(std::vector<KeyNote>& notes, const std::string& error) {
-  for (KeyNote& note : notes)
-    if (error.starts_with(note.path + " ") ||
-        error.find(fmt::format(" ({}) ", note.path)) != std::string::npos) {
-      note.kind = KeyNote::Kind::kRejected;
-      note.note = error;
-      return;
-    }
-  notes.push_back({"", KeyNote::Kind::kRejected, error});
+  const std::string key = key_in(error, notes);
+  const auto found = std::ranges::find(notes, key, &KeyNote::path);
+  if (key.empty() || found == notes.end()) {
+    notes.push_back({key, KeyNote::Kind::kRejected, error});
+    return;
+  }
+  found->kind = KeyNote::Kind::kRejected;
+  found->note = error;
 }
 
 // Returns body(text of the file), whose errors then name the file.

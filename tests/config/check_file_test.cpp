@@ -92,6 +92,13 @@ TEST(CheckFile, RejectsByTheFilesNameWhatAFieldOfConfigRefuses) {
   expect_rejected(notes, kDevice, "none with deepspeed semantics");
   for (const KeyNote& note : notes)
     EXPECT_TRUE(note.path == kDevice || note.kind != Kind::kRejected);
+  const auto old = checked(R"({"thinwire": {"semantics": "deepspeed"},
+    "zero_optimization": {"stage": 2, "cpu_offload": true}})");
+  expect_rejected(old, "zero_optimization.cpu_offload",
+                  "none with deepspeed semantics");
+  for (const KeyNote& note : old)
+    EXPECT_TRUE(note.path == "zero_optimization.cpu_offload" ||
+                note.kind != Kind::kRejected);
 }
 
 TEST(CheckFile, KnowsWhatAProgramPutsInPlaceOfAuto) {

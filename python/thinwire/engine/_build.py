@@ -101,7 +101,7 @@ def _plan(
     config = copy.copy(config)
     client = None
     if optimizer is None:
-        groups = groups_of(model, model_parameters)
+        groups = groups_of(model, model_parameters, copies=True)
     else:
         given = model.parameters() if model_parameters is None else model_parameters
         taken, client = take_over(optimizer, given, config, comm.rank)
@@ -218,7 +218,7 @@ def make_parts(
     if hosts is None:
         core: Core = make(comm, config)
     else:
-        kinds = f"{dtype}, and {num_wide} in float32\n"
+        kinds = f"dtype: {dtype}, and float32 for {num_wide} parameters\n"
         core = LedCore(hosts, comm, config, layout, kinds, make)
     buffers.send_frozen(model, tensors)
     if comm.rank == 0:

@@ -75,6 +75,13 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         experts = Experts()
         self._hosts = None
         try:
+            # What these make may be collective, so ranks would wait for those without.
+            comm.require_same(
+                "optimizer, lr_scheduler and the model-parallel group",
+                f"optimizer is None: {optimizer is None}\n"
+                f"lr_scheduler is None: {lr_scheduler is None}\n"
+                f"mpu has no model-parallel group: {model_parallel_group is None}\n",
+            )
             plan = make_plan(
                 comm,
                 model,

@@ -30,9 +30,12 @@ _KINDS: dict[type[Any], type[Any]] = {
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _native.MASK)
 
 
-def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
+def groups_of(
+    model: torch.nn.Module, model_parameters: Any, copies: bool = False
+) -> Groups:
     """Returns groups of the model's parameters. Local. Groups are tensors, (name,
     tensor) pairs or dicts like those of torch.optim; None is all that the model has.
+    With `copies` the dicts given stay as they are.
 
     Raises InvalidArgument and TypeError naming what is none of the model's.
     """
@@ -47,6 +50,8 @@ def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
     given = list(model_parameters)
     if not given or not isinstance(given[0], dict):
         given = [{"params": given}]
+    elif copies:
+        given = [dict(g) if isinstance(g, dict) else g for g in given]
     names = {id(p): name for name, p in model.named_parameters()}
     for number, group in enumerate(given):
         if not isinstance(group, dict) or "params" not in group:

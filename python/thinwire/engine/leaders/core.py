@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import array
 import base64
 import copy
 import io
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -77,7 +79,7 @@ class LedCore:
         # The engines compare these too, but only those of the leaders.
         comm.require_same(
             "parameter layout and configuration",
-            layout.describe() + config.describe() + _groups(config) + kinds,
+            layout.describe() + kinds + config.describe() + _groups(config),
         )
 
         def construct() -> None:
@@ -377,9 +379,17 @@ def _groups(config: _core.Config) -> str:
     lines: list[str] = []
     for group in config.optimizer.groups:
         names = [name for name in dir(group) if not name.startswith("_")]
-        values = {name: getattr(group, name) for name in names}
+        values = {name: _brief(getattr(group, name)) for name in names}
         lines.append(f"group {len(lines)} {values}\n")
     return "".join(lines)
+
+
+def _brief(value: Any) -> Any:
+    """Returns a checksum instead of a mask, which has a value for each element."""
+    if not isinstance(value, list):
+        return value
+    checksum = zlib.crc32(array.array("f", value).tobytes())
+    return f"{len(value)} values, checksum {checksum:08x}"
 
 
 def _told(native: _core.Engine, groups: Sequence[int]) -> dict[str, Any]:
