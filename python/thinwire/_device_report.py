@@ -76,10 +76,13 @@ def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT)
     model of which a step is measured. After `limit` seconds both ranks have ended. The report
     names the parts for which there was no time.
 
-    Raises InvalidArgument at once if the file cannot be written or params is below 1.
+    Raises InvalidArgument at once if the file cannot be written, params is below 1, or limit
+    is not above 0.
     """
     if params < 1:
         raise InvalidArgument(f"--params: must be >= 1, got {params}")
+    if not limit > 0:
+        raise InvalidArgument(f"limit: must be > 0 seconds, got {limit}")
     try:
         Path(file).open("a").close()
     except OSError as error:

@@ -177,6 +177,11 @@ def test_it_refuses_what_it_could_not_end_with(
     assert not (tmp_path / file).exists()
 
 
+def test_it_needs_time(tmp_path: Path) -> None:
+    with pytest.raises(thinwire.errors.InvalidArgument, match="limit: must be > 0"):
+        _device_report.run_device_report(str(tmp_path / "report.txt"), limit=-1)
+
+
 def test_it_names_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         driver_version = "1.6.31294"

@@ -40,8 +40,9 @@ def initialize(
 
     args: may have deepspeed_config, a path, and local_rank.
     optimizer: one of Thinwire's or torch's, or a callable that makes one from the
-      parameters. Thinwire's, torch.optim.Adam and AdamW become the engine's. Another
-      one of torch's makes its own steps with exact averages, without ZeRO.
+      parameters. Thinwire's, torch.optim.Adam and AdamW become the engine's. One of
+      Thinwire's is closed then, also if a later check raises. Another one of torch's
+      makes its own steps with exact averages, without ZeRO.
     model_parameters: parameters or groups of the model; others are not trained. If a
       group names a process group as expert_group, only its ranks hold and average it.
     training_data: dataset that is divided among the ranks in micro-batches.
