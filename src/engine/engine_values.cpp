@@ -20,8 +20,12 @@ void Engine::Impl::set_parameter(const Parameter& p,
   const bool has_masters =
       made.mixed != nullptr && !made.mixed->masters().empty();
   Buffer all(layout.size(), DType::kFloat32);
-  kernels::convert(has_masters ? made.mixed->masters() : ConstView(params),
-                   all.view());
+  // Between syncs this rank's own parameters are not the others'.
+  if (optim::steps_behind(optimizer()) > 0)
+    kernels::convert(optim::exchanged_params(optimizer(), params), all.view());
+  else
+    kernels::convert(has_masters ? made.mixed->masters() : ConstView(params),
+                     all.view());
   kernels::convert(values, all.view().subview(p.offset, p.size));
   kernels::convert(all.view(), params);
   optimizer().set_masters(all.view());

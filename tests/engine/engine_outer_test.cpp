@@ -339,6 +339,44 @@ TEST(OuterEngine, EvaluatesTheAnchor) {
   });
 }
 
+// Local steps since the last sync are discarded, with 0/1 Adam, too.
+TEST(LocalStepsOfAnEngine, EndIfAParameterIsSet) {
+  for (const char* name : {"onebit_adam", "adam", "zero_one_adam"})
+    for (const DType dtype :
+         {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+      comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+        Config config = outer_config(name, dtype);
+        if (name == std::string("zero_one_adam")) config.outer = {};
+        Trained training(comm, config);
+        std::int64_t t = 0;
+        do {
+          training.step(++t);
+          ASSERT_LT(t, 40);
+        } while (optim::steps_behind(training.engine.optimizer()) != 1);
+        Buffer common(training.params.size(), DType::kFloat32);
+        kernels::convert(optim::exchanged_params(training.engine.optimizer(),
+                                                 training.params.view()),
+                         common.view());
+        training.engine.whole_values().set_parameter(
+            "last", std::vector{1.F, 2.F, 3.F});
+        EXPECT_EQ(optim::steps_behind(training.engine.optimizer()), 0);
+        const auto at = training.layout.parameter("last").offset;
+        for (std::size_t i = 0; i < 3; ++i)
+          common.as<float>()[at + i] = static_cast<float>(i + 1);
+        Buffer rounded(common.size(), training.params.dtype());
+        kernels::convert(common.view(), rounded.view());
+        EXPECT_TRUE(same_bytes(training.params.view(), rounded.view()))
+            << name << to_string(dtype);
+        for (int more = 0; more < 12; ++more) training.step(++t);
+        training.engine.begin_evaluation();
+        const Buffer own = params_of(training);
+        Buffer first = params_of(training);
+        comm.broadcast(first.view(), 0);
+        EXPECT_TRUE(same_bytes(own.view(), first.view()))
+            << name << to_string(dtype);
+      });
+}
+
 TEST(OuterEngine, SaysWhatTravels) {
   const KeptLog log;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
