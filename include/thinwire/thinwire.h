@@ -30,7 +30,8 @@ typedef enum thinwire_status {
   THINWIRE_OK = 0,
   /// An argument or a configuration is outside its range. Nothing has changed.
   THINWIRE_INVALID_ARGUMENT = 1,
-  /// The call does not fit the object's present state. Nothing has changed.
+  /// The call does not fit the object's present state. Nothing has changed,
+  /// unless thinwire_engine_step() has found changed values.
   THINWIRE_FAILED_PRECONDITION = 2,
   /// This build or machine lacks a feature, or a file cannot be read or
   /// written. Nothing has changed.
@@ -43,7 +44,8 @@ typedef enum thinwire_status {
   /// A checkpoint is torn, altered, or of another model. Nothing has changed.
   THINWIRE_CORRUPT_CHECKPOINT = 6,
   /// Gradients are not finite at any loss scale. Parameters and states are
-  /// those of the last good step.
+  /// those of the last good step. Or parameters are not finite in a sync of an
+  /// outer loop; then load a checkpoint.
   THINWIRE_NON_FINITE = 7,
   /// Memory has run out.
   THINWIRE_OUT_OF_MEMORY = 8,
@@ -183,7 +185,8 @@ typedef struct thinwire_parameter {
 /// to 0. Collective. `config` is a configuration in JSON, with the keys of a
 /// file (docs/guide/from-deepspeed.md). `params` and `grads` are arrays of all
 /// parameters' elements, in the configuration's precision: float, or 16 bits.
-/// They must outlive the engine. `grads` is NULL with ZeRO stage 2, where
+/// They must outlive the engine. `grads` is NULL with ZeRO stage 2, and
+/// with stage 1 if 16-bit gradients of several backwards add up in fp32. Then
 /// thinwire_engine_gradient_ready() gets each gradient.
 THINWIRE_API thinwire_status
 thinwire_engine_new(thinwire_comm* comm, const char* config,
@@ -211,8 +214,9 @@ THINWIRE_API thinwire_status thinwire_engine_gradient_ready(
     thinwire_engine* engine, size_t index, const void* gradient);
 
 /// Ends the backward. Until the step, gradients and parameters may be read, but
-/// not changed; the step checks that at one element of each parameter.
-/// Local, except for exchanges in flight.
+/// not changed; the step checks that at one element of each parameter. If it
+/// finds a change, this rank gives up, and the others get
+/// THINWIRE_COMM_FAILURE. Local, except for exchanges in flight.
 THINWIRE_API thinwire_status
 thinwire_engine_end_backward(thinwire_engine* engine);
 
@@ -222,14 +226,15 @@ thinwire_engine_end_backward(thinwire_engine* engine);
 THINWIRE_API thinwire_status
 thinwire_engine_cancel_backward(thinwire_engine* engine, const char* reason);
 
-/// Results of a step. The same on all ranks, except for the seconds.
+/// Results of a step. The same on all ranks, except for bytes_sent and the
+/// seconds. In local steps grad_norm is a worker's own, too.
 typedef struct thinwire_report {
   size_t struct_size;  ///< Set by the caller: sizeof(thinwire_report).
   /// Whether the window of accumulated backwards is complete. If not, nothing
   /// was updated.
   int at_boundary;
-  /// Whether the step was applied. If not, a gradient was not finite, and
-  /// nothing has changed on any rank.
+  /// Whether the step was applied. If not at a boundary, a gradient was not
+  /// finite, and no parameter has changed on any rank.
   int applied;
   /// Kind of the averages: "exact", "compressed" or "local".
   const char* phase;
@@ -257,7 +262,7 @@ THINWIRE_API thinwire_status thinwire_engine_mean(thinwire_engine* engine,
                                                   double value, double* mean);
 
 /// Make parameters equal on all ranks between the two calls, during which there
-/// is no backward or step. Only 0/1 Adam needs them. Collective.
+/// is no backward or step. 0/1 Adam and outer loops need them. Collective.
 THINWIRE_API thinwire_status
 thinwire_engine_begin_evaluation(thinwire_engine* engine);
 THINWIRE_API thinwire_status

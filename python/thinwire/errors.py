@@ -19,7 +19,9 @@ class InvalidArgument(Error, ValueError):
 
 
 class FailedPrecondition(Error):
-    """The call does not fit the object's present state. Nothing has changed."""
+    """The call does not fit the object's present state. Nothing has changed, except where
+    a call says that this rank gives up.
+    """
 
     code = "FailedPrecondition"
 
@@ -51,7 +53,9 @@ class CorruptCheckpoint(Error):
 
 
 class NonFinite(Error):
-    """Gradients are not finite at any loss scale. The last good step stays applied."""
+    """Gradients are not finite at any loss scale, and the last good step stays applied.
+    Or parameters are not finite in a sync of an outer loop; then load a checkpoint.
+    """
 
     code = "NonFinite"
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StepReport:
     """Results of one step. The same on all ranks, except for times and counts of bytes and
-    messages. In local steps of an outer loop norms are a worker's own, too.
+    messages. After the warm-up of an outer loop norms are a worker's own, too.
     """
 
     applied: bool
     """Whether the step was applied. If not, a gradient on some rank was not finite, and
-    nothing has changed on any rank.
+    no parameter has changed on any rank.
     """
     nonfinite_rank: int
     """The lowest rank with a non-finite gradient, or -1 if there is none or it is

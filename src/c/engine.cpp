@@ -80,7 +80,7 @@ thinwire_status thinwire_engine_new(thinwire_comm* comm, const char* config,
     const bool keeps =
         engine::keeps_gradients(parsed, made->communicator->size());
     require(size == 0 || keeps == (grads != nullptr), "grads",
-            keeps ? "not NULL" : "NULL with ZeRO stage 2",
+            keeps ? "not NULL" : "NULL with this configuration",
             grads == nullptr ? "NULL" : "an array");
     made->engine.emplace(*made->communicator, made->layout, parsed,
                          View(params, size, made->dtype),

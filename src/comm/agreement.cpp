@@ -131,9 +131,11 @@ void require_same(Communicator& comm, std::string_view what,
                   [&](std::int64_t other) { return other == hashes[0]; })) {
     return;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} must be the same on all ranks: {}", what,
-                          first_difference(gather_texts(comm, text))));
+  const std::string difference = first_difference(gather_texts(comm, text));
+  leave_together(comm);
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} must be the same on all ranks: {}", what, difference));
 }
 
 }  // namespace thinwire::comm

@@ -80,19 +80,21 @@ void OuterLoop::Impl::sync(View now, View scratch, bool in_step,
             {.squares = kernels::sum_of_squares(pool, scratch),
              .left_out = left_out_a_step},
             in_step, meter);
-  const auto stop = [&](const std::string& whose) {
+  const auto stop = [&](const std::string& what) {
     throw Error(ErrorCode::kNonFinite,
-                fmt::format("sync after {} local steps: {} not finite; nothing "
-                            "was exchanged, so load the last checkpoint",
-                            schedule.behind, whose));
+                fmt::format("sync after {} local steps: {}, so load the last "
+                            "checkpoint",
+                            schedule.behind, what));
   };
   if (agreement.nonfinite_rank >= 0)
-    stop(fmt::format("parameters of rank {} are", agreement.nonfinite_rank));
+    stop(fmt::format(
+        "parameters of rank {} are not finite; nothing was exchanged",
+        agreement.nonfinite_rank));
   const Buffer momentum_before = own_momentum();
   // y, u, m and a: in zero::ZeroOptimizer with optim::Nesterov
   const StepReport of_owners =
       owners->step({.params = anchor.view(), .grads = scratch});
-  if (!of_owners.applied) stop("the mean of the ranks' changes is");
+  if (!of_owners.applied) stop("the mean of the ranks' changes is not finite");
   report.exchange_seconds += of_owners.exchange_seconds;
   report.phase = Phase::kCompressed;
   if (agreement.left_out_rank >= 0)

@@ -146,7 +146,12 @@ class TrainGpt(SavedRuns):
         self.complete("run", f"{extra} {THREADS} {steps} --resume auto")
         self.check_same("run", "whole")
         left = [path.name for path in (self.folder / "run/checkpoints").iterdir()]
-        self.assertLessEqual(len([name for name in left if "step-" in name]), 3, left)
+        # A process that is killed in its first save, at step 3, leaves another run's part,
+        # which is kept.
+        later = [
+            n for n in left if "step-" in n and not n.startswith("step-0000000003.")
+        ]
+        self.assertLessEqual(len(later), 3, left)
 
     # ---- from any checkpoint, with other ranks
 

@@ -39,8 +39,9 @@ struct CommunicatorOptions {
   /// all-gather. That sends as many bytes as a ring and gives the same bits on
   /// every backend. Otherwise they add inside each host first, in rank order,
   /// unrounded, and then the hosts' sums, in the order of hosts. 1/G of the
-  /// bytes of flat hosts cross a host's network card, or 2/G for 16-bit sums.
-  /// all_gather is hierarchical, too; other collectives do not depend on hosts.
+  /// bytes of flat hosts cross a host's network card; in 16 bits 2/G with
+  /// reduce_scatter and 1.5/G with all_reduce. all_gather is hierarchical above
+  /// 64 KiB. Other collectives do not depend on hosts.
   Hosts hosts{};
 };
 

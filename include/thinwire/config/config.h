@@ -250,8 +250,7 @@ struct Config {
 
   /// Checks the settings for `world` ranks, >= 1. Throws
   /// Error(kInvalidArgument) naming the field, its range and its value, also if
-  /// settings exclude one another. Throws Error(kUnavailable) for settings that
-  /// are only planned.
+  /// settings exclude one another.
   void validate(int world) const;
 
   /// Returns the three numbers of samples, resolved. Without either batch size,
@@ -288,7 +287,8 @@ struct Config {
       const std::string& path, std::vector<KeyNote>* notes = nullptr,
       const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
   /// Returns a text from which from_json() makes an equal Config, if this one
-  /// is valid and the names of `other_objects` are taken. Throws
+  /// is valid and the names of `other_objects` are taken. It lacks what no file
+  /// can contain: moments in fp16, and comm.backend of exact optimizers. Throws
   /// Error(kInvalidArgument) for settings per group of parameters, which no
   /// file can contain.
   [[nodiscard]] std::string to_json() const;

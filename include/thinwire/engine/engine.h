@@ -68,8 +68,10 @@ struct EngineReport : optim::StepReport {
 /// the same buckets, whatever the order in which gradients are ready. A
 /// parameter without a gradient counts as zero.
 ///
-/// Used by one thread. Errors other than kCommFailure change nothing, except
-/// that kNonFinite begins a new window.
+/// Used by one thread. Errors other than kCommFailure change nothing, with two
+/// exceptions. kNonFinite begins a new window; in a sync of an outer loop local
+/// steps stay, and a checkpoint must be loaded. If step() finds changed
+/// gradients or parameters, this rank gives up its communicator.
 class Engine {
  public:
   /// Sends rank 0's parameters to all ranks and sets gradients to 0.
@@ -80,8 +82,8 @@ class Engine {
   /// `initial` is given, masters are made of it: fp32 parameters before they
   /// were rounded. `rule` is as in make_optimizer(); the learning rates of the
   /// config's Adam and their schedule then apply. Throws
-  /// Error(kInvalidArgument) and Error(kUnavailable) like Config::validate, and
-  /// on all ranks if ranks pass different arguments.
+  /// Error(kInvalidArgument) like Config::validate, and on all ranks if ranks
+  /// pass different arguments.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
          const config::Config& config, View params, View grads,
          ConstView initial = {}, optim::MakeRule rule = {});
@@ -150,8 +152,9 @@ class Engine {
   /// so too if gradients or parameters were changed after that backward, which
   /// it checks at one element of each parameter. The other ranks then get
   /// Error(kCommFailure) "rank R gave up: ...". Throws Error(kNonFinite) like
-  /// MixedPrecision. If `final_range` is given, passes it parameters that are
-  /// final while others are still updated, as StepInput::final_range.
+  /// MixedPrecision and OuterLoop. If `final_range` is given, passes it
+  /// parameters that are final while others are still updated, as
+  /// StepInput::final_range.
   EngineReport step(const optim::FinalRange& final_range = {});
 
   /// Returns the mean of the ranks' values, such as losses, added in the order
@@ -161,8 +164,9 @@ class Engine {
   [[nodiscard]] double mean(double value);
 
   // ---- values
-  /// Returns access to whole values of any owner. Setting parameters makes 0/1
-  /// Adam discard its updates since the last exchange. Gradients, and setting
+  /// Returns access to whole values of any owner. Setting a parameter
+  /// discards the local steps of 0/1 Adam or of an outer loop since the last
+  /// exchange. Gradients, and setting
   /// states, only with ZeRO. state() reads arrays that every rank has whole,
   /// and throws Error(kInvalidArgument) for a key that the optimizer's present
   /// stage does not have.
@@ -182,8 +186,8 @@ class Engine {
   void end_evaluation();
 
   /// Return and set the state, with ZeRO this rank's shard. Call them at the
-  /// beginning of a window; loading is collective with ZeRO. Throw
-  /// Error(kFailedPrecondition) inside a window.
+  /// beginning of a window; loading is collective with ZeRO and lean 1-bit
+  /// Adam. Throw Error(kFailedPrecondition) inside a window.
   [[nodiscard]] StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 

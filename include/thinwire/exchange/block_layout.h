@@ -29,7 +29,7 @@ struct Bucket {
 struct BlockOptions {
   int world_size = 1;                                  ///< >= 1.
   std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
-  /// Most elements per scale, >= 1, rounded up to a multiple of 32.
+  /// Most elements per scale, in [1, 1024], rounded up to a multiple of 32.
   std::size_t block_elements = 1024;
   int bits = 1;  ///< Per element on the wire: 1, 4 or 8.
 };

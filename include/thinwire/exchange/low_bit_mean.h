@@ -45,7 +45,8 @@ class LowBitMean {
   ///   4 or 2       worker residual
   ///   4/W or 2/W   server residual
   ///   bits / 8     records
-  /// and as much again as the residuals of the largest part.
+  /// and as much again as the residuals of the largest part. A hierarchical
+  /// exchange takes 4 bytes more per element of that part.
   LowBitMean(comm::Communicator& comm, ThreadPool& pool,
              std::span<const std::size_t> sizes,
              const LowBitMeanOptions& options,

@@ -57,8 +57,8 @@ class LowBitReduceScatter {
   /// If a rank's block is not finite, the result is NaN in it, and that rank's
   /// residual of it stays. In other blocks, values beyond the range of the
   /// result's type become its largest finite one. A single rank copies its
-  /// pieces without rounding. Throws Error(kInvalidArgument) before anything is
-  /// sent.
+  /// pieces, rounded to the result's type alone, and returns true. Throws
+  /// Error(kInvalidArgument) before anything is sent.
   bool average(std::size_t part, ConstView gradient, View result,
                double loss_scale = 1);
 

@@ -19,8 +19,8 @@ namespace thinwire::optim {
 
 /// Kind of the averages that ranks form in a step.
 enum class Phase {
-  kExact,       ///< Gradients, in full precision.
-  kCompressed,  ///< Momentum, in 1 bit per element.
+  kExact,       ///< Gradients; in StepReport::bits, if that is not 0.
+  kCompressed,  ///< Momentum in 1 bit, or an outer loop's changes.
   kLocal,       ///< Nothing: parameters differ until the next exchange.
 };
 
@@ -69,10 +69,11 @@ struct StepInput {
 };
 
 /// Results of one step. The same on all ranks, except for times and counts of
-/// bytes and messages. In local steps norms are a worker's own, too.
+/// bytes and messages. After the warm-up of an outer loop norms are a worker's
+/// own, too.
 struct StepReport {
   /// Whether the step was applied. If not, a gradient on some rank was not
-  /// finite, and nothing has changed on any rank.
+  /// finite, and no parameter has changed on any rank.
   bool applied = true;
   /// The lowest rank with a non-finite gradient, or -1 if there is none or it
   /// is unknown. If the step was applied, that rank has left out local steps
@@ -283,7 +284,7 @@ class Optimizer {
 
   /// Makes masters of parameters that were loaded from elsewhere: layout.size()
   /// elements of any dtype. Local; without masters there is nothing to make.
-  /// 0/1 Adam discards its updates since the last exchange. Throws
+  /// Local steps since the last exchange are discarded. Throws
   /// Error(kInvalidArgument) on a wrong size.
   virtual void set_masters(ConstView /*params*/) {}
 

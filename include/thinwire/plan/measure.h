@@ -26,7 +26,8 @@ struct MeasureOptions {
   /// Threads per rank, in [0, 1024]; 0 for THINWIRE_NUM_THREADS or, if unset,
   /// 1.
   int num_threads = 0;
-  /// Bytes of one message in the measurement of a link's rate; >= 1.
+  /// Bytes that a rank sends to all others together in the measurement of a
+  /// link's rate; >= 1.
   std::size_t message_bytes = std::size_t{4} << 20;
 };
 
@@ -47,11 +48,12 @@ struct MeasuredCompute : Compute {
   Compute spread{.turn = 0};  ///< Spread of each figure; turn has none.
 };
 
-/// Measures all-to-alls of 8 bytes, 1 KiB and 4 MiB per peer, between hosts and
-/// inside one, all groups at once. Collective. `comm` is flat. If all ranks
-/// share a host, ranks count as hosts, and their connection as the link.
-/// Figures that cannot be measured here keep their defaults; a group of one
-/// measures nothing. Rates are those of payload.
+/// Measures all-to-alls of 8 bytes and 1 KiB per peer, and of
+/// MeasureOptions::message_bytes to all peers, between hosts and inside one,
+/// all groups at once. Collective. `comm` is flat. If all ranks share a host,
+/// ranks count as hosts, and their connection as the link. Figures that cannot
+/// be measured here keep their defaults; a group of one measures nothing. Rates
+/// are those of payload.
 [[nodiscard]] MeasuredNetwork measure_network(
     comm::Communicator& comm, const comm::Hosts& hosts,
     const MeasureOptions& options = {});
@@ -80,8 +82,8 @@ struct Processors {
 [[nodiscard]] Processors measure_processors(comm::Communicator& comm,
                                             int threads = -1);
 
-/// Returns a line for people: "2 ranks of 1 thread on 2 cores: none to spare,
-/// ...".
+/// Returns a line for people: "2 ranks of 1 thread on 2 cores: no spare
+/// cores, so ...".
 [[nodiscard]] std::string describe(const Processors& processors);
 
 /// Measures the kernels of compressed and exact steps, on all ranks at once, as

@@ -10,7 +10,7 @@ namespace thinwire::plan {
 
 /// Returns the fastest prediction, by run if runs were planned, otherwise by
 /// step; if several are equal, the first. An outer loop counts only in runs of
-/// 5000 steps or more. `all` must not be empty.
+/// 10,000 steps or more. `all` must not be empty.
 [[nodiscard]] const Prediction& fastest(std::span<const Prediction> all);
 
 /// Returns text for people: "4 ranks on 2 hosts; card 10 Gbit/s, ...". If hosts
@@ -28,8 +28,9 @@ namespace thinwire::plan {
 ///   bytes_between_hosts, messages, rounds, memory_bytes, break_even_gbps
 /// break_even_gbps is null above 1 Tbit/s. The last line is {"fastest": ...,
 /// "exchange": ..., "has_spare_core": ...}. If runs were planned, each way also
-/// has run_seconds, run_bytes_sent and run_steps, {"exact": ..., "compressed":
-/// ..., "local": ...}. Lines are then in the order of run_seconds.
+/// has run_seconds, run_bytes_sent, warmup_bits and run_steps, {"exact": ...,
+/// "compressed": ..., "local": ...}. Lines are then in the order of
+/// run_seconds.
 [[nodiscard]] std::string plan_json(std::span<const Prediction> all);
 
 }  // namespace thinwire::plan

@@ -153,7 +153,7 @@ struct RunStages {
 
 /// A model and its step on one rank.
 struct Workload {
-  double parameters = 0;  ///< Elements, > 0.
+  double parameters = 0;  ///< Elements, >= 1.
   DType dtype = DType::kFloat32;
   double forward_seconds = 0;   ///< One forward.
   double backward_seconds = 0;  ///< One backward.
@@ -260,13 +260,12 @@ struct Prediction {
                                      const Network& network,
                                      const Compute& compute);
 /// Predicts all of these. Throws Error(kInvalidArgument) if arguments are out
-/// of range, and for `by_host` with an outer loop or without several hosts of
-/// several ranks each.
+/// of range, and for `by_host` without several hosts of several ranks each.
 [[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,
                                  const Network& network,
                                  const Compute& compute);
 /// Predicts every way in the order of Way: flat, and hierarchical if there are
-/// several hosts of several ranks each. An outer loop is always flat.
+/// several hosts of several ranks each.
 [[nodiscard]] std::vector<Prediction> plan(const Workload& work,
                                            const Network& network,
                                            const Compute& compute);

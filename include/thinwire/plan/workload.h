@@ -18,8 +18,9 @@ namespace thinwire::plan {
 /// Returns `work` with a run of `total_steps`. Its stages end at `freeze_step`
 /// if it is given, then at the steps that `config` (may be null) names.
 /// Otherwise the rule of optim/run_length.h decides. The same holds for
-/// `warmup_bits`. steps_per_sync is 0/1 Adam's longest interval. Local; values
-/// are checked by Workload::validate().
+/// `warmup_bits`, except that a given `freeze_step` means exact averages.
+/// steps_per_sync is 0/1 Adam's longest interval. Local; values are checked by
+/// Workload::validate().
 [[nodiscard]] Workload workload_of_run(Workload work, std::int64_t total_steps,
                                        std::optional<std::int64_t> freeze_step,
                                        std::optional<int> warmup_bits,

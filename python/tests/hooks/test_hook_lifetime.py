@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import hook_cases as cases
+import pytest
 import ranks
 import thinwire
 
@@ -43,9 +44,15 @@ def lives() -> dict[str, Any]:
     net = cases.net()
     thinwire.ddp_hook(cases.wrapped(net)).close()
     thinwire.OnebitAdam(net.parameters()).close()
+    for exact_steps in (0, 5):
+        closed = cases.wrapped(cases.net())
+        thinwire.ddp_hook(closed, exact_steps=exact_steps).close()
+        with pytest.raises(thinwire.FailedPrecondition, match="is closed"):
+            cases.loss_of(closed, rank, 2).backward()
     return found
 
 
-def test_the_thread_ends_with_the_wrapper() -> None:
-    for rank in ranks.succeed(ranks.call(2, __file__, "lives")):
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_thread_ends_with_the_wrapper(world: int) -> None:
+    for rank in ranks.succeed(ranks.call(world, __file__, "lives")):
         assert rank.value == {"alive": 1, "child": 7, "after": 0}

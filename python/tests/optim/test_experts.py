@@ -273,6 +273,13 @@ def train_halves(stage: int) -> None:
         "gradient_clipping": 1.0,
     }
     model = torch.nn.Linear(1, 1, bias=False)
+    lean: Any = {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2}}}
+    lean |= {"thinwire": {"lean": True}, "bf16": {"enabled": True}}
+    for refused in (lean, {"thinwire": {"semantics": "deepspeed"}}):
+        given = {"train_micro_batch_size_per_gpu": 1} | refused
+        with pytest.raises(thinwire.InvalidArgument, match="model-parallel group"):
+            thinwire.initialize(model=model, mpu=grid, config=given)
+        assert model.weight.dtype == torch.float32
     engine = thinwire.initialize(model=model, mpu=grid, config=config)[0]
     assert engine.world_size == 2
     # Means of 3 and of 4: of the whole model 5.

@@ -99,6 +99,8 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
             experts.join(comm, plan.groups)
             if model_parallel_group is None:
                 self._hosts = leaders_for(comm, plan)
+            else:
+                agreed(comm, lambda: _require_model_parallel(plan.config))
             parts = make_parts(comm, model, plan, experts, self._hosts)
             if model_parallel_group is not None:
                 assert isinstance(parts.core, _core.Engine)
@@ -241,7 +243,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         Raises FailedPrecondition without a backward since the last step, and if
         gradients or parameters were changed after it. After the latter, with
         several ranks, this rank gives up, as in backward(). Raises NonFinite if the loss
-        scale is at its minimum. Raises the errors of a client optimizer's step().
+        scale is at its minimum, and in an outer loop if parameters are not finite. Raises the errors of a client optimizer's step().
         Raises CommFailure if a rank was lost; then only destroy() is allowed.
         """
         core = self._made
@@ -424,3 +426,16 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         except CommFailure as lost:
             if not isinstance(error, CommFailure):
                 raise lost from error
+
+
+def _require_model_parallel(config: _core.Config) -> None:
+    """Refuses what Engine.set_model_parallel would, which is too late for the module."""
+    if config.semantics != _core.Semantics.corrected:
+        raise InvalidArgument(
+            "semantics: must be corrected with a model-parallel group, got deepspeed"
+        )
+    if config.optimizer_name() == "lean_onebit_adam":
+        raise InvalidArgument(
+            "optimizer: must be another one than lean 1-bit Adam with a model-parallel "
+            "group"
+        )

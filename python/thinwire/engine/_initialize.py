@@ -61,7 +61,8 @@ def initialize(
 
     Raises InvalidArgument and TypeError naming the argument or key, Unavailable for
     features that Thinwire lacks, and FailedPrecondition if there is nothing to train.
-    If one rank raises, all do, and nothing has changed.
+    If one rank raises, all do, and nothing of the model has changed. torch.distributed
+    may have been initialized.
     """
 
     def source() -> Source:

@@ -79,8 +79,8 @@ class ModuleParts(EngineBase):
         custom_load_fn: Any = None,
         fetch_z3_params: bool = False,
     ) -> Any:
-        """Loads weights into the module and into masters; moments do not change. Local,
-        between windows, with the same values on all ranks.
+        """Loads weights into the module and into masters; moments do not change. Between
+        windows, with the same values on all ranks. Local; with ZeRO collective.
 
         Raises FailedPrecondition inside a window of accumulation, and Unavailable for
         `custom_load_fn`.

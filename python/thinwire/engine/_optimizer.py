@@ -110,7 +110,7 @@ class EngineOptimizer(WrapperNames):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what state_dict() returned on the same rank of as many. Collective with
-        ZeRO.
+        ZeRO, lean 1-bit Adam and a leader per host.
 
         The configuration's schedule continues from the state's number of steps, except
         for groups whose rate was written. Without a schedule, rates are those of the

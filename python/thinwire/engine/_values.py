@@ -48,8 +48,8 @@ class Values(EngineBase):
         none.
 
         The copy has the parameter's shape. `parameter` is the tensor or its name.
-        Collective with ZeRO, otherwise local. Raises InvalidArgument if the engine does
-        not train it.
+        Collective with ZeRO, lean 1-bit Adam and a leader per host, otherwise local. Raises
+        InvalidArgument if the engine does not train it.
         """
         name, shape = self._named(parameter)
         return self._tensor(self._made.full_parameter(name), shape)
@@ -59,8 +59,8 @@ class Values(EngineBase):
     ) -> None:
         """Sets the master and, rounded to its dtype, the parameter.
 
-        Collective with ZeRO, otherwise local; all ranks pass the same value. 0/1 Adam
-        discards its updates since the last exchange.
+        Collective with ZeRO, lean 1-bit Adam and a leader per host, otherwise local. All
+        ranks pass the same value. Local steps since the last exchange are discarded.
 
         Raises InvalidArgument for a value that is no tensor of the parameter's shape.
         """

@@ -205,6 +205,7 @@ class Hook:
 
     def _take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Queues the average of a bucket, on the thread of backward."""
+        self._exchanges.require_open()
         if bucket.index() == 0:
             is_exact = self._backwards < self._exact_steps
             self._pass = _Pass(self._backwards + 1, is_exact, self._scale())

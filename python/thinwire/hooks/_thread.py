@@ -34,13 +34,17 @@ class Exchanges:
         """Queues a job, which does not raise. Raises FailedPrecondition once closed, and
         in a forked child, which lacks the thread.
         """
+        self.require_open()
+        self._jobs.put(job)
+
+    def require_open(self) -> None:
+        """Raises as put() does."""
         if self._is_closed or os.getpid() != self._process:
             raise FailedPrecondition(
                 "this hook of DistributedDataParallel is closed"
                 if self._is_closed
                 else f"this hook belongs to process {self._process}, which has forked"
             )
-        self._jobs.put(job)
 
     def call(self, body: Callable[[], T]) -> T:
         """Runs body() after all jobs, and returns its result or raises its exception.

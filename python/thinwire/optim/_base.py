@@ -422,7 +422,8 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
 
     @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; thinwire.optim lists the accepted ones. Local.
+        """Loads a state; thinwire.optim lists the accepted ones. Local; with lean 1-bit
+        Adam collective.
 
         Raises CorruptCheckpoint or InvalidArgument naming the part that does not fit;
         nothing has changed then.
