@@ -137,6 +137,8 @@ def killed(file: str) -> None:
 
     _device_report._parts = lambda params: {"end": end}  # type: ignore[assignment]
     tempfile.tempdir = str(Path(file).parent)
+    # A shell starts programs in the background without it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     report(file)
 
 
