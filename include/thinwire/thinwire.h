@@ -44,8 +44,8 @@ typedef enum thinwire_status {
   /// A checkpoint is torn, altered, or of another model. Nothing has changed.
   THINWIRE_CORRUPT_CHECKPOINT = 6,
   /// Gradients are not finite at any loss scale. Parameters and states are
-  /// those of the last good step. Or parameters are not finite in a sync of an
-  /// outer loop; then load a checkpoint.
+  /// those of the last good step. A sync of an outer loop also reports
+  /// parameters that are not finite; then load a checkpoint.
   THINWIRE_NON_FINITE = 7,
   /// Memory has run out.
   THINWIRE_OUT_OF_MEMORY = 8,

@@ -146,7 +146,8 @@ def _rank(rank: int, folder: str, params: int, last_start: float) -> None:
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{folder}/inductor")
     try:
-        if torch.accelerator.current_accelerator(check_available=True) is None:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        if found is None:
             raise RuntimeError(_NO_DEVICE)
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // RANKS))
         logging.getLogger("thinwire").setLevel(logging.ERROR)
@@ -155,7 +156,7 @@ def _rank(rank: int, folder: str, params: int, last_start: float) -> None:
         store = dist.FileStore(f"{folder}/store", RANKS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
         lines: list[str] = []
-        for line in _lines(rank, folder, params, last_start):
+        for line in _lines(found, rank, folder, params, last_start):
             lines.append(line)
             if rank == 0:
                 Path(folder, "report").write_text("\n".join(lines))
@@ -176,9 +177,9 @@ def _end_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _lines(rank: int, folder: str, params: int, last_start: float) -> Iterator[str]:
-    found = torch.accelerator.current_accelerator(check_available=True)
-    assert found is not None
+def _lines(
+    found: torch.device, rank: int, folder: str, params: int, last_start: float
+) -> Iterator[str]:
     count = torch.accelerator.device_count()
     device = torch.device(found.type, rank % count)
     torch.accelerator.set_device_index(device.index)

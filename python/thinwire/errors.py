@@ -54,7 +54,8 @@ class CorruptCheckpoint(Error):
 
 class NonFinite(Error):
     """Gradients are not finite at any loss scale, and the last good step stays applied.
-    Or parameters are not finite in a sync of an outer loop; then load a checkpoint.
+    A sync of an outer loop also reports parameters that are not finite; then load a
+    checkpoint.
     """
 
     code = "NonFinite"

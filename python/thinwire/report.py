@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StepReport:
     """Results of one step. The same on all ranks, except for times and counts of bytes and
-    messages. After the warm-up of an outer loop norms are a worker's own, too.
+    messages. Norms are a worker's own in local steps, and in an outer loop also in syncs.
     """
 
     applied: bool

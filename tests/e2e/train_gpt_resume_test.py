@@ -152,6 +152,7 @@ class TrainGpt(SavedRuns):
             n for n in left if "step-" in n and not n.startswith("step-0000000003.")
         ]
         self.assertLessEqual(len(later), 3, left)
+        self.assertLessEqual(len([n for n in left if ".partial-" in n]), kills, left)
 
     # ---- from any checkpoint, with other ranks
 

@@ -24,8 +24,8 @@ enum class ErrorCode {
   /// changed.
   kCorruptCheckpoint,
   /// Gradients are not finite at any loss scale. Parameters and states are
-  /// those of the last good step. Or parameters are not finite in a sync of an
-  /// outer loop; then load a checkpoint.
+  /// those of the last good step. A sync of an outer loop also reports
+  /// parameters that are not finite; then load a checkpoint.
   kNonFinite,
 };
 

@@ -69,8 +69,8 @@ struct StepInput {
 };
 
 /// Results of one step. The same on all ranks, except for times and counts of
-/// bytes and messages. After the warm-up of an outer loop norms are a worker's
-/// own, too.
+/// bytes and messages. Norms are a worker's own in local steps, and in an outer
+/// loop also in syncs.
 struct StepReport {
   /// Whether the step was applied. If not, a gradient on some rank was not
   /// finite, and no parameter has changed on any rank.

@@ -260,7 +260,7 @@ struct Prediction {
                                      const Network& network,
                                      const Compute& compute);
 /// Predicts all of these. Throws Error(kInvalidArgument) if arguments are out
-/// of range, and for `by_host` without several hosts of several ranks each.
+/// of range. `by_host` needs several hosts of several ranks each.
 [[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,
                                  const Network& network,
                                  const Compute& compute);

@@ -75,7 +75,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         experts = Experts()
         self._hosts = None
         try:
-            # What these make may be collective, so ranks would wait for those without.
+            # Some of these take part in exchanges, which a rank without them would miss.
             comm.require_same(
                 "optimizer, lr_scheduler and the model-parallel group",
                 f"optimizer is None: {optimizer is None}\n"
@@ -207,9 +207,9 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         a backward of the loss itself, or naming a parameter or gradient that was
         replaced. Before the first exchange of a window, raises the errors of set_lr()
         for a rate. After either, with several ranks, this rank gives up: the others
-        raise CommFailure with its text, and only destroy() is allowed. An exception of a hook or function is raised unchanged. If gradients
-        have been sent by then, it is the cause of a CommFailure, and the other ranks
-        learn of it.
+        raise CommFailure with its text, and only destroy() is allowed. An exception of a
+        hook or function is raised unchanged. If gradients have been sent by then, it is
+        the cause of a CommFailure, and the other ranks learn of it.
         """
         loss = self._widened(loss)
         core, link = self._made, self._link
@@ -243,8 +243,9 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         Raises FailedPrecondition without a backward since the last step, and if
         gradients or parameters were changed after it. After the latter, with
         several ranks, this rank gives up, as in backward(). Raises NonFinite if the loss
-        scale is at its minimum, and in an outer loop if parameters are not finite. Raises the errors of a client optimizer's step().
-        Raises CommFailure if a rank was lost; then only destroy() is allowed.
+        scale is at its minimum, and in an outer loop if parameters are not finite. Raises
+        the errors of a client optimizer's step(). Raises CommFailure if a rank was lost;
+        then only destroy() is allowed.
         """
         core = self._made
         _daemons.note_thread()

@@ -10,4 +10,4 @@ from ... import _core
 from .core import LedCore
 
 Core = _core.Engine | LedCore
-"""The native engine, or on hosts of several devices its place holder."""
+"""The native engine, or on hosts of several devices what stands for it."""
