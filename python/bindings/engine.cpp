@@ -19,6 +19,7 @@
 #include "support/errors.h"
 #include "support/state.h"
 #include "thinwire/core/error.h"
+#include "thinwire/engine/leaders.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::python {
@@ -280,6 +281,13 @@ void bind_engine(nb::module_& module) {
         return engine::keeps_gradients(config.get(), world);
       },
       "config"_a, "world"_a);
+  module.def(
+      "config_of_leaders",
+      [](const Settings& config, int world, int ranks_per_host) {
+        return Settings(
+            engine::config_of_leaders(config.get(), world, ranks_per_host));
+      },
+      "config"_a, "world"_a, "ranks_per_host"_a);
 }
 
 }  // namespace thinwire::python

@@ -175,10 +175,11 @@ std::unique_ptr<Communicator> Communicator::Impl::split(
   return made;
 }
 
-HostGroups split_by_host(Communicator& comm) {
+HostGroups split_by_host(Communicator& comm, std::chrono::milliseconds later) {
   Communicator::Impl& whole = *comm.impl_;
   const Hosts& hosts = comm.hosts();
   CommunicatorOptions options = flat(whole.options);
+  options.timeout += later;
   HostGroups groups;
   groups.between = whole.split(hosts.local_rank, hosts.index, options);
   if (!hosts.is_flat()) {
@@ -189,6 +190,7 @@ HostGroups split_by_host(Communicator& comm) {
                          static_cast<std::size_t>(hosts.ranks_per_host))};
     std::iota(options.hosts.ranks.begin(), options.hosts.ranks.end(), 0);
   }
+  options.timeout += later;
   groups.inside = whole.split(hosts.index, hosts.local_rank, options);
   for (Communicator* part : {groups.inside.get(), groups.between.get()})
     part->impl_->tally->parent = whole.tally;

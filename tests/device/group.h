@@ -25,9 +25,9 @@ using WorkPtr = c10::intrusive_ptr<Work>;
 using Tensors = std::vector<Tensor>;
 
 struct CclWork final : Work {
-  CclWork(int rank, c10d::OpType type, Device device, Event end,
+  CclWork(int rank, c10d::OpType type, Device where, Event last,
           std::exception_ptr error)
-      : Work(rank, type), device(device), end(std::move(end)) {
+      : Work(rank, type), device(where), end(std::move(last)) {
     exception_ = std::move(error);
     future = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()), std::vector{device});
@@ -39,14 +39,16 @@ struct CclWork final : Work {
   bool isSuccess() const override { return !exception_; }
   void synchronize() override { wait(kNoTimeout); }
   bool wait(std::chrono::milliseconds timeout) override {
-    if (exception_) std::rethrow_exception(exception_);
-    const Lock lock(mutex);
-    if (timeout == kNoTimeout) {
-      fence::wait(current(device.index()), end);
-    } else {
-      ++counts[kHostWaits];
-      reach(end);
+    {
+      const Lock lock(mutex);
+      if (timeout == kNoTimeout) {
+        fence::wait(current(device.index()), end);
+      } else {
+        ++counts[kHostWaits];
+        reach(end);
+      }
     }
+    if (exception_) std::rethrow_exception(exception_);
     return true;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
@@ -97,12 +99,12 @@ class Ccl final : public c10d::Backend {
     std::vector<Message> messages;
     int64_t at[2] = {0, 0};
     for (int peer = 0; peer < size_; ++peer) {
-      const int64_t counts[2] = {
+      const int64_t split[2] = {
           out_split.empty() ? out.size(0) / size_ : out_split[peer],
           in_split.empty() ? in.size(0) / size_ : in_split[peer]};
-      messages.push_back({in.narrow(0, at[1], counts[1]), peer, true});
-      messages.push_back({out.narrow(0, at[0], counts[0]), peer, false});
-      at[0] += counts[0], at[1] += counts[1];
+      messages.push_back({in.narrow(0, at[1], split[1]), peer, true});
+      messages.push_back({out.narrow(0, at[0], split[0]), peer, false});
+      at[0] += split[0], at[1] += split[1];
     }
     return move(c10d::OpType::ALLTOALL_BASE, messages, {});
   }

@@ -6,7 +6,8 @@ of record_stream(), which is missing there.
 usage: device_mutants.py INCLUDE_FOLDER HEADER
 
 Each copy has a namespace of its own, thinwire::mutant_K; mutant_0 is unchanged. The macro
-THINWIRE_MUTANTS calls its argument with the namespace and the name of each.
+THINWIRE_MUTANTS calls its argument with the namespace and the name of each, and the Part of
+the front end that it concerns.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ FILES = (
     "module_memory.h",
     "module_buffers.h",
     "module_others.h",
+    "gradient_copies.h",
     "staged_gradients.h",
+    "engine_parts.h",
     "engine.h",
+    "host_group.h",
+    "host_gradients.h",
+    "host_engine.h",
 )
 STREAM_WAITS = "    stream_->wait(recorded(current()));\n"
 ON_STREAM = "    {\n      const c10::StreamGuard on(*stream_);\n"
@@ -81,23 +87,48 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a window ends before gradients have arrived": (
         "staged_gradients.h",
-        "    if (is_boundary_ || !pending_.empty()) memory_.staging()->wait();\n",
+        "    if (is_boundary_ || !copies_.empty()) memory_.staging()->wait();\n",
         "",
     ),
     "a gradient is handed over before it has arrived": (
-        "staged_gradients.h",
+        "gradient_copies.h",
         "      if (!all_have_arrived && first.event && !first.event->query()) return;\n",
         "",
     ),
     "a cancelled backward writes later": (
-        "staged_gradients.h",
+        "gradient_copies.h",
         "    memory_.staging()->wait();\n    pending_.clear();\n",
         "    pending_.clear();\n",
     ),
     "two gradients in one backward": (
-        "staged_gradients.h",
+        "gradient_copies.h",
         "    if (taken_[index])\n",
         "    if (false)\n",
+    ),
+    "a host's sum does not wait for the gradient": (
+        "host_gradients.h",
+        "      found.event->block(now);\n",
+        "",
+    ),
+    "a gradient of a host's sum is freed too early": (
+        "host_gradients.h",
+        "      found.tensor.record_stream(now);\n",
+        "",
+    ),
+    "the leader's copy does not wait for the sum": (
+        "host_group.h",
+        "      sums_.back()->wait();\n",
+        "",
+    ),
+    "the leader steps before sums have arrived": (
+        "host_gradients.h",
+        "    memory_.staging()->wait();\n    copies_->hand_over(true);\n",
+        "    copies_->hand_over(true);\n",
+    ),
+    "followers do not wait for parameters": (
+        "host_group.h",
+        "group_->broadcast(tensors, options)->wait();",
+        "group_->broadcast(tensors, options);",
     ),
 }
 
@@ -130,7 +161,10 @@ def main() -> None:
     }
     lines = ["#pragma once", *sorted(includes)]
     lines += [mutated(texts, k, name) for k, name in enumerate(MUTANTS)]
-    calls = [f'  call(mutant_{k}, "{name}")' for k, name in enumerate(MUTANTS)]
+    calls = []
+    for k, (name, (file, _, _)) in enumerate(MUTANTS.items()):
+        parts = "all" if not file else "led" if "host_" in file else "alone"
+        calls.append(f'  call(mutant_{k}, "{name}", Part::{parts})')
     lines += ["#define THINWIRE_MUTANTS(call) \\", " \\\n".join(calls), ""]
     Path(sys.argv[2]).write_text("\n".join(lines))
 

@@ -4,17 +4,21 @@
 // device_mutants.py takes them out, one by one.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "device/operators.h"
+#include "device/group.h"
 #include "device_mutants.h"
+#include "thinwire/torch/host_engine.h"
 #include "torch/device.h"
 #include "torch/net.h"
 
@@ -127,11 +131,59 @@ std::string refusal_of_two_gradients(comm::Communicator& comm) {
   return "";
 }
 
+// Losses of each rank of two hosts, with one leader each.
+template <class HostEngine>
+std::vector<Values> led() {
+  constexpr int kPerHost = 2;
+  std::vector<Values> of_ranks(4);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto seconds = std::chrono::seconds(5);
+  const auto train = [&](comm::Communicator& comm, DType dtype) {
+    const at::Device device = device_of(comm.rank());
+    const c10::StreamGuard side(
+        ::fence::Guard().getStreamFromGlobalPool(device, false));
+    Net net(comm.rank());
+    net.to(device);
+    config::Config config = config_of(dtype, 2);
+    config.comm.ranks_per_host = kPerHost;
+    const std::string name = "of host " +
+                             std::to_string(comm.rank() / kPerHost) + " " +
+                             std::string(to_string(dtype));
+    HostEngine engine(net, comm,
+                      c10::make_intrusive<::fence::Ccl>(
+                          c10::make_intrusive<c10d::PrefixStore>(name, store),
+                          comm.rank() % kPerHost, kPerHost, seconds),
+                      config, {.bucket_bytes = 2048});
+    for (int t = 0; t < 8; ++t) {
+      net.uses_side = t % 4 != 3;
+      const at::Tensor loss = loss_of(net, comm.rank(), t);
+      engine.backward(loss);
+      engine.step();
+      of_ranks[static_cast<std::size_t>(comm.rank())].push_back(
+          loss.item<float>());
+    }
+  };
+  comm::run_local_ranks(4,
+                        [&](comm::Communicator& comm) {
+                          at::set_num_threads(1);
+                          train(comm, DType::kFloat32);
+                          train(comm, DType::kBFloat16);
+                        },
+                        {.timeout = seconds});
+  return of_ranks;
+}
+
+// Engines with leaders, without them, or both.
+enum class Part { led, alone, all };
+
 // Returns what shows that something is missing; empty if nothing does.
-template <class Engine, class Memory>
+template <class Engine, class Memory, class HostEngine, Part part>
 std::string found() {
   std::string what;
   try {
+    if (part != Part::alone && led<HostEngine>() != led<torch::HostEngine>())
+      return "other values with leaders";
+    if (part == Part::led) return "";
     run(1, [&](comm::Communicator& comm) {
       const Values want = everything<Engine, Memory>(comm, at::kCPU);
       const Values have = everything<Engine, Memory>(comm, device_of());
@@ -177,8 +229,9 @@ struct Mutant {
 };
 
 TEST(TorchDeviceMutants, EveryWaitIsNeeded) {
-#define THINWIRE_MUTANT(space, name) \
-  Mutant{name, &found<space::Engine, space::ModuleMemory>},
+#define THINWIRE_MUTANT(space, name, part) \
+  Mutant{name,                             \
+         &found<space::Engine, space::ModuleMemory, space::HostEngine, part>},
   const std::vector<Mutant> mutants{THINWIRE_MUTANTS(THINWIRE_MUTANT)};
 #undef THINWIRE_MUTANT
   ASSERT_GT(mutants.size(), 10U);

@@ -200,7 +200,8 @@ class Communicator {
   [[nodiscard]] std::unique_ptr<Communicator> by_host(const Hosts& hosts);
 
  private:
-  friend HostGroups split_by_host(Communicator& comm);
+  friend HostGroups split_by_host(Communicator& comm,
+                                  std::chrono::milliseconds later);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

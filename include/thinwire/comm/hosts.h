@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -70,7 +71,10 @@ struct HostGroups {
 
 /// Splits `comm` by comm.hosts(). Collective. comm.counters() includes the
 /// traffic of both groups; nothing that `inside` sends is between hosts. If
-/// flat, `inside` is this rank alone and `between` holds all ranks.
-[[nodiscard]] HostGroups split_by_host(Communicator& comm);
+/// flat, `inside` is this rank alone and `between` holds all ranks. The
+/// time-out of `between` is that of `comm` plus `later`, and that of `inside`
+/// is later by as much again.
+[[nodiscard]] HostGroups split_by_host(Communicator& comm,
+                                       std::chrono::milliseconds later = {});
 
 }  // namespace thinwire::comm

@@ -82,6 +82,8 @@ inline std::vector<NamedParameter> in_memory_order(
 enum class Gradients {
   kInPlace,   ///< In a flat array, from one step to the next.
   kReleased,  ///< Released: a hook takes each and undefines it at once.
+  /// On the device only, and so are parameters: another rank has the arrays.
+  kOnDevice,
 };
 
 /// Moves the trainable parameters of a module, and their gradients, into two
@@ -137,7 +139,7 @@ class ModuleMemory {
     return tensors_;
   }
   /// Return the flat arrays of layout().size() elements; grads() is empty with
-  /// kReleased.
+  /// kReleased, and both are with kOnDevice.
   [[nodiscard]] View params() {
     return View::joined(view(arrays_[0].params), view(arrays_[1].params));
   }
@@ -190,6 +192,8 @@ class ModuleMemory {
   /// that is no longer a view of the flat arrays, and the likely reason. Cheap:
   /// call it before every step.
   void check() const;
+  /// Checks only the parameters.
+  void check_parameters() const;
 
   static at::ScalarType scalar_type(DType dtype);
 
@@ -293,15 +297,19 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
   layout_ = ParameterLayout::of(std::move(specs));
   if (!tensors_.front().device().is_cpu()) {
     staging_ = std::make_shared<Staging>(tensors_.front().device());
-    sent_.resize(tensors_.size());
-    for (const Parameter& place : layout_.parameters())
-      missing_.emplace_back(place.size);
+    if (gradients_ != Gradients::kOnDevice) {
+      sent_.resize(tensors_.size());
+      for (const Parameter& place : layout_.parameters())
+        missing_.emplace_back(place.size);
+    }
   }
   arrays_[1].begin =
       num_wide_ == 0 ? layout_.size()
                      : layout_.parameters()[tensors_.size() - num_wide_].offset;
-  make_arrays(arrays_[0], arrays_[1].begin, *dtype);
-  make_arrays(arrays_[1], layout_.size() - arrays_[1].begin, DType::kFloat32);
+  const std::size_t wide = layout_.size() - arrays_[1].begin;
+  const bool has_arrays = gradients_ != Gradients::kOnDevice;
+  make_arrays(arrays_[0], has_arrays ? arrays_[1].begin : 0, *dtype);
+  make_arrays(arrays_[1], has_arrays ? wide : 0, DType::kFloat32);
   for (std::size_t i = 0; i < tensors_.size(); ++i) re_home(i, tensors_[i]);
 }
 
@@ -327,6 +335,12 @@ inline at::Tensor ModuleMemory::make_array(Arrays& arrays, std::size_t size,
 }
 
 inline void ModuleMemory::check() const {
+  check_parameters();
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    check_gradient(i, tensors_[i]);
+}
+
+inline void ModuleMemory::check_parameters() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const Parameter& place = layout_.parameters()[i];
     const Arrays& arrays = arrays_of(i);
@@ -343,7 +357,6 @@ inline void ModuleMemory::check() const {
                       "made (torch::load, module.to() and set_data() do that): "
                       "load and convert the module first, then make a new one");
     }
-    check_gradient(i, tensors_[i]);
   }
 }
 
@@ -384,20 +397,24 @@ inline void ModuleMemory::re_home(std::size_t number,
   const ::torch::NoGradGuard no_grad;
   const Parameter& place = layout_.parameters()[number];
   const Arrays& arrays = arrays_of(number);
-  const at::Tensor param = value(number);
+  const at::ScalarType type = arrays.params.scalar_type();
+  at::Tensor param;
   at::Tensor grad;
   if (gradients_ == Gradients::kInPlace && staging_) {
-    if (tensor.grad().defined()) grad = tensor.grad().to(param.scalar_type());
+    if (tensor.grad().defined()) grad = tensor.grad().to(type);
   } else if (gradients_ == Gradients::kInPlace) {
     grad = view_of(arrays.grads, place, arrays.begin);
     if (tensor.grad().defined()) grad.copy_(tensor.grad());
   }
-  param.copy_(tensor);
+  if (gradients_ != Gradients::kOnDevice) {
+    param = value(number);
+    param.copy_(tensor);
+  }
   tensor.mutable_grad().reset();
   if (!staging_)
     tensor.set_data(param);
-  else if (tensor.scalar_type() != param.scalar_type())
-    tensor.set_data(tensor.detach().to(param.scalar_type()));
+  else if (tensor.scalar_type() != type)
+    tensor.set_data(tensor.detach().to(type));
   tensor.mutable_grad() = grad;
   // Autograd would add a sparse gradient to a dense one without a word.
   const unsigned hook =
@@ -416,7 +433,7 @@ inline void ModuleMemory::check_gradient(std::size_t number,
   const Parameter& place = layout_.parameters()[number];
   const Arrays& arrays = arrays_of(number);
   const at::Tensor& grad = tensor.grad();
-  if (gradients_ == Gradients::kInPlace && staging_) return;
+  if (gradients_ != Gradients::kReleased && staging_) return;
   if (gradients_ == Gradients::kReleased) {
     if (!grad.defined()) return;
     throw Error(ErrorCode::kFailedPrecondition,
@@ -457,7 +474,7 @@ inline void ModuleMemory::fetch_gradients() {
 }
 
 inline void ModuleMemory::send_parameters() {
-  if (!staging_) return;
+  if (sent_.empty()) return;
   std::vector<std::size_t> numbers;
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (missing_[i]) numbers.push_back(i);

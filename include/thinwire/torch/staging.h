@@ -35,6 +35,21 @@ class Staging {
   }
 
   [[nodiscard]] at::Device device() const noexcept { return device_; }
+  /// Returns another stream; nothing if the device has none.
+  [[nodiscard]] std::optional<c10::Stream> new_stream() const {
+    if (!stream_) return std::nullopt;
+    return guard_.getNewStream(device_);
+  }
+  /// Returns the stream that gets the program's operations.
+  [[nodiscard]] c10::Stream current() const {
+    return guard_.getStream(device_);
+  }
+  /// Returns the event after all operations of a stream so far.
+  [[nodiscard]] c10::Event recorded(const c10::Stream& stream) const {
+    c10::Event event(device_.type());
+    event.record(stream);
+    return event;
+  }
 
   /// Returns an array that the device can copy to and from while the host
   /// computes.
@@ -99,14 +114,6 @@ class Staging {
   }
 
  private:
-  [[nodiscard]] c10::Stream current() const {
-    return guard_.getStream(device_);
-  }
-  [[nodiscard]] c10::Event recorded(const c10::Stream& stream) const {
-    c10::Event event(device_.type());
-    event.record(stream);
-    return event;
-  }
   static void copy(const std::vector<at::Tensor>& views,
                    const std::vector<at::Tensor>& tensors) {
     for (std::size_t k = 0; k < views.size(); ++k)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import array
 import base64
-import copy
 import io
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,22 +22,6 @@ from ...errors import BY_CODE, CommFailure, CorruptCheckpoint, Error, FailedPrec
 from .._report import EngineReport
 
 _OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
-
-
-def config_of_leaders(
-    config: _core.Config, world: int, ranks_per_host: int
-) -> _core.Config:
-    """Returns the configuration of the leaders' engine. It is that of one rank per host
-    that accumulates the backwards of its host's ranks.
-    """
-    _, micro, steps = config.batch(world)
-    leaders = copy.copy(config)
-    leaders.comm.hierarchy = _core.Hierarchy.flat
-    leaders.comm.ranks_per_host = 0
-    leaders.train_batch_size = None
-    leaders.train_micro_batch_size_per_gpu = micro or None
-    leaders.gradient_accumulation_steps = steps * ranks_per_host
-    return leaders
 
 
 class LedCore:
@@ -75,7 +58,7 @@ class LedCore:
         self.has_sent = False
         """Whether gradients of this backward have gone to the leader."""
         self._native: _core.Engine | None = None
-        settings = config_of_leaders(config, comm.size, hosts.size)
+        settings = _core.config_of_leaders(config, comm.size, hosts.size)
         # The engines compare these too, but only those of the leaders.
         comm.require_same(
             "parameter layout and configuration",

@@ -1,0 +1,572 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "thinwire/comm/agreement.h"
+#include "thinwire/core/env.h"
+#include "thinwire/engine/leaders.h"
+#include "thinwire/plan/measure.h"
+#include "thinwire/torch/engine_parts.h"
+#include "thinwire/torch/host_gradients.h"
+#include "thinwire/torch/host_group.h"
+#include "thinwire/torch/module_buffers.h"
+#include "thinwire/torch/module_memory.h"
+#include "thinwire/torch/module_others.h"
+
+namespace thinwire::torch {
+
+/// Settings of a HostEngine that no configuration file has.
+struct HostEngineOptions {
+  GroupOf group_of{};  ///< If empty, all parameters are in group 0.
+  std::optional<config::Buffers> buffers{};  ///< Unset: the configuration's.
+  /// Bytes of one sum inside a host, in fp32, unless one parameter is larger.
+  std::size_t bucket_bytes = std::size_t{25} << 20;
+};
+
+/// Engine for hosts with several devices and a rank for each. The device's own
+/// process group, such as c10d::ProcessGroupNCCL, sums the gradients of a host
+/// on its first rank, the leader. Leaders exchange gradients and step in host
+/// memory. The group then hands the parameters to the other ranks, the
+/// followers.
+///
+///   torch::HostEngine engine(*model, *comm, group, config);
+///   ...
+///   engine.backward(model->forward(batch));
+///   const auto report = engine.step();
+///
+/// The module is treated as by torch::Engine. Results are those of one rank per
+/// host that accumulates the batches of its host's ranks. With accumulation
+/// each rank adds up its own batches first. 16-bit gradients of a host are
+/// added in fp32, or in their own type if config.accumulation_dtype is that,
+/// and rounded once. Only leaders have arrays in host memory. Batch sizes count
+/// all ranks. If the program writes parameters, only a leader's writes count.
+class HostEngine {
+ public:
+  /// Collective over `comm`, which must outlive this object. `group` has the
+  /// ranks of this host in the order of their numbers. Nobody else uses it, and
+  /// its time-out is longer than that of `comm`. Hosts are those of
+  /// comm::find_hosts() with config.comm.ranks_per_host. All ranks get rank 0's
+  /// trained parameters, and buffers as config::Buffers specifies. Leaders
+  /// compute with all cores that they may use, unless config.comm.num_threads
+  /// or THINWIRE_NUM_THREADS gives a number.
+  ///
+  /// Throws Error(kInvalidArgument) on all ranks if parameters or
+  /// configurations differ, or if hosts do not fit. It does so too for
+  /// semantics of DeepSpeed, windows that the program ends, experts, a
+  /// hierarchy other than kAuto, and compressed_during_backward. Throws
+  /// Error(kCommFailure) if the group fails.
+  HostEngine(const ::torch::nn::Module& module, comm::Communicator& comm,
+             c10::intrusive_ptr<c10d::Backend> group,
+             const config::Config& config,
+             const HostEngineOptions& options = {});
+  HostEngine(const HostEngine&) = delete;
+  HostEngine& operator=(const HostEngine&) = delete;
+
+  /// Computes and collects gradients like Engine::backward(). After the last
+  /// one of a window it is collective in the host, and waits for the sums.
+  void backward(const at::Tensor& loss);
+  /// Steps after gradient_accumulation_steps backwards; before, does nothing.
+  /// Collective at boundaries. Every rank gets the leader's report, and the
+  /// leader's number for a rank with a non-finite gradient.
+  engine::EngineReport step();
+  /// Returns the mean over all ranks. Collective.
+  [[nodiscard]] double mean(double value) {
+    comm_.all_reduce(View(&value, 1, DType::kFloat64), comm::ReduceOp::kMean);
+    return value;
+  }
+  /// Returns the mean of tensors of one element.
+  [[nodiscard]] double mean(const at::Tensor& value) {
+    return mean(number_in(value));
+  }
+
+  /// Call the functions of engine::Engine on the leader. Followers ignore them.
+  void set_learning_rate(std::size_t group, double learning_rate) {
+    if (core_) core_->learning_rates().set(group, learning_rate);
+  }
+  void set_learning_rate(double learning_rate) {
+    if (core_) core_->learning_rates().set(learning_rate);
+  }
+  void set_schedule(config::LearningRateFunction schedule) {
+    if (core_) core_->learning_rates().set_schedule(std::move(schedule));
+  }
+
+  /// A scope in which parameters and, by config::Buffers, buffers are equal on
+  /// all ranks, nothing is recorded for a backward, and there is no step.
+  class Evaluation {
+   public:
+    explicit Evaluation(HostEngine& engine) : engine_(engine) {
+      engine.begin_evaluation();
+    }
+    ~Evaluation() {
+      if (engine_.core_) engine_.core_->end_evaluation();
+      engine_.in_evaluation_ = false;
+    }
+    Evaluation(const Evaluation&) = delete;
+    Evaluation& operator=(const Evaluation&) = delete;
+
+   private:
+    HostEngine& engine_;
+    ::torch::NoGradGuard no_grad_;
+  };
+  /// Begins an evaluation. Collective.
+  [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
+
+  /// Save and load like torch::Engine. Collective. A checkpoint of leaders
+  /// loads on any number of ranks, with leaders or without. It also has the
+  /// values that followers pass as extra.own.
+  checkpoint::SaveReport save(const std::string& root,
+                              const checkpoint::Extra& extra = {},
+                              const checkpoint::SaveOptions& options = {});
+  checkpoint::LoadReport load(const std::string& path,
+                              const checkpoint::LoadOptions& options = {});
+  std::optional<checkpoint::LoadReport> resume(
+      const std::string& path, const checkpoint::LoadOptions& options = {});
+
+  [[nodiscard]] bool is_leader() const { return hosts_.is_leader(); }
+  /// Returns the leader's engine, for inspection; null on followers.
+  [[nodiscard]] const engine::Engine* leader() const noexcept {
+    return core_.get();
+  }
+  [[nodiscard]] std::int64_t steps() const noexcept { return steps_; }
+  [[nodiscard]] double loss_scale() const noexcept { return loss_scale_; }
+  [[nodiscard]] const ParameterLayout& layout() const noexcept {
+    return memory_.layout();
+  }
+
+ private:
+  static config::Config supported(const comm::Communicator& comm,
+                                  config::Config config,
+                                  const HostEngineOptions& options);
+  static at::Device device_of(const ::torch::nn::Module& module) {
+    const std::vector<NamedParameter> all = trainable_parameters(module);
+    return all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
+  }
+  static Gradients place(bool is_leader, const config::Config& config,
+                         int hosts) {
+    if (!is_leader) return Gradients::kOnDevice;
+    return engine::keeps_gradients(config, hosts) ? Gradients::kInPlace
+                                                  : Gradients::kReleased;
+  }
+  void make_leader();
+  // Runs `action` on the leader, and tells all ranks of the host what they need
+  // of its engine.
+  StateDict shared(const std::function<StateDict()>& action);
+  void require_same_parameters();
+  // Throws Error(kFailedPrecondition) inside a window and in an evaluation.
+  void require_between_windows(const char* call) const;
+  void begin_evaluation();
+  // Gives the leader's parameters to all ranks of the host.
+  void hand_back();
+  // Gives them the tensors that a checkpoint has beside the parameters.
+  void hand_back_others();
+  static StateDict described(const checkpoint::LoadReport& report);
+  checkpoint::LoadReport report_of(const StateDict& said) const;
+  std::string describe_frozen() const;
+
+  const ::torch::nn::Module& module_;
+  comm::Communicator& comm_;
+  config::Config config_;
+  HostGroup hosts_;
+  ModuleBuffers buffers_;
+  std::vector<at::Tensor> before_;  // the leader's, until it has masters
+  ModuleMemory memory_;
+  std::unique_ptr<engine::Engine> core_{};  // of the leader
+  ModuleOthers others_;
+  std::optional<HostGradients> gradients_{};
+  std::optional<Backwards> backwards_{};
+  std::vector<std::vector<std::size_t>> buckets_;
+  std::int64_t window_ = 1;     // backwards of a step
+  std::int64_t in_window_ = 0;  // backwards so far
+  bool in_evaluation_ = false;
+  // The leader's engine has these values.
+  double loss_factor_ = 1;
+  double loss_scale_ = 1;
+  std::int64_t steps_ = 0;
+};
+
+inline config::Config HostEngine::supported(const comm::Communicator& comm,
+                                            config::Config config,
+                                            const HostEngineOptions& options) {
+  if (options.buffers) config.buffers = *options.buffers;
+  config.validate(comm.size());  // before the module changes
+  const auto require = [](bool holds, const char* what) {
+    if (!holds)
+      throw Error(ErrorCode::kInvalidArgument,
+                  std::string("with one leader per host ") + what);
+  };
+  require(config.semantics == config::Semantics::kCorrected,
+          "semantics must be corrected, got deepspeed");
+  require(config.managed_gradient_accumulation,
+          "managed_gradient_accumulation must be true, got false");
+  require(config.experts().empty(), "groups must have no experts");
+  require(config.comm.hierarchy == config::Hierarchy::kAuto,
+          "comm.hierarchy must be auto, got flat or by_host");
+  require(!config.comm.compressed_during_backward,
+          "comm.compressed_during_backward must be false, got true");
+  return config;
+}
+
+inline HostEngine::HostEngine(const ::torch::nn::Module& module,
+                              comm::Communicator& comm,
+                              c10::intrusive_ptr<c10d::Backend> group,
+                              const config::Config& config,
+                              const HostEngineOptions& options)
+    : module_(module),
+      comm_(comm),
+      config_(supported(comm, config, options)),
+      hosts_(comm, std::move(group), device_of(module),
+             config.comm.ranks_per_host),
+      buffers_(module, comm),
+      before_(hosts_.is_leader() ? values_before(module, comm, config)
+                                 : std::vector<at::Tensor>()),
+      memory_(module, options.group_of, config.precision.dtype,
+              place(hosts_.is_leader(), config, comm.size() / hosts_.size()),
+              keeps_float32(config)),
+      others_(module),
+      buckets_(host_buckets(memory_.tensors(), options.bucket_bytes)),
+      window_(config.batch(comm.size()).accumulation_steps) {
+  // The engines compare these too, but only those of the leaders.
+  comm::require_same(comm, "parameter layout and configuration",
+                     layout().describe() + config.describe() + "float32 for " +
+                         std::to_string(memory_.num_wide()) + " parameters\n" +
+                         describe_frozen());
+  shared([&] {
+    make_leader();
+    return StateDict();
+  });
+  before_.clear();
+  if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
+    buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
+  hand_back();
+  buffers_.make_equal(config_.buffers);
+  gradients_.emplace(memory_, hosts_, core_.get(), config,
+                     options.bucket_bytes);
+  backwards_.emplace(memory_.tensors(),
+                     [this](std::size_t index, const at::Tensor& tensor) {
+                       gradients_->take(index, tensor);
+                     });
+}
+
+inline void HostEngine::make_leader() {
+  comm::Communicator& leaders = hosts_.between();
+  config::Config config =
+      engine::config_of_leaders(config_, comm_.size(), hosts_.size());
+  if (config.comm.num_threads == 0 && env::num_threads() == 0) {
+    const plan::Processors machine = plan::measure_processors(leaders, 0);
+    config.comm.num_threads =
+        std::clamp(machine.cores / std::max(machine.ranks, 1), 1, 1024);
+  }
+  core_ = make_core(leaders, memory_, config, before_);
+  core_->set_accumulation_boundary(true);
+  core_->set_others([this] { return others_.describe(); });
+}
+
+inline StateDict HostEngine::shared(const std::function<StateDict()>& action) {
+  StateDict said = hosts_.shared([&] {
+    StateDict found = action();
+    found.put_real("loss_factor", core_->loss_factor());
+    found.put_real("loss_scale", core_->loss_scale());
+    found.put_integer("steps", core_->optimizer().progress().steps);
+    return found;
+  });
+  loss_factor_ = said.real("loss_factor");
+  loss_scale_ = said.real("loss_scale");
+  steps_ = said.integer("steps");
+  return said;
+}
+
+inline std::string HostEngine::describe_frozen() const {
+  std::string text;
+  for (const auto& item : module_.named_parameters())
+    if (!item.value().requires_grad())
+      text += "frozen " + item.key() + " of " +
+              std::to_string(item.value().numel()) + " elements\n";
+  return text;
+}
+
+inline void HostEngine::require_same_parameters() {
+  backwards_->require_own();
+  memory_.check_parameters();
+  memory_.take_in_written();
+  gradients_->check();
+  require_unchanged(trained_parameters(module_, config_), memory_);
+}
+
+inline void HostEngine::require_between_windows(const char* call) const {
+  if (in_evaluation_ || in_window_ > 0)
+    throw Error(ErrorCode::kFailedPrecondition,
+                std::string(call) + (in_evaluation_
+                                         ? ": inside an evaluation"
+                                         : ": inside a window of accumulation; "
+                                           "call step() first"));
+}
+
+inline void HostEngine::backward(const at::Tensor& loss) {
+  require_loss(loss);
+  require_same_parameters();
+  if (in_evaluation_ || in_window_ == window_)
+    throw Error(ErrorCode::kFailedPrecondition,
+                in_evaluation_
+                    ? "backward: inside an evaluation"
+                    : "backward: the window of " + std::to_string(window_) +
+                          " backward(s) is complete; call step() first");
+  const bool is_last = in_window_ + 1 == window_;
+  if (is_last && core_) core_->begin_backward();
+  gradients_->begin(is_last);
+  backwards_->run(
+      loss, loss_factor_, [this] { gradients_->finish(); },
+      [&](std::string_view reason) {
+        const bool has_sent = gradients_->has_sent();
+        gradients_->cancel();
+        in_window_ = 0;
+        if (has_sent) {
+          comm_.give_up(reason);
+          throw Error(ErrorCode::kCommFailure,
+                      "gradients had been sent before backward failed, so this "
+                      "rank has given up: " +
+                          std::string(reason));
+        }
+        if (is_last && core_) core_->cancel_backward(reason);
+      });
+  ++in_window_;
+  if (!is_last || !core_) return;
+  try {
+    core_->end_backward();
+  } catch (const Error& error) {
+    comm_.give_up(error.what());  // followers do not know it
+    throw;
+  }
+}
+
+inline engine::EngineReport HostEngine::step() {
+  require_same_parameters();
+  if (in_window_ == 0)
+    throw Error(ErrorCode::kFailedPrecondition,
+                "step: no backward since the last step");
+  engine::EngineReport report;
+  report.steps = steps_;
+  report.loss_scale = loss_scale_;
+  report.at_boundary = in_window_ == window_;
+  if (!report.at_boundary) return report;
+  in_window_ = 0;
+  optim::StepReport& of_step = report;
+  static_assert(std::is_trivially_copyable_v<optim::StepReport>);
+  const StateDict said = shared([&] {
+    report = core_->step(memory_.final_range());
+    if (report.nonfinite_rank >= 0)
+      report.nonfinite_rank = hosts_.leader_of(report.nonfinite_rank);
+    StateDict found;
+    found.put("report", ConstView(&of_step, sizeof of_step, DType::kUInt8));
+    found.put_real("learning_rate", report.learning_rate);
+    return found;
+  });
+  std::memcpy(&of_step, said.array("report").data(), sizeof of_step);
+  report.steps = steps_;
+  report.learning_rate = said.real("learning_rate");
+  hand_back();
+  return report;
+}
+
+inline void HostEngine::hand_back() {
+  memory_.send_parameters();
+  const ::torch::NoGradGuard no_grad;
+  for (const auto& bucket : buckets_) {
+    std::vector<at::Tensor> parts;
+    for (const std::size_t k : bucket)
+      parts.push_back(memory_.tensors()[k].detach().reshape({-1}));
+    at::Tensor flat = at::cat(parts);
+    if (flat.numel() == 0) continue;
+    hosts_.broadcast(flat);
+    if (is_leader()) continue;
+    std::int64_t at = 0;
+    for (const std::size_t k : bucket) {
+      const at::Tensor to = memory_.tensors()[k].detach();
+      to.copy_(flat.narrow(0, at, to.numel()).view(to.sizes()));
+      at += to.numel();
+    }
+  }
+}
+
+inline void HostEngine::hand_back_others() {
+  const ::torch::NoGradGuard no_grad;
+  const at::Device device = memory_.staging()->device();
+  const auto send = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.is_meta() ||
+        tensor.layout() != at::kStrided || tensor.numel() == 0)
+      return;
+    at::Tensor flat = tensor.detach().to(device).contiguous();
+    hosts_.broadcast(flat);
+    if (!is_leader()) tensor.detach().copy_(flat);
+  };
+  for (const auto& item : module_.named_parameters())
+    if (!item.value().requires_grad()) send(item.value());
+  for (const auto& item : module_.named_buffers()) send(item.value());
+}
+
+inline void HostEngine::begin_evaluation() {
+  require_same_parameters();
+  require_between_windows("evaluation");
+  memory_.wait();
+  shared([&] {
+    core_->begin_evaluation();
+    return StateDict();
+  });
+  in_evaluation_ = true;
+  hand_back();
+  buffers_.make_equal(config_.buffers);
+}
+
+namespace host_engine {
+inline constexpr const char* kFollower = "thinwire/follower/";
+/// Returns the prefix of a follower's own values in a checkpoint.
+inline std::string prefix_of(int local_rank) {
+  return kFollower + std::to_string(local_rank) + "/";
+}
+inline StateDict copy_of(const StateDict& state) {
+  StateDict copy;
+  copy.put_all("", state);
+  return copy;
+}
+/// Returns the own values of each of a host's ranks.
+inline std::vector<StateDict> divided(const StateDict& of_leader) {
+  std::vector<StateDict> all(1);
+  StateDict& own = all.front();
+  const auto is_own = [](const std::string& name) {
+    return !name.starts_with(kFollower);
+  };
+  for (const auto& [name, array] : of_leader.arrays())
+    if (is_own(name)) own.put(name, array.view());
+  for (const auto& [name, scalar] : of_leader.scalars())
+    if (is_own(name)) own.put_scalar(name, scalar);
+  const int followers = of_leader.has_scalar(std::string(kFollower) + "number")
+                            ? static_cast<int>(of_leader.integer(
+                                  std::string(kFollower) + "number"))
+                            : 0;
+  for (int k = 1; k <= followers; ++k)
+    all.push_back(of_leader.part(prefix_of(k)));
+  return all;
+}
+}  // namespace host_engine
+
+inline checkpoint::SaveReport HostEngine::save(
+    const std::string& root, const checkpoint::Extra& extra,
+    const checkpoint::SaveOptions& options) {
+  require_same_parameters();
+  require_between_windows("save");
+  const std::vector<std::string> of_host = hosts_.gather(packed(extra.own));
+  const StateDict said = shared([&] {
+    checkpoint::Extra all{.common = host_engine::copy_of(extra.common),
+                          .own = host_engine::copy_of(extra.own)};
+    all.own.put_integer(std::string(host_engine::kFollower) + "number",
+                        hosts_.size() - 1);
+    for (int k = 1; k < hosts_.size(); ++k)
+      all.own.put_all(host_engine::prefix_of(k),
+                      unpacked(of_host[static_cast<std::size_t>(k)]));
+    const checkpoint::SaveReport report = core_->save(root, all, options);
+    StateDict found;
+    found.put_text("path", report.path);
+    found.put_integer("step", report.step);
+    found.put_integer("bytes", static_cast<std::int64_t>(report.bytes));
+    found.put_real("seconds", report.seconds);
+    found.put_real("waited_seconds", report.waited_seconds);
+    return found;
+  });
+  return {.path = said.text("path"),
+          .step = said.integer("step"),
+          .bytes = static_cast<std::uint64_t>(said.integer("bytes")),
+          .seconds = said.real("seconds"),
+          .waited_seconds = said.real("waited_seconds")};
+}
+
+inline StateDict HostEngine::described(const checkpoint::LoadReport& report) {
+  StateDict found;
+  found.put_text("path", report.path);
+  found.put_integer("step", report.step);
+  found.put_text("run", report.run);
+  found.put_integer("world", report.world);
+  found.put_text("optimizer", report.optimizer);
+  found.put_text("precision", report.precision);
+  found.put_text("config", report.config);
+  found.put_all("scalars/", report.scalars);
+  found.put_all("common/", report.extra.common);
+  found.put_all("own/", report.extra.own);
+  found.put_integer("hosts",
+                    static_cast<std::int64_t>(report.own_of_ranks.size()));
+  for (std::size_t k = 0; k < report.own_of_ranks.size(); ++k)
+    found.put_all("own of " + std::to_string(k) + "/", report.own_of_ranks[k]);
+  found.put_integer("notes", static_cast<std::int64_t>(report.notes.size()));
+  for (std::size_t k = 0; k < report.notes.size(); ++k)
+    found.put_text("note " + std::to_string(k), report.notes[k]);
+  found.put_real("seconds", report.seconds);
+  return found;
+}
+
+inline checkpoint::LoadReport HostEngine::report_of(
+    const StateDict& said) const {
+  checkpoint::LoadReport report;
+  report.path = said.text("path");
+  report.step = said.integer("step");
+  report.run = said.text("run");
+  report.world = static_cast<int>(said.integer("world"));
+  report.optimizer = said.text("optimizer");
+  report.precision = said.text("precision");
+  report.config = said.text("config");
+  report.scalars = said.part("scalars/");
+  report.extra.common = said.part("common/");
+  std::vector<StateDict> of_host = host_engine::divided(said.part("own/"));
+  const auto own = static_cast<std::size_t>(hosts_.local_rank());
+  if (own < of_host.size()) report.extra.own = std::move(of_host[own]);
+  for (std::int64_t k = 0; k < said.integer("hosts"); ++k)
+    for (StateDict& one :
+         host_engine::divided(said.part("own of " + std::to_string(k) + "/")))
+      report.own_of_ranks.push_back(std::move(one));
+  for (std::int64_t k = 0; k < said.integer("notes"); ++k)
+    report.notes.push_back(said.text("note " + std::to_string(k)));
+  report.seconds = said.real("seconds");
+  return report;
+}
+
+inline checkpoint::LoadReport HostEngine::load(
+    const std::string& path, const checkpoint::LoadOptions& options) {
+  require_same_parameters();
+  require_between_windows("load");
+  memory_.wait();
+  const StateDict said = shared([&] {
+    const checkpoint::LoadReport report = core_->load(path, options);
+    others_.write_back();
+    return described(report);
+  });
+  hand_back();
+  hand_back_others();
+  return report_of(said);
+}
+
+inline std::optional<checkpoint::LoadReport> HostEngine::resume(
+    const std::string& path, const checkpoint::LoadOptions& options) {
+  require_same_parameters();
+  require_between_windows("resume");
+  memory_.wait();
+  const StateDict said = shared([&] {
+    const auto report = core_->resume(path, options);
+    if (!report) return StateDict();
+    others_.write_back();
+    return described(*report);
+  });
+  if (!said.has_scalar("path")) return std::nullopt;
+  hand_back();
+  hand_back_others();
+  return report_of(said);
+}
+
+}  // namespace thinwire::torch

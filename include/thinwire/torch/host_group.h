@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/types.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "thinwire/comm/agreement.h"
+#include "thinwire/comm/communicator.h"
+#include "thinwire/comm/hosts.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/state_dict.h"
+
+namespace thinwire::torch {
+
+/// Returns the state as bytes for another rank of the same program.
+inline std::string packed(const StateDict& state) {
+  std::string bytes;
+  const auto add = [&](std::string_view text) {
+    const std::uint64_t size = text.size();
+    bytes.append(reinterpret_cast<const char*>(&size), sizeof size);
+    bytes += text;
+  };
+  const auto add_value = [&](const auto& value) {
+    add({reinterpret_cast<const char*>(&value), sizeof value});
+  };
+  for (const auto& [name, array] : state.arrays()) {
+    bytes += static_cast<char>(array.dtype());
+    add(name);
+    add({static_cast<const char*>(array.view().data()), array.bytes()});
+  }
+  for (const auto& [name, scalar] : state.scalars()) {
+    bytes += static_cast<char>(-1 - static_cast<int>(scalar.index()));
+    add(name);
+    if (const auto* text = std::get_if<std::string>(&scalar)) add(*text);
+    if (const auto* real = std::get_if<double>(&scalar)) add_value(*real);
+    if (const auto* whole = std::get_if<std::int64_t>(&scalar))
+      add_value(*whole);
+  }
+  return bytes;
+}
+
+/// Returns the state of packed().
+inline StateDict unpacked(std::string_view bytes) {
+  StateDict state;
+  const auto take = [&] {
+    std::uint64_t size = 0;
+    std::memcpy(&size, bytes.data(), sizeof size);
+    const std::string_view found = bytes.substr(sizeof size, size);
+    bytes.remove_prefix(sizeof size + size);
+    return found;
+  };
+  while (!bytes.empty()) {
+    const int kind = bytes.front();
+    bytes.remove_prefix(1);
+    const std::string name(take());
+    const std::string_view value = take();
+    std::int64_t whole = 0;
+    double real = 0;
+    if (kind >= 0) {
+      const DType dtype = static_cast<DType>(kind);
+      Buffer array(value.size() / size_of(dtype), dtype);
+      if (!value.empty())
+        std::memcpy(array.view().data(), value.data(), value.size());
+      state.put(name, std::move(array));
+    } else if (kind == -1) {
+      std::memcpy(&whole, value.data(), sizeof whole);
+      state.put_integer(name, whole);
+    } else if (kind == -2) {
+      std::memcpy(&real, value.data(), sizeof real);
+      state.put_real(name, real);
+    } else {
+      state.put_text(name, std::string(value));
+    }
+  }
+  return state;
+}
+
+/// The ranks of one host, of which the first is the leader. They sum and share
+/// tensors of their devices in the device's own process group, such as NCCL's.
+/// Other values travel over the communicator.
+class HostGroup {
+ public:
+  /// Collective over `comm`, which must outlive this object. `group` has the
+  /// ranks of this host in their order, and nobody else uses it. Its time-out
+  /// must be longer than the communicator's. Throws Error(kInvalidArgument) on
+  /// all ranks unless several hosts hold several ranks each, equally many, and
+  /// groups fit them. Throws Error(kCommFailure) if the group fails.
+  HostGroup(comm::Communicator& comm, c10::intrusive_ptr<c10d::Backend> group,
+            at::Device device, int ranks_per_host)
+      : comm_(comm), group_(std::move(group)) {
+    comm::WhyFlat why;
+    const comm::Hosts hosts =
+        comm::find_hosts(comm, {.ranks_per_host = ranks_per_host}, &why);
+    comm::require_everywhere(comm, [&] {
+      const auto refuse = [](const std::string& text) {
+        throw Error(ErrorCode::kInvalidArgument, "group must be " + text);
+      };
+      if (!group_) refuse("a process group of the ranks of this host");
+      if (hosts.is_flat())
+        refuse(
+            "one of several hosts with several ranks each, equally many: " +
+            (why.text.empty() ? "every rank has a host of its own" : why.text));
+      if (group_->getSize() != hosts.ranks_per_host ||
+          group_->getRank() != hosts.local_rank)
+        refuse("rank " + std::to_string(hosts.local_rank) + " of " +
+               std::to_string(hosts.ranks_per_host) +
+               ", as on this host, got rank " +
+               std::to_string(group_->getRank()) + " of " +
+               std::to_string(group_->getSize()));
+      if (device.is_cpu())
+        refuse("used with a module on a device, got one on the CPU");
+    });
+    whole_ = comm.by_host(hosts);
+    // Who waits for a rank of its own host names it before other hosts miss
+    // their leader, and those before followers miss theirs.
+    first_ = comm::split_by_host(*whole_);
+    parts_ = comm::split_by_host(*whole_, std::chrono::milliseconds(750));
+    const c10::DeviceGuard on(device);
+    at::Tensor first = at::zeros({1}, at::TensorOptions().device(device));
+    sum(first);
+    wait_for_sums();
+  }
+
+  [[nodiscard]] bool is_leader() const { return group_->getRank() == 0; }
+  [[nodiscard]] int size() const { return group_->getSize(); }
+  [[nodiscard]] int local_rank() const { return group_->getRank(); }
+  /// Returns the communicator of all hosts' ranks with this one's number. That
+  /// of the leaders exchanges gradients.
+  [[nodiscard]] comm::Communicator& between() { return *parts_.between; }
+
+  /// Returns the rank of a host's leader in the whole communicator.
+  [[nodiscard]] int leader_of(int host) const {
+    return whole_->hosts().ranks[static_cast<std::size_t>(host * size())];
+  }
+
+  /// Adds up `flat`, a contiguous tensor of the device, on the leader.
+  /// Collective in the host. Done for later operations of the current stream.
+  /// The group is called when all ranks are there: throws Error(kCommFailure)
+  /// naming who is missing, within the time-out.
+  void sum(at::Tensor& flat) {
+    first_.inside->barrier();
+    guarded("a sum", [&] {
+      std::vector<at::Tensor> tensors{flat};
+      c10d::ReduceOptions options;
+      options.rootRank = 0;
+      sums_.push_back(group_->reduce(tensors, options));
+      sums_.back()->wait();
+    });
+  }
+  /// Gives all ranks of the host the leader's values, in the same way.
+  void broadcast(at::Tensor& flat) {
+    guarded("a broadcast", [&] {
+      std::vector<at::Tensor> tensors{flat};
+      c10d::BroadcastOptions options;
+      options.rootRank = 0;
+      group_->broadcast(tensors, options)->wait();
+    });
+  }
+  /// Returns on the leader when all sums are complete. Local. Throws
+  /// Error(kCommFailure) after the time-out.
+  void wait_for_sums() {
+    const auto sums = std::exchange(sums_, {});
+    if (!is_leader()) return;
+    guarded("a sum", [&] {
+      const auto end = std::chrono::steady_clock::now() + comm_.timeout();
+      for (const auto& sum : sums) {
+        while (!sum->isCompleted()) {
+          if (std::chrono::steady_clock::now() > end)
+            throw std::runtime_error("timed out");
+          std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+        if (const std::exception_ptr failed = sum->exception())
+          std::rethrow_exception(failed);
+      }
+    });
+  }
+
+  /// Returns the texts of all ranks of the host. Collective in the host.
+  [[nodiscard]] std::vector<std::string> gather(std::string_view text) {
+    return comm::gather_texts(*parts_.inside, text);
+  }
+  /// Runs `action` on the leader, and returns its result on all ranks of the
+  /// host, or throws its error there. Collective in the host.
+  StateDict shared(const std::function<StateDict()>& action) {
+    if (!is_leader()) {
+      const std::string said = gather("")[0];
+      if (said.front() == kDone) return unpacked(said.substr(1));
+      throw Error(static_cast<ErrorCode>(said.front()), said.substr(1));
+    }
+    StateDict found;
+    std::string said(1, kDone);
+    std::exception_ptr failure;
+    try {
+      found = action();
+      said += packed(found);
+    } catch (const Error& error) {
+      failure = std::current_exception();
+      said = static_cast<char>(error.code()) + std::string(error.what());
+    } catch (const std::exception& error) {
+      failure = std::current_exception();
+      said = static_cast<char>(ErrorCode::kFailedPrecondition) +
+             std::string("the leader of this host: ") + error.what();
+    }
+    try {
+      static_cast<void>(gather(said));
+    } catch (const Error&) {
+      if (!failure) throw;
+    }
+    if (failure) std::rethrow_exception(failure);
+    return found;
+  }
+
+ private:
+  static constexpr char kDone = '=';  // no ErrorCode
+
+  // Ends the group and gives up if `call` throws.
+  void guarded(const char* what, const std::function<void()>& call) {
+    std::string why;
+    try {
+      return call();
+    } catch (const c10::Error& error) {
+      why = error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    why = std::string(what) + " of the ranks of rank " +
+          std::to_string(comm_.rank()) + "'s host over " +
+          group_->getBackendName() + ": " + why;
+    comm_.give_up(why);
+    try {
+      group_->abort();
+    } catch (const std::exception&) {
+      // It cannot; its calls end by its own time-out.
+    }
+    throw Error(ErrorCode::kCommFailure, why);
+  }
+
+  comm::Communicator& comm_;
+  c10::intrusive_ptr<c10d::Backend> group_;
+  std::unique_ptr<comm::Communicator> whole_;
+  comm::HostGroups first_;
+  comm::HostGroups parts_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> sums_;
+};
+
+}  // namespace thinwire::torch
