@@ -112,7 +112,8 @@ class Bench:
                 turn = number % len(of_rate)
                 for variant in of_rate[turn:] + of_rate[:turn]:
                     program = programs[owner(variant)]
-                    answer = self.ask(place, program, variant, steps_of(variant, mbit))
+                    steps = steps_of(variant, mbit, place.ranks)
+                    answer = self.ask(place, program, variant, steps)
                     answer.update(set=name, mbit=mbit, round=number)
             self.write()
             say(f"{name}: round {number + 1}: {time.monotonic() - begin:.0f} s")

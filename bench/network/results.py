@@ -41,6 +41,7 @@ class Set:
     ranks_per_host: int
     mbit: int
     rounds: int
+    steps: list  # of a row in a round; rows have several numbers
     computing: float  # seconds of forward, backward and update alone
     rows: list
 
@@ -126,6 +127,7 @@ def one_set(results, measured, ranks, ranks_per_host, mbit):
         ranks_per_host=ranks_per_host,
         mbit=mbit,
         rounds=len(rounds),
+        steps=sorted({e["steps"] for e in limited.values()}),
         computing=median(lambda n: unlimited[COMPUTING, n]["seconds"]),
         rows=[
             row(variant)

@@ -44,9 +44,14 @@ def table(head, lines):
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
+def medians(one):
+    steps = " or ".join(map(str, one.steps))
+    return f"medians of {one.rounds} rounds of {steps} steps"
+
+
 def steps_table(one):
     heading = (
-        f"{rate(one.mbit)}, {one.ranks} ranks, medians of {one.rounds} rounds; "
+        f"{rate(one.mbit)}, {one.ranks} ranks, {medians(one)}; "
         f"computing alone {digits(one.computing * 1e3)} ms:\n\n"
     )
     head = [
@@ -73,8 +78,8 @@ def hosts_table(results, one):
     network card."""
     hosts = one.ranks // one.ranks_per_host
     heading = (
-        f"{rate(one.mbit)}, {hosts} hosts of {one.ranks_per_host} ranks, medians of "
-        f"{one.rounds} rounds; computing alone {digits(one.computing * 1e3)} ms:\n\n"
+        f"{rate(one.mbit)}, {hosts} hosts of {one.ranks_per_host} ranks, "
+        f"{medians(one)}; computing alone {digits(one.computing * 1e3)} ms:\n\n"
     )
     head = ["", "ms per step", "of flat", "sent per step and host", "wire alone, ms"]
     ratios = of_flat(results, one, "hosts")

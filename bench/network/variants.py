@@ -62,6 +62,8 @@ COMPRESSED = (
 # These steps are called exact, although their exchange is low-bit, because their Adam
 # is exact.
 CALLED_EXACT = ("zero_4_4", "onebit_adam_warm8", "onebit_adam_warm4")
+# These send a byte or half a byte for each element.
+SEVERAL_BITS = (*CALLED_EXACT, "ddp_hook8", "ddp_hook4")
 ALL = (*DENSE, *COMPRESSED)
 
 # The names in `thinwire plan`.
@@ -173,12 +175,16 @@ def warm_steps(variant):
     return WARM_STEPS.get(base(variant), others)
 
 
-def steps_of(variant, mbit):
-    """Returns the steps in a row: whole turns of 0/1 Adam's sync and three local
-    steps."""
-    dense = base(variant) in DENSE
-    slow = {25: (1, 4), 100: (2, 8), 1000: (4, 16)}
-    return slow.get(mbit, (16, 16))[0 if dense else 1]
+def steps_of(variant, mbit, ranks):
+    """Returns the steps in a row, fewer if they take long. 0/1 Adam takes whole turns
+    of a sync and three local steps."""
+    kind = 2
+    if base(variant) in DENSE:
+        kind = 0
+    elif base(variant) in SEVERAL_BITS:
+        kind = 1
+    steps = {25: (1, 2, 4), 100: (2, 4, 4), 1000: (4, 8, 8)}.get(mbit, (8, 8, 8))
+    return steps[kind] * 2 // ranks
 
 
 def is_compressed(variant):
