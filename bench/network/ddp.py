@@ -11,6 +11,7 @@ has buckets of this many megabytes, "python_onebit_adam@ELEMENTS" of this many e
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, freeze_step_of, learning_ra
 from text_data import TextData
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from variants import VALIDATION_BYTES, VALIDATIONS
+from variants import LONGEST, VALIDATE_EVERY, VALIDATION_BYTES
 
 EXACT_STEPS = 100  # as in network_steps.cpp
 EXACT_STEPS_OF_DDP = 2  # it lays out its buckets anew after its first step
@@ -168,12 +169,13 @@ def answer_of(training, steps, text):
 
 
 def train(given, text):
-    """Trains like train_gpt, and writes the same metrics.jsonl."""
+    """Trains like train_gpt, and writes the same metrics.jsonl. A run that ends above
+    the loss `until` continues at the last learning rate."""
     exact_steps = freeze_step_of(given.steps)
     training = Training(given, given.way, given.seed, exact_steps)
     begins_exact = "powersgd" in given.way
-    rows = []
-    for step in range(1, given.steps + 1):
+    rows, lowest = [], math.inf
+    for step in range(1, max(given.steps, LONGEST) + 1):
         begin = time.perf_counter()
         for group in training.optimizer.param_groups:
             group["lr"] = learning_rate(step, given.steps)
@@ -182,8 +184,11 @@ def train(given, text):
         phase = "exact" if begins_exact and step <= exact_steps else "compressed"
         row = {"step": step, "loss": loss.item(), "phase": phase}
         rows.append({**row, "seconds": seconds})
-        if step % (given.steps // VALIDATIONS) == 0:
+        if step % VALIDATE_EVERY == 0 or step == given.steps:
             rows.append({"step": step, "val_loss": training.validate(text)})
+            lowest = min(lowest, rows[-1]["val_loss"])
+        if step >= given.steps and lowest <= given.until:
+            break
     if dist.get_rank() == 0:
         given.out.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -199,6 +204,13 @@ def main():
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument(
         "--steps", type=int, default=500, help="number of steps of that run"
+    )
+    parser.add_argument(
+        "--until",
+        type=float,
+        default=math.inf,
+        metavar="LOSS",
+        help=f"continue above this loss, up to {LONGEST} steps",
     )
     parser.add_argument("--bucket-mb", help="default: torch's, 1 and then 25")
     parser.add_argument("layers", type=int)

@@ -8,7 +8,7 @@ networks, and they vanish with the last process inside.
 
 import subprocess
 
-BRIDGE, NETWORK = "bridge0", "10.78.0"
+BRIDGE, NETWORK, FIRST_ADDRESS = "bridge0", "10.78.0", 10
 LARGEST_PIECE = 32_768  # bytes
 GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, without headers and gaps
 
@@ -41,7 +41,6 @@ class Links:
     what failed."""
 
     def __init__(self, hosts):
-        self.hosts = hosts
         run("mkdir -p /run/netns")
         # Names of namespaces stay inside this mount.
         run("mount -t tmpfs tmpfs /run/netns")
@@ -53,16 +52,17 @@ class Links:
             run(f"ip netns add host{host}")
             run(f"ip link add port{host} type veth peer name eth0 netns host{host}")
             run(f"ip link set port{host} master {BRIDGE} up")
-            run(f"ip -n host{host} addr add {NETWORK}.{10 + host}/24 dev eth0")
+            address = f"{NETWORK}.{FIRST_ADDRESS + host}"
+            run(f"ip -n host{host} addr add {address}/24 dev eth0")
             # Sockets use this size when they connect. The processor would cut a piece
             # larger than the token bucket into packets.
             run(f"ip -n host{host} link set eth0 gso_max_size {LARGEST_PIECE} up")
             run(f"ip -n host{host} link set lo up")
 
-    def set_rate(self, mbit):
-        """Sets the rate of every host's sending side; None means the machine's own
-        speed."""
-        for host in range(self.hosts):
+    def set_rate(self, mbit, hosts):
+        """Sets the rate of the sending side of these hosts; None means the machine's
+        own speed."""
+        for host in hosts:
             if mbit is None:
                 run(f"tc -n host{host} qdisc replace dev eth0 root pfifo_fast")
                 continue
@@ -85,10 +85,13 @@ class Links:
 
 
 class Place:
-    """Ranks on the first of all hosts, as many on each."""
+    """Ranks on some of the hosts, as many on each."""
 
     def __init__(self, links, hosts, ranks_per_host=1):
         self.links = links
         self.hosts = hosts
         self.ranks_per_host = ranks_per_host
-        self.ranks = hosts * ranks_per_host
+        self.ranks = len(hosts) * ranks_per_host
+
+    def set_rate(self, mbit):
+        self.links.set_rate(mbit, self.hosts)

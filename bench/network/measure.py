@@ -6,28 +6,33 @@ Prints progress to stderr and writes results.json to the given folder.
 
 import argparse
 import json
+import math
 import os
 import re
+import shutil
 import statistics
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from links import GOODPUT, Links, Place
 from programs import Failure, Program, run_to_its_end
-from results import steps_to
 from variants import (
     ALL,
     BY_HOST,
     COMPUTING,
     FLAT,
     IN_FULL,
+    LONGEST,
     OF_A_RUN,
     OF_A_SLOW_RUN,
     ON_HOSTS,
     PEER,
+    STEPS,
+    VALIDATE_EVERY,
     VALIDATION_BYTES,
-    VALIDATIONS,
     is_compressed,
     must_be_compressed,
     owner,
@@ -47,8 +52,8 @@ CONTEXT = 64
 # Buckets are as long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s.
 DDP_BUCKET_MB = 4
 
-# A run that ends above exact Adam's loss is made again with more steps.
-RUN_LENGTHS = (400, 500, 600)
+# train_gpt is continued in these steps, if it ends above exact Adam's loss.
+LONGER = (480, LONGEST)
 SEEDS = (1, 2, 3)
 FULL_RATE = 100
 SLOW_RATE, SLOW_STEPS = 25, 1000
@@ -75,6 +80,7 @@ class Bench:
         self.plans = [] if "steps" in given.sets else kept.get("plans", [])
         self.runs = [] if "runs" in given.sets else kept.get("runs", [])
         self.slow_runs = [] if "slow" in given.sets else kept.get("slow_runs", [])
+        self.writing = threading.Lock()
 
     def write(self):
         """Writes all that is complete so far, so that an early end loses nothing."""
@@ -102,13 +108,13 @@ class Bench:
             for name, command in self.commands().items()
             if name in owners
         }
-        place.links.set_rate(None)
+        place.set_rate(None)
         for variant in dict.fromkeys([COMPUTING, *variants]):
             programs[owner(variant)].ask(told(variant), warm_steps(variant))
         for number in range(self.given.rounds):
             begin = time.monotonic()
             for mbit, of_rate in {None: alone, **plan}.items():
-                place.links.set_rate(mbit)
+                place.set_rate(mbit)
                 turn = number % len(of_rate)
                 for variant in of_rate[turn:] + of_rate[:turn]:
                     program = programs[owner(variant)]
@@ -131,73 +137,81 @@ class Bench:
         self.rounds.append(answer)
         return answer
 
-    def whole_runs(self, place, variants):
-        """Makes a run in each way for each seed, on a link without a limit, because
-        losses do not depend on the link. Then makes some over a slow one."""
+    def whole_runs(self, place, others, variants):
+        """Makes runs in full over a slow link. Meanwhile other hosts, which have only
+        the time that the cores are idle, make a run in each way for each seed. Their
+        link has no limit, because losses do not depend on it."""
+        place.set_rate(FULL_RATE)
+        in_full = [variant for variant in variants if variant in IN_FULL]
+        with ThreadPoolExecutor() as pool:
+            losses = pool.submit(self.runs_for_losses, others, variants)
+            self.runs_of_seed(place, in_full, SEEDS[0], FULL_RATE)
+            losses.result()
+
+    def runs_for_losses(self, place, variants):
+        # This holds for this thread and for what it starts.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        place.set_rate(None)
         for seed in SEEDS:
-            place.links.set_rate(None)
-            target = None
-            for variant in variants:
-                for steps in RUN_LENGTHS:
-                    run = self.whole_run(place, variant, seed, steps)
-                    target = run["losses"][-1][1] if target is None else target
-                    if steps_to(run["losses"], target) is not None:
-                        break
-        place.links.set_rate(FULL_RATE)
-        for variant in filter(IN_FULL.__contains__, variants):
-            of_seed = [
-                run["steps"]
-                for run in self.runs
-                if (run["variant"], run["seed"]) == (variant, SEEDS[0])
-            ]
-            self.whole_run(place, variant, SEEDS[0], max(of_seed), FULL_RATE)
+            self.runs_of_seed(place, variants, seed)
 
-    def whole_run(self, place, variant, seed, steps, mbit=None):
-        run = self.train(place, variant, seed, steps, mbit)
-        self.runs.append(run)
-        self.write()
-        return run
+    def runs_of_seed(self, place, variants, seed, mbit=None):
+        """Makes a run in each way. All but the peer's continue until they reach its
+        loss."""
+        until = math.inf
+        for variant in variants:
+            run = self.train(place, variant, seed, STEPS, mbit, until)
+            if variant == PEER:
+                until = run["losses"][-1][1]
+            with self.writing:
+                self.runs.append(run)
+                self.write()
 
-    def train(self, place, variant, seed, steps, mbit=None):
+    def train(self, place, variant, seed, steps, mbit, until=math.inf):
+        """Makes a run, which continues at its last learning rate if it ends above the
+        loss `until`."""
         folder = self.scratch / f"{variant}_{seed}_{steps}_{mbit}"
-        arguments = ["--steps", str(steps), "--seed", str(seed), "--out", str(folder)]
-        if owner(variant) == "python":
-            sizes = [str(MODEL[name]) for name in ("layers", "width", "batch")]
-            command = [self.given.python, str(HERE / "ddp.py"), "--way", variant]
-            command += ["--bucket-mb", str(DDP_BUCKET_MB), *arguments]
-            command += [*sizes, *self.given.text]
-        else:
-            command = [
-                str(BUILD / "bin" / "train_gpt"),
-                *run_flags(variant),
-                *arguments,
-            ]
-            command += [f"--{name}={value}" for name, value in MODEL.items()]
-            command += [f"--set=train_gpt.validate_bytes={VALIDATION_BYTES}"]
-            command += [f"--set=train_gpt.validate_every={steps // VALIDATIONS}"]
-            command += ["--quiet", "--data", *self.given.text]
+        shutil.rmtree(folder, ignore_errors=True)
+        arguments = ["--seed", str(seed), "--out", str(folder)]
         begin = time.monotonic()
-        run_to_its_end(place, command, self.scratch / f"{folder.name}.log")
+        for command in self.commands_of_run(variant, steps, until, arguments):
+            run_to_its_end(place, command, self.scratch / f"{folder.name}.log")
+            lines = (folder / "metrics.jsonl").read_text().splitlines()
+            metrics = [*map(json.loads, lines)]
+            losses = [(e["step"], e["val_loss"]) for e in metrics if "val_loss" in e]
+            if min(loss for _, loss in losses) <= until:
+                break
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         wall = time.monotonic() - begin
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        metrics = [*map(json.loads, lines)]
+        step, loss = losses[-1]
+        say(f"{variant}, seed {seed}, {step} steps: {loss:.4f}, {wall:.0f} s")
         of_step = [entry for entry in metrics if "phase" in entry]
-        run = {
+        return {
             "variant": variant,
             "seed": seed,
             "steps": steps,
             "mbit": mbit,
-            "losses": [
-                (entry["step"], entry["val_loss"])
-                for entry in metrics
-                if "val_loss" in entry
-            ],
+            "losses": losses,
             "kinds": "".join(entry["phase"][0] for entry in of_step),
             "seconds": [entry["seconds"] for entry in of_step] if mbit else [],
         }
-        loss = run["losses"][-1][1]
-        say(f"{variant}, seed {seed}, {steps} steps: {loss:.4f}, {wall:.0f} s")
-        return run
+
+    def commands_of_run(self, variant, steps, until, arguments):
+        """Returns the command that makes a run, and those that continue it."""
+        if owner(variant) == "python":
+            sizes = [str(MODEL[name]) for name in ("layers", "width", "batch")]
+            command = [self.given.python, str(HERE / "ddp.py"), "--way", variant]
+            command += ["--bucket-mb", str(DDP_BUCKET_MB), "--until", str(until)]
+            command += ["--steps", str(steps), *arguments]
+            return [[*command, *sizes, *self.given.text]]
+        command = [str(BUILD / "bin" / "train_gpt"), *run_flags(variant), *arguments]
+        command += [f"--{name}={value}" for name, value in MODEL.items()]
+        command += [f"--set=train_gpt.validate_bytes={VALIDATION_BYTES}"]
+        command += [f"--set=train_gpt.validate_every={VALIDATE_EVERY}"]
+        command += [f"--set=schedule.total_steps={steps}"]
+        command += ["--resume", f"--save-every={steps}"]
+        command += ["--quiet", "--data", *self.given.text]
+        return [[*command, f"--steps={length}"] for length in (steps, *LONGER)]
 
     def planned(self, place):
         """Runs `thinwire plan` for each link, with forward and backward as they were
@@ -214,9 +228,9 @@ class Bench:
             seconds = statistics.median(
                 entry["seconds"] - entry["update"] for entry in computing
             )
-            place.links.set_rate(mbit)
+            place.set_rate(mbit)
             flags = ["--compute-ms", f"{seconds * 1e3:.3f}", "--config", str(config)]
-            flags += ["--steps", str(RUN_LENGTHS[0]), "--warmup-bits", "8"]
+            flags += ["--steps", str(STEPS), "--warmup-bits", "8"]
             ways = self.plan(place, computing[0]["params"], flags)
             found.append({"mbit": mbit, "ways": ways})
             say(f"plan at {mbit} Mbit/s")
@@ -231,15 +245,15 @@ class Bench:
         return [*map(json.loads, lines)]
 
     def run(self):
-        links = Links(self.given.hosts)
-        pair = Place(links, 2)
+        links = Links(4)
+        pair, other_pair = Place(links, range(2)), Place(links, range(2, 4))
         variants = [v for v in ALL if re.search(self.given.only, v)]
         if "steps" in self.given.sets:
             on_each = [COMPUTING, *variants]
             self.steps(pair, "steps", dict.fromkeys(RATES, on_each))
             self.plans = self.planned(pair)
-            if links.hosts > 2:
-                many = Place(links, links.hosts)
+            if self.given.hosts > 2:
+                many = Place(links, range(self.given.hosts))
                 self.steps(many, "steps", {1000: variants})
         if "hosts" in self.given.sets:
             on_hosts = [
@@ -248,12 +262,12 @@ class Bench:
                 if re.search(self.given.only, v)
                 for where in (FLAT, BY_HOST)
             ]
-            self.steps(Place(links, 2, 2), "hosts", {100: on_hosts})
+            self.steps(Place(links, range(2), 2), "hosts", {100: on_hosts})
         if "runs" in self.given.sets:
             others = [v for v in OF_A_RUN[1:] if re.search(self.given.only, v)]
-            self.whole_runs(pair, [PEER, *others])
+            self.whole_runs(pair, other_pair, [PEER, *others])
         if "slow" in self.given.sets:
-            pair.links.set_rate(SLOW_RATE)
+            pair.set_rate(SLOW_RATE)
             for variant in OF_A_SLOW_RUN:
                 if re.search(self.given.only, variant):
                     run = self.train(pair, variant, SEEDS[0], SLOW_STEPS, SLOW_RATE)
@@ -288,7 +302,7 @@ def main():
     given = parser.parse_args()
     try:
         if given.probe:
-            Links(2).set_rate(RATES[0])
+            Links(2).set_rate(RATES[0], range(2))
             return 0
         Bench(given).run()
     except (Failure, OSError) as failure:

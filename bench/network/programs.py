@@ -9,7 +9,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from links import NETWORK
+from links import FIRST_ADDRESS, NETWORK
 
 HERE = Path(__file__).resolve().parent
 ANSWER_SECONDS = 300
@@ -32,14 +32,14 @@ def environment(place, port):
         "THINWIRE_RANKS_PER_HOST": str(place.ranks_per_host),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "GLOO_SOCKET_IFNAME": "eth0",
-        "MASTER_ADDR": f"{NETWORK}.10",
+        "MASTER_ADDR": f"{NETWORK}.{FIRST_ADDRESS + place.hosts[0]}",
         "MASTER_PORT": str(port),
     }
 
 
 def launcher(place):
     """A daemon on each host starts its ranks; none is bound to a core."""
-    slots = [f"host{host}:{place.ranks_per_host}" for host in range(place.hosts)]
+    slots = [f"host{host}:{place.ranks_per_host}" for host in place.hosts]
     return [
         *("mpirun", "--bind-to", "none", "--host", ",".join(slots)),
         *("--mca", "plm_rsh_agent", str(HERE / "on_host")),

@@ -52,12 +52,12 @@ class RunToLoss:
 
     variant: str
     seeds: int
-    loss: float  # at the end of the shortest runs
+    loss: float  # at the end, before a run was continued
     gaps: list  # to the peer's loss there, of each seed
     steps: float | None  # None if a seed does not reach the loss
     bytes: float | None  # sent by a rank until then; None without measured steps
     seconds: dict  # rate: until then
-    whole: dict  # rate: of the whole shortest run
+    whole: dict  # rate: of the whole run, before it was continued
     full_seconds: float | None  # as it ran over the slow link, until then
 
 
@@ -200,30 +200,27 @@ def runs_to_loss(results):
     """Returns a RunToLoss for each way. They take as long as their steps of each kind
     took where these were measured."""
     made = [run for run in results["runs"] if run["mbit"] is None]
-    shortest = min((run["steps"] for run in made), default=None)
     found = [one for one in sets(results, "steps") if one.ranks == 2]
     seconds = {
         one.mbit: {row.variant: row.seconds for row in one.rows} for one in found
     }
     sent = {row.variant: row.bytes for row in found[0].rows} if found else {}
-    targets = {
-        run["seed"]: run["losses"][-1][1]
-        for run in made
-        if (run["variant"], run["steps"]) == (PEER, shortest)
-    }
+    targets = {run["seed"]: last_loss(run) for run in made if run["variant"] == PEER}
     return [
-        run_to_loss(results, variant, shortest, targets, seconds, sent)
+        run_to_loss(results, variant, targets, seconds, sent)
         for variant in dict.fromkeys(run["variant"] for run in made)
     ]
 
 
-def run_to_loss(results, variant, shortest, targets, seconds, sent):
+def last_loss(run):
+    """Returns the loss after its last step, before it was continued."""
+    return dict(map(tuple, run["losses"]))[run["steps"]]
+
+
+def run_to_loss(results, variant, targets, seconds, sent):
     own = [run for run in results["runs"] if run["variant"] == variant]
-    short = [r for r in own if r["mbit"] is None and r["steps"] == shortest]
-    last = {r["seed"]: r for r in own if r["mbit"] is None}  # the longest of a seed
-    crossed = [
-        (run, steps_to(run["losses"], targets[seed])) for seed, run in last.items()
-    ]
+    made = [run for run in own if run["mbit"] is None]
+    crossed = [(run, steps_to(run["losses"], targets[run["seed"]])) for run in made]
 
     def until(of_step):
         return mean(
@@ -236,7 +233,7 @@ def run_to_loss(results, variant, shortest, targets, seconds, sent):
     def whole(of_step):
         return mean(
             sum_of(variant, counts_of(run["kinds"], run["steps"]), of_step)
-            for run in short
+            for run in made
         )
 
     full = [
@@ -247,9 +244,9 @@ def run_to_loss(results, variant, shortest, targets, seconds, sent):
     ]
     return RunToLoss(
         variant=variant,
-        seeds=len(short),
-        loss=mean(run["losses"][-1][1] for run in short),
-        gaps=[run["losses"][-1][1] - targets[run["seed"]] for run in short],
+        seeds=len(made),
+        loss=mean(map(last_loss, made)),
+        gaps=[last_loss(run) - targets[run["seed"]] for run in made],
         steps=mean(steps for _, steps in crossed),
         bytes=until(sent),
         seconds={mbit: until(of_step) for mbit, of_step in seconds.items()},

@@ -181,14 +181,15 @@ def runs_table(results):
     """Returns runs until they reach the peer's final loss."""
     runs = in_order(runs_to_loss(results))
     rates = [*runs[0].seconds]
-    lengths = sorted({run["steps"] for run in results["runs"]})
+    steps = results["runs"][0]["steps"]
     head = [
-        f"until the loss of exact Adam after {lengths[0]} steps",
-        *(f"loss after {lengths[0]}", "above exact Adam, of each seed", "steps"),
+        f"until the loss of exact Adam after {steps} steps",
+        *(f"loss after {steps}", "above exact Adam, of each seed", "steps"),
         *("sent per rank", *map(rate, rates), "in full at 100 Mbit/s"),
     ]
     peer = next(run for run in runs if run.variant == PEER)
-    return table(head, [line_of_run(run, peer, lengths[-1]) for run in runs])
+    longest = max(len(run["kinds"]) for run in results["runs"])
+    return table(head, [line_of_run(run, peer, longest) for run in runs])
 
 
 def line_of_run(run, peer, longest):

@@ -84,8 +84,11 @@ PLANNED_RUNS = {
     "zero 4/4": "zero_4_4",
 }
 
-# A whole run validates so often, on so many bytes of held-out text.
-VALIDATIONS, VALIDATION_BYTES = 20, 16_384
+# A whole run has this many steps. One that ends above the loss of its peer continues at
+# the last learning rate, up to the longest.
+STEPS, LONGEST = 400, 600
+# It validates after so many steps each, on so many bytes of held-out text.
+VALIDATE_EVERY, VALIDATION_BYTES = 40, 16_384
 
 # Whole runs are made in these ways. The first is the one that all others are compared
 # with. Some are also made in full over a slow link.

@@ -22,7 +22,7 @@ import subprocess, sys
 sys.path.insert(0, {str(BENCH)!r})
 from links import Links
 links = Links(2)
-links.set_rate(100)
+links.set_rate(100, range(2))
 listing = subprocess.run("ip -n host1 -o link; ip -n host1 route", shell=True,
                          capture_output=True, text=True, check=True).stdout
 assert links.sent_bytes(0) >= 0

@@ -79,17 +79,20 @@ KINDS = {
 }
 
 
-def run_of(variant, seed, crossing, mbit=None, seconds=0.0):
-    """400 steps. The loss falls by 0.001 per step, and passes the target at a step
-    between two validations."""
+def run_of(variant, seed, crossing, mbit=None, seconds=0.0, continued=0):
+    """400 steps and those by which it was continued. The loss falls by 0.001 per step,
+    and passes the target at a step between two validations."""
+    last = 400 + continued
     return {
         "variant": variant,
         "seed": seed,
         "steps": 400,
         "mbit": mbit,
-        "losses": [(s, TARGET + (crossing - s) / 1000) for s in range(50, 401, 50)],
-        "kinds": KINDS[variant],
-        "seconds": [seconds] * 400 if mbit else [],
+        "losses": [
+            (s, TARGET + (crossing - s) / 1000) for s in range(50, last + 1, 50)
+        ],
+        "kinds": KINDS[variant] + "c" * continued,
+        "seconds": [seconds] * last if mbit else [],
     }
 
 
@@ -280,6 +283,18 @@ class Results(Case):
                 run.update(run_of("zero_one_adam", run["seed"], 401))
         self.assertIn("| not in 400 |", self.show(results))
         self.assertNotIn("0/1 Adam", (self.out / "network.svg").read_text())
+
+    def test_a_run_is_continued_until_it_reaches_the_loss(self):
+        results = recorded()
+        for run in results["runs"]:
+            if run["variant"] == "onebit_adam":
+                run.update(run_of("onebit_adam", run["seed"], 430, continued=50))
+        shown = self.show(results)
+        self.assertIn("| 1.830 | +0.030, +0.030 (+0.030) | 430 | 2664 MB |", shown)
+        for run in results["runs"]:
+            if run["variant"] == "onebit_adam":
+                run.update(run_of("onebit_adam", run["seed"], 470, continued=50))
+        self.assertIn("| not in 450 |", self.show(results))
 
     def test_publish_writes_the_picture_and_the_marked_tables(self):
         (self.folder / "docs").mkdir()
