@@ -37,8 +37,10 @@ def run(
 ) -> list[Any]:
     """The results of the function `name` of `file` on n ranks, each a process."""
     require()
-    got = ranks.call(n, file, name, *arguments, seconds=seconds, env=env)
-    return [rank.value for rank in ranks.succeed(got)]
+    found: list[Any] = ranks.results(
+        n, file, name, *arguments, seconds=seconds, env=env
+    )
+    return found
 
 
 def device(rank: int = 0) -> torch.device:

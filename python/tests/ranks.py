@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks as processes, for tests: started with torchrun's or mpirun's variables, watched, ended.
 
-    for rank in succeed(call(2, __file__, "train", 12, seconds=30)):
-        assert rank.value == ...           # what train(12) returned on that rank, through JSON
+    for value in results(2, __file__, "train", 12, seconds=30):
+        assert value == ...           # what train(12) returned on that rank, through JSON
     ranks = run(2, "script.py", "--steps", "12")
     assert ranks[1].returncode == -9 and "rank 1 has left" in ranks[0].stderr
 
@@ -90,6 +90,11 @@ def call(
     if launcher == "mpirun":
         return _mpirun(n, [__file__, *command], seconds, env)
     return _torchrun(n, command, seconds, env, store, forks=True)
+
+
+def results(n: int, file: str | Path, name: str, *given: object, **options: Any) -> Any:
+    """Returns what the function of call() returned on each rank. All ended with 0."""
+    return [rank.value for rank in succeed(call(n, file, name, *given, **options))]
 
 
 def succeed(ranks: list[Rank]) -> list[Rank]:

@@ -191,15 +191,12 @@ def doctor_of_a_rank_with_threads() -> list[str]:
 
 
 def test_doctor_speaks_once_and_has_a_line_for_each_difference() -> None:
-    first, *others = ranks.succeed(
-        ranks.call(3, __file__, "doctor_of_a_rank_with_threads")
-    )
-    assert all(other.value == [] for other in others)
-    differing = [line for line in first.value if line.startswith("differs")]
-    (line,) = differing
+    first, *others = ranks.results(3, __file__, "doctor_of_a_rank_with_threads")
+    assert others == [[], []]
+    (line,) = (line for line in first if line.startswith("differs"))
     assert line.startswith(f"differs: rank 1 on {socket.gethostname()}: threads ")
     assert line.endswith("2 per rank (THINWIRE_NUM_THREADS)")
-    (of_ranks,) = (line for line in first.value if line.startswith("ranks"))
+    (of_ranks,) = (line for line in first if line.startswith("ranks"))
     assert "3, on 1 host" in of_ranks
 
 

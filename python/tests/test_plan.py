@@ -62,12 +62,11 @@ def plan_of_a_rank() -> tuple[str, str]:
 
 
 def test_ranks_of_a_process_group_measure_their_network() -> None:
-    first, second = ranks.succeed(ranks.call(2, __file__, "plan_of_a_rank"))
-    printed, refused = first.value
+    (printed, refused), second = ranks.results(2, __file__, "plan_of_a_rank")
     assert printed.startswith("without --forward-ms")
     assert "measured: 2 ranks; link of each" in printed
     assert printed.splitlines()[-1].startswith("fastest: ")
-    assert second.value[0] == ""
+    assert second[0] == ""
     assert "under a launcher the network is measured" in refused
 
 

@@ -197,12 +197,9 @@ def go_on_after_a_refused_save(folder: str) -> list[str]:
 
 def test_training_goes_on_after_a_refused_save(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ended = ranks.succeed(
-        ranks.call(2, __file__, "go_on_after_a_refused_save", str(tmp_path))
-    )
-    for rank in ended:
-        assert "Not a directory" in rank.value[0]
-        assert rank.value[1] == "saved step 2"
+    name = "go_on_after_a_refused_save"
+    for first, second in ranks.results(2, __file__, name, str(tmp_path)):
+        assert "Not a directory" in first and second == "saved step 2"
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,9 @@ def train_over_mpi() -> str:
 
 def test_mpi_is_chosen_by_its_name() -> None:
     ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
-    by_name = ranks.succeed(
-        ranks.call(2, __file__, "train_over_mpi", launcher="mpirun", seconds=60)
-    )
-    values = [rank.value for rank in by_name]
-    assert values[0] == values[1]
-    assert values[0].startswith("mpi4py ")
+    first, second = ranks.results(2, __file__, "train_over_mpi", launcher="mpirun")
+    assert first == second
+    assert first.startswith("mpi4py ")
 
 
 def test_mpi_without_mpirun_is_refused() -> None:

@@ -43,17 +43,10 @@ def test_gloo_and_mpi4py_equal_local(world: int) -> None:
     assert len({result["worker_error"] for result in local}) == world
     for name, launcher in (("torch", "torchrun"), ("mpi4py", "mpirun")):
         ranks.require("mpi", name != "mpi4py" or ranks.has_mpi(), "no mpirun or mpi4py")
-        got = ranks.succeed(
-            ranks.call(
-                world,
-                __file__,
-                "train_over",
-                name,
-                launcher=launcher,
-                env={"THINWIRE_COMM": name},
-            )
-        )
-        assert [rank.value for rank in got] == local, name
+        env = {"THINWIRE_COMM": name}
+        options: dict[str, Any] = {"launcher": launcher, "env": env}
+        found = ranks.results(world, __file__, "train_over", name, **options)
+        assert found == local, name
 
 
 def split_thrice() -> list[Any]:
@@ -74,7 +67,5 @@ def split_thrice() -> list[Any]:
 
 
 def test_parts_do_not_take_each_others_messages() -> None:
-    got = [
-        rank.value for rank in ranks.succeed(ranks.call(3, __file__, "split_thrice"))
-    ]
+    got = ranks.results(3, __file__, "split_thrice")
     assert got == [[1, 3, 1, 3, 1], [1, 3, 1, 3, 1], [1, 3, 2, 3, 2]]

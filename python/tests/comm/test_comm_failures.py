@@ -192,10 +192,7 @@ def all_cases() -> dict[str, list[str]]:
 
 
 def test_ranks_that_do_not_fit_together() -> None:
-    zero, one = [
-        rank.value
-        for rank in ranks.succeed(ranks.call(2, __file__, "all_cases", seconds=SECONDS))
-    ]
+    zero, one = ranks.results(2, __file__, "all_cases", seconds=SECONDS)
     layout = "the same on all ranks"
     for texts in (zero, one):
         text, sums = texts["another layout"]
@@ -230,8 +227,9 @@ def give_up_inside_an_exchange() -> list[Any]:
 
 
 def test_give_up_ends_the_own_exchange_and_those_of_peers_within_a_second() -> None:
-    got = ranks.call(3, __file__, "give_up_inside_an_exchange", seconds=SECONDS)
-    texts, seconds = zip(*(rank.value for rank in ranks.succeed(got)), strict=True)
+    name = "give_up_inside_an_exchange"
+    found = ranks.results(3, __file__, name, seconds=SECONDS)
+    texts, seconds = zip(*found, strict=True)
     assert max(seconds[:2]) < 1.5 and seconds[2] < 1, seconds
     assert ": rank 1 gave up: no more data" in texts[0] + texts[2], texts
     assert all("no more data" in text for text in texts), texts
@@ -253,10 +251,9 @@ def mpi_cases() -> dict[str, list[str]]:
 def test_ranks_of_mpi4py_that_do_not_fit_together() -> None:
     ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
     env = {"THINWIRE_COMM": "mpi4py"}
-    got = ranks.call(
+    zero, one = ranks.results(
         2, __file__, "mpi_cases", launcher="mpirun", env=env, seconds=SECONDS
     )
-    zero, one = [rank.value for rank in ranks.succeed(got)]
     assert zero["give up"][0].endswith(": rank 1 gave up: no more data")
     assert "this rank gave up: no more data" in one["give up"][0] or (
         "communicator already failed: no more data" in one["give up"][0]

@@ -191,7 +191,7 @@ def join() -> None:
 
 
 def test_groups_of_some_ranks() -> None:
-    ranks.succeed(ranks.call(3, __file__, "join"))
+    ranks.results(3, __file__, "join")
 
 
 def test_local_gradients(world_of_one: None) -> None:
@@ -216,8 +216,7 @@ def local_gradients_of_ranks() -> list[float]:
 
 
 def test_local_gradients_are_each_ranks_own() -> None:
-    got = ranks.succeed(ranks.call(2, __file__, "local_gradients_of_ranks"))
-    assert [rank.value for rank in got] == [[1.0], [2.0]]
+    assert ranks.results(2, __file__, "local_gradients_of_ranks") == [[1.0], [2.0]]
 
 
 def join_by_mpi(port: int) -> list[int]:
@@ -227,8 +226,9 @@ def join_by_mpi(port: int) -> list[int]:
 
 def test_init_distributed_under_mpirun() -> None:
     ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
-    got = ranks.call(2, __file__, "join_by_mpi", ranks.free_port(), launcher="mpirun")
-    assert [rank.value for rank in ranks.succeed(got)] == [[0, 2], [1, 2]]
+    port = ranks.free_port()
+    found = ranks.results(2, __file__, "join_by_mpi", port, launcher="mpirun")
+    assert found == [[0, 2], [1, 2]]
 
 
 def ranks_after_initialize() -> int:
@@ -241,8 +241,7 @@ def ranks_after_initialize() -> int:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_initialize_starts_torch_distributed_under_torchrun(n: int) -> None:
-    got = ranks.call(n, __file__, "ranks_after_initialize")
-    assert [rank.value for rank in ranks.succeed(got)] == [n] * n
+    assert ranks.results(n, __file__, "ranks_after_initialize") == [n] * n
 
 
 @pytest.mark.quick

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import native
@@ -19,36 +17,6 @@ import torch.distributed as dist
 from thinwire import comm
 
 STEPS = 200
-
-
-@contextlib.contextmanager
-def beside(action: Callable[[], object]) -> Iterator[None]:
-    """`action` again and again on another thread."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            while not stop.is_set():
-                action()
-        except BaseException as error:  # noqa: BLE001  raised again below
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
-def spin() -> None:
-    """Holds the GIL all the time, but for what the interpreter takes from it."""
-    for _ in range(1000):
-        pass
 
 
 def train() -> str:
@@ -118,17 +86,28 @@ def all_kinds() -> dict[str, Any]:
     results["two on threads"] = train_two_on_threads()
     # The default of 5 ms makes every exchange wait that long for the GIL, twice.
     sys.setswitchinterval(1e-4)
-    with beside(spin):
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    spinning = threading.Thread(target=spin)
+    spinning.start()
+    try:
         results["spinning"] = train()
+    finally:
+        stop.set()
+        spinning.join()
     dist.destroy_process_group()
     return results
 
 
 def test_200_steps_beside_everything_else_give_the_same_bits() -> None:
-    got = ranks.succeed(ranks.call(2, __file__, "all_kinds", seconds=100))
-    alone = got[0].value["alone"]
-    for rank in got:
-        assert rank.value == {
+    first, second = ranks.results(2, __file__, "all_kinds", seconds=100)
+    alone = first["alone"]
+    for found in (first, second):
+        assert found == {
             "alone": alone,
             "collectives": alone,
             "two in turn": [alone, alone],
@@ -177,8 +156,7 @@ def fork_and_leave() -> int:
 
 
 def test_a_forked_child_with_a_group_and_an_optimizer_leaves() -> None:
-    got = ranks.succeed(ranks.call(2, __file__, "fork_and_leave", seconds=60))
-    assert [rank.value for rank in got] == [0, 0]
+    assert ranks.results(2, __file__, "fork_and_leave") == [0, 0]
 
 
 def leave_amid_steps_of_a_daemon() -> str:
@@ -199,17 +177,16 @@ def leave_amid_steps_of_a_daemon() -> str:
 
 def test_the_interpreter_ends_amid_steps_of_a_daemon_thread() -> None:
     for _ in range(3):  # it ended by a signal in two of three times
-        got = ranks.call(2, __file__, "leave_amid_steps_of_a_daemon", seconds=60)
-        assert [rank.value for rank in ranks.succeed(got)] == ["left", "left"]
+        name = "leave_amid_steps_of_a_daemon"
+        assert ranks.results(2, __file__, name) == ["left", "left"]
 
 
 def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
-    got = ranks.succeed(ranks.call(2, __file__, "fork_amid_training", seconds=60))
+    got = ranks.results(2, __file__, "fork_amid_training")
     undisturbed = comm.run_local_ranks(
         2, lambda group: native.Training(group).steps(12).digests()
     )
-    for rank, expected in zip(got, undisturbed, strict=True):
-        texts, code, digests = rank.value
+    for (texts, code, digests), expected in zip(got, undisturbed, strict=True):
         assert code == 7
         assert digests == expected
         assert len(texts) == 3

@@ -11,13 +11,12 @@ import ranks
 import torch
 
 RUNS = Path(__file__).resolve().parents[1] / "client_runs.py"
-SECONDS = 110
 
 
 def runs(name: str, *arguments: object, n: int = 2) -> list[list[Any]]:
     """Returns the ranks' results, run by run."""
-    ended = ranks.succeed(ranks.call(n, RUNS, name, *arguments, seconds=SECONDS))
-    return list(zip(*(rank.value for rank in ended), strict=True))
+    ends = ranks.results(n, RUNS, name, *arguments, seconds=110)
+    return list(zip(*ends, strict=True))
 
 
 def assert_right(run: list[Any], steps: int = 12) -> None:

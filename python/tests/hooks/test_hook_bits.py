@@ -103,11 +103,11 @@ def compare(rank: int, size: int, bits: int, name: str) -> dict[str, Any]:
 
 def require_equal(n: int, runs: list[tuple[int, str]], **env: str) -> list[str]:
     """Returns what the hook of the first run says of itself on each rank."""
-    ended = ranks.call(n, __file__, "train", runs, seconds=100, env=env)
-    for rank in ranks.succeed(ended):
-        for run, result in zip(runs, rank.value, strict=True):
+    ends = ranks.results(n, __file__, "train", runs, seconds=100, env=env)
+    for found in ends:
+        for run, result in zip(runs, found, strict=True):
             assert all(result["equal"]), run
-    return [rank.value[0]["text"] for rank in ended]
+    return [found[0]["text"] for found in ends]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
@@ -123,41 +123,3 @@ def test_bits_by_host() -> None:
     """Two hosts of two ranks: the hosts' means are what is exchanged."""
     for text in require_equal(4, [(4, "plain")], THINWIRE_RANKS_PER_HOST="2"):
         assert "4 ranks on 2 hosts" in text
-
-
-def dyadic(bits: int) -> dict[str, Any]:
-    """Gradients of few values: each block's are multiples of its step."""
-    rank, size = cases.join()
-    weights = [torch.nn.Parameter(torch.zeros(2500)) for _ in range(2)]
-    module = torch.nn.ParameterList(weights)
-
-    class Product(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = module
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return sum((w @ x for w in self.weights), torch.zeros(()))
-
-    ddp = cases.wrapped(Product())
-    hook = thinwire.ddp_hook(ddp, bits)
-    equal = []
-    for step in range(3):
-        ddp.zero_grad()
-        every = []
-        for other in range(size):
-            random = torch.Generator().manual_seed(10 * step + other)
-            x = torch.randint(-50, 51, (2500,), generator=random).float() * 4
-            x[::400] = 2.0 * (2 ** (bits - 1) - 1)  # in every block, on every rank
-            every.append(x)
-        ddp(every[rank]).backward()
-        exact = sum(every, torch.zeros(2500)) / size
-        equal += [torch.equal(w.grad, exact) for w in weights if w.grad is not None]
-    hook.close()
-    dist.destroy_process_group()
-    return {"equal": equal}
-
-
-def test_dyadic_gradients_have_their_exact_average() -> None:
-    for rank in ranks.succeed(ranks.call(2, __file__, "dyadic", 8)):
-        assert rank.value["equal"] == [True] * 6

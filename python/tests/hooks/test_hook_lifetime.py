@@ -54,5 +54,5 @@ def lives() -> dict[str, Any]:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_thread_ends_with_the_wrapper(world: int) -> None:
-    for rank in ranks.succeed(ranks.call(world, __file__, "lives")):
-        assert rank.value == {"alive": 1, "child": 7, "after": 0}
+    for found in ranks.results(world, __file__, "lives"):
+        assert found == {"alive": 1, "child": 7, "after": 0}

@@ -101,12 +101,12 @@ def load(folder: str) -> dict[str, Any]:
 def test_residuals_of_other_ranks_are_as_large(
     n: int, others: tuple[int, ...], tmp_path: Path
 ) -> None:
-    for rank in ranks.succeed(ranks.call(n, __file__, "save", str(tmp_path))):
-        assert all(rank.value)
+    for equal in ranks.results(n, __file__, "save", str(tmp_path)):
+        assert all(equal)
     for m in others:
-        for rank in ranks.succeed(ranks.call(m, __file__, "load", str(tmp_path))):
-            assert rank.value["far"] < 1e-6 * rank.value["size"] + 1e-9
-            assert rank.value["size"] > 1e-4
+        for found in ranks.results(m, __file__, "load", str(tmp_path)):
+            assert found["far"] < 1e-6 * found["size"] + 1e-9
+            assert found["size"] > 1e-4
 
 
 class Scaled(torch.nn.Module):
@@ -185,8 +185,7 @@ def misfits() -> tuple[list[str], bool]:
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
     """And a parameter without dimensions is restored."""
-    for rank in ranks.succeed(ranks.call(2, __file__, "misfits")):
-        texts, is_restored = rank.value
+    for texts, is_restored in ranks.results(2, __file__, "misfits"):
         assert is_restored
         assert len(texts) == 18
         assert "'worker' must be a mapping, got NoneType" in texts[0]

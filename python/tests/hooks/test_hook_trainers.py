@@ -85,7 +85,6 @@ def lightning() -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["accelerate", "trainer", "lightning"])
 def test_trainers_average_in_few_bits(name: str, tmp_path: Path) -> None:
     given = (str(tmp_path),) if name == "trainer" else ()
-    found = ranks.succeed(ranks.call(2, __file__, name, *given, seconds=110))
-    one, two = (rank.value for rank in found)
+    one, two = ranks.results(2, __file__, name, *given, seconds=110)
     assert one["backwards"] == 3 and one["bytes"] > 0
     assert one["sum"] == two["sum"]

@@ -62,7 +62,7 @@ def records(bits: int) -> list[int]:
 
 
 def test_reports_and_bytes() -> None:
-    found = [r.value for r in ranks.succeed(ranks.call(3, __file__, "report"))]
+    found = ranks.results(3, __file__, "report")
     for rank, own in enumerate(found):
         assert own["before"] and own["exact"] and own["first"] == [True, 0]
         # To each server its blocks, and to both others what this rank serves.
@@ -110,7 +110,7 @@ def skips(watches: bool) -> dict[str, Any]:
 
 
 def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals() -> None:
-    one, two = (r.value for r in ranks.succeed(ranks.call(2, __file__, "skips", True)))
+    one, two = ranks.results(2, __file__, "skips", True)
     assert one == two
     assert one["scales"] == [1024, 1024, 512, 512]
     assert one["finite"] == [True, False, True, True] and all(one["same"])
@@ -184,8 +184,7 @@ def of_something_else(comm: str) -> tuple[str, float]:
 def test_what_one_rank_refuses_the_others_hear_at_once(
     what: str, given: list[Any], text: str
 ) -> None:
-    for rank in ranks.succeed(ranks.call(2, __file__, what, *given)):
-        heard, seconds = rank.value
+    for heard, seconds in ranks.results(2, __file__, what, *given):
         assert re.search(text, heard, re.DOTALL), heard
         assert seconds < 20
 
@@ -236,7 +235,7 @@ def refusals() -> dict[str, str]:
 
 
 def test_refusals_name_what_is_refused() -> None:
-    one, two = (r.value for r in ranks.succeed(ranks.call(2, __file__, "refusals")))
+    one, two = ranks.results(2, __file__, "refusals")
     assert (
         "rank 1 refused" in one["bits"] and "bits must be 4 or 8, got 5" in two["bits"]
     )

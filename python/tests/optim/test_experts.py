@@ -135,8 +135,8 @@ def close(values: Values, want: Values) -> bool:
 def test_a_mixture_trains_as_in_torch_and_goes_on_in_other_groups(
     stage: int, tmp_path: Path
 ) -> None:
-    ended = ranks.call(WORLD, __file__, "train", stage, str(tmp_path), seconds=110)
-    held = [name for r in ranks.succeed(ended) for name in r.value[0]]
+    ends = ranks.results(WORLD, __file__, "train", stage, str(tmp_path), seconds=110)
+    held = [name for values, _ in ends for name in values]
     assert len([n for n in held if ".experts." in n]) == 2 * 4 * 4
 
 
@@ -178,7 +178,7 @@ def train_optimizers(folder: str) -> None:
 
 def test_optimizers_take_groups_of_experts(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
-    ranks.succeed(ranks.call(WORLD, __file__, "train_optimizers", folder, seconds=110))
+    ranks.results(WORLD, __file__, "train_optimizers", folder, seconds=110)
 
 
 @by_ranks(2)
@@ -303,7 +303,7 @@ def train_halves(stage: int) -> None:
 def test_halves_of_a_model_are_clipped_by_one_norm_and_skip_together(
     stage: int,
 ) -> None:
-    ranks.succeed(ranks.call(WORLD, __file__, "train_halves", stage))
+    ranks.results(WORLD, __file__, "train_halves", stage)
 
 
 def lose_a_rank() -> list[str]:
@@ -338,6 +338,6 @@ def lose_a_rank() -> list[str]:
 
 
 def test_errors_of_experts_name_ranks_of_the_world() -> None:
-    values = [r.value for r in ranks.succeed(ranks.call(4, __file__, "lose_a_rank"))]
+    values = ranks.results(4, __file__, "lose_a_rank")
     assert "from 0 on, are ranks 2, 3 of all" in values[2][0]
     assert "rank 3 gave up: no more data" in values[2][1]

@@ -162,10 +162,7 @@ def refuse_on_rank_1() -> list[Any]:
 
 
 def test_processes_learn_of_it_within_seconds() -> None:
-    first, second, third = (
-        rank.value
-        for rank in ranks.succeed(ranks.call(3, __file__, "refuse_on_rank_1"))
-    )
+    first, second, third = ranks.results(3, __file__, "refuse_on_rank_1")
     for text, seconds in (first, third):
         assert "rank 1 gave up: step(): InvalidArgument: " in text and seconds < 4, text
     assert second[0].endswith("must be finite and >= 0, got nan")
