@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import os
 from typing import Any
 
@@ -12,11 +11,10 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed.rendezvous import rendezvous
 
+from .._log import logger
 from ..errors import FailedPrecondition
 from .attempt import store_of_attempt
 from .duration import timeout_of
-
-logger = logging.getLogger("thinwire")
 
 
 def init_distributed(

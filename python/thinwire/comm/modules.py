@@ -38,21 +38,19 @@ def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> Non
         first = next(iter(by_device), torch.device("cpu"))
         _require_same(text, process_group, _reached_by(process_group, first))
         for tensors in by_device.values():
-            values = _bytes_of(tensors).to(
-                _reached_by(process_group, tensors[0].device)
-            )
+            values = bytes_of(tensors).to(_reached_by(process_group, tensors[0].device))
             dist.broadcast(
                 values, dist.get_global_rank(process_group, 0), process_group
             )
-            _write_bytes(values, tensors)
+            write_bytes(values, tensors)
         return
     group = communicator_for(process_group)
     try:
         group.require_same("the buffers of the module", text)
         for tensors in by_device.values():
-            values = _bytes_of(tensors).cpu()
+            values = bytes_of(tensors).cpu()
             group.broadcast(values, 0)
-            _write_bytes(values, tensors)
+            write_bytes(values, tensors)
     finally:
         if not isinstance(process_group, _core.Communicator):
             group.close()
@@ -74,11 +72,20 @@ def local_gradients(ddp: DistributedDataParallel) -> None:
             f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}: without one "
             "gradients are local already"
         )
+    register_hook("local_gradients", ddp, None, debugging_hooks.noop_hook)
+
+
+def register_hook(
+    caller: str, ddp: DistributedDataParallel, state: object, hook: Any
+) -> None:
+    """Registers a communication hook of DDP. Local. Raises FailedPrecondition naming
+    `caller` if there is one already.
+    """
     try:
-        ddp.register_comm_hook(None, debugging_hooks.noop_hook)
+        ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
         raise FailedPrecondition(
-            "ddp: local_gradients() needs a DistributedDataParallel without a communication "
+            f"ddp: {caller}() needs a DistributedDataParallel without a communication "
             f"hook; wrap the module anew ({str(error).splitlines()[0]})"
         ) from None
 
@@ -105,14 +112,15 @@ def _reached_by(group: dist.ProcessGroup, device: torch.device) -> torch.device:
     return device if device.type in known or "cpu" not in known else torch.device("cpu")
 
 
-def _bytes_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+def bytes_of(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Returns the bytes of the tensors, also of dtypes that a backend does not know."""
     return torch.cat(
         [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors]
     )
 
 
-def _write_bytes(values: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+def write_bytes(values: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Writes the bytes of bytes_of() into such tensors."""
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     for tensor, part in zip(tensors, torch.split(values, sizes), strict=True):
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

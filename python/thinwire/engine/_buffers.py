@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from .. import _core
+from ..comm.modules import bytes_of, write_bytes
 
 
 class ModuleBuffers:
@@ -74,14 +75,9 @@ class ModuleBuffers:
     def _broadcast(self, buffers: list[torch.Tensor]) -> None:
         if not buffers:
             return
-        parts = [b.cpu().contiguous().view(-1).view(torch.uint8) for b in buffers]
-        everything = torch.cat(parts)
+        everything = bytes_of([b.cpu() for b in buffers])
         self._comm.broadcast(everything, 0)
-        at = 0
-        for buffer, part in zip(buffers, parts, strict=True):
-            values = everything[at : at + part.numel()].clone()
-            buffer.copy_(values.view(buffer.dtype).view(buffer.shape))
-            at += part.numel()
+        write_bytes(everything, buffers)
 
     def _average(self, buffers: list[torch.Tensor]) -> None:
         if not buffers:
@@ -89,10 +85,9 @@ class ModuleBuffers:
         on_host = [b.to("cpu", torch.float64) for b in buffers]
         everything = torch.cat([b.reshape(-1) for b in on_host])
         self._comm.all_reduce(everything, mean=True)
-        at = 0
-        for buffer in buffers:
-            buffer.copy_(everything[at : at + buffer.numel()].view(buffer.shape))
-            at += buffer.numel()
+        means = everything.split([b.numel() for b in buffers])
+        for buffer, mean in zip(buffers, means, strict=True):
+            buffer.copy_(mean.view(buffer.shape))
 
 
 def _is_dense(buffer: torch.Tensor) -> bool:

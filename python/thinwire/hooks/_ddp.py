@@ -19,7 +19,8 @@ from .._staging import Staging
 from ..comm import communicator_for
 from ..comm.groups import require_group
 from ..comm.lifetime import reason_of
-from ..errors import FailedPrecondition, InvalidArgument
+from ..comm.modules import register_hook
+from ..errors import InvalidArgument
 from ..optim._lifetime import closing
 from . import _state
 from ._parameters import (
@@ -29,7 +30,7 @@ from ._parameters import (
     require_options,
 )
 from ._report import HookReport
-from ._scale import Jumps, LossScale, SameScale, Scaler
+from ._scale import Jumps, LossScale, Scaler
 from ._thread import Exchanges
 
 
@@ -91,7 +92,7 @@ class Hook:
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
             self._loss_scale = LossScale()
-            self._same_scale = SameScale(comm)
+            self._low_bit_backwards = 0
             self._jumps: Jumps | None = Jumps()
             self._backwards = 0
             self._pass = _Pass(0, exact_steps > 0, 1)
@@ -100,7 +101,7 @@ class Hook:
             self._exchanges = Exchanges(self._mean)
             owned = (comm,) if own_comm else ()
             self._closer = closing(self, self._exchanges, *owned)
-            agreed(comm, lambda: _register(ddp, self))
+            agreed(comm, lambda: register_hook("ddp_hook", ddp, self, Hook._take))
             _averages.note(found.values(), "hook", self._closer)
         except BaseException:
             if own_comm:
@@ -282,7 +283,7 @@ class Hook:
             if self._failure is not None:
                 raise self._failure
             if index == 0:
-                self._same_scale.require(of.scale)
+                self._require_same_scale(of.scale)
             if event is not None:
                 event.synchronize()
             sent, waited = self._mean.bytes_sent, self._mean.wait_seconds
@@ -297,6 +298,12 @@ class Hook:
                 staging.to_device([on_host], [values])
 
         return average
+
+    def _require_same_scale(self, scale: float) -> None:
+        """Compares the ranks' loss scales in calls 1, 2, 4, 8 and so on. Collective then."""
+        self._low_bit_backwards += 1
+        if self._low_bit_backwards & (self._low_bit_backwards - 1) == 0:
+            self._comm.require_same("the loss scale", repr(scale))
 
     def _staging_of(self, device: torch.device) -> Staging:
         if device not in self._stagings:
@@ -328,10 +335,6 @@ class Hook:
         for unit, gradient in zip(units, gradients, strict=True):
             gradient += (owed[unit] * self._pass.scale).view_as(gradient).to(gradient)
             owed[unit].zero_()
-
-
-def _average_in_low_bits(state: Hook, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-    return state._take(bucket)
 
 
 def ddp_hook(
@@ -418,13 +421,3 @@ def _checked(
             f"{ddp.process_group.size()}, got {comm.size}"
         )
     return averaged(ddp)
-
-
-def _register(ddp: DistributedDataParallel, hook: Hook) -> None:
-    try:
-        ddp.register_comm_hook(hook, _average_in_low_bits)
-    except RuntimeError as error:
-        raise FailedPrecondition(
-            "ddp: ddp_hook() needs a DistributedDataParallel without a communication "
-            f"hook; wrap the module anew ({str(error).splitlines()[0]})"
-        ) from None

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from typing import Any, Protocol
 
-from .. import _core
 from ..errors import InvalidArgument
 
 _WINDOW = 4
@@ -60,25 +59,6 @@ class LossScale:
                 )
             return scale
         return self._scale
-
-
-class SameScale:
-    """Compares the loss scales of the ranks in few of the backwards. In the others it
-    costs nothing.
-    """
-
-    def __init__(self, comm: _core.Communicator) -> None:
-        self._comm = comm
-        self._calls = 0
-
-    def require(self, scale: float) -> None:
-        """Compares in the first, second, fourth, eighth, ... call. Collective.
-
-        Raises InvalidArgument naming a rank whose scale is another one.
-        """
-        self._calls += 1
-        if self._calls & (self._calls - 1) == 0:
-            self._comm.require_same("the loss scale", repr(scale))
 
 
 class Jumps:

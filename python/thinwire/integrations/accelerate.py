@@ -12,15 +12,17 @@ rejected, because it would clip each rank's gradients by their own norm.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from torch.nn.parallel import DistributedDataParallel
 
+from .. import comm
 from ..amp import GradScaler
 from ..errors import FailedPrecondition
 from . import _saved
-from ._local_gradients import LocalGradients
 
 __all__ = ["LocalGradients", "attach"]
 
@@ -30,6 +32,14 @@ _OTHERS = (
     DistributedType.MEGATRON_LM,
     DistributedType.XLA,
 )
+
+
+@dataclass
+class LocalGradients(DistributedDataParallelKwargs):  # type: ignore[misc]
+    """Settings of DistributedDataParallel with which it leaves gradients local."""
+
+    def register_comm_hook(self, model: DistributedDataParallel) -> None:
+        comm.local_gradients(model)
 
 
 def attach(accelerator: Accelerator) -> None:

@@ -13,7 +13,6 @@ works as well. The Trainer then excludes norms and biases from weight decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -108,13 +107,8 @@ def _save_every_rank(trainer: Trainer) -> None:
             _saved.load_with_state_dict(ours(), checkpoint)
         load(checkpoint)
 
-    _replace(trainer, "_save_optimizer_and_scheduler", save_all)
-    _replace(trainer, "_load_optimizer_and_scheduler", load_all)
-
-
-def _replace(trainer: Trainer, name: str, method: Callable[..., None]) -> None:
-    instance: Any = trainer
-    setattr(instance, name, method)
+    trainer._save_optimizer_and_scheduler = save_all
+    trainer._load_optimizer_and_scheduler = load_all
 
 
 class DdpHook(TrainerCallback):  # type: ignore[misc]
