@@ -95,6 +95,11 @@ def _run_shared(arguments: list[str]) -> int:
     is_doctor = arguments[0] == "doctor"
     no_torch = why_no_torch() if is_doctor else ""
     not_ready = no_torch or (why_not_joined() if is_doctor else "")
+    is_launched = False
+    if not not_ready and arguments[0] != "config":
+        from .comm.groups import launched_ranks
+
+        is_launched = launched_ranks() > 1
     with contextlib.ExitStack() as joined:
 
         def join() -> _core.Communicator:
@@ -111,7 +116,7 @@ def _run_shared(arguments: list[str]) -> int:
         code, out, err = _core.run_command(
             _PROGRAM,
             arguments,
-            join if not not_ready and _is_launched(arguments[0]) else None,
+            join if is_launched else None,
             list(lines(no_torch)) if is_doctor else [],
             not_ready,
             _copies_gbps,
@@ -130,14 +135,6 @@ def _copies_gbps() -> float:
     from ._device_report import copies_gbps
 
     return copies_gbps()
-
-
-def _is_launched(command: str) -> bool:
-    if command == "config":
-        return False
-    from .comm.groups import launched_ranks
-
-    return launched_ranks() > 1
 
 
 def _print(text: str) -> None:

@@ -40,11 +40,10 @@ Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
-    Both have `size` elements of the parameters' dtype, and parameter k begins at
-    offsets[k]. Backward writes where a step reads, so nothing is copied in between.
-    Elements between parameters are 0. fp32 parameters beside 16-bit ones are the last
-    ones, and have arrays of their own: `wide_params` and `wide_grads`. Their elements
-    continue the numbering.
+    Parameter k begins at the layout's offsets[k] in both. Backward writes where a step
+    reads, so nothing is copied in between. Elements between parameters are 0. fp32
+    parameters beside 16-bit ones are the last ones, and have arrays of their own:
+    `wide_params` and `wide_grads`. Their elements continue the numbering.
     """
 
     is_staged = False
@@ -53,47 +52,28 @@ class FlatMemory:
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        offsets: Sequence[int],
-        size: int,
-        names: Sequence[str] = (),
+        layout: _core.Layout,
+        dtype: torch.dtype,
+        keeps_gradients: bool = True,
         num_wide: int = 0,
     ) -> None:
-        """Copies the parameters' values; the parameters do not move until home().
-        Local. There is at least one. All are on one device and have one dtype, except
-        the last `num_wide`, which are fp32.
+        """Copies the parameters' values, rounded to `dtype`, except the last `num_wide`,
+        which are fp32. Local. There is at least one parameter, and all are on one device.
+        They do not change until give_homes(). Without `keeps_gradients` there is no
+        array of gradients.
         """
         self.parameters = list(parameters)
-        self.names = list(names) or [f"param.{k}" for k in range(len(self.parameters))]
-        dtype = self.parameters[0].dtype
-        self._offsets = list(offsets)
-        begin = self._cut(size, num_wide)
-        self.params = self.zeros(begin, dtype)
-        self.grads = self.zeros(begin, dtype)
-        self._take_values(size)
-
-    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Returns an array on the host."""
-        return torch.zeros(size, dtype=dtype)
-
-    def bytes_of(self, *arrays: torch.Tensor) -> int:
-        """Returns how much memory these arrays take."""
-        return sum(array.nbytes for array in arrays)
-
-    def marks(self) -> Marks:
-        """Returns the object that sees whether the program has written into parameters."""
-        return Marks(self.params, self.wide_params)
-
-    def _cut(self, size: int, num_wide: int) -> int:
-        """Returns where the elements of the last `num_wide` parameters begin."""
+        self.names = layout.names
+        self.keeps_gradients = keeps_gradients
+        self._offsets = layout.offsets
         self._num_wide = num_wide
-        return self._offsets[-num_wide] if num_wide > 0 else size
-
-    def _take_values(self, size: int, keeps_gradients: bool = True) -> None:
-        """Copies the parameters' values to the arrays."""
-        size -= self.params.numel()
-        self.wide_params = self.zeros(size, torch.float32)
-        self.wide_grads = self.zeros(size if keeps_gradients else 0, torch.float32)
+        begin = self._offsets[-num_wide] if num_wide > 0 else layout.size
+        wide = layout.size - begin
+        self.params = self.zeros(begin, dtype)
+        self.wide_params = self.zeros(wide, torch.float32)
         self._values = self._own_views(self.params, self.wide_params)
+        self.grads = self.zeros(begin if keeps_gradients else 0, dtype)
+        self.wide_grads = self.zeros(wide if keeps_gradients else 0, torch.float32)
         self._gradients = (
             self._own_views(self.grads, self.wide_grads) if keeps_gradients else []
         )
@@ -106,6 +86,18 @@ class FlatMemory:
                 (_core.MemoryKind.gradients, self.grads, self.wide_grads),
             )
         ]
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns an array on the host."""
+        return torch.zeros(size, dtype=dtype)
+
+    def bytes_of(self, *arrays: torch.Tensor) -> int:
+        """Returns how much memory these arrays take."""
+        return sum(array.nbytes for array in arrays)
+
+    def marks(self) -> Marks:
+        """Returns the object that sees whether the program has written into parameters."""
+        return Marks(self.params, self.wide_params)
 
     @property
     def handed_params(self) -> Handed:
@@ -140,7 +132,7 @@ class FlatMemory:
     def views(
         self, flat: torch.Tensor, offsets: Sequence[int] | None = None
     ) -> list[torch.Tensor]:
-        """Returns every parameter's part of an array of `size` elements, in its shape."""
+        """Returns every parameter's part of an array of the layout's size, in its shape."""
         return [
             flat.narrow(0, offset, p.numel()).view(p.shape)
             for p, offset in zip(

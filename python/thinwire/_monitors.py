@@ -16,20 +16,8 @@ from .errors import InvalidArgument, Unavailable
 class Monitor(Protocol):
     """Takes numbers by name."""
 
-    def add(
-        self, name: str, value: float, at: int, time: float | None = None
-    ) -> None: ...
+    def add(self, name: str, value: float, at: int) -> None: ...
     def flush(self) -> None: ...
-
-
-class TensorBoard(EventFile):
-    """A file for TensorBoard in a directory, beside those of earlier runs there.
-
-    Raises Unavailable if it cannot be written.
-    """
-
-    def __init__(self, directory: str) -> None:
-        super().__init__(directory, f"{time.time_ns()}.{os.getpid()}")
 
 
 class CsvFiles:
@@ -46,7 +34,7 @@ class CsvFiles:
         except OSError as error:
             raise Unavailable(f"csv_monitor: {error}") from None
 
-    def add(self, name: str, value: float, at: int, time: float | None = None) -> None:
+    def add(self, name: str, value: float, at: int) -> None:
         """Appends lines; `at` is the first column."""
         path = os.path.join(self._directory, name.replace("/", "_") + ".csv")
         try:
@@ -62,8 +50,13 @@ class CsvFiles:
         """Does nothing: nothing is held back."""
 
 
+def _tensor_board(directory: str) -> EventFile:
+    """Returns a file for TensorBoard in a directory, beside those of earlier runs there."""
+    return EventFile(directory, f"{time.time_ns()}.{os.getpid()}")
+
+
 _KINDS: dict[str, Callable[[str], Monitor]] = {
-    "tensorboard": TensorBoard,
+    "tensorboard": _tensor_board,
     "csv_monitor": CsvFiles,
 }
 SECTIONS = tuple(_KINDS)

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import torch
 
+from . import _core
 from ._log import logger
 from ._memory import FlatMemory
 from ._writes import Marks
@@ -137,14 +138,17 @@ class StagedMemory(FlatMemory):
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        offsets: Sequence[int],
-        size: int,
-        names: Sequence[str] = (),
+        layout: _core.Layout,
+        dtype: torch.dtype,
+        keeps_gradients: bool = True,
         num_wide: int = 0,
     ) -> None:
         """Copies the parameters' values, like FlatMemory."""
         self.staging = Staging(parameters[0].device)
-        super().__init__(parameters, offsets, size, names, num_wide)
+        super().__init__(parameters, layout, dtype, keeps_gradients, num_wide)
+        self.was_edited = False
+        self._missing = [view.numel() for view in self._values]
+        self._sent = [(p.data_ptr(), p._version) for p in self.parameters]
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return self.staging.zeros(size, dtype)
@@ -234,12 +238,6 @@ class StagedMemory(FlatMemory):
         """Releases all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
-
-    def _take_values(self, size: int, keeps_gradients: bool = True) -> None:
-        super()._take_values(size, keeps_gradients)
-        self.was_edited = False
-        self._missing = [view.numel() for view in self._values]
-        self._sent = [(p.data_ptr(), p._version) for p in self.parameters]
 
     def _fill(
         self,

@@ -33,7 +33,10 @@ def read_config(
     of source.
     """
     if isinstance(source, _core.Config):
-        return (_without_schedule if without_schedule else copy.copy)(source), []
+        made = copy.copy(source)
+        if without_schedule:
+            made.schedule = _core.LearningRateSchedule()
+        return made, []
     if isinstance(source, Mapping):
         name, tree = "", dict(source)
         text = _to_text(tree)
@@ -85,12 +88,6 @@ def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> Non
     for note in notes:
         if not note.is_supported and note.path not in followed:
             logger.info("configuration: %s", note)
-
-
-def _without_schedule(config: _core.Config) -> _core.Config:
-    plain = copy.copy(config)
-    plain.schedule = _core.LearningRateSchedule()
-    return plain
 
 
 def _drop_schedule(tree: dict[str, Any]) -> bool:

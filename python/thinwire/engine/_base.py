@@ -116,12 +116,6 @@ class EngineBase(torch.nn.Module):
         self._native.read_masters()
         self._marks.remember()
 
-    def _refresh_masters(self) -> None:
-        """Sets masters to the present parameters. Local, between windows."""
-        self._memory.home()
-        self._made.read_masters()
-        self._written(is_behind=False)
-
     def _written(self, is_behind: bool) -> None:
         """Notes that the engine itself has written new values into parameters."""
         self._memory.note_written()

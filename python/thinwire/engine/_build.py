@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from .. import _core
-from .._agreement import agreed
 from .._log import logger
 from .._monitors import SECTIONS, Monitor, monitors_of
 from ..comm.host_group import HostGroup, host_group_for
@@ -67,28 +65,11 @@ def make_plan(
     training_data: Any,
     has_scheduler: bool,
 ) -> Plan:
-    """Returns the plan. Collective. If a rank raises InvalidArgument, TypeError,
-    FailedPrecondition or Unavailable, like Config.validate, nothing of the model has
-    changed.
+    """Returns the plan. Local, unless `optimizer` makes one of Thinwire's.
+
+    Raises InvalidArgument, TypeError, FailedPrecondition or Unavailable, like
+    Config.validate; nothing of the model has changed then.
     """
-
-    def plan() -> Plan:
-        found = _plan(comm, model, source, optimizer, model_parameters, has_scheduler)
-        if training_data is not None:
-            require_shareable(training_data, found.config.batch(comm.size)[1])
-        return found
-
-    return agreed(comm, plan)
-
-
-def _plan(
-    comm: _core.Communicator,
-    model: Any,
-    source: Source | Callable[[], Source],
-    optimizer: Any,
-    model_parameters: Any,
-    has_scheduler: bool,
-) -> Plan:
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(
             f"model: must be a torch.nn.Module, got {type(model).__name__}"
@@ -98,7 +79,6 @@ def _plan(
     config, notes = read_config(source, without_schedule=has_scheduler)
     if comm.rank == 0:
         log_notes(notes, SECTIONS)
-    config = copy.copy(config)
     client = None
     if optimizer is None:
         groups = groups_of(model, model_parameters, copies=True)
@@ -110,7 +90,8 @@ def _plan(
     # The reference converts all parameters, and an optimizer of torch steps on masters
     # of all.
     if config.semantics == _core.Semantics.corrected and client is None:
-        places = marked(places, _narrow(config))
+        dtype = TYPES[config.precision.dtype]
+        places = marked(places, None if dtype == torch.float32 else dtype)
     places = in_order(places, groups)
     if client is None:
         tell_groups(config, groups, places)
@@ -118,6 +99,8 @@ def _plan(
     names = left_out(model, places)
     if comm.rank == 0:
         warn_of(names)
+    if training_data is not None:
+        require_shareable(training_data, config.batch(comm.size)[1])
     # This is last, because it makes directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
     return Plan(config, groups, places, names, monitors, client)
@@ -259,12 +242,6 @@ def link_for(core: Core, memory: EngineMemory, config: _core.Config) -> Link:
     if isinstance(memory, StagedEngineMemory):
         return StagedLink(core, memory, config)
     return Link(core, memory)
-
-
-def _narrow(config: _core.Config) -> torch.dtype | None:
-    """Returns the configuration's dtype of 16 bits, or None for fp32."""
-    dtype = TYPES[config.precision.dtype]
-    return None if dtype == torch.float32 else dtype
 
 
 def _tell_of_wide(places: list[Place]) -> None:

@@ -16,11 +16,11 @@ from .._agreement import agreed, telling_others
 from ..comm import communicator_for
 from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
+from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
 from ._build import leaders_for, link_for, make_parts, make_plan
 from ._data import make_loader
-from ._edits import undoes_edits
 from ._inquiries import Inquiries
 from ._modules import ModuleParts
 from ._monitoring import Monitoring
@@ -82,14 +82,17 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
                 f"lr_scheduler is None: {lr_scheduler is None}\n"
                 f"mpu has no model-parallel group: {model_parallel_group is None}\n",
             )
-            plan = make_plan(
+            plan = agreed(
                 comm,
-                model,
-                config,
-                optimizer,
-                model_parameters,
-                training_data,
-                lr_scheduler is not None,
+                lambda: make_plan(
+                    comm,
+                    model,
+                    config,
+                    optimizer,
+                    model_parameters,
+                    training_data,
+                    lr_scheduler is not None,
+                ),
             )
             self._config = plan.config
             self._monitoring = Monitoring(plan.monitors)

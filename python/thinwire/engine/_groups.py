@@ -77,12 +77,8 @@ def trainable(groups: Groups) -> list[Place]:
     Raises InvalidArgument naming one that an engine cannot train, and
     FailedPrecondition if there is none.
     """
-    seen: set[int] = set()
     places: list[Place] = []
-    for place in _parameters.all_parameters(groups):
-        if not place.tensor.requires_grad or id(place.tensor) in seen:
-            continue
-        seen.add(id(place.tensor))
+    for place in _parameters.distinct(groups):
         _parameters._require_supported(place, None)
         if places:
             _parameters.require_same_device(place, places[0])

@@ -3,44 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
-from .. import _core
 from .._memory import FlatMemory
 from ..errors import FailedPrecondition
+from ..optim._options import DTYPES
 
-TYPES = {
-    _core.DType.float32: torch.float32,
-    _core.DType.float16: torch.float16,
-    _core.DType.bfloat16: torch.bfloat16,
-}
+TYPES = {native: dtype for dtype, native in DTYPES.items()}
 
 
 class EngineMemory(FlatMemory):
-    """FlatMemory in the configuration's precision, and with or without gradients."""
-
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        layout: _core.Layout,
-        dtype: torch.dtype,
-        keeps_gradients: bool,
-        num_wide: int = 0,
-    ) -> None:
-        """Copies values, rounded to `dtype`, except the last `num_wide` parameters,
-        which stay fp32. Local. The parameters do not change until give_homes(). Without
-        `keeps_gradients` there is no array of gradients.
-        """
-        self.parameters = list(parameters)
-        self.names = layout.names
-        self._offsets = layout.offsets
-        self.keeps_gradients = keeps_gradients
-        begin = self._cut(layout.size, num_wide)
-        self.params = self.zeros(begin, dtype)
-        self.grads = self.zeros(begin if keeps_gradients else 0, dtype)
-        self._take_values(layout.size, keeps_gradients)
+    """FlatMemory of an engine, with or without gradients."""
 
     def give_homes(self) -> None:
         """Makes parameters and gradients views of the arrays, the first time."""

@@ -12,13 +12,13 @@ import torch
 from .. import _core
 from .._agreement import agreed
 from ..errors import FailedPrecondition, InvalidArgument
+from ..optim._edits import may_be_behind
 from ..optim._experts import KEY as EXPERTS
 from ..optim._moments import ParameterState
 from ..optim._options import names_of_python
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
 from ._client import Client
-from ._edits import may_be_behind
 from ._groups import Groups, defaults_of
 from ._wrapper import WrapperNames
 from .leaders import Core
@@ -55,7 +55,7 @@ class EngineOptimizer(WrapperNames):
         if client is not None:
             self.state = client.optimizer.state
         for number, parameter in enumerate(parameters if of_ours else ()):
-            self.state[parameter] = ParameterState(step, self, number)
+            self.state[parameter] = ParameterState(step, self._moment, number)
         self._parameters = parameters
         self._step_tensor = step
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import _core
-from .._staging import StagedMemory, Staging
+from .._staging import StagedMemory
 from ..errors import FailedPrecondition
 from ._hooks import Link
 from ._memory import EngineMemory
@@ -28,14 +28,11 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
         parameters: Sequence[torch.Tensor],
         layout: _core.Layout,
         dtype: torch.dtype,
-        keeps_gradients: bool,
+        keeps_gradients: bool = True,
         num_wide: int = 0,
     ) -> None:
-        """Copies values, like EngineMemory."""
-        self.staging = Staging(parameters[0].device)
-        EngineMemory.__init__(
-            self, parameters, layout, dtype, keeps_gradients, num_wide
-        )
+        """Copies values, like StagedMemory."""
+        super().__init__(parameters, layout, dtype, keeps_gradients, num_wide)
         self._added_up: list[int | None] = [None] * len(self.parameters)
 
     @torch.no_grad()

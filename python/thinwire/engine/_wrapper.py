@@ -98,7 +98,10 @@ class WrapperNames(torch.optim.Optimizer):
         """Sets masters to the present parameters, without the bits that 16 bits do not
         have. Local, between two windows; all ranks must make the same call.
         """
-        self._made._refresh_masters()
+        engine = self._made
+        engine._memory.home()
+        engine._made.read_masters()
+        engine._written(is_behind=False)
 
     @property
     def fp16_groups(self) -> list[list[torch.Tensor]]:

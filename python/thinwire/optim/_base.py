@@ -17,6 +17,7 @@ from torch.optim.optimizer import ParamsT
 from .. import _averages, _core, _daemons, _log
 from .._agreement import agreed, telling_others
 from .._memory import FlatMemory
+from ..comm import communicator_for
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
 from . import _state
@@ -97,7 +98,10 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._process = os.getpid()
         self.report = None
         self._given = keywords
-        self._join(keywords.get("process_group"), keywords.get("comm_backend_name"))
+        group = keywords.get("process_group")
+        self._owns_comm = not isinstance(group, _core.Communicator)
+        self._comm = communicator_for(group, backend=keywords.get("comm_backend_name"))
+        self._notices = Notices(self._comm)
         self._experts = Experts()
         try:
             given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -112,13 +116,6 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         self._notices.of_deepspeed([k for k in OF_DEEPSPEED if k in keywords])
 
     # ---- construction
-
-    def _join(self, process_group: Any, backend: Any) -> None:
-        from ..comm import communicator_for
-
-        self._owns_comm = not isinstance(process_group, _core.Communicator)
-        self._comm = communicator_for(process_group, backend=backend)
-        self._notices = Notices(self._comm)
 
     def _owned(self) -> list[_core.Communicator]:
         own = [self._comm] if self._owns_comm else []
@@ -190,7 +187,9 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         # step to fill it.
         self.state.clear()
         for k, place in enumerate(places):
-            self.state[place.tensor] = ParameterState(self._step_tensor, self, k)
+            self.state[place.tensor] = ParameterState(
+                self._step_tensor, self._moment, k
+            )
         _log.forward(self._comm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -541,7 +540,7 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         return bool(self.found_inf.item())
 
     def _agree(self, found_inf: torch.Tensor) -> None:
-        """Returns 1 on all ranks if any has more than 0. Collective."""
+        """Makes it 1 on all ranks if any has more than 0, else 0. Collective."""
         total = found_inf.detach().reshape(1).to("cpu", torch.float32).clone()
         if self._comm.size > 1:
             self._comm.all_reduce(total)

@@ -26,21 +26,15 @@ class Edits:
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
         self._comm, self._native = comm, native
-        memory = native.memory
-        has_masters = memory.params.dtype != torch.float32
-        has_outer = native.config.outer.sync_every > 0
-        has_copies = (
-            has_masters
-            or has_outer
-            or isinstance(native.config.optimizer, _core.ZeroOneAdamOptions)
-        )
-        self._marks = None
-        if has_copies:
-            self._marks = memory.marks()
+        config, memory = native.config, native.memory
+        self._marks = memory.marks() if undoes_edits(config) else None
         self._moved = False
-        is_lean = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
+        is_lean = isinstance(config.optimizer, _core.LeanOnebitAdamOptions)
+        has_masters = memory.params.dtype != torch.float32
         # Then the marks alone tell what was written.
-        self._keeps_no_array = is_lean or (has_outer and not has_masters)
+        self._keeps_no_array = is_lean or (
+            config.outer.sync_every > 0 and not has_masters
+        )
 
     def home(self) -> None:
         """Calls FlatMemory.home(), and remembers whether take_in() has to look. Local."""
@@ -136,3 +130,26 @@ class Edits:
                 value.add_(own)
                 bound.add_(own.abs())
         return values, slack * _ROUNDING
+
+
+def may_be_behind(config: _core.Config, phase: str) -> bool:
+    """Returns whether ranks may differ, by local steps, after an optimizer was loaded."""
+    return _has_local_steps(config) and phase != "exact"
+
+
+def undoes_edits(config: _core.Config) -> bool:
+    """Returns whether parameters are computed from other memory: masters, or those of
+    the last exchange of 0/1 Adam or of an outer loop.
+    """
+    return (
+        config.precision.dtype != _core.DType.float32
+        or config.zero.stage > 0
+        or _has_local_steps(config)
+    )
+
+
+def _has_local_steps(config: _core.Config) -> bool:
+    return (
+        isinstance(config.optimizer, _core.ZeroOneAdamOptions)
+        or config.outer.sync_every > 0
+    )

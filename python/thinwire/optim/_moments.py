@@ -4,20 +4,12 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ._torch_state import MOMENTS
-
-
-class Owner(Protocol):
-    """An optimizer whose state it is."""
-
-    def _moment(self, number: int, key: str) -> torch.Tensor | None:
-        """Returns a moment of the parameter of this number, or None unless every rank
-        has all of it.
-        """
 
 
 class ParameterState(dict[str, Any]):
@@ -26,13 +18,21 @@ class ParameterState(dict[str, Any]):
     writing into them has no effect. Local.
     """
 
-    def __init__(self, step: torch.Tensor, owner: Owner, number: int) -> None:
+    def __init__(
+        self,
+        step: torch.Tensor,
+        moment: Callable[[int, str], torch.Tensor | None],
+        number: int,
+    ) -> None:
+        """`moment` is a method of the optimizer, which returns a moment of the parameter
+        of a number, or None unless every rank has all of it.
+        """
         super().__init__(step=step)
-        self._owner, self._number = weakref.ref(owner), number
+        self._moment, self._number = weakref.WeakMethod(moment), number
 
     def _read(self, key: str) -> torch.Tensor | None:
-        owner = self._owner()
-        return None if owner is None else owner._moment(self._number, key)
+        moment = self._moment()
+        return None if moment is None else moment(self._number, key)
 
     def __missing__(self, key: str) -> torch.Tensor:
         value = self._read(key) if key in MOMENTS else None

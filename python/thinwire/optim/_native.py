@@ -175,12 +175,12 @@ def make_native(
     options += f"ranks_per_host={config.comm.ranks_per_host} "
     options += f"outer.sync_every={config.outer.sync_every}\n"
     experts.require_same(comm, places, layout.describe(), options)
-    tensors, names = [p.tensor for p in places], [p.name for p in places]
+    tensors = [p.tensor for p in places]
     kind = FlatMemory if tensors[0].device.type == "cpu" else StagedMemory
-    memory = kind(tensors, layout.offsets, layout.size, names, num_wide)
+    memory = kind(tensors, layout, dtype, num_wide=num_wide)
     if broadcast and num_wide > 0:
-        for values in (memory.params, memory.wide_params):
-            broadcast_values(comm, values)
+        for values in (memory.params, memory.wide_params) if comm.size > 1 else ():
+            comm.broadcast(values.view(torch.uint8), 0)
     elif broadcast:
         experts.broadcast(comm, places, memory.params)
     with names_of_python():
@@ -188,12 +188,6 @@ def make_native(
             comm, layout, config, memory.handed_params, experts=experts.of_groups
         )
     return Native(made, memory, layout, config, places)
-
-
-def broadcast_values(comm: _core.Communicator, values: torch.Tensor) -> None:
-    """Sends rank 0's bytes to all ranks. Collective."""
-    if comm.size > 1:
-        comm.broadcast(values.view(torch.uint8), 0)
 
 
 def _set_numbers(target: Any, group: Mapping[str, Any]) -> None:

@@ -39,18 +39,23 @@ def all_parameters(groups: list[dict[str, Any]]) -> Iterator[Place]:
             index += 1
 
 
+def distinct(groups: list[dict[str, Any]]) -> Iterator[Place]:
+    """Returns the parameters that require a gradient, in order, and each once."""
+    seen: set[int] = set()
+    for place in all_parameters(groups):
+        if place.tensor.requires_grad and id(place.tensor) not in seen:
+            seen.add(id(place.tensor))
+            yield place
+
+
 def trainable(groups: list[dict[str, Any]]) -> list[Place]:
     """Returns the distinct parameters that require a gradient, in order.
 
     Raises InvalidArgument naming the first that no optimizer of Thinwire's accepts, and
     FailedPrecondition if there is none.
     """
-    seen: set[int] = set()
     places: list[Place] = []
-    for place in all_parameters(groups):
-        if not place.tensor.requires_grad or id(place.tensor) in seen:
-            continue
-        seen.add(id(place.tensor))
+    for place in distinct(groups):
         others = [p for p in places if p.tensor.dtype != torch.float32] or places
         _require_supported(place, others[0] if others else None)
         places.append(place)

@@ -66,7 +66,15 @@ class Settings:
         for index, group in enumerate(groups):
             self.require_fixed(index, group)
         with names_of_python():
-            self._tell(groups, native.optimizer)
+            for index, group in enumerate(groups):
+                rate = number_in(index, group, "lr")
+                decay = number_in(index, group, "weight_decay")
+                if rate != self._rates[index]:
+                    native.optimizer.set_learning_rate(index, rate)
+                    self._rates[index] = rate
+                if decay != self._decays[index]:
+                    native.optimizer.set_weight_decay(index, decay)
+                    self._decays[index] = decay
 
     def apply_masks(
         self, groups: list[dict[str, Any]], native: Native, rank: int | None = None
@@ -106,17 +114,6 @@ class Settings:
     def require_same_groups(self, groups: list[dict[str, Any]]) -> None:
         """Raises FailedPrecondition naming a parameter that was removed or added."""
         require_sizes(self._sizes, groups)
-
-    def _tell(self, groups: list[dict[str, Any]], optimizer: Any) -> None:
-        for index, group in enumerate(groups):
-            rate = number_in(index, group, "lr")
-            decay = number_in(index, group, "weight_decay")
-            if rate != self._rates[index]:
-                optimizer.set_learning_rate(index, rate)
-                self._rates[index] = rate
-            if decay != self._decays[index]:
-                optimizer.set_weight_decay(index, decay)
-                self._decays[index] = decay
 
     def require_fixed(self, index: int, group: Mapping[str, Any]) -> None:
         """Raises FailedPrecondition unless `group` has the values of construction."""

@@ -99,15 +99,19 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
     mine = _saved_ids(optimizer, groups)
     if record is None and state:
         native.optimizer.adopt(of_torch(optimizer, state, mine))
-        if any(g.get("weight_decay") and _is_coupled(g) for g in groups):
+        coupled = [g for g in groups if g.get("decoupled_weight_decay") is False]
+        if any(g.get("weight_decay") for g in coupled):
             optimizer._notices.warn(
                 "coupled",
                 "the state is of torch.optim.Adam, which adds weight decay to the "
                 "gradient; here it is decoupled, as AdamW's, and acts otherwise",
             )
-    elif record is None:
-        _require_fresh(native.optimizer.steps)
-    else:
+    elif record is None and native.optimizer.steps > 0:
+        raise FailedPrecondition(
+            "the state to load is empty, and this optimizer has taken "
+            f"{native.optimizer.steps} steps: make another one, which begins anew"
+        )
+    elif record is not None:
         _put(optimizer, _own(optimizer, record, state, mine))
         optimizer._notices.run.continue_from(record.get("run"))
     _take_groups(optimizer, groups)
@@ -218,18 +222,6 @@ def _take_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> N
         [native.learning_rate(g) for g in range(len(optimizer.param_groups))]
     )
     optimizer._written()
-
-
-def _is_coupled(saved_group: Mapping[str, Any]) -> bool:
-    return saved_group.get("decoupled_weight_decay") is False
-
-
-def _require_fresh(steps: int) -> None:
-    if steps:
-        raise FailedPrecondition(
-            f"the state to load is empty, and this optimizer has taken {steps} steps: "
-            "make another one, which begins anew"
-        )
 
 
 def _own(
