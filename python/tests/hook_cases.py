@@ -65,6 +65,19 @@ class Naive:
         self.worker = [[torch.zeros(n) for n in sizes] for _ in range(ranks)]
         self.server = [torch.zeros(n) for n in sizes]
 
+    def mean(
+        self, unit: int, part: slice, gradients: Sequence[torch.Tensor], scale: float
+    ) -> torch.Tensor:
+        """The mean of what the ranks send of one block."""
+        mean = torch.zeros(gradients[0].flatten()[part].numel())
+        for rank, gradient in enumerate(gradients):
+            error = self.worker[rank][unit]
+            c = gradient.flatten()[part].float() * (1 / scale) + error[part]
+            q, step = quantized(c, self.bits)
+            error[part] = c - q * step
+            mean += q * (step * torch.tensor(1 / self.ranks))
+        return mean
+
     def average(
         self, unit: int, gradients: Sequence[torch.Tensor], scale: float = 1
     ) -> torch.Tensor:
@@ -73,14 +86,7 @@ class Naive:
         result = torch.empty(gradients[0].numel())
         for begin in range(0, result.numel(), BLOCK):
             part = slice(begin, begin + BLOCK)
-            mean = torch.zeros(result[part].numel())
-            for rank, gradient in enumerate(gradients):
-                error = self.worker[rank][unit]
-                c = gradient.flatten()[part].float() * (1 / scale) + error[part]
-                q, step = quantized(c, self.bits)
-                error[part] = c - q * step
-                mean += q * (step * torch.tensor(1 / self.ranks))
-            c = mean + self.server[unit][part]
+            c = self.mean(unit, part, gradients, scale) + self.server[unit][part]
             q, step = quantized(c, self.bits)
             self.server[unit][part] = c - q * step
             result[part] = q * step * scale

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,12 +55,3 @@ class Training:
         }
         assert {"worker_error", "server_error"} <= arrays.keys()
         return arrays | {"params": digest(self.params), "bytes": self.bytes_sent}
-
-
-def failure_of(action: Callable[[], Any]) -> str:
-    """ "CommFailure: text" of what `action` raises; "" if it returns."""
-    try:
-        action()
-    except Exception as error:  # noqa: BLE001  the test compares it
-        return f"{type(error).__name__}: {error}"
-    return ""

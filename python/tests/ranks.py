@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,15 @@ def succeed(ranks: list[Rank]) -> list[Rank]:
     return ranks
 
 
+def failure_of(action: Callable[[], Any]) -> str:
+    """ "CommFailure: text" of what `action` raises; "" if it returns."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  the test compares it
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def describe(ranks: list[Rank]) -> str:
     """Returns the output of all ranks, for messages."""
     return "\n".join(
@@ -122,6 +131,20 @@ def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     joined = os.pathsep.join(path for path in paths if path)
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     return os.environ | threads | {"PYTHONPATH": joined} | (extra or {})
+
+
+def program(
+    *command: object, seconds: float = 110, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end, whatever its exit code, with these variables beside."""
+    return subprocess.run(
+        [*map(str, command)],
+        env=environment(variables),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
 
 
 def has_mpi() -> bool:

@@ -162,14 +162,7 @@ def test_lightning_loop(tmp_path: Path) -> None:
     def output(ranks_there: int, steps: int) -> str:
         script = EXAMPLES / "lightning_loop.py"
         counts = ("--steps", str(steps), "--ranks", str(ranks_there))
-        ended = subprocess.run(
-            [sys.executable, script, *counts, "--out", tmp_path],
-            env=ranks.environment(),
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-        )
+        ended = ranks.program(sys.executable, script, *counts, "--out", tmp_path)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 

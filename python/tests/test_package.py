@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import ranks
 import thinwire
+from ranks import program as run
 from thinwire import _core, _devices
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,13 +26,6 @@ SYSTEM = {
     "ld-linux-x86-64",
     "ld-linux-aarch64",
 }
-
-
-def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.quick

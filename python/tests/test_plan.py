@@ -14,12 +14,7 @@ DESCRIBED = ("--ranks", "2", "--link-gbps", "0.1")
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "thinwire", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ranks.program(sys.executable, "-m", "thinwire", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stderr if code else done.stdout
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import optim_cases as cases
 import pytest
+import ranks
 import thinwire
 from engines import config_of, loss_of, make, train
 from thinwire import _event_file, _monitors
@@ -79,12 +80,8 @@ def charts_in(directory: Path) -> list[list[Any]]:
 
 
 def convert(*paths: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "thinwire", "telemetry", "tensorboard", *paths],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-m", "thinwire", "telemetry", "tensorboard")
+    return ranks.program(*command, *paths)
 
 
 @pytest.mark.quick

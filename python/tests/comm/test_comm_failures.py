@@ -35,11 +35,11 @@ def start(timeout: float = LONG) -> tuple[_core.Communicator, native.Training]:
 
 def watch(group: _core.Communicator, training: native.Training) -> list[str]:
     """Returns the errors of further steps, of the next call, and of one after close()."""
-    texts = [native.failure_of(lambda: training.steps(100))]
-    texts.append(native.failure_of(group.barrier))
+    texts = [ranks.failure_of(lambda: training.steps(100))]
+    texts.append(ranks.failure_of(group.barrier))
     training.optimizer.close()
     group.close()
-    texts.append(native.failure_of(group.barrier))
+    texts.append(ranks.failure_of(group.barrier))
     return texts
 
 
@@ -55,23 +55,13 @@ def close_late_or_never() -> str:
     return left_open[1].steps(1).phase
 
 
-def raise_on_rank_1() -> list[str]:
-    group, training = start()
-    if group.rank == 1:
-        raise ValueError("data loader broke")
-    return watch(group, training)
-
-
-def exit_on_rank_1() -> list[str]:
-    group, training = start()
-    if group.rank == 1:
-        sys.exit(5)
-    return watch(group, training)
-
-
-def kill_rank(rank: int) -> list[str]:
+def end_rank(rank: int, how: str) -> list[str]:
     group, training = start()
     if group.rank == rank:
+        if how == "raise":
+            raise ValueError("data loader broke")
+        if how == "exit":
+            sys.exit(5)
         os.kill(os.getpid(), signal.SIGKILL)
     return watch(group, training)
 
@@ -99,14 +89,14 @@ def check_others(got: list[ranks.Rank], gone: int, told: str) -> None:
 
 
 def test_an_exception_on_one_rank_reaches_all_with_its_text() -> None:
-    got = ranks.call(3, __file__, "raise_on_rank_1", seconds=SECONDS)
+    got = ranks.call(3, __file__, "end_rank", 1, "raise", seconds=SECONDS)
     assert got[1].returncode == 1
     assert "ValueError: data loader broke" in got[1].stderr
     check_others(got, 1, "gave up: ValueError: data loader broke")
 
 
 def test_a_rank_that_exits() -> None:
-    got = ranks.call(2, __file__, "exit_on_rank_1", seconds=SECONDS)
+    got = ranks.call(2, __file__, "end_rank", 1, "exit", seconds=SECONDS)
     assert got[1].returncode == 5
     check_others(got, 1, "has left or died: ")
 
@@ -114,7 +104,8 @@ def test_a_rank_that_exits() -> None:
 @pytest.mark.parametrize(("rank", "store"), [(1, "caller"), (0, "rank 0")])
 def test_a_rank_that_is_killed(rank: int, store: str) -> None:
     """Also the one that holds the store of torch.distributed, where reasons are."""
-    got = ranks.call(3, __file__, "kill_rank", rank, seconds=SECONDS, store=store)
+    given = (rank, "kill")
+    got = ranks.call(3, __file__, "end_rank", *given, seconds=SECONDS, store=store)
     assert got[rank].returncode == -signal.SIGKILL
     check_others(got, rank, "has left or died: ")
 
@@ -130,7 +121,7 @@ def die_within_a_message() -> str:
         subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {peer}"])
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
     values = torch.ones(16 << 20)
-    return native.failure_of(
+    return ranks.failure_of(
         lambda: group.all_gather(values, torch.empty(2 * values.numel()))
     )
 
@@ -146,7 +137,7 @@ def go_wrong(case: str) -> list[str]:
     if case == "another layout":
         group = comm.communicator_for(timeout=LONG)
         shapes = [("w", [5000 - group.rank])]
-        text = native.failure_of(lambda: native.Training(group, shapes))
+        text = ranks.failure_of(lambda: native.Training(group, shapes))
         values = torch.ones(3)
         group.all_reduce(values)  # nothing has happened to the group
         group.close()
@@ -155,24 +146,24 @@ def go_wrong(case: str) -> list[str]:
         time.sleep(1.5 * SHORT)
         return []
     if case == "no group on rank 1":
-        return [native.failure_of(lambda: comm.communicator_for(timeout=SHORT))]
+        return [ranks.failure_of(lambda: comm.communicator_for(timeout=SHORT))]
     group, training = start(SHORT)
     if group.rank == 1 and case == "silent":
         time.sleep(1.5 * SHORT)
     elif group.rank == 1 and case == "another call":
         output = torch.empty(2)
-        return [native.failure_of(lambda: group.all_gather(torch.ones(1), output))]
+        return [ranks.failure_of(lambda: group.all_gather(torch.ones(1), output))]
     elif case == "another call":
         return [
-            native.failure_of(lambda: group.all_to_all(torch.ones(2), torch.empty(2)))
+            ranks.failure_of(lambda: group.all_to_all(torch.ones(2), torch.empty(2)))
         ]
     elif group.rank == 1 and case == "another size":
-        return [native.failure_of(lambda: group.all_reduce(torch.ones(200)))]
+        return [ranks.failure_of(lambda: group.all_reduce(torch.ones(200)))]
     elif case == "another size":
-        return [native.failure_of(lambda: group.all_reduce(torch.ones(100)))]
+        return [ranks.failure_of(lambda: group.all_reduce(torch.ones(100)))]
     elif group.rank == 1 and case == "give up":
         group.give_up("no more data")
-        return [native.failure_of(group.barrier)]
+        return [ranks.failure_of(group.barrier)]
     return watch(group, training)
 
 
@@ -222,7 +213,7 @@ def give_up_inside_an_exchange() -> list[Any]:
     if group.rank == 2:
         time.sleep(1.5)
         began = time.monotonic()
-    text = native.failure_of(group.barrier)
+    text = ranks.failure_of(group.barrier)
     return [text, time.monotonic() - began]
 
 

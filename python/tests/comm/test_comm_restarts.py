@@ -8,16 +8,15 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import optim_cases as cases
 import pytest
 import ranks
 from thinwire import CommFailure
+from thinwire.comm import run_local_ranks
 from thinwire.comm.attempt import store_of_attempt
 from torch.distributed import HashStore, Store
 
@@ -32,41 +31,15 @@ ELASTIC = ROOT / "examples" / "python" / "elastic.py"
 KILLED_THRICE = ranks.TESTS / "scripts" / "killed_thrice.py"
 
 
-def undisturbed() -> str:
-    def body(communicator: cases._core.Communicator) -> str:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.named_parameters(), communicator)
-        cases.train(net, optimizer, range(1, 31), communicator.rank)
-        return cases.bits(net)
-
-    return str(cases.on_ranks(2, body)[0])
-
-
 def output_of(
     launch: Callable[[], list[str]], restarts: int, *script: object, seconds: float
 ) -> str:
     """Returns the output of two ranks that torchrun restarts up to so many times."""
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     counts = ["--max-restarts", str(restarts), "--nproc-per-node", "2"]
-    ended = subprocess.run(
-        [*torchrun, *counts, *launch(), *map(str, script)],
-        env=ranks.environment(),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    ended = ranks.program(*torchrun, *counts, *launch(), *script, seconds=seconds)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
-
-
-@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
-def test_a_run_whose_rank_is_killed_ends_by_itself(
-    launch: Callable[[], list[str]], tmp_path: Path
-) -> None:
-    script = ranks.TESTS / "scripts" / "restarted.py"
-    printed = output_of(launch, 1, script, tmp_path, seconds=100)
-    assert printed == f"steps 11 to 30: {undisturbed()}\n"
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +66,12 @@ def check_killed_thrice(printed: str, calm: list[str]) -> list[str]:
     return starts
 
 
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
 def test_a_run_whose_rank_is_killed_three_times_ends_as_if_nothing_had_happened(
-    tmp_path: Path, calm: list[str]
+    launch: Callable[[], list[str]], tmp_path: Path, calm: list[str]
 ) -> None:
     run = (KILLED_THRICE, tmp_path, ELASTIC, "--out", tmp_path / "run")
-    printed = output_of(LAUNCHES["static"], 3, *run, seconds=200)
+    printed = output_of(launch, 3, *run, seconds=200)
     starts = check_killed_thrice(printed, calm)
     assert [line.split(":")[0] for line in starts] == [
         f"restart {number}" for number in range(4)
@@ -119,42 +93,27 @@ def test_a_loop_around_mpirun_ends_a_run_whose_rank_is_killed_three_times(
     }.items():
         assert there in loop
         loop = loop.replace(there, here)
-    ended = subprocess.run(
-        ["bash", "-c", loop],
-        env=ranks.environment(ranks.MPI | {"MASTER_PORT": str(ranks.free_port())}),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    port = str(ranks.free_port())
+    ended = ranks.program("bash", "-c", loop, **ranks.MPI, MASTER_PORT=port)
     assert ended.returncode == 0, ended.stderr
     starts = check_killed_thrice(ended.stdout, calm)
     assert {line.split(":")[0] for line in starts} == {"start"}
 
 
-def attempts_of(store: Store, ranks_there: list[int], size: int) -> list[Store]:
-    """Returns the store of each of these ranks, in their order."""
-    got: dict[int, Store] = {}
-
-    def run(rank: int) -> None:
-        got[rank] = store_of_attempt(store, rank, size, timedelta(seconds=20))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks_there]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [got[rank] for rank in ranks_there]
+def attempt(store: Store) -> list[Store]:
+    """Returns the store of each of three ranks."""
+    seconds = timedelta(seconds=20)
+    return run_local_ranks(3, lambda c: store_of_attempt(store, c.rank, 3, seconds))
 
 
 @pytest.mark.quick
 def test_every_attempt_has_a_store_of_its_own() -> None:
     store = HashStore()
     store.set("thinwire/here/2", "of a rank that died before it heard an answer")
-    first = attempts_of(store, [0, 1, 2], 3)
+    first = attempt(store)
     first[0].set("address", "old")
     assert first[1].get("address") == first[2].get("address") == b"old"
-    second = attempts_of(store, [2, 1, 0], 3)
+    second = attempt(store)
     assert not second[0].check(["address"])
     second[0].set("address", "new")
     assert second[1].get("address") == second[2].get("address") == b"new"

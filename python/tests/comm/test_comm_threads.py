@@ -124,9 +124,9 @@ def fork_amid_training() -> list[Any]:
     child = os.fork()
     if child == 0:
         texts = [
-            native.failure_of(lambda: training.steps(1)),
-            native.failure_of(group.barrier),
-            native.failure_of(lambda: comm.communicator_for(group).barrier()),
+            ranks.failure_of(lambda: training.steps(1)),
+            ranks.failure_of(group.barrier),
+            ranks.failure_of(lambda: comm.communicator_for(group).barrier()),
         ]
         training.optimizer.close()
         os.write(write, "\n".join(texts).encode())

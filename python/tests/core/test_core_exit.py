@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+import ranks
 
 EXITS = {
     "idle": "",
@@ -39,12 +38,5 @@ def test_the_interpreter_ends(last: str) -> None:
         {last}
         print("done", flush=True)
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).resolve().parents[1],
-        check=False,
-    )
+    ended = ranks.program(sys.executable, "-c", textwrap.dedent(script))
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr

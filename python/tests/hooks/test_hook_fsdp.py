@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import ranks
 import thinwire
 import torch
 import torch.distributed as dist
-from thinwire import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -44,14 +43,8 @@ def chunk(size: torch.Size, rank: int, ranks_now: int) -> slice:
     return slice(*(min(size[0], rows * r) * width for r in (rank, rank + 1)))
 
 
-class Naive:
+class Naive(cases.Naive):
     """The mean of all ranks' gradients, shard by shard and block by block."""
-
-    def __init__(self, parameters: list[torch.Tensor], ranks_now: int, bits: int):
-        self.bits, self.ranks = bits, ranks_now
-        self.worker = [
-            [torch.zeros(p.numel()) for p in parameters] for _ in range(ranks_now)
-        ]
 
     def blocks(self, size: torch.Size) -> Iterator[slice]:
         for rank in range(self.ranks):
@@ -60,21 +53,14 @@ class Naive:
                 yield slice(begin, min(begin + cases.BLOCK, shard.stop))
 
     def average(
-        self, unit: int, gradients: list[torch.Tensor], scale: float
+        self, unit: int, gradients: Sequence[torch.Tensor], scale: float = 1
     ) -> torch.Tensor:
         first = gradients[0]
         if self.ranks == 1:
             return first
         result = torch.empty(first.numel())
         for part in self.blocks(first.shape):
-            mean = torch.zeros(result[part].numel())
-            for rank, gradient in enumerate(gradients):
-                error = self.worker[rank][unit]
-                c = gradient.flatten()[part].float() * (1 / scale) + error[part]
-                q, step = cases.quantized(c, self.bits)
-                error[part] = c - q * step
-                mean += q * (step * torch.tensor(1 / self.ranks))
-            result[part] = mean * scale
+            result[part] = self.mean(unit, part, gradients, scale) * scale
         return result.view_as(first).to(first.dtype)
 
 
@@ -233,51 +219,41 @@ def refusals() -> list[str]:
     rank, size = cases.join()
     texts = []
 
-    def refused(kind: Any, module: Any, *bits: Any, **more: Any) -> None:
-        try:
-            thinwire.fsdp_hook(module, *bits, **more)
-        except kind as error:
-            texts.append(str(error))
-        else:
-            texts.append("")
+    def refused(kind: str, module: Any, *bits: Any, **more: Any) -> None:
+        text = ranks.failure_of(lambda: thinwire.fsdp_hook(module, *bits, **more))
+        assert text.startswith(kind), text
+        texts.append(text)
 
     fsdp = wrapped(cases.net())
-    refused(TypeError, cases.net())
-    refused(InvalidArgument, fsdp, 8 if rank == 0 else 3)
-    refused(InvalidArgument, fsdp, 4 + 4 * rank)
-    refused(InvalidArgument, fsdp, residual_dtype=torch.float16)
-    refused(InvalidArgument, wrapped(cases.net(torch.float16)))
+    refused("TypeError: ", cases.net())
+    refused("InvalidArgument: ", fsdp, 8 if rank == 0 else 3)
+    refused("InvalidArgument: ", fsdp, 4 + 4 * rank)
+    refused("InvalidArgument: ", fsdp, residual_dtype=torch.float16)
+    refused("InvalidArgument: ", wrapped(cases.net(torch.float16)))
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("hosts", "ranks"))
-    refused(InvalidArgument, fully_shard(cases.net(), mesh=mesh))
+    refused("InvalidArgument: ", fully_shard(cases.net(), mesh=mesh))
     custom = wrapped(cases.net())
     custom.set_custom_reduce_scatter(Own())
-    refused(FailedPrecondition, custom)
+    refused("FailedPrecondition: ", custom)
     hook = thinwire.fsdp_hook(fsdp)
-    refused(FailedPrecondition, fsdp)
+    refused("FailedPrecondition: ", fsdp)
     state = hook.state_dict()
     if rank == 0:
         del state["worker"]["second.bias"]
-    try:
-        hook.load_state_dict(state)
-    except (CorruptCheckpoint, InvalidArgument) as error:
-        texts.append(str(error))
+    texts.append(ranks.failure_of(lambda: hook.load_state_dict(state)))
     state = hook.state_dict()
     name, values = next(iter(state["worker"].items()))
     state["worker"][name] = values.double() + 1e300
-    try:
-        hook.load_state_dict(state)
-    except CorruptCheckpoint as error:
-        texts.append(str(error))
+    texts.append(ranks.failure_of(lambda: hook.load_state_dict(state)))
     whole = fully_shard(cases.net(), mesh=init_device_mesh("cpu", (size,)))
     cases.loss_of(whole, rank, 0)
-    refused(FailedPrecondition, whole)
+    refused("FailedPrecondition: ", whole)
     other = wrapped(cases.net())
-    refused((TypeError, InvalidArgument), cases.net() if rank == 0 else other)
+    kind = "TypeError: " if rank == 0 else "InvalidArgument: "
+    refused(kind, cases.net() if rank == 0 else other)
     fsdp.set_gradient_divide_factor(3.0)
-    try:
-        cases.loss_of(fsdp, rank, 0).backward()
-    except FailedPrecondition as error:
-        texts.append(str(error))
+    loss = cases.loss_of(fsdp, rank, 0)
+    texts.append(ranks.failure_of(loss.backward))
     hook.close()
     dist.destroy_process_group()
     return texts
@@ -314,11 +290,7 @@ def loses_a_rank() -> str:
         import os
 
         os._exit(3)
-    try:
-        loss.backward()
-    except Exception as error:  # noqa: BLE001  its type is compared
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return ranks.failure_of(loss.backward)
 
 
 def test_a_rank_that_dies_is_named() -> None:

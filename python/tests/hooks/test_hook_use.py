@@ -77,15 +77,14 @@ def test_reports_and_bytes() -> None:
         assert own["sums"] == found[0]["sums"]
 
 
-def skips(watches: bool) -> dict[str, Any]:
+def skips() -> dict[str, Any]:
     """Rank 1 overflows in the second of four steps."""
     rank, _ = cases.join()
     net = cases.net()
     ddp = cases.wrapped(net, bucket_cap_mb=25)
     hook = thinwire.ddp_hook(ddp)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    if watches:
-        hook.watch(scaler)
+    hook.watch(scaler)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     scales, kept, finite = [], [], []
     for step in range(4):
@@ -110,7 +109,7 @@ def skips(watches: bool) -> dict[str, Any]:
 
 
 def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals() -> None:
-    one, two = ranks.results(2, __file__, "skips", True)
+    one, two = ranks.results(2, __file__, "skips")
     assert one == two
     assert one["scales"] == [1024, 1024, 512, 512]
     assert one["finite"] == [True, False, True, True] and all(one["same"])
@@ -135,11 +134,8 @@ def without_a_scale() -> tuple[str, float]:
     hook = thinwire.ddp_hook(ddp)
     hook.watch(Broken())
     begin = time.monotonic()
-    try:
-        cases.loss_of(ddp, rank, 0).backward()
-    except (RuntimeError, ValueError) as error:
-        return str(error), time.monotonic() - begin
-    return "", 0.0
+    text = ranks.failure_of(lambda: cases.loss_of(ddp, rank, 0).backward())
+    return text, time.monotonic() - begin
 
 
 def of_other_scales(first: int) -> tuple[str, float]:
@@ -152,10 +148,9 @@ def of_other_scales(first: int) -> tuple[str, float]:
         if step >= first and rank == 1:
             hook.set_loss_scale(8.0)
         begin = time.monotonic()
-        try:
-            cases.loss_of(ddp, rank, step).backward()
-        except RuntimeError as error:
-            return f"backward {step}: {error}", time.monotonic() - begin
+        text = ranks.failure_of(lambda k=step: cases.loss_of(ddp, rank, k).backward())
+        if text:
+            return f"backward {step}: {text}", time.monotonic() - begin
     return "", 0.0
 
 
@@ -164,11 +159,8 @@ def of_something_else(comm: str) -> tuple[str, float]:
     ddp = cases.wrapped(cases.net())
     os.environ["THINWIRE_COMM"] = comm
     begin = time.monotonic()
-    try:
-        thinwire.ddp_hook(ddp.module if rank == 1 else ddp)
-    except (thinwire.Error, TypeError) as error:
-        return str(error), time.monotonic() - begin
-    return "", 0.0
+    text = ranks.failure_of(lambda: thinwire.ddp_hook(ddp.module if rank == 1 else ddp))
+    return text, time.monotonic() - begin
 
 
 @pytest.mark.parametrize(
@@ -194,10 +186,7 @@ def refusals() -> dict[str, str]:
     texts: dict[str, str] = {}
 
     def refuse(name: str, body: Any) -> None:
-        try:
-            body()
-        except (thinwire.Error, TypeError, RuntimeError) as error:
-            texts[name] = f"{type(error).__name__}: {error}"
+        texts[name] = ranks.failure_of(body)
 
     def of(module: torch.nn.Module, **options: Any) -> Any:
         return lambda: thinwire.ddp_hook(cases.wrapped(module), **options)
@@ -270,10 +259,9 @@ def loses_a_rank(how: str) -> dict[str, Any]:
             if how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             hook._comm.give_up("it had enough")
-        try:
-            cases.loss_of(ddp, rank, step).backward()
-        except RuntimeError as error:
-            return {"text": str(error), "step": step}
+        text = ranks.failure_of(lambda k=step: cases.loss_of(ddp, rank, k).backward())
+        if text:
+            return {"text": text, "step": step}
     return {}
 
 
