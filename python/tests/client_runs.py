@@ -15,6 +15,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import ranks
 import thinwire
 import torch
 import torch.distributed as dist
@@ -109,17 +110,19 @@ def begin() -> None:
 
 
 def plain_and_ddp() -> list[Any]:
-    """A plain loop; DDP with the helper; DDP without it."""
+    """A plain loop; DDP with the helper, around the optimizer's model or before it; DDP
+    without the helper."""
     begin()
     answers = []
-    for kind in ("plain", "helped", "forgotten"):
-        model = small()
-        optimizer = onebit_adam(model.parameters())
-        reports = Reports(optimizer)
-        forward = model
-        if kind != "plain":
+    for kind in ("plain", "helped", "wrapped before", "forgotten"):
+        model = forward = small()
+        if kind == "wrapped before":
             forward = torch.nn.parallel.DistributedDataParallel(model)
-        if kind == "helped":
+        optimizer = onebit_adam(forward.parameters())
+        reports = Reports(optimizer)
+        if kind in ("helped", "forgotten"):
+            forward = torch.nn.parallel.DistributedDataParallel(model)
+        if kind in ("helped", "wrapped before"):
             thinwire.local_gradients(forward)
         with told() as said:
             for x, y in batches(dist.get_rank()):
@@ -359,13 +362,6 @@ def refusals() -> list[str]:
     from accelerate import Accelerator
     from transformers import Trainer, TrainingArguments
 
-    def refusal(call: Any, *arguments: Any) -> str:
-        try:
-            call(*arguments)
-        except thinwire.Error as error:
-            return f"{type(error).__name__}: {error}"
-        return "it was taken"
-
     model = torch.nn.Linear(3, 2)
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(model)
@@ -379,11 +375,11 @@ def refusals() -> list[str]:
     attached = Accelerator(cpu=True)
     thinwire.integrations.accelerate.attach(attached)
     return [
-        refusal(attached.clip_grad_norm_, model.parameters(), 1.0),
-        refusal(thinwire.integrations.accelerate.attach, accelerator),
-        refusal(attach, ours),
-        refusal(attach, Trainer(model, arguments)),
-        refusal(attach, torchs),
+        ranks.failure_of(lambda: attached.clip_grad_norm_(model.parameters(), 1.0)),
+        ranks.failure_of(lambda: thinwire.integrations.accelerate.attach(accelerator)),
+        ranks.failure_of(lambda: attach(ours)),
+        ranks.failure_of(lambda: attach(Trainer(model, arguments))),
+        ranks.failure_of(lambda: attach(torchs)),
     ]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import thinwire
 import torch
-from thinwire.comm import run_local_ranks
 
 MICRO = 4
 _ONE_AT_A_TIME = threading.Lock()
@@ -85,6 +84,7 @@ def config_of(**changes: Any) -> dict[str, Any]:
 ONEBIT = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}}
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}}
 BF16 = {"bf16": {"enabled": True}}
+PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": BF16, "fp16": FP16}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -133,8 +133,3 @@ def send_others(model: Net, comm: Any) -> None:
         values = tensor.detach().to("cpu", torch.float64).reshape(-1)
         comm.broadcast(values, 0)
         tensor.copy_(values.view(tensor.shape))
-
-
-def alone(fn: Any) -> None:
-    """The function on one rank."""
-    run_local_ranks(1, fn)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from thinwire import _core, optim
-from thinwire.comm import run_local_ranks
+from thinwire import optim
 
 torch.set_num_threads(1)
 _lock = threading.Lock()  # ranks are threads, and torch's generator is one for all
@@ -91,10 +90,6 @@ def bits(net: torch.nn.Module | Iterable[torch.Tensor]) -> str:
     for tensor in found:
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:12]
-
-
-def on_ranks(n: int, body: Callable[[_core.Communicator], Any]) -> list[Any]:
-    return run_local_ranks(n, body)
 
 
 def are_in_a_row(parameters: Iterable[torch.Tensor]) -> bool:

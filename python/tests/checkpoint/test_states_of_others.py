@@ -13,6 +13,7 @@ import optim_cases as cases
 import pytest
 import thinwire
 import torch
+from engines import same_bits
 from thinwire.comm import run_local_ranks
 from thinwire.errors import CorruptCheckpoint, InvalidArgument
 
@@ -53,10 +54,6 @@ def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) ->
     for p in net.parameters():
         p.grad = torch.rand(p.shape, generator=random) + 0.5
     optimizer.step()
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.detach().view(torch.int32), b.detach().view(torch.int32))
 
 
 Held = dict[str, dict[str, torch.Tensor]]

@@ -59,10 +59,10 @@ def states_in(file: Path) -> Any:
 
 
 def test_plain_loops_and_ddp() -> None:
-    plain, helped, forgotten = runs("plain_and_ddp")
-    assert_helped(plain)
-    assert_helped(helped)
-    assert helped[0]["params"] == plain[0]["params"]
+    plain, *helped, forgotten = runs("plain_and_ddp")
+    for run in (plain, *helped):
+        assert_helped(run)
+        assert run[0]["params"] == plain[0]["params"]
     assert_forgotten(forgotten, "thinwire.local_gradients")
 
 

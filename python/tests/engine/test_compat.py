@@ -290,15 +290,6 @@ def test_what_is_no_learning_rate_is_refused(rate: Any, text: str) -> None:
         assert engine.report is not None and engine.report.applied
 
 
-@pytest.mark.parametrize("scale", ["8", True, None])
-def test_what_is_no_loss_scale_is_refused(scale: Any) -> None:
-    engine = alone(config_of(**FP16))
-    before = engine.optimizer.loss_scale
-    with pytest.raises(TypeError, match="loss_scale: must be a number, got"):
-        engine.optimizer.loss_scale = scale
-    assert engine.optimizer.loss_scale == before
-
-
 def append(groups: list[dict[str, Any]]) -> None:
     groups.append({**groups[0], "params": [torch.nn.Parameter(torch.ones(2))]})
 

@@ -16,7 +16,6 @@ from engines import (
     BF16,
     ONEBIT,
     Net,
-    alone,
     config_of,
     flat,
     loss_of,
@@ -32,7 +31,8 @@ from thinwire.config import read_config
 pytestmark = pytest.mark.quick
 
 
-def test_arguments_that_are_refused(tmp_path: Path) -> None:
+@by_ranks(1)
+def test_arguments_that_are_refused(comm: Any, tmp_path: Path) -> None:
     net = Net()
     other = torch.nn.Parameter(torch.zeros(3))
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -102,18 +102,15 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
         ),
     ]
 
-    def run(comm: Any) -> None:
-        before = {name: p.data_ptr() for name, p in net.named_parameters()}
-        for changes, kind, text in cases:
-            arguments = {"model": net, "config": config_of()} | changes
-            with pytest.raises(kind, match=text):
-                thinwire.initialize(**arguments, process_group=comm)
-            assert before == {
-                name: p.data_ptr() for name, p in net.named_parameters()
-            }, text
-        make(comm, config_of(), model=net).destroy()
-
-    alone(run)
+    before = {name: p.data_ptr() for name, p in net.named_parameters()}
+    for changes, kind, text in cases:
+        arguments = {"model": net, "config": config_of()} | changes
+        with pytest.raises(kind, match=text):
+            thinwire.initialize(**arguments, process_group=comm)
+        assert before == {name: p.data_ptr() for name, p in net.named_parameters()}, (
+            text
+        )
+    make(comm, config_of(), model=net).destroy()
 
 
 @by_ranks(2)
@@ -182,7 +179,8 @@ def test_a_wrapped_module_is_refused(comm: Any) -> None:
             make(comm, config_of(), model=model)
 
 
-def test_args_name_the_configuration(tmp_path: Path) -> None:
+@by_ranks(1)
+def test_args_name_the_configuration(comm: Any, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text(json.dumps(config_of()))
     parser = thinwire.add_config_arguments(argparse.ArgumentParser())
@@ -192,17 +190,12 @@ def test_args_name_the_configuration(tmp_path: Path) -> None:
     )
     assert args.deepspeed
 
-    def run(comm: Any) -> None:
-        engine, *_ = thinwire.initialize(args, Net(), process_group=comm)
-        assert engine.local_rank == 3
-        assert engine.train_micro_batch_size_per_gpu() == 4
-        for source in (path, str(path), config_of(), read_config(path)[0]):
-            again, *_ = thinwire.initialize(
-                model=Net(), config=source, process_group=comm
-            )
-            assert again.gradient_clipping() == 1.0
-
-    alone(run)
+    engine, *_ = thinwire.initialize(args, Net(), process_group=comm)
+    assert engine.local_rank == 3
+    assert engine.train_micro_batch_size_per_gpu() == 4
+    for source in (path, str(path), config_of(), read_config(path)[0]):
+        again, *_ = thinwire.initialize(model=Net(), config=source, process_group=comm)
+        assert again.gradient_clipping() == 1.0
 
 
 def test_notes_of_keys_are_logged_once_by_rank_0(caplog: Any) -> None:
@@ -212,38 +205,36 @@ def test_notes_of_keys_are_logged_once_by_rank_0(caplog: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_torchs_adam_becomes_ours(kind: Any, caplog: Any) -> None:
+@by_ranks(1)
+def test_torchs_adam_becomes_ours(comm: Any, kind: Any, caplog: Any) -> None:
     caplog.set_level(logging.INFO, "thinwire")
 
-    def run(comm: Any) -> None:
-        model, other = Net(seed=2), Net(seed=2)
-        settings = {"lr": 0.02, "betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": 0.1}
-        torchs = kind(other.parameters(), **settings)
-        schedule = torch.optim.lr_scheduler.LambdaLR(torchs, lambda n: 1 / (n + 1))
-        engine, optimizer, _, found = thinwire.initialize(
-            model=other,
-            optimizer=torchs,
-            lr_scheduler=schedule,
-            config=config_of(gradient_clipping=0.0),
-            process_group=comm,
-        )
-        plain = kind(model.parameters(), **settings)
-        rates = torch.optim.lr_scheduler.LambdaLR(plain, lambda n: 1 / (n + 1))
-        assert found is schedule and optimizer.param_groups[0] is torchs.param_groups[0]
-        for step in range(4):
-            plain.zero_grad()
-            loss_of(model, 0, step).backward()
-            plain.step()
-            rates.step()
-            engine.backward(loss_of(engine, 0, step))
-            engine.step()
-            assert engine.get_lr() == rates.get_last_lr()
-        difference = (flat(engine.module) - flat(model)).abs().max().item()
-        assert difference < 1e-5
-        with pytest.raises(thinwire.FailedPrecondition, match="has made steps"):
-            make(comm, config_of(), model=model, optimizer=plain)
-
-    alone(run)
+    model, other = Net(seed=2), Net(seed=2)
+    settings = {"lr": 0.02, "betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": 0.1}
+    torchs = kind(other.parameters(), **settings)
+    schedule = torch.optim.lr_scheduler.LambdaLR(torchs, lambda n: 1 / (n + 1))
+    engine, optimizer, _, found = thinwire.initialize(
+        model=other,
+        optimizer=torchs,
+        lr_scheduler=schedule,
+        config=config_of(gradient_clipping=0.0),
+        process_group=comm,
+    )
+    plain = kind(model.parameters(), **settings)
+    rates = torch.optim.lr_scheduler.LambdaLR(plain, lambda n: 1 / (n + 1))
+    assert found is schedule and optimizer.param_groups[0] is torchs.param_groups[0]
+    for step in range(4):
+        plain.zero_grad()
+        loss_of(model, 0, step).backward()
+        plain.step()
+        rates.step()
+        engine.backward(loss_of(engine, 0, step))
+        engine.step()
+        assert engine.get_lr() == rates.get_last_lr()
+    difference = (flat(engine.module) - flat(model)).abs().max().item()
+    assert difference < 1e-5
+    with pytest.raises(thinwire.FailedPrecondition, match="has made steps"):
+        make(comm, config_of(), model=model, optimizer=plain)
     assert f"torch's {kind.__name__} becomes Thinwire's" in caplog.text
 
 

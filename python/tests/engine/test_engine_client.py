@@ -12,10 +12,10 @@ import pytest
 import thinwire
 import torch
 from engines import (
-    BF16,
+    DTYPES,
     FP16,
+    PRECISIONS,
     Net,
-    alone,
     batch,
     config_of,
     flat,
@@ -128,15 +128,13 @@ def test_steps_have_the_bits_of_torch(comm: Any, kind: str, world: int) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @by_ranks(1)
 def test_16_bits_have_masters_in_fp32(comm: Any, precision: str) -> None:
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    section = FP16 if precision == "fp16" else BF16
-
+    dtype = DTYPES[precision]
     model, plain = Net(seed=3), Net(seed=3)
     masters = [p.detach().clone() for p in trained(plain)]
     plain.to(dtype)
     theirs = of_torch("SGD", masters)
     client = of_torch("SGD", model.parameters())
-    engine = make(comm, PLAIN | section, model=model, optimizer=client)
+    engine = make(comm, PLAIN | PRECISIONS[precision], model=model, optimizer=client)
     for step in range(4):
         scale = engine.loss_scale()
         plain.zero_grad()
@@ -237,11 +235,8 @@ def made_for_resuming(
 def test_checkpoints_go_on_with_the_same_bits_and_on_other_ranks(
     kind: str, precision: str, tmp_path: Path
 ) -> None:
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(
-        precision, torch.float32
-    )
-    section: dict[str, Any] = {"fp16": FP16, "bf16": BF16}.get(precision, {})
-    config = PLAIN | section
+    dtype = DTYPES[precision]
+    config = PLAIN | PRECISIONS[precision]
     want: dict[str, Any] = {}
 
     def whole(comm: Any) -> None:
@@ -354,7 +349,8 @@ def test_ranks_with_other_settings_are_refused(comm: Any) -> None:
         make(comm, PLAIN, model=model, optimizer=client)
 
 
-def test_what_does_not_go_with_it_is_refused_by_name() -> None:
+@by_ranks(1)
+def test_what_does_not_go_with_it_is_refused_by_name(comm: Any) -> None:
     net = Net()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     grouped = torch.optim.SGD(
@@ -385,14 +381,11 @@ def test_what_does_not_go_with_it_is_refused_by_name() -> None:
         (object(), {}, "is no optimizer"),
     ]
 
-    def run(comm: Any) -> None:
-        before = {name: p.data_ptr() for name, p in net.named_parameters()}
-        for client, changes, text in cases:
-            with pytest.raises(thinwire.InvalidArgument, match=text):
-                make(comm, PLAIN | changes, model=net, optimizer=client)
-            assert before == {n: p.data_ptr() for n, p in net.named_parameters()}, text
-
-    alone(run)
+    before = {name: p.data_ptr() for name, p in net.named_parameters()}
+    for client, changes, text in cases:
+        with pytest.raises(thinwire.InvalidArgument, match=text):
+            make(comm, PLAIN | changes, model=net, optimizer=client)
+        assert before == {n: p.data_ptr() for n, p in net.named_parameters()}, text
 
 
 @by_ranks(1)

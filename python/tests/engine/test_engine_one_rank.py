@@ -75,7 +75,7 @@ def test_a_gradient_that_one_rank_lost_ends_the_step_of_all() -> None:
 def test_a_loss_scale_that_one_rank_refuses_is_refused_on_all(comm: Any) -> None:
     engine = make(comm, config_of(**FP16))
     train(engine, range(2), torch.float16)
-    for wrong in ("x", None, [512.0]):
+    for wrong in ("x", None, True, [512.0]):
         bad: Any = wrong if comm.rank == 1 else 512.0
         kind = TypeError if comm.rank == 1 else InvalidArgument
         with pytest.raises(kind, match="loss_scale.*"):

@@ -91,7 +91,8 @@ def test_the_configurations_schedule_is_shown_and_taken(comm: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["schedule", "by hand", "scheduler", "another rate"])
-def test_rates_go_on_from_a_state(how: str) -> None:
+@by_ranks(1)
+def test_rates_go_on_from_a_state(comm: Any, how: str) -> None:
     warmup = {
         "type": "WarmupLR",
         "params": {"warmup_num_steps": 20, "warmup_type": "linear"},
@@ -103,33 +104,30 @@ def test_rates_go_on_from_a_state(how: str) -> None:
             torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         )
 
-    def run(comm: Any) -> None:
-        whole = make(comm, config, **arguments)
-        train(whole, range(3))
-        if how == "by hand":
-            whole.optimizer.param_groups[0]["lr"] = 0.03
-        if how == "another rate":
-            config["optimizer"]["params"]["lr"] = 0.5
-        resumed = make(comm, config, **arguments)
-        if how == "by hand":  # gone with the state
-            resumed.optimizer.param_groups[0]["lr"] = 0.7
-            train(resumed, range(1))
-        resumed.module.load_state_dict(whole.module.state_dict())
-        resumed.optimizer.load_state_dict(whole.optimizer.state_dict())
-        if how == "scheduler":
-            resumed.lr_scheduler.load_state_dict(whole.lr_scheduler.state_dict())
-        for step in range(3, 7):
-            assert resumed.get_lr() == whole.get_lr()
-            train(whole, range(step, step + 1))
-            train(resumed, range(step, step + 1))
-            assert resumed.report.learning_rate == whole.report.learning_rate
-        assert same_bits(flat(resumed.module), flat(whole.module))
-        state = whole.optimizer.state_dict()
-        state["param_groups"] *= 2
-        with pytest.raises(thinwire.InvalidArgument, match="2 groups of parameters"):
-            resumed.optimizer.load_state_dict(state)
-
-    run_local_ranks(1, run)
+    whole = make(comm, config, **arguments)
+    train(whole, range(3))
+    if how == "by hand":
+        whole.optimizer.param_groups[0]["lr"] = 0.03
+    if how == "another rate":
+        config["optimizer"]["params"]["lr"] = 0.5
+    resumed = make(comm, config, **arguments)
+    if how == "by hand":  # gone with the state
+        resumed.optimizer.param_groups[0]["lr"] = 0.7
+        train(resumed, range(1))
+    resumed.module.load_state_dict(whole.module.state_dict())
+    resumed.optimizer.load_state_dict(whole.optimizer.state_dict())
+    if how == "scheduler":
+        resumed.lr_scheduler.load_state_dict(whole.lr_scheduler.state_dict())
+    for step in range(3, 7):
+        assert resumed.get_lr() == whole.get_lr()
+        train(whole, range(step, step + 1))
+        train(resumed, range(step, step + 1))
+        assert resumed.report.learning_rate == whole.report.learning_rate
+    assert same_bits(flat(resumed.module), flat(whole.module))
+    state = whole.optimizer.state_dict()
+    state["param_groups"] *= 2
+    with pytest.raises(thinwire.InvalidArgument, match="2 groups of parameters"):
+        resumed.optimizer.load_state_dict(state)
 
 
 def test_a_scheduler_that_the_script_steps(recwarn: Any) -> None:

@@ -9,10 +9,10 @@ import pytest
 import thinwire
 import torch
 from engines import (
-    BF16,
     DTYPES,
     FP16,
     ONEBIT,
+    PRECISIONS,
     Net,
     config_of,
     flat,
@@ -25,8 +25,6 @@ from engines import (
 )
 from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
-
-PRECISION: dict[str, dict[str, Any]] = {"fp16": FP16, "bf16": BF16, "fp32": {}}
 
 
 def by_optimizer(comm: Any, kind: Any, steps: int, **options: Any) -> torch.Tensor:
@@ -74,7 +72,7 @@ def test_an_engine_equals_the_optimizer_alone(comm: Any, name: str, world: int) 
 def test_zero_has_the_bits_of_stage_0(precision: str, world: int) -> None:
     # Stage 2 reduces after every backward, so sums are formed in another order.
     for steps, stages in ((1, (0, 1, 2)), (3, (0, 1))):
-        changes = PRECISION[precision] | {"gradient_accumulation_steps": steps}
+        changes = PRECISIONS[precision] | {"gradient_accumulation_steps": steps}
 
         def run(
             comm: Any,

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,7 @@ Values = dict[str, list[float]]
 
 
 def example() -> Any:
-    spec = importlib.util.spec_from_file_location("mixture_of_experts", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
 
 
 def model_of(sharing: Any) -> torch.nn.Module:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from local_ranks import by_ranks
 from thinwire import Error
+from thinwire.comm import run_local_ranks
 
 STEPS = 8
 Forms = Callable[[list[list[torch.Tensor]]], Any]
@@ -59,7 +60,7 @@ def train_both(kind: str, number: int, form: Forms, dtype: torch.dtype) -> None:
                 for p, output in zip(group["params"], outputs, strict=True):
                     assert torch.equal(output, p.detach().to(dtype))
 
-    cases.on_ranks(2, body)
+    run_local_ranks(2, body)
 
 
 @pytest.mark.quick

@@ -11,8 +11,8 @@ import pytest
 import thinwire
 import torch
 from local_ranks import by_ranks
-from optim_cases import on_ranks
 from thinwire import InvalidArgument
+from thinwire.comm import run_local_ranks
 
 pytestmark = pytest.mark.quick
 
@@ -89,7 +89,7 @@ def test_a_mask_that_one_rank_refuses_is_refused_on_all(kind: str, steps: int) -
         assert optimizer.report.masked == 2
         return str(caught.value), parameter.detach().clone()
 
-    (text, value), *others = on_ranks(3, body)
+    (text, value), *others = run_local_ranks(3, body)
     assert "must be tensors, got 'x'" in text
     for text, other in others:
         assert "must be the same on all ranks" in text and torch.equal(value, other)
@@ -193,7 +193,7 @@ def test_the_scripts_mask_wins_at_a_load(
         return list(notes)
 
     with caplog.at_level(logging.INFO, logger="thinwire"):  # of all threads
-        of_ranks = on_ranks(2, body)
+        of_ranks = run_local_ranks(2, body)
     for notes in of_ranks:
         said = "\n".join(notes) if through_files else caplog.text
         assert "exp_avg_mask" in said and "2 elements" in said

@@ -13,6 +13,7 @@ import optim_cases as cases
 import pytest
 import thinwire
 import torch
+from thinwire.comm import run_local_ranks
 
 NEVER = re.compile("nothing will be compressed|so no bytes were saved|no local steps")
 
@@ -38,7 +39,7 @@ def run(
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        cases.on_ranks(ranks, body)
+        run_local_ranks(ranks, body)
     return [str(w.message) for w in caught if NEVER.search(str(w.message))]
 
 
@@ -123,7 +124,7 @@ def test_the_freeze_is_announced_once_per_run_with_bytes(
         cases.train(other, second, rest, rank, lambda: note(second))
         return first.totals, second.totals, sent
 
-    (first, second, sent), _ = cases.on_ranks(2, body)
+    (first, second, sent), _ = run_local_ranks(2, body)
     lines = announced(caplog)
     wanted = ["momentum in one bit"]
     if kind == "ZeroOneAdam":

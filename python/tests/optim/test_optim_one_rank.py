@@ -13,8 +13,9 @@ import ranks
 import thinwire
 import torch
 from local_ranks import by_ranks
-from optim_cases import KINDS, loss_of, make, model, on_ranks, train
+from optim_cases import KINDS, loss_of, make, model, train
 from thinwire import CommFailure, FailedPrecondition, InvalidArgument
+from thinwire.comm import run_local_ranks
 
 SECONDS = 20.0
 
@@ -73,7 +74,7 @@ def test_a_setting_that_one_rank_refuses_ends_the_step_of_all(
             with pytest.raises(CommFailure):
                 train(net, optimizer, [8], comm.rank)
 
-    on_ranks(2, body)
+    run_local_ranks(2, body)
 
 
 @pytest.mark.quick
@@ -101,7 +102,7 @@ def test_it_reaches_those_who_wait_for_their_host(
         left.wait(SECONDS / 2)
         done.set()
 
-    on_ranks(4, body)
+    run_local_ranks(4, body)
 
 
 @pytest.mark.quick

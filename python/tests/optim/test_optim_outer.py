@@ -130,26 +130,6 @@ def test_a_checkpoint_between_syncs_goes_on_with_the_same_bits(
         assert cases.bits(other) == cases.bits(net), local_steps
 
 
-@pytest.mark.parametrize("after", [1, 3])
-def test_other_ranks_take_up_a_checkpoint(after: int, tmp_path: Path) -> None:
-    def first(comm: Any) -> None:
-        net = cases.model()
-        optimizer = cases.make("OuterAdamW", net.parameters(), comm)
-        cases.train(net, optimizer, range(9), comm.rank)
-        thinwire.save(tmp_path / "run", optimizer)
-
-    def second(comm: Any) -> None:
-        net = cases.model(seed=5)
-        optimizer = cases.make("OuterAdamW", net.parameters(), comm)
-        thinwire.load(tmp_path / "run", optimizer)
-        cases.train(net, optimizer, range(9, 14), comm.rank)
-        with optimizer.evaluation():
-            assert len(set(comm.gather_texts(cases.bits(net)))) == 1
-
-    run_local_ranks(2, first)
-    run_local_ranks(after, second)
-
-
 @by_ranks(2)
 def test_initialize_wraps_any_optimizer_of_torch(comm: Any, tmp_path: Path) -> None:
     config = {

@@ -60,35 +60,6 @@ def test_a_closure_is_run_with_gradients_and_its_loss_returned() -> None:
     assert optimizer.step() is None
 
 
-def test_groups_have_learning_rates_of_their_own() -> None:
-    net = cases.model()
-    before = net[2].weight.detach().clone()
-    groups = [
-        {"params": net[0].parameters(), "lr": 0.1},
-        {"params": net[2].parameters()},
-    ]
-    optimizer = cases.make("OnebitAdam", groups, lr=0.0)
-    cases.train(net, optimizer, range(2))
-    assert torch.equal(net[2].weight, before)
-    optimizer.param_groups[1]["lr"] = 0.1
-    cases.train(net, optimizer, range(1))
-    assert not torch.equal(net[2].weight, before)
-
-
-def test_a_learning_rate_may_be_a_tensor() -> None:
-    def run(lr: Any, change: Any) -> str:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters(), lr=lr)
-        cases.train(net, optimizer, range(2))
-        change(optimizer.param_groups[0])
-        cases.train(net, optimizer, range(2))
-        return cases.bits(net)
-
-    as_tensor = run(torch.tensor(0.5), lambda group: group["lr"].fill_(0.25))
-    assert as_tensor == run(0.5, lambda group: group.update(lr=0.25))
-    assert as_tensor != run(0.5, lambda group: None)
-
-
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_and_its_variants_are_the_same(set_to_none: bool) -> None:
     def run(zero: Any) -> str:
@@ -327,20 +298,6 @@ def test_parameters_of_16_bits_have_masters(dtype: torch.dtype) -> None:
 
     one, two = run_local_ranks(2, body)
     assert one[0] == two[0] and one[2] < 0.7 * one[1]
-
-
-@pytest.mark.parametrize("how", ["load_state_dict", "data"])
-def test_masters_follow_parameters_that_were_loaded(how: str) -> None:
-    net, other = (cases.model(seed, torch.bfloat16) for seed in (0, 1))
-    optimizer = cases.make("AdamW", net.parameters(), lr=0.0)
-    cases.train(net, optimizer, range(2))
-    if how == "data":
-        for ours, theirs in zip(net.parameters(), other.parameters(), strict=True):
-            ours.data = theirs.detach().clone()
-    else:
-        net.load_state_dict(other.state_dict())
-    cases.train(net, optimizer, range(2))
-    assert cases.bits(net) == cases.bits(other)
 
 
 def test_a_forked_child_may_not_use_it() -> None:
