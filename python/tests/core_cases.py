@@ -5,13 +5,8 @@ from __future__ import annotations
 
 import torch
 from thinwire import _core
-from thinwire.optim._options import Options
-
-DTYPES = {
-    torch.float32: _core.DType.float32,
-    torch.float16: _core.DType.float16,
-    torch.bfloat16: _core.DType.bfloat16,
-}
+from thinwire.engine._memory import TYPES
+from thinwire.optim._options import DTYPES, Options
 
 
 def layout() -> _core.Layout:
@@ -55,9 +50,7 @@ class Run:
     """One rank's parameters, optimizer and gradients of its own."""
 
     def __init__(self, comm: _core.Communicator, chosen: _core.Config) -> None:
-        dtype = {ours: torchs for torchs, ours in DTYPES.items()}[
-            chosen.precision.dtype
-        ]
+        dtype = TYPES[chosen.precision.dtype]
         self.layout = layout()
         common = torch.Generator().manual_seed(7)
         self.params = torch.randn(self.layout.size, generator=common).to(dtype)
@@ -86,9 +79,7 @@ class Trained:
     def __init__(
         self, comm: _core.Communicator, chosen: _core.Config, seed: int = 3
     ) -> None:
-        dtype = {ours: torchs for torchs, ours in DTYPES.items()}[
-            chosen.precision.dtype
-        ]
+        dtype = TYPES[chosen.precision.dtype]
         self.layout, self.rank = layout(), comm.rank
         generator = torch.Generator().manual_seed(seed + comm.rank)
         self.params = torch.randn(self.layout.size, generator=generator).to(dtype)

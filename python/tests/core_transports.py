@@ -35,7 +35,6 @@ class ThreadTransport:
     boxes: Mailboxes
     rank: int
     name: str = "threads"
-    operations: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
     @property
@@ -50,7 +49,6 @@ class ThreadTransport:
         sequence: int,
         seconds: float,
     ) -> None:
-        self.operations.append(operation)
         for peer, view in sends:
             self.boxes.boxes[self.rank, peer].put(bytes(view))
         for peer, view in receives:
@@ -86,9 +84,7 @@ class StuckTransport:
         self,
         sends: Messages,
         receives: Messages,
-        operation: str,
-        sequence: int,
-        seconds: float,
+        *_: object,
     ) -> None:
         self.views += [view for _, view in sends + receives]
         self.entered.set()

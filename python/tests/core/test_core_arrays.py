@@ -19,11 +19,6 @@ def alone() -> _core.Communicator:
     return _core.local_group(1)[0]
 
 
-def gather_alone(comm: _core.Communicator, values: object, output: object) -> None:
-    """In a group of one all_gather copies."""
-    comm.all_gather(values, output)
-
-
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -42,7 +37,7 @@ def test_tensors_are_read_and_written_in_place(
 ) -> None:
     values = torch.arange(size).to(dtype)
     output = torch.zeros(size, dtype=dtype)
-    gather_alone(alone, values, output)
+    alone.all_gather(values, output)  # in a group of one it copies
     assert torch.equal(output, values)
 
 
@@ -50,9 +45,9 @@ def test_tensors_are_read_and_written_in_place(
 def test_buffers_without_dlpack(alone: _core.Communicator, code: str) -> None:
     values = array.array(code, [1, 2, 3])
     output = array.array(code, [0, 0, 0])
-    gather_alone(alone, values, memoryview(output))
+    alone.all_gather(values, memoryview(output))
     assert output == values
-    gather_alone(alone, memoryview(values).toreadonly(), output)
+    alone.all_gather(memoryview(values).toreadonly(), output)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +74,10 @@ def test_others_are_refused_by_name(alone: _core.Communicator, wrong: object) ->
 
 def test_a_read_only_array_may_be_read(alone: _core.Communicator) -> None:
     output = torch.zeros(3, dtype=torch.uint8)
-    gather_alone(alone, b"abc", output)
+    alone.all_gather(b"abc", output)
     assert bytes(output.tolist()) == b"abc"
     with pytest.raises(TypeError, match="^output must be a writable array"):
-        gather_alone(alone, output, b"abc")
+        alone.all_gather(output, b"abc")
 
 
 def test_results_own_their_memory(alone: _core.Communicator) -> None:

@@ -21,19 +21,15 @@ pytestmark = pytest.mark.quick
 
 def run_over_threads(size: int, body: Callable[[_core.Communicator], Any]) -> list[Any]:
     """body on every rank of a group over Python queues."""
-    boxes, results = Mailboxes(size), [None] * size
+    boxes = Mailboxes(size)
 
-    def run(rank: int) -> None:
-        group = _core.over(ThreadTransport(boxes, rank), 30)
-        results[rank] = body(group)
+    def run(comm: _core.Communicator) -> Any:
+        group = _core.over(ThreadTransport(boxes, comm.rank), 30)
+        result = body(group)
         group.close()
+        return result
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return run_local_ranks(size, run)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -238,24 +234,6 @@ def test_closing_while_another_thread_waits() -> None:
     transport.released.set()
     waiting.join(10)
     assert not waiting.is_alive()
-
-
-def test_a_spinning_thread_delays_and_does_not_block() -> None:
-    stop = threading.Event()
-
-    def spin() -> None:
-        while not stop.is_set():
-            pass
-
-    spinning = threading.Thread(target=spin)
-    spinning.start()
-    try:
-        run_over_threads(
-            2, lambda comm: Run(comm, config(all_options()["onebit_adam"])).train(5)
-        )
-    finally:
-        stop.set()
-        spinning.join()
 
 
 @pytest.mark.parametrize(
