@@ -32,11 +32,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
         "local_step_clipper": 4,
     },
 }
-PRECISIONS = {
-    "fp32": {},
-    "bf16": engines.BF16,
-    "fp16": engines.FP16,
-}
 LEAN = {
     "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 8}},
     "thinwire": {"lean": True},
@@ -49,7 +44,7 @@ def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Configurations by name."""
     for kind, options in OPTIMIZERS.items():
         of_kind = {"optimizer": {"type": kind, "params": {"lr": 0.01, **options}}}
-        for precision, section in PRECISIONS.items():
+        for precision, section in engines.PRECISIONS.items():
             yield f"{kind} {precision}", of_kind | section
             accumulation = {"gradient_accumulation_steps": 2}
             if kind in ("AdamW", "OneBitAdam"):
@@ -74,13 +69,13 @@ def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
             )
     onebit = {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}}
     adam = {"type": "AdamW", "params": {"lr": 0.01}}
-    for precision, section in PRECISIONS.items():
+    for precision, section in engines.PRECISIONS.items():
         for optimizer, warmup in ((onebit, {}), (adam, {"warmup_steps": 8})):
             loop = {"optimizer": optimizer, "thinwire": {"outer": OUTER | warmup}}
             yield f"{optimizer['type']} {precision} outer loop", loop | section
     warm = {"optimizer": onebit, "thinwire": {"warmup_bits": 8}}
     for precision in ("fp32", "bf16"):
-        section = PRECISIONS[precision]
+        section = engines.PRECISIONS[precision]
         yield f"OneBitAdam {precision} warm-up in 8 bits", warm | section
         yield f"lean {precision}", LEAN | section
         few = {**FEW_BITS, **engines.zero(2), **section}
@@ -166,7 +161,6 @@ PLAIN: dict[str, tuple[type[Any], dict[str, Any]]] = {
     **cases.KINDS,
     "LeanOnebitAdam": (optim.LeanOnebitAdam, {"freeze_step": 4}),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def plain_cases(world: int) -> Iterator[str]:
@@ -174,7 +168,7 @@ def plain_cases(world: int) -> Iterator[str]:
     if world == 4:
         yield "OnebitAdam fp32 hosts"
     for kind in PLAIN:
-        for precision in DTYPES:
+        for precision in engines.DTYPES:
             if (kind, precision) != ("LeanOnebitAdam", "fp16"):
                 yield f"{kind} {precision}"
     yield "AdamW fp32 scaled"
@@ -197,7 +191,7 @@ def train_optimizer(
     """As train_engine(), with an optimizer in a plain loop."""
     kind, precision, *ways = name.split()
     made, options = PLAIN[kind]
-    model = engines.Net(seed=comm.rank).to(device, DTYPES[precision])
+    model = engines.Net(seed=comm.rank).to(device, engines.DTYPES[precision])
     clips: dict[str, Any] = {"max_grad_norm": 0.5} if "clipped" in ways else {}
     if "warm" in ways:
         clips["warmup_bits"] = 4
@@ -233,7 +227,7 @@ def train_optimizer(
     scaler = thinwire.GradScaler(where, enabled="scaled" in ways, init_scale=2.0**12)
     losses = []
     for step in range(steps):
-        loss = loss_of(model, comm.rank, step, DTYPES[precision])
+        loss = loss_of(model, comm.rank, step, engines.DTYPES[precision])
         if step == 5 and "scaled" in ways:
             loss = loss * float("inf")
         scaler.scale(loss).backward()

@@ -7,6 +7,7 @@ a machine that has one. Counters and checks for races are fence's alone.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from pathlib import Path
@@ -52,6 +53,27 @@ def device(rank: int = 0) -> torch.device:
         os.environ["NCCL_HOSTID"] = os.environ.get("RANK", "0")
         torch.backends.cudnn.allow_tf32 = False  # the CPU has no such format
     return torch.device(NAME, rank % torch.accelerator.device_count())
+
+
+def begin(where: str) -> torch.device:
+    """Joins a process group for the CPU or also for the device. Returns the place, which is
+    the CPU if `where` says so, else the device."""
+    import thinwire
+
+    place = torch.device("cpu") if where == "cpu" else device()
+    backend = "gloo" if where == "cpu" else backends()
+    thinwire.init_distributed(backend, verbose=False)
+    return place
+
+
+def told(level: int = logging.WARNING) -> list[str]:
+    """Returns the list of lines that thinwire logs from now on."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("thinwire").addHandler(handler)
+    logging.getLogger("thinwire").setLevel(level)
+    return lines
 
 
 def backends() -> str:

@@ -14,7 +14,7 @@ import torch
 from thinwire.comm import communicator_for, init_distributed
 
 STEPS = 12
-ZERO_2 = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}}
+ZERO_2 = engines.zero(2)
 
 
 def adam(kind: str, **options: Any) -> dict[str, Any]:
@@ -31,19 +31,20 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "LAMB": adam("Lamb"),
     "ZeRO-2": adam("AdamW") | ZERO_2,
-    "Adam bf16": adam("AdamW") | {"bf16": {"enabled": True}},
-    "ZeRO-2 fp16": adam("AdamW")
-    | ZERO_2
-    | {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}},
+    "Adam bf16": adam("AdamW") | engines.BF16,
+    "ZeRO-2 fp16": adam("AdamW") | ZERO_2 | engines.FP16,
     "lean": cases.LEAN,
     "clipped": adam("AdamW") | {"gradient_clipping": 0.5},
     "Adam, windows of 3": adam("AdamW") | {"gradient_accumulation_steps": 3},
     "1-bit Adam bf16, windows of 2": adam("OneBitAdam", freeze_step=4)
-    | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2},
+    | engines.BF16
+    | {"gradient_accumulation_steps": 2},
     "Adam bf16, windows of 3": adam("AdamW")
-    | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 3},
+    | engines.BF16
+    | {"gradient_accumulation_steps": 3},
     "Adam bf16, windows of 3 that add up in bf16": adam("AdamW")
-    | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 3}
+    | engines.BF16
+    | {"gradient_accumulation_steps": 3}
     | {"data_types": {"grad_accum_dtype": "bf16"}},
     "ZeRO-2, windows of 3": adam("AdamW") | ZERO_2 | {"gradient_accumulation_steps": 3},
     "ZeRO-2 fp16, windows of 2": adam("AdamW")

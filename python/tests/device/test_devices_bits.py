@@ -42,11 +42,7 @@ def test_two_ranks_on_each_of_two_hosts() -> None:
 
 def said_of_hosts() -> list[str]:
     """Lines of the log about leaders, of an optimizer on the CPU and of one on the device."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("thinwire").addHandler(handler)
-    logging.getLogger("thinwire").setLevel(logging.INFO)
+    lines = devices.told(logging.INFO)
     with device_cases.joined() as (comm, device):
         for where in ("cpu", device):
             name = "OnebitAdam fp32 hosts"

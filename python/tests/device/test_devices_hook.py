@@ -14,9 +14,7 @@ def train(where: str) -> list[Any]:
     import thinwire
     import torch.distributed as dist
 
-    place = torch.device("cpu") if where == "cpu" else devices.device()
-    backends = "gloo" if where == "cpu" else devices.backends()
-    thinwire.init_distributed(backends, verbose=False)
+    place = devices.begin(where)
     rank = dist.get_rank()
     net = cases.net().to(place)
     ddp = cases.wrapped(net)

@@ -64,12 +64,9 @@ def test_tested_files_are_there() -> None:
 
 
 @pytest.mark.quick
-def test_a_run_says_where_when_and_what() -> None:
-    for run in (*RUNS, OTHER):
-        assert run.device and run.files
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d", run.date), run
-        assert re.fullmatch(r"[0-9a-f]{40}", run.commit), run
-        assert set(run.files) <= {file for _, file in FEATURES}, run
+def test_runs_name_files_of_the_features() -> None:
+    for run in RUNS:
+        assert run.files and set(run.files) <= {file for _, file in FEATURES}, run
 
 
 @pytest.mark.quick

@@ -33,9 +33,7 @@ def train(out: str, where: str, resume: str | None = None) -> list[list[float]]:
         def training_step(self, *arguments: Any) -> torch.Tensor:
             return super().training_step(*arguments).to("cpu")
 
-    place = torch.device("cpu") if where == "cpu" else devices.device()
-    backends = "gloo" if where == "cpu" else devices.backends()
-    thinwire.init_distributed(backends, verbose=False)
+    place = devices.begin(where)
     model = client_runs.tiny_gpt2().to(place)
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=1e-2, freeze_step=3)
     arguments = client_runs.trainers_arguments(out, LAST)
@@ -70,9 +68,7 @@ def accelerate(folder: str, where: str) -> list[list[float]]:
     import thinwire
     from accelerate import Accelerator
 
-    place = torch.device("cpu") if where == "cpu" else devices.device()
-    backends = "gloo" if where == "cpu" else devices.backends()
-    thinwire.init_distributed(backends, verbose=False)
+    place = devices.begin(where)
     accelerator = Accelerator(cpu=True, device_placement=where == "cpu")
     thinwire.integrations.accelerate.attach(accelerator)
     torch.manual_seed(0)

@@ -12,21 +12,21 @@ from typing import Any
 
 import devices
 import pytest
+import ranks
 import torch
+from engines import BF16, ONEBIT
 from torch import nn
 
 ADAM = {
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
     "gradient_clipping": 1.0,
 }
-ONEBIT = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}}
 ZERO_ONE = {
     "optimizer": {
         "type": "ZeroOneAdam",
         "params": {"lr": 0.01, "var_freeze_step": 3, "local_step_scaler": 2},
     }
 }
-BF16 = {"bf16": {"enabled": True}}
 Case = Callable[[torch.device], Any]
 
 
@@ -84,27 +84,6 @@ def channels_last(device: torch.device) -> Any:
     return losses, values(model)
 
 
-def input_with_gradient(device: torch.device) -> Any:
-    model = seeded(perceptron, device)
-    engine = engine_of(model)
-    x = x_of(0, device).requires_grad_()
-    losses = [step_with(engine, engine(x).square().sum()) for _ in range(3)]
-    return losses, x.grad.cpu().tolist()  # type: ignore[union-attr]
-
-
-def checkpointing(device: torch.device) -> Any:
-    from torch.utils.checkpoint import checkpoint
-
-    model = seeded(perceptron, device)
-    engine = engine_of(model)
-    losses = []
-    for step in range(4):
-        y = checkpoint(model, x_of(step, device), use_reentrant=False)
-        y = checkpoint(model, y, use_reentrant=False)
-        losses.append(step_with(engine, y.square().mean()))
-    return losses
-
-
 def used_twice(device: torch.device) -> Any:
     model = seeded(lambda: nn.Linear(8, 8), device)
     engine = engine_of(model, ONEBIT)
@@ -112,57 +91,6 @@ def used_twice(device: torch.device) -> Any:
         step_with(engine, model(model(x_of(k, device))).square().mean())
         for k in range(6)
     ]
-
-
-def infinite_gradient(device: torch.device) -> Any:
-    model = seeded(perceptron, device)
-    engine = engine_of(model)
-    before = values(model)
-    engine.backward((engine(x_of(0, device)) * float("inf")).sum())
-    engine.step()
-    assert values(model) == before and not engine.was_step_applied()
-    return step_with(engine, engine(x_of(1, device)).square().sum()), values(model)
-
-
-def autocast(device: torch.device) -> Any:
-    model = seeded(perceptron, device)
-    engine = engine_of(model)
-    losses = []
-    for step in range(4):
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            y = engine(x_of(step, device))
-        losses.append(step_with(engine, y.float().square().mean()))
-    return losses
-
-
-def side_stream(device: torch.device) -> Any:
-    def train(model: nn.Module) -> list[torch.Tensor]:
-        engine = engine_of(model)
-        losses = []
-        for step in range(4):
-            loss = engine(x_of(step, device)).square().mean()
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss)
-        return losses
-
-    model = seeded(perceptron, device)
-    if device.type == "cpu":
-        return [loss.item() for loss in train(model)]
-    stream = torch.Stream(device)
-    current = torch.accelerator.current_stream(device)
-    stream.wait_event(current.record_event())
-    with stream:
-        losses = train(model)
-    current.wait_event(stream.record_event())
-    return [loss.item() for loss in losses]
-
-
-def compiled(device: torch.device) -> Any:
-    model = seeded(perceptron, device)
-    engine = engine_of(model)
-    fast = torch.compile(model, backend="aot_eager")
-    return [step_with(engine, fast(x_of(k, device)).square().mean()) for k in range(4)]
 
 
 def edited(device: torch.device) -> Any:
@@ -305,13 +233,7 @@ SAME: dict[str, Case] = {
     case.__name__: case
     for case in (
         channels_last,
-        input_with_gradient,
-        checkpointing,
         used_twice,
-        infinite_gradient,
-        autocast,
-        side_stream,
-        compiled,
         edited,
         local_steps,
         whole_values,
@@ -325,9 +247,15 @@ SAME: dict[str, Case] = {
 
 
 def all_cases() -> dict[str, str]:
-    """Which of them differ, and how."""
+    """Which of them, and of the uses of a device report, differ, and how."""
+    from thinwire._device_uses import USES
+
+    def of_report(use: Any) -> Case:
+        return lambda where: use(0, where).tolist()
+
     device, found = devices.device(), {}
-    for name, case in SAME.items():
+    uses = {name: of_report(use) for name, use in USES.items()}
+    for name, case in (uses | SAME).items():
         try:
             on_cpu, on_device = case(torch.device("cpu")), case(device)
             torch.accelerator.synchronize()
@@ -352,11 +280,7 @@ def refusals() -> dict[str, str]:
     device, found = devices.device(), {}
 
     def refused(name: str, action: Callable[[], Any]) -> None:
-        try:
-            action()
-            found[name] = ""
-        except thinwire.errors.Error as error:
-            found[name] = str(error)
+        found[name] = ranks.failure_of(action)
 
     model = seeded(perceptron, device)
     engine = engine_of(model)
@@ -413,7 +337,7 @@ def test_what_cannot_be_followed_is_refused_by_name() -> None:
 # ---- checkpoints
 
 
-def checkpoints(folder: str, first: str, second: str, plain: bool) -> list[Any]:
+def checkpoints(folder: str, first: str, second: str) -> list[Any]:
     """Trains on one kind of device, saves, and goes on on another; what follows must be
     what follows on the CPU alone."""
     import device_cases as cases
@@ -424,49 +348,32 @@ def checkpoints(folder: str, first: str, second: str, plain: bool) -> list[Any]:
         places = {"cpu": torch.device("cpu"), "device": device}
 
         def made(where: str) -> tuple[nn.Module, Any]:
-            model = engines.Net(seed=comm.rank).to(places[where])
-            if plain:
-                model = model.bfloat16()
-                named = model.named_parameters()
-                return model, thinwire.OnebitAdam(
-                    named, lr=0.01, freeze_step=3, process_group=comm
-                )
-            config = engines.config_of(**ONEBIT, **BF16)
-            return model, engines.make(comm, config, model=model)
+            model = engines.Net(seed=comm.rank).to(places[where], torch.bfloat16)
+            named = model.named_parameters()
+            return model, thinwire.OnebitAdam(
+                named, lr=0.01, freeze_step=3, process_group=comm
+            )
 
-        def train(model: nn.Module, trained: Any, steps: range) -> None:
+        def train(model: nn.Module, optimizer: Any, steps: range) -> None:
             for step in steps:
-                loss = cases.loss_of(model, comm.rank, step, torch.bfloat16)
-                if plain:
-                    loss.backward()
-                    trained.step()
-                    trained.zero_grad()
-                else:
-                    trained.backward(loss)
-                    trained.step()
+                cases.loss_of(model, comm.rank, step, torch.bfloat16).backward()
+                optimizer.step()
+                optimizer.zero_grad()
 
-        beside: dict[str, Any] = {}
-        model, trained = made(first)
-        train(model, trained, range(6))
-        if plain:
-            thinwire.broadcast_buffers(model, comm)
-            beside["module"] = model
-        thinwire.save(folder, trained, durable=False, **beside)
-        model, trained = made(second)
-        if plain:
-            beside["module"] = model
-        thinwire.load(folder, trained, **beside)
-        train(model, trained, range(6, 10))
+        model, optimizer = made(first)
+        train(model, optimizer, range(6))
+        thinwire.broadcast_buffers(model, comm)
+        thinwire.save(folder, optimizer, durable=False, module=model)
+        model, optimizer = made(second)
+        thinwire.load(folder, optimizer, module=model)
+        train(model, optimizer, range(6, 10))
         return cases.values_of(model).tolist()
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["engine", "optimizer"])
-def test_a_run_goes_on_on_another_kind_of_device(plain: bool, tmp_path: Path) -> None:
+def test_an_optimizer_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
     def run(first: str, second: str) -> list[Any]:
         folder = tmp_path / f"{first}-{second}"
-        return devices.run(
-            2, __file__, "checkpoints", str(folder), first, second, plain
-        )
+        return devices.run(2, __file__, "checkpoints", str(folder), first, second)
 
     expected = run("cpu", "cpu")
     assert devices.alike(run("device", "cpu"), expected)
@@ -515,8 +422,8 @@ def loaded(folder: str) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("before, after", [(2, 3), (2, 1), (1, 2)])
-def test_a_checkpoint_is_loaded_by_more_or_fewer_ranks_on_any_device(
+@pytest.mark.parametrize("before, after", [(2, 2), (2, 3), (2, 1), (1, 2)])
+def test_an_engines_checkpoint_is_loaded_by_any_number_of_ranks_on_any_device(
     before: int, after: int, tmp_path: Path
 ) -> None:
     devices.run(before, __file__, "saved", str(tmp_path))
