@@ -1,28 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semantics "deepspeed" through Python gives DeepSpeed's numbers, bit for bit."""
+"""Semantics "deepspeed" through Python gives DeepSpeed's numbers, bit for bit: those that
+tests/golden/README.md describes."""
 
 from __future__ import annotations
 
+import json
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import thinwire
 import torch
-from recordings import Recording, recording
+from engines import BF16, DTYPES, flat, same_bits
 from thinwire.comm import run_local_ranks
 
-
-def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden" / "recordings.py"
 
 
-def wanted(case: Recording, name: str, rank: int, step: int) -> torch.Tensor:
-    values = case.array(name)
-    return values[0 if values.shape[0] == 1 else rank][step]
+class Recording:
+    """One case: its settings, and arrays by file name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+
+    def array(self, name: str) -> torch.Tensor:
+        """float32, in the shape that was recorded."""
+        about = self.meta["files"][name]
+        data = bytearray((self.folder / name).read_bytes())
+        return torch.frombuffer(data, dtype=torch.float32).view(about["shape"])
+
+    def cut(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Views of a flat array, one per tensor."""
+        return [
+            values.narrow(0, tensor["off"], tensor["n"]).view(tensor["shape"])
+            for tensor in self.meta["tensors"]
+        ]
+
+    def groups(self, parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
+        """Returns the groups that an engine takes, each with its own settings."""
+        groups: list[dict[str, Any]] = [
+            {"params": [], **{key: group[key] for key in group if key != "shapes"}}
+            for group in self.meta["groups"]
+        ]
+        for parameter, tensor in zip(parameters, self.meta["tensors"], strict=True):
+            groups[tensor["group"]]["params"].append(parameter)
+        return groups
 
 
-def flat(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1).float() for p in parameters])
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recordings")
+    runpy.run_path(str(GOLDEN))["unpack"](folder)
+    return folder
 
 
 class Linear(torch.nn.Module):
@@ -39,16 +70,13 @@ class Linear(torch.nn.Module):
         return torch.stack(terms).sum()
 
 
-PRECISIONS = {"fp32": {}, "fp16": {"fp16": {"enabled": True}}}
-PRECISIONS["bf16"] = {"bf16": {"enabled": True}}
-
-
 def zero_config(meta: dict[str, Any]) -> dict[str, Any]:
     opts = dict(meta["opts"])
-    config: dict[str, Any] = {
+    if meta["optimizer"] == "Adam":
+        opts["adam_w_mode"] = False
+    return {
         "optimizer": {"type": meta["optimizer"], "params": opts},
         "gradient_accumulation_steps": meta["gas"],
-        "train_micro_batch_size_per_gpu": 1,
         "gradient_clipping": meta["clip_grad"],
         "communication_data_type": meta["comm"],
         "data_types": {"grad_accum_dtype": meta["accum"]},
@@ -58,14 +86,15 @@ def zero_config(meta: dict[str, Any]) -> dict[str, Any]:
             "reduce_scatter": meta["reduce_scatter"],
             "round_robin_gradients": meta["round_robin"],
         },
-        "thinwire": {"semantics": "deepspeed"},
+        **(BF16 if meta["dtype"] == "bf16" else {}),
     }
-    if meta["optimizer"] == "Adam":
-        opts["adam_w_mode"] = False
-    config |= PRECISIONS[meta["dtype"]]
-    if meta["fp16"]:
-        config["fp16"] = {"enabled": True, **scaler(meta["fp16"])}
-    return config
+
+
+def low_bit_config(meta: dict[str, Any], kind: str) -> dict[str, Any]:
+    return {
+        "optimizer": {"type": kind, "params": meta["opts"]},
+        "gradient_clipping": meta["fp16"]["clip_grad"],
+    }
 
 
 def scaler(recorded: dict[str, Any]) -> dict[str, Any]:
@@ -77,32 +106,10 @@ def scaler(recorded: dict[str, Any]) -> dict[str, Any]:
     if "delayed_shift" in recorded:
         settings["hysteresis"] = recorded["delayed_shift"]
         settings["consecutive_hysteresis"] = recorded["consecutive_hysteresis"]
-    return settings
+    return {"fp16": {"enabled": True, **settings}}
 
 
-def make_engine(
-    case: Recording, config: dict[str, Any], comm: Any, dtype: torch.dtype
-) -> thinwire.Engine:
-    # DeepSpeed's masters are made of rounded parameters.
-    start = case.array("init.bin").to(dtype).float()
-    parameters = case.parameters(start)
-    engine, *_ = thinwire.initialize(
-        model=Linear(parameters),
-        model_parameters=case.groups(parameters),
-        config=config,
-        process_group=comm,
-    )
-    return engine
-
-
-def own_gradients(
-    case: Recording, rank: int, step: int, micro: int | None
-) -> list[torch.Tensor]:
-    values = case.array("grads.bin")[rank][step]
-    values = (values if micro is None else values[micro]).clone()
-    if [step, rank] in case.meta["inf_at"]:
-        values[0] = float("inf")
-    return case.cut(values)
+LOW_BIT = {"adam_w4_fp16_fused": "OneBitAdam", "lamb_w4_fp16_unfused": "OneBitLamb"}
 
 
 @pytest.mark.parametrize(
@@ -112,51 +119,46 @@ def own_gradients(
         "zero1_w2_bf16_accum16",
         "zero2_w2_fp16_adam",
         "zero2_w4_gas2_clip",
+        *LOW_BIT,
     ],
 )
-def test_zero(name: str) -> None:
-    case = recording(name)
+def test_an_engine_has_the_bits_of_deepspeed(name: str, recordings: Path) -> None:
+    case = Recording(recordings / name)
     meta = case.meta
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    is_zero = name not in LOW_BIT
+    config = zero_config(meta) if is_zero else low_bit_config(meta, LOW_BIT[name])
+    config |= {
+        "train_micro_batch_size_per_gpu": 1,
+        "thinwire": {"semantics": "deepspeed"},
+        **(scaler(meta["fp16"]) if meta["fp16"] else {}),
+    }
+    dtype = DTYPES[meta["dtype"] if is_zero else "fp16"]
 
     def run(comm: Any) -> None:
-        engine = make_engine(case, zero_config(meta), comm, dtype[meta["dtype"]])
+        # DeepSpeed's masters are made of rounded parameters.
+        start = case.array("init.bin").to(dtype).float()
+        parameters = [torch.nn.Parameter(part.clone()) for part in case.cut(start)]
+        engine, *_ = thinwire.initialize(
+            model=Linear(parameters),
+            model_parameters=case.groups(parameters),
+            config=config,
+            process_group=comm,
+        )
+        wanted = case.array("params.bin" if is_zero else "params16.bin")
+        wanted = wanted[comm.rank if len(wanted) > 1 else 0]
+        given = case.array("grads.bin")[comm.rank]
         for step in range(meta["steps"]):
-            for micro in range(meta["gas"]):
-                engine.backward(engine(own_gradients(case, comm.rank, step, micro)))
+            for gradients in given[step] if is_zero else given[step : step + 1]:
+                gradients = gradients.clone()
+                if [step, comm.rank] in meta["inf_at"]:
+                    gradients[0] = float("inf")
+                engine.backward(engine(case.cut(gradients)))
                 engine.step()
             log = meta["step_log"][step]
             assert engine.was_step_applied() != log["overflow"]
-            assert engine.loss_scale() == log["loss_scale_after"]
-            want = wanted(case, "params.bin", comm.rank, step)
-            assert equal_bits(flat(list(engine.parameters())), want), f"step {step}"
-        engine.destroy()
-
-    run_local_ranks(meta["world"], run)
-
-
-@pytest.mark.parametrize("name", ["adam_w4_fp16_fused", "lamb_w4_fp16_unfused"])
-def test_sixteen_bits(name: str) -> None:
-    case = recording(name)
-    meta = case.meta
-    kind = {"adam": "OneBitAdam", "lamb": "OneBitLamb"}[name.split("_")[0]]
-    config = {
-        "optimizer": {"type": kind, "params": meta["opts"]},
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": meta["fp16"]["clip_grad"],
-        "fp16": {"enabled": True, **scaler(meta["fp16"])},
-        "thinwire": {"semantics": "deepspeed"},
-    }
-
-    def run(comm: Any) -> None:
-        engine = make_engine(case, config, comm, torch.float16)
-        for step in range(meta["steps"]):
-            engine.backward(engine(own_gradients(case, comm.rank, step, None)))
-            engine.step()
-            log = meta["step_log"][step]
-            assert engine.was_step_applied() != log["overflow"]
-            want = wanted(case, "params16.bin", comm.rank, step)
-            assert equal_bits(flat(list(engine.parameters())), want), f"step {step}"
+            if is_zero:
+                assert engine.loss_scale() == log["loss_scale_after"]
+            assert same_bits(flat(engine), wanted[step]), f"step {step}"
         engine.destroy()
 
     run_local_ranks(meta["world"], run)
