@@ -24,8 +24,8 @@ class ParameterState(dict[str, Any]):
         moment: Callable[[int, str], torch.Tensor | None],
         number: int,
     ) -> None:
-        """`moment` is a method of the optimizer, which returns a moment of the parameter
-        of a number, or None unless every rank has all of it.
+        """`moment` is a method of the optimizer. It returns a moment of the parameter of
+        a number, or None unless every rank has all of it.
         """
         super().__init__(step=step)
         self._moment, self._number = weakref.WeakMethod(moment), number
