@@ -17,12 +17,14 @@ from engines import (
     Net,
     config_of,
     flat,
+    loss_of,
     make,
     same_bits,
     train,
     zero,
 )
 from local_ranks import by_ranks
+from safetensors import safe_open
 from thinwire.comm import run_local_ranks
 
 LAMB = {"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}}
@@ -44,6 +46,12 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "zero_2": (zero(2), "fp32"),
     "zero_2_bf16": (zero(2) | BF16, "bf16"),
 }
+
+
+def saved_names(checkpoint: Path) -> set[str]:
+    (file,) = checkpoint.glob("step-*/model.safetensors")
+    with safe_open(str(file), "pt") as tensors:
+        return set(tensors.keys())
 
 
 def others(module: torch.nn.Module) -> torch.Tensor:
@@ -123,13 +131,7 @@ def test_buffers_frozen_and_tied_parameters_come_back(tmp_path: Path) -> None:
         assert again.module.norm.num_batches_tracked.item() == 3
 
     run_local_ranks(2, run)
-    from safetensors import safe_open
-
-    (folder,) = (tmp_path / "a").glob("step-*")
-    with safe_open(str(folder / "model.safetensors"), "pt") as file:
-        names = set(file.keys())
-    expected = set(Net().state_dict()) - {"third.weight"}
-    assert names == expected
+    assert saved_names(tmp_path / "a") == set(Net().state_dict()) - {"third.weight"}
 
 
 def test_frozen_ones_are_left_out_on_request(tmp_path: Path) -> None:
@@ -140,21 +142,13 @@ def test_frozen_ones_are_left_out_on_request(tmp_path: Path) -> None:
         engine.save_checkpoint(tmp_path, "less", exclude_frozen_parameters=True)
 
     run_local_ranks(2, run)
-    from safetensors import safe_open
-
-    sizes = {}
-    for tag in ("all", "less"):
-        (folder,) = (tmp_path / tag).glob("step-*")
-        with safe_open(str(folder / "model.safetensors"), "pt") as file:
-            sizes[tag] = set(file.keys())
-    assert sizes["all"] - sizes["less"] >= {"frozen", "norm.running_mean"}
+    left_out = saved_names(tmp_path / "all") - saved_names(tmp_path / "less")
+    assert left_out >= {"frozen", "norm.running_mean"}
 
 
 @by_ranks(2)
 def test_between_windows_only(comm: Any, tmp_path: Path) -> None:
     engine = make(comm, config_of(gradient_accumulation_steps=2))
-    from engines import loss_of
-
     engine.backward(loss_of(engine, comm.rank, 0))
     engine.step()
     with pytest.raises(thinwire.FailedPrecondition, match="inside a window"):

@@ -30,7 +30,6 @@ def test_a_state_goes_there_and_back(kind: str, tmp_path: Any) -> None:
     saved = get_optimizer_state_dict(net, optimizer)
     dcp.save({"optimizer": saved}, checkpoint_id=tmp_path)
 
-    other = cases.make(kind, cases.model().parameters(), lr=0.5)
     twin = cases.model()
     other = cases.make(kind, twin.parameters(), lr=0.5)
     read = {"optimizer": get_optimizer_state_dict(twin, other)}

@@ -23,7 +23,6 @@ def generator(lists: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
 
 ONE_GROUP: dict[str, Forms] = {
     "generator": generator,
-    "list": lambda lists: lists[0],
     "list of lists": lambda lists: lists,
     "tuple of tuples": lambda lists: tuple(map(tuple, lists)),
 }
