@@ -52,25 +52,37 @@ if TYPE_CHECKING:
     )
     from .report import StepReport
 
-_NAMES = {
-    "_checkpoints": ("LoadReport",),
-    "amp": ("GradScaler",),
-    "checkpoint": ("load", "resume", "save"),
-    "comm": (
-        *("Mpi4pyTransport", "ProcessGroupTransport"),
-        *("broadcast_buffers", "init_distributed", "local_gradients"),
-        *("run_local_ranks", "seeded"),
-    ),
-    "config": ("Config",),
-    "engine": ("Engine", "EngineReport", "add_config_arguments", "initialize"),
-    "hooks": ("FsdpHook", "Hook", "HookReport", "ddp_hook", "fsdp_hook"),
-    "optim": (
-        *("AdamW", "Lamb", "LeanOnebitAdam", "OnebitAdam", "OnebitLamb"),
-        "ZeroOneAdam",
-    ),
-    "report": ("StepReport",),
+_MODULE_OF = {
+    "AdamW": "optim",
+    "Config": "config",
+    "Engine": "engine",
+    "EngineReport": "engine",
+    "FsdpHook": "hooks",
+    "GradScaler": "amp",
+    "Hook": "hooks",
+    "HookReport": "hooks",
+    "Lamb": "optim",
+    "LeanOnebitAdam": "optim",
+    "LoadReport": "_checkpoints",
+    "Mpi4pyTransport": "comm",
+    "OnebitAdam": "optim",
+    "OnebitLamb": "optim",
+    "ProcessGroupTransport": "comm",
+    "StepReport": "report",
+    "ZeroOneAdam": "optim",
+    "add_config_arguments": "engine",
+    "broadcast_buffers": "comm",
+    "ddp_hook": "hooks",
+    "fsdp_hook": "hooks",
+    "init_distributed": "comm",
+    "initialize": "engine",
+    "load": "checkpoint",
+    "local_gradients": "comm",
+    "resume": "checkpoint",
+    "run_local_ranks": "comm",
+    "save": "checkpoint",
+    "seeded": "comm",
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = {"checkpoint", "comm", "compat", "integrations", "optim"}
 _TORCH = (2, 8)
 

@@ -178,11 +178,11 @@ def make_native(
     tensors = [p.tensor for p in places]
     kind = FlatMemory if tensors[0].device.type == "cpu" else StagedMemory
     memory = kind(tensors, layout, dtype, num_wide=num_wide)
-    if broadcast and num_wide > 0:
-        for values in (memory.params, memory.wide_params) if comm.size > 1 else ():
-            comm.broadcast(values.view(torch.uint8), 0)
-    elif broadcast:
+    if broadcast and num_wide == 0:
         experts.broadcast(comm, places, memory.params)
+    elif broadcast and comm.size > 1:
+        for values in (memory.params, memory.wide_params):
+            comm.broadcast(values.view(torch.uint8), 0)
     with names_of_python():
         made = _core.Optimizer(
             comm, layout, config, memory.handed_params, experts=experts.of_groups
