@@ -31,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "LAMB": adam("Lamb"),
     "ZeRO-2": adam("AdamW") | ZERO_2,
+    "ZeRO-1 bf16": adam("AdamW")
+    | {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
     "Adam bf16": adam("AdamW") | engines.BF16,
     "ZeRO-2 fp16": adam("AdamW") | ZERO_2 | engines.FP16,
     "lean": cases.LEAN,
@@ -68,7 +70,7 @@ def adds_narrow(name: str) -> bool:
 def has_one_backward(name: str) -> bool:
     """Returns whether one rank per host makes one backward of all its host's losses. ZeRO-2
     averages after every backward, and ranks of a host first add up windows of their own."""
-    return name.startswith("ZeRO-2") or window_of(name) > 1
+    return name.startswith("ZeRO") or window_of(name) > 1
 
 
 def net_of(name: str, rank: int) -> torch.nn.Module:

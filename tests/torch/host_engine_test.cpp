@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
@@ -84,6 +85,8 @@ std::vector<Case> cases() {
                                                 .local_step_scaler = 3}});
     add("LAMB", {.optimizer = optim::LambOptions{.learning_rate = 0.01}});
     config::Config sharded{.optimizer = kAdam};
+    sharded.zero.stage = 1;
+    add("ZeRO-1", sharded);
     sharded.zero.stage = 2;
     add("ZeRO-2", sharded);
     sharded.gradient_accumulation_steps = 2;
@@ -289,7 +292,24 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
     Engine engine(net, comm, which.config);
     const auto loaded = engine.load(root.string());
     EXPECT_EQ(loaded.extra.own.integer("rank"), 0);
+    ASSERT_EQ(loaded.own_of_ranks.size(), 4U);
+    EXPECT_EQ(loaded.own_of_ranks[1].integer("rank"), 1);
+    EXPECT_FALSE(loaded.extra.own.has_scalar("thinwire/follower/number"));
     EXPECT_EQ(values_of(net), saved);
+  });
+  // What ranks without leaders have saved.
+  const std::string plain = (root / "plain").string();
+  run(kWorld, [&](comm::Communicator& comm) {
+    Net net(comm.rank());
+    net.to(device_of(comm.rank()));
+    {
+      Engine engine(net, comm, which.config);
+      checkpoint::Extra extra;
+      extra.own.put_integer("rank", comm.rank());
+      static_cast<void>(engine.save(plain, extra, {.durable = false}));
+    }
+    HostEngine engine = make(net, comm, groups, which);
+    EXPECT_EQ(engine.load(plain).extra.own.integer("rank"), comm.rank());
   });
   std::filesystem::remove_all(root);
 }
@@ -346,7 +366,8 @@ TEST(TorchHostEngine, AllRanksRefuseWhatDoesNotFit) {
       int size = kPerHost;
       change(comm.rank(), which, size);
       expect_error(ErrorCode::kInvalidArgument, parts, [&] {
-        HostEngine(net, comm, groups.of(comm.rank(), size), which.config);
+        HostEngine(net, comm, groups.of(comm.rank(), size), which.config,
+                   {.bucket_bytes = which.bucket_bytes});
       });
     });
   };
@@ -357,8 +378,13 @@ TEST(TorchHostEngine, AllRanksRefuseWhatDoesNotFit) {
   refused({"on rank 3"}, [](int rank, Case& which, int&) {
     if (rank == 3) which.config.gradient_clipping = 0.5;
   });
-  refused({"hierarchy must be auto"}, [](int, Case& which, int&) {
-    which.config.comm.hierarchy = config::Hierarchy::kFlat;
+  refused({"HostEngine: comm.hierarchy must be auto"},
+          [](int rank, Case& which, int&) {
+            if (rank == 1)
+              which.config.comm.hierarchy = config::Hierarchy::kFlat;
+          });
+  refused({"\"bucket_bytes 1\" on rank 2"}, [](int rank, Case& which, int&) {
+    which.bucket_bytes = rank == 2 ? 1 : 2048;
   });
   refused({"managed_gradient_accumulation must be true"},
           [](int, Case& which, int&) {
@@ -386,6 +412,8 @@ TEST(TorchHostEngine, NamesWhatDoesNotFitTheMoment) {
       expect_error(ErrorCode::kFailedPrecondition, {text}, call);
     };
     refused("no backward since the last step", [&] { engine.step(); });
+    expect_error(ErrorCode::kInvalidArgument, {"learning_rate", "got nan"},
+                 [&] { engine.set_learning_rate(std::nan("")); });
     engine.backward(loss_of(net, comm.rank(), 0));
     refused("inside a window", [&] { engine.save("/nowhere"); });
     net.zero_grad();

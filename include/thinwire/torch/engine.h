@@ -12,6 +12,7 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/engine/engine.h"
 #include "thinwire/torch/engine_parts.h"
+#include "thinwire/torch/host_checkpoint.h"
 #include "thinwire/torch/module_buffers.h"
 #include "thinwire/torch/module_memory.h"
 #include "thinwire/torch/module_others.h"
@@ -170,6 +171,9 @@ class Engine {
   // Takes in what the program has written into parameters.
   void require_same_parameters();
   [[nodiscard]] engine::Engine& own() noexcept { return *core_; }
+  [[nodiscard]] std::size_t rank() {
+    return static_cast<std::size_t>(own().communicator().rank());
+  }
   // Returns the engine when flat memory may be written.
   engine::Engine& at_rest() {
     memory_.take_in_written();
@@ -269,6 +273,7 @@ inline checkpoint::LoadReport Engine::load(
   checkpoint::LoadReport report = at_rest().load(path, options);
   others_.write_back();
   memory_.send_parameters();
+  divide_own(report, rank());
   return report;
 }
 
@@ -278,6 +283,7 @@ inline std::optional<checkpoint::LoadReport> Engine::resume(
   auto report = at_rest().resume(path, options);
   if (report) others_.write_back();
   memory_.send_parameters();
+  if (report) divide_own(*report, rank());
   return report;
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +20,7 @@
 #include "thinwire/engine/leaders.h"
 #include "thinwire/plan/measure.h"
 #include "thinwire/torch/engine_parts.h"
+#include "thinwire/torch/host_checkpoint.h"
 #include "thinwire/torch/host_gradients.h"
 #include "thinwire/torch/host_group.h"
 #include "thinwire/torch/module_buffers.h"
@@ -50,7 +53,9 @@ struct HostEngineOptions {
 /// each rank adds up its own batches first. 16-bit gradients of a host are
 /// added in fp32, or in their own type if config.accumulation_dtype is that,
 /// and rounded once. Only leaders have arrays in host memory. Batch sizes count
-/// all ranks. If the program writes parameters, only a leader's writes count.
+/// all ranks. If the program writes parameters, only leaders' writes count, and
+/// all must write the same. A leader's step, save or load may take as long as
+/// the communicator's time-out, because followers wait for it.
 class HostEngine {
  public:
   /// Collective over `comm`, which must outlive this object. `group` has the
@@ -78,23 +83,29 @@ class HostEngine {
   void backward(const at::Tensor& loss);
   /// Steps after gradient_accumulation_steps backwards; before, does nothing.
   /// Collective at boundaries. Every rank gets the leader's report, and the
-  /// leader's number for a rank with a non-finite gradient.
+  /// leader's number for a rank with a non-finite gradient. In texts of the
+  /// leaders' engine, such as that of Error(kNonFinite), a rank's number is
+  /// that of its host, from 0 on.
   engine::EngineReport step();
   /// Returns the mean over all ranks. Collective.
   [[nodiscard]] double mean(double value) {
-    comm_.all_reduce(View(&value, 1, DType::kFloat64), comm::ReduceOp::kMean);
-    return value;
+    std::vector<double> all(static_cast<std::size_t>(comm_.size()));
+    comm_.all_gather(ConstView(&value, 1, DType::kFloat64), all);
+    return std::accumulate(all.begin(), all.end(), 0.0) / comm_.size();
   }
   /// Returns the mean of tensors of one element.
   [[nodiscard]] double mean(const at::Tensor& value) {
     return mean(number_in(value));
   }
 
-  /// Call the functions of engine::Engine on the leader. Followers ignore them.
+  /// Call the functions of engine::Engine on the leader. On followers the first
+  /// two only check the rate.
   void set_learning_rate(std::size_t group, double learning_rate) {
+    require_rate(learning_rate);
     if (core_) core_->learning_rates().set(group, learning_rate);
   }
   void set_learning_rate(double learning_rate) {
+    require_rate(learning_rate);
     if (core_) core_->learning_rates().set(learning_rate);
   }
   void set_schedule(config::LearningRateFunction schedule) {
@@ -124,7 +135,8 @@ class HostEngine {
 
   /// Save and load like torch::Engine. Collective. A checkpoint of leaders
   /// loads on any number of ranks, with leaders or without. It also has the
-  /// values that followers pass as extra.own.
+  /// values that followers pass as extra.own. LoadOptions::accept is called on
+  /// leaders.
   checkpoint::SaveReport save(const std::string& root,
                               const checkpoint::Extra& extra = {},
                               const checkpoint::SaveOptions& options = {});
@@ -145,18 +157,29 @@ class HostEngine {
   }
 
  private:
-  static config::Config supported(const comm::Communicator& comm,
+  // Collective.
+  static config::Config supported(const ::torch::nn::Module& module,
+                                  comm::Communicator& comm,
                                   config::Config config,
                                   const HostEngineOptions& options);
   static at::Device device_of(const ::torch::nn::Module& module) {
-    const std::vector<NamedParameter> all = trainable_parameters(module);
-    return all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
+    return trainable_parameters(module).front().tensor.device();
   }
-  static Gradients place(bool is_leader, const config::Config& config,
-                         int hosts) {
-    if (!is_leader) return Gradients::kOnDevice;
-    return engine::keeps_gradients(config, hosts) ? Gradients::kInPlace
-                                                  : Gradients::kReleased;
+  // Returns the configuration of the leaders' engine.
+  [[nodiscard]] config::Config of_leaders() const {
+    return engine::config_of_leaders(config_, comm_.size(), hosts_.size());
+  }
+  [[nodiscard]] Gradients place() const {
+    if (!is_leader()) return Gradients::kOnDevice;
+    return engine::keeps_gradients(of_leaders(), comm_.size() / hosts_.size())
+               ? Gradients::kInPlace
+               : Gradients::kReleased;
+  }
+  static void require_rate(double learning_rate) {
+    if (!std::isfinite(learning_rate) || learning_rate < 0)
+      throw Error(ErrorCode::kInvalidArgument,
+                  "learning_rate must be finite and >= 0, got " +
+                      std::to_string(learning_rate));
   }
   void make_leader();
   // Runs `action` on the leader, and tells all ranks of the host what they need
@@ -170,8 +193,6 @@ class HostEngine {
   void hand_back();
   // Gives them the tensors that a checkpoint has beside the parameters.
   void hand_back_others();
-  static StateDict described(const checkpoint::LoadReport& report);
-  checkpoint::LoadReport report_of(const StateDict& said) const;
   std::string describe_frozen() const;
 
   const ::torch::nn::Module& module_;
@@ -195,25 +216,32 @@ class HostEngine {
   std::int64_t steps_ = 0;
 };
 
-inline config::Config HostEngine::supported(const comm::Communicator& comm,
+inline config::Config HostEngine::supported(const ::torch::nn::Module& module,
+                                            comm::Communicator& comm,
                                             config::Config config,
                                             const HostEngineOptions& options) {
   if (options.buffers) config.buffers = *options.buffers;
-  config.validate(comm.size());  // before the module changes
-  const auto require = [](bool holds, const char* what) {
-    if (!holds)
-      throw Error(ErrorCode::kInvalidArgument,
-                  std::string("with one leader per host ") + what);
-  };
-  require(config.semantics == config::Semantics::kCorrected,
-          "semantics must be corrected, got deepspeed");
-  require(config.managed_gradient_accumulation,
-          "managed_gradient_accumulation must be true, got false");
-  require(config.experts().empty(), "groups must have no experts");
-  require(config.comm.hierarchy == config::Hierarchy::kAuto,
-          "comm.hierarchy must be auto, got flat or by_host");
-  require(!config.comm.compressed_during_backward,
-          "comm.compressed_during_backward must be false, got true");
+  comm::require_everywhere(comm, [&] {  // before the module changes
+    config.validate(comm.size());
+    const auto require = [](bool holds, const char* text) {
+      if (!holds)
+        throw Error(ErrorCode::kInvalidArgument,
+                    std::string("HostEngine: ") + text);
+    };
+    require(config.semantics == config::Semantics::kCorrected,
+            "semantics must be corrected, got deepspeed");
+    require(config.managed_gradient_accumulation,
+            "managed_gradient_accumulation must be true, got false");
+    require(config.experts().empty(), "groups must have no communicator");
+    require(config.comm.hierarchy == config::Hierarchy::kAuto,
+            "comm.hierarchy must be auto, got flat or by_host");
+    require(!config.comm.compressed_during_backward,
+            "comm.compressed_during_backward must be false, got true");
+    if (trainable_parameters(module).empty())
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "module: no parameter requires a gradient, so there is "
+                  "nothing to train");
+  });
   return config;
 }
 
@@ -224,22 +252,23 @@ inline HostEngine::HostEngine(const ::torch::nn::Module& module,
                               const HostEngineOptions& options)
     : module_(module),
       comm_(comm),
-      config_(supported(comm, config, options)),
+      config_(supported(module, comm, config, options)),
       hosts_(comm, std::move(group), device_of(module),
              config.comm.ranks_per_host),
       buffers_(module, comm),
       before_(hosts_.is_leader() ? values_before(module, comm, config)
                                  : std::vector<at::Tensor>()),
-      memory_(module, options.group_of, config.precision.dtype,
-              place(hosts_.is_leader(), config, comm.size() / hosts_.size()),
+      memory_(module, options.group_of, config.precision.dtype, place(),
               keeps_float32(config)),
       others_(module),
       buckets_(host_buckets(memory_.tensors(), options.bucket_bytes)),
       window_(config.batch(comm.size()).accumulation_steps) {
   // The engines compare these too, but only those of the leaders.
   comm::require_same(comm, "parameter layout and configuration",
-                     layout().describe() + config.describe() + "float32 for " +
+                     layout().describe() + config_.describe() + "float32 for " +
                          std::to_string(memory_.num_wide()) + " parameters\n" +
+                         "bucket_bytes " +
+                         std::to_string(options.bucket_bytes) + "\n" +
                          describe_frozen());
   shared([&] {
     make_leader();
@@ -260,8 +289,7 @@ inline HostEngine::HostEngine(const ::torch::nn::Module& module,
 
 inline void HostEngine::make_leader() {
   comm::Communicator& leaders = hosts_.between();
-  config::Config config =
-      engine::config_of_leaders(config_, comm_.size(), hosts_.size());
+  config::Config config = of_leaders();
   if (config.comm.num_threads == 0 && env::num_threads() == 0) {
     const plan::Processors machine = plan::measure_processors(leaders, 0);
     config.comm.num_threads =
@@ -290,8 +318,9 @@ inline std::string HostEngine::describe_frozen() const {
   std::string text;
   for (const auto& item : module_.named_parameters())
     if (!item.value().requires_grad())
-      text += "frozen " + item.key() + " of " +
-              std::to_string(item.value().numel()) + " elements\n";
+      text += "frozen " + item.key() + " " +
+              c10::toString(item.value().scalar_type()) + " " +
+              c10::str(item.value().sizes()) + "\n";
   return text;
 }
 
@@ -351,9 +380,10 @@ inline void HostEngine::backward(const at::Tensor& loss) {
 
 inline engine::EngineReport HostEngine::step() {
   require_same_parameters();
-  if (in_window_ == 0)
+  if (in_evaluation_ || in_window_ == 0)
     throw Error(ErrorCode::kFailedPrecondition,
-                "step: no backward since the last step");
+                in_evaluation_ ? "step: inside an evaluation"
+                               : "step: no backward since the last step");
   engine::EngineReport report;
   report.steps = steps_;
   report.loss_scale = loss_scale_;
@@ -369,11 +399,19 @@ inline engine::EngineReport HostEngine::step() {
     StateDict found;
     found.put("report", ConstView(&of_step, sizeof of_step, DType::kUInt8));
     found.put_real("learning_rate", report.learning_rate);
+    found.put_real("backward_seconds", report.backward_seconds);
+    found.put_integer("late_elements",
+                      static_cast<std::int64_t>(report.late_elements));
+    found.put_text("waited_for", report.waited_for);
     return found;
   });
   std::memcpy(&of_step, said.array("report").data(), sizeof of_step);
   report.steps = steps_;
   report.learning_rate = said.real("learning_rate");
+  report.backward_seconds = said.real("backward_seconds");
+  report.late_elements =
+      static_cast<std::size_t>(said.integer("late_elements"));
+  report.waited_for = said.text("waited_for");
   hand_back();
   return report;
 }
@@ -402,9 +440,7 @@ inline void HostEngine::hand_back_others() {
   const ::torch::NoGradGuard no_grad;
   const at::Device device = memory_.staging()->device();
   const auto send = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.is_meta() ||
-        tensor.layout() != at::kStrided || tensor.numel() == 0)
-      return;
+    if (!ModuleOthers::is_saved(tensor) || tensor.numel() == 0) return;
     at::Tensor flat = tensor.detach().to(device).contiguous();
     hosts_.broadcast(flat);
     if (!is_leader()) tensor.detach().copy_(flat);
@@ -422,42 +458,10 @@ inline void HostEngine::begin_evaluation() {
     core_->begin_evaluation();
     return StateDict();
   });
-  in_evaluation_ = true;
   hand_back();
   buffers_.make_equal(config_.buffers);
+  in_evaluation_ = true;
 }
-
-namespace host_engine {
-inline constexpr const char* kFollower = "thinwire/follower/";
-/// Returns the prefix of a follower's own values in a checkpoint.
-inline std::string prefix_of(int local_rank) {
-  return kFollower + std::to_string(local_rank) + "/";
-}
-inline StateDict copy_of(const StateDict& state) {
-  StateDict copy;
-  copy.put_all("", state);
-  return copy;
-}
-/// Returns the own values of each of a host's ranks.
-inline std::vector<StateDict> divided(const StateDict& of_leader) {
-  std::vector<StateDict> all(1);
-  StateDict& own = all.front();
-  const auto is_own = [](const std::string& name) {
-    return !name.starts_with(kFollower);
-  };
-  for (const auto& [name, array] : of_leader.arrays())
-    if (is_own(name)) own.put(name, array.view());
-  for (const auto& [name, scalar] : of_leader.scalars())
-    if (is_own(name)) own.put_scalar(name, scalar);
-  const int followers = of_leader.has_scalar(std::string(kFollower) + "number")
-                            ? static_cast<int>(of_leader.integer(
-                                  std::string(kFollower) + "number"))
-                            : 0;
-  for (int k = 1; k <= followers; ++k)
-    all.push_back(of_leader.part(prefix_of(k)));
-  return all;
-}
-}  // namespace host_engine
 
 inline checkpoint::SaveReport HostEngine::save(
     const std::string& root, const checkpoint::Extra& extra,
@@ -466,13 +470,9 @@ inline checkpoint::SaveReport HostEngine::save(
   require_between_windows("save");
   const std::vector<std::string> of_host = hosts_.gather(packed(extra.own));
   const StateDict said = shared([&] {
-    checkpoint::Extra all{.common = host_engine::copy_of(extra.common),
-                          .own = host_engine::copy_of(extra.own)};
-    all.own.put_integer(std::string(host_engine::kFollower) + "number",
-                        hosts_.size() - 1);
-    for (int k = 1; k < hosts_.size(); ++k)
-      all.own.put_all(host_engine::prefix_of(k),
-                      unpacked(of_host[static_cast<std::size_t>(k)]));
+    checkpoint::Extra all;
+    all.common.put_all("", extra.common);
+    all.own = own_of_host(of_host);
     const checkpoint::SaveReport report = core_->save(root, all, options);
     StateDict found;
     found.put_text("path", report.path);
@@ -489,54 +489,6 @@ inline checkpoint::SaveReport HostEngine::save(
           .waited_seconds = said.real("waited_seconds")};
 }
 
-inline StateDict HostEngine::described(const checkpoint::LoadReport& report) {
-  StateDict found;
-  found.put_text("path", report.path);
-  found.put_integer("step", report.step);
-  found.put_text("run", report.run);
-  found.put_integer("world", report.world);
-  found.put_text("optimizer", report.optimizer);
-  found.put_text("precision", report.precision);
-  found.put_text("config", report.config);
-  found.put_all("scalars/", report.scalars);
-  found.put_all("common/", report.extra.common);
-  found.put_all("own/", report.extra.own);
-  found.put_integer("hosts",
-                    static_cast<std::int64_t>(report.own_of_ranks.size()));
-  for (std::size_t k = 0; k < report.own_of_ranks.size(); ++k)
-    found.put_all("own of " + std::to_string(k) + "/", report.own_of_ranks[k]);
-  found.put_integer("notes", static_cast<std::int64_t>(report.notes.size()));
-  for (std::size_t k = 0; k < report.notes.size(); ++k)
-    found.put_text("note " + std::to_string(k), report.notes[k]);
-  found.put_real("seconds", report.seconds);
-  return found;
-}
-
-inline checkpoint::LoadReport HostEngine::report_of(
-    const StateDict& said) const {
-  checkpoint::LoadReport report;
-  report.path = said.text("path");
-  report.step = said.integer("step");
-  report.run = said.text("run");
-  report.world = static_cast<int>(said.integer("world"));
-  report.optimizer = said.text("optimizer");
-  report.precision = said.text("precision");
-  report.config = said.text("config");
-  report.scalars = said.part("scalars/");
-  report.extra.common = said.part("common/");
-  std::vector<StateDict> of_host = host_engine::divided(said.part("own/"));
-  const auto own = static_cast<std::size_t>(hosts_.local_rank());
-  if (own < of_host.size()) report.extra.own = std::move(of_host[own]);
-  for (std::int64_t k = 0; k < said.integer("hosts"); ++k)
-    for (StateDict& one :
-         host_engine::divided(said.part("own of " + std::to_string(k) + "/")))
-      report.own_of_ranks.push_back(std::move(one));
-  for (std::int64_t k = 0; k < said.integer("notes"); ++k)
-    report.notes.push_back(said.text("note " + std::to_string(k)));
-  report.seconds = said.real("seconds");
-  return report;
-}
-
 inline checkpoint::LoadReport HostEngine::load(
     const std::string& path, const checkpoint::LoadOptions& options) {
   require_same_parameters();
@@ -549,7 +501,7 @@ inline checkpoint::LoadReport HostEngine::load(
   });
   hand_back();
   hand_back_others();
-  return report_of(said);
+  return report_of(said, hosts_.place());
 }
 
 inline std::optional<checkpoint::LoadReport> HostEngine::resume(
@@ -566,7 +518,7 @@ inline std::optional<checkpoint::LoadReport> HostEngine::resume(
   if (!said.has_scalar("path")) return std::nullopt;
   hand_back();
   hand_back_others();
-  return report_of(said);
+  return report_of(said, hosts_.place());
 }
 
 }  // namespace thinwire::torch

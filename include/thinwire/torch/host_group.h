@@ -6,8 +6,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -15,80 +13,16 @@
 #include <string_view>
 #include <thread>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
-#include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/state_dict.h"
+#include "thinwire/torch/host_checkpoint.h"
 
 namespace thinwire::torch {
-
-/// Returns the state as bytes for another rank of the same program.
-inline std::string packed(const StateDict& state) {
-  std::string bytes;
-  const auto add = [&](std::string_view text) {
-    const std::uint64_t size = text.size();
-    bytes.append(reinterpret_cast<const char*>(&size), sizeof size);
-    bytes += text;
-  };
-  const auto add_value = [&](const auto& value) {
-    add({reinterpret_cast<const char*>(&value), sizeof value});
-  };
-  for (const auto& [name, array] : state.arrays()) {
-    bytes += static_cast<char>(array.dtype());
-    add(name);
-    add({static_cast<const char*>(array.view().data()), array.bytes()});
-  }
-  for (const auto& [name, scalar] : state.scalars()) {
-    bytes += static_cast<char>(-1 - static_cast<int>(scalar.index()));
-    add(name);
-    if (const auto* text = std::get_if<std::string>(&scalar)) add(*text);
-    if (const auto* real = std::get_if<double>(&scalar)) add_value(*real);
-    if (const auto* whole = std::get_if<std::int64_t>(&scalar))
-      add_value(*whole);
-  }
-  return bytes;
-}
-
-/// Returns the state of packed().
-inline StateDict unpacked(std::string_view bytes) {
-  StateDict state;
-  const auto take = [&] {
-    std::uint64_t size = 0;
-    std::memcpy(&size, bytes.data(), sizeof size);
-    const std::string_view found = bytes.substr(sizeof size, size);
-    bytes.remove_prefix(sizeof size + size);
-    return found;
-  };
-  while (!bytes.empty()) {
-    const int kind = bytes.front();
-    bytes.remove_prefix(1);
-    const std::string name(take());
-    const std::string_view value = take();
-    std::int64_t whole = 0;
-    double real = 0;
-    if (kind >= 0) {
-      const DType dtype = static_cast<DType>(kind);
-      Buffer array(value.size() / size_of(dtype), dtype);
-      if (!value.empty())
-        std::memcpy(array.view().data(), value.data(), value.size());
-      state.put(name, std::move(array));
-    } else if (kind == -1) {
-      std::memcpy(&whole, value.data(), sizeof whole);
-      state.put_integer(name, whole);
-    } else if (kind == -2) {
-      std::memcpy(&real, value.data(), sizeof real);
-      state.put_real(name, real);
-    } else {
-      state.put_text(name, std::string(value));
-    }
-  }
-  return state;
-}
 
 /// The ranks of one host, of which the first is the leader. They sum and share
 /// tensors of their devices in the device's own process group, such as NCCL's.
@@ -131,14 +65,29 @@ class HostGroup {
     first_ = comm::split_by_host(*whole_);
     parts_ = comm::split_by_host(*whole_, std::chrono::milliseconds(750));
     const c10::DeviceGuard on(device);
-    at::Tensor first = at::zeros({1}, at::TensorOptions().device(device));
+    at::Tensor first = at::full({1}, comm.rank(),
+                                at::TensorOptions(at::kFloat).device(device));
+    broadcast(first);
+    const int leader = static_cast<int>(first.item<float>());
     sum(first);
     wait_for_sums();
+    comm::require_everywhere(comm, [&] {
+      if (leader != leader_of(hosts.index))
+        throw Error(ErrorCode::kInvalidArgument,
+                    "group must have the ranks of this host, of which rank " +
+                        std::to_string(leader_of(hosts.index)) +
+                        " is the first, got the group of rank " +
+                        std::to_string(leader));
+    });
   }
 
   [[nodiscard]] bool is_leader() const { return group_->getRank() == 0; }
   [[nodiscard]] int size() const { return group_->getSize(); }
-  [[nodiscard]] int local_rank() const { return group_->getRank(); }
+  /// Returns this rank's place if ranks are ordered by their hosts.
+  [[nodiscard]] std::size_t place() const {
+    return static_cast<std::size_t>(whole_->hosts().index * size() +
+                                    group_->getRank());
+  }
   /// Returns the communicator of all hosts' ranks with this one's number. That
   /// of the leaders exchanges gradients.
   [[nodiscard]] comm::Communicator& between() { return *parts_.between; }
@@ -153,7 +102,7 @@ class HostGroup {
   /// The group is called when all ranks are there: throws Error(kCommFailure)
   /// naming who is missing, within the time-out.
   void sum(at::Tensor& flat) {
-    first_.inside->barrier();
+    meet();
     guarded("a sum", [&] {
       std::vector<at::Tensor> tensors{flat};
       c10d::ReduceOptions options;
@@ -164,6 +113,7 @@ class HostGroup {
   }
   /// Gives all ranks of the host the leader's values, in the same way.
   void broadcast(at::Tensor& flat) {
+    meet();
     guarded("a broadcast", [&] {
       std::vector<at::Tensor> tensors{flat};
       c10d::BroadcastOptions options;
@@ -192,11 +142,14 @@ class HostGroup {
 
   /// Returns the texts of all ranks of the host. Collective in the host.
   [[nodiscard]] std::vector<std::string> gather(std::string_view text) {
-    return comm::gather_texts(*parts_.inside, text);
+    std::vector<std::string> texts;
+    telling_others([&] { texts = comm::gather_texts(*parts_.inside, text); });
+    return texts;
   }
   /// Runs `action` on the leader, and returns its result on all ranks of the
   /// host, or throws its error there. Collective in the host.
   StateDict shared(const std::function<StateDict()>& action) {
+    meet();
     if (!is_leader()) {
       const std::string said = gather("")[0];
       if (said.front() == kDone) return unpacked(said.substr(1));
@@ -227,6 +180,20 @@ class HostGroup {
 
  private:
   static constexpr char kDone = '=';  // no ErrorCode
+
+  // Runs an exchange. If it fails, gives up, so that other hosts learn why.
+  void telling_others(const std::function<void()>& exchange) {
+    try {
+      exchange();
+    } catch (const Error& error) {
+      comm_.give_up(error.what());
+      throw;
+    }
+  }
+  // Returns when all ranks of the host are there.
+  void meet() {
+    telling_others([&] { first_.inside->barrier(); });
+  }
 
   // Ends the group and gives up if `call` throws.
   void guarded(const char* what, const std::function<void()>& call) {

@@ -32,6 +32,10 @@ class ModuleOthers {
   [[nodiscard]] engine::Engine::Others describe();
   /// Copies the copies back to their tensors.
   void write_back();
+  /// Returns whether a checkpoint has this tensor.
+  [[nodiscard]] static bool is_saved(const at::Tensor& tensor) {
+    return tensor.defined() && type_of(tensor).has_value();
+  }
 
  private:
   struct Type {

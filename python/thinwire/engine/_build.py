@@ -175,8 +175,11 @@ def make_parts(
     buffers = ModuleBuffers(model, comm)
     tensors = [place.tensor for place in places]
     num_wide = sum(place.is_wide for place in places)
-    averaging = comm.size if hosts is None else hosts.num_hosts
-    keeps = _core.keeps_gradients(config, averaging)
+    if hosts is None:
+        keeps = _core.keeps_gradients(config, comm.size)
+    else:
+        of_leaders = _core.config_of_leaders(config, comm.size, hosts.size)
+        keeps = _core.keeps_gradients(of_leaders, hosts.num_hosts)
     memory = _memory_for(hosts, tensors, layout, dtype, keeps, num_wide)
     initial = None
     if dtype != torch.float32:  # masters are made from values before rounding
