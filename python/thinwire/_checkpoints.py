@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ Values = Mapping[str, Any]
 OWN_NAMES = "thinwire/"
 """Prefix of this package's names."""
 RANDOM = OWN_NAMES + "random_state"
+_OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
+"""Name in a leader's own values: its rank, and the own values of its host's other ranks."""
 
 _SAVE = (
     "asynchronous",
@@ -92,15 +96,23 @@ class Loaded(_Report):
     own_of_ranks: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, native: _core.LoadReport) -> Loaded:
-        """Takes the fields of the native report."""
+    def of(cls, native: _core.LoadReport, rank: int) -> Loaded:
+        """Takes the fields of the native report, and the own values of `rank`. Leaders
+        have saved those of their hosts' ranks.
+        """
+        own_of_ranks = _divided([tensors(own) for own in native.own_of_ranks])
         return cls(
             **_report_fields(native),
             scalars=tensors(native.scalars),
             common=tensors(native.common),
-            own=tensors(native.own),
-            own_of_ranks=[tensors(own) for own in native.own_of_ranks],
-        )
+            own={},
+            own_of_ranks=own_of_ranks,
+        ).of_rank(rank)
+
+    def of_rank(self, rank: int) -> Loaded:
+        """Returns the same for another rank."""
+        known = rank < len(self.own_of_ranks)
+        return replace(self, own=self.own_of_ranks[rank] if known else {})
 
 
 Found = _core.LoadReport | Loaded
@@ -118,6 +130,41 @@ class SavedByLeader:
 
 
 Saved = _core.SaveReport | SavedByLeader
+
+
+def own_of_host(ranks: Sequence[int], own: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the own values that a leader saves for the ranks of its host. Its own are
+    the first.
+    """
+    followers = dict(zip(ranks[1:], own[1:], strict=True))
+    return {**own[0], _OF_FOLLOWERS: packed((ranks[0], followers))}
+
+
+def _divided(own_of_ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the own values of all ranks. Raises CorruptCheckpoint."""
+    found: dict[int, dict[str, Any]] = {}
+    for number, own in enumerate(own_of_ranks):
+        text = own.pop(_OF_FOLLOWERS, None)
+        rank, followers = (number, {}) if text is None else unpacked(text)
+        found |= {rank: own, **followers}
+    return [found[rank] for rank in sorted(found)]
+
+
+def packed(value: Any) -> str:
+    """Returns the value as text for another rank."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def unpacked(text: str) -> Any:
+    """Returns the value of packed(). Raises CorruptCheckpoint."""
+    try:
+        return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    except Exception as error:  # noqa: BLE001  a damaged pickle raises anything
+        raise CorruptCheckpoint(
+            f"values of followers cannot be read: {error}"
+        ) from None
 
 
 def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
@@ -165,19 +212,18 @@ def random_state_in(found: Found) -> torch.Tensor | None:
     return state
 
 
-def finish_load(native: Found, *, sets_random_state: bool) -> LoadReport:
-    """Takes this package's values out of a native report, and sets torch's CPU
-    generator. Local.
+def finish_load(found: Loaded, *, sets_random_state: bool) -> LoadReport:
+    """Takes this package's values out of a report, and sets torch's CPU generator.
+    Local.
     """
-    own = tensors(native.own)
-    state = random_state_in(native) if sets_random_state else None
+    state = random_state_in(found) if sets_random_state else None
     if state is not None:
         torch.set_rng_state(state)
     return LoadReport(
-        **_report_fields(native),
-        extra=_users(tensors(native.common)),
-        own=_users(own),
-        own_of_ranks=[_users(tensors(state)) for state in native.own_of_ranks],
+        **_report_fields(found),
+        extra=_users(found.common),
+        own=_users(found.own),
+        own_of_ranks=[_users(own) for own in found.own_of_ranks],
     )
 
 

@@ -16,6 +16,7 @@ from . import _core, _log
 from ._agreement import agreed
 from ._checkpoints import (
     OWN_NAMES,
+    Loaded,
     LoadReport,
     Saved,
     Values,
@@ -30,7 +31,6 @@ from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
 from .optim._run import SAVED_AS, saved_in
 from .optim._settings import from_text, numbers_of, parse, to_text
-from .optim._state import tensors
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -192,16 +192,17 @@ def resume(
         return None
     if beside is not None:
         beside.write_back()
-    groups = tensors(native.common).get(GROUPS)
+    loaded = Loaded.of(native, training.comm.rank)
+    groups = loaded.common.get(GROUPS)
     if chosen.weights_only:
         trained._written()
-        return finish_load(native, sets_random_state=False)
+        return finish_load(loaded, sets_random_state=False)
     asked = numbers_of(trained.param_groups)
     trained._loaded()
-    trained._notices.run.continue_from(saved_in(native))
+    trained._notices.run.continue_from(saved_in(loaded))
     if groups is not None:
         from_text(groups, trained.param_groups)
-    report = finish_load(native, sets_random_state=True)
+    report = finish_load(loaded, sets_random_state=True)
     report.notes.extend(
         f"{name} is {number:g} now, as saved; the script had {asked[name]:g}"
         for name, number in numbers_of(trained.param_groups).items()

@@ -171,9 +171,6 @@ class Engine {
   // Takes in what the program has written into parameters.
   void require_same_parameters();
   [[nodiscard]] engine::Engine& own() noexcept { return *core_; }
-  [[nodiscard]] std::size_t rank() {
-    return static_cast<std::size_t>(own().communicator().rank());
-  }
   // Returns the engine when flat memory may be written.
   engine::Engine& at_rest() {
     memory_.take_in_written();
@@ -273,7 +270,7 @@ inline checkpoint::LoadReport Engine::load(
   checkpoint::LoadReport report = at_rest().load(path, options);
   others_.write_back();
   memory_.send_parameters();
-  divide_own(report, rank());
+  divide_own(report, own().communicator().rank());
   return report;
 }
 
@@ -283,7 +280,7 @@ inline std::optional<checkpoint::LoadReport> Engine::resume(
   auto report = at_rest().resume(path, options);
   if (report) others_.write_back();
   memory_.send_parameters();
-  if (report) divide_own(*report, rank());
+  if (report) divide_own(*report, own().communicator().rank());
   return report;
 }
 

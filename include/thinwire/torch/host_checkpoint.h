@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,45 +84,50 @@ inline StateDict unpacked(std::string_view bytes) {
   return state;
 }
 
-/// Begins the names of followers' own values in a checkpoint.
-inline const std::string kFollower = "thinwire/follower/";
+/// Begins the names of what a leader saves for the ranks of its host.
+inline const std::string kOfHost = "thinwire/host/";
 
-/// Returns the own values of a host's ranks as one state. The leader's have
-/// their names, and those of follower K begin with "thinwire/follower/K/".
-/// `of_ranks` has a packed() state for each rank.
-inline StateDict own_of_host(const std::vector<std::string>& of_ranks) {
-  StateDict all = unpacked(of_ranks.front());
-  all.put_integer(kFollower + "number",
-                  static_cast<std::int64_t>(of_ranks.size()) - 1);
-  for (std::size_t k = 1; k < of_ranks.size(); ++k)
-    all.put_all(kFollower + std::to_string(k) + "/", unpacked(of_ranks[k]));
-  return all;
-}
-
-/// Returns the own values of each of a host's ranks. `of_host` is the result of
-/// own_of_host(), or the values of a rank without followers.
-inline std::vector<StateDict> divided(const StateDict& of_host) {
-  std::vector<StateDict> all(1);
-  for (const auto& [name, array] : of_host.arrays())
-    if (!name.starts_with(kFollower)) all.front().put(name, array.view());
-  for (const auto& [name, scalar] : of_host.scalars())
-    if (!name.starts_with(kFollower)) all.front().put_scalar(name, scalar);
-  if (!of_host.has_scalar(kFollower + "number")) return all;
-  for (std::int64_t k = 1; k <= of_host.integer(kFollower + "number"); ++k)
-    all.push_back(of_host.part(kFollower + std::to_string(k) + "/"));
+/// Returns the own values of a host's ranks as one state. The leader's, which
+/// are the first, have their names, and those of the K-th begin with
+/// "thinwire/host/K/". `own` has a packed() state for each rank.
+inline StateDict own_of_host(const std::vector<int>& ranks,
+                             const std::vector<std::string>& own) {
+  StateDict all = unpacked(own.front());
+  for (std::size_t k = 0; k < ranks.size(); ++k) {
+    const std::string number = std::to_string(k);
+    all.put_integer(kOfHost + "rank " + number, ranks[k]);
+    if (k > 0) all.put_all(kOfHost + number + "/", unpacked(own[k]));
+  }
   return all;
 }
 
 /// Divides the own values that leaders have saved for their hosts. Then
 /// own_of_ranks has those of all ranks, and extra.own those of `rank`.
-inline void divide_own(checkpoint::LoadReport& report, std::size_t rank) {
-  std::vector<StateDict> all;
-  for (const StateDict& of_host : report.own_of_ranks)
-    for (StateDict& own : divided(of_host)) all.push_back(std::move(own));
-  report.own_of_ranks = std::move(all);
+inline void divide_own(checkpoint::LoadReport& report, int rank) {
+  std::map<std::int64_t, StateDict> of_ranks;
+  for (const StateDict& saved : report.own_of_ranks) {
+    const auto rank_of = [&](std::size_t k) {
+      return kOfHost + "rank " + std::to_string(k);
+    };
+    StateDict own;
+    for (const auto& [name, array] : saved.arrays())
+      if (!name.starts_with(kOfHost)) own.put(name, array.view());
+    for (const auto& [name, scalar] : saved.scalars())
+      if (!name.starts_with(kOfHost)) own.put_scalar(name, scalar);
+    const bool is_leader = saved.has_scalar(rank_of(0));
+    of_ranks[is_leader ? saved.integer(rank_of(0))
+                       : static_cast<std::int64_t>(of_ranks.size())] =
+        std::move(own);
+    for (std::size_t k = 1; saved.has_scalar(rank_of(k)); ++k)
+      of_ranks[saved.integer(rank_of(k))] =
+          saved.part(kOfHost + std::to_string(k) + "/");
+  }
+  report.own_of_ranks.clear();
   report.extra.own = StateDict();
-  if (rank < report.own_of_ranks.size())
-    report.extra.own.put_all("", report.own_of_ranks[rank]);
+  for (auto& [number, own] : of_ranks) {
+    if (number == rank) report.extra.own.put_all("", own);
+    report.own_of_ranks.push_back(std::move(own));
+  }
 }
 
 /// Returns a load's report for report_of().
@@ -149,8 +155,7 @@ inline StateDict described(const checkpoint::LoadReport& report) {
 }
 
 /// Returns the leader's report of a load, with the own values of `rank`.
-inline checkpoint::LoadReport report_of(const StateDict& said,
-                                        std::size_t rank) {
+inline checkpoint::LoadReport report_of(const StateDict& said, int rank) {
   checkpoint::LoadReport report;
   report.path = said.text("path");
   report.step = said.integer("step");

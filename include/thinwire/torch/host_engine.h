@@ -472,7 +472,7 @@ inline checkpoint::SaveReport HostEngine::save(
   const StateDict said = shared([&] {
     checkpoint::Extra all;
     all.common.put_all("", extra.common);
-    all.own = own_of_host(of_host);
+    all.own = own_of_host(hosts_.ranks(), of_host);
     const checkpoint::SaveReport report = core_->save(root, all, options);
     StateDict found;
     found.put_text("path", report.path);
@@ -501,7 +501,7 @@ inline checkpoint::LoadReport HostEngine::load(
   });
   hand_back();
   hand_back_others();
-  return report_of(said, hosts_.place());
+  return report_of(said, comm_.rank());
 }
 
 inline std::optional<checkpoint::LoadReport> HostEngine::resume(
@@ -518,7 +518,7 @@ inline std::optional<checkpoint::LoadReport> HostEngine::resume(
   if (!said.has_scalar("path")) return std::nullopt;
   hand_back();
   hand_back_others();
-  return report_of(said, hosts_.place());
+  return report_of(said, comm_.rank());
 }
 
 }  // namespace thinwire::torch

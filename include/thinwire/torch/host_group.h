@@ -83,10 +83,11 @@ class HostGroup {
 
   [[nodiscard]] bool is_leader() const { return group_->getRank() == 0; }
   [[nodiscard]] int size() const { return group_->getSize(); }
-  /// Returns this rank's place if ranks are ordered by their hosts.
-  [[nodiscard]] std::size_t place() const {
-    return static_cast<std::size_t>(whole_->hosts().index * size() +
-                                    group_->getRank());
+  /// Returns the numbers of this host's ranks in the whole communicator.
+  [[nodiscard]] std::vector<int> ranks() const {
+    const comm::Hosts& hosts = whole_->hosts();
+    const auto first = hosts.ranks.begin() + hosts.index * size();
+    return {first, first + size()};
   }
   /// Returns the communicator of all hosts' ranks with this one's number. That
   /// of the leaders exchanges gradients.

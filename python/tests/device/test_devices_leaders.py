@@ -209,6 +209,7 @@ def resumed(folder: str, per_host: int) -> list[Any]:
                 report = thinwire.load(root, engine)
                 assert report.step == engine.global_steps == 6
                 assert report.own == {"rank": comm.rank}, report.own
+                assert report.own_of_ranks == [{"rank": rank} for rank in range(4)]
             for step in range(6 if is_again else 0, 10):
                 noise = torch.rand(())  # of the rank's own generator, which is saved
                 engine.backward(
@@ -247,6 +248,43 @@ def test_a_run_goes_on_from_a_checkpoint_of_leaders(tmp_path: Any) -> None:
     assert found[0][3] == 1.5
     for rank in found[1:]:
         assert rank == found[0]
+
+
+def crossed(folder: str) -> list[int]:
+    """Own values that this rank gets with and without leaders, from a checkpoint of the
+    other kind."""
+    import engines
+    import thinwire
+
+    init_distributed("gloo", verbose=False)
+    comm = communicator_for(None)
+    device = devices.device(comm.rank)
+    of_kinds = []
+    for hierarchy in ("auto", "flat"):
+        config = leader_cases.CASES["Adam"] | {
+            "thinwire": {"ranks_per_host": 2, "hierarchy": hierarchy}
+        }
+        model = engines.Net(seed=comm.rank).to(device)
+        engine = engines.make(comm, engines.config_of(**config), model=model)
+        assert (engine._hosts is not None) == (hierarchy == "auto")
+        root = f"{folder}/{hierarchy}"
+        thinwire.save(root, engine, own={"rank": comm.rank}, durable=False)
+        of_kinds.append((engine, root))
+    (led, by_leaders), (plain, by_ranks) = of_kinds
+    reports = [thinwire.load(by_ranks, led), thinwire.load(by_leaders, plain)]
+    for engine, _ in of_kinds:
+        engine.destroy()
+    comm.close()
+    for report in reports:
+        assert report.own_of_ranks == [{"rank": rank} for rank in range(4)]
+    return [report.own["rank"] for report in reports]
+
+
+def test_own_values_are_those_of_the_rank_with_leaders_and_without(
+    tmp_path: Any,
+) -> None:
+    found = devices.run(4, __file__, "crossed", str(tmp_path))
+    assert found == [[rank, rank] for rank in range(4)]
 
 
 # ---- ranks that differ

@@ -14,6 +14,7 @@ from .. import _core, _log
 from .._agreement import agreed
 from .._checkpoints import (
     Found,
+    Loaded,
     LoadReport,
     Saved,
     extras_of,
@@ -220,6 +221,9 @@ class Saving(ModuleParts):
         return self._made
 
     def _loaded(self, native: Found, only_weights: bool) -> LoadReport:
+        found = native
+        if not isinstance(found, Loaded):
+            found = Loaded.of(found, self.global_rank)
         self._others.write_back()
         if self._hosts is not None:  # followers have not read the file
             trained = self._memory.parameters
@@ -228,10 +232,10 @@ class Saving(ModuleParts):
         self._written(is_behind=may_be_behind(self._config, self._native.phase))
         if not only_weights:
             self.optimizer.loaded(self._native, native.scalars)
-            self._progress.run.continue_from(saved_in(native))
+            self._progress.run.continue_from(saved_in(found))
         self.optimizer.show_rates(self._config, self._native.steps)
         _log.forward(self._comm)
-        return finish_load(native, sets_random_state=not only_weights)
+        return finish_load(found, sets_random_state=not only_weights)
 
     def _differences(self, root: str) -> dict[str, list[str]]:
         saved = json.loads(self._on_rank_0(lambda: json.dumps(names_in(root))))

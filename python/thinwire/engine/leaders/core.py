@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import array
-import base64
-import io
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,13 +13,11 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from ... import _core
-from ..._checkpoints import OWN_NAMES, Loaded, SavedByLeader
+from ..._checkpoints import Loaded, SavedByLeader, own_of_host, packed, unpacked
 from ..._log import logger
 from ...comm.host_group import HostGroup, leaders_here, threads_of_leader
-from ...errors import BY_CODE, CommFailure, CorruptCheckpoint, Error, FailedPrecondition
+from ...errors import BY_CODE, CommFailure, Error, FailedPrecondition
 from .._report import EngineReport
-
-_OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
 
 
 class LedCore:
@@ -246,11 +242,11 @@ class LedCore:
         options: _core.SaveOptions,
     ) -> SavedByLeader:
         """Saves like _core.Engine. The leader's own values include those of its host."""
-        of_host = [_unpacked(t) for t in self.hosts.inside.gather_texts(_packed(own))]
+        texts = self.hosts.inside.gather_texts(packed(own))
         report: list[_core.SaveReport] = []
 
         def save() -> dict[str, Any]:
-            beside = {**own, _OF_FOLLOWERS: _packed(of_host[1:])}
+            beside = own_of_host(self.hosts.ranks, [unpacked(text) for text in texts])
             report.append(self._own.save(root, _core.Extra(common, beside), options))
             names = ("path", "step", "bytes", "seconds", "waited_seconds")
             return {name: getattr(report[0], name) for name in names}
@@ -264,11 +260,10 @@ class LedCore:
         *,
         accept: Callable[[_core.LoadReport], None],
     ) -> Loaded:
-        return self._own_of(
-            self._shared(
-                lambda: asdict(Loaded.of(self._own.load(path, options, accept=accept)))
-            )
+        found = self._shared(
+            lambda: self._loaded(self._own.load(path, options, accept=accept))
         )
+        return Loaded(**found).of_rank(self._comm.rank)
 
     def resume(
         self,
@@ -279,10 +274,10 @@ class LedCore:
     ) -> Loaded | None:
         def resume() -> dict[str, Any] | None:
             found = self._own.resume(path, options, accept=accept)
-            return None if found is None else asdict(Loaded.of(found))
+            return None if found is None else self._loaded(found)
 
         found = self._shared(resume)
-        return None if found is None else self._own_of(found)
+        return None if found is None else Loaded(**found).of_rank(self._comm.rank)
 
     def retain(self, root: str, keep_last: int) -> None:
         self._shared(lambda: self._own.retain(root, keep_last))
@@ -308,7 +303,7 @@ class LedCore:
         """
         inside = self.hosts.inside
         if not self.hosts.is_leader:
-            return self._received(_unpacked(inside.gather_texts("")[0]))
+            return self._received(unpacked(inside.gather_texts("")[0]))
         failure: Exception | None = None
         said: dict[str, Any] = {}
         try:
@@ -322,7 +317,7 @@ class LedCore:
             said["error"] = [code, str(error)]
         if self._native is not None:
             said["told"] = self._told = _told(self._native, self._rates)
-        inside.gather_texts(_packed(said))
+        inside.gather_texts(packed(said))
         if failure is not None:
             raise failure
         return said["result"]
@@ -341,15 +336,8 @@ class LedCore:
         values: torch.Tensor = self._shared(lambda: from_dlpack(ask()))
         return values
 
-    def _own_of(self, found: dict[str, Any]) -> Loaded:
-        packed = found["own"].pop(_OF_FOLLOWERS, None)
-        for own in found["own_of_ranks"]:
-            own.pop(_OF_FOLLOWERS, None)
-        if not self.hosts.is_leader:
-            of_host = _unpacked(packed) if isinstance(packed, str) else []
-            number = self.hosts.ranks.index(self._comm.rank) - 1
-            found["own"] = of_host[number] if number < len(of_host) else {}
-        return Loaded(**found)
+    def _loaded(self, native: _core.LoadReport) -> dict[str, Any]:
+        return asdict(Loaded.of(native, self._comm.rank))
 
     def _inside_a_window(self) -> EngineReport:
         values = asdict(EngineReport.skipped(self.phase, self.loss_scale))
@@ -386,18 +374,3 @@ def _told(native: _core.Engine, groups: Sequence[int]) -> dict[str, Any]:
         "lamb_coeffs": list(native.lamb_coeffs()),
         "rates": [native.learning_rate(group) for group in groups],
     }
-
-
-def _packed(value: Any) -> str:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def _unpacked(text: str) -> Any:
-    try:
-        return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-    except Exception as error:  # noqa: BLE001  a damaged pickle raises anything
-        raise CorruptCheckpoint(
-            f"values of followers cannot be read: {error}"
-        ) from None
