@@ -21,7 +21,7 @@ def mix(value):
 class TextData:
     """examples/train_gpt/text_data.h says what is drawn, and why."""
 
-    def __init__(self, paths, context):
+    def __init__(self, paths, context, validation_bytes=VALIDATION_BYTES):
         self.context = context
         self.texts = [bytearray(Path(path).read_bytes()) for path in paths]
         cuts = [len(text) - len(text) // HOLD_OUT_PART for text in self.texts]
@@ -31,7 +31,7 @@ class TextData:
             for number, (text, cut) in enumerate(zip(self.texts, cuts))
             for begin in range(cut, len(text) - context, context)
         ]
-        count = min(-(-VALIDATION_BYTES // context), len(windows))
+        count = min(-(-validation_bytes // context), len(windows))
         self.windows = [windows[i * len(windows) // count] for i in range(count)]
 
     def window(self, text, begin):
