@@ -297,7 +297,7 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
     EXPECT_EQ(loaded.extra.own.scalars().size(), 1U);
     EXPECT_EQ(values_of(net), saved);
   });
-  // What ranks without leaders have saved.
+  // Leaders load what ranks without leaders have saved.
   const std::string plain = (root / "plain").string();
   run(kWorld, [&](comm::Communicator& comm) {
     Net net(comm.rank());

@@ -15,8 +15,8 @@
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/state_dict.h"
 
-// Values that the ranks of a host tell each other when their leader saves and
-// loads.
+// The ranks of a host tell each other states as text, and their leader saves
+// the values of all.
 namespace thinwire::torch {
 
 /// Returns the state as bytes for another rank of the same program.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -189,6 +190,10 @@ class HostEngine {
   // Throws Error(kFailedPrecondition) inside a window and in an evaluation.
   void require_between_windows(const char* call) const;
   void begin_evaluation();
+  // Loads on the leader. Returns nothing if there is no checkpoint.
+  using Load = std::function<std::optional<checkpoint::LoadReport>()>;
+  std::optional<checkpoint::LoadReport> loaded(const char* call,
+                                               const Load& load);
   // Gives the leader's parameters to all ranks of the host.
   void hand_back();
   // Gives them the tensors that a checkpoint has beside the parameters.
@@ -204,9 +209,9 @@ class HostEngine {
   ModuleMemory memory_;
   std::unique_ptr<engine::Engine> core_{};  // of the leader
   ModuleOthers others_;
+  std::vector<std::vector<std::size_t>> buckets_;
   std::optional<HostGradients> gradients_{};
   std::optional<Backwards> backwards_{};
-  std::vector<std::vector<std::size_t>> buckets_;
   std::int64_t window_ = 1;     // backwards of a step
   std::int64_t in_window_ = 0;  // backwards so far
   bool in_evaluation_ = false;
@@ -237,10 +242,7 @@ inline config::Config HostEngine::supported(const ::torch::nn::Module& module,
             "comm.hierarchy must be auto, got flat or by_host");
     require(!config.comm.compressed_during_backward,
             "comm.compressed_during_backward must be false, got true");
-    if (trainable_parameters(module).empty())
-      throw Error(ErrorCode::kFailedPrecondition,
-                  "module: no parameter requires a gradient, so there is "
-                  "nothing to train");
+    require_any(trainable_parameters(module));
   });
   return config;
 }
@@ -279,8 +281,7 @@ inline HostEngine::HostEngine(const ::torch::nn::Module& module,
     buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
   hand_back();
   buffers_.make_equal(config_.buffers);
-  gradients_.emplace(memory_, hosts_, core_.get(), config,
-                     options.bucket_bytes);
+  gradients_.emplace(memory_, hosts_, core_.get(), config, buckets_);
   backwards_.emplace(memory_.tensors(),
                      [this](std::size_t index, const at::Tensor& tensor) {
                        gradients_->take(index, tensor);
@@ -369,13 +370,8 @@ inline void HostEngine::backward(const at::Tensor& loss) {
         if (is_last && core_) core_->cancel_backward(reason);
       });
   ++in_window_;
-  if (!is_last || !core_) return;
-  try {
-    core_->end_backward();
-  } catch (const Error& error) {
-    comm_.give_up(error.what());  // followers do not know it
-    throw;
-  }
+  if (is_last && core_)
+    hosts_.telling_others([this] { core_->end_backward(); });
 }
 
 inline engine::EngineReport HostEngine::step() {
@@ -489,28 +485,13 @@ inline checkpoint::SaveReport HostEngine::save(
           .waited_seconds = said.real("waited_seconds")};
 }
 
-inline checkpoint::LoadReport HostEngine::load(
-    const std::string& path, const checkpoint::LoadOptions& options) {
+inline std::optional<checkpoint::LoadReport> HostEngine::loaded(
+    const char* call, const Load& load) {
   require_same_parameters();
-  require_between_windows("load");
+  require_between_windows(call);
   memory_.wait();
   const StateDict said = shared([&] {
-    const checkpoint::LoadReport report = core_->load(path, options);
-    others_.write_back();
-    return described(report);
-  });
-  hand_back();
-  hand_back_others();
-  return report_of(said, comm_.rank());
-}
-
-inline std::optional<checkpoint::LoadReport> HostEngine::resume(
-    const std::string& path, const checkpoint::LoadOptions& options) {
-  require_same_parameters();
-  require_between_windows("resume");
-  memory_.wait();
-  const StateDict said = shared([&] {
-    const auto report = core_->resume(path, options);
+    const auto report = load();
     if (!report) return StateDict();
     others_.write_back();
     return described(*report);
@@ -519,6 +500,16 @@ inline std::optional<checkpoint::LoadReport> HostEngine::resume(
   hand_back();
   hand_back_others();
   return report_of(said, comm_.rank());
+}
+
+inline checkpoint::LoadReport HostEngine::load(
+    const std::string& path, const checkpoint::LoadOptions& options) {
+  return std::move(*loaded("load", [&] { return core_->load(path, options); }));
+}
+
+inline std::optional<checkpoint::LoadReport> HostEngine::resume(
+    const std::string& path, const checkpoint::LoadOptions& options) {
+  return loaded("resume", [&] { return core_->resume(path, options); });
 }
 
 }  // namespace thinwire::torch

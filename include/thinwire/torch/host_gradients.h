@@ -18,8 +18,8 @@
 namespace thinwire::torch {
 
 /// Returns the numbers of parameters that travel together, the last ones first,
-/// as backward makes them. All of a bucket have one type. A bucket has at most
-/// `bytes` in fp32, unless it is one parameter.
+/// as backward makes them. All parameters in a bucket have one type. A bucket
+/// has at most `bytes` in fp32, unless it is one parameter.
 inline std::vector<std::vector<std::size_t>> host_buckets(
     const std::vector<at::Tensor>& parameters, std::size_t bytes) {
   std::vector<std::vector<std::size_t>> buckets;
@@ -48,13 +48,15 @@ inline std::vector<std::vector<std::size_t>> host_buckets(
 /// accumulates in fp32.
 class HostGradients {
  public:
-  /// `core` is the leader's engine; null on followers.
+  /// `core` is the leader's engine; null on followers. `buckets` are those of
+  /// host_buckets(), and outlive this object.
   HostGradients(ModuleMemory& memory, HostGroup& hosts, engine::Engine* core,
-                const config::Config& config, std::size_t bucket_bytes)
+                const config::Config& config,
+                const std::vector<std::vector<std::size_t>>& buckets)
       : memory_(memory),
         hosts_(hosts),
         in_fp32_(config.accumulation_dtype == DType::kFloat32),
-        buckets_(host_buckets(memory.tensors(), bucket_bytes)),
+        buckets_(buckets),
         bucket_of_(memory.tensors().size()),
         sums_(memory.staging()->new_stream()),
         added_(memory.tensors().size()),
@@ -203,7 +205,7 @@ class HostGradients {
   ModuleMemory& memory_;
   HostGroup& hosts_;
   bool in_fp32_;
-  std::vector<std::vector<std::size_t>> buckets_;
+  const std::vector<std::vector<std::size_t>>& buckets_;
   std::vector<std::size_t> bucket_of_;
   std::optional<c10::Stream> sums_;
   std::optional<GradientCopies> copies_{};  // on the leader

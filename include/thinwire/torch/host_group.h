@@ -89,8 +89,8 @@ class HostGroup {
     const auto first = hosts.ranks.begin() + hosts.index * size();
     return {first, first + size()};
   }
-  /// Returns the communicator of all hosts' ranks with this one's number. That
-  /// of the leaders exchanges gradients.
+  /// Returns the communicator of all hosts' ranks with this one's number. The
+  /// leaders exchange gradients over theirs.
   [[nodiscard]] comm::Communicator& between() { return *parts_.between; }
 
   /// Returns the rank of a host's leader in the whole communicator.
@@ -141,6 +141,15 @@ class HostGroup {
     });
   }
 
+  /// Runs an exchange. If it fails, gives up, so that other ranks learn why.
+  void telling_others(const std::function<void()>& exchange) {
+    try {
+      exchange();
+    } catch (const Error& error) {
+      comm_.give_up(error.what());
+      throw;
+    }
+  }
   /// Returns the texts of all ranks of the host. Collective in the host.
   [[nodiscard]] std::vector<std::string> gather(std::string_view text) {
     std::vector<std::string> texts;
@@ -182,15 +191,6 @@ class HostGroup {
  private:
   static constexpr char kDone = '=';  // no ErrorCode
 
-  // Runs an exchange. If it fails, gives up, so that other hosts learn why.
-  void telling_others(const std::function<void()>& exchange) {
-    try {
-      exchange();
-    } catch (const Error& error) {
-      comm_.give_up(error.what());
-      throw;
-    }
-  }
   // Returns when all ranks of the host are there.
   void meet() {
     telling_others([&] { first_.inside->barrier(); });

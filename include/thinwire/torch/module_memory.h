@@ -51,6 +51,14 @@ inline std::vector<NamedParameter> trainable_parameters(
   return found;
 }
 
+/// Throws Error(kFailedPrecondition) if there is none.
+inline void require_any(const std::vector<NamedParameter>& parameters) {
+  if (parameters.empty())
+    throw Error(ErrorCode::kFailedPrecondition,
+                "module: no parameter requires a gradient, so there is nothing "
+                "to train");
+}
+
 /// Returns how many of these stay fp32 beside others of `dtype`: 0, unless it
 /// has 16 bits and some parameters have it.
 inline std::size_t num_wide(const std::vector<NamedParameter>& parameters,
@@ -289,11 +297,7 @@ inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
                      .group = group_of ? group_of(name, tensor) : 0});
     tensors_.push_back(tensor);
   }
-  if (specs.empty()) {
-    throw Error(ErrorCode::kFailedPrecondition,
-                "module: no parameter requires a gradient, so there is nothing "
-                "to train");
-  }
+  require_any(parameters);
   layout_ = ParameterLayout::of(std::move(specs));
   if (!tensors_.front().device().is_cpu()) {
     staging_ = std::make_shared<Staging>(tensors_.front().device());
