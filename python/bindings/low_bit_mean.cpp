@@ -71,12 +71,18 @@ std::pair<int, int> hosts(const MeanHandle& self) {
   return {all.index, all.size};
 }
 
-bool average(const MeanHandle& self, nb::handle values,
-             const std::vector<std::size_t>& units, double loss_scale) {
+std::vector<bool> begin(const MeanHandle& self, nb::handle values,
+                        const std::vector<std::size_t>& units,
+                        double loss_scale) {
   const Array array(values, "values");
-  return call(self, "average", [&](MeanParts& parts) {
-    return parts.mean.average({array.view(), units, loss_scale});
+  return call(self, "begin", [&](MeanParts& parts) {
+    return parts.mean.begin({array.view(), units, loss_scale});
   });
+}
+
+std::vector<bool> finish(const MeanHandle& self) {
+  return call(self, "finish",
+              [](MeanParts& parts) { return parts.mean.finish(); });
 }
 
 nb::object worker_error(const MeanHandle& self) {
@@ -108,7 +114,8 @@ void bind_low_bit_mean(nb::module_& module) {
   nb::class_<MeanHandle>(module, "LowBitMean", nb::is_weak_referenceable())
       .def("__init__", &construct, "comm"_a, "sizes"_a, "bits"_a,
            "bf16_residuals"_a, "hierarchy"_a)
-      .def("average", &average, "values"_a, "units"_a, "loss_scale"_a = 1.0)
+      .def("begin", &begin, "values"_a, "units"_a, "loss_scale"_a = 1.0)
+      .def("finish", &finish)
       .def("worker_error", &worker_error)
       .def("server_error", &server_error)
       .def("load_errors", &load_errors, "worker"_a, "server"_a)

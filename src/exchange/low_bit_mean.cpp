@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <limits>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,6 +36,11 @@ void copy_values(ConstView from, View to) {
   if (!from.empty()) std::memcpy(to.data(), from.data(), from.bytes());
 }
 
+template <class AnyView>
+AnyView of(AnyView whole, Range at) {
+  return whole.subview(at.offset, at.size);
+}
+
 }  // namespace
 
 struct LowBitMean::Impl {
@@ -41,11 +48,18 @@ struct LowBitMean::Impl {
   struct Cut {
     Range range;
     std::size_t place;   // its server
-    std::size_t served;  // its first element in server.values, if served here
+    std::size_t served;  // its first element in server, if served here
   };
   struct Unit {
     std::size_t size;
     Range cuts;
+  };
+
+  // Residuals of a part, which replace the old ones only if all of it is
+  // finite.
+  struct Fresh {
+    Buffer worker;
+    Buffer server;
   };
 
   // The way of one part through the ranks.
@@ -58,24 +72,16 @@ struct LowBitMean::Impl {
     std::vector<std::size_t> units;
     BlockLayout layout;  // values: of the part; residual: of the flat array
     TwoPhaseExchange exchange;
-    std::vector<std::size_t> fresh_at;  // per served block, in server.fresh
-    std::vector<Range> served;          // per served block, in server.values
-  };
+    std::size_t elements = 0;           // of the part
+    std::size_t served_elements = 0;    // of them, by this rank
+    std::vector<std::size_t> fresh_at;  // per served block, in Fresh::server
+    std::vector<Range> served;          // per served block, in server
 
-  // Residuals of a bucket replace the old ones only if all of it is finite.
-  struct Side {
-    [[nodiscard]] View kept(Range at) {
-      return values.view().subview(at.offset, at.size);
-    }
-    [[nodiscard]] View renewed(std::size_t at, std::size_t size) {
-      return fresh.view().subview(at, size);
-    }
-    void need(std::size_t size) {
-      if (fresh.size() < size) fresh = Buffer(size, values.dtype());
-    }
-
-    Buffer values;
-    Buffer fresh;
+    // While it is in flight:
+    View values;
+    double loss_scale = 1;
+    Fresh* fresh = nullptr;
+    std::atomic<bool> is_finite = true;
   };
 
   Impl(comm::Communicator& c, ThreadPool& p, std::span<const std::size_t> sizes,
@@ -95,8 +101,8 @@ struct LowBitMean::Impl {
       }
       units.push_back({size, {first, cuts.size() - first}});
     }
-    worker.values = Buffer(offset, options.residual_dtype);
-    server.values = Buffer(served, options.residual_dtype);
+    worker = Buffer(offset, options.residual_dtype);
+    server = Buffer(served, options.residual_dtype);
   }
 
   comm::Communicator& comm;
@@ -106,16 +112,21 @@ struct LowBitMean::Impl {
   const Places places;
   std::vector<Cut> cuts;
   std::vector<Unit> units;
-  Side worker;
-  Side server;
+  Buffer worker;
+  Buffer server;
   Buffer host_mean;   // of a part, unless flat
   double waited = 0;  // by plans that are gone, and inside hosts
   std::vector<std::unique_ptr<Plan>> plans;
+  // The oldest first. One is being sent back, the next one averaged, and the
+  // last one encoded.
+  std::deque<Plan*> in_flight;
+  std::array<Fresh, 3> fresh;
+  std::size_t begun = 0;  // since nothing was in flight
 
   [[nodiscard]] bool encodes(const Cut& cut) const {
     return places.first <= cut.place && cut.place < places.end();
   }
-  [[nodiscard]] Range served_range(const Cut& cut) const {
+  [[nodiscard]] static Range served_range(const Cut& cut) {
     return {cut.served, cut.range.size};
   }
   template <class Predicate>
@@ -137,10 +148,16 @@ struct LowBitMean::Impl {
 
   void check(const Part& part) const {
     std::vector<bool> seen(units.size());
+    for (const Plan* const plan : in_flight)
+      for (const std::size_t unit : plan->units) seen[unit] = true;
     std::size_t size = 0;
     for (const std::size_t unit : part.units) {
-      require(unit < units.size() && !seen[unit], "Part.units",
-              fmt::format("different numbers in [0, {})", units.size()), unit);
+      require(
+          unit < units.size() && !seen[unit], "Part.units",
+          fmt::format("different numbers in [0, {}), none of which is under "
+                      "way",
+                      units.size()),
+          unit);
       seen[unit] = true;
       size += units[unit].size;
     }
@@ -148,6 +165,11 @@ struct LowBitMean::Impl {
             fmt::format("of {} elements", size), part.values.size());
     require_loss_scale("loss_scale", part.loss_scale);
     require_float("Part.values", part.values.dtype());
+  }
+
+  void require_idle(std::string_view call) const {
+    if (!in_flight.empty())
+      refuse(fmt::format("{} while a part is in flight", call));
   }
 
   Plan& plan_for(std::span<const std::size_t> wanted) {
@@ -167,7 +189,7 @@ struct LowBitMean::Impl {
   std::unique_ptr<Plan> make_plan(std::span<const std::size_t> wanted) {
     std::vector<std::vector<Block>> buckets;
     const std::size_t most =
-        bucket_rule(worker.values.size(), comm.size(), options.bits);
+        bucket_rule(worker.size(), comm.size(), options.bits);
     std::size_t in_bucket = most;
     std::size_t at = 0;
     for (const std::size_t unit : wanted)
@@ -187,18 +209,14 @@ struct LowBitMean::Impl {
         comm, groups, pool,
         BlockLayout::of_blocks(std::move(buckets), comm.size(), options.bits));
     plan->units.assign(wanted.begin(), wanted.end());
-    std::size_t fresh = 0;
+    plan->elements = at;
     for (const Block& block : plan->layout.blocks()) {
-      plan->fresh_at.push_back(fresh);
+      plan->fresh_at.push_back(plan->served_elements);
       plan->served.push_back(served_range(*std::ranges::lower_bound(
           cuts, block.residual.offset, {},
           [](const Cut& cut) { return cut.range.offset; })));
-      if (serves(block)) fresh += block.values.size;
+      if (serves(block)) plan->served_elements += block.values.size;
     }
-    worker.need(at);
-    if (groups != nullptr && host_mean.size() < at)
-      host_mean = Buffer(at, DType::kFloat32);
-    server.need(fresh);
     return plan;
   }
 
@@ -207,65 +225,114 @@ struct LowBitMean::Impl {
   }
 
   // Decodes a block to the part, and returns whether it is finite.
-  [[nodiscard]] bool deliver(const Plan& plan, std::size_t b,
-                             const Part& part) {
+  [[nodiscard]] bool deliver(const Plan& plan, std::size_t b) {
     std::array<float, kMostInBlock> values;
     const Range& at = plan.layout.blocks()[b].values;
     const auto mean = std::span(values).first(at.size);
     const float step = read_quantized(plan.exchange, options.bits, b, mean);
-    const auto scale = static_cast<float>(part.loss_scale);
+    const auto scale = static_cast<float>(plan.loss_scale);
     for (float& value : mean) value *= scale;
     // A code may lie above the largest finite gradient.
-    if (std::isfinite(step)) saturate(mean, part.values.dtype());
-    kernels::convert(mean, part.values.subview(at.offset, at.size));
+    if (std::isfinite(step)) saturate(mean, plan.values.dtype());
+    kernels::convert(mean, of(plan.values, at));
     return std::isfinite(step);
   }
 
-  bool average(const Part& part) {
+  std::vector<bool> begin(const Part& part) {
     Plan& plan = plan_for(part.units);
-    const std::span<const Block> blocks = plan.layout.blocks();
-    std::atomic<bool> is_finite = true;
+    plan.values = part.values;
+    plan.loss_scale = part.loss_scale;
+    plan.is_finite = true;
+    plan.fresh = &fresh[begun++ % fresh.size()];
+    need(plan.fresh->worker, plan.elements);
+    need(plan.fresh->server, plan.served_elements);
+    in_flight.push_back(&plan);
     const View encoded =
         groups != nullptr ? mean_of_host(part.values) : part.values;
-    const auto own = [&](std::size_t b) {
+    plan.exchange.begin(steps_of(plan, encoded));
+    for (std::size_t k = 0; k < plan.layout.buckets().size(); ++k)
+      plan.exchange.add(k);
+    std::vector<bool> completed;
+    if (in_flight.size() > 1) in_flight.rbegin()[1]->exchange.queue_rest();
+    if (in_flight.size() > 2) completed.push_back(complete_first());
+    return completed;
+  }
+
+  RecordSteps steps_of(Plan& plan, View encoded) {
+    const std::span<const Block> blocks = plan.layout.blocks();
+    const auto own = [this, &plan, blocks, encoded](std::size_t b) {
       const Range& at = blocks[b].values;
       return kernels::QuantizedSum{
-          .values = encoded.subview(at.offset, at.size),
-          .factor = static_cast<float>(1 / part.loss_scale),
-          .residual = worker.kept(blocks[b].residual),
-          .error = worker.renewed(at.offset, at.size)};
+          .values = of(encoded, at),
+          .factor = static_cast<float>(1 / plan.loss_scale),
+          .residual = of(worker.view(), blocks[b].residual),
+          .error = of(plan.fresh->worker.view(), at)};
     };
-    const auto served = [&](std::size_t b) {
+    const auto served = [this, &plan](std::size_t b) {
       const Range& at = plan.served[b];
       return kernels::QuantizedSum{
-          .residual = server.kept(at),
-          .error = server.renewed(plan.fresh_at[b], at.size)};
+          .residual = of(server.view(), at),
+          .error = of(plan.fresh->server.view(), {plan.fresh_at[b], at.size})};
     };
-    plan.exchange.run(quantized_steps(
-        plan.exchange, options.bits,
-        {.worker = own, .server = served, .deliver = [&](std::size_t b) {
-           if (!deliver(plan, b, part)) is_finite = false;
-         }}));
+    const auto taken = [this, &plan](std::size_t b) {
+      if (!deliver(plan, b)) plan.is_finite = false;
+    };
+    return quantized_steps(plan.exchange, options.bits,
+                           {.worker = own, .server = served, .deliver = taken});
+  }
+
+  std::vector<bool> finish() {
+    std::vector<bool> completed;
+    if (!in_flight.empty()) in_flight.back()->exchange.queue_rest();
+    while (!in_flight.empty()) completed.push_back(complete_first());
+    begun = 0;
+    return completed;
+  }
+
+  bool complete_first() {
+    Plan& plan = *in_flight.front();
+    plan.exchange.finish();
+    const std::span<const Block> blocks = plan.layout.blocks();
     pool.for_ranges(blocks.size(), 16, [&](std::size_t b, std::size_t end) {
       for (; b < end; ++b)
-        is_finite ? keep(plan, b)
-                  : withhold(part.values.subview(blocks[b].values.offset,
-                                                 blocks[b].values.size));
+        plan.is_finite ? keep(plan, b)
+                       : withhold(of(plan.values, blocks[b].values));
     });
-    return is_finite;
+    in_flight.pop_front();
+    return plan.is_finite;
+  }
+
+  // Runs body(). If it throws, nothing is in flight afterwards.
+  template <class Body>
+  auto or_abandon(Body&& body) {
+    try {
+      return body();
+    } catch (...) {
+      for (Plan* const plan : in_flight) plan->exchange.abandon();
+      in_flight.clear();
+      begun = 0;
+      throw;
+    }
+  }
+
+  void need(Buffer& buffer, std::size_t size) const {
+    if (buffer.size() < size) buffer = Buffer(size, options.residual_dtype);
   }
 
   void keep(const Plan& plan, std::size_t b) {
     const Block& block = plan.layout.blocks()[b];
     if (places.has(block))
-      copy_values(worker.renewed(block.values.offset, block.values.size),
-                  worker.kept(block.residual));
+      copy_values(of(plan.fresh->worker.view(), block.values),
+                  of(worker.view(), block.residual));
     if (serves(block))
-      copy_values(server.renewed(plan.fresh_at[b], block.values.size),
-                  server.kept(plan.served[b]));
+      copy_values(
+          of(plan.fresh->server.view(), {plan.fresh_at[b], block.values.size}),
+          of(server.view(), plan.served[b]));
   }
 
   View mean_of_host(ConstView values) {
+    if (host_mean.size() < values.size())
+      host_mean = Buffer(values.size(), DType::kFloat32);
     const View mean = host_mean.view().subview(0, values.size());
     kernels::convert(values, mean);
     WaitMeter(waited).waiting(
@@ -291,9 +358,20 @@ LowBitMean::LowBitMean(comm::Communicator& comm, ThreadPool& pool,
 
 LowBitMean::~LowBitMean() = default;
 
-bool LowBitMean::average(const Part& part) {
+std::vector<bool> LowBitMean::begin(const Part& part) {
   impl_->check(part);
-  return impl_->comm.size() == 1 || impl_->average(part);
+  if (impl_->comm.size() == 1) return {true};
+  return impl_->or_abandon([&] { return impl_->begin(part); });
+}
+
+std::vector<bool> LowBitMean::finish() {
+  return impl_->or_abandon([&] { return impl_->finish(); });
+}
+
+bool LowBitMean::average(const Part& part) {
+  impl_->require_idle("average()");
+  const std::vector<bool> completed = begin(part);
+  return completed.empty() ? finish().front() : completed.front();
 }
 
 std::size_t LowBitMean::bytes_per_pass() const noexcept {
@@ -308,15 +386,15 @@ double LowBitMean::wait_seconds() const noexcept {
 }
 
 ConstView LowBitMean::worker_error() const noexcept {
-  return std::as_const(impl_->worker.values).view();
+  return std::as_const(impl_->worker).view();
 }
 
 Buffer LowBitMean::server_error() const {
-  Buffer all(impl_->worker.values.size(), impl_->options.residual_dtype);
+  Buffer all(impl_->worker.size(), impl_->options.residual_dtype);
   for (const Impl::Cut& cut : impl_->cuts)
     if (cut.place == impl_->places.own)
-      copy_values(impl_->server.kept(impl_->served_range(cut)),
-                  all.view().subview(cut.range.offset, cut.range.size));
+      copy_values(of(impl_->server.view(), Impl::served_range(cut)),
+                  of(all.view(), cut.range));
   return all;
 }
 
@@ -331,19 +409,17 @@ std::vector<Range> LowBitMean::served() const {
 }
 
 void LowBitMean::load_errors(ConstView worker, ConstView server) {
-  const Buffer& own = impl_->worker.values;
+  const Buffer& own = impl_->worker;
+  impl_->require_idle("load_errors()");
   require_residual("the worker residual", worker, own.dtype(), own.size());
   require_residual("the server residual", server, own.dtype(), own.size());
-  set_to_zero(impl_->worker.values.view());
-  const auto part = [](ConstView of, const Range& at) {
-    return of.subview(at.offset, at.size);
-  };
+  set_to_zero(impl_->worker.view());
   for (const Impl::Cut& cut : impl_->cuts) {
     if (impl_->encodes(cut))
-      copy_values(part(worker, cut.range), impl_->worker.kept(cut.range));
+      copy_values(of(worker, cut.range), of(impl_->worker.view(), cut.range));
     if (cut.place == impl_->places.own)
-      copy_values(part(server, cut.range),
-                  impl_->server.kept(impl_->served_range(cut)));
+      copy_values(of(server, cut.range),
+                  of(impl_->server.view(), Impl::served_range(cut)));
   }
 }
 

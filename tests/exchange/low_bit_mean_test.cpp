@@ -30,7 +30,8 @@ using Parts = std::vector<std::vector<std::size_t>>;
 const std::vector<Parts> kPasses = {{{0, 1, 2, 3, 4, 5, 6, 7}},
                                     {{7, 6, 5}, {4, 3, 2, 1, 0}},
                                     {{7, 5}, {6}, {0, 2, 4}},
-                                    {{7, 5}, {6}, {0, 2, 4, 3}}};
+                                    {{7, 5}, {6}, {0, 2, 4, 3}},
+                                    {{7}, {6}, {3, 5}, {4}, {1, 2}, {0}}};
 
 Values gradient(int rank, std::size_t pass) {
   return test::layered_values(kElements, static_cast<std::uint32_t>(10 * pass) +
@@ -100,6 +101,22 @@ Values gathered(const Values& all, const std::vector<std::size_t>& units) {
   return part;
 }
 
+// Averages parts of which three are in flight at a time, and returns which are
+// finite.
+std::vector<bool> averaged_at_once(LowBitMean& mean, std::vector<Values>& parts,
+                                   const Parts& units) {
+  std::vector<bool> finite;
+  const auto take = [&](const std::vector<bool>& completed) {
+    finite.insert(finite.end(), completed.begin(), completed.end());
+  };
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    take(mean.begin({parts[p], units[p], kLossScale}));
+    EXPECT_EQ(finite.size(), p < 2 ? 0 : p - 1);
+  }
+  take(mean.finish());
+  return finite;
+}
+
 // (ranks, bits)
 class Mean : public ::testing::TestWithParam<std::tuple<int, int>> {
  protected:
@@ -124,6 +141,7 @@ TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     ThreadPool pool(2);
     LowBitMean mean(comm, pool, kSizes, {.bits = bits});
+    LowBitMean at_once(comm, pool, kSizes, {.bits = bits});
     const auto rank = static_cast<std::size_t>(comm.rank());
     for (std::size_t pass = 0; pass < kPasses.size(); ++pass) {
       const Values own = gradient(comm.rank(), pass);
@@ -132,11 +150,20 @@ TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
         EXPECT_TRUE(mean.average({part, units, kLossScale}));
         EXPECT_EQ(part, gathered(want[pass][rank], units)) << pass;
       }
+      std::vector<Values> parts;
+      for (const auto& units : kPasses[pass])
+        parts.push_back(gathered(own, units));
+      EXPECT_EQ(averaged_at_once(at_once, parts, kPasses[pass]),
+                std::vector<bool>(parts.size(), true));
+      for (std::size_t p = 0; p < parts.size(); ++p)
+        EXPECT_EQ(parts[p], gathered(want[pass][rank], kPasses[pass][p]));
     }
-    EXPECT_EQ(test::floats_of(mean.worker_error()), e[rank]);
-    Buffer servers = mean.server_error();
-    comm.all_reduce(servers.view());
-    EXPECT_EQ(test::floats_of(servers.view()), d);
+    for (const LowBitMean* const each : {&mean, &at_once}) {
+      EXPECT_EQ(test::floats_of(each->worker_error()), e[rank]);
+      Buffer servers = each->server_error();
+      comm.all_reduce(servers.view());
+      EXPECT_EQ(test::floats_of(servers.view()), d);
+    }
   });
 }
 
@@ -157,6 +184,69 @@ TEST_P(Mean, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
       for (const float value : part) EXPECT_TRUE(std::isnan(value));
       EXPECT_EQ(test::floats_of(mean.worker_error()), worker);
       EXPECT_EQ(test::floats_of(mean.server_error().view()), server);
+    });
+}
+
+TEST_P(Mean, OnlyThePartThatIsNotFiniteIsWithheld) {
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    ThreadPool pool(1);
+    LowBitMean mean(comm, pool, kSizes, {.bits = bits});
+    LowBitMean without(comm, pool, kSizes, {.bits = bits});
+    const Parts units = {{7}, {6, 5}, {4}, {2, 3}};
+    for (std::size_t pass = 0; pass < 2; ++pass) {
+      std::vector<Values> parts;
+      for (const auto& part : units)
+        parts.push_back(gathered(gradient(comm.rank(), pass), part));
+      for (std::size_t p = 0; p < units.size(); ++p) {
+        if (p == 1 && pass == 0) continue;
+        Values part = parts[p];
+        EXPECT_TRUE(without.average({part, units[p], kLossScale}));
+      }
+      if (pass == 0 && comm.rank() == 0)
+        parts[1][5000] = std::numeric_limits<float>::infinity();
+      EXPECT_EQ(averaged_at_once(mean, parts, units),
+                (std::vector<bool>{true, pass != 0, true, true}));
+      for (const float value : parts[1])
+        EXPECT_EQ(std::isnan(value), pass == 0);
+      EXPECT_EQ(test::floats_of(mean.worker_error()),
+                test::floats_of(without.worker_error()));
+    }
+  });
+}
+
+// Parts of several buckets, flat and by host.
+TEST(MeanOfParts, LargePartsAtOnceHaveTheBitsOfOneByOne) {
+  const std::vector<std::size_t> sizes = {1025, (1u << 20) + 7, 33,
+                                          (1u << 20) + 1, 5};
+  const Parts units = {{4, 3}, {2}, {1}, {0}};
+  for (const int ranks_per_host : {1, 2})
+    comm::run_local_ranks(4, [&](comm::Communicator& comm) {
+      ThreadPool pool(2);
+      const comm::HostGroups groups =
+          test::split_into_hosts(comm, ranks_per_host);
+      const comm::HostGroups* const hosts =
+          ranks_per_host == 1 ? nullptr : &groups;
+      LowBitMean one_by_one(comm, pool, sizes, {.bits = 4}, hosts);
+      LowBitMean at_once(comm, pool, sizes, {.bits = 4}, hosts);
+      for (std::uint32_t pass = 0; pass < 2; ++pass) {
+        std::vector<Values> want;
+        for (const auto& part : units) {
+          std::size_t size = 0;
+          for (const std::size_t unit : part) size += sizes[unit];
+          want.push_back(test::layered_values(
+              size, 4 * pass + static_cast<std::uint32_t>(comm.rank())));
+        }
+        std::vector<Values> got = want;
+        for (std::size_t p = 0; p < units.size(); ++p)
+          EXPECT_TRUE(one_by_one.average({want[p], units[p], kLossScale}));
+        EXPECT_EQ(averaged_at_once(at_once, got, units),
+                  std::vector<bool>(units.size(), true));
+        EXPECT_EQ(got, want);
+      }
+      EXPECT_EQ(test::floats_of(at_once.worker_error()),
+                test::floats_of(one_by_one.worker_error()));
+      EXPECT_EQ(test::floats_of(at_once.server_error().view()),
+                test::floats_of(one_by_one.server_error().view()));
     });
 }
 
@@ -245,6 +335,10 @@ TEST(MeanOfParts, OfOneRankIsItsOwn) {
     const Values want = part;
     EXPECT_TRUE(mean.average({part, std::vector<std::size_t>{4}}));
     EXPECT_EQ(part, want);
+    EXPECT_EQ(mean.begin({part, std::vector<std::size_t>{4}}),
+              std::vector<bool>{true});
+    EXPECT_EQ(part, want);
+    EXPECT_EQ(mean.finish(), std::vector<bool>());
     EXPECT_EQ(mean.bytes_per_pass(), 0u);
   });
 }
@@ -294,7 +388,7 @@ TEST(MeanOfParts, RefusesPartsThatAreNone) {
     const auto refused = [&](Values part, std::vector<std::size_t> units,
                              double scale) {
       test::expect_error(ErrorCode::kInvalidArgument, {"Part."}, [&] {
-        static_cast<void>(mean.average({part, units, scale}));
+        static_cast<void>(mean.begin({part, units, scale}));
       });
     };
     refused(Values(1), {8}, 1);
@@ -312,6 +406,19 @@ TEST(MeanOfParts, RefusesPartsThatAreNone) {
     for (const double scale : {0.0, -1.0, 1e-300, 0x1p-127, 0x1p128,
                                std::numeric_limits<double>::quiet_NaN()})
       refused_scale(scale);
+    Values begun(1);
+    const std::vector<std::size_t> first{0};
+    EXPECT_EQ(mean.begin({begun, first}), std::vector<bool>());
+    refused(Values(1), {0}, 1);
+    test::expect_error(
+        ErrorCode::kFailedPrecondition, {"average() while a part"}, [&] {
+          Values other(7);
+          static_cast<void>(mean.average({other, std::vector<std::size_t>{2}}));
+        });
+    test::expect_error(ErrorCode::kFailedPrecondition, {"load_errors()"}, [&] {
+      mean.load_errors(Values(kElements), Values(kElements));
+    });
+    EXPECT_EQ(mean.finish(), std::vector<bool>{true});
     test::expect_error(ErrorCode::kCorruptCheckpoint, {"server"},
                        [&] { mean.load_errors(Values(kElements), Values(3)); });
     test::expect_error(ErrorCode::kInvalidArgument, {"bits"}, [&] {

@@ -45,8 +45,9 @@ class LowBitMean {
   ///   4 or 2       worker residual
   ///   4/W or 2/W   server residual
   ///   bits / 8     records
-  /// and as much again as the residuals of the largest part. A hierarchical
-  /// exchange takes 4 bytes more per element of that part.
+  /// and as much again as the residuals of the three largest parts that were
+  /// in flight at once. A hierarchical exchange takes 4 bytes more per element
+  /// of the largest part.
   LowBitMean(comm::Communicator& comm, ThreadPool& pool,
              std::span<const std::size_t> sizes,
              const LowBitMeanOptions& options,
@@ -60,12 +61,22 @@ class LowBitMean {
     double loss_scale = 1;  ///< Factor in the values, in [2^-126, 2^127].
   };
 
-  /// Replaces the part's values by their average. Collective, done on return:
-  /// all ranks pass the same parts in the same order. Returns whether the
-  /// average is finite. If it is not, all values become NaN, and no residual
-  /// changes, on all ranks. If it is finite, values beyond the range of their
-  /// type become its largest finite one. A single rank changes nothing and
-  /// returns true. Throws Error(kInvalidArgument) before anything is sent.
+  /// Begins to replace the part's values by their average. Completes the part
+  /// that was begun two calls before, so up to three are in flight.
+  /// Collective, queued: all ranks pass the same parts in the same order. The
+  /// values must live until their part has completed. Returns, for each part
+  /// that this call completes, whether its average is finite. If it is not, all
+  /// values become NaN, and no residual changes, on all ranks. If it is finite,
+  /// values beyond the range of their type become its largest finite one. A
+  /// single rank changes nothing and completes each part at once, with true.
+  /// Throws Error(kInvalidArgument) before anything is sent, also for a unit
+  /// that is in flight. After any other error nothing is in flight.
+  std::vector<bool> begin(const Part& part);
+  /// Completes all parts that are in flight. Collective, done on return.
+  /// Returns and throws as begin() does.
+  std::vector<bool> finish();
+  /// Does both for one part. Collective, done on return. Throws
+  /// Error(kFailedPrecondition), too, while another part is in flight.
   bool average(const Part& part);
 
   /// Returns the bytes that this rank sends to other hosts for every unit once;
@@ -87,7 +98,8 @@ class LowBitMean {
   [[nodiscard]] std::vector<Range> served() const;
   /// Sets the residuals, both of all elements and of the residuals' type. A
   /// rank keeps what it encodes and what it serves. Local. Throws
-  /// Error(kCorruptCheckpoint) naming the array that does not fit.
+  /// Error(kCorruptCheckpoint) naming the array that does not fit, and
+  /// Error(kFailedPrecondition) while a part is in flight.
   void load_errors(ConstView worker, ConstView server);
 
  private:

@@ -2,7 +2,8 @@
 """Averages of DistributedDataParallel in 8 or 4 bits, with error feedback."""
 
 # torch compares the hook's annotations with classes, so they must not be strings.
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,6 +46,29 @@ class _Pass:
     is_finite: bool = True
     bytes_sent: int = 0
     wait_seconds: float = 0
+
+
+@dataclass
+class _Part:
+    """A bucket on its way."""
+
+    of: _Pass
+    index: int
+    is_last: bool
+    units: list[int]
+    values: torch.Tensor
+    done: Future[torch.Tensor]
+    on_host: torch.Tensor  # the values, or a copy
+    staging: Staging | None = None
+    event: Any = None  # of the copy
+
+    def complete(self, is_finite: bool) -> None:
+        norm = torch.linalg.vector_norm(self.on_host, dtype=torch.float32)
+        self.of.squares += (float(norm) / self.of.scale) ** 2
+        self.of.is_finite &= is_finite
+        if self.staging is not None:
+            self.staging.to_device([self.on_host], [self.values])
+        self.done.set_result(self.values)
 
 
 class Hook:
@@ -98,6 +122,7 @@ class Hook:
             self._pass = _Pass(0, exact_steps > 0, 1)
             self._stagings: dict[torch.device, Staging] = {}
             self._on_host: dict[Any, torch.Tensor] = {}
+            self._parts: deque[_Part] = deque()  # in flight, the oldest first
             self._exchanges = Exchanges(self._mean)
             owned = (comm,) if own_comm else ()
             self._closer = closing(self, self._exchanges, *owned)
@@ -225,22 +250,10 @@ class Hook:
             self._pay(units, bucket.gradients())
             done.set_result(values)
             return done
-        average = self._average(
-            values, units, self._pass, bucket.index(), bucket.is_last()
-        )
-
-        def job() -> None:
-            try:
-                average()
-                done.set_result(values)
-            except Exception as failure:  # noqa: BLE001  backward raises it
-                self._failure = self._failure or failure
-                self._comm.give_up(reason_of(failure))
-                done.set_exception(failure)  # type: ignore[arg-type]
-
+        part = self._part(bucket, units, done)
         # Exceptions from `then` reach backward; those from set_exception() do not.
         result = done.then(lambda future: future.value())
-        self._exchanges.put(job)
+        self._exchanges.put(lambda: self._run(part))
         return result
 
     def _scale(self) -> float:
@@ -261,43 +274,58 @@ class Hook:
         summed: Future[list[torch.Tensor]] = work.get_future()
         return summed.then(lambda future: future.value()[0])
 
-    def _average(
-        self,
-        values: torch.Tensor,
-        units: list[int],
-        of: _Pass,
-        index: int,
-        is_last: bool,
-    ) -> Callable[[], None]:
-        """Returns what averages the values in place, on the thread of the exchanges."""
-        on_host, staging, event = values, None, None
+    def _part(
+        self, bucket: dist.GradBucket, units: list[int], done: Future[torch.Tensor]
+    ) -> _Part:
+        values = bucket.buffer()
+        index = bucket.index()
+        part = _Part(self._pass, index, bucket.is_last(), units, values, done, values)
         if values.device.type != "cpu":
-            staging = self._staging_of(values.device)
+            part.staging = self._staging_of(values.device)
             key = (index, values.numel(), values.dtype, values.device)
             if key not in self._on_host:
-                self._on_host[key] = staging.zeros(values.numel(), values.dtype)
-            on_host = self._on_host[key]
-            event = staging.to_host(values, on_host)
+                self._on_host[key] = part.staging.zeros(values.numel(), values.dtype)
+            part.on_host = self._on_host[key]
+            part.event = part.staging.to_host(values, part.on_host)
+        return part
 
-        def average() -> None:
+    def _run(self, part: _Part) -> None:
+        """Averages a bucket in place, on the thread of the exchanges. Two buckets share the
+        wire with it, so it completes with the second one after it, or with the last one.
+        """
+        try:
+            self._parts.append(part)
             if self._failure is not None:
                 raise self._failure
-            if index == 0:
-                self._require_same_scale(of.scale)
-            if event is not None:
-                event.synchronize()
-            sent, waited = self._mean.bytes_sent, self._mean.wait_seconds
-            of.is_finite &= self._mean.average(on_host, units, of.scale)
-            of.bytes_sent += self._mean.bytes_sent - sent
-            of.wait_seconds += self._mean.wait_seconds - waited
-            norm = torch.linalg.vector_norm(on_host, dtype=torch.float32)
-            of.squares += (float(norm) / of.scale) ** 2
-            if is_last:
-                self._tell_of_scale(of)
-            if staging is not None:
-                staging.to_device([on_host], [values])
+            if part.index == 0:
+                self._begin(part.of)
+            if part.event is not None:
+                part.event.synchronize()
+            self._complete(self._mean.begin(part.on_host, part.units, part.of.scale))
+            if part.is_last:
+                self._complete(self._mean.finish())
+                self._end(part.of)
+        except Exception as failure:  # noqa: BLE001  backward raises it
+            self._failure = self._failure or failure
+            self._comm.give_up(reason_of(failure))
+            for left in self._parts:
+                left.done.set_exception(failure)  # type: ignore[arg-type]
+            self._parts.clear()
 
-        return average
+    def _begin(self, of: _Pass) -> None:
+        self._require_same_scale(of.scale)
+        of.bytes_sent = -self._mean.bytes_sent
+        of.wait_seconds = -self._mean.wait_seconds
+
+    def _end(self, of: _Pass) -> None:
+        of.bytes_sent += self._mean.bytes_sent
+        of.wait_seconds += self._mean.wait_seconds
+        self._tell_of_scale(of)
+
+    def _complete(self, completed: list[bool]) -> None:
+        for is_finite in completed:
+            self._parts[0].complete(is_finite)
+            self._parts.popleft()
 
     def _require_same_scale(self, scale: float) -> None:
         """Compares the ranks' loss scales in calls 1, 2, 4, 8 and so on. Collective then."""

@@ -67,12 +67,13 @@ void TwoPhaseExchange::add(std::size_t bucket) {
   order_.push_back(bucket);
   to_servers_.emplace_back();
   from_servers_.emplace_back();
-  take_turn(order_.size() - 1);
+  take_turns(order_.size());
 }
 
+void TwoPhaseExchange::queue_rest() { take_turns(order_.size() + 2); }
+
 void TwoPhaseExchange::finish() {
-  const std::size_t legs = inside_ == nullptr ? 4 : 5;
-  for (std::size_t k = 0; k < legs; ++k) take_turn(order_.size() + k);
+  take_turns(order_.size() + (inside_ == nullptr ? 4 : 5));
   abandon();
 }
 
@@ -82,9 +83,14 @@ void TwoPhaseExchange::abandon() noexcept {
     works->clear();
   }
   comm::wait_ignoring_errors(std::exchange(from_inside_, {}));
+  turn_ = 0;
   order_.clear();
   steps_ = {};
   has_begun_ = false;
+}
+
+void TwoPhaseExchange::take_turns(std::size_t end) {
+  while (turn_ < end) take_turn(turn_++);
 }
 
 // In turn k, bucket k is encoded, bucket k - 2 averaged and bucket k - 4

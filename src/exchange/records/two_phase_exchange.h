@@ -67,6 +67,9 @@ class TwoPhaseExchange {
   /// Encodes this bucket, and waits for the one before the last to be averaged.
   /// Collective, queued.
   void add(std::size_t bucket);
+  /// Queues what this rank has still to send, after all buckets have been
+  /// added. Waits for the last bucket's records. Collective, queued.
+  void queue_rest();
   /// Completes the run, after all buckets have been added. Collective, done on
   /// return.
   void finish();
@@ -111,6 +114,7 @@ class TwoPhaseExchange {
     const Bucket* averaged;
     const Bucket* delivered;
   };
+  void take_turns(std::size_t end);
   void take_turn(std::size_t k);
   void compute(const Turn& turn, const Buffer& slot);
   [[nodiscard]] View piece(const Bucket& bucket);
@@ -137,6 +141,7 @@ class TwoPhaseExchange {
   // The run that has begun.
   bool has_begun_ = false;
   RecordSteps steps_;
+  std::size_t turn_ = 0;            // the next one
   std::vector<std::size_t> order_;  // buckets, as they were added
   // The collectives of buckets in that order.
   std::vector<comm::Work> to_servers_;
