@@ -152,12 +152,11 @@ struct LowBitMean::Impl {
       for (const std::size_t unit : plan->units) seen[unit] = true;
     std::size_t size = 0;
     for (const std::size_t unit : part.units) {
-      require(
-          unit < units.size() && !seen[unit], "Part.units",
-          fmt::format("different numbers in [0, {}), none of which is under "
-                      "way",
-                      units.size()),
-          unit);
+      require(unit < units.size() && !seen[unit], "Part.units",
+              fmt::format("different numbers in [0, {}), none of which is in "
+                          "flight",
+                          units.size()),
+              unit);
       seen[unit] = true;
       size += units[unit].size;
     }

@@ -142,8 +142,8 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
 // the gradients are as it assumed.
 std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
                                            StepMeter& step) {
-  const bool is_unlike_early =
-      early.has_begun() && (!early.complete(in) || model.masks.are_waiting());
+  if (!early.has_begun()) return begin_compressed(in, step);
+  const bool is_unlike_early = !early.complete(in) || model.masks.are_waiting();
   try {
     const auto scale = begin_compressed(in, step, is_unlike_early);
     if (!scale || !early.was_right(*scale)) early.drop();

@@ -16,9 +16,9 @@ namespace thinwire::comm {
 enum class ReduceOp {
   kSum,
   kMax,
-  /// The sum times 1 / size(), floats only. Both are in the type of the sum, to
-  /// which 1 / size() is rounded; the product is rounded once to the element
-  /// type.
+  /// The sum times 1 / size(), for floats only. Both factors have the type of
+  /// the sum, which is fp32 for elements of 16 bits. The product is rounded
+  /// once to the element type.
   kMean,
 };
 
@@ -58,8 +58,8 @@ class Transport {
 
   /// Sends and receives all messages, at most one each way per peer. Returns
   /// when the received ones are here and the memory of the sent ones may be
-  /// reused. Throws Error(kCommFailure) naming the operation and the peers that
-  /// are missing. It throws at the deadline, if a peer has left or given up, if
+  /// reused. Throws Error(kCommFailure) naming the operation and the peers
+  /// concerned. It throws at the deadline, if a peer has left or given up, if
   /// a message has an unexpected size, or after interrupt().
   virtual void exchange(std::span<const SendMessage> sends,
                         std::span<const RecvMessage> receives,

@@ -34,8 +34,9 @@ struct Announced {
   std::string variable;
   int value = 0;
 };
-/// Returns how many of the job's `ranks` are on this host, if the launcher of a
-/// job of this size (mpirun, torchrun) has announced it.
+/// Returns the number of ranks on this host, as set by a launcher (mpirun,
+/// torchrun) whose job has exactly `ranks` ranks. Returns nothing if there is
+/// none.
 [[nodiscard]] std::optional<Announced> launched_on_host(int ranks);
 
 /// Returns the number of ranks that this process's launcher (mpirun, srun) has

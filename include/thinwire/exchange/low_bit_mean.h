@@ -23,7 +23,8 @@ struct LowBitMeanOptions {
 };
 
 /// Averages gradients in 4 or 8 bits with error feedback, in parts that the
-/// caller may cut anew for each pass. Per block, with r = 1 / loss scale:
+/// caller may cut anew for each pass. Per block, with r = 1 / loss scale, the
+/// worker's residual e, the server's residual d, integers q and the scale s:
 ///
 ///   worker   c = g * r + e;  (q, s) = quantize(c);  e = c - s q
 ///            all-to-all: every block's (q, s) to its server
@@ -32,22 +33,22 @@ struct LowBitMeanOptions {
 ///   result   s q * loss scale, the same bits on every rank
 ///
 /// Units (parameters) follow one another in a flat array. A block has at most
-/// 1024 elements of one unit. The server of the k-th block of the array is
-/// place k mod W; if flat, a place is a rank. So residuals and results do not
-/// depend on the parts. In a hierarchical exchange, hosts are the workers, and
-/// g is the mean of a host's ranks, formed in fp32.
+/// 1024 elements of one unit. The rank at place k mod W serves the k-th block
+/// of the array. If hosts are flat, the place is the rank. So residuals and
+/// results do not depend on the parts. In a hierarchical exchange, hosts are
+/// the workers, and g is the mean of a host's ranks, formed in fp32.
 class LowBitMean {
  public:
   /// Divides units of these sizes into blocks. Local. `groups` are those of
   /// `comm`, or null if hosts are flat. They, `comm` and `pool` must outlive
-  /// this object. Throws Error(kInvalidArgument) for an option out of range,
-  /// and groups of other ranks. Holds these bytes per element:
+  /// this object. Throws Error(kInvalidArgument) if an option is out of range,
+  /// or if `groups` does not belong to `comm`. Holds these bytes per element:
   ///   4 or 2       worker residual
   ///   4/W or 2/W   server residual
   ///   bits / 8     records
-  /// and as much again as the residuals of the three largest parts that were
-  /// in flight at once. A hierarchical exchange takes 4 bytes more per element
-  /// of the largest part.
+  /// and new residuals for up to three parts in flight, each in a buffer as
+  /// large as the largest part that has used it. A hierarchical exchange takes
+  /// 4 bytes more per element of the largest part.
   LowBitMean(comm::Communicator& comm, ThreadPool& pool,
              std::span<const std::size_t> sizes,
              const LowBitMeanOptions& options,
@@ -69,8 +70,9 @@ class LowBitMean {
   /// values become NaN, and no residual changes, on all ranks. If it is finite,
   /// values beyond the range of their type become its largest finite one. A
   /// single rank changes nothing and completes each part at once, with true.
-  /// Throws Error(kInvalidArgument) before anything is sent, also for a unit
-  /// that is in flight. After any other error nothing is in flight.
+  /// Throws Error(kInvalidArgument) before anything is sent if the part is
+  /// invalid, or if one of its units is in flight. After any other error
+  /// nothing is in flight.
   std::vector<bool> begin(const Part& part);
   /// Completes all parts that are in flight. Collective, done on return.
   /// Returns and throws as begin() does.
@@ -79,8 +81,8 @@ class LowBitMean {
   /// Error(kFailedPrecondition), too, while another part is in flight.
   bool average(const Part& part);
 
-  /// Returns the bytes that this rank sends to other hosts for every unit once;
-  /// if flat, to other ranks.
+  /// Returns the bytes that this rank sends if each unit is averaged once.
+  /// Counts bytes to other hosts or, if hosts are flat, to other ranks.
   [[nodiscard]] std::size_t bytes_per_pass() const noexcept;
   /// Returns the time spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
@@ -88,16 +90,16 @@ class LowBitMean {
   /// Returns the worker residual of all elements. In a hierarchical exchange it
   /// is 0 where another rank of the host encodes.
   [[nodiscard]] ConstView worker_error() const noexcept;
-  /// Returns a copy of the server residual: of all elements, 0 where another
-  /// rank is the server.
+  /// Returns a copy of the server residual of all elements. It is 0 for
+  /// elements that another rank serves.
   [[nodiscard]] Buffer server_error() const;
   /// Returns the elements that this rank encodes, and of which it has the
   /// worker residual: all if flat. Ranges are sorted and do not touch.
   [[nodiscard]] std::vector<Range> encoded() const;
   /// Returns the elements that this rank serves, as sorted ranges.
   [[nodiscard]] std::vector<Range> served() const;
-  /// Sets the residuals, both of all elements and of the residuals' type. A
-  /// rank keeps what it encodes and what it serves. Local. Throws
+  /// Sets the residuals. Both arrays have all elements, in the residuals' type.
+  /// A rank uses only the elements that it encodes or serves. Local. Throws
   /// Error(kCorruptCheckpoint) naming the array that does not fit, and
   /// Error(kFailedPrecondition) while a part is in flight.
   void load_errors(ConstView worker, ConstView server);

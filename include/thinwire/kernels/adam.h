@@ -19,10 +19,10 @@ struct AdamCoefficients {
   float exp_avg_scale = 1;     ///< 1 / (1 - beta1^t), or 1.
   float exp_avg_sq_scale = 1;  ///< 1 / (1 - beta2^t), or 1.
   float l2_decay = 0;          ///< Added to the gradient as l2_decay * p.
-  float decoupled_decay = 0;   ///< Added to the update, times lr.
+  float decoupled_decay = 0;   ///< Added to the update as decoupled_decay * p.
   float minus_learning_rate = -1e-3f;
   float grad_scale =
-      1;  ///< Multiplies the gradient first: mean, unscale, clip.
+      1;  ///< Factor on the gradient, applied first: mean, unscaling, clipping.
 };
 
 /// Flat arrays of equal length; none overlap.

@@ -16,9 +16,9 @@ namespace thinwire::kernels {
 [[nodiscard]] std::vector<std::string> cpu_targets();
 
 /// Makes every kernel of the process use the target `name`, or the best one
-/// again if it is "". For tests and benchmarks; not while a kernel runs in
-/// another thread. Throws Error(kInvalidArgument), naming the supported
-/// targets.
+/// again if it is "". It is for tests and benchmarks. Do not call it while
+/// another thread runs a kernel. Throws Error(kInvalidArgument) naming the
+/// supported targets, if `name` is none of them.
 void force_cpu_target(std::string_view name);
 
 }  // namespace thinwire::kernels

@@ -31,8 +31,8 @@ struct CodeRange {
 }
 
 /// Returns the bytes of a cell's codes. With 8 bits each has one byte. With 4
-/// bits the first 16 of 32 neighbours have the lower halves of 16 bytes, the
-/// others the upper ones.
+/// bits, 32 consecutive codes share 16 bytes. The first 16 are in the lower
+/// halves, the others in the upper halves.
 [[nodiscard]] constexpr std::size_t code_bytes(std::size_t size,
                                                int bits) noexcept {
   return bits == 8 ? size : size / 32 * 16 + (size % 32 < 16 ? size % 32 : 16);
@@ -62,8 +62,9 @@ constexpr void set_code(std::uint8_t* codes, std::size_t i, int bits,
 ///   e + t (c0 + c1 t^2 + ... + c10 t^20)
 [[nodiscard]] double log2(float x);
 
-/// Returns 2^-y to 2e-7 as P(f) 2^i, with kPowerOf2 in P by Horner. i is the
-/// integer nearest to -y (ties to even) within [-126, 126], and f = -y - i.
+/// Returns 2^-y, accurate to 2e-7, as P(f) 2^i. P is the polynomial with the
+/// coefficients kPowerOf2, evaluated by Horner's rule. i is the integer nearest
+/// to -y (ties to even) within [-126, 126], and f = -y - i.
 [[nodiscard]] float inverse_power_of_2(float y);
 inline constexpr std::array<float, 7> kPowerOf2 = {
     0x1.000000p+0f, 0x1.62e430p-1f,  0x1.ebfbe0p-3f, 0x1.c6af6cp-5f,
@@ -89,8 +90,8 @@ struct InverseTables {
 ///   low  = float(log2(min d)),  step = float((log2(max d) - low) / most steps)
 ///   code = 0 where masked, else 1 + (step = 0 ? 0 :
 ///          nearest((log2(d) - low) / step), ties to even, within the steps)
-/// Writes code_bytes() bytes; without elements the range is {0, 0}. Throws
-/// Error(kInvalidArgument) unless bits are 8 or 4.
+/// Writes code_bytes() bytes; if no element takes part, the range is {0, 0}.
+/// Throws Error(kInvalidArgument) unless bits are 8 or 4.
 CodeRange encode_denominators(const float* d, const std::uint32_t* active,
                               std::size_t size, int bits, std::uint8_t* codes);
 /// Returns the code, never 0, that `d` has in a cell's range.
@@ -113,8 +114,9 @@ struct CodedUpdateArrays {
 ///   u = w * R, 0 where the code is 0
 ///   if decoupled_decay != 0:  u = u + decoupled_decay * p
 ///   p = p + minus_learning_rate * u
-/// `m` is values or signs (lamb.h). Reads 5 1/8 bytes per parameter and writes
-/// 4. Throws Error(kInvalidArgument) for `bits`, or if a form is missing.
+/// `m` is values or signs (lamb.h). With signs and codes of 8 bits, reads 5 1/8
+/// bytes per parameter and writes 4. Throws Error(kInvalidArgument) unless bits
+/// are 8 or 4, and if a form is missing.
 void sign_update_coded(const MomentumForm& m, const CodedUpdateArrays& arrays,
                        const AdamCoefficients& c);
 

@@ -25,10 +25,11 @@ struct LambSums {
 /// Runs the first pass. g, m, v and d are as in adam(), l2_decay included; then
 ///   u = (m * exp_avg_scale) / d
 ///   if decoupled_decay != 0:  u = u + decoupled_decay * p
-/// Writes exp_avg and exp_avg_sq only; low_precision is not used. `sums` are
-/// those of p^2 and u^2 for each chunk of the array to which the part belongs.
-/// The first chunk has its first `first_chunk` elements, in [1, kSumChunk], the
-/// others kSumChunk each. 24 bytes per parameter in fp32.
+/// Writes exp_avg and exp_avg_sq only; low_precision is not used. Writes to
+/// `sums` the sums of p^2 and u^2 of each chunk. The first `first_chunk`
+/// elements of the part, in [1, kSumChunk], belong to its first chunk. Each
+/// later chunk has kSumChunk elements, except that the last may be shorter.
+/// Reads and writes 24 bytes per parameter in fp32.
 void lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
                   std::size_t first_chunk, std::span<LambSums> sums);
 
@@ -61,17 +62,17 @@ struct LambFactorArrays {
 struct LambFactorSums {
   double plain = 0;   ///< Sum of squares of the update without decay.
   double update = 0;  ///< Sum of squares of the update with decay.
-  float ratio = 0;    ///< Largest frozen over fresh denominator.
+  float ratio = 0;    ///< Largest ratio of frozen to fresh denominator.
 };
 
-/// Computes the gradient for which the averaged momentum stands, its variance,
-/// and the deviation of the frozen denominator. m = exp_avg; m and previous are
-/// 0 if masked:
+/// Recovers the averaged gradient from the momentum, and updates its variance.
+/// Also measures how far the frozen denominator is from the fresh one. m =
+/// exp_avg; m and previous are 0 if masked:
 ///   g = (m - beta1 * previous) / one_minus_beta1
 ///   fresh = fresh * beta2 + (one_minus_beta2 * g) * g
 ///   d_fresh = max(d of adam() with v = fresh, floor)
 ///   ratio = max over unmasked elements of denominator / d_fresh
-/// and if decoupled_decay != 0, otherwise both sums are 0:
+/// If decoupled_decay is 0, both sums are 0. Otherwise:
 ///   u0 = (m * exp_avg_scale) / denominator      plain = sum of u0^2
 ///   u = u0 + decoupled_decay * p                update = sum of u^2
 /// Masked elements count in the sums but not in the maximum, which is 0 if

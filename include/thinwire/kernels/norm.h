@@ -30,14 +30,14 @@ inline constexpr std::size_t kSumGroup = 1024;
 }
 
 /// Writes the sum of squares of each chunk of `values` (fp32, fp16 or bf16) to
-/// `sums`, which has one element per chunk. `values` may be any part of a
-/// longer array that begins on the grid.
+/// `sums`, which has one element per chunk. `values` may be part of a longer
+/// array, if that part begins on the grid.
 void chunk_sums_of_squares(ConstView values, std::span<double> sums);
 /// Writes sums of absolute values in the same way.
 void chunk_sums_of_abs(ConstView values, std::span<double> sums);
 
-/// Adds sums of chunks in the order above. The caller adds them in the order of
-/// the grid; omitted chunks count as 0.
+/// Totals the sums of chunks in the order above. The caller passes them by
+/// ascending index; omitted chunks count as 0.
 template <class Sum = double>
 class ChunkTotal {
  public:

@@ -18,26 +18,27 @@ enum class Placement {
   /// links alike. The owner of piece j is the server of chunk j in a compressed
   /// exchange.
   kPerBucket,
-  /// DeepSpeed's: cuts every group, its parameters one after the other and
-  /// padded, into equal slices.
+  /// DeepSpeed's placement. Concatenates the parameters of each group, pads the
+  /// result, and cuts it into equal slices.
   kContiguous,
 };
 
 struct ShardLayoutOptions {
   Placement placement = Placement::kPerBucket;
-  /// kPerBucket: most elements of a bucket, >= 1. They are rounded down to the
-  /// grid of sums (kernels::kSumChunk), to one of its cells at least.
+  /// kPerBucket: the largest number of elements of a bucket, >= 1. It is
+  /// rounded down to a multiple of kernels::kSumChunk, but is at least
+  /// kSumChunk.
   std::size_t bucket_elements = std::size_t{4} << 20;
-  /// kContiguous: whether parameters are ordered by their index modulo the
-  /// ranks.
+  /// kContiguous: whether parameters are ordered by their index in the group
+  /// modulo the number of ranks.
   bool round_robin = false;
   /// kPerBucket: if hosts are not flat, a bucket's pieces are ordered by place.
   /// The pieces of local rank 0 of all hosts come first.
   comm::Hosts hosts{};
   /// Groups of the layout that are sharded over these ranks; empty for all.
   std::vector<std::size_t> groups{};
-  /// kPerBucket: only parameters that begin in these elements; of size 0 for
-  /// all.
+  /// kPerBucket: a range of the flat array. Only parameters that begin in it
+  /// are sharded. An empty range selects all.
   Range part{};
 };
 
@@ -53,14 +54,15 @@ struct Fragment {
 
 /// Elements that are reduced, and gathered, in one collective.
 struct ShardBucket {
-  /// kPerBucket: a range of the flat array. kContiguous: the whole of the
-  /// group's own flat order, without padding.
+  /// kPerBucket: a range of the flat array. kContiguous: all elements of the
+  /// group, in the group's order and without padding.
   Range range{};
-  /// Pieces, one per rank, that make up `range` in the order of owners().
+  /// Pieces, indexed by rank. Taken in the order of owners(), they make up
+  /// `range`.
   std::vector<Range> pieces{};
   std::vector<Range> within{};  ///< Pieces, counted from the bucket's start.
   std::vector<std::size_t> counts{};     ///< The pieces' sizes.
-  std::vector<std::size_t> positions{};  ///< The pieces' in their shards.
+  std::vector<std::size_t> positions{};  ///< Offsets in their shards.
   /// kContiguous: elements of a slice, including its padding. Otherwise 0.
   std::size_t slice = 0;
 };
@@ -71,8 +73,8 @@ struct ShardBucket {
 class ShardLayout {
  public:
   /// Returns the layout of the shards. Throws Error(kInvalidArgument) unless
-  /// ranks >= 1, the layout has the groups, and the hosts are those of so many
-  /// ranks.
+  /// ranks >= 1 and bucket_elements >= 1. Also throws if the layout lacks a
+  /// group of the options, or if the hosts have another number of ranks.
   [[nodiscard]] static ShardLayout of(const ParameterLayout& layout, int ranks,
                                       const ShardLayoutOptions& options = {});
 
@@ -105,8 +107,8 @@ class ShardLayout {
   /// shard's order, with the groups of `layout`. Update rules are made for it.
   [[nodiscard]] ParameterLayout layout_of_shard(const ParameterLayout& layout,
                                                 int rank) const;
-  /// Returns one line per bucket. Unless ranks are in order, the places of
-  /// ranks come before them.
+  /// Returns one line per bucket. If owners() is not in the order of ranks, the
+  /// first line lists it.
   [[nodiscard]] std::string describe() const;
 
  private:

@@ -39,8 +39,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "lr": (set_in_group("lr", math.nan), "must be finite and >= 0, got nan"),
     "lr of text": (set_in_group("lr", "x"), "must be a number, got 'x'"),
     "weight_decay": (set_in_group("weight_decay", -1.0), "must be finite and >= 0"),
-    "betas": (set_in_group("betas", (0.1, 0.1)), "betas.* cannot be followed"),
-    "freeze_step": (set_in_group("freeze_step", 5), "freeze_step.* cannot be followed"),
+    "betas": (set_in_group("betas", (0.1, 0.1)), "betas.* cannot change"),
+    "freeze_step": (set_in_group("freeze_step", 5), "freeze_step.* cannot change"),
     "no group": (remove_a_group, "there are 0 now"),
     "grad_scale": (scale_by_nan, "grad_scale must be finite and > 0, got nan"),
 }

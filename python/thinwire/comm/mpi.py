@@ -17,8 +17,8 @@ _PAUSE = 50e-6
 
 
 class Mpi4pyTransport(ChannelTransport):
-    """A duplicate of `comm`, an mpi4py.MPI.Comm (None: MPI.COMM_WORLD). Collective over
-    it.
+    """A transport over a duplicate of `comm`, an mpi4py.MPI.Comm; None is
+    MPI.COMM_WORLD. The constructor is collective over `comm`.
 
     It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
     without it or without mpi4py. A rank that dies is noticed at the time limit, or by

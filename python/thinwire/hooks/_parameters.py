@@ -30,10 +30,10 @@ def require_options(bits: int, residual_dtype: torch.dtype) -> None:
 
 
 def refuse_on_all_ranks(error: Exception) -> NoReturn:
-    """Raises `error`, also on the ranks of the default group that are in the same call.
-    Collective if there is a default group.
+    """Raises `error`. Other ranks of the default group that are in the same call raise
+    InvalidArgument with its text. Collective if there is a default group.
 
-    If the others cannot be told, a note of `error` says why.
+    If the other ranks cannot be notified, a note on `error` says why.
     """
 
     def refuse() -> None:
@@ -54,7 +54,8 @@ def refuse_on_all_ranks(error: Exception) -> NoReturn:
 
 
 def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
-    """Returns them in the order of ddp.module.parameters(), by name.
+    """Returns by name the parameters whose gradients DDP averages, in the order of
+    ddp.module.parameters().
 
     Raises InvalidArgument for gradients that are sparse, complex or fp64, and if there
     are none. Raises FailedPrecondition if a Thinwire optimizer averages them.

@@ -15,11 +15,15 @@ class HookReport:
     backwards: int
     """Backwards of the hook so far, this one included."""
     is_exact: bool
-    """Whether DDP's own rule averaged, for exact_steps."""
+    """Whether DDP averaged exactly, as it does without a hook, because this was one of the
+    first exact_steps backwards.
+    """
     is_finite: bool
-    """Whether all low-bit averages were finite. Others are NaN on all ranks."""
+    """Whether all low-bit averages were finite. An average that was not is NaN on all ranks."""
     loss_scale: float
-    """Divisor of the gradients while they travelled."""
+    """Loss scale of this backward. Gradients were divided by it for the exchange, and
+    averages multiplied by it.
+    """
     bytes_sent: int
     """Bytes of averages that this rank sent to others; 0 if is_exact, because DDP's
     group sends then.
@@ -27,6 +31,6 @@ class HookReport:
     wait_seconds: float
     """Time waiting for other ranks, also during backward."""
     residual_ratio: float | None
-    """Norm of this rank's residuals over the norm of the average; None if there is no
-    average but 0.
+    """Norm of this rank's residuals over the norm of the low-bit average. It is None if there
+    was no such average, or if its norm was 0 or NaN.
     """

@@ -23,7 +23,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _NEEDED = ("set_custom_reduce_scatter", "set_reduce_scatter_unused_params")
 _DEFAULT = "DefaultReduceScatter"
 Piece = tuple[int, int, int, int, int]
-"""First element in the buffer, in the owner's result and in the residual; size; owner."""
+"""Offset in the buffer, in the owner's result and in the residual; size; owner's rank."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Sharded:
     parameters: list[torch.nn.Parameter]
     """Parameters that need a gradient, in the order of module.parameters()."""
     shapes: dict[str, torch.Size]
-    """Their whole shapes by name. Residuals have this order."""
+    """Unsharded shapes of these parameters by name, in the order of the residuals."""
     description: str
     """A text that is the same on all ranks if the layout is."""
 
@@ -53,8 +53,8 @@ class Sharded:
 def group_of(module: Any) -> dist.ProcessGroup:
     """Returns the group over which the parameters are sharded. Local.
 
-    Raises InvalidArgument if there is none, or if it has more than one dimension. Raises
-    FailedPrecondition after a forward that has left all parameters whole.
+    Raises InvalidArgument if there is none, or if the parameters' device mesh has more
+    than one dimension. Raises FailedPrecondition after a forward that has left all parameters whole.
     """
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
@@ -75,8 +75,9 @@ def group_of(module: Any) -> dist.ProcessGroup:
 
 
 def _needs_gradients(module: FSDPModule) -> bool:
-    """Returns whether FSDP2 has sharded parameters that need a gradient. It does so even
-    while the module has the whole ones. False if this FSDP2 is not known.
+    """Returns whether FSDP2 has sharded parameters that need a gradient. This works
+    even while the module has the unsharded ones. Returns False if the internals of this
+    version of FSDP2 are not known.
     """
     try:
         groups = module._get_fsdp_state()._fsdp_param_groups
@@ -196,7 +197,7 @@ def _part(
     ranks: int,
 ) -> Part:
     """Returns the reduce-scatter of parameters of these shapes, in the buffer's order.
-    `begins` has their first elements in the residual.
+    `begins` has by name the offset of each in the residual.
     """
     chunks = [-(-shape[0] // ranks) for shape in shapes.values()]
     widths = [shape[1:].numel() for shape in shapes.values()]

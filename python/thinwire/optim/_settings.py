@@ -53,14 +53,14 @@ class Settings:
         return self._fixed[index]
 
     def told(self, rates: list[float]) -> None:
-        """Notes that the optimizer has these learning rates, from a state."""
+        """Records the learning rates that the optimizer took from a restored state."""
         self._rates = rates
 
     def apply(self, groups: list[dict[str, Any]], native: Native) -> None:
         """Passes changed numbers to the optimizer. Local.
 
         Raises FailedPrecondition naming a key that cannot change, and InvalidArgument
-        or TypeError for a number.
+        or TypeError for an invalid number.
         """
         self.require_same_groups(groups)
         for index, group in enumerate(groups):
@@ -79,11 +79,11 @@ class Settings:
     def apply_masks(
         self, groups: list[dict[str, Any]], native: Native, rank: int | None = None
     ) -> Exception | None:
-        """Passes changed masks to the optimizer. Local. In the next step all ranks may
-        compare their masks. If so, and `rank` is given, this returns the error of a
-        mask, and that step fails on all ranks.
+        """Passes changed masks to the optimizer. Local. If ranks compare their masks in
+        the next step and `rank` is given, this returns the error of an invalid mask.
+        That step then fails on all ranks.
 
-        Raises InvalidArgument or TypeError for a mask otherwise.
+        Otherwise raises InvalidArgument or TypeError for an invalid mask.
         """
         refusal = None
         with names_of_python():
@@ -105,7 +105,7 @@ class Settings:
         return refusal
 
     def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
-        """Returns whether the masks have other values, by whatever way they were
+        """Returns whether the values of the masks have changed, however they were
         written.
         """
         before, now = self._masks[index], masks_in(group)
@@ -121,13 +121,13 @@ class Settings:
             if key not in group or not same(group[key], value):
                 raise FailedPrecondition(
                     f"param_groups[{index}]['{key}'] was {_short(value)} when the "
-                    f"optimizer was made and is {_short(group.get(key))} now, which "
-                    f"cannot be followed{_CURES.get(key, '')}"
+                    f"optimizer was made and is {_short(group.get(key))} now, but "
+                    f"cannot change{_CURES.get(key, '')}"
                 )
         for key in sorted((_KEYWORDS & group.keys()) - self._keywords[index]):
             raise FailedPrecondition(
                 f"param_groups[{index}]['{key}'] was absent when the optimizer was made "
-                f"and is {_short(group[key])} now, which cannot be followed: '{key}' is a "
+                f"and is {_short(group[key])} now, but cannot change: '{key}' is a "
                 "keyword of the constructor"
             )
 
@@ -186,7 +186,7 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
     """Returns a number of a group, such as its learning rate.
 
-    Raises FailedPrecondition if it is missing, and TypeError if it is none.
+    Raises FailedPrecondition if it is missing, and TypeError if it is not a number.
     """
     what = f"param_groups[{index}]['{key}']"
     if key not in group:
@@ -248,7 +248,7 @@ def _require_possible(saved: Mapping[str, Any]) -> None:
 
 
 def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns the numbers that a load may replace, by what a script calls them."""
+    """Returns the numbers that a load may replace, by their Python expressions."""
     return {
         f"param_groups[{i}]['{key}']": float(group[key])
         for i, group in enumerate(groups)
@@ -258,8 +258,8 @@ def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def from_text(text: str, groups: list[dict[str, Any]]) -> None:
-    """Puts the text's values into the groups. If their number differs, each keeps its
-    own.
+    """Puts the text's values into the groups. If the text has another number of groups,
+    each keeps its own.
     """
     for group, saved in zip(groups, parse(text, groups), strict=True):
         for key, value in saved.items():
@@ -276,7 +276,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Returns whether both are equal, in tuples, lists or tensors."""
+    """Returns whether two values are equal. Tuples, lists and tensors are compared by content."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a is b or torch.equal(a, b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):

@@ -6,13 +6,6 @@
 
 namespace thinwire::exchange {
 
-void QuantizedMean::write(std::size_t block, std::span<float> mean) {
-  for (std::size_t r = 0; r < sent_.size(); ++r)
-    sent_[r] = quantized_in(from_.record(r, block));
-  kernels::quantized_average(sent_, bits_, factor_, nullptr, mean.data(),
-                             mean.size());
-}
-
 RecordSteps quantized_steps(TwoPhaseExchange& exchange, int bits,
                             QuantizedBlocks blocks) {
   const auto average = [&exchange, bits, server = std::move(blocks.server)](

@@ -5,41 +5,15 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <vector>
 
-#include "exchange/records/records.h"
 #include "exchange/records/two_phase_exchange.h"
 #include "thinwire/kernels/quantize.h"
 
-/// Records of 4 or 8 bits per element.
 namespace thinwire::exchange {
 
-/// Writes the record of a sum, and what rounding takes to `sum.error`.
-inline void write_quantized(std::uint8_t* record,
-                            const kernels::QuantizedSum& sum, int bits) {
-  set_scale(record, kernels::quantize_sum(sum, bits, words_of(record)));
-}
-
-/// Averages what workers sent for the blocks of one bucket.
-class QuantizedMean {
- public:
-  /// Results are sums times `factor`. `from` must outlive this object.
-  QuantizedMean(const Received& from, std::size_t workers, int bits,
-                float factor)
-      : from_(from), bits_(bits), factor_(factor), sent_(workers) {}
-
-  /// Writes the result of a block, which has as many elements as `mean`.
-  void write(std::size_t block, std::span<float> mean);
-
- private:
-  const Received& from_;
-  int bits_;
-  float factor_;
-  std::vector<kernels::Quantized> sent_;
-};
-
-/// The content of such records in a two-phase exchange, block by block. Several
-/// threads call the functions at once, for different blocks.
+/// The content of records of 4 or 8 bits per element in a two-phase exchange,
+/// block by block. Several threads call the functions at once, for different
+/// blocks.
 struct QuantizedBlocks {
   /// Returns what this rank encodes.
   std::function<kernels::QuantizedSum(std::size_t block)> worker;

@@ -43,4 +43,11 @@ comm::Work queue_to_servers(comm::Communicator& workers, View records,
       receive);
 }
 
+void QuantizedMean::write(std::size_t block, std::span<float> mean) {
+  for (std::size_t r = 0; r < sent_.size(); ++r)
+    sent_[r] = quantized_in(from_.record(r, block));
+  kernels::quantized_average(sent_, bits_, factor_, nullptr, mean.data(),
+                             mean.size());
+}
+
 }  // namespace thinwire::exchange

@@ -123,4 +123,29 @@ inline void set_scale(std::uint8_t* record, float scale) {
   return {words_of(record), scale_of(record)};
 }
 
+/// Writes the record of a sum in 4 or 8 bits, and what rounding takes to
+/// `sum.error`.
+inline void write_quantized(std::uint8_t* record,
+                            const kernels::QuantizedSum& sum, int bits) {
+  set_scale(record, kernels::quantize_sum(sum, bits, words_of(record)));
+}
+
+/// Averages what workers sent for the blocks of one bucket.
+class QuantizedMean {
+ public:
+  /// Results are sums times `factor`. `from` must outlive this object.
+  QuantizedMean(const Received& from, std::size_t workers, int bits,
+                float factor)
+      : from_(from), bits_(bits), factor_(factor), sent_(workers) {}
+
+  /// Writes the result of a block, which has as many elements as `mean`.
+  void write(std::size_t block, std::span<float> mean);
+
+ private:
+  const Received& from_;
+  int bits_;
+  float factor_;
+  std::vector<kernels::Quantized> sent_;
+};
+
 }  // namespace thinwire::exchange

@@ -23,14 +23,6 @@ bool contains(std::span<const Range> ranges, std::size_t element) {
   });
 }
 
-float median_of(std::vector<float> values) {
-  if (values.empty()) return 1;
-  const auto middle =
-      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // Puts the values of saved blocks in their places, and `value` in those of new
 // ones.
 void insert_blocks(StateDict& state, const char* name, const LowBitModel& model,
@@ -60,8 +52,9 @@ void begin_new_parameters(StateDict& state, const LowBitModel& model) {
   const std::vector<Range> added =
       saved_ranges(state, kNewParameters, model.size());
   if (!state.has_array(kMedians)) return;
-  const auto medians = state.array(kMedians).as<float>();
-  const float median = median_of({medians.begin(), medians.end()});
+  const auto saved = state.array(kMedians).as<float>();
+  std::vector<float> medians(saved.begin(), saved.end());
+  const float median = median_of(medians).value_or(1);
   insert_blocks(state, kMedians, model, added, median);
   insert_blocks(state, kFloors, model, added,
                 static_cast<float>(model.settings.denom_floor) * median);

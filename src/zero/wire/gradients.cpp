@@ -7,11 +7,10 @@
 
 #include "comm/wait_ignoring_errors.h"
 #include "core/set_to_zero.h"
-#include "exchange/records/quantized_records.h"
+#include "exchange/records/records.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
-#include "zero/wire/blocks.h"
 
 namespace thinwire::zero {
 

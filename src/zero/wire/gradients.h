@@ -5,10 +5,10 @@
 #include <span>
 #include <vector>
 
-#include "exchange/records/record_route.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/exchange/block_layout.h"
 #include "zero/gradient_reduction.h"
+#include "zero/wire/record_route.h"
 
 namespace thinwire::zero {
 
@@ -99,7 +99,7 @@ class LowBitGradients : public GradientReduction {
   const std::size_t rank_;
   std::vector<Range> parts_;
   const exchange::BlockLayout blocks_;
-  const exchange::RecordRoute route_;
+  const RecordRoute route_;
 
   const bool keeps_;  // a skipped step restores the residuals
   Buffer residuals_;

@@ -6,7 +6,7 @@
 
 #include "comm/wait_ignoring_errors.h"
 #include "thinwire/core/memory.h"
-#include "zero/wire/blocks.h"
+#include "zero/wire/record_route.h"
 
 namespace thinwire::zero {
 

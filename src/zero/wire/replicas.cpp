@@ -8,7 +8,6 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/quantize.h"
-#include "zero/wire/blocks.h"
 
 namespace thinwire::zero {
 

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <span>
 
-#include "exchange/records/record_route.h"
 #include "optim/step_pieces.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 #include "thinwire/exchange/block_layout.h"
 #include "thinwire/zero/shard_layout.h"
+#include "zero/wire/record_route.h"
 
 namespace thinwire::zero {
 
@@ -57,7 +57,7 @@ class LowBitReplicas {
   const int bits_;
   const View replicas_;
   const exchange::BlockLayout blocks_;
-  const exchange::RecordRoute route_;
+  const RecordRoute route_;
   std::array<Slot, 2> slots_;
   std::size_t next_ = 0;  // the oldest slot
   std::size_t taken_ = 0;

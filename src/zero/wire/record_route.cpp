@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/records/record_route.h"
+#include "zero/wire/record_route.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "exchange/records/records.h"
-
-namespace thinwire::exchange {
+namespace thinwire::zero {
 
 using comm::Work;
+using exchange::BlockLayout;
+using exchange::Bucket;
+using exchange::chunk_bytes;
 
 RecordRoute::RecordRoute(comm::Communicator& comm, const BlockLayout& layout,
                          std::span<const int> owners)
@@ -51,10 +52,10 @@ View RecordRoute::all_of(const Bucket& bucket, Buffer& records) const {
 
 Work RecordRoute::queue_to_owners(const Bucket& bucket, Buffer& records,
                                   Buffer& received) const {
-  return queue_to_servers(
+  return exchange::queue_to_servers(
       comm_, all_of(bucket, records),
-      chunk_sizes(layout_, bucket, 0,
-                  static_cast<std::size_t>(layout_.world_size())),
+      exchange::chunk_sizes(layout_, bucket, 0,
+                            static_cast<std::size_t>(layout_.world_size())),
       own_, received);
 }
 
@@ -71,4 +72,4 @@ Work RecordRoute::queue_from_owners(const Bucket& bucket,
   return comm_.queue_all_gather(all.subview(own.offset, own.size), all, pieces);
 }
 
-}  // namespace thinwire::exchange
+}  // namespace thinwire::zero
