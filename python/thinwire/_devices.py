@@ -93,6 +93,6 @@ def in_short(runs: tuple[Run, ...] = RUNS) -> str:
         f"one {device}" for device in sorted({run.device for run in runs})
     )
     return (
-        f"tested on a simulated device. It also ran on {named}, where equal gradients gave "
-        "the CPU's bits"
+        f"tested on a simulated device. It also ran on {named}. Given equal gradients, its "
+        "results were bit-identical to the CPU's"
     )

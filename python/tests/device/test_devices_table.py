@@ -113,6 +113,7 @@ def test_a_run_on_a_device_changes_the_label_of_what_it_ran() -> None:
     assert _devices.label("test_devices_use.py", (OTHER,)) == ran
     assert _devices.label("test_devices_bits.py", (OTHER,)) == "test device"
     assert _devices.in_short((OTHER,)).endswith(
-        "ran on one Some GPU, where equal gradients gave the CPU's bits"
+        "ran on one Some GPU. Given equal gradients, its results were bit-identical to "
+        "the CPU's"
     )
     assert "never run" in _devices.in_short(())
