@@ -140,8 +140,8 @@ class Hook:
         exact = 8 * elements * (hosts - 1) // ranks
         where = f" on {hosts} hosts" if hosts < ranks else ""
         return (
-            f"thinwire.ddp_hook({self._bits} bits, {ranks} ranks{where}, {sent} bytes "
-            f"per backward{' to other hosts' if where else ''}, {exact} in fp32)"
+            f"thinwire.ddp_hook({self._bits} bits, {ranks} rank{'s' * (ranks > 1)}{where}, "
+            f"{sent} bytes per backward{' to other hosts' if where else ''}, {exact} in fp32)"
         )
 
     def set_loss_scale(self, scale: float) -> None:
@@ -375,7 +375,7 @@ def ddp_hook(
     process_group: Any = None,
 ) -> Hook:
     """Makes a DistributedDataParallel average its gradients in 8 or 4 bits each way, with
-    error feedback. Collective, before the first backward.
+    error feedback. Collective, between backwards.
 
     The optimizer, the loop and DDP's options stay as they are. Exchanges run on a group
     and a thread of their own, during backward.
