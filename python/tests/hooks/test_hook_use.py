@@ -116,6 +116,42 @@ def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals() -> None:
     assert one["weights"] == one["weights"]
 
 
+def after_a_failed_backward() -> list[Any]:
+    """All ranks fail in the last gradients of a backward, with buckets in flight."""
+    rank, _ = cases.join()
+    net = cases.net()
+    ddp = cases.wrapped(net)
+    hook = thinwire.ddp_hook(ddp)
+    cases.loss_of(ddp, rank, 0).backward()
+    found: list[Any] = []
+
+    def fail(_: torch.Tensor) -> None:
+        assert hook.report is not None
+        found.append(hook.report.bytes_sent)
+        raise ValueError("no gradient here")
+
+    net.first.weight.register_hook(fail)
+    found.append(ranks.failure_of(cases.loss_of(ddp, rank, 1).backward))
+    state = hook.state_dict()
+    found.append(ranks.failure_of(lambda: hook.load_state_dict(state)))
+    again = cases.wrapped(cases.net())
+    other = thinwire.ddp_hook(again)
+    other.load_state_dict(state)
+    cases.loss_of(again, rank, 1).backward()
+    found.append([float(g.double().sum()) for g in cases.gradients_of(again)])
+    hook.close()
+    other.close()
+    dist.destroy_process_group()
+    return found
+
+
+def test_after_a_failed_backward_another_hook_takes_the_state() -> None:
+    one, two = ranks.results(2, __file__, "after_a_failed_backward")
+    assert one[0] >= 0 and "no gradient here" in one[1]
+    assert "FailedPrecondition" in one[2] and "failed halfway" in one[2]
+    assert one[3] == two[3]
+
+
 class Broken:
     """A scaler that has no scale on rank 1."""
 

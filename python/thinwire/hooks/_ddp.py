@@ -21,7 +21,7 @@ from ..comm import communicator_for
 from ..comm.groups import require_group
 from ..comm.lifetime import reason_of
 from ..comm.modules import register_hook
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
 from . import _state
 from ._parameters import (
@@ -46,6 +46,12 @@ class _Pass:
     is_finite: bool = True
     bytes_sent: int = 0
     wait_seconds: float = 0
+    before: tuple[int, float] = (0, 0)  # both, of all backwards before
+
+    def count(self, mean: _core.LowBitMean) -> None:
+        sent, waited = self.before
+        self.bytes_sent = mean.bytes_sent - sent
+        self.wait_seconds = mean.wait_seconds - waited
 
 
 @dataclass
@@ -205,14 +211,20 @@ class Hook:
         On the same number of ranks, or hosts, each gets its own residual. On another
         number, all get the mean. A single rank adds the residuals to its first gradient. Raises
         CorruptCheckpoint naming what does not fit, on all ranks, before anything changes.
+        Raises FailedPrecondition after a backward that has failed halfway.
         """
         dtype = from_dlpack(self._mean.worker_error()).dtype
 
+        def checked() -> tuple[torch.Tensor, torch.Tensor, int]:
+            if self._parts:
+                raise FailedPrecondition(
+                    "load_state_dict() after a backward that has failed halfway: make a "
+                    "new DistributedDataParallel and a new hook"
+                )
+            return _state.checked(state, self._shapes, self._mean.hosts, dtype)
+
         def load() -> None:
-            worker, server, backwards = agreed(
-                self._comm,
-                lambda: _state.checked(state, self._shapes, self._mean.hosts, dtype),
-            )
+            worker, server, backwards = agreed(self._comm, checked)
             self._backwards = backwards
             if self._comm.size == 1:
                 self._debt = worker.float() + server.float()
@@ -298,29 +310,21 @@ class Hook:
             if self._failure is not None:
                 raise self._failure
             if part.index == 0:
-                self._begin(part.of)
+                self._require_same_scale(part.of.scale)
+                part.of.before = self._mean.bytes_sent, self._mean.wait_seconds
             if part.event is not None:
                 part.event.synchronize()
             self._complete(self._mean.begin(part.on_host, part.units, part.of.scale))
             if part.is_last:
                 self._complete(self._mean.finish())
-                self._end(part.of)
+                self._tell_of_scale(part.of)
+            part.of.count(self._mean)
         except Exception as failure:  # noqa: BLE001  backward raises it
             self._failure = self._failure or failure
             self._comm.give_up(reason_of(failure))
             for left in self._parts:
                 left.done.set_exception(failure)  # type: ignore[arg-type]
             self._parts.clear()
-
-    def _begin(self, of: _Pass) -> None:
-        self._require_same_scale(of.scale)
-        of.bytes_sent = -self._mean.bytes_sent
-        of.wait_seconds = -self._mean.wait_seconds
-
-    def _end(self, of: _Pass) -> None:
-        of.bytes_sent += self._mean.bytes_sent
-        of.wait_seconds += self._mean.wait_seconds
-        self._tell_of_scale(of)
 
     def _complete(self, completed: list[bool]) -> None:
         for is_finite in completed:
