@@ -242,6 +242,7 @@ struct LowBitMean::Impl {
     plan.values = part.values;
     plan.loss_scale = part.loss_scale;
     plan.is_finite = true;
+    if (in_flight.empty()) begun = 0;
     plan.fresh = &fresh[begun++ % fresh.size()];
     need(plan.fresh->worker, plan.elements);
     need(plan.fresh->server, plan.served_elements);
@@ -284,7 +285,6 @@ struct LowBitMean::Impl {
     std::vector<bool> completed;
     if (!in_flight.empty()) in_flight.back()->exchange.queue_rest();
     while (!in_flight.empty()) completed.push_back(complete_first());
-    begun = 0;
     return completed;
   }
 
@@ -309,7 +309,6 @@ struct LowBitMean::Impl {
     } catch (...) {
       for (Plan* const plan : in_flight) plan->exchange.abandon();
       in_flight.clear();
-      begun = 0;
       throw;
     }
   }

@@ -34,7 +34,7 @@ struct LowBitMeanOptions {
 ///
 /// Units (parameters) follow one another in a flat array. A block has at most
 /// 1024 elements of one unit. The rank at place k mod W serves the k-th block
-/// of the array. If hosts are flat, the place is the rank. So residuals and
+/// of the array. In a flat exchange, the place is the rank. So residuals and
 /// results do not depend on the parts. In a hierarchical exchange, hosts are
 /// the workers, and g is the mean of a host's ranks, formed in fp32.
 class LowBitMean {

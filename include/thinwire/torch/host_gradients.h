@@ -17,9 +17,10 @@
 
 namespace thinwire::torch {
 
-/// Returns the numbers of parameters that travel together, the last ones first,
-/// as backward makes them. All parameters in a bucket have one type. A bucket
-/// has at most `bytes` in fp32, unless it is one parameter.
+/// Returns buckets of parameter indices, the last parameters first, because
+/// backward computes their gradients first. The parameters of a bucket have the
+/// same dtype. A bucket has at most `bytes` in fp32, unless it is one
+/// parameter.
 inline std::vector<std::vector<std::size_t>> host_buckets(
     const std::vector<at::Tensor>& parameters, std::size_t bytes) {
   std::vector<std::vector<std::size_t>> buckets;

@@ -152,6 +152,36 @@ def test_after_a_failed_backward_another_hook_takes_the_state() -> None:
     assert one[3] == two[3]
 
 
+class ClosesFirst:
+    """An average whose hook is closed when a bucket comes, as by another thread."""
+
+    def __init__(self, hook: Any) -> None:
+        self.hook, self.mean = hook, hook._mean
+
+    def begin(self, *arguments: Any) -> Any:
+        self.hook.close()
+        return self.mean.begin(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.mean, name)
+
+
+def closed_in_backward() -> tuple[str, float]:
+    rank, _ = cases.join()
+    ddp = cases.wrapped(cases.net())
+    hook = thinwire.ddp_hook(ddp)
+    cases.loss_of(ddp, rank, 0).backward()
+    hook._mean = ClosesFirst(hook)
+    begin = time.monotonic()
+    text = ranks.failure_of(lambda: cases.loss_of(ddp, rank, 1).backward())
+    return text, time.monotonic() - begin
+
+
+def test_a_hook_that_is_closed_during_backward_ends_it() -> None:
+    for text, seconds in ranks.results(2, __file__, "closed_in_backward"):
+        assert "closed" in text and seconds < 20
+
+
 class Broken:
     """A scaler that has no scale on rank 1."""
 

@@ -4,6 +4,7 @@
 # torch compares the hook's annotations with classes, so they must not be strings.
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,13 +69,12 @@ class _Part:
     staging: Staging | None = None
     event: Any = None  # of the copy
 
-    def complete(self, is_finite: bool) -> None:
+    def take(self, is_finite: bool) -> None:
         norm = torch.linalg.vector_norm(self.on_host, dtype=torch.float32)
         self.of.squares += (float(norm) / self.of.scale) ** 2
         self.of.is_finite &= is_finite
         if self.staging is not None:
             self.staging.to_device([self.on_host], [self.values])
-        self.done.set_result(self.values)
 
 
 class Hook:
@@ -197,6 +197,8 @@ class Hook:
           grow with the number of ranks. The sum over ranks stays the same.
         server: per name, the servers' residual.
         backwards: how many backwards there were, which exact_steps counts.
+
+        After a backward that has failed halfway, some residuals are those of that one.
         """
         return self._exchanges.call(
             lambda: _state.saved(
@@ -309,26 +311,36 @@ class Hook:
             self._parts.append(part)
             if self._failure is not None:
                 raise self._failure
+            self._exchanges.require_open()
             if part.index == 0:
                 self._require_same_scale(part.of.scale)
                 part.of.before = self._mean.bytes_sent, self._mean.wait_seconds
             if part.event is not None:
                 part.event.synchronize()
-            self._complete(self._mean.begin(part.on_host, part.units, part.of.scale))
+            completed = self._mean.begin(part.on_host, part.units, part.of.scale)
             if part.is_last:
-                self._complete(self._mean.finish())
-                self._tell_of_scale(part.of)
+                completed += self._mean.finish()
             part.of.count(self._mean)
+            self._complete(part, completed)
         except Exception as failure:  # noqa: BLE001  backward raises it
             self._failure = self._failure or failure
-            self._comm.give_up(reason_of(failure))
+            with suppress(FailedPrecondition):  # other ranks know if it is closed
+                self._comm.give_up(reason_of(failure))
             for left in self._parts:
                 left.done.set_exception(failure)  # type: ignore[arg-type]
             self._parts.clear()
 
-    def _complete(self, completed: list[bool]) -> None:
-        for is_finite in completed:
-            self._parts[0].complete(is_finite)
+    def _complete(self, last: _Part, completed: list[bool]) -> None:
+        """Gives backward the oldest averages. It ends with the last one, and the program
+        may then close the hook.
+        """
+        done = list(zip(self._parts, completed, strict=False))
+        for part, is_finite in done:
+            part.take(is_finite)
+        if last.is_last:
+            self._tell_of_scale(last.of)
+        for part, _ in done:
+            part.done.set_result(part.values)
             self._parts.popleft()
 
     def _require_same_scale(self, scale: float) -> None:

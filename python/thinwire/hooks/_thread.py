@@ -24,6 +24,7 @@ class Exchanges:
         """Starts the thread. close() closes `natives`, too."""
         self._jobs: _Jobs = queue.SimpleQueue()
         self._process = os.getpid()
+        self._closing = threading.Lock()  # no job is queued behind the end
         self._is_closed = False
         self._natives = natives
         threading.Thread(
@@ -34,8 +35,9 @@ class Exchanges:
         """Queues a job, which does not raise. Raises FailedPrecondition once closed, and
         in a forked child, which lacks the thread.
         """
-        self.require_open()
-        self._jobs.put(job)
+        with self._closing:
+            self.require_open()
+            self._jobs.put(job)
 
     def require_open(self) -> None:
         """Raises as put() does."""
@@ -69,8 +71,9 @@ class Exchanges:
 
     def close(self) -> None:
         """Ends the thread after the jobs that are queued."""
-        self._is_closed = True
-        self._jobs.put(None)
+        with self._closing:
+            self._is_closed = True
+            self._jobs.put(None)
         for native in self._natives:
             native.close()
 
