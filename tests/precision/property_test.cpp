@@ -69,11 +69,14 @@ Seen train(comm::Communicator& comm, const ParameterLayout& layout,
            const test::MakeOptimizer& make, DType dtype, DType grad_dtype,
            const std::vector<int>& overflowing) {
   Training run(comm, layout, make,
+               // No gradient reaches 16, so that at a scale of 1024 nothing but
+               // the NaN overflows.
                {.dtype = dtype,
                 .loss_scale = {.initial_scale = 64,
                                .window = 1,
                                .hysteresis = 1,
-                               .min_scale = 0x1p-20}});
+                               .min_scale = 0x1p-20,
+                               .max_scale = 1024}});
   run.grad_dtype = grad_dtype;
   Seen seen;
   for (std::int64_t call = 1; call <= kCalls; ++call) {
