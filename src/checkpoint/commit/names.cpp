@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <random>
 
 #include "checkpoint/commit/root.h"
@@ -69,12 +68,6 @@ bool is_of_run(std::string_view name, std::string_view run) {
   return name.size() >= kNonceDigits &&
          name.substr(name.size() - kNonceDigits, kRunDigits) ==
              run.substr(0, kRunDigits);
-}
-
-std::string final_name(std::string_view name) {
-  const std::size_t end =
-      std::min(find_suffix(name, kPartial), find_suffix(name, kReplaced));
-  return std::string(name.substr(0, end));
 }
 
 std::string RootDirectory::partial_name(std::int64_t step) const {

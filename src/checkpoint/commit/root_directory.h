@@ -23,8 +23,6 @@ enum class NameKind { kFinal, kPartial, kReplaced, kDeleting, kForeign };
 /// Whether a partial, replaced or deleting one was made by this run; its name
 /// says so, since it need not have a manifest.
 [[nodiscard]] bool is_of_run(std::string_view name, std::string_view run);
-/// The name without what kPartial and kReplaced append.
-[[nodiscard]] std::string final_name(std::string_view name);
 
 /// A ROOT as rank 0 works on it. Everything here is local.
 struct RootDirectory {

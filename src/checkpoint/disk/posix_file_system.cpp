@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <system_error>
 
 #include "checkpoint/disk/file_system.h"
 #include "checkpoint/disk/posix_file.h"
-#include "checkpoint/disk/posix_lock.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
@@ -25,6 +27,24 @@ FileInfo::Kind kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return FileInfo::Kind::kDirectory;
   if (S_ISLNK(mode)) return FileInfo::Kind::kLink;
   return FileInfo::Kind::kOther;
+}
+
+class FileLock final : public FileSystem::Lock {
+ public:
+  explicit FileLock(std::unique_ptr<posix::PosixFile> file)
+      : file_(std::move(file)) {}
+
+ private:
+  std::unique_ptr<posix::PosixFile> file_;
+};
+
+// Returns the text that the holder wrote, or an empty one if it has not written
+// yet.
+std::string holder(posix::PosixFile& file) {
+  std::array<std::byte, 256> bytes{};
+  const std::size_t count = file.read_at(0, bytes);
+  if (count == 0) return "another process";
+  return {reinterpret_cast<const char*>(bytes.data()), count};
 }
 
 class PosixFileSystem final : public FileSystem {
@@ -116,9 +136,22 @@ class PosixFileSystem final : public FileSystem {
     return std::uint64_t{info.f_bavail} * info.f_frsize;
   }
 
+  // By flock(2), which the kernel releases when a process dies.
   std::unique_ptr<Lock> lock(const std::string& path,
                              const std::string& owner) override {
-    return posix::lock(path, owner);
+    const int descriptor =
+        posix::open_descriptor(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+    auto file = std::make_unique<posix::PosixFile>(path, descriptor);
+    if (posix::uninterrupted(
+            [&] { return ::flock(descriptor, LOCK_EX | LOCK_NB); }) != 0) {
+      if (errno != EWOULDBLOCK) return nullptr;  // no locks on this file system
+      throw Error(
+          ErrorCode::kFailedPrecondition,
+          fmt::format("{}: {} writes checkpoints here", path, holder(*file)));
+    }
+    if (::ftruncate(descriptor, 0) != 0) fail(path, errno);
+    file->write_at(0, std::as_bytes(std::span(owner)));
+    return std::make_unique<FileLock>(std::move(file));
   }
 };
 
