@@ -10,35 +10,25 @@
 
 namespace thinwire::checkpoint {
 
-namespace {
-
-void add_tensors_of(VerifiedFile& file, std::string_view prefix,
-                    StateDict& to) {
-  for (const TensorEntry& tensor : file.header().tensors) {
-    if (!tensor.name.starts_with(prefix)) continue;
-    Buffer values(
-        static_cast<std::size_t>(tensor.bytes) / size_of(tensor.type.dtype),
-        tensor.type.dtype);
-    file.read(tensor.begin,
-              {static_cast<std::byte*>(values.data()), values.bytes()});
-    to.put(tensor.name.substr(prefix.size()), std::move(values));
-  }
-  file.forget_chunk();
-}
-
-}  // namespace
-
 void ExtraReader::add_tensors(int rank, std::string_view prefix,
                               StateDict& to) {
   const std::string name = state_file_name(rank, manifest_.world);
   for (std::size_t i = 0; i < manifest_.files.size(); ++i) {
     if (manifest_.files[i].name != name) continue;
-    if (VerifiedFile* const opened = arrays_.opened(i)) {
-      add_tensors_of(*opened, prefix, to);
-      continue;
+    std::optional<VerifiedFile> own;
+    VerifiedFile* file = arrays_.opened(i);
+    if (file == nullptr)
+      file = &own.emplace(files_, directory_, manifest_.files[i]);
+    for (const TensorEntry& tensor : file->header().tensors) {
+      if (!tensor.name.starts_with(prefix)) continue;
+      Buffer values(
+          static_cast<std::size_t>(tensor.bytes) / size_of(tensor.type.dtype),
+          tensor.type.dtype);
+      file->read(tensor.begin,
+                 {static_cast<std::byte*>(values.data()), values.bytes()});
+      to.put(tensor.name.substr(prefix.size()), std::move(values));
     }
-    VerifiedFile file(files_, directory_, manifest_.files[i]);
-    add_tensors_of(file, prefix, to);
+    file->forget_chunk();
   }
 }
 

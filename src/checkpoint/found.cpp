@@ -97,10 +97,9 @@ Manifest manifest_of(const Weights& weights) {
 
 }  // namespace
 
-std::vector<Candidate> find_candidates(comm::Communicator& comm,
-                                       FileSystem& files,
-                                       const std::string& path, What what,
-                                       std::vector<std::string>& notes) {
+std::vector<Found> find_candidates(comm::Communicator& comm, FileSystem& files,
+                                   const std::string& path, What what,
+                                   std::vector<std::string>& notes) {
   require(!path.empty(), "path", "a checkpoint's or its directory's name",
           "\"\"");
   std::string lines;
@@ -108,7 +107,7 @@ std::vector<Candidate> find_candidates(comm::Communicator& comm,
     if (comm.rank() == 0) lines = look(files, path, what);
   });
   lines = broadcast_text(comm, lines);
-  std::vector<Candidate> candidates;
+  std::vector<Found> candidates;
   for (std::size_t begin = 0; begin < lines.size();) {
     const std::size_t end = lines.find('\n', begin);
     const std::string line = lines.substr(begin, end - begin);
@@ -118,20 +117,18 @@ std::vector<Candidate> find_candidates(comm::Communicator& comm,
       notes.push_back(line.substr(space + 1));
     else
       candidates.push_back(
-          {line.substr(space + 1), kind != "ours", kind == "states"});
+          {line.substr(space + 1), {}, kind != "ours", kind == "states"});
     begin = end + 1;
   }
   return candidates;
 }
 
-Found open_candidate(comm::Communicator& comm, FileSystem& files,
-                     const Candidate& candidate) {
-  const std::string file = candidate.path + "/manifest.json";
+Found open_candidate(comm::Communicator& comm, FileSystem& files, Found found) {
+  const std::string file = found.path + "/manifest.json";
   std::string text;
-  Found found{candidate.path, {}, candidate.is_foreign, candidate.has_states};
-  if (candidate.is_foreign) {
+  if (found.is_foreign) {
     everywhere(comm, [&] {
-      found.manifest = manifest_of(Weights(files, candidate.path));
+      found.manifest = manifest_of(Weights(files, found.path));
       if (found.has_states)
         describe_named_states(files, found.path, found.manifest);
     });

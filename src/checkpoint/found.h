@@ -12,31 +12,26 @@
 namespace thinwire::checkpoint {
 
 /// A checkpoint that may be loaded.
-struct Candidate {
-  std::string path;
-  bool is_foreign = false;  ///< Weights of somebody else, without a manifest.
-  bool has_states = false;  ///< A foreign one, with kNamedStates beside them.
-};
-/// And what its manifest says; the same on all ranks. That of foreign weights
-/// has their names, shapes and types and, if they are loaded, their states.
 struct Found {
   std::string path;
-  Manifest manifest;
-  bool is_foreign = false;
-  bool has_states = false;
+  /// The same on all ranks. That of foreign weights has their names, shapes and
+  /// types and, if they are loaded, their states.
+  Manifest manifest{};
+  bool is_foreign = false;  ///< Weights of somebody else, without a manifest.
+  bool has_states = false;  ///< A foreign one, with kNamedStates beside them.
 };
 
 /// Collective, rank 0 looks. Returns `path` itself, or the complete checkpoints
 /// in the directory of a run, newest save_index first. Each one left out gets a
 /// note. Weights alone may also come from a safetensors file or a folder of
 /// them. A folder with kNamedStates holds weights and states. The result may be
-/// empty.
-[[nodiscard]] std::vector<Candidate> find_candidates(
+/// empty, and lacks the manifests.
+[[nodiscard]] std::vector<Found> find_candidates(
     comm::Communicator& comm, FileSystem& files, const std::string& path,
     What what, std::vector<std::string>& notes);
 
 /// Collective: rank 0 reads the manifest. Throws Error(kCorruptCheckpoint).
 [[nodiscard]] Found open_candidate(comm::Communicator& comm, FileSystem& files,
-                                   const Candidate& candidate);
+                                   Found found);
 
 }  // namespace thinwire::checkpoint

@@ -355,7 +355,7 @@ void log_notes(const comm::Communicator& comm, LogLevel level,
 
 // With fall_back, damaged ones are left for those before them.
 LoadReport load_newest(const Training& training,
-                       const std::vector<Candidate>& candidates,
+                       const std::vector<Found>& candidates,
                        const LoadOptions& options,
                        std::vector<std::string>& notes) {
   for (std::size_t i = 0;; ++i) {
@@ -403,7 +403,7 @@ std::optional<LoadReport> resume(const Training& training,
   comm::require_same(training.comm, "load options", description_of(options));
   const Clock::time_point start = Clock::now();
   std::vector<std::string> notes;
-  const std::vector<Candidate> candidates = find_candidates(
+  const std::vector<Found> candidates = find_candidates(
       training.comm, posix_file_system(), path, options.what, notes);
   if (candidates.empty()) {
     log_notes(training.comm, LogLevel::kWarning, notes);

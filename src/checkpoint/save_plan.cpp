@@ -56,10 +56,6 @@ StateArray::Read converted(ConstView values) {
   };
 }
 
-std::vector<std::size_t> shape_of(const Buffer& values) {
-  return {values.size()};
-}
-
 std::vector<std::string> files_of_weights(std::size_t count) {
   if (count == 1) return {"model.safetensors"};
   std::vector<std::string> names;
@@ -290,10 +286,10 @@ std::string SavePlan::fragments(std::vector<Row> rows) {
 void SavePlan::add_extra() {
   if (rank_ == 0)
     for (const auto& [name, values] : extra_.common.arrays())
-      add_tensor(tensors_, kExtra + name, shape_of(values),
+      add_tensor(tensors_, kExtra + name, {values.size()},
                  {values.dtype(), false}, StateArray::from(values.view()));
   for (const auto& [name, values] : extra_.own.arrays())
-    add_tensor(tensors_, kExtraOfRank + name, shape_of(values),
+    add_tensor(tensors_, kExtraOfRank + name, {values.size()},
                {values.dtype(), false}, StateArray::from(values.view()));
 }
 

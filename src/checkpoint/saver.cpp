@@ -93,32 +93,19 @@ struct Saver::Impl {
     if (writer.joinable()) writer.join();
   }
 
-  /// Copies of everything that a save needs, so that the caller may continue.
-  struct Contents {
-    std::vector<PlannedFile> files;
-    std::vector<Attachment> attachments;
-    Manifest manifest;
-    Progress progress;
-  };
-
   [[nodiscard]] comm::Communicator& own_comm() {
     if (!split) split = comm.split(0, comm.rank());
     return *split;
   }
   [[nodiscard]] Root& root_at(const std::string& path,
                               const SaveOptions& options);
-  [[nodiscard]] Contents contents(const Training& training,
-                                  const optim::State& state, const Extra& extra,
-                                  const SaveOptions& options);
-  void take_snapshot(Contents& contents);
-  [[nodiscard]] std::uint64_t total_bytes(const Contents& contents);
-  void begin(Root& to, Contents contents);
-  [[nodiscard]] Root::Committed write(Root& to, Contents& contents) {
-    return to.write({.files = contents.files,
-                     .manifest = std::move(contents.manifest),
-                     .attachments = contents.attachments,
-                     .progress = contents.progress});
-  }
+  [[nodiscard]] Root::Contents contents(const Training& training,
+                                        const optim::State& state,
+                                        const Extra& extra,
+                                        const SaveOptions& options);
+  void take_snapshot(Root::Contents& contents);
+  [[nodiscard]] std::uint64_t total_bytes(const Root::Contents& contents);
+  void begin(Root& to, Root::Contents contents);
   void wait();
 
   comm::Communicator& comm;
@@ -154,16 +141,16 @@ Root& Saver::Impl::root_at(const std::string& where,
 }
 
 // Scalars of all ranks go into rank 0's manifest.
-Saver::Impl::Contents Saver::Impl::contents(const Training& training,
-                                            const optim::State& state,
-                                            const Extra& extra,
-                                            const SaveOptions& options) {
-  Contents all;
+Root::Contents Saver::Impl::contents(const Training& training,
+                                     const optim::State& state,
+                                     const Extra& extra,
+                                     const SaveOptions& options) {
+  Root::Contents all;
   std::string text_of_own;
   const WholeModel whole = whole_model(own_comm(), training);
   everywhere(own_comm(), [&] {
     SavePlan plan(training, whole, state, extra, options);
-    all = {std::move(plan.files()), plan.attachments(), plan.manifest(),
+    all = {std::move(plan.files()), plan.manifest(), plan.attachments(),
            options.progress};
     Json own = Json::object();
     own.add("scalars", scalars_to_json(state.own));
@@ -188,7 +175,7 @@ Saver::Impl::Contents Saver::Impl::contents(const Training& training,
   return all;
 }
 
-void Saver::Impl::take_snapshot(Contents& all) {
+void Saver::Impl::take_snapshot(Root::Contents& all) {
   const MemoryScope scope(MemoryKind::kOther);
   snapshots.resize(std::max(snapshots.size(), all.files.size()));
   for (std::size_t i = 0; i < all.files.size(); ++i)
@@ -196,7 +183,7 @@ void Saver::Impl::take_snapshot(Contents& all) {
 }
 
 // Collective.
-std::uint64_t Saver::Impl::total_bytes(const Contents& all) {
+std::uint64_t Saver::Impl::total_bytes(const Root::Contents& all) {
   std::uint64_t own = 0;
   for (const PlannedFile& file : all.files) own += file.header.file_bytes;
   if (comm.rank() == 0)
@@ -204,13 +191,13 @@ std::uint64_t Saver::Impl::total_bytes(const Contents& all) {
   return sum_over_ranks(own_comm(), own);
 }
 
-void Saver::Impl::begin(Root& to, Contents all) {
+// What it writes is copied, so that the caller may continue.
+void Saver::Impl::begin(Root& to, Root::Contents contents) {
   is_writing = true;
-  auto shared = std::make_shared<Contents>(std::move(all));
-  writer = std::thread([this, &to, shared] {
+  writer = std::thread([this, &to, all = std::move(contents)]() mutable {
     yield_to_others();
     try {
-      static_cast<void>(write(to, *shared));
+      static_cast<void>(to.write(std::move(all)));
     } catch (...) {
       failure = std::current_exception();
     }
@@ -251,7 +238,7 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   require_same_replicas(impl_->own_comm(), training, state, extra, options);
   if (options.residuals == Residuals::kMean)
     replace_by_means(impl_->own_comm(), state);
-  Impl::Contents contents = impl_->contents(training, state, extra, options);
+  Root::Contents contents = impl_->contents(training, state, extra, options);
   contents.manifest.finite = are_usable(impl_->own_comm(), training, state);
   Root& to = impl_->root_at(root, options);
   if (options.asynchronous) {
@@ -260,7 +247,7 @@ SaveReport Saver::save(const Training& training, const std::string& root,
     report.path = fmt::format("{}/step-{:010}", root, training.step);
     impl_->begin(to, std::move(contents));
   } else {
-    const Root::Committed done = impl_->write(to, contents);
+    const Root::Committed done = to.write(std::move(contents));
     report.path = done.path;
     report.bytes = done.bytes;
   }

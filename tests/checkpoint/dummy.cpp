@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <span>
 
 #include "checkpoint/format/manifest.h"
-#include "thinwire/core/checksum.h"
+#include "checkpoint/read/read_text.h"
+#include "checkpoint/tiny_checkpoint.h"
 
 namespace thinwire::test {
 namespace {
@@ -36,41 +36,22 @@ std::string attachment_of(std::int64_t tag) {
   return fmt::format("{{\"tag\": {}}}", tag);
 }
 
-std::vector<std::byte> read_all(checkpoint::FileSystem& files,
-                                const std::string& path) {
-  const auto file = files.open(path, false);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(file->size()));
-  bytes.resize(file->read_at(0, bytes));
-  return bytes;
-}
-
-std::vector<std::byte> expected_bytes(const std::string& name,
-                                      std::int64_t tag) {
-  std::string text;
-  if (name == "config.json") {
-    text = attachment_of(tag);
-  } else {
-    const PlannedFile file = planned(name, tag);
-    text = checkpoint::write_header(file.header);
-    for (std::uint64_t at = text.size(); at < file.header.file_bytes; ++at)
-      text.push_back(static_cast<char>(dummy_byte(name, tag, at)));
-  }
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
+std::string expected_bytes(const std::string& name, std::int64_t tag) {
+  if (name == "config.json") return attachment_of(tag);
+  const PlannedFile file = planned(name, tag);
+  std::string text = checkpoint::write_header(file.header);
+  for (std::uint64_t at = text.size(); at < file.header.file_bytes; ++at)
+    text.push_back(static_cast<char>(dummy_byte(name, tag, at)));
+  return text;
 }
 
 std::string problem_of(const SavedFile& saved, std::int64_t tag,
-                       const std::vector<std::byte>& bytes) {
+                       const std::string& bytes) {
   if (bytes != expected_bytes(saved.name, tag))
     return saved.name + " has other bytes";
-  for (std::size_t chunk = 0; chunk < saved.chunk_hashes.size(); ++chunk) {
-    const std::size_t begin = chunk * checkpoint::kChunkBytes;
-    const std::size_t size =
-        std::min<std::size_t>(checkpoint::kChunkBytes, bytes.size() - begin);
-    if (checksum(ConstView(bytes.data() + begin, size, DType::kUInt8)) !=
-        saved.chunk_hashes[chunk])
-      return saved.name + " has another hash";
-  }
+  if (checkpoint::test::saved_file(saved.name, bytes).chunk_hashes !=
+      saved.chunk_hashes)
+    return saved.name + " has another hash";
   return {};
 }
 
@@ -83,29 +64,27 @@ std::byte dummy_byte(const std::string& file, std::int64_t tag,
                                 offset * 7 + 1);
 }
 
-DummyContents::DummyContents(int rank, int world, const Dummy& dummy)
-    : world_(world), dummy_(dummy) {
-  files_.push_back(
-      planned(fmt::format("state-{:05}-of-{:05}.safetensors", rank + 1, world),
-              dummy.tag));
-  if (rank != 0) return;
-  files_.push_back(planned("model.safetensors", dummy.tag));
-  attachments_.push_back({"config.json", attachment_of(dummy.tag)});
-}
-
-checkpoint::Root::Contents DummyContents::contents() const {
+checkpoint::Root::Contents dummy_contents(const comm::Communicator& comm,
+                                          const Dummy& dummy) {
   checkpoint::Root::Contents contents;
-  contents.files = files_;
-  contents.attachments = attachments_;
+  contents.files.push_back(
+      planned(fmt::format("state-{:05}-of-{:05}.safetensors", comm.rank() + 1,
+                          comm.size()),
+              dummy.tag));
+  if (comm.rank() == 0) {
+    contents.files.push_back(planned("model.safetensors", dummy.tag));
+    contents.attachments.push_back({"config.json", attachment_of(dummy.tag)});
+  }
   checkpoint::Manifest& manifest = contents.manifest;
-  manifest.step = dummy_.step;
-  manifest.world = world_;
+  manifest.step = dummy.step;
+  manifest.world = comm.size();
   manifest.optimizer = "dummy";
   manifest.semantics = "corrected";
   manifest.precision = "fp32";
-  manifest.scalars.put_integer("tag", dummy_.tag);
-  manifest.scalars_of_ranks.resize(static_cast<std::size_t>(world_));
-  manifest.extra_of_ranks.resize(static_cast<std::size_t>(world_));
+  manifest.scalars.put_integer("tag", dummy.tag);
+  const auto world = static_cast<std::size_t>(comm.size());
+  manifest.scalars_of_ranks.resize(world);
+  manifest.extra_of_ranks.resize(world);
   return contents;
 }
 
@@ -119,9 +98,11 @@ LoadedDummy load_dummy(checkpoint::FileSystem& files, const std::string& root) {
   if (newest.manifest.files.size() != world + 2)
     loaded.problem = "files are missing in the manifest";
   for (const SavedFile& saved : newest.manifest.files) {
-    const std::string problem = problem_of(
-        saved, *loaded.tag,
-        read_all(files, root + "/" + newest.name + "/" + saved.name));
+    const std::string problem =
+        problem_of(saved, *loaded.tag,
+                   checkpoint::read_text(
+                       files, root + "/" + newest.name + "/" + saved.name,
+                       false, checkpoint::kMostManifestBytes));
     if (!problem.empty()) loaded.problem = problem;
   }
   return loaded;
@@ -133,8 +114,7 @@ checkpoint::Root::Committed save_dummy(checkpoint::FileSystem& files,
                                        const Dummy& dummy,
                                        const std::string& run) {
   checkpoint::Root directory(files, comm, root, run, quick_options());
-  const DummyContents contents(comm.rank(), comm.size(), dummy);
-  return directory.write(contents.contents());
+  return directory.write(dummy_contents(comm, dummy));
 }
 
 checkpoint::Root::Options quick_options() {

@@ -20,19 +20,10 @@ struct Dummy {
   std::int64_t tag = 0;
 };
 
-/// What a rank writes of it: three small tensors, on rank 0 weights and an
+/// What this rank writes of it: three small tensors, on rank 0 weights and an
 /// attachment too.
-class DummyContents {
- public:
-  DummyContents(int rank, int world, const Dummy& dummy);
-  [[nodiscard]] checkpoint::Root::Contents contents() const;
-
- private:
-  int world_;
-  Dummy dummy_;
-  std::vector<checkpoint::PlannedFile> files_;
-  std::vector<checkpoint::Attachment> attachments_;
-};
+[[nodiscard]] checkpoint::Root::Contents dummy_contents(
+    const comm::Communicator& comm, const Dummy& dummy);
 
 /// Element for element what a file of a dummy holds behind its header.
 [[nodiscard]] std::byte dummy_byte(const std::string& file, std::int64_t tag,

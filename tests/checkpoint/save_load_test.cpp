@@ -289,10 +289,11 @@ TEST(SaveAndLoad, SaverKeepsItsRunAndItsLock) {
         saver.retain(folder.path(), {.keep_last = 2, .keep_every = 0});
       }
       Saver second(comm);
-      expect_error(ErrorCode::kFailedPrecondition, {"pid"}, [&] {
-        static_cast<void>(
-            second.save(*run.training, folder.path(), {}, kQuick));
-      });
+      expect_error(ErrorCode::kFailedPrecondition,
+                   {" pid ", "writes checkpoints"}, [&] {
+                     static_cast<void>(
+                         second.save(*run.training, folder.path(), {}, kQuick));
+                   });
     }
     const std::vector<Description> all = inspect(folder.path());
     ASSERT_EQ(all.size(), 2u);

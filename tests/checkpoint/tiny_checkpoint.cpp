@@ -9,6 +9,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/saved_arrays.h"
+#include "checkpoint/read/weights.h"
 #include "thinwire/core/checksum.h"
 
 namespace thinwire::checkpoint::test {
@@ -207,6 +210,25 @@ void write_tiny(const std::string& directory, const Tiny& tiny) {
   write_file(directory + "/config.json", config);
   m.files.push_back(saved_file("config.json", config));
   write_file(directory + "/manifest.json", write_manifest(m));
+}
+
+void read_all(const std::string& directory) {
+  FileSystem& files = posix_file_system();
+  const Manifest manifest = read_manifest(files, directory);
+  SavedArrays arrays(files, directory, manifest);
+  for (const SavedArray& array : manifest.arrays)
+    for (int rank = 0; rank < std::min(manifest.world, 4); ++rank) {
+      (void)arrays.read_all(array.name, rank);
+      if (array.axis != optim::Axis::kElement) continue;
+      std::vector<float> b(9);
+      arrays.read(array.name, rank, 2, {0, b.size()}, b);
+    }
+  Weights weights(files, directory, manifest);
+  for (const std::string& name : weights.names()) {
+    const TensorEntry& tensor = *weights.find(name);
+    Buffer all(tensor.bytes / size_of(tensor.type.dtype), tensor.type.dtype);
+    weights.read(name, all.view());
+  }
 }
 
 }  // namespace thinwire::checkpoint::test

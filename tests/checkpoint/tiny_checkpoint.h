@@ -69,5 +69,7 @@ inline constexpr std::size_t kTinySize = 15;  ///< Their elements.
 /// There are also: scales (by range of two elements, same), trust (by
 /// parameter), history (free, fp64), extra/random (own, bytes).
 void write_tiny(const std::string& directory, const Tiny& tiny = {});
+/// Reads everything that a load reads.
+void read_all(const std::string& directory);
 
 }  // namespace thinwire::checkpoint::test

@@ -77,10 +77,4 @@ void remove_replaced(const RootDirectory& root, const std::string& replaced) {
                   root.in(replaced)));
 }
 
-void commit(const RootDirectory& root, const std::string& partial,
-            const Manifest& manifest) {
-  put_manifest(root, partial, write_manifest(manifest));
-  remove_replaced(root, publish(root, partial, manifest.step));
-}
-
 }  // namespace thinwire::checkpoint

@@ -5,13 +5,15 @@
 #include <string>
 
 #include "checkpoint/commit/root_directory.h"
-#include "checkpoint/format/manifest.h"
 
+/// The three steps of a commit, one after the other; hosts that have a
+/// directory each agree after every one. If publish() throws before the
+/// directory has its final name, an older entry has that name again. If it
+/// throws later, the new checkpoint stays.
 namespace thinwire::checkpoint {
 
-/// The steps of commit(), for hosts that have a directory each and agree after
-/// every one. From here on the partial directory is this host's part of a
-/// checkpoint.
+/// From here on the partial directory is a checkpoint, or this host's part of
+/// one.
 void put_manifest(const RootDirectory& root, const std::string& partial,
                   const std::string& manifest);
 /// It gets its final name; returns that of what made way for it, or nothing.
@@ -20,13 +22,5 @@ void put_manifest(const RootDirectory& root, const std::string& partial,
                                   std::int64_t step);
 /// Removes it, if it was a checkpoint of this run. Logs what goes wrong.
 void remove_replaced(const RootDirectory& root, const std::string& replaced);
-
-/// Makes a checkpoint of the files in a partial directory, on rank 0. If it
-/// throws before the directory has its final name, an older entry has that name
-/// again, and the caller removes the partial directory. If it throws later, the
-/// new checkpoint stays. An older checkpoint of this run under the same name is
-/// removed at the end.
-void commit(const RootDirectory& root, const std::string& partial,
-            const Manifest& manifest);
 
 }  // namespace thinwire::checkpoint

@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <span>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
-#include "checkpoint/commit/announcement.h"
-#include "checkpoint/commit/attachments.h"
 #include "checkpoint/commit/commit.h"
 #include "checkpoint/commit/directories.h"
 #include "checkpoint/commit/find_checkpoints.h"
@@ -20,11 +20,42 @@
 #include "checkpoint/commit/retention.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/commit/write_file.h"
+#include "checkpoint/format/fields.h"
+#include "checkpoint/format/manifest_text.h"
 #include "comm/host_name.h"
+#include "core/json.h"
 #include "core/require.h"
 #include "thinwire/core/log.h"
 
 namespace thinwire::checkpoint {
+
+namespace {
+
+// Rank 0's message to the others before a checkpoint is written.
+struct Announcement {
+  std::string partial;  // directory in ROOT
+  std::int64_t step = 0;
+  std::int64_t save_index = 0;
+};
+
+void require_attachments(std::span<const Attachment> attachments,
+                         std::span<const PlannedFile> files) {
+  constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+  std::set<std::string_view> taken = {kManifestName, kProbeName};
+  for (const PlannedFile& file : files) taken.insert(file.name);
+  for (const Attachment& one : attachments) {
+    require(is_file_name(one.name), "attachments[].name",
+            "letters, digits, '.', '_' and '-', with a letter or digit first, "
+            "at most 128",
+            one.name);
+    require(taken.insert(one.name).second, "attachments[].name",
+            "a name of no other file of the checkpoint", one.name);
+    require(one.bytes.size() <= kMostBytes, "attachments[].bytes",
+            "at most 16 MiB", one.bytes.size());
+  }
+}
+
+}  // namespace
 
 struct Root::Impl {
   comm::Communicator& comm;
@@ -71,21 +102,24 @@ struct Root::Impl {
   [[nodiscard]] bool is_shared() const {
     return options.storage == Storage::kShared;
   }
-  [[nodiscard]] RankOnHost on_host(int rank) const {
-    return {rank, directories.hosts[static_cast<std::size_t>(rank)]};
+  [[nodiscard]] const std::string& host_of(int rank) const {
+    return directories.hosts[static_cast<std::size_t>(rank)];
   }
   void open();
   void look_for_newest();
   [[nodiscard]] std::uint64_t bytes_here(
       const std::vector<std::uint64_t>& of_ranks) const;
   void require_space(std::uint64_t bytes) const;
+  [[nodiscard]] std::string probe(const Announcement& made) const {
+    return fmt::format("{}/{}", root.in(made.partial), kProbeName);
+  }
   void begin(const Announcement& made) const;
+  void wait_for_probe(const Announcement& made) const;
   std::vector<SavedFile> write_files(const Contents& contents,
                                      const Announcement& made,
                                      std::uint64_t total);
   std::vector<SavedFile> gather_files(const std::vector<SavedFile>& own);
   void fill_in(Manifest& manifest, const Announcement& made) const;
-  void remove_probe(const Announcement& made) const;
   void commit_in_parts(Manifest& manifest, Announcement& made);
 };
 
@@ -135,8 +169,9 @@ std::vector<std::uint64_t> Root::Impl::bytes_of_ranks(
   std::int64_t own = 0;
   for (const PlannedFile& file : contents.files)
     own += static_cast<std::int64_t>(file.header.file_bytes);
-  for (const Attachment& one : contents.attachments)
-    own += static_cast<std::int64_t>(one.bytes.size());
+  if (decides())
+    for (const Attachment& one : contents.attachments)
+      own += static_cast<std::int64_t>(one.bytes.size());
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
   comm.all_gather(std::span<const std::int64_t>(&own, 1), all);
   return {all.begin(), all.end()};
@@ -174,13 +209,30 @@ Announcement Root::Impl::announce(const Contents& contents) {
     made.save_index = ++save_index;
     made.partial = root.partial_name(made.step);
   });
-  return broadcast_announcement(comm, made);
+  std::istringstream text(broadcast_text(
+      comm,
+      fmt::format("{}\n{}\n{}", made.step, made.save_index, made.partial)));
+  text >> made.step >> made.save_index >> made.partial;
+  return made;
 }
 
 void Root::Impl::begin(const Announcement& made) const {
-  const std::string partial = root.in(made.partial);
-  root.files.make_directory(partial);
-  root.files.create(fmt::format("{}/{}", partial, kProbeName))->close();
+  root.files.make_directory(root.in(made.partial));
+  root.files.create(probe(made))->close();
+}
+
+// Until this rank can open what its leader has made.
+void Root::Impl::wait_for_probe(const Announcement& made) const {
+  const int own = comm.rank();
+  const int maker = leader_of(own);
+  if (!keep_looking(root.files, options.patience,
+                    [&] { return root.files.exists(probe(made)); }))
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("{} is not shared: rank {} on host {} does not see "
+                    "the file that rank {} on host {} wrote",
+                    root.path, own, host_of(own), maker, host_of(maker)));
+  root.files.open(probe(made), /*follows_links=*/false)->close();
 }
 
 std::vector<SavedFile> Root::Impl::write_files(const Contents& contents,
@@ -201,20 +253,21 @@ std::vector<SavedFile> Root::Impl::write_files(const Contents& contents,
       written.push_back(write_file(to, one));
   }
   if (!written.empty()) root.sync(to.directory);
+  if (!is_shared())
+    for (SavedFile& file : written) file.host = host_of(comm.rank());
   return written;
 }
 
 // Collective.
 std::vector<SavedFile> Root::Impl::gather_files(
     const std::vector<SavedFile>& own) {
+  Json list;
+  list.kind = Json::Kind::kArray;
+  for (const SavedFile& file : own) list.elements.push_back(file_to_json(file));
   std::vector<SavedFile> all;
-  const std::vector<std::string> texts = gather_texts(comm, to_text(own));
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    for (SavedFile& file : saved_files_from(texts[rank])) {
-      if (!is_shared()) file.host = directories.hosts[rank];
-      all.push_back(std::move(file));
-    }
-  }
+  for (const std::string& text : gather_texts(comm, compact_json(list)))
+    for (const Json& file : parse_json(text).elements)
+      all.push_back(file_from_json(file, "what a rank sent"));
   return all;
 }
 
@@ -229,11 +282,6 @@ void Root::Impl::fill_in(Manifest& manifest, const Announcement& made) const {
   manifest.durable = options.durable;
 }
 
-void Root::Impl::remove_probe(const Announcement& made) const {
-  root.files.remove_file(
-      fmt::format("{}/{}", root.in(made.partial), kProbeName));
-}
-
 // Collective. Once every directory has the manifest, what a crash leaves under
 // partial names is adopted; before that, none of it.
 void Root::Impl::commit_in_parts(Manifest& manifest, Announcement& made) {
@@ -244,7 +292,7 @@ void Root::Impl::commit_in_parts(Manifest& manifest, Announcement& made) {
   });
   text = broadcast_text(comm, text);
   on_leaders([&] {
-    remove_probe(made);
+    root.files.remove_file(probe(made));
     put_manifest(root, made.partial, text);
   });
   const std::string partial = std::exchange(made.partial, {});  // it stays
@@ -263,10 +311,7 @@ void Root::Impl::write(Contents& contents, Announcement& made,
     require_space(bytes_here(bytes));
     begin(made);
   });
-  everywhere(comm, [&] {
-    wait_for_probe(root.files, root.path, made, on_host(comm.rank()),
-                   on_host(leader_of(comm.rank())), options.patience);
-  });
+  everywhere(comm, [&] { wait_for_probe(made); });
   std::vector<SavedFile> own;
   everywhere(comm, [&] { own = write_files(contents, made, total); });
   Manifest& manifest = contents.manifest;
@@ -275,8 +320,9 @@ void Root::Impl::write(Contents& contents, Announcement& made,
   on_rank_0([&] {
     if (is_shared()) {
       fill_in(manifest, made);
-      remove_probe(made);
-      commit(root, made.partial, manifest);
+      root.files.remove_file(probe(made));
+      put_manifest(root, made.partial, write_manifest(manifest));
+      remove_replaced(root, publish(root, made.partial, made.step));
     }
     if (contents.progress) contents.progress(total, total);
   });

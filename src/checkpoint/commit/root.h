@@ -78,12 +78,12 @@ class Root {
   ~Root();
 
   struct Contents {
-    std::span<const PlannedFile> files{};  ///< This rank's.
+    std::vector<PlannedFile> files{};  ///< This rank's.
     /// Rank 0's: everything but id, run, save_index, written, library, durable
     /// and files, which are filled in here.
     Manifest manifest{};
-    std::span<const Attachment> attachments{};  ///< Rank 0's.
-    Progress progress{};                        ///< Rank 0's.
+    std::vector<Attachment> attachments{};  ///< Rank 0's.
+    Progress progress{};                    ///< Rank 0's.
   };
   struct Committed {
     std::string path;

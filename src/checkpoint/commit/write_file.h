@@ -5,7 +5,6 @@
 #include <functional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "checkpoint/commit/root.h"
 #include "checkpoint/disk/file_system.h"
@@ -27,9 +26,5 @@ struct Destination {
                                    const PlannedFile& planned);
 [[nodiscard]] SavedFile write_file(const Destination& to,
                                    const Attachment& attachment);
-
-/// Convert the list of written files that ranks exchange.
-[[nodiscard]] std::string to_text(const std::vector<SavedFile>& files);
-[[nodiscard]] std::vector<SavedFile> saved_files_from(const std::string& text);
 
 }  // namespace thinwire::checkpoint

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <nlohmann/json.hpp>
 
 #include "thinwire/core/error.h"
 
@@ -12,31 +13,16 @@ void corrupt(const std::string& file, const std::string& what) {
   throw Error(ErrorCode::kCorruptCheckpoint, file + ": " + what);
 }
 
-bool is_utf8(std::string_view text) noexcept {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto first = static_cast<unsigned char>(text[i]);
-    const std::size_t more = first < 0x80                    ? 0
-                             : first >= 0xc2 && first < 0xe0 ? 1
-                             : first >= 0xe0 && first < 0xf0 ? 2
-                             : first >= 0xf0 && first < 0xf5 ? 3
-                                                             : text.size();
-    if (more >= text.size() - i) return false;
-    for (std::size_t k = 1; k <= more; ++k)
-      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80)
-        return false;
-    if (more > 1) {  // Longer than needed, a surrogate, or above 10FFFF.
-      const auto second = static_cast<unsigned char>(text[i + 1]);
-      if ((first == 0xe0 && second < 0xa0) ||
-          (first == 0xed && second > 0x9f) ||
-          (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f))
-        return false;
-    }
-    i += 1 + more;
+bool is_utf8(std::string_view text) {
+  try {
+    static_cast<void>(nlohmann::json(text).dump());
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
   }
-  return true;
 }
 
-std::string_view problem_of_name(std::string_view name) noexcept {
+std::string_view problem_of_name(std::string_view name) {
   if (name.size() > kMostNameBytes) return "is longer than 1024 bytes";
   if (!is_utf8(name)) return "is not UTF-8";
   const bool has_control = std::any_of(name.begin(), name.end(), [](char c) {

@@ -23,9 +23,9 @@ inline constexpr std::size_t kMostNameBytes = 1024;
 /// Throws Error(kCorruptCheckpoint): "FILE: WHAT".
 [[noreturn]] void corrupt(const std::string& file, const std::string& what);
 
-[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
+[[nodiscard]] bool is_utf8(std::string_view text);
 /// Returns the fault of a tensor's or array's name, or an empty text.
-[[nodiscard]] std::string_view problem_of_name(std::string_view name) noexcept;
+[[nodiscard]] std::string_view problem_of_name(std::string_view name);
 /// Returns whether `name` matches [A-Za-z0-9][A-Za-z0-9._-]{0,127}, which
 /// cannot leave a directory.
 [[nodiscard]] bool is_file_name(std::string_view name) noexcept;

@@ -53,11 +53,8 @@ struct SavedFile {
 /// manifest.json: what a checkpoint is. Numbers and texts of the optimizer, of
 /// the engine and of the application's extras are StateDicts without arrays.
 struct Manifest {
-  int major = 1;
-  int minor = 0;
-  std::vector<std::string> required{};  ///< "requires": features.
-  std::string id;                       ///< 32 hexadecimal digits.
-  std::string run;                      ///< Equal for all checkpoints of a run.
+  std::string id;   ///< 32 hexadecimal digits.
+  std::string run;  ///< Equal for all checkpoints of a run.
   std::int64_t save_index = 0;
   std::int64_t step = 0;
   std::string written;  ///< "2026-09-01T12:00:00Z"

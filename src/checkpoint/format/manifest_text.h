@@ -20,6 +20,11 @@ inline constexpr int kManifestMinor = 0;
 /// Returns the end of a manifest that begins with `text`.
 [[nodiscard]] std::string manifest_end(std::string_view text);
 
+/// One of the list of files. file_from_json() throws Error(kCorruptCheckpoint),
+/// which names `from`.
+[[nodiscard]] Json file_to_json(const SavedFile& file);
+[[nodiscard]] SavedFile file_from_json(const Json& value,
+                                       const std::string& from);
 /// [{"name": ..., "integer" | "real" | "text": ...}], by name. Throws
 /// Error(kInvalidArgument) for a name or a text that is not UTF-8.
 [[nodiscard]] Json scalars_to_json(const StateDict& state);

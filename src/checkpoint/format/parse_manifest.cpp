@@ -170,12 +170,11 @@ void weights(Manifest& m, const Place& at, const Json& value) {
   m.steps_behind = count(at, part(at, value, "steps_behind"));
 }
 
-void version(Manifest& m, const Place& at, const Json& value) {
+void version(Manifest&, const Place& at, const Json& value) {
   const auto& two = array(at, value);
   if (two.size() != 2) at.fail(value, "is not a pair of numbers");
-  m.major = static_cast<int>(integer(at, two[0], 0, 1 << 30));
-  m.minor = static_cast<int>(integer(at, two[1], 0, 1 << 30));
-  if (m.major != kManifestMajor)
+  static_cast<void>(integer(at, two[1], 0, 1 << 30));
+  if (integer(at, two[0], 0, 1 << 30) != kManifestMajor)
     at.fail(value, fmt::format("of the format: this version of Thinwire reads "
                                "[{}, ...]",
                                kManifestMajor));
@@ -324,6 +323,10 @@ void require_end(std::string_view text, const std::string& file) {
 }
 
 }  // namespace
+
+SavedFile file_from_json(const Json& value, const std::string& from) {
+  return saved_file({from, "files"}, value);
+}
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   if (text.size() > kMostManifestBytes)

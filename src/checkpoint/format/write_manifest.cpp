@@ -55,19 +55,6 @@ Json array_to_json(const SavedArray& array) {
   return json;
 }
 
-Json file_to_json(const SavedFile& file) {
-  Json json = Json::object();
-  json.add("name", text(file.name));
-  json.add("bytes", Json::of(static_cast<std::int64_t>(file.bytes)));
-  std::vector<std::string> hashes;
-  for (const std::uint64_t hash : file.chunk_hashes)
-    hashes.push_back(hash_text(hash));
-  json.add("xxh3", list_of_texts(hashes));
-  json.add("tensors", pairs_to_json(file.tensors));
-  if (!file.host.empty()) json.add("host", text(file.host));
-  return json;
-}
-
 // {
 //   "name": value,
 //   "list": [
@@ -116,7 +103,7 @@ void write_identity(const Manifest& manifest, Lines& writer) {
   writer.member("format", kManifestFormat);
   const std::vector<std::size_t> version{kManifestMajor, kManifestMinor};
   writer.member("version", to_json(version));
-  writer.member("requires", list_of_texts(manifest.required));
+  writer.member("requires", list_of_texts(std::vector<std::string>{}));
   writer.member("id", manifest.id);
   writer.member("run", manifest.run);
   writer.member("save_index", manifest.save_index);
@@ -134,6 +121,19 @@ void write_identity(const Manifest& manifest, Lines& writer) {
 }
 
 }  // namespace
+
+Json file_to_json(const SavedFile& file) {
+  Json json = Json::object();
+  json.add("name", text(file.name));
+  json.add("bytes", Json::of(static_cast<std::int64_t>(file.bytes)));
+  std::vector<std::string> hashes;
+  for (const std::uint64_t hash : file.chunk_hashes)
+    hashes.push_back(hash_text(hash));
+  json.add("xxh3", list_of_texts(hashes));
+  json.add("tensors", pairs_to_json(file.tensors));
+  if (!file.host.empty()) json.add("host", text(file.host));
+  return json;
+}
 
 std::string write_manifest(const Manifest& manifest) {
   Lines writer;

@@ -9,23 +9,6 @@
 
 namespace thinwire::checkpoint {
 
-namespace {
-
-// "a, b, 7 more"
-std::string some_of(const std::vector<std::string_view>& names) {
-  constexpr std::size_t kMost = 4;
-  const std::size_t shown = std::min(names.size(), kMost);
-  std::string text = fmt::format(
-      "{}",
-      fmt::join(names.begin(),
-                names.begin() + static_cast<std::ptrdiff_t>(shown), ", "));
-  if (shown < names.size())
-    text += fmt::format(", {} more", names.size() - shown);
-  return text;
-}
-
-}  // namespace
-
 std::string SavedArrays::describe(std::size_t file, std::uint64_t begin,
                                   std::uint64_t end) const {
   const SafetensorsHeader& header = files_.at(file)->header();

@@ -5,32 +5,34 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "checkpoint/format/fields.h"
 #include "thinwire/core/checksum.h"
 
 namespace thinwire::checkpoint {
 
+std::string some_of(const std::vector<std::string_view>& names) {
+  constexpr std::size_t kMost = 4;
+  const std::size_t shown = std::min(names.size(), kMost);
+  std::string text = fmt::format(
+      "{}",
+      fmt::join(names.begin(),
+                names.begin() + static_cast<std::ptrdiff_t>(shown), ", "));
+  if (shown < names.size())
+    text += fmt::format(", {} more", names.size() - shown);
+  return text;
+}
+
 std::string tensors_in(const SafetensorsHeader& header, std::uint64_t begin,
                        std::uint64_t end) {
-  constexpr std::size_t kMostNamed = 5;
-  if (header.data_begin == 0) return "the header";
-  std::string text = begin < header.data_begin ? "the header" : "";
-  const auto add = [&](std::string_view name) {
-    text += (text.empty() ? "" : ", ") + std::string(name);
-  };
-  std::size_t more = 0;
-  std::size_t named = 0;
-  for (const TensorEntry& tensor : header.tensors) {
-    if (tensor.bytes == 0 || tensor.begin >= end || tensor.end() <= begin)
-      continue;
-    if (named++ < kMostNamed)
-      add(tensor.name);
-    else
-      ++more;
-  }
-  if (more > 0) add(fmt::format("{} more", more));
-  return text;
+  std::vector<std::string_view> names;
+  if (begin < header.data_begin || header.data_begin == 0)
+    names.emplace_back("the header");
+  for (const TensorEntry& tensor : header.tensors)
+    if (tensor.bytes > 0 && tensor.begin < end && tensor.end() > begin)
+      names.push_back(tensor.name);
+  return some_of(names);
 }
 
 VerifiedFile::VerifiedFile(FileSystem& files, const std::string& directory,

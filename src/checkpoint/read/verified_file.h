@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@
 
 namespace thinwire::checkpoint {
 
+/// "a, b, c, d, 7 more"
+[[nodiscard]] std::string some_of(const std::vector<std::string_view>& names);
 /// Names the tensors in bytes [begin, end) of a file for messages: "exp_avg,
 /// exp_avg_sq", or "the header" if the header is empty.
 [[nodiscard]] std::string tensors_in(const SafetensorsHeader& header,

@@ -63,13 +63,11 @@ Weights::Weights(FileSystem& files, const std::string& path) {
                 fmt::format("{}: no weights found: it must be a .safetensors "
                             "file, or a directory with {}, {} or {}",
                             path, kManifestName, kSingle, kIndex));
-  list_names();
 }
 
 Weights::Weights(FileSystem& files, const std::string& directory,
                  const Manifest& manifest) {
   open_checkpoint(files, directory, manifest);
-  list_names();
 }
 
 void Weights::open_folder(FileSystem& files, const std::string& path) {
@@ -108,8 +106,10 @@ void Weights::add(std::unique_ptr<VerifiedFile> file) {
   files_.push_back(std::move(file));
 }
 
-void Weights::list_names() {
-  for (const auto& [name, place] : places_) names_.push_back(name);
+std::vector<std::string> Weights::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, place] : places_) names.push_back(name);
+  return names;
 }
 
 const TensorEntry* Weights::find(std::string_view name) const noexcept {

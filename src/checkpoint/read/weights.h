@@ -32,9 +32,7 @@ class Weights {
           const Manifest& manifest);
 
   /// All names, sorted; a checkpoint's aliases too.
-  [[nodiscard]] const std::vector<std::string>& names() const noexcept {
-    return names_;
-  }
+  [[nodiscard]] std::vector<std::string> names() const;
   /// Shape and type; null if there is none of this name. An alias gives what it
   /// stands for, whose name it has.
   [[nodiscard]] const TensorEntry* find(std::string_view name) const noexcept;
@@ -57,11 +55,9 @@ class Weights {
   void open_checkpoint(FileSystem& files, const std::string& directory,
                        const Manifest& manifest);
   void add(std::unique_ptr<VerifiedFile> file);
-  void list_names();
 
   std::vector<std::unique_ptr<VerifiedFile>> files_;
   std::map<std::string, Place, std::less<>> places_;
-  std::vector<std::string> names_;
   std::size_t last_file_ = 0;
 };
 

@@ -10,7 +10,7 @@
 namespace thinwire::checkpoint::failing_rank_test {
 namespace {
 
-using test::DummyContents;
+using test::dummy_contents;
 using test::expect_error;
 using test::FaultFileSystem;
 using Body = std::function<void(comm::Communicator&)>;
@@ -29,14 +29,10 @@ class FailingRank : public testing::Test {
 
   // Rank 1 does `instead` where its second tensor is read.
   static void write(Root& root, comm::Communicator& comm, const Body& instead) {
-    const DummyContents dummy(comm.rank(), comm.size(), {2, 2});
-    Root::Contents contents = dummy.contents();
-    std::vector<PlannedFile> files(contents.files.begin(),
-                                   contents.files.end());
-    contents.files = files;
+    Root::Contents contents = dummy_contents(comm, {2, 2});
     if (comm.rank() == 1) {
-      files[0].read = [&](std::size_t tensor, std::uint64_t,
-                          std::span<std::byte>) {
+      contents.files[0].read = [&](std::size_t tensor, std::uint64_t,
+                                   std::span<std::byte>) {
         if (tensor > 0) instead(comm);
       };
     }

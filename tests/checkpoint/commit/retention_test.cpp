@@ -4,13 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/commit/root_directory.h"
-#include "checkpoint/commit/scenarios.h"
-#include "support/ranks.h"
+#include "checkpoint/dummy.h"
 
 namespace thinwire::checkpoint::retention_test {
 namespace {
 
-using test::FaultFileSystem;
 using test::kRun;
 using Names = std::vector<std::string>;
 
@@ -70,20 +68,6 @@ TEST(Retention, KeepsTheNewestWhoseParametersAreFinite) {
             (Names{step_name(40), step_name(20), step_name(10)}));
   EXPECT_EQ(superfluous(found, kRun, {.keep_last = 3}, {}),
             (Names{step_name(20), step_name(10)}));
-}
-
-TEST(Retention, RemovesFromTheDisk) {
-  FaultFileSystem disk(2);
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    Root root = test::open_root(disk, comm);
-    for (const std::int64_t step : {1, 2, 3, 4})
-      test::write_dummy(root, comm, {step, step});
-    root.retain({.keep_last = 1, .keep_every = 2}, "");
-  });
-  FileSystem& files = disk.of_rank(0);
-  EXPECT_EQ(files.list(test::kScenarioRoot),
-            (Names{".lock", "latest", "step-0000000002", "step-0000000004"}));
-  EXPECT_EQ(test::load_dummy(files, test::kScenarioRoot).tag, 4);
 }
 
 }  // namespace

@@ -88,15 +88,6 @@ TEST(RootOnDisk, AFileInTheWayOfRootIsNamed) {
   EXPECT_EQ(std::filesystem::file_size(folder.in("out")), 4U);
 }
 
-TEST(RootOnDisk, ACopyIsACheckpoint) {
-  const Folder folder;
-  save(folder.in("a"), {1, 1});
-  std::filesystem::create_directory(folder.in("b"));
-  std::filesystem::copy(folder.in("a/step-0000000001"), folder.in("b/copy"),
-                        std::filesystem::copy_options::recursive);
-  EXPECT_EQ(newest(folder.in("b")), 1);
-}
-
 // Root may write anywhere, so that for a moment this is somebody else.
 class Nobody {
  public:
@@ -146,7 +137,7 @@ TEST(RootOnDisk, LargeFilesAreHashedPieceByPiece) {
   test::run_ranks("local", 1, [&](comm::Communicator& comm) {
     Root root(disk(), comm, folder.path(), test::kRun, test::quick_options());
     Root::Contents contents;
-    contents.files = {&file, 1};
+    contents.files = {file};
     contents.manifest.scalars_of_ranks.resize(1);
     contents.manifest.extra_of_ranks.resize(1);
     root.write(std::move(contents));

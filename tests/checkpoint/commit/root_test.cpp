@@ -8,6 +8,7 @@
 
 #include "checkpoint/commit/scenarios.h"
 #include "checkpoint/dummy.h"
+#include "checkpoint/read/read_text.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -15,7 +16,7 @@ namespace thinwire::checkpoint::root_test {
 namespace {
 
 using test::Dummy;
-using test::DummyContents;
+using test::dummy_contents;
 using test::expect_error;
 using test::FaultFileSystem;
 using test::kRun;
@@ -31,14 +32,6 @@ std::int64_t newest(FaultFileSystem& disk) {
 }
 
 Names names(FaultFileSystem& disk) { return disk.of_rank(0).list(kRoot); }
-
-std::string text_of(FileSystem& files, const std::string& path) {
-  const auto file = files.open(path, false);
-  std::string text(static_cast<std::size_t>(file->size()), '\0');
-  EXPECT_EQ(file->read_at(0, std::as_writable_bytes(std::span(text))),
-            text.size());
-  return text;
-}
 
 void on_ranks(int world, const std::function<void(comm::Communicator&)>& body) {
   test::run_ranks("local", world, body);
@@ -57,7 +50,8 @@ TEST(Root, WhatAllRanksWriteIsThereWithItsHashes) {
     });
     EXPECT_EQ(newest(disk), 3);
     EXPECT_EQ(names(disk), (Names{".lock", "latest", "step-0000000007"}));
-    EXPECT_EQ(text_of(disk.of_rank(0), kRoot + "/latest"), "step-0000000007\n");
+    EXPECT_EQ(read_text(disk.of_rank(0), kRoot + "/latest", false, 100),
+              "step-0000000007\n");
   }
 }
 
@@ -121,17 +115,6 @@ TEST(Root, ANewBranchIsNewest) {
   EXPECT_EQ(newest(disk), 3);
 }
 
-TEST(Root, AStepSavedTwiceIsReplaced) {
-  FaultFileSystem disk(2);
-  on_ranks(2, [&](comm::Communicator& comm) {
-    Root root = test::open_root(disk, comm);
-    write_dummy(root, comm, {1, 1});
-    write_dummy(root, comm, {1, 2});
-  });
-  EXPECT_EQ(newest(disk), 2);
-  EXPECT_EQ(names(disk), (Names{".lock", "latest", "step-0000000001"}));
-}
-
 // A directory and a file that happen to have the name, and another run's.
 TEST(Root, WhatIsInTheWayAndNotOursMakesWayAndStays) {
   FaultFileSystem disk(1);
@@ -156,18 +139,6 @@ TEST(Root, WhatIsInTheWayAndNotOursMakesWayAndStays) {
                           }),
             3);
   EXPECT_EQ(newest(disk), 13);
-}
-
-TEST(Root, ASecondWriterIsToldWhoIsThere) {
-  FaultFileSystem disk(2);
-  on_ranks(2, [&](comm::Communicator& comm) {
-    Root root = test::open_root(disk, comm);
-    expect_error(ErrorCode::kFailedPrecondition,
-                 {"rank 0: /runs/a/.lock: ", " pid ", "writes checkpoints"},
-                 [&] { const Root second = test::open_root(disk, comm); });
-    write_dummy(root, comm, {1, 1});
-  });
-  EXPECT_EQ(newest(disk), 1);
 }
 
 TEST(Root, ARankThatSeesTheDirectoryLateWaits) {
@@ -219,10 +190,9 @@ TEST(Root, AttachmentsHaveNamesOfTheirOwn) {
   FaultFileSystem disk(2);
   on_ranks(2, [&](comm::Communicator& comm) {
     Root root = test::open_root(disk, comm);
-    const DummyContents dummy(comm.rank(), comm.size(), {1, 1});
     const auto refused = [&](std::vector<Attachment> attachments,
                              std::string_view what) {
-      Root::Contents contents = dummy.contents();
+      Root::Contents contents = dummy_contents(comm, {1, 1});
       if (comm.rank() == 0) contents.attachments = attachments;
       expect_error(ErrorCode::kInvalidArgument,
                    {"rank 0: attachments[].", what},
@@ -245,8 +215,7 @@ TEST(Root, TellsProgressOnRankZero) {
   FaultFileSystem disk(3);
   on_ranks(3, [&](comm::Communicator& comm) {
     Root root = test::open_root(disk, comm);
-    const DummyContents dummy(comm.rank(), comm.size(), {1, 1});
-    Root::Contents contents = dummy.contents();
+    Root::Contents contents = dummy_contents(comm, {1, 1});
     std::vector<std::uint64_t> told;
     std::uint64_t all = 0;
     contents.progress = [&](std::uint64_t bytes, std::uint64_t total) {

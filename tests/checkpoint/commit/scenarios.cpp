@@ -61,8 +61,7 @@ void only_start(Root&, comm::Communicator&) {}
 
 Root::Committed write_dummy(Root& root, comm::Communicator& comm,
                             const Dummy& dummy) {
-  const DummyContents contents(comm.rank(), comm.size(), dummy);
-  return root.write(contents.contents());
+  return root.write(dummy_contents(comm, dummy));
 }
 
 Root open_root(FaultFileSystem& disk, comm::Communicator& comm) {

@@ -23,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::Content;
+using test::read_all;
 using test::read_file;
 using test::Tiny;
 using test::write_file;
@@ -34,22 +35,6 @@ using thinwire::test::is_long;
 const std::vector<std::string> kFiles{
     "config.json", "manifest.json", "model.safetensors",
     "state-00001-of-00002.safetensors", "state-00002-of-00002.safetensors"};
-
-// Everything is read, as a load would.
-void read_all(const std::string& directory) {
-  FileSystem& files = posix_file_system();
-  const Manifest manifest = read_manifest(files, directory);
-  Weights weights(files, directory, manifest);
-  for (const std::string& name : weights.names()) {
-    const TensorEntry& tensor = *weights.find(name);
-    Buffer values(tensor.bytes / size_of(tensor.type.dtype), tensor.type.dtype);
-    weights.read(name, values.view());
-  }
-  SavedArrays arrays(files, directory, manifest);
-  for (const SavedArray& array : manifest.arrays)
-    for (int rank = 0; rank < manifest.world; ++rank)
-      (void)arrays.read_all(array.name, rank);
-}
 
 // Verification names the file, and (but for attachments) reading fails.
 void expect_damage(const std::string& directory, const std::string& file) {
