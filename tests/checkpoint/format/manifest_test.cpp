@@ -85,12 +85,6 @@ TEST(Manifest, TheTextIsAsTheFormatSays) {
   EXPECT_EQ(text.substr(key), "\"manifest_xxh3\": \"" + hash + "\"\n}\n");
 }
 
-TEST(Manifest, SaysThatItWasNotFlushed) {
-  Manifest m = full_manifest();
-  m.durable = false;
-  EXPECT_FALSE(parse_manifest(write_manifest(m), kFile).durable);
-}
-
 TEST(Manifest, NoByteMayChange) {
   const std::string text = write_manifest(full_manifest());
   for (std::size_t i = 0; i < text.size(); ++i)

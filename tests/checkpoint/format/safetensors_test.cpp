@@ -80,13 +80,6 @@ TEST(Safetensors, AFileWithoutTensorsIsOne) {
   EXPECT_TRUE(read_back(header).tensors.empty());
 }
 
-TEST(Safetensors, FindsATensorByName) {
-  const auto header = place_tensors(some_tensors(), {});
-  ASSERT_NE(header.find("rows"), nullptr);
-  EXPECT_EQ(header.find("rows")->bytes, 96u);
-  EXPECT_EQ(header.find("row"), nullptr);
-}
-
 TEST(Safetensors, TensorsThatNobodyCouldReadAreRejected) {
   const auto expect = [](TensorEntry tensor,
                          std::initializer_list<std::string_view> parts) {

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
-#include <filesystem>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -18,13 +16,11 @@
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/ranks.h"
-#include "thinwire/core/memory.h"
 
 namespace thinwire::engine::asynchronous_save_test {
 
 namespace {
 
-namespace fs = std::filesystem;
 using test::Driven;
 using test::floats;
 using thinwire::test::expect_error;
@@ -68,37 +64,6 @@ TEST(AsynchronousSave, HasNothingThatCameLater) {
       }
     });
   }
-}
-
-std::size_t entries(const char* directory) {
-  const fs::directory_iterator all(directory);
-  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
-}
-
-TEST(AsynchronousSave, KeepsTheMemoryOfTwoForFifty) {
-  const thinwire::test::Folder folder;
-  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("onebit_adam"));
-    const auto save = [&](std::int64_t t) {
-      step(driven, t);
-      static_cast<void>(driven.engine.save(
-          folder.path(), {}, {.asynchronous = true, .durable = false}));
-      driven.engine.saver().wait();
-    };
-    const auto before = memory_use().now;
-    for (std::int64_t t = 1; t <= 10; ++t) save(t);  // past the freeze
-    const auto bytes = memory_use().now;
-    const std::size_t files = entries("/proc/self/fd");
-    const std::size_t threads = entries("/proc/self/task");
-    for (std::int64_t t = 11; t <= 58; ++t) save(t);
-    EXPECT_EQ(memory_use().now, bytes);
-    EXPECT_EQ(entries("/proc/self/fd"), files);
-    EXPECT_EQ(entries("/proc/self/task"), threads);
-    driven.engine.saver().release_buffers();
-    const auto other = static_cast<std::size_t>(MemoryKind::kOther);
-    EXPECT_GT(bytes[other], memory_use().now[other]);
-    EXPECT_EQ(memory_use().now[other], before[other]);
-  });
 }
 
 // Files of this process may not grow beyond so many bytes, as if a disk were

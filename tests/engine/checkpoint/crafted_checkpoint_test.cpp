@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <limits>
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/tiny_checkpoint.h"
 #include "core/visit_floats.h"
 #include "engine/sharded.h"
 #include "optim/states.h"
@@ -20,7 +19,6 @@
 #include "support/kept_log.h"
 #include "support/same_bits.h"
 #include "thinwire/comm/local.h"
-#include "thinwire/core/checksum.h"
 
 namespace thinwire::engine::crafted_checkpoint_test {
 
@@ -28,6 +26,8 @@ namespace {
 
 using checkpoint::Manifest;
 using checkpoint::SavedFile;
+using checkpoint::test::read_file;
+using checkpoint::test::write_file;
 using config::Config;
 using test::Sharded;
 using thinwire::test::expect_error;
@@ -36,15 +36,6 @@ using thinwire::test::Folder;
 constexpr auto kCorrupt = ErrorCode::kCorruptCheckpoint;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
 
 // A checkpoint that can be altered, and whose hashes then fit again.
 class Crafted {
@@ -101,10 +92,8 @@ class Crafted {
  private:
   void put(std::size_t f, const std::string& bytes) {
     SavedFile& file = manifest.files[f];
-    file.chunk_hashes.clear();
-    for (std::size_t at = 0; at < bytes.size(); at += checkpoint::kChunkBytes)
-      file.chunk_hashes.push_back(checksum(
-          std::string_view(bytes).substr(at, checkpoint::kChunkBytes)));
+    file.chunk_hashes =
+        checkpoint::test::saved_file(file.name, bytes).chunk_hashes;
     write_file(path_ + '/' + file.name, bytes);
   }
 
@@ -252,65 +241,57 @@ TEST(CraftedCheckpoint, SignsThatNoRunHasAreRefusedByName) {
   EXPECT_EQ(tried.size(), 9u);
 }
 
+// Whatever integers an optimizer has, so that a new count is not forgotten.
 TEST(CraftedCheckpoint, CountsThatCouldWrapAroundAreRefusedByName) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const std::set<std::string> no_counts = {
+      // flags
+      "accumulated", "clip_ratio_measured", "frozen", "momenta_differ",
+      "verification_is_due",
+      // settings of the script
+      "bits_down", "bits_up", "freeze_step", "local_step_clipper",
+      "local_step_scaler", "var_freeze_step", "var_update_scaler",
+      // clamped
+      "loss_scale_overflows_left"};
+  const std::set<std::string> named = {"step",
+                                       "skipped_steps",
+                                       "frozen_at",
+                                       "var_updates",
+                                       "var_interval",
+                                       "var_counter",
+                                       "local_step_interval",
+                                       "local_step_counter",
+                                       "local_steps"};
   std::set<std::string> tried;
   for (const Case& tested : cases())
     on_two_ranks(tested, [&](const std::string& path, const auto& refused) {
       Crafted crafted(path);
-      for (const char* name :
-           {"step", "skipped_steps", "frozen_at", "var_updates", "var_interval",
-            "var_counter", "local_step_interval", "local_step_counter",
-            "local_steps"})
-        for (const std::int64_t value : {std::int64_t{-5}, kMost}) {
-          if (!crafted.manifest.scalars.has_scalar(name)) continue;
-          crafted.manifest.scalars.put_integer(name, value);
-          crafted.write();
-          refused(fmt::format("'{}' must be in 0 .. ", name));
-          crafted.restore();
-          tried.insert(name);
-        }
-      for (const char* name : {"clip_ratio", "clip_reference"})
-        for (const double value : {double{kNaN}, double{kInfinity}, -1.0}) {
-          if (!crafted.manifest.scalars.has_scalar(name)) continue;
-          crafted.manifest.scalars.put_real(name, value);
-          crafted.write();
-          refused(fmt::format("'{}' must hold", name));
-          crafted.restore();
-          tried.insert(name);
-        }
-    });
-  EXPECT_EQ(tried.size(), 10u);  // but for clip_reference
-}
-
-// So that a new count is not forgotten.
-TEST(CraftedCheckpoint, EveryIntegerIsRefusedUnlessItIsNoCount) {
-  const std::set<std::string> flags = {"accumulated", "clip_ratio_measured",
-                                       "frozen", "momenta_differ",
-                                       "verification_is_due"};
-  const std::set<std::string> settings_of_the_script = {
-      "bits_down",          "bits_up",           "freeze_step",
-      "local_step_clipper", "local_step_scaler", "var_freeze_step",
-      "var_update_scaler"};
-  const std::set<std::string> clamped = {"loss_scale_overflows_left"};
-  for (const Case& tested : cases())
-    on_two_ranks(tested, [&](const std::string& path, const auto& refused) {
-      Crafted crafted(path);
+      const auto altered = [&](const std::string& part) {
+        crafted.write();
+        refused(part);
+        crafted.restore();
+      };
       const auto scalars = crafted.manifest.scalars.scalars();
       for (const auto& [name, scalar] : scalars) {
+        const bool is_ratio = name == "clip_ratio" || name == "clip_reference";
+        if (named.contains(name) || is_ratio) tried.insert(name);
+        if (is_ratio)
+          for (const double value : {double{kNaN}, double{kInfinity}, -1.0}) {
+            crafted.manifest.scalars.put_real(name, value);
+            altered(fmt::format("'{}' must hold", name));
+          }
         if (!std::holds_alternative<std::int64_t>(scalar) ||
-            flags.contains(name) || settings_of_the_script.contains(name) ||
-            clamped.contains(name))
+            no_counts.contains(name))
           continue;
+        const bool is_named = named.contains(name);
         for (const std::int64_t value :
-             {std::int64_t{1} << 60, std::int64_t{-5}}) {
+             {std::int64_t{-5}, is_named ? kMost : std::int64_t{1} << 60}) {
           crafted.manifest.scalars.put_integer(name, value);
-          crafted.write();
-          refused("");
-          crafted.restore();
+          altered(is_named ? fmt::format("'{}' must be in 0 .. ", name) : "");
         }
       }
     });
+  EXPECT_EQ(tried.size(), 10u);  // but for clip_reference
 }
 
 // The engine checks its own values before the optimizer changes.

@@ -9,7 +9,6 @@
 #include "checkpoint/rows.h"
 #include "engine/by_hand.h"
 #include "engine/checkpoint/saved.h"
-#include "optim/states.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/ranks.h"
@@ -27,7 +26,6 @@ using test::Driven;
 using test::floats;
 using test::Saved;
 using thinwire::test::Folder;
-using thinwire::test::same_state;
 
 const SaveOptions kPerRank{.durable = false};
 const SaveOptions kMean{.durable = false, .residuals = Residuals::kMean};
@@ -110,36 +108,6 @@ TEST_P(MeanResiduals, AreTheMeanOfTheRanks) {
               4.0 * (world - 1) * static_cast<double>(values),
               4096.0 * (world + 1));
   EXPECT_TRUE(checkpoint::verify(both.mean).good());
-}
-
-// On another number of ranks it makes no difference when they are averaged.
-TEST_P(MeanResiduals, LoadAsOnAnotherNumberOfRanks) {
-  const auto& [optimizer, world] = GetParam();
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Folder folder;
-    Config config = config_of(optimizer, dtype);
-    const Both both = save_both(world, config, folder);
-    for (const int after : {1, 2, 3}) {
-      if (after == world) continue;
-      comm::run_local_ranks(after, [&, w = world](comm::Communicator& comm) {
-        Driven one(comm, config);
-        Driven two(comm, config);
-        static_cast<void>(one.engine.load(both.per_rank));
-        static_cast<void>(two.engine.load(both.mean));
-        EXPECT_EQ(floats(one.params.view()), floats(two.params.view()));
-        EXPECT_TRUE(
-            same_state(one.engine.state_dict(), two.engine.state_dict()))
-            << w;
-        for (std::int64_t t = 9; t <= 11; ++t) {
-          one.backward({t});
-          two.backward({t});
-          one.engine.step();
-          two.engine.step();
-        }
-        EXPECT_EQ(floats(one.params.view()), floats(two.params.view()));
-      });
-    }
-  }
 }
 
 // On the same number every rank gets the mean too, so that all of them together
