@@ -7,6 +7,7 @@
 
 #include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/commit/root.h"
+#include "checkpoint/disk/keep_looking.h"
 #include "comm/host_name.h"
 
 namespace thinwire::checkpoint {
@@ -17,8 +18,7 @@ std::uint64_t bytes_of(FileSystem& files, const std::string& path) {
   return files.exists(path) ? files.stat(path).bytes : 0;
 }
 
-void await_own(FileSystem& files, const Found& found, int rank,
-               std::chrono::milliseconds patience) {
+void await_own(FileSystem& files, const Found& found, int rank) {
   auto next = found.manifest.files.begin();
   const auto path = [&] { return found.path + "/" + next->name; };
   const auto all_are_there = [&] {
@@ -27,7 +27,7 @@ void await_own(FileSystem& files, const Found& found, int rank,
       ++next;
     return next == found.manifest.files.end();
   };
-  if (keep_looking(files, patience, all_are_there)) return;
+  if (keep_looking(files, kPatience, all_are_there)) return;
   throw Error(ErrorCode::kUnavailable,
               fmt::format("{}: rank {} on host {} sees {} of {} bytes, rank 0 "
                           "saw all: it was removed while it was being opened "
@@ -39,12 +39,12 @@ void await_own(FileSystem& files, const Found& found, int rank,
 }  // namespace
 
 void await_files(comm::Communicator& comm, FileSystem& files,
-                 const Found& found, std::chrono::milliseconds patience) {
+                 const Found& found) {
   everywhere(comm, [&] {
     if (comm.rank() == 0) require_files(files, found.path, found.manifest);
   });
   everywhere(comm, [&] {
-    if (comm.rank() != 0) await_own(files, found, comm.rank(), patience);
+    if (comm.rank() != 0) await_own(files, found, comm.rank());
   });
 }
 

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
-
 #include "checkpoint/disk/file_system.h"
-#include "checkpoint/disk/keep_looking.h"
 #include "checkpoint/found.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/error.h"
@@ -14,11 +11,10 @@ namespace thinwire::checkpoint {
 /// Collective: returns once every rank sees all files of a checkpoint in full.
 /// Rank 0 looks once, and throws Error(kCorruptCheckpoint) if a file is
 /// missing. Another rank that sees less, as on a network file system, looks
-/// again for as long as `patience`. Then Error(kUnavailable) names the rank,
-/// its host and the file.
+/// again for as long as kPatience. Then Error(kUnavailable) names the rank, its
+/// host and the file.
 void await_files(comm::Communicator& comm, FileSystem& files,
-                 const Found& found,
-                 std::chrono::milliseconds patience = kPatience);
+                 const Found& found);
 
 /// Local: after `error` in reading them, throws Error(kUnavailable) if one of
 /// these files has gone since.

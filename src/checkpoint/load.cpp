@@ -354,16 +354,15 @@ void log_notes(const comm::Communicator& comm, LogLevel level,
 }
 
 // With fall_back, damaged ones are left for those before them.
-LoadReport load_newest(const Training& training,
-                       const std::vector<Found>& candidates,
+LoadReport load_newest(const Training& training, std::vector<Found> candidates,
                        const LoadOptions& options,
                        std::vector<std::string>& notes) {
   for (std::size_t i = 0;; ++i) {
     try {
-      return load_from(
-          training,
-          open_candidate(training.comm, posix_file_system(), candidates[i]),
-          options);
+      return load_from(training,
+                       open_candidate(training.comm, posix_file_system(),
+                                      std::move(candidates[i])),
+                       options);
     } catch (const Misfit&) {
       throw;
     } catch (const Error& error) {
@@ -403,13 +402,14 @@ std::optional<LoadReport> resume(const Training& training,
   comm::require_same(training.comm, "load options", description_of(options));
   const Clock::time_point start = Clock::now();
   std::vector<std::string> notes;
-  const std::vector<Found> candidates = find_candidates(
+  std::vector<Found> candidates = find_candidates(
       training.comm, posix_file_system(), path, options.what, notes);
   if (candidates.empty()) {
     log_notes(training.comm, LogLevel::kWarning, notes);
     return std::nullopt;
   }
-  LoadReport report = load_newest(training, candidates, options, notes);
+  LoadReport report =
+      load_newest(training, std::move(candidates), options, notes);
   log_notes(training.comm, LogLevel::kWarning, notes);
   log_notes(training.comm, LogLevel::kInfo, report.notes);
   report.notes.insert(report.notes.begin(), notes.begin(), notes.end());

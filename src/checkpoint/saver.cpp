@@ -104,7 +104,6 @@ struct Saver::Impl {
                                         const Extra& extra,
                                         const SaveOptions& options);
   void take_snapshot(Root::Contents& contents);
-  [[nodiscard]] std::uint64_t total_bytes(const Root::Contents& contents);
   void begin(Root& to, Root::Contents contents);
   void wait();
 
@@ -182,15 +181,6 @@ void Saver::Impl::take_snapshot(Root::Contents& all) {
     all.files[i] = snapshot_of(all.files[i], snapshots[i]);
 }
 
-// Collective.
-std::uint64_t Saver::Impl::total_bytes(const Root::Contents& all) {
-  std::uint64_t own = 0;
-  for (const PlannedFile& file : all.files) own += file.header.file_bytes;
-  if (comm.rank() == 0)
-    for (const Attachment& one : all.attachments) own += one.bytes.size();
-  return sum_over_ranks(own_comm(), own);
-}
-
 // What it writes is copied, so that the caller may continue.
 void Saver::Impl::begin(Root& to, Root::Contents contents) {
   is_writing = true;
@@ -243,7 +233,7 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   Root& to = impl_->root_at(root, options);
   if (options.asynchronous) {
     everywhere(impl_->own_comm(), [&] { impl_->take_snapshot(contents); });
-    report.bytes = impl_->total_bytes(contents);
+    report.bytes = to.total_bytes(contents);
     report.path = fmt::format("{}/step-{:010}", root, training.step);
     impl_->begin(to, std::move(contents));
   } else {

@@ -353,6 +353,11 @@ Root::Root(FileSystem& files, comm::Communicator& comm, std::string path,
 
 Root::~Root() = default;
 
+std::uint64_t Root::total_bytes(const Contents& contents) const {
+  const auto bytes = impl_->bytes_of_ranks(contents);
+  return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
+
 Root::Committed Root::write(Contents contents) {
   const std::vector<std::uint64_t> bytes = impl_->bytes_of_ranks(contents);
   Announcement made;

@@ -90,6 +90,8 @@ class Root {
     std::uint64_t bytes = 0;
     std::int64_t save_index = 0;
   };
+  /// Of all ranks' files.
+  [[nodiscard]] std::uint64_t total_bytes(const Contents& contents) const;
   /// ROOT/step-<manifest.step>; one that is there is replaced.
   Committed write(Contents contents);
 

@@ -23,25 +23,8 @@ using thinwire::test::expect_error;
 constexpr const char* kFile = "dir/manifest.json";
 
 TEST(Manifest, WhatIsWrittenIsReadAgain) {
-  const Manifest m = full_manifest();
-  const std::string text = write_manifest(m);
-  const Manifest again = parse_manifest(text, kFile);
-  EXPECT_EQ(write_manifest(again), text);
-  EXPECT_EQ(again.world, 2);
-  EXPECT_EQ(again.parameters[1].name, m.parameters[1].name);
-  EXPECT_EQ(again.parameters[0].shape, m.parameters[0].shape);
-  EXPECT_EQ(again.parameters[1].group, 1u);
-  EXPECT_TRUE(again.others[0].type.is_bool);
-  EXPECT_EQ(again.aliases, m.aliases);
-  EXPECT_EQ(again.arrays[1].axis, optim::Axis::kRange);
-  EXPECT_EQ(again.arrays[0].sharing, optim::Sharing::kMean);
-  EXPECT_EQ(again.files[1].chunk_hashes, m.files[1].chunk_hashes);
-  EXPECT_EQ(again.files[1].tensors, m.files[1].tensors);
-  EXPECT_EQ(again.extra.text("note"), m.extra.text("note"));
-  EXPECT_EQ(again.scalars_of_ranks[1].integer("left_out_a_step"), 1);
-  EXPECT_EQ(again.config, m.config);
-  EXPECT_EQ(again.steps_behind, 3);
-  EXPECT_TRUE(again.durable);
+  const std::string text = write_manifest(full_manifest());
+  EXPECT_EQ(write_manifest(parse_manifest(text, kFile)), text);
 }
 
 TEST(Manifest, ScalarsKeepTheirBits) {

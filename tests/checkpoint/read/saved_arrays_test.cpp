@@ -93,18 +93,6 @@ TEST(SavedArrays, OtherArraysAreReadWhole) {
   EXPECT_EQ(scales.as<float>()[8], tiny_value(tiny, "scales", 8));
 }
 
-TEST(SavedArrays, PiecesAreCutToWhatIsAskedFor) {
-  Opened opened(Tiny{4});
-  std::size_t at = 2;
-  for (const SavedPiece& piece :
-       opened.arrays.pieces("exp_avg", 0, 2, {2, 5})) {
-    EXPECT_EQ(piece.parameter, 2u);
-    EXPECT_EQ(piece.range.offset, at);
-    at = piece.range.end();
-  }
-  EXPECT_EQ(at, 7u);
-}
-
 TEST(SavedArrays, WhatIsAskedForMustFit) {
   Opened opened(Tiny{2});
   std::vector<float> values(6);

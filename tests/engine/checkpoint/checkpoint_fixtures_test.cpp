@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
+#include "checkpoint/tiny_checkpoint.h"
 #include "core/json.h"
 #include "engine/checkpoint/saved.h"
 #include "engine/sharded.h"
@@ -142,16 +142,10 @@ void write_fixture(const Fixture& of, const std::string& folder) {
   std::ofstream(to + ".json") << write_json(want) << '\n';
 }
 
-Json expected(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path + ".json").rdbuf();
-  return parse_json(text.str());
-}
-
 void expect_loads(const Fixture& of, const std::string& path) {
   SCOPED_TRACE(path);
   EXPECT_TRUE(checkpoint::verify(path).good());
-  const Json want = expected(path);
+  const Json want = parse_json(checkpoint::test::read_file(path + ".json"));
   EXPECT_EQ(write_json(observed(of, path, kRanks)), write_json(want));
   const Json on_three = observed(of, path, 3);
   EXPECT_GE(on_three.members.size(), 2u);

@@ -3,10 +3,9 @@
 // alone.
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 
+#include "checkpoint/tiny_checkpoint.h"
 #include "engine/by_hand.h"
 #include "support/errors.h"
 #include "support/folder.h"
@@ -45,12 +44,9 @@ std::vector<std::vector<float>> save_steps(const std::string& root, int world,
 }
 
 void flip_last_byte(const std::string& path) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(-1, std::ios::end);
-  const int byte = file.get();
-  file.seekp(-1, std::ios::end);
-  file.put(static_cast<char>(byte ^ 1));
-  ASSERT_TRUE(file.good());
+  std::string bytes = checkpoint::test::read_file(path);
+  bytes.back() ^= 1;
+  checkpoint::test::write_file(path, bytes);
 }
 
 TEST(EngineResume, IsAFreshStartWhereThereIsNothing) {

@@ -131,26 +131,6 @@ TEST_P(MeanResiduals, AreKeptOnTheSameNumberOfRanks) {
   });
 }
 
-// Later steps do not change the files.
-TEST(MeanResidualsLater, MayBeSavedAsynchronously) {
-  const Folder folder;
-  const Config config = config_of("onebit_adam");
-  const Both both = save_both(3, config, folder);
-  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-    Driven run(comm, config);
-    static_cast<void>(run.engine.load(both.per_rank));
-    SaveOptions options = kMean;
-    options.asynchronous = true;
-    static_cast<void>(run.engine.save(folder.in("later"), {}, options));
-    run.backward({9});
-    run.engine.step();
-    run.engine.saver().wait();
-  });
-  const std::string later = checkpoint::inspect(folder.in("later"))[0].path;
-  EXPECT_EQ(Saved(later).array("worker_error"),
-            Saved(both.mean).array("worker_error"));
-}
-
 optim::State state_of(Buffer& values, std::vector<Range> ranges) {
   optim::State state;
   state.add_elements("e", optim::Sharing::kMean, std::move(ranges),
