@@ -71,6 +71,7 @@ inline std::vector<LowBitCase> low_bit_cases() {
   automatic.freeze.total_steps = 20;  // freezes at a fifth of them
   optim::OnebitLambOptions lamb_bf16 = short_onebit_lamb();
   lamb_bf16.compression.residual_dtype = DType::kBFloat16;
+  lamb_bf16.compression.exchange.lagged_clipping = true;
   optim::OnebitLambOptions lamb_8_bits = short_onebit_lamb();
   lamb_8_bits.freeze.warmup_bits = 8;
   optim::OnebitLambOptions lamb_4_bits = lamb_bf16;

@@ -55,15 +55,4 @@ inline std::vector<float> late_gradient(const ParameterLayout& layout,
   return values;
 }
 
-/// Elements of the layout for which `holds(parameter, i)`.
-template <class Holds>
-std::vector<std::size_t> elements_where(const ParameterLayout& layout,
-                                        const Holds& holds) {
-  std::vector<std::size_t> found;
-  for (const Parameter& p : layout.parameters())
-    for (std::size_t i = 0; i < p.size; ++i)
-      if (holds(p, i)) found.push_back(p.offset + i);
-  return found;
-}
-
 }  // namespace thinwire::test
