@@ -73,18 +73,6 @@ TEST(CalibratedNorm, FollowsTheRatioOfMeanToRms) {
   EXPECT_DOUBLE_EQ(norm.estimate(1), 0.9 * 0.25 + 0.1 * 0.5);
 }
 
-TEST(CalibratedNorm, IsState) {
-  CalibratedNorm one;
-  one.measure(1, 4);
-  StateDict state;
-  one.save(state);
-  CalibratedNorm two;
-  two.load(state);
-  one.measure(1, 2);
-  two.measure(1, 2);
-  EXPECT_EQ(one.estimate(1), two.estimate(1));
-}
-
 // Signal 1, noise 0.5 of the step's samples: rho^2 = 1.5 / (1 + ranks / 2).
 TEST(CalibratedNorm, FollowsTheNumberOfRanks) {
   const auto measured = [](double ranks) {

@@ -65,13 +65,6 @@ std::vector<float> shrinking(const ParameterLayout& layout, std::int64_t t,
   return values;
 }
 
-// "dead" gets its first gradient when its variance is frozen already.
-std::vector<float> late(const ParameterLayout& layout, std::int64_t t,
-                        int rank) {
-  return t <= kFreeze ? test::gradient_with_gaps(layout, t, rank)
-                      : test::gradient(layout.size(), t, rank);
-}
-
 std::vector<float> nothing_at_first(const ParameterLayout& layout,
                                     std::int64_t t, int rank) {
   if (t > 2) return test::gradient_with_gaps(layout, t, rank);
@@ -96,6 +89,7 @@ std::vector<float> not_finite_at_times(const ParameterLayout& layout,
   return values;
 }
 
+// Options that 1-bit Adam has, too, are in onebit_adam_plain_test.cpp.
 std::vector<Variant> variants() {
   const OnebitLambOptions plain{.learning_rate = 0.02};
   const auto with = [&](auto change) {
@@ -107,20 +101,6 @@ std::vector<Variant> variants() {
     return Drive{.steps = 10, .gradient = gradient};
   };
   return {
-      {"decay", with([](auto& o) { o.weight_decay = 0.1; })},
-      {"groups", with_groups()},
-      {"masks", with_masks()},
-      {"clipped",
-       with([](auto& o) { o.compression.exchange.max_grad_norm = 0.5; })},
-      {"no_correction", with([](auto& o) { o.bias_correction = false; })},
-      {"eps_inside", with([](auto& o) {
-         o.epsilon_inside_sqrt = true;
-         o.epsilon = 1e-3;
-       })},
-      {"no_floor", with([](auto& o) { o.compression.denom_floor = 0; })},
-      {"high_floor", with([](auto& o) { o.compression.denom_floor = 1.5; })},
-      {"bf16",
-       with([](auto& o) { o.compression.residual_dtype = DType::kBFloat16; })},
       {"limits", with([](auto& o) {
          o.min_coeff = 1.2;
          o.max_coeff = 1.3;
@@ -130,11 +110,8 @@ std::vector<Variant> variants() {
          o.coeff_beta = 0.5;
        })},
       {"limits_of_groups", with_limits_of_groups()},
-      {"small_buckets",
-       with([](auto& o) { o.compression.exchange.bucket_elements = 40; })},
       {"shrinking", with([](auto& o) { o.beta2 = 0.9; }), driven(shrinking)},
       {"shrinking_masks", with_masks(), driven(shrinking)},
-      {"late", with([](auto& o) { o.beta2 = 0.9; }), driven(late)},
       {"nothing_at_first", plain, driven(nothing_at_first)},
       {"not_finite", plain, driven(not_finite_at_times)},
       {"rates",

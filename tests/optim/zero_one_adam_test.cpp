@@ -147,6 +147,11 @@ std::vector<Variant> variants() {
        }()},
       {"clipped",
        with([](auto& o) { o.compression.exchange.max_grad_norm = 0.5; })},
+      {"lagged", with([](auto& o) {
+         o.compression.exchange.max_grad_norm = 0.5;
+         o.compression.exchange.lagged_clipping = true;
+       }),
+       driven(not_finite_at_times)},
       {"no_correction", with([](auto& o) { o.bias_correction = false; })},
       {"eps_inside", with([](auto& o) {
          o.epsilon_inside_sqrt = true;
@@ -157,6 +162,8 @@ std::vector<Variant> variants() {
        with([](auto& o) { o.compression.residual_dtype = DType::kBFloat16; })},
       {"small_buckets",
        with([](auto& o) { o.compression.exchange.bucket_elements = 40; })},
+      {"threads",
+       with([](auto& o) { o.compression.exchange.num_threads = 3; })},
       {"always_syncs", with([](auto& o) { o.local_step_clipper = 1; })},
       {"frozen_at_once", with([](auto& o) { o.var_freeze_step = 1; })},
       {"forgets_variance", with([](auto& o) { o.beta2 = 0; }), driven(late)},

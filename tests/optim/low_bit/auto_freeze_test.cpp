@@ -90,17 +90,5 @@ TEST(AutoFreeze, NeverFiresOnAVarianceOfZeroBeforeTheLatest) {
             500);
 }
 
-TEST(AutoFreeze, ItsHistoryIsState) {
-  AutoFreeze one({.min_step = 1});
-  for (int t = 1; t <= 48; ++t) EXPECT_FALSE(one.observe(1.0));
-  State state;
-  one.add_to(state);
-  AutoFreeze two({.min_step = 1});
-  two.load(copy_of(state));
-  EXPECT_FALSE(two.observe(1.0));
-  EXPECT_FALSE(two.observe(1.0));
-  EXPECT_TRUE(two.observe(1.0));
-}
-
 }  // namespace
 }  // namespace thinwire::optim::auto_freeze_test

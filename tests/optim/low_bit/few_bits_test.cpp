@@ -106,80 +106,6 @@ TEST_P(WarmUpInFewBits, WhatHasArrivedIsWhatCameLessWhatIsOwed) {
   EXPECT_GT(most_kept, most * 1e-3);  // there is something to check
 }
 
-// Elements without a gradient have a variance of 0 and are inactive.
-TEST_P(WarmUpInFewBits, RowsThatNobodyHasSeenStayUntouched) {
-  const ParameterLayout layout = test::late_layout();
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, with_bits(bits, 3));
-    Floats params = test::normal(layout.size(), 3);
-    const auto step = [&](std::int64_t t) {
-      Floats grads = test::late_gradient(layout, t, comm.rank());
-      return optimizer.step(params, grads);
-    };
-    for (std::int64_t t = 1; t <= 2; ++t) (void)step(t);
-    const Floats v = array_of(optimizer, "exp_avg_sq");
-    std::size_t untouched = 0;
-    for (const Parameter& p : layout.parameters())
-      for (std::size_t i = 0; i < p.size; ++i)
-        if (test::late_element(p, i).is_late) {
-          ASSERT_EQ(v[p.offset + i], 0) << p.name << " " << i;
-          ++untouched;
-        }
-    (void)step(3);
-    EXPECT_EQ(optimizer.progress().phase, Phase::kCompressed);
-    EXPECT_GE(step(4).masked, untouched);
-  });
-}
-
-// One run freezes at step 4, another does not: the residuals of one are those
-// of the other times (1 - beta1) clip, and 0 where an element is out.
-TEST_P(WarmUpInFewBits, HandsOverWhatIsOwed) {
-  const ParameterLayout layout = test::late_layout();
-  OnebitAdamOptions o = with_bits(bits, 4);
-  o.groups.resize(2);
-  o.groups[1].beta1 = 0.5;
-  o.groups[1].exp_avg_mask = test::every_third_masked(layout, 1);
-  o.compression.exchange.max_grad_norm = 0.5;
-  OnebitAdamOptions later = o;
-  later.freeze.step = 5;
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    OnebitAdam one(comm, layout, o);
-    OnebitAdam other(comm, layout, later);
-    Floats params = test::normal(layout.size(), 3);
-    Floats same = params;
-    double clip = 1;
-    for (std::int64_t t = 1; t <= 4; ++t) {
-      Floats grads = test::late_gradient(layout, t, comm.rank());
-      Floats again = grads;
-      clip = one.step(params, grads).clip_factor;
-      (void)other.step(same, again);
-      ASSERT_EQ(params, same);
-    }
-    EXPECT_LT(clip, 1);
-    const test::Saved frozen = test::save(one);
-    const test::Saved warm = test::save(other);
-    const auto takes_part =
-        frozen.values.array("participation").as<std::uint8_t>();
-    std::size_t inherited = 0;
-    for (const char* const name : {"worker_error", "server_error"}) {
-      const Floats got = floats_of(frozen.values.array(name));
-      const Floats kept = floats_of(warm.values.array(name));
-      ASSERT_EQ(got.size(), kept.size());
-      std::size_t at = 0;
-      for (const Range& range : frozen.what.find(name)->ranges)
-        for (std::size_t i = range.offset; i < range.end(); ++i, ++at) {
-          const double beta1 =
-              layout.parameter_at(i).group == 0 ? o.beta1 : 0.5;
-          const auto weight = static_cast<float>((1 - beta1) * clip);
-          ASSERT_EQ(got[at], takes_part[i] == 1 ? weight * kept[at] : 0)
-              << name << " " << i;
-          inherited += got[at] != 0 ? 1 : 0;
-        }
-    }
-    EXPECT_GT(inherited, 100u);
-  });
-}
-
 // ---- begun during backward
 
 using HandOver =
@@ -502,34 +428,6 @@ TEST(WarmupBits, OfMoreRanksAreAGroupOfOnesDebt) {
       EXPECT_FALSE(copy_of(optimizer.state()).has_array("worker_error"));
       EXPECT_EQ(optimizer.step(params, grads.view()).bits, 0);
     });
-}
-
-// A group of one sends nothing, whatever it is told.
-TEST(WarmupBits, MakeNoDifferenceToAGroupOfOne) {
-  const ParameterLayout layout = test::late_layout();
-  EXPECT_EQ(test::train(1, layout, test::onebit_adam(with_bits(4, 4)), 7),
-            test::train(1, layout, test::onebit_adam(with_bits(0, 4)), 7));
-}
-
-TEST(WarmupBits, OfZeroAreTodaysBits) {
-  const ParameterLayout layout = test::late_layout();
-  OnebitAdamOptions unset = with_bits(0, 4);
-  unset.freeze.warmup_bits.reset();
-  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-    OnebitAdam one(comm, layout, with_bits(0, 4));
-    OnebitAdam other(comm, layout, unset);
-    Floats params = test::normal(layout.size(), 3);
-    Floats same = params;
-    for (std::int64_t t = 1; t <= 7; ++t) {
-      Floats grads = test::late_gradient(layout, t, comm.rank());
-      Floats again = grads;
-      const StepReport report = one.step(params, grads);
-      EXPECT_EQ(report.bits, 0);
-      EXPECT_EQ(other.step(same, again).bytes_sent, report.bytes_sent);
-      ASSERT_EQ(params, same);
-    }
-    EXPECT_TRUE(test::same_state(copy_of(one.state()), copy_of(other.state())));
-  });
 }
 
 }  // namespace

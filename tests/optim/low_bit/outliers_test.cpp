@@ -8,7 +8,7 @@
 #include <functional>
 #include <random>
 
-#include "optim/low_bit/heavy_cases.h"
+#include "optim/support.h"
 
 namespace thinwire::optim::outliers_test {
 namespace {
@@ -75,31 +75,6 @@ TEST_P(NeighboursOfAnOutlier, GoOnAsIfItHadNotBeen) {
   for (std::size_t i = 0; i < all.size(); ++i)
     if (i != kOutlier) others += all[i];
   EXPECT_LE(others / (kElements - 1), 0.40);
-}
-
-TEST(HeavyElements, AreCountedOnceFrozen) {
-  const ParameterLayout layout = test::late_layout();
-  for (const auto& make :
-       {test::onebit_adam({.freeze = {.step = test::kLateFreeze}}),
-        test::onebit_lamb({.freeze = {.step = test::kLateFreeze}})})
-    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-      const auto optimizer = make(comm, layout);
-      std::vector<float> params = test::normal(layout.size(), 3);
-      for (std::int64_t t = 1; t <= test::kFirstLate; ++t) {
-        auto grads = test::heavy_gradient(layout, t, comm.rank());
-        const StepReport report = optimizer->step(params, grads);
-        if (t == test::kLateFreeze + 1) {
-          EXPECT_EQ(report.heavy, 4u);
-          // 260 of "common", 1024 of "rows", "dead" and "never", and the one
-          // whose variance is not finite.
-          EXPECT_EQ(report.masked, 260u + 1024 + 70 + 9 + 1);
-        }
-        // That one stays out, whatever gradients it gets.
-        if (t == test::kFirstLate) {
-          EXPECT_EQ(report.masked, 260u + 9 + 1);
-        }
-      }
-    });
 }
 
 // What is cut from the denominator is cut from the momentum too: how much

@@ -134,19 +134,6 @@ TEST(RestoredResiduals, OfOnebitLambAreInTheCommonSizeOfMomenta) {
   });
 }
 
-TEST(RestoredResiduals, OfZeroOneAdamBeforeItsFreezeAreOfMomentum) {
-  const auto make = test::zero_one_adam(
-      {.learning_rate = 0.01, .var_freeze_step = 100, .var_update_scaler = 2});
-  const Saved saved = saved_after(make, 4);
-  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Twins twins(comm, make, saved);
-    EXPECT_EQ(twins.with->progress().phase, Phase::kCompressed);
-    twins.step(5);
-    expect_near(twins.added(), saved.residuals);
-    EXPECT_FALSE(twins.has_residuals());
-  });
-}
-
 // A sync exchanges u d, and gives both theta and m. A group whose learning rate
 // is 0 gets its residuals when it moves again.
 TEST(RestoredResiduals, OfZeroOneAdamAreAddedByTheSyncOfEachGroup) {
