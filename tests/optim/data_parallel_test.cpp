@@ -3,9 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-
 #include "optim/support.h"
 #include "support/errors.h"
 
@@ -50,24 +47,6 @@ TEST_P(DataParallelWorlds, BitsDoNotDependOnBucketsOrThreads) {
   EXPECT_EQ(run(1000, 3), want);
 }
 
-TEST_P(DataParallelWorlds, ANonFiniteGradientSkipsTheStepEverywhere) {
-  const ParameterLayout layout = test::small_layout();
-  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
-    const auto optimizer = test::exact_adam({})(comm, layout);
-    std::vector<float> params = test::normal(layout.size(), 3);
-    const std::vector<float> before = params;
-    auto grads = test::gradient(layout.size(), 1, comm.rank());
-    if (comm.rank() == comm.size() - 1)
-      grads[100] = std::numeric_limits<float>::infinity();
-    EXPECT_FALSE(optimizer->step(params, grads).applied);
-    EXPECT_EQ(params, before);
-    EXPECT_EQ(optimizer->progress().steps, 0);
-    EXPECT_EQ(optimizer->progress().skipped, 1);
-    grads = test::gradient(layout.size(), 1, comm.rank());
-    EXPECT_TRUE(optimizer->step(params, grads).applied);
-  });
-}
-
 TEST(DataParallel, ClipsByTheNormOfTheMean) {
   const ParameterLayout layout = ParameterLayout::of({{"p", {2}}});
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -96,45 +75,6 @@ TEST(DataParallel, SendsAsMuchAsARing) {
     const StepReport report = optimizer->step(params, grads);
     EXPECT_EQ(report.bytes_sent, 2 * 3 * 4000u);  // 2 (W-1)/W * 4 n
     EXPECT_EQ(report.collectives, 1u);
-  });
-}
-
-TEST(DataParallel, ResumesBitEqual) {
-  const ParameterLayout layout = test::small_layout();
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const auto one = test::exact_adam({})(comm, layout);
-    std::vector<float> params = test::normal(layout.size(), 3);
-    const auto step = [&](Optimizer& optimizer, std::vector<float>& p,
-                          std::int64_t t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      optimizer.step(p, grads);
-    };
-    for (int t = 1; t <= 3; ++t) step(*one, params, t);
-    const auto two = test::exact_adam({.learning_rate = 1})(comm, layout);
-    two->load_state_dict(copy_of(one->state()));
-    std::vector<float> same = params;
-    for (int t = 4; t <= 6; ++t) {
-      step(*one, params, t);
-      step(*two, same, t);
-    }
-    EXPECT_EQ(params, same);
-    EXPECT_EQ(two->progress().steps, 6);
-
-    const auto other = test::exact_adam({})(
-        comm, ParameterLayout::of({{"q", {layout.size()}}}));
-    test::expect_error(ErrorCode::kCorruptCheckpoint, {"layout"},
-                       [&] { other->load_state_dict(copy_of(one->state())); });
-  });
-}
-
-TEST(DataParallel, RanksThatDisagreeAllSayWhere) {
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const auto layout = ParameterLayout::of({{"p", {2}}});
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"beta1=0.9 ", "beta1=0.8 "}, [&] {
-          test::exact_adam({.beta1 = comm.rank() == 0 ? 0.9 : 0.8})(comm,
-                                                                    layout);
-        });
   });
 }
 
