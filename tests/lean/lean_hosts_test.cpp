@@ -19,10 +19,11 @@
 namespace thinwire::lean::lean_hosts_test {
 namespace {
 
-using test::LeanGradients;
 using test::LeanRanks;
 using test::LeanRun;
 using test::LeanVariant;
+using test::named_gradients;
+using test::NamedGradients;
 using test::Placing;
 using test::run_lean_ranks;
 using Options = LeanOnebitAdamOptions;
@@ -65,7 +66,7 @@ std::vector<LeanVariant> variants() {
 
 class LeanHostsPlainLoops
     : public ::testing::TestWithParam<
-          std::tuple<LeanRanks, LeanGradients, LeanVariant>> {};
+          std::tuple<LeanRanks, NamedGradients, LeanVariant>> {};
 std::string case_name(
     const ::testing::TestParamInfo<LeanHostsPlainLoops::ParamType>& tested) {
   const auto& [ranks, gradients, variant] = tested.param;
@@ -74,14 +75,14 @@ std::string case_name(
 INSTANTIATE_TEST_SUITE_P(
     All, LeanHostsPlainLoops,
     ::testing::Combine(::testing::Values(all_ranks()[0]),
-                       ::testing::ValuesIn(test::lean_gradients()),
+                       ::testing::ValuesIn(named_gradients()),
                        ::testing::ValuesIn(variants())),
     case_name);
 INSTANTIATE_TEST_SUITE_P(
     More, LeanHostsPlainLoops,
     ::testing::Combine(
         ::testing::ValuesIn(all_ranks()),
-        ::testing::Values(test::lean_gradients()[1], test::lean_gradients()[3]),
+        ::testing::Values(named_gradients()[1], named_gradients()[3]),
         ::testing::Values(variants()[0], variants()[1], variants()[2])),
     case_name);
 
@@ -171,11 +172,12 @@ TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
 
 // Means of equal values are those values, on 2^k ranks.
 TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
-  const Options o{.freeze = {.step = optim::kAutoFreeze,
-                             .min_step = 5,
-                             .max_step = 150,
-                             .ratio = 0.5}};
-  const auto frozen_at = [&](const LeanRanks& ranks, bool is_gated) {
+  const auto frozen_at = [](const LeanRanks& ranks, bool is_gated) {
+    Options o{.freeze = {.step = optim::kAutoFreeze,
+                         .min_step = 5,
+                         .max_step = 150,
+                         .ratio = 0.5}};
+    if (ranks.world > 1) o.compression.exchange.bucket_elements = 1024;
     std::atomic<std::int64_t> found = 0;
     run_lean_ranks(ranks, [&](comm::Communicator& comm) {
       LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
@@ -196,7 +198,8 @@ TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
   };
   const std::int64_t alone = frozen_at({.world = 1}, false);
   EXPECT_GT(alone, 5);
-  for (const LeanRanks& ranks : {LeanRanks{4, 2}, LeanRanks{8, 4}}) {
+  for (const LeanRanks& ranks :
+       {LeanRanks{2}, LeanRanks{4}, LeanRanks{4, 2}, LeanRanks{8, 4}}) {
     EXPECT_EQ(frozen_at(ranks, false), alone);
     EXPECT_GT(frozen_at(ranks, true), alone);
   }

@@ -9,7 +9,6 @@
 
 #include "lean/lean_naive.h"
 #include "lean/lean_support.h"
-#include "optim/low_bit/heavy_cases.h"
 #include "thinwire/zero/shard_layout.h"
 
 namespace thinwire::test {
@@ -24,18 +23,6 @@ constexpr std::int64_t kSteps = 10;
 Options with_groups() {
   return with_second_group(
       Options{.learning_rate = 0.02, .weight_decay = 0.01});
-}
-
-std::vector<float> all_there(const ParameterLayout& layout, std::int64_t t,
-                             int rank) {
-  return gradient(layout.size(), t, rank);
-}
-
-// The freeze finds no gradient at all.
-std::vector<float> all_late(const ParameterLayout& layout, std::int64_t t,
-                            int rank) {
-  if (t <= kLateFreeze) return std::vector<float>(layout.size());
-  return late_gradient(layout, t, rank);
 }
 
 }  // namespace
@@ -102,15 +89,6 @@ std::vector<LeanVariant> lean_variants() {
        with([](auto& o) { o.compression.exchange.num_threads = 3; })}};
 }
 
-const std::vector<LeanGradients>& lean_gradients() {
-  static const std::vector<LeanGradients> all = {{"all_there", all_there},
-                                                 {"late", late_gradient},
-                                                 {"all_late", all_late},
-                                                 {"heavy", heavy_gradient},
-                                                 {"spiked", spiked_gradient}};
-  return all;
-}
-
 namespace {
 
 // What one rank saw of a step.
@@ -149,7 +127,7 @@ void expect_exact(std::int64_t t, int rank, const Seen& seen, ZeroRun& twin,
 }
 
 Run run(const LeanRanks& ranks, const ParameterLayout& layout,
-        const LeanVariant& variant, const LeanGradients& gradients) {
+        const LeanVariant& variant, const NamedGradients& gradients) {
   Run result;
   result.steps.assign(kSteps,
                       std::vector<Seen>(static_cast<std::size_t>(ranks.world)));
@@ -189,7 +167,7 @@ Floats upper_halves(const Floats& values, DType dtype) {
 }
 
 std::vector<Floats> of_ranks(const LeanRanks& ranks,
-                             const LeanGradients& gradients, DType dtype,
+                             const NamedGradients& gradients, DType dtype,
                              std::int64_t t) {
   const ParameterLayout layout = late_layout();
   std::vector<Floats> grads;
@@ -260,7 +238,7 @@ void expect_seen(const Seen& seen, const naive::Lean& naive, DType dtype,
 
 }  // namespace
 
-void expect_plain_loops(const LeanRanks& ranks, const LeanGradients& gradients,
+void expect_plain_loops(const LeanRanks& ranks, const NamedGradients& gradients,
                         const LeanVariant& variant) {
   const ParameterLayout layout = late_layout();
   LeanVariant own = variant;

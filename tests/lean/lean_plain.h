@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "optim/low_bit/heavy_cases.h"
 #include "support/hosts.h"
 #include "thinwire/lean/lean_onebit_adam.h"
 
@@ -36,15 +37,8 @@ struct LeanVariant {
 };
 std::vector<LeanVariant> lean_variants();
 
-struct LeanGradients {
-  const char* name;
-  std::vector<float> (*of)(const ParameterLayout&, std::int64_t step, int rank);
-};
-/// "all_there", "late", "all_late", "heavy", "spiked".
-const std::vector<LeanGradients>& lean_gradients();
-
 /// Some steps of late_layout(), bit for bit and on every rank.
-void expect_plain_loops(const LeanRanks& ranks, const LeanGradients& gradients,
+void expect_plain_loops(const LeanRanks& ranks, const NamedGradients& gradients,
                         const LeanVariant& variant);
 
 }  // namespace thinwire::test

@@ -9,15 +9,16 @@
 namespace thinwire::lean::lean_plain_test {
 namespace {
 
-using test::LeanGradients;
 using test::LeanVariant;
+using test::named_gradients;
+using test::NamedGradients;
 
 class LeanPlainLoops : public ::testing::TestWithParam<
-                           std::tuple<int, LeanGradients, LeanVariant>> {};
+                           std::tuple<int, NamedGradients, LeanVariant>> {};
 INSTANTIATE_TEST_SUITE_P(
     All, LeanPlainLoops,
     ::testing::Combine(::testing::Values(1, 2, 3),
-                       ::testing::ValuesIn(test::lean_gradients()),
+                       ::testing::ValuesIn(named_gradients()),
                        ::testing::ValuesIn(test::lean_variants())),
     [](const auto& tested) {
       return fmt::format("{}_{}_w{}", std::get<2>(tested.param).name,
@@ -28,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(
     More, LeanPlainLoops,
     ::testing::Combine(
         ::testing::Values(4, 8),
-        ::testing::Values(test::lean_gradients()[1], test::lean_gradients()[3]),
+        ::testing::Values(named_gradients()[1], named_gradients()[3]),
         ::testing::Values(test::lean_variants()[0], test::lean_variants()[1],
                           test::lean_variants()[3])),
     [](const auto& tested) {

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "lean/lean_support.h"
-#include "optim/low_bit/late_cases.h"
 #include "support/errors.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/optim/onebit_adam.h"
@@ -154,43 +153,6 @@ TEST(LeanSteps, TakeTheMemoryThatIsPromised) {
         EXPECT_NEAR((frozen - before) / n / want, 1, 0.01)
             << world << " ranks, " << bits << " bits";
       });
-}
-
-TEST(LeanSteps, TheAutomaticFreezeDependsOnNobody) {
-  std::vector<std::int64_t> found;
-  for (const int world : {1, 2, 4})
-    for (const std::size_t bucket : {1024, 1 << 20})
-      test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        Options o{.freeze = {.step = optim::kAutoFreeze,
-                             .min_step = 5,
-                             .max_step = 150,
-                             .ratio = 0.5}};
-        o.compression.exchange.bucket_elements = bucket;
-        // In fp32 means of equal values are those values, on 2^k ranks.
-        LeanRun run(comm, test::small_layout(), DType::kFloat32, o);
-        for (std::int64_t t = 1;
-             t <= 160 && run.optimizer->freeze()->frozen_at() == 0; ++t)
-          run.step(grads(run, t, 0));  // the same on all ranks
-        if (comm.rank() == 0)
-          found.push_back(run.optimizer->freeze()->frozen_at());
-      });
-  EXPECT_GT(found[0], 5);
-  EXPECT_EQ(found, std::vector<std::int64_t>(found.size(), found[0]));
-}
-
-TEST(LeanSteps, AGatePutsTheFreezeOff) {
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    LeanRun run(comm, test::small_layout(), kB16, {.freeze = {.step = 2}});
-    std::vector<std::int64_t> asked;
-    run.optimizer->freeze()->set_gate([&](const optim::FreezeRequest& request) {
-      asked.push_back(request.step);
-      EXPECT_GE(request.time_exchange(), 0);
-      return request.step >= 4;
-    });
-    for (std::int64_t t = 1; t <= 5; ++t) run.step(grads(run, t, comm.rank()));
-    EXPECT_EQ(asked, (std::vector<std::int64_t>{2, 3, 4}));
-    EXPECT_EQ(run.optimizer->freeze()->frozen_at(), 4);
-  });
 }
 
 TEST(LeanSteps, VerificationSeesLowerBits) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "optim/low_bit/options.h"
 #include "thinwire/lean/lean_onebit_adam.h"
 #include "zero/support.h"
 
@@ -49,15 +50,7 @@ struct LeanRun {
 inline ZeroRun exact_twin(comm::Communicator& comm,
                           const ParameterLayout& layout, DType dtype,
                           const LeanOnebitAdamOptions& o) {
-  optim::AdamOptions rule{.learning_rate = o.learning_rate,
-                          .beta1 = o.beta1,
-                          .beta2 = o.beta2,
-                          .epsilon = o.epsilon,
-                          .weight_decay = o.weight_decay,
-                          .bias_correction = o.bias_correction,
-                          .epsilon_inside_sqrt = o.epsilon_inside_sqrt,
-                          .groups = {o.groups.begin(), o.groups.end()}};
-  return ZeroRun(comm, layout, adam_rule(rule),
+  return ZeroRun(comm, layout, adam_rule(optim::adam_options(o)),
                  {.dtype = dtype, .exchange = o.compression.exchange});
 }
 

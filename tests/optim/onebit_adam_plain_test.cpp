@@ -11,7 +11,8 @@
 namespace thinwire::optim::onebit_adam_plain_test {
 namespace {
 
-using test::Drive;
+using test::named_gradients;
+using test::NamedGradients;
 
 struct Variant {
   const char* name;
@@ -72,48 +73,25 @@ std::vector<Variant> variants() {
        with([](auto& o) { o.compression.exchange.num_threads = 3; })}};
 }
 
-struct Gradients {
-  const char* name;
-  std::vector<float> (*of)(const ParameterLayout&, std::int64_t, int);
-};
-
-std::vector<float> all_there(const ParameterLayout& layout, std::int64_t t,
-                             int rank) {
-  return test::gradient(layout.size(), t, rank);
-}
-
-// The freeze finds no gradient at all.
-std::vector<float> all_late(const ParameterLayout& layout, std::int64_t t,
-                            int rank) {
-  if (t <= test::kLateFreeze) return std::vector<float>(layout.size());
-  return test::late_gradient(layout, t, rank);
-}
-
-const std::vector<Gradients> kGradients = {{"all_there", all_there},
-                                           {"late", test::late_gradient},
-                                           {"all_late", all_late},
-                                           {"heavy", test::heavy_gradient},
-                                           {"spiked", test::spiked_gradient}};
-
-class PlainLoops
-    : public ::testing::TestWithParam<std::tuple<int, Gradients, Variant>> {};
-INSTANTIATE_TEST_SUITE_P(All, PlainLoops,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
-                                            ::testing::ValuesIn(kGradients),
-                                            ::testing::ValuesIn(variants())),
-                         [](const auto& tested) {
-                           return fmt::format("{}_{}_w{}",
-                                              std::get<2>(tested.param).name,
-                                              std::get<1>(tested.param).name,
-                                              std::get<0>(tested.param));
-                         });
+class PlainLoops : public ::testing::TestWithParam<
+                       std::tuple<int, NamedGradients, Variant>> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, PlainLoops,
+    ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                       ::testing::ValuesIn(named_gradients()),
+                       ::testing::ValuesIn(variants())),
+    [](const auto& tested) {
+      return fmt::format("{}_{}_w{}", std::get<2>(tested.param).name,
+                         std::get<1>(tested.param).name,
+                         std::get<0>(tested.param));
+    });
 
 INSTANTIATE_TEST_SUITE_P(
     Eight, PlainLoops,
-    ::testing::Combine(::testing::Values(8),
-                       ::testing::Values(kGradients[0], kGradients[1]),
-                       ::testing::Values(variants()[0], variants()[2],
-                                         variants()[4])),
+    ::testing::Combine(
+        ::testing::Values(8),
+        ::testing::Values(named_gradients()[0], named_gradients()[1]),
+        ::testing::Values(variants()[0], variants()[2], variants()[4])),
     [](const auto& tested) {
       return fmt::format("{}_{}", std::get<2>(tested.param).name,
                          std::get<1>(tested.param).name);

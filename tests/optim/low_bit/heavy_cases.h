@@ -49,4 +49,26 @@ inline std::vector<float> spiked_gradient(const ParameterLayout& layout,
   return values;
 }
 
+/// Gradients of late_layout().
+struct NamedGradients {
+  const char* name;
+  std::vector<float> (*of)(const ParameterLayout&, std::int64_t t, int rank);
+};
+
+/// "all_late": the freeze finds no gradient at all.
+inline const std::vector<NamedGradients>& named_gradients() {
+  static const std::vector<NamedGradients> all = {
+      {"all_there", [](const ParameterLayout& layout, std::int64_t t,
+                       int rank) { return gradient(layout.size(), t, rank); }},
+      {"late", late_gradient},
+      {"all_late",
+       [](const ParameterLayout& layout, std::int64_t t, int rank) {
+         return t <= kLateFreeze ? std::vector<float>(layout.size())
+                                 : late_gradient(layout, t, rank);
+       }},
+      {"heavy", heavy_gradient},
+      {"spiked", spiked_gradient}};
+  return all;
+}
+
 }  // namespace thinwire::test
