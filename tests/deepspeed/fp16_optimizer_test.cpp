@@ -12,7 +12,6 @@
 #include "precision/support.h"
 #include "support/errors.h"
 #include "thinwire/deepspeed/fp16_optimizer.h"
-#include "thinwire/kernels/norm.h"
 
 namespace thinwire::deepspeed::fp16_optimizer_test {
 namespace {
@@ -193,16 +192,6 @@ TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
       run.optimizer->load_state_dict(copy_of(resumed.optimizer->state()));
       EXPECT_EQ(run.optimizer->progress().skipped, skipped);
     });
-}
-
-TEST(Fp16Optimizer, AveragesNothingEarly) {
-  comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Training run(comm, layout_of(kernels::kSumChunk), exact_adam({}),
-                 reference(fixed(1)));
-    Buffer grads(kernels::kSumChunk, DType::kFloat16);
-    EXPECT_EQ(run.optimizer->early(), nullptr);
-    EXPECT_TRUE(run.optimizer->step(run.params.view(), grads.view()).applied);
-  });
 }
 
 TEST(Fp16Optimizer, RefusesWhatItDoesNotKnow) {

@@ -138,63 +138,6 @@ TEST(DeepSpeedState, IsTheRanksOwn) {
   });
 }
 
-// The limits of a group clamp its ratios, of which an average is kept.
-TEST(DeepSpeedOnebitLamb, ClampsWithTheLimitsOfTheGroup) {
-  const auto layout = ParameterLayout::of({{"a", {40}, 0}, {"b", {7}, 1}});
-  optim::OnebitLambOptions options{.beta2 = 0.9};
-  options.groups.resize(2);
-  options.groups[0].max_coeff = 0.2;
-  options.groups[1].min_coeff = 20;
-  options.groups[1].max_coeff = 30;
-  options.coeff_beta = 0.5;
-  options.freeze.step = 4;
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitLamb optimizer(comm, layout, options);
-    std::vector<float> params = test::normal(layout.size(), 3);
-    std::vector<double> average(2);
-    for (std::int64_t t = 1; t <= 4; ++t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      (void)optimizer.step(params, grads);
-      if (t == 1) continue;  // the initialization step
-      const StateDict state = copy_of(optimizer.state());
-      const auto of = [&](const char* name) {
-        const auto values = state.array(name).as<double>();
-        return std::vector<double>(values.begin(), values.end());
-      };
-      EXPECT_EQ(of("lamb_coeffs"), (std::vector{0.2, 20.0})) << t;
-      for (std::size_t i = 0; i < 2; ++i)
-        average[i] = 0.5 * average[i] + (1 - 0.5) * (i == 0 ? 0.2 : 20.0);
-      EXPECT_EQ(of("lamb_coeff_freeze"), average);
-    }
-    EXPECT_EQ(optimizer.progress().phase, Phase::kCompressed);
-  });
-}
-
-// The reference knows neither masked, late nor heavy elements.
-TEST(DeepSpeedLowBit, TreatsNoElementInAnyOtherWay) {
-  const ParameterLayout layout = ParameterLayout::of({{"p", {1200}}});
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    std::vector<std::unique_ptr<LowBitOptimizer>> all;
-    all.push_back(std::make_unique<OnebitAdam>(
-        comm, layout, optim::OnebitAdamOptions{.freeze = {.step = 3}}));
-    all.push_back(std::make_unique<OnebitLamb>(
-        comm, layout, optim::OnebitLambOptions{.freeze = {.step = 3}}));
-    all.push_back(std::make_unique<ZeroOneAdam>(
-        comm, layout, optim::ZeroOneAdamOptions{.var_freeze_step = 3}));
-    for (const auto& optimizer : all) {
-      std::vector<float> params = test::normal(layout.size(), 3);
-      for (std::int64_t t = 1; t <= 8; ++t) {
-        auto grads = test::gradient(layout.size(), t, comm.rank());
-        if (t < 6) grads[5] = 0;
-        grads[7] = 1e4f;
-        const optim::StepReport report = optimizer->step(params, grads);
-        EXPECT_TRUE(report.applied);
-        EXPECT_EQ(report.masked + report.heavy + report.revived, 0u);
-      }
-    }
-  });
-}
-
 // Averaging beforehand, as a 16-bit wrapper does, gives the same exact steps.
 TEST(DeepSpeedExactOptimizer, TakesGradientsThatAreAveraged) {
   const auto layout = test::small_layout();

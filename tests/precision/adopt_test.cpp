@@ -133,21 +133,5 @@ TEST(AdoptLossScale, IsKeptFromFp16ToFp16Only) {
   });
 }
 
-TEST(AdoptMasters, Of16BitsAreWidened) {
-  const ParameterLayout layout = test::grouped_layout();
-  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Training run(comm, layout, test::exact_adam({}),
-                 test::with_moving_scale(DType::kBFloat16));
-    const Buffer half =
-        test::converted(test::normal(layout.size(), 9), DType::kFloat16);
-    StateDict state = copy_of(run.optimizer->state());
-    state.put("masters", half.view());
-    run.optimizer->adopt(std::move(state))();
-    EXPECT_TRUE(
-        test::same_bytes(run.optimizer->masters(),
-                         test::converted(half.view(), DType::kFloat32).view()));
-  });
-}
-
 }  // namespace
 }  // namespace thinwire::precision::adopt_test

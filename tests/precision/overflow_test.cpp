@@ -74,31 +74,6 @@ TEST_P(Overflow, Item27SkipsTheStepOnAllRanksInEveryPhase) {
   });
 }
 
-// The scale falls on all ranks alike, whoever overflowed, and grows again.
-TEST_P(Overflow, LossScalesStayEqual) {
-  const auto& [world, dtype, tested] = GetParam();
-  if (dtype != DType::kFloat16) return;
-  const ParameterLayout layout = test::grouped_layout();
-  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
-    Training run(
-        comm, layout, test_case.make,
-        {.loss_scale = {.initial_scale = 256, .window = 2, .hysteresis = 1}});
-    LossScaler want({.initial_scale = 256, .window = 2, .hysteresis = 1});
-    for (std::int64_t call = 1; call <= 2 * test_case.steps; ++call) {
-      const bool overflows = call % 4 == 0;
-      auto grads = test::grid_gradient(layout, call, comm.rank());
-      if (overflows && comm.rank() == static_cast<int>(call / 4) % comm.size())
-        grads.back() = kInfinity;
-      const double scale = want.scale();
-      ASSERT_EQ(run.optimizer->loss_scale(), scale) << "call " << call;
-      const StepReport report = run.step(grads);
-      EXPECT_EQ(report.applied, !overflows) << "call " << call;
-      EXPECT_EQ(report.loss_scale, scale);
-      want.update(overflows);
-    }
-  });
-}
-
 // A local step of 0/1 Adam exchanges nothing in bf16: the rank concerned leaves
 // its part out, and the next sync says so.
 TEST(MixedPrecision, Item57ABfloat16LocalStepIsLeftOutByOneRank) {
