@@ -17,6 +17,18 @@ struct Verified {
   std::int64_t steps;
 };
 
+template <class Options>
+Verified low_bit(const char* name, MakeOptimizer (*make)(Options),
+                 const Options& options, std::int64_t steps) {
+  return {name,
+          [=](std::int64_t every) {
+            Options o = options;
+            o.compression.exchange.verify_every = every;
+            return make(o);
+          },
+          steps};
+}
+
 std::vector<Verified> all() {
   return {
       {"adam",
@@ -29,28 +41,11 @@ std::vector<Verified> all() {
          return test::exact_lamb({.groups = {{}, {}}}, {.verify_every = every});
        },
        4},
-      {"onebit_adam",
-       [](std::int64_t every) {
-         return test::onebit_adam(
-             {.freeze = {.step = 3},
-              .compression = {.exchange = {.verify_every = every}}});
-       },
-       6},
-      {"onebit_lamb",
-       [](std::int64_t every) {
-         OnebitLambOptions o = test::short_onebit_lamb();
-         o.compression.exchange.verify_every = every;
-         return test::onebit_lamb(o);
-       },
-       6},
-      {"zero_one_adam",
-       [](std::int64_t every) {
-         ZeroOneAdamOptions o = test::short_zero_one_adam();
-         o.compression.exchange.verify_every = every;
-         return test::zero_one_adam(o);
-       },
-       20},
-  };
+      low_bit("onebit_adam", test::onebit_adam,
+              OnebitAdamOptions{.freeze = {.step = 3}}, 6),
+      low_bit("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 6),
+      low_bit("zero_one_adam", test::zero_one_adam, test::short_zero_one_adam(),
+              20)};
 }
 
 class Verification : public ::testing::TestWithParam<Verified> {};

@@ -20,10 +20,16 @@ struct Decayed {
 };
 
 template <class Options>
-Options with_decay(Options options, double decay) {
-  options.weight_decay = decay;
-  for (auto& group : options.groups) group.weight_decay.reset();
-  return options;
+Decayed low_bit(const char* name, MakeOptimizer (*make)(Options),
+                const Options& options, std::int64_t steps) {
+  return {name,
+          [=](double decay) {
+            Options o = options;
+            o.weight_decay = decay;
+            for (auto& group : o.groups) group.weight_decay.reset();
+            return make(o);
+          },
+          steps};
 }
 
 std::vector<Decayed> all() {
@@ -45,25 +51,10 @@ std::vector<Decayed> all() {
          return test::exact_lamb({.weight_decay = decay, .groups = {{}, {}}});
        },
        4},
-      {"onebit_adam",
-       [](double decay) {
-         OnebitAdamOptions o{.weight_decay = decay, .freeze = {.step = 3}};
-         o.groups.resize(2);
-         o.groups[1].non_freeze = true;
-         return test::onebit_adam(o);
-       },
-       6},
-      {"onebit_lamb",
-       [](double decay) {
-         return test::onebit_lamb(with_decay(test::short_onebit_lamb(), decay));
-       },
-       6},
-      {"zero_one_adam",
-       [](double decay) {
-         return test::zero_one_adam(
-             with_decay(test::short_zero_one_adam(), decay));
-       },
-       19}};
+      low_bit("onebit_adam", test::onebit_adam, test::mixed_onebit_adam(), 6),
+      low_bit("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 6),
+      low_bit("zero_one_adam", test::zero_one_adam, test::short_zero_one_adam(),
+              19)};
 }
 
 class WeightDecay : public ::testing::TestWithParam<Decayed> {};

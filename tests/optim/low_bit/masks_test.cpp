@@ -33,44 +33,32 @@ struct Kind {
 };
 
 template <class Options>
-Options with(Options options, const Mask& mask) {
+Kind kind(std::string name, MakeOptimizer (*make)(Options), Options options) {
   options.groups.resize(2);
-  options.groups[0].exp_avg_mask = mask;
-  return options;
+  return {std::move(name), [=](const Mask& mask) {
+            Options o = options;
+            o.groups[0].exp_avg_mask = mask;
+            return make(o);
+          }};
 }
 
 std::vector<Kind> kinds() {
   constexpr double kRate = 0.02;
-  return {{"onebit_adam",
-           [](const Mask& mask) {
-             return test::onebit_adam(
-                 with(OnebitAdamOptions{.learning_rate = kRate,
-                                        .freeze = {.step = kFreeze}},
-                      mask));
-           }},
-          {"onebit_lamb",
-           [](const Mask& mask) {
-             return test::onebit_lamb(
-                 with(OnebitLambOptions{.learning_rate = kRate,
-                                        .freeze = {.step = kFreeze}},
-                      mask));
-           }},
-          {"zero_one_adam_momentum",
-           [](const Mask& mask) {
-             return test::zero_one_adam(
-                 with(ZeroOneAdamOptions{.learning_rate = kRate,
-                                         .var_freeze_step = 100,
-                                         .var_update_scaler = 1},
-                      mask));
-           }},
-          {"zero_one_adam_local", [](const Mask& mask) {
-             return test::zero_one_adam(
-                 with(ZeroOneAdamOptions{.learning_rate = kRate,
-                                         .var_freeze_step = kFreeze,
-                                         .local_step_scaler = 3,
-                                         .local_step_clipper = 3},
-                      mask));
-           }}};
+  return {kind("onebit_adam", test::onebit_adam,
+               OnebitAdamOptions{.learning_rate = kRate,
+                                 .freeze = {.step = kFreeze}}),
+          kind("onebit_lamb", test::onebit_lamb,
+               OnebitLambOptions{.learning_rate = kRate,
+                                 .freeze = {.step = kFreeze}}),
+          kind("zero_one_adam_momentum", test::zero_one_adam,
+               ZeroOneAdamOptions{.learning_rate = kRate,
+                                  .var_freeze_step = 100,
+                                  .var_update_scaler = 1}),
+          kind("zero_one_adam_local", test::zero_one_adam,
+               ZeroOneAdamOptions{.learning_rate = kRate,
+                                  .var_freeze_step = kFreeze,
+                                  .local_step_scaler = 3,
+                                  .local_step_clipper = 3})};
 }
 
 class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
