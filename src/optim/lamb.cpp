@@ -8,25 +8,10 @@
 
 #include "optim/checks.h"
 #include "optim/lamb_step.h"
+#include "optim/low_bit/options.h"
 #include "optim/step_pieces.h"
 
 namespace thinwire::optim {
-
-namespace {
-
-AdamOptions adam_options(const LambOptions& o) {
-  return {.learning_rate = o.learning_rate,
-          .beta1 = o.beta1,
-          .beta2 = o.beta2,
-          .epsilon = o.epsilon,
-          .weight_decay = o.weight_decay,
-          .decoupled_decay = true,
-          .bias_correction = o.bias_correction,
-          .epsilon_inside_sqrt = o.epsilon_inside_sqrt,
-          .groups = {o.groups.begin(), o.groups.end()}};
-}
-
-}  // namespace
 
 void LambOptions::validate(std::size_t num_groups) const {
   adam_options(*this).validate(num_groups);

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "thinwire/core/error.h"
@@ -26,12 +25,6 @@ StateArray::Read one_after_another(StateArray::Read first, std::size_t size,
       second({range.offset + in_first - size, rest},
              to.subview(in_first, rest));
   };
-}
-
-Buffer copy_of(ConstView values) {
-  Buffer copy(values.size(), values.dtype(), Fill::kNone);
-  if (!values.empty()) std::memcpy(copy.data(), values.data(), values.bytes());
-  return copy;
 }
 
 std::size_t size_in(const State& part, const std::string& name) {
@@ -92,9 +85,9 @@ std::vector<StateDict> cut(StateDict all, const std::vector<State>& parts,
     }
   }
   for (const std::string& key : joined) {
-    Buffer first = copy_of(all.array(key).subview(0, size_in(parts[0], key)));
-    all.erase(key);
-    if (parts[0].find(key) != nullptr) all.put(key, std::move(first));
+    const Buffer whole = all.take(key);
+    if (const StateArray* const first = parts[0].find(key))
+      all.put(key, whole.view().subview(0, first->size));
   }
   of_parts[0] = std::move(all);
   return of_parts;
