@@ -18,45 +18,33 @@ constexpr const char* kBegins = "first_stage_begins";  // in no saved state
 
 }  // namespace
 
-bool FreezeHold::lets_end(bool due, std::int64_t step,
-                          const MomentumExchange& exchange) {
-  if (!due || step < until_) return false;
-  if (!gate_) return true;
-  if (gate_({.step = step,
-             .time_exchange = [&] { return exchange.time_exchange(); }}))
-    return true;
-  until_ = step + std::max<std::int64_t>(1, step / 10);
-  return false;
-}
-
-// A run that was never held has the state that it had before there were gates.
-void FreezeHold::save(StateDict& state) const {
-  if (until_ > 0) state.put_integer(kHeldUntil, until_);
-}
-
-std::int64_t FreezeHold::load(const StateDict& state) {
-  return state.has_scalar(kHeldUntil) ? saved_count(state, kHeldUntil) : 0;
-}
-
 bool FreezePoint::is_last(std::int64_t step,
                           const std::function<double()>& norm,
                           const CompressedMomentum& momentum) {
   // The history of the variance has every exact step.
   const bool due =
       planned() == kAutoFreeze ? automatic_.observe(norm()) : step >= planned();
-  return model_.compresses() ? hold_.lets_end(due, step, momentum.exchange)
-                             : due;
+  if (!due || !model_.compresses()) return due;
+  if (step < held_until_) return false;
+  if (!gate_ || gate_({.step = step, .time_exchange = [&] {
+                         return momentum.exchange.time_exchange();
+                       }}))
+    return true;
+  held_until_ = step + std::max<std::int64_t>(1, step / 10);
+  return false;
 }
 
 void FreezePoint::set_exact() {
   frozen_at_ = 0;
-  hold_.hold_until(0);
+  held_until_ = 0;
 }
 
 void FreezePoint::add_to(State& state) const {
   state.common.put_integer(kFrozenAt, frozen_at_);
   plan_.save(state.common, kFreezeStep);
-  hold_.save(state.common);
+  // A run that was never held has the state that it had before there were
+  // gates.
+  if (held_until_ > 0) state.common.put_integer(kHeldUntil, held_until_);
   automatic_.add_to(state);
 }
 
@@ -68,7 +56,9 @@ void FreezePoint::begin_in(StateDict& state) {
 
 FreezePoint::Saved FreezePoint::read(const StateDict& state) const {
   Saved saved{.frozen_at = saved_count(state, kFrozenAt),
-              .held_until = FreezeHold::load(state),
+              .held_until = state.has_scalar(kHeldUntil)
+                                ? saved_count(state, kHeldUntil)
+                                : 0,
               .plan = plan_.after(state, kFreezeStep),
               .begins = state.has_scalar(kBegins),
               .automatic = automatic_};
@@ -78,7 +68,7 @@ FreezePoint::Saved FreezePoint::read(const StateDict& state) const {
 
 void FreezePoint::restore(Saved&& saved) {
   frozen_at_ = saved.frozen_at;
-  hold_.hold_until(saved.held_until);
+  held_until_ = saved.held_until;
   plan_ = saved.plan;
   begins_ = saved.begins;
   automatic_ = std::move(saved.automatic);

@@ -17,27 +17,6 @@
 
 namespace thinwire::optim {
 
-/// Decides whether a freeze that is due takes place: FreezeStage::set_gate().
-class FreezeHold {
- public:
-  void set_gate(FreezeGate gate) { gate_ = std::move(gate); }
-
-  /// Returns, after an exact step, whether an exact stage that is `due` to end
-  /// does. Collective, on several ranks.
-  [[nodiscard]] bool lets_end(bool due, std::int64_t step,
-                              const MomentumExchange& exchange);
-
-  // ---- state: the step before which nobody is asked again
-  [[nodiscard]] std::int64_t until() const { return until_; }
-  void hold_until(std::int64_t step) { until_ = step; }
-  void save(StateDict& state) const;
-  [[nodiscard]] static std::int64_t load(const StateDict& state);
-
- private:
-  FreezeGate gate_;
-  std::int64_t until_ = 0;
-};
-
 /// The step after which a 1-bit optimizer freezes its variance. The caller
 /// plans it, the variance decides, or a gate puts it off. It is part of the
 /// state.
@@ -51,7 +30,7 @@ class FreezePoint : public FreezeStage {
   [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
   /// Returns the last exact step that is planned, or kAutoFreeze.
   [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
-  void set_gate(FreezeGate gate) override { hold_.set_gate(std::move(gate)); }
+  void set_gate(FreezeGate gate) override { gate_ = std::move(gate); }
   [[nodiscard]] std::int64_t frozen_at() const noexcept override {
     return frozen_at_;
   }
@@ -89,7 +68,7 @@ class FreezePoint : public FreezeStage {
   /// Returns false if a gate has put the freeze off. The state of an exact rule
   /// has no stages, so one exact step comes first.
   [[nodiscard]] bool must_end(std::int64_t steps) const {
-    return !is_frozen() && !begins_ && hold_.until() == 0 &&
+    return !is_frozen() && !begins_ && held_until_ == 0 &&
            plan_.names_passed(steps);
   }
   [[nodiscard]] std::string note_of_end(std::int64_t steps) const;
@@ -104,7 +83,8 @@ class FreezePoint : public FreezeStage {
   bool begins_ = false;  // restored from the state of an exact rule
   AutoFreeze automatic_;
   std::int64_t frozen_at_ = 0;
-  FreezeHold hold_;
+  FreezeGate gate_;
+  std::int64_t held_until_ = 0;  // before this step nobody is asked again
 };
 
 }  // namespace thinwire::optim
