@@ -148,12 +148,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
 void validate(const optim::OnebitAdamOptions& options,
               const ParameterLayout& layout) {
-  require_no_automatic_freeze(options.freeze);
-  require_exact_warmup(options.freeze.warmup_bits);
-  optim::OnebitAdamOptions rest = options;
-  rest.freeze.step = at_least_one(options.freeze.step, "freeze_step");
-  require_fp32_residuals(options.compression);
-  rest.validate(layout);
+  validate_freezing(options, layout);
 }
 
 OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,

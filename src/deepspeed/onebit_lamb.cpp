@@ -281,12 +281,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
 
 void validate(const optim::OnebitLambOptions& options,
               const ParameterLayout& layout) {
-  require_no_automatic_freeze(options.freeze);
-  require_exact_warmup(options.freeze.warmup_bits);
-  optim::OnebitLambOptions rest = options;
-  rest.freeze.step = at_least_one(options.freeze.step, "freeze_step");
-  require_fp32_residuals(options.compression);
-  rest.validate(layout);
+  validate_freezing(options, layout);
 }
 
 OnebitLamb::OnebitLamb(comm::Communicator& comm, const ParameterLayout& layout,

@@ -6,17 +6,13 @@
 #include <optional>
 
 #include "core/require.h"
+#include "thinwire/core/parameter_layout.h"
 #include "thinwire/optim/compression_options.h"
 #include "thinwire/optim/freeze_options.h"
 
 /// Checks that the reference's low-bit optimizers share. They throw
 /// Error(kInvalidArgument) naming the field, its range and its value.
 namespace thinwire::deepspeed {
-
-inline void require_no_automatic_freeze(const optim::FreezeOptions& freeze) {
-  require(freeze.step.value_or(1) != optim::kAutoFreeze, "semantics",
-          "corrected with an automatic freeze", "deepspeed");
-}
 
 inline void require_exact_warmup(std::optional<int> warmup_bits) {
   require(warmup_bits.value_or(0) == 0, "warmup_bits",
@@ -38,6 +34,18 @@ inline void require_fp32_residuals(
   const std::int64_t named = freeze_step.value_or(1);
   require(named >= 0, name, ">= 0", named);
   return std::max<std::int64_t>(1, named);
+}
+
+/// Checks the options of an optimizer that freezes its variance.
+template <class Options>
+void validate_freezing(const Options& options, const ParameterLayout& layout) {
+  require(options.freeze.step.value_or(1) != optim::kAutoFreeze, "semantics",
+          "corrected with an automatic freeze", "deepspeed");
+  require_exact_warmup(options.freeze.warmup_bits);
+  Options rest = options;
+  rest.freeze.step = at_least_one(options.freeze.step, "freeze_step");
+  require_fp32_residuals(options.compression);
+  rest.validate(layout);
 }
 
 }  // namespace thinwire::deepspeed
