@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "optim/low_bit/momentum/late_elements.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/kernels/sign_compress.h"
