@@ -47,8 +47,10 @@ exchange::BlockLayout cells(const ParameterLayout& layout,
     for (const int rank : shards.owners())
       by_place.push_back(bucket.pieces[static_cast<std::size_t>(rank)]);
   }
-  return exchange::BlockLayout::of_pieces(optim::parameter_units(layout),
-                                          pieces, 1);
+  std::vector<Range> units;
+  for (const Parameter& p : layout.parameters())
+    units.push_back({p.offset, p.size});
+  return exchange::BlockLayout::of_pieces(units, pieces, 1);
 }
 
 }  // namespace
@@ -239,6 +241,14 @@ void LeanOnebitAdam::Impl::measure(ConstView grads, Range range) {
 }
 
 // ---- the class
+
+void LeanOnebitAdamOptions::validate(const ParameterLayout& layout) const {
+  settings_of(*this).validate(layout);
+  compression.validate();
+  freeze.validate();
+  require(denominator_bits == 8 || denominator_bits == 4, "denominator_bits",
+          "8 or 4", denominator_bits);
+}
 
 LeanOnebitAdam::LeanOnebitAdam(comm::Communicator& comm,
                                const ParameterLayout& layout, View params,

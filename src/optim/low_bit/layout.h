@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,11 +20,11 @@ struct LowBitGroup {
 
 /// Which parameters are compressed, and how they are cut into blocks.
 struct LowBitLayout {
+  /// Cuts blocks by `block_options`, unless they are given.
   LowBitLayout(const ParameterLayout& layout,
                std::span<const LowBitGroup> groups,
-               const exchange::BlockOptions& block_options);
-  /// Uses the given blocks; no group stays exact.
-  LowBitLayout(const ParameterLayout& layout, exchange::BlockLayout given);
+               const exchange::BlockOptions& block_options,
+               std::optional<exchange::BlockLayout> given);
 
   std::vector<GroupRange> all;         ///< The whole layout.
   std::vector<GroupRange> compressed;  ///< Groups that get compressed.
@@ -33,12 +34,6 @@ struct LowBitLayout {
   exchange::BlockLayout blocks;
   std::vector<std::size_t> block_group;      ///< Per block.
   std::vector<std::size_t> block_parameter;  ///< Per block, its number.
-
- private:
-  void place_blocks(const ParameterLayout& layout);
 };
-
-/// Returns every parameter as a unit of blocks.
-[[nodiscard]] std::vector<Range> parameter_units(const ParameterLayout& layout);
 
 }  // namespace thinwire::optim

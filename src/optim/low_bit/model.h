@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -37,34 +38,20 @@ using Coefficients = std::vector<kernels::AdamCoefficients>;
 /// The ranks, options, moments and blocks of a low-bit optimizer. All its parts
 /// refer to this object, so it stays where it is.
 struct LowBitModel {
+  /// Has no moments if blocks are given. Otherwise it cuts them.
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
-              LowBitSettings s)
+              LowBitSettings s, std::optional<exchange::BlockLayout> given = {})
       : comm(c),
         groups(groups_of(c)),
         places(c, groups.get()),
-        settings(with_buckets(std::move(s), c, parameters)),
-        adam(parameters, settings.adam),
+        has_given_blocks(given.has_value()),
+        settings(given ? std::move(s)
+                       : with_buckets(std::move(s), c, parameters)),
+        adam(parameters, settings.adam,
+             given ? Adam::Moments::kNone : Adam::Moments::kOwn),
         pool(settings.exchange.num_threads),
-        block_options{.world_size = c.size(),
-                      .bucket_elements = settings.exchange.bucket_elements},
-        layout(parameters, settings.groups, block_options),
+        layout(parameters, settings.groups, block_options(), std::move(given)),
         masks(parameters, settings.groups) {
-    if (groups)
-      host = std::make_unique<HostGradients>(*groups, pool, layout, places);
-  }
-  /// Uses the given blocks, without moments.
-  LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
-              LowBitSettings s, exchange::BlockLayout given)
-      : comm(c),
-        groups(groups_of(c)),
-        places(c, groups.get()),
-        settings(std::move(s)),
-        adam(parameters, settings.adam, Adam::Moments::kNone),
-        pool(settings.exchange.num_threads),
-        block_options{.world_size = c.size()},
-        layout(parameters, std::move(given)),
-        masks(parameters, settings.groups),
-        has_given_blocks(true) {
     if (groups)
       host = std::make_unique<HostGradients>(*groups, pool, layout, places);
   }
@@ -75,15 +62,14 @@ struct LowBitModel {
   /// The hosts' groups, or null if comm.hosts() are flat.
   const std::unique_ptr<const comm::HostGroups> groups;
   const exchange::Places places;
+  const bool has_given_blocks;  // not cut by block_options()
   const LowBitSettings settings;
   Adam adam;  // moments, groups and learning rates
   ThreadPool pool;
-  const exchange::BlockOptions block_options;
   const LowBitLayout layout;
   Masks masks;
   /// Averages inside hosts; null: flat.
   std::unique_ptr<HostGradients> host;
-  const bool has_given_blocks = false;  // not cut by block_options
 
   /// Receives the content of every message, unless it is null.
   exchange::WireObserver* observer = nullptr;
@@ -110,6 +96,11 @@ struct LowBitModel {
   /// Elements that travel together.
   [[nodiscard]] std::size_t bucket() const {
     return settings.exchange.bucket_elements;
+  }
+  [[nodiscard]] exchange::BlockOptions block_options() const {
+    exchange::BlockOptions options{.world_size = comm.size()};
+    if (!has_given_blocks) options.bucket_elements = bucket();
+    return options;
   }
 
   // ---- blocks

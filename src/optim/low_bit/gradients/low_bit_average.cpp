@@ -81,7 +81,7 @@ void LowBitAverage::tell() {
 
 LowBitAverage::Exchange& LowBitAverage::exchange() {
   if (exchange_) return *exchange_;
-  exchange::BlockOptions blocks = model_.block_options;
+  exchange::BlockOptions blocks = model_.block_options();
   blocks.bits = bits_;
   exchange_ = std::make_unique<Exchange>(model_, blocks);
   return *exchange_;

@@ -67,19 +67,13 @@ exchange::CompressedAllReduce& MomentumExchange::all() {
 std::unique_ptr<exchange::CompressedAllReduce> MomentumExchange::make_all()
     const {
   const exchange::CompressedAllReduceOptions options{
-      .blocks = model_.block_options,
       .residual_dtype = model_.settings.residual_dtype,
       .keeps_previous = keeps_previous_,
       .runs_early = model_.settings.exchange.during_backward && !model_.groups,
       .early_threads = model_.settings.exchange.num_threads};
-  using exchange::CompressedAllReduce;
-  auto made = model_.has_given_blocks
-                  ? std::make_unique<CompressedAllReduce>(
-                        model_.comm, model_.pool, model_.layout.blocks, options,
-                        model_.groups.get())
-                  : std::make_unique<CompressedAllReduce>(
-                        model_.comm, model_.pool, model_.layout.units, options,
-                        model_.groups.get());
+  auto made = std::make_unique<exchange::CompressedAllReduce>(
+      model_.comm, model_.pool, model_.layout.blocks, options,
+      model_.groups.get());
   made->set_active(active_);
   made->set_observer(model_.observer);
   return made;

@@ -47,7 +47,7 @@ std::int64_t residual_layout(const LowBitModel& model,
       "optimizer's bucket_elements {}",
       own);
   for (const int ranks : {1, model.comm.hosts().ranks_per_host}) {
-    exchange::BlockOptions former = model.block_options;
+    exchange::BlockOptions former = model.block_options();
     former.bucket_elements = static_cast<std::size_t>(ranks) << 20;
     if (!model.has_given_blocks &&
         saved == residual_layout(
