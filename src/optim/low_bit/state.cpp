@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "core/require.h"
 #include "optim/low_bit/impl.h"
-#include "optim/low_bit/new_parameters.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
@@ -83,6 +85,73 @@ void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
   LocalGradients::Memory().add_to(begun, /*lags=*/false);
   state.put_all("", copy_of(begun));
 }
+
+// ---- parameters that the state does not know
+
+namespace {
+
+constexpr const char* kMedians = "denominator_medians";
+constexpr const char* kFloors = "denominator_floors";
+
+bool contains(std::span<const Range> ranges, std::size_t element) {
+  return std::any_of(ranges.begin(), ranges.end(), [&](const Range& r) {
+    return r.offset <= element && element < r.end();
+  });
+}
+
+// Puts the values of saved blocks in their places, and `value` in those of new
+// ones.
+void insert_blocks(StateDict& state, const char* name, const LowBitModel& model,
+                   std::span<const Range> added, float value) {
+  const std::vector<Range> ranges = saved_ranges(state, name, model.size());
+  const auto saved = saved_values<float>(state, name, ranges.size());
+  std::vector<float> values;
+  std::vector<std::int64_t> places;
+  std::size_t next = 0;
+  for (std::size_t b = 0; b < model.num_blocks(); ++b) {
+    const Range& at = model.block(b);
+    const bool is_new = contains(added, at.offset);
+    if (!is_new && next == saved.size()) break;  // load() says what is wrong
+    values.push_back(is_new ? value : saved[next]);
+    const Range& place = is_new ? at : ranges[next++];
+    places.push_back(static_cast<std::int64_t>(place.offset));
+    places.push_back(static_cast<std::int64_t>(place.size));
+  }
+  state.put(name, values);
+  state.put(ranges_key(name), places);
+}
+
+// Completes a saved state that does not know some parameters, which
+// kNewParameters lists and whose arrays are 0. If it has denominators, theirs
+// become the model's median, and they are inactive
+// (docs/algorithms/late-and-heavy.md).
+void begin_new_parameters(StateDict& state, const LowBitModel& model) {
+  if (!state.has_array(ranges_key(kNewParameters))) return;
+  const std::vector<Range> added =
+      saved_ranges(state, kNewParameters, model.size());
+  if (!state.has_array(kMedians)) return;
+  const auto saved = state.array(kMedians).as<float>();
+  std::vector<float> medians(saved.begin(), saved.end());
+  const float median = median_of(medians).value_or(1);
+  insert_blocks(state, kMedians, model, added, median);
+  insert_blocks(state, kFloors, model, added,
+                static_cast<float>(model.settings.denom_floor) * median);
+
+  auto d = saved_values<float>(state, "denominator", model.size());
+  std::vector<std::uint8_t> elements(model.size(), kTakesPart);
+  if (state.has_array("participation"))
+    elements = saved_values<std::uint8_t>(state, "participation", model.size());
+  for (const GroupRange& r : model.layout.compressed)
+    for (std::size_t i = r.range.offset; i < r.range.end(); ++i) {
+      if (!contains(added, i)) continue;
+      d[i] = median;
+      elements[i] = model.masks.leaves_out(i) ? kOut : kLate;
+    }
+  state.put("denominator", d);
+  state.put("participation", elements);
+}
+
+}  // namespace
 
 // Takes everything out of the state first, so that one that does not fit
 // changes nothing.
