@@ -38,6 +38,13 @@ std::string Limits::integer_text(double given) const {
       given > 0x1p53 ? " and < 2^63, written in digits if above 2^53" : "");
 }
 
+std::string lower(std::string_view text) {
+  std::string result(text);
+  for (char& c : result)
+    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return result;
+}
+
 Reader::Reader(const Json* object, std::string path)
     : object_(object), path_(std::move(path)) {}
 
@@ -155,11 +162,7 @@ void Reader::pair(std::string_view name, double& first, double& second,
 
 std::string Reader::text_of(std::string_view name) const {
   const Json& json = *object_->find(name);
-  if (!json.is(Json::Kind::kText)) return {};
-  std::string text = json.text;
-  for (char& c : text)
-    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
+  return json.is(Json::Kind::kText) ? lower(json.text) : "";
 }
 
 Writer Writer::section(std::string_view name) const {

@@ -35,10 +35,13 @@ inline constexpr Limits kAtLeastOne{.least = 1};
 inline constexpr Limits kFraction{.least = 0, .most = 1};
 inline constexpr Limits kDecayRate{.least = 0, .most = 1, .below_most = true};
 
-/// The texts of an enumeration. Several may mean the same; the first is
-/// written.
+/// The texts of an enumeration, which a file may have in any case. Several may
+/// mean the same; the first is written.
 template <class E>
 using Choices = std::span<const std::pair<std::string_view, E>>;
+
+/// The text with letters of ASCII in lower case.
+[[nodiscard]] std::string lower(std::string_view text);
 
 /// Sets fields from an object's members and leaves those alone that it has not.
 /// Throws Error(kInvalidArgument) with the path for other types and values out
@@ -87,7 +90,7 @@ class Reader {
     const std::string text = text_of(name);
     std::string known;
     for (const auto& [choice, meaning] : choices) {
-      if (choice == text) {
+      if (lower(choice) == text) {
         value = meaning;
         return;
       }

@@ -2,11 +2,10 @@
 // "auto": the values that a program has for a file.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
 #include <string>
 #include <utility>
 
+#include "config/archive.h"
 #include "config/keys.h"
 #include "thinwire/core/error.h"
 
@@ -24,15 +23,6 @@ Json* member(Json* object, std::string_view name) {
   for (auto& [key, value] : object->members)
     if (key == name) return &value;
   return nullptr;
-}
-
-bool is_type(const Json* section, std::string_view lower_case) {
-  const Json* type = section == nullptr ? nullptr : section->find("type");
-  return type != nullptr &&
-         std::equal(type->text.begin(), type->text.end(), lower_case.begin(),
-                    lower_case.end(), [](unsigned char a, char b) {
-                      return std::tolower(a) == b;
-                    });
 }
 
 // The "auto" of a scheduler's params, which only the program can resolve.
@@ -73,7 +63,9 @@ Resolved with_auto_values(Json file, const AutoValues& autos) {
   }
   // Absent it is the optimizer's with WarmupLR, but 0.001 with WarmupDecayLR.
   Json* highest = member(params, "warmup_max_lr");
-  if (is_auto(highest) && is_type(scheduler, "warmupdecaylr")) {
+  const Json* type = member(scheduler, "type");
+  if (is_auto(highest) && type != nullptr &&
+      lower(type->text) == "warmupdecaylr") {
     if (autos.learning_rate)
       put("scheduler.params.warmup_max_lr", highest,
           Json::of(*autos.learning_rate));

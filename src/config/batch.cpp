@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "config/batch.h"
-
 #include <fmt/format.h>
 
 #include <limits>
 
 #include "core/require.h"
+#include "thinwire/config/config.h"
 
 namespace thinwire::config {
 
@@ -33,33 +32,35 @@ std::int64_t quotient(std::int64_t whole, std::int64_t part,
 
 }  // namespace
 
-BatchSizes resolve_batch(const GivenBatch& given, int world) {
+BatchSizes Config::batch(int world) const {
   require(world >= 1, "world", ">= 1", world);
-  require_count("train_batch_size", given.train);
-  require_count("train_micro_batch_size_per_gpu", given.micro);
-  require_count("gradient_accumulation_steps", given.accumulation);
+  require_count("train_batch_size", train_batch_size);
+  require_count("train_micro_batch_size_per_gpu",
+                train_micro_batch_size_per_gpu);
+  require_count("gradient_accumulation_steps", gradient_accumulation_steps);
 
   BatchSizes sizes;
-  if (given.micro.has_value()) {
-    sizes.micro = *given.micro;
+  if (train_micro_batch_size_per_gpu.has_value()) {
+    sizes.micro = *train_micro_batch_size_per_gpu;
     const std::int64_t once = product(sizes.micro, world);
-    if (given.train.has_value() && !given.accumulation.has_value())
+    if (train_batch_size.has_value() &&
+        !gradient_accumulation_steps.has_value())
       sizes.accumulation_steps = quotient(
-          *given.train, once, "train_micro_batch_size_per_gpu * ranks");
+          *train_batch_size, once, "train_micro_batch_size_per_gpu * ranks");
     else
-      sizes.accumulation_steps = given.accumulation.value_or(1);
+      sizes.accumulation_steps = gradient_accumulation_steps.value_or(1);
     sizes.train = product(once, sizes.accumulation_steps);
-    require(given.train.value_or(sizes.train) == sizes.train,
+    require(train_batch_size.value_or(sizes.train) == sizes.train,
             "train_batch_size",
             fmt::format("train_micro_batch_size_per_gpu * "
                         "gradient_accumulation_steps * ranks = {} * {} * {}",
                         sizes.micro, sizes.accumulation_steps, world),
-            given.train.value_or(0));
+            train_batch_size.value_or(0));
     return sizes;
   }
-  sizes.accumulation_steps = given.accumulation.value_or(1);
-  if (given.train.has_value()) {
-    sizes.train = *given.train;
+  sizes.accumulation_steps = gradient_accumulation_steps.value_or(1);
+  if (train_batch_size.has_value()) {
+    sizes.train = *train_batch_size;
     sizes.micro =
         quotient(sizes.train, product(sizes.accumulation_steps, world),
                  "gradient_accumulation_steps * ranks");

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include "config/batch.h"
 #include "config/checks.h"
 
 namespace thinwire::config {
@@ -33,13 +32,6 @@ std::string describe(const KeyNote& note) {
   const bool supported = note.kind == KeyNote::Kind::kSupported;
   if (!note.note.empty()) text += (supported ? ", " : ": ") + note.note;
   return text;
-}
-
-BatchSizes Config::batch(int world) const {
-  return resolve_batch({.train = train_batch_size,
-                        .micro = train_micro_batch_size_per_gpu,
-                        .accumulation = gradient_accumulation_steps},
-                       world);
 }
 
 zero::WireOptions Config::wire_options(int world) const {

@@ -3,8 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
+#include <ranges>
 
 #include "config/archive.h"
 #include "config/keys.h"
@@ -88,13 +88,6 @@ std::string_view elsewhere(std::string_view name) {
                      joined(section, name), nearest));
 }
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result)
-    c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return result;
-}
-
 // A section's "type": its canonical name, or what is wrong with it. Both are
 // empty if there is none.
 struct SectionType {
@@ -104,15 +97,16 @@ struct SectionType {
 
 template <std::size_t N>
 SectionType type_in(const Json& file, std::string_view section,
-                    const std::string_view (&types)[N]) {
+                    const NamedType (&types)[N]) {
   const Json* object = file.find(section);
   const Json* type = object == nullptr ? nullptr : object->find("type");
   if (type == nullptr || !type->is(Json::Kind::kText) || type->text == "auto")
     return {};
-  for (const std::string_view known : types)
+  for (const auto& [known, index] : types)
     if (lower(known) == lower(type->text)) return {known, ""};
   return {"", fmt::format("{}.type must be one of {}, got {}", section,
-                          fmt::join(types, ", "), brief_json(*type))};
+                          fmt::join(std::views::keys(types), ", "),
+                          brief_json(*type))};
 }
 
 bool is_disabled(const Json& value) {
@@ -189,18 +183,13 @@ class Checker {
     } else if (keeps(*rule, value)) {
       kept.add(name, value);
     } else {
-      require_value(*rule, Reader(&object, section), name);
+      bool either = false;
+      if (rule->is_switch) Reader(&object, section).field(name, either);
     }
   }
 
   [[nodiscard]] bool is_taken(std::string_view name) const {
     return std::find(taken_.begin(), taken_.end(), name) != taken_.end();
-  }
-
-  static void require_value(const KeyRule& rule, const Reader& object,
-                            std::string_view name) {
-    bool any = false;
-    if (rule.value == KeyValue::kBoolean) object.field(name, any);
   }
 
   static bool is_absent(const Json& value) {

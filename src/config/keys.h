@@ -19,8 +19,6 @@ enum class KeyStatus {
   kRejected,  ///< Unless it asks for what Thinwire does anyway.
 };
 
-enum class KeyValue { kAny, kBoolean };
-
 struct KeyRule {
   std::string_view path;  ///< "fp16.loss_scale".
   KeyStatus status = KeyStatus::kSupported;
@@ -31,8 +29,8 @@ struct KeyRule {
   /// Rejected: the value that is accepted, as JSON; kDisabled: an object whose
   /// "enabled" is not true.
   std::string_view harmless{};
-  /// Ignored: what its value has to be nevertheless.
-  KeyValue value = KeyValue::kAny;
+  /// Ignored: its value has to be true or false nevertheless.
+  bool is_switch = false;
 };
 
 inline constexpr std::string_view kDisabled = "disabled";
@@ -42,9 +40,6 @@ inline constexpr std::string_view kDisabled = "disabled";
 
 /// A key of the table, or an object that holds some.
 [[nodiscard]] bool is_known_key(std::string_view path);
-
-/// The guide's table.
-[[nodiscard]] std::string key_table();
 
 /// Checks every key of a file against the table. Returns the file with values
 /// in place of "auto". Keys that are null or lack a value count as absent, and

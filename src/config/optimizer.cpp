@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <iterator>
-
 #include "config/fields.h"
 #include "config/sections.h"
 #include "config/type_names.h"
@@ -9,31 +7,6 @@
 namespace thinwire::config {
 
 namespace {
-
-using Types = std::pair<std::string_view, std::size_t>;
-
-// In lower case, as the reader compares; the index is OptimizerConfig's.
-constexpr Types kTypes[] = {{"adam", 0},        {"lamb", 1},
-                            {"onebitadam", 2},  {"onebitlamb", 3},
-                            {"zerooneadam", 4}, {"adamw", 0}};
-static_assert(std::size(kTypes) == std::size(kOptimizerTypes));
-
-OptimizerConfig make(std::size_t index) {
-  switch (index) {
-    case 1:
-      return optim::LambOptions{};
-    case 2:
-      return optim::OnebitAdamOptions{};
-    case 3:
-      return optim::OnebitLambOptions{};
-    case 4:
-      return optim::ZeroOneAdamOptions{};
-    case kLeanIndex:
-      return lean::LeanOnebitAdamOptions{};
-    default:
-      return optim::AdamOptions{};
-  }
-}
 
 // Returns whether this is lean 1-bit Adam, which keeps no variance, and
 // denominators in 8 bits.
@@ -47,13 +20,9 @@ bool is_lean(const Reader& own) {
 
 void read_decay(const Reader& optimizer, const Reader& params,
                 optim::AdamOptions& options) {
-  bool is_adam = false;  // "AdamW" and an absent type are not.
-  std::size_t index = 0;
-  constexpr Types kAdam[] = {{"adam", 1}, {"adamw", 0}};
-  optimizer.choice("type", index, Choices<std::size_t>(kAdam));
-  is_adam = index == 1;
   params.field("adam_w_mode", options.decoupled_decay);
-  if (!is_adam && !options.decoupled_decay)
+  // "AdamW" and an absent type are not Adam.
+  if (!optimizer.is_text("type", "adam") && !options.decoupled_decay)
     params.reject("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
 
@@ -74,9 +43,13 @@ void read_optimizer(const Reader& file, Config& config) {
   const Reader params = section.section("params");
   const Reader own = file.section("thinwire");
   std::size_t index = 0;
-  section.choice("type", index, Choices<std::size_t>(kTypes));
+  section.choice("type", index, Choices<std::size_t>(kOptimizerTypes));
   if (index == kOnebitAdamIndex && is_lean(own)) index = kLeanIndex;
-  config.optimizer = make(index);
+  const OptimizerConfig all[] = {
+      optim::AdamOptions{},        optim::LambOptions{},
+      optim::OnebitAdamOptions{},  optim::OnebitLambOptions{},
+      optim::ZeroOneAdamOptions{}, lean::LeanOnebitAdamOptions{}};
+  config.optimizer = all[index];
   std::visit(
       [&]<class Options>(Options& options) {
         optimizer_fields(params, own, options);
@@ -98,7 +71,7 @@ void write_optimizer(const Writer& file, const Writer& own,
   const Writer section = file.section("optimizer");
   const std::size_t index = config.optimizer.index();
   const bool lean = index == kLeanIndex;
-  section.field("type", kOptimizerTypes[lean ? kOnebitAdamIndex : index]);
+  section.field("type", kOptimizerTypes[lean ? kOnebitAdamIndex : index].first);
   if (lean) own.field("lean", true);
   const Writer params = section.section("params");
   std::visit(

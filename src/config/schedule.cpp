@@ -7,29 +7,6 @@ namespace thinwire::config {
 
 namespace {
 
-// In lower case, as the reader compares; the index is LearningRateSchedule's.
-constexpr std::pair<std::string_view, std::size_t> kShapeIndexes[] = {
-    {"warmuplr", 1},
-    {"warmupdecaylr", 2},
-    {"warmupcosinelr", 3},
-    {"onecycle", 4},
-    {"lrrangetest", 5}};
-
-decltype(LearningRateSchedule::shape) make_shape(std::size_t index) {
-  switch (index) {
-    case 1:
-      return WarmupLr{};
-    case 2:
-      return WarmupDecayLr{};
-    case 3:
-      return WarmupCosineLr{};
-    case 4:
-      return OneCycle{};
-    default:
-      return LrRangeTest{};
-  }
-}
-
 void read_cycle(const Reader& params) {
   bool momentum = true;
   params.field("cycle_momentum", momentum);
@@ -56,8 +33,11 @@ void read_schedule(const Reader& file, Config& config) {
     file.section("thinwire")
         .reject("schedule", "left out if scheduler is given");
   std::size_t index = 0;
-  section.choice("type", index, Choices<std::size_t>(kShapeIndexes));
-  config.schedule.shape = make_shape(index);
+  section.choice("type", index, Choices<std::size_t>(kSchedulerTypes));
+  const decltype(config.schedule.shape) all[] = {
+      WarmupAndDecay{}, WarmupLr{}, WarmupDecayLr{},
+      WarmupCosineLr{}, OneCycle{}, LrRangeTest{}};
+  config.schedule.shape = all[index];
   std::visit([&](auto& shape) { shape_fields(params, shape); },
              config.schedule.shape);
   if (std::holds_alternative<OneCycle>(config.schedule.shape))
@@ -73,7 +53,7 @@ void write_schedule(const Writer& file, const Writer& own,
     return;
   }
   const Writer section = file.section("scheduler");
-  section.field("type", kSchedulerTypes[shape.index() - 1]);
+  section.field("type", kSchedulerTypes[shape.index() - 1].first);
   const Writer params = section.section("params");
   std::visit([&](const auto& s) { shape_fields(params, s); }, shape);
   if (std::holds_alternative<OneCycle>(shape))

@@ -3,19 +3,28 @@
 
 #include <cstddef>
 #include <string_view>
+#include <utility>
 
 namespace thinwire::config {
 
-/// DeepSpeed's names, indexed as OptimizerConfig as far as it has names for
-/// them; AdamW is an Adam too, and what an absent optimizer means.
-inline constexpr std::string_view kOptimizerTypes[] = {
-    "Adam", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "AdamW"};
+/// DeepSpeed's name of a type, and its index in the variant of options.
+using NamedType = std::pair<std::string_view, std::size_t>;
+
+/// In the order of OptimizerConfig as far as that has names for them; AdamW is
+/// an Adam too, and what an absent optimizer means.
+inline constexpr NamedType kOptimizerTypes[] = {
+    {"Adam", 0},       {"Lamb", 1},        {"OneBitAdam", 2},
+    {"OneBitLamb", 3}, {"ZeroOneAdam", 4}, {"AdamW", 0}};
 /// A OneBitAdam with thinwire.lean.
 inline constexpr std::size_t kOnebitAdamIndex = 2;
 inline constexpr std::size_t kLeanIndex = 5;
 inline constexpr std::string_view kAdamW = "AdamW";
 
-inline constexpr std::string_view kSchedulerTypes[] = {
-    "WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"};
+/// Index 0 is thinwire.schedule.
+inline constexpr NamedType kSchedulerTypes[] = {{"WarmupLR", 1},
+                                                {"WarmupDecayLR", 2},
+                                                {"WarmupCosineLR", 3},
+                                                {"OneCycle", 4},
+                                                {"LRRangeTest", 5}};
 
 }  // namespace thinwire::config
