@@ -3,7 +3,7 @@
 """Trains the demo's model in many ways and prints what each costs in loss.
 
 Runs that are complete in the folder are kept, so the study can be interrupted and
-widened. Writes table.md and plot.html beside them, and prints the table.
+widened. Writes table.md beside them, and prints it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from results import read_results, read_run
 from rows import all_rows
-from show import markdown, plot
+from show import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 # There are more ranks than cores. No rank is bound to a core, and waiting ranks yield.
@@ -125,7 +125,6 @@ def main():
     results = read_results(folder, all_rows(), given.seeds)
     table = markdown(results)
     (folder / "table.md").write_text(table)
-    (folder / "plot.html").write_text(plot(results))
     print(table, end="")
     return 0 if all(succeeded) else 1
 
