@@ -9,17 +9,15 @@ widened. Ends with 1 if a run fails, or if a mean difference in accuracy is more
 seed noise.
 """
 
-import argparse
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import kept_runs
+from kept_runs import ROOT
 from show import NONE, as_markdown, with_deviation
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "examples" / "python" / "finetune_encoder.py"
 NOISE = 1.0  # points of accuracy
 COLUMNS = (
@@ -55,18 +53,11 @@ ROWS = (
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", default="", metavar="REGEX", help="run only matching rows"
-    )
-    parser.add_argument("--list", action="store_true", help="list the rows and exit")
-    parser.add_argument("--steps", type=int, default=120)
+    parser = kept_runs.arguments(__doc__, 120, "encoder")
     parser.add_argument(
         "--longest", type=int, default=32, help="largest number of tokens of a text"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=ROOT / "out" / "encoder")
     parser.add_argument("--data", help="folder; default: that of get_fortunes")
     parser.add_argument(
         "--python",
@@ -75,16 +66,6 @@ def arguments():
     )
     parser.add_argument("--program", type=Path, default=PROGRAM)
     return parser.parse_args()
-
-
-def fortunes():
-    done = subprocess.run(
-        [ROOT / "scripts" / "get_fortunes"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
 
 
 def train(given, data, row, seed, folder):
@@ -145,7 +126,7 @@ def main():
     folder = (
         given.out / f"{given.steps}_steps_{given.ranks}_ranks_{given.longest}_tokens"
     )
-    data = given.data or fortunes()
+    data = given.data or kept_runs.lines_of("get_fortunes")[0]
     succeeded = [
         train(given, data, row, seed, folder) for seed in given.seeds for row in rows
     ]

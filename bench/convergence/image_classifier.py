@@ -9,12 +9,10 @@ and widened. Ends with 1 if a run fails, if ranks end with different parameters,
 mean difference is more than seed noise.
 """
 
-import argparse
 import json
 import math
 import re
 import statistics
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
@@ -22,9 +20,9 @@ from pathlib import Path
 
 import kept_runs
 from image_rows import all_rows, config
+from kept_runs import ROOT
 from show import NONE, as_markdown, with_deviation
 
-ROOT = Path(__file__).resolve().parents[2]
 NOISE = 0.5  # points of accuracy
 COLUMNS = (
     *("", "n", "accuracy, %", "difference, points", "to", "seed noise"),
@@ -33,15 +31,8 @@ COLUMNS = (
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", default="", metavar="REGEX", help="run only matching rows"
-    )
-    parser.add_argument("--list", action="store_true", help="list the rows and exit")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = kept_runs.arguments(__doc__, 1000, "pictures")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
-    parser.add_argument("--out", type=Path, default=ROOT / "out" / "pictures")
     parser.add_argument("--data", help="folder; default: that of get_fashion_mnist")
     parser.add_argument(
         "--program",
@@ -49,16 +40,6 @@ def arguments():
         default=ROOT / "build" / "release" / "bin" / "image_classifier",
     )
     return parser.parse_args()
-
-
-def pictures():
-    done = subprocess.run(
-        [ROOT / "scripts" / "get_fashion_mnist"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
 
 
 def train(given, data, row, seed, folder):
@@ -111,7 +92,7 @@ def main():
         print(*(row.name for row in rows), sep="\n")
         return 0
     folder = given.out / f"{given.steps}_steps"
-    data = given.data or pictures()
+    data = given.data or kept_runs.lines_of("get_fashion_mnist")[0]
     with ThreadPoolExecutor(given.jobs) as pool:
         runs = [
             pool.submit(train, given, data, row, seed, folder)

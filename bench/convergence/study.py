@@ -6,20 +6,18 @@ Runs that are complete in the folder are kept, so the study can be interrupted a
 widened. Writes table.md beside them, and prints it.
 """
 
-import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import kept_runs
+from kept_runs import ROOT
 from results import read_results, read_run
 from rows import all_rows
 from show import markdown
 
-ROOT = Path(__file__).resolve().parents[2]
 # There are more ranks than cores. No rank is bound to a core, and waiting ranks yield.
 LAUNCH = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -27,54 +25,18 @@ LAUNCH = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "passive",
 }
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", default="", metavar="REGEX", help="run only matching rows"
-    )
-    parser.add_argument("--list", action="store_true", help="list the rows and exit")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = kept_runs.arguments(__doc__, 500, "convergence")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--data", nargs="+", help="text; default: Jane Austen's novels")
-    parser.add_argument("--out", type=Path, default=ROOT / "out" / "convergence")
     parser.add_argument(
         "--program", type=Path, default=ROOT / "build" / "release" / "bin" / "train_gpt"
     )
     return parser.parse_args()
-
-
-def novels():
-    done = subprocess.run(
-        [ROOT / "scripts" / "get_austen"], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout.split("\n")[:-1]
-
-
-def launch(command):
-    """Runs it; returns why it failed, in a line, or nothing."""
-    try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            env={**os.environ, **LAUNCH},
-        )
-    except OSError as error:
-        return str(error)
-    if done.returncode == 0:
-        return ""
-    lines = done.stderr.strip().splitlines() or ["no reason given"]
-    own = [line for line in lines if line.startswith("train_gpt: ")]
-    return (own or lines)[-1]
 
 
 def train(given, data, row, seed, out):
@@ -90,7 +52,7 @@ def train(given, data, row, seed, out):
     ]
     command += ["--steps", str(given.steps), "--seed", str(seed), "--quiet"]
     command += ["--out", str(out), "--data", *data]
-    why = launch(command)
+    _, why = kept_runs.launch(command, LAUNCH)
     if why:
         print(f"{row.name}, seed {seed}: failed: {why}", file=sys.stderr, flush=True)
         return False
@@ -112,7 +74,7 @@ def main():
             print(f"{row.name:26} {row.flags}")
         return 0
     folder = given.out / f"{given.steps}_steps_{given.ranks}_ranks"
-    data = given.data or novels()
+    data = given.data or kept_runs.lines_of("get_austen")
     with ThreadPoolExecutor(given.jobs) as pool:
         runs = [
             pool.submit(
