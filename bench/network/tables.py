@@ -123,57 +123,49 @@ def parts_table(found):
     return table(head, lines)
 
 
+def planned_ways(results, names, measured):
+    """Yields each flat way of `thinwire plan` whose variant was measured at its rate,
+    with the rate and what was measured."""
+    for plan in results["plans"]:
+        for way in plan["ways"]:
+            found = measured.get((plan["mbit"], names.get(way.get("way"))))
+            if found is not None and way["exchange"] == "flat":
+                yield way, plan["mbit"], found
+
+
 def plan_table(results):
     """Returns the times of `thinwire plan` for each link beside the measured ones."""
     measured = {
-        (one.mbit, row.variant): row.seconds
+        (one.mbit, row.variant): row.seconds * 1e3
         for one in sets(results, "steps")
         if one.ranks == 2
         for row in one.rows
     }
-    head = [
-        "`thinwire plan`, 2 ranks",
-        "rate",
-        "planned, ms",
-        "measured, ms",
-        "planned over measured",
-    ]
+    head = ["`thinwire plan`, 2 ranks", "rate", "planned, ms", "measured, ms"]
+    head.append("planned over measured")
     lines = []
-    for plan in results["plans"]:
-        for way in plan["ways"]:
-            key = (plan["mbit"], PLANNED.get(way.get("way")))
-            if key not in measured or way["exchange"] != "flat":
-                continue
-            planned, seconds = way["ms_per_step"], measured[key]
-            lines.append(
-                [
-                    way["way"],
-                    rate(plan["mbit"]),
-                    digits(planned),
-                    digits(seconds * 1e3),
-                    f"{planned / (seconds * 1e3):.2f}",
-                ]
-            )
+    for way, mbit, own in planned_ways(results, PLANNED, measured):
+        planned = way["ms_per_step"]
+        times = [digits(planned), digits(own)]
+        lines.append([way["way"], rate(mbit), *times, f"{planned / own:.2f}"])
     return table(head, lines)
 
 
 def planned_runs_table(results):
     """Returns whole runs of `thinwire plan --steps` beside what their measured steps
     add up to."""
-    whole = {run.variant: run.whole for run in runs_to_loss(results)}
+    measured = {
+        (mbit, run.variant): seconds
+        for run in runs_to_loss(results)
+        for mbit, seconds in run.whole.items()
+    }
     head = ["`thinwire plan --steps`, 2 ranks", "rate", "planned", "measured steps"]
     head.append("planned over measured")
     lines = []
-    for plan in results["plans"]:
-        for way in plan["ways"]:
-            measured = whole.get(PLANNED_RUNS.get(way.get("way")), {}).get(plan["mbit"])
-            if measured is None or way["exchange"] != "flat":
-                continue
-            planned = way["run_seconds"]
-            longest = max(planned, measured)
-            times = [duration(planned, longest), duration(measured, longest)]
-            ratio = f"{planned / measured:.2f}"
-            lines.append([way["way"], rate(plan["mbit"]), *times, ratio])
+    for way, mbit, own in planned_ways(results, PLANNED_RUNS, measured):
+        planned = way["run_seconds"]
+        times = [duration(seconds, max(planned, own)) for seconds in (planned, own)]
+        lines.append([way["way"], rate(mbit), *times, f"{planned / own:.2f}"])
     return table(head, lines)
 
 
