@@ -102,22 +102,29 @@ def sync(path):
     os.close(descriptor)
 
 
-def torch_save(torch, state, folder, is_first):
-    path = folder / "torch.pt"
+def one_file(name, path, write, load, is_first):
+    """Returns a variant that writes one file on rank 0 and reads it on every rank."""
 
     def save():
         if is_first:
-            torch.save(state, path)
+            write()
             sync(path)
-            sync(folder)
+            sync(path.parent)
 
     def remove():
         if is_first:
             path.unlink(missing_ok=True)
 
-    return Variant(
-        "torch.save", save, lambda: torch.load(path, weights_only=True), remove=remove
-    )
+    return Variant(name, save, load, remove=remove)
+
+
+def torch_save(torch, state, folder, is_first):
+    path = folder / "torch.pt"
+
+    def load():
+        return torch.load(path, weights_only=True)
+
+    return one_file("torch.save", path, lambda: torch.save(state, path), load, is_first)
 
 
 def safetensors(state, folder, is_first):
@@ -125,21 +132,11 @@ def safetensors(state, folder, is_first):
 
     path = folder / "all.safetensors"
 
-    def save():
-        if is_first:
-            save_file(state, path)
-            sync(path)
-            sync(folder)
-
-    def remove():
-        if is_first:
-            path.unlink(missing_ok=True)
-
     def load():
         # load_file() maps the file; clone() reads it.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
-    return Variant("safetensors", save, load, remove=remove)
+    return one_file("safetensors", path, lambda: save_file(state, path), load, is_first)
 
 
 def dcp(torch, state, folder, is_first):
