@@ -17,90 +17,88 @@ class Row:
         return self.against or self.dense
 
 
+# Title and flags of Adam's kind.
+WAYS = {
+    "adam": ("Adam", "--optimizer adam"),
+    "onebit_adam": ("1-bit Adam", "--optimizer onebit_adam"),
+    "zero_one_adam": (
+        "0/1 Adam",
+        "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4",
+    ),
+    "lean_onebit_adam": ("Lean 1-bit Adam", "--optimizer lean_onebit_adam"),
+    "zero_4_4": (
+        "ZeRO-2, Adam, 4 bits",
+        (
+            "--optimizer adam --set zero_optimization.stage=2"
+            " --set zero_bits_up=4 --set zero_bits_down=4"
+        ),
+    ),
+}
+
+# Ends of a row's name and title, and more flags.
+PLAIN = ("", "", "")
+AUTO = ("_auto", ", freeze auto", " --freeze-step auto")
+LAGGED = ("_lagged", ", lagged clipping", " --set lagged_clipping=true")
+WARM = [
+    (f"_warm{bits}", f", warm-up over {bits} bits", f" --set warmup_bits={bits}")
+    for bits in (8, 4)
+]
 # Two emulated hosts of two ranks each.
-BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"
-LOW_BIT_ZERO = "--optimizer adam --set zero_optimization.stage=2 --set zero_bits_up=4 --set zero_bits_down=4"
+BY_HOST = (
+    "_by_host",
+    ", by host",
+    " --set hierarchy=by_host --set ranks_per_host=2",
+)
 
-ZERO_ONE = "--optimizer zero_one_adam --set optimizer.params.local_step_clipper=4"
+
+def adam_row(lr, way, change=PLAIN, against=""):
+    """Returns a row; `against` is a way, and empty for Adam."""
+    (title, flags), (end, more_title, more) = WAYS[way], change
+    return Row(
+        f"{way}{end}_{lr}",
+        f"{title}{more_title}, lr {lr}",
+        f"{flags}{more} --lr {lr}",
+        f"adam_{lr}",
+        f"{against}_{lr}" if against else "",
+    )
 
 
-def warm_rows(name, title, flags, lr, dense, end=""):
-    """Returns rows of a low-bit warm-up, to be compared with row `name` + `end`, whose
-    warm-up is exact."""
-    return [
-        Row(
-            f"{name}_warm{bits}{end}",
-            f"{title}, warm-up over {bits} bits, lr {lr}",
-            f"{flags} --lr {lr} --set warmup_bits={bits}",
-            dense,
-            f"{name}{end}",
-        )
-        for bits in (8, 4)
-    ]
+def lamb_row(lr, way, clip, change=PLAIN, against=""):
+    """Returns a row of LAMB or 1-bit LAMB; `against` is a row, and empty for LAMB."""
+    (name, title, norm), (end, more_title, more) = clip, change
+    return Row(
+        f"{way}{name}{end}",
+        f"{'LAMB' if way == 'lamb' else '1-bit LAMB'}{title}{more_title}, lr {lr}",
+        f"--optimizer {way} --clip {norm}{more} --lr {lr}",
+        f"lamb{name}",
+        against,
+    )
+
+
+CLIP, NO_CLIP = ("_clip", ", clip 1", 1), ("", ", no clip", 0)
 
 
 def low_bit_wire_rows(lr, lamb_lr):
     """Returns rows of low-bit ZeRO, in little memory, with lagged clipping, or
     hierarchical."""
-    lamb = "--optimizer onebit_lamb --clip 1"
 
-    def row(name, title, flags, against):
-        return Row(
-            f"{name}_{lr}",
-            f"{title}, lr {lr}",
-            f"{flags} --lr {lr}",
-            f"adam_{lr}",
-            f"{against}_{lr}",
-        )
-
-    def by_host(name, title, flags):
-        return row(f"{name}_by_host", f"{title}, by host", f"{flags} {BY_HOST}", name)
+    def lamb(change):
+        return lamb_row(lamb_lr, "onebit_lamb", CLIP, change, "onebit_lamb_clip")
 
     return [
-        row("zero_4_4", "ZeRO-2, Adam, 4 bits", LOW_BIT_ZERO, "adam"),
-        row(
-            "zero_4_4_by_host",
-            "ZeRO-2, Adam, 4 bits, by host",
-            f"{LOW_BIT_ZERO} {BY_HOST}",
-            "adam",
-        ),
-        row(
-            "lean_onebit_adam",
-            "Lean 1-bit Adam",
-            "--optimizer lean_onebit_adam",
-            "onebit_adam",
-        ),
+        adam_row(lr, "zero_4_4"),
+        adam_row(lr, "zero_4_4", BY_HOST),
+        adam_row(lr, "lean_onebit_adam", PLAIN, "onebit_adam"),
         *(
-            one
-            for name, title, flags in (
-                ("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
-                ("zero_one_adam", "0/1 Adam", ZERO_ONE),
-                (
-                    "lean_onebit_adam",
-                    "Lean 1-bit Adam",
-                    "--optimizer lean_onebit_adam",
-                ),
-            )
-            for one in warm_rows(name, title, flags, lr, f"adam_{lr}", f"_{lr}")
+            adam_row(lr, way, warm, way)
+            for way in ("onebit_adam", "zero_one_adam", "lean_onebit_adam")
+            for warm in WARM
         ),
-        *warm_rows(
-            "onebit_lamb_clip", "1-bit LAMB, clip 1", lamb, lamb_lr, "lamb_clip"
-        ),
-        row(
-            "onebit_adam_lagged",
-            "1-bit Adam, lagged clipping",
-            "--optimizer onebit_adam --set lagged_clipping=true",
-            "onebit_adam",
-        ),
-        by_host("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
-        by_host("zero_one_adam", "0/1 Adam", ZERO_ONE),
-        Row(
-            "onebit_lamb_clip_by_host",
-            f"1-bit LAMB, clip 1, by host, lr {lamb_lr}",
-            f"{lamb} --lr {lamb_lr} {BY_HOST}",
-            "lamb_clip",
-            "onebit_lamb_clip",
-        ),
+        *map(lamb, WARM),
+        adam_row(lr, "onebit_adam", LAGGED, "onebit_adam"),
+        adam_row(lr, "onebit_adam", BY_HOST, "onebit_adam"),
+        adam_row(lr, "zero_one_adam", BY_HOST, "zero_one_adam"),
+        lamb(BY_HOST),
     ]
 
 
@@ -141,49 +139,19 @@ def outer_rows(lr):
     ]
 
 
-def adam_rows(lr):
-    dense = f"adam_{lr}"
-
-    def row(name, title, flags):
-        return Row(f"{name}_{lr}", f"{title}, lr {lr}", f"{flags} --lr {lr}", dense)
-
-    onebit = "--optimizer onebit_adam"
-    return [
-        row("adam", "Adam", "--optimizer adam"),
-        row("onebit_adam", "1-bit Adam", onebit),
-        row("zero_one_adam", "0/1 Adam", ZERO_ONE),
-        row(
-            "onebit_adam_auto",
-            "1-bit Adam, freeze auto",
-            f"{onebit} --freeze-step auto",
-        ),
-    ]
-
-
-def lamb_rows(lr):
-    def rows(name, title, flags):
-        flags = f"{flags} --lr {lr}"
-        return [
-            Row(
-                f"lamb{name}",
-                f"LAMB{title}, lr {lr}",
-                f"--optimizer lamb {flags}",
-                f"lamb{name}",
-            ),
-            Row(
-                f"onebit_lamb{name}",
-                f"1-bit LAMB{title}, lr {lr}",
-                f"--optimizer onebit_lamb {flags}",
-                f"lamb{name}",
-            ),
-        ]
-
-    return [*rows("_clip", ", clip 1", "--clip 1"), *rows("", ", no clip", "--clip 0")]
-
-
 def all_rows():
     """Returns the rows in order of importance."""
-    first, second, lamb = adam_rows("1.5e-3"), adam_rows("3e-3"), lamb_rows("1e-2")
+    first, second = (
+        [
+            *(adam_row(lr, way) for way in ("adam", "onebit_adam", "zero_one_adam")),
+            adam_row(lr, "onebit_adam", AUTO),
+        ]
+        for lr in ("1.5e-3", "3e-3")
+    )
+    clipped, unclipped = (
+        [lamb_row("1e-2", way, clip) for way in ("lamb", "onebit_lamb")]
+        for clip in (CLIP, NO_CLIP)
+    )
     wire = low_bit_wire_rows("1.5e-3", "1e-2")
     outer = outer_rows("1.5e-3")
-    return [*first[:3], *lamb[:2], *wire, *outer, *first[3:], *lamb[2:], *second]
+    return [*first[:3], *clipped, *wire, *outer, *first[3:], *unclipped, *second]
