@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/thinwire/bench/exchange_rows.h"
 #include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/saved_training.h"
 #include "thinwire/comm/local.h"
@@ -23,6 +23,7 @@ namespace {
 
 using thinwire::apps::bench::median;
 using thinwire::apps::bench::SavedTraining;
+using thinwire::apps::bench::slowest_seconds;
 namespace comm = thinwire::comm;
 
 struct Result {
@@ -31,18 +32,6 @@ struct Result {
   std::uint64_t bytes = 0;
   std::uint64_t manifest_bytes = 0;
 };
-
-template <class Body>
-double slowest_seconds(comm::Communicator& comm, const Body& body) {
-  comm.barrier();
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-          .count();
-  comm.all_reduce(std::span(&seconds, 1), comm::ReduceOp::kMax);
-  return seconds;
-}
 
 void run(comm::Communicator& comm, const SavedTraining::Settings& settings,
          int rounds, Result& result) {

@@ -120,17 +120,12 @@ class TanhNet {
   }
 };
 
-enum class Seen { kAll, kCommon, kLate };
-
-double validation_loss(std::span<const float> params, Seen seen) {
-  std::mt19937 random(seen == Seen::kLate ? 10 : 9);
+double validation_loss(std::span<const float> params) {
+  std::mt19937 random(9);
   std::normal_distribution<float> normal;
   double loss = 0;
   for (int i = 0; i < kValidationSamples; ++i) {
-    auto token = static_cast<std::uint32_t>(random()) % kTokens;
-    if (seen == Seen::kCommon) token %= kCommonTokens;
-    if (seen == Seen::kLate)
-      token = kCommonTokens + token % (kTokens - kCommonTokens);
+    const auto token = static_cast<std::uint32_t>(random()) % kTokens;
     loss += TanhNet::loss(params, Sample(token, random, normal),
                           static_cast<float>(kValidationSamples));
   }
@@ -225,11 +220,8 @@ void train(const Run& run) {
   const bool equal = std::all_of(params.begin(), params.end(),
                                  [&](auto& p) { return p == params[0]; });
   std::cout << fmt::format(
-      "{{\"loss\": {:.6g}, \"common\": {:.6g}, \"late\": {:.6g}, "
-      "\"frozen_at\": {}, \"equal\": {}}}\n",
-      validation_loss(params[0], Seen::kAll),
-      validation_loss(params[0], Seen::kCommon),
-      validation_loss(params[0], Seen::kLate), frozen, equal);
+      "{{\"loss\": {:.6g}, \"frozen_at\": {}, \"equal\": {}}}\n",
+      validation_loss(params[0]), frozen, equal);
 }
 
 }  // namespace

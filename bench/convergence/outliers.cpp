@@ -46,7 +46,6 @@ struct Case {
 
 struct Outcome {
   double distance = 0;      // mean of the others, at the end
-  double own = 0;           // of the element itself
   double longest_step = 0;  // of any element, in any step; inf if not finite
 };
 
@@ -97,7 +96,6 @@ Outcome outcome_of(const std::vector<float>& params, double longest_step) {
     if (i != kOutlier) outcome.distance += std::abs(params[i] - kOptimum);
   }
   outcome.distance /= kElements - 1;
-  outcome.own = std::abs(params[kOutlier] - kOptimum);
   return outcome;
 }
 
@@ -141,9 +139,9 @@ int main(int argc, char** argv) {
                                .size = std::stof(argv[i])});
       // Numbers that JSON lacks are written as text.
       std::cout << fmt::format(
-          "{{\"size\": \"{}\", \"distance\": \"{:.4g}\", \"own\": \"{:.4g}\", "
+          "{{\"size\": \"{}\", \"distance\": \"{:.4g}\", "
           "\"longest_step\": \"{:.4g}\"}}\n",
-          argv[i], o.distance, o.own, o.longest_step);
+          argv[i], o.distance, o.longest_step);
     }
   } catch (const std::exception& error) {
     std::cerr << "outliers: " << error.what() << '\n';

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -108,13 +107,6 @@ Work prepare_fixed_cost(std::size_t elements, const std::string& folder) {
           .bytes_per_element = kSavedBytes};
 }
 
-double seconds_of(const std::function<void()>& body) {
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-      .count();
-}
-
 // Steps on all processors for ten times as long as a save takes, with and
 // without a save behind the steps. Only Adam steps, because nothing else
 // competes more for the memory that the save needs.
@@ -203,7 +195,7 @@ std::string why_not(const CheckpointRow& row, std::size_t elements) {
       row.name, needed, parent, free);
 }
 
-Result measure(const CheckpointRow& row, const CheckpointSettings& settings) {
+Result measure(const CheckpointRow& row, const Settings& settings) {
   const std::size_t elements = elements_of(row, settings.elements);
   const ScratchFolder folder(folder_of(row));
   const Work work = row.prepare(elements, folder.path());

@@ -37,12 +37,8 @@ struct CheckpointRow {
 [[nodiscard]] std::string why_not(const CheckpointRow& row,
                                   std::size_t elements);
 
-struct CheckpointSettings {
-  std::size_t elements = 0;
-  int rounds = 1;
-};
 /// Measures in a folder of its own and removes it.
 [[nodiscard]] Result measure(const CheckpointRow& row,
-                             const CheckpointSettings& settings);
+                             const Settings& settings);
 
 }  // namespace thinwire::apps::bench

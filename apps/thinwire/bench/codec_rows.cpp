@@ -7,7 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include "apps/thinwire/bench/partition.h"
 #include "apps/thinwire/bench/rows.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/sign_compress.h"

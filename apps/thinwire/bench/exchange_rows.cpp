@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "apps/thinwire/bench/exchange_rows.h"
 
-#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -53,14 +52,6 @@ std::function<void()> prepare_compressed(comm::Communicator& comm,
   return [work] { work->exchange.all_reduce(work->values.view()); };
 }
 
-const std::vector<ExchangeRow>& all_rows() {
-  static const std::vector<ExchangeRow> rows = {
-      {"exchange/all_reduce_fp32", prepare_all_reduce},
-      {"exchange/compressed", prepare_compressed},
-  };
-  return rows;
-}
-
 // Sends the same number of bytes from every rank to the others, in one exchange
 // and without arithmetic or copies.
 class RawTransfer {
@@ -85,19 +76,6 @@ class RawTransfer {
   Buffer received_;
 };
 
-// Returns the seconds of the slowest rank; all begin together.
-double slowest_seconds(comm::Communicator& comm,
-                       const std::function<void()>& body) {
-  comm.barrier();
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-          .count();
-  comm.all_reduce(std::span(&seconds, 1), comm::ReduceOp::kMax);
-  return seconds;
-}
-
 // Returns the bytes of the rank that sends most, because chunks may differ by a
 // block.
 std::uint64_t most_bytes_sent(comm::Communicator& comm,
@@ -111,10 +89,24 @@ std::uint64_t most_bytes_sent(comm::Communicator& comm,
 
 }  // namespace
 
-std::span<const ExchangeRow> exchange_rows() { return all_rows(); }
+std::span<const ExchangeRow> exchange_rows() {
+  static const std::vector<ExchangeRow> rows = {
+      {"exchange/all_reduce_fp32", prepare_all_reduce},
+      {"exchange/compressed", prepare_compressed},
+  };
+  return rows;
+}
+
+double slowest_seconds(comm::Communicator& comm,
+                       const std::function<void()>& body) {
+  comm.barrier();
+  double seconds = seconds_of(body);
+  comm.all_reduce(std::span(&seconds, 1), comm::ReduceOp::kMax);
+  return seconds;
+}
 
 Result measure(comm::Communicator& comm, const ExchangeRow& row,
-               const ExchangeSettings& settings) {
+               const Settings& settings) {
   ThreadPool pool(settings.threads);
   const auto run = row.prepare(comm, settings.elements, pool);
   const std::uint64_t bytes = most_bytes_sent(comm, run);

@@ -23,17 +23,12 @@ struct ExchangeRow {
 
 [[nodiscard]] std::span<const ExchangeRow> exchange_rows();
 
-struct ExchangeSettings {
-  std::size_t elements = 0;
-  int threads = 1;
-  int rounds = 1;
-  /// Speed of the link over which each rank sends. If it is 0 (unknown), the
-  /// limit is a plain all-to-all of as many bytes, measured in the same rounds.
-  double link_gbps = 0;
-};
+/// Returns the seconds of the slowest rank; all begin together.
+[[nodiscard]] double slowest_seconds(comm::Communicator& comm,
+                                     const std::function<void()>& body);
 
 /// Measures a row. Collective; every rank gets the times of the slowest rank.
 [[nodiscard]] Result measure(comm::Communicator& comm, const ExchangeRow& row,
-                             const ExchangeSettings& settings);
+                             const Settings& settings);
 
 }  // namespace thinwire::apps::bench

@@ -11,26 +11,30 @@ namespace thinwire::apps::bench {
 
 namespace {
 
-double seconds_of(const Variant& variant) {
+double timed(const Variant& variant) {
   if (variant.before) variant.before();
-  const auto begin = std::chrono::steady_clock::now();
-  variant.run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-      .count();
+  return seconds_of(variant.run);
 }
 
 }  // namespace
 
+double seconds_of(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
 Interleaved interleave(std::span<const Variant> variants, int rounds) {
   Interleaved result;
   result.seconds.resize(variants.size());
-  for (const Variant& variant : variants) (void)seconds_of(variant);
+  for (const Variant& variant : variants) (void)timed(variant);
   for (int round = 0; round < rounds; ++round) {
     if (!wait_until_quiet()) ++result.busy_rounds;
     for (std::size_t i = 0; i < variants.size(); ++i) {
       const std::size_t v =
           (i + static_cast<std::size_t>(round)) % variants.size();
-      result.seconds[v].push_back(seconds_of(variants[v]));
+      result.seconds[v].push_back(timed(variants[v]));
     }
   }
   return result;

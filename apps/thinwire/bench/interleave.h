@@ -21,6 +21,8 @@ struct Interleaved {
   int busy_rounds = 0;
 };
 
+[[nodiscard]] double seconds_of(const std::function<void()>& body);
+
 /// Runs every variant once per round, one after the other. Each round begins
 /// with another variant. One more round runs first and does not count.
 [[nodiscard]] Interleaved interleave(std::span<const Variant> variants,

@@ -3,8 +3,6 @@
 
 #include <atomic>
 
-#include "apps/thinwire/bench/partition.h"
-
 namespace thinwire::apps::bench {
 
 namespace {

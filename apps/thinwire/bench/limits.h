@@ -10,6 +10,10 @@
 
 namespace thinwire::apps::bench {
 
+/// Rows and limits divide arrays among threads in multiples of this, so that a
+/// thread touches the same part of memory in both.
+inline constexpr std::size_t kPieceElements = std::size_t{1} << 16;
+
 /// Loops that only move memory. A kernel can be faster only as far as its mix
 /// of reads and writes differs.
 enum class Limit {

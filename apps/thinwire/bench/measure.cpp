@@ -56,7 +56,7 @@ std::vector<std::vector<const Row*>> in_groups(
 }
 
 std::vector<Result> measure(std::span<const Row* const> group,
-                            const MeasureSettings& settings) {
+                            const Settings& settings) {
   const Row& first = *group.front();
   ThreadPool pool(settings.threads);
   Limits limits(settings.elements, pool);

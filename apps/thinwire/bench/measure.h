@@ -12,12 +12,6 @@
 
 namespace thinwire::apps::bench {
 
-struct MeasureSettings {
-  std::size_t elements = 0;
-  int threads = 1;
-  int rounds = 1;
-};
-
 /// Groups adjacent rows that differ only in Row::prefetch. A group is measured
 /// in the same rounds and over the same memory.
 [[nodiscard]] std::vector<std::vector<const Row*>> in_groups(
@@ -27,7 +21,7 @@ struct MeasureSettings {
 /// reading if they only read. Writes to stderr if something else kept the
 /// machine busy.
 [[nodiscard]] std::vector<Result> measure(std::span<const Row* const> group,
-                                          const MeasureSettings& settings);
+                                          const Settings& settings);
 
 /// Writes a line to stderr if rounds of this row began on a busy machine.
 void say_if_busy(const std::string& row, const Interleaved& measured);

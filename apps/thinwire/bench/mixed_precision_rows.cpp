@@ -6,7 +6,6 @@
 #include <cmath>
 #include <memory>
 
-#include "apps/thinwire/bench/partition.h"
 #include "apps/thinwire/bench/rows.h"
 #include "kernels/pooled_norm.h"
 #include "optim/step_pieces.h"
@@ -59,23 +58,13 @@ struct MixedPrecisionWork {
   Buffer low_precision;
 };
 
-Variant prepare(std::size_t elements, ThreadPool& pool, DType grad, DType low) {
-  auto work = std::make_shared<MixedPrecisionWork>(elements, grad, low);
-  return {[work, &pool] { work->run(pool); }};
-}
-
 }  // namespace
 
-Variant prepare_mixed_fp16(std::size_t n, ThreadPool& pool) {
-  return prepare(n, pool, DType::kFloat16, DType::kFloat16);
-}
-
-Variant prepare_mixed_bf16(std::size_t n, ThreadPool& pool) {
-  return prepare(n, pool, DType::kBFloat16, DType::kBFloat16);
-}
-
-Variant prepare_mixed_accumulated(std::size_t n, ThreadPool& pool) {
-  return prepare(n, pool, DType::kFloat32, DType::kFloat16);
+Prepare mixed_precision(DType grad, DType low) {
+  return [grad, low](std::size_t elements, ThreadPool& pool) -> Variant {
+    auto work = std::make_shared<MixedPrecisionWork>(elements, grad, low);
+    return {[work, &pool] { work->run(pool); }};
+  };
 }
 
 }  // namespace thinwire::apps::bench

@@ -60,6 +60,15 @@ Variant step_of(const std::shared_ptr<Work>& work) {
   return {[work] { work->run(); }, [work] { work->measure(); }};
 }
 
+// Times steps from the second one after the freeze on.
+template <class Optimizer, class Options>
+Prepare compressed_step(Options options) {
+  options.freeze.step = 1;
+  return [options](std::size_t elements, ThreadPool& pool) {
+    return step_of(work_of<Optimizer>(elements, pool, options));
+  };
+}
+
 }  // namespace
 
 Variant prepare_norm_during_backward(std::size_t elements, ThreadPool& pool) {
@@ -68,26 +77,13 @@ Variant prepare_norm_during_backward(std::size_t elements, ThreadPool& pool) {
   return {[work] { work->measure(); }};
 }
 
-Variant prepare_onebit_adam(std::size_t elements, ThreadPool& pool) {
-  const auto work = work_of<optim::OnebitAdam>(
-      elements, pool, optim::OnebitAdamOptions{.freeze = {.step = 1}});
-  return step_of(work);
+Prepare onebit_adam_step(DType residuals) {
+  return compressed_step<optim::OnebitAdam>(
+      optim::OnebitAdamOptions{.compression = {.residual_dtype = residuals}});
 }
 
-Variant prepare_onebit_adam_bf16_residual(std::size_t elements,
-                                          ThreadPool& pool) {
-  const auto work = work_of<optim::OnebitAdam>(
-      elements, pool,
-      optim::OnebitAdamOptions{
-          .freeze = {.step = 1},
-          .compression = {.residual_dtype = DType::kBFloat16}});
-  return step_of(work);
-}
-
-Variant prepare_onebit_lamb(std::size_t elements, ThreadPool& pool) {
-  const auto work = work_of<optim::OnebitLamb>(
-      elements, pool, optim::OnebitLambOptions{.freeze = {.step = 1}});
-  return step_of(work);
+Prepare onebit_lamb_step() {
+  return compressed_step<optim::OnebitLamb>(optim::OnebitLambOptions{});
 }
 
 // The interval between syncs doubles after every step, so no sync follows.

@@ -11,6 +11,16 @@
 
 namespace thinwire::apps::bench {
 
+/// How a row is measured; rows of one rank, or of files, ignore some.
+struct Settings {
+  std::size_t elements = 0;
+  int threads = 1;
+  int rounds = 1;
+  /// Speed of the link over which each rank sends. If it is 0 (unknown), the
+  /// limit is a plain all-to-all of as many bytes, measured in the same rounds.
+  double link_gbps = 0;
+};
+
 /// One measured row.
 struct Result {
   std::string name;

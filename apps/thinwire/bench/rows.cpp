@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -13,72 +11,42 @@
 #include "kernels/pooled_norm.h"
 #include "optim/step_pieces.h"
 #include "thinwire/core/buffer.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/optim/lamb.h"
 
 namespace thinwire::apps::bench {
 
 namespace {
 
-// ------------------------------------------------------------------- Adam
-struct AdamWork {
-  AdamWork(std::size_t elements, DType dtype)
+// A step of an update rule.
+template <class Rule>
+struct RuleWork {
+  RuleWork(std::size_t elements, DType dtype)
       : rule(ParameterLayout::of({{"all", {elements}}}),
              {.learning_rate = 1e-4, .weight_decay = 0.01}),
         params(random_values(elements, 1)),
         grads(elements, dtype) {
-    const Buffer values = random_values(elements, 2);
-    if (dtype == DType::kFloat32) {
-      std::memcpy(grads.data(), values.data(), values.bytes());
-    } else {
-      const auto from = values.as<float>();
-      const auto to = grads.as<BFloat16>();
-      std::transform(from.begin(), from.end(), to.begin(),
-                     [](float value) { return to_bfloat16(value); });
-    }
+    kernels::convert(random_values(elements, 2).view(), grads.view());
   }
 
   void run(ThreadPool& pool) {
     rule.apply(++step, {params.view(), grads.view(), 0.5f}, pool);
   }
 
-  optim::Adam rule;
+  Rule rule;
   Buffer params;
   Buffer grads;
   std::int64_t step = 0;
 };
 
-Variant prepare_adam(std::size_t elements, ThreadPool& pool, DType dtype) {
-  auto work = std::make_shared<AdamWork>(elements, dtype);
-  return {[work, &pool] { work->run(pool); }};
-}
-
-Variant prepare_adam_fp32(std::size_t n, ThreadPool& pool) {
-  return prepare_adam(n, pool, DType::kFloat32);
-}
-
-Variant prepare_adam_bf16(std::size_t n, ThreadPool& pool) {
-  return prepare_adam(n, pool, DType::kBFloat16);
-}
-
-// ------------------------------------------------------------------- LAMB
-Variant prepare_lamb(std::size_t elements, ThreadPool& pool) {
-  struct Work {
-    optim::Lamb rule;
-    Buffer params;
-    Buffer grads;
-    std::int64_t step = 0;
+template <class Rule>
+Prepare rule_step(DType grads) {
+  return [grads](std::size_t elements, ThreadPool& pool) -> Variant {
+    auto work = std::make_shared<RuleWork<Rule>>(elements, grads);
+    return {[work, &pool] { work->run(pool); }};
   };
-  auto work = std::make_shared<Work>(
-      Work{optim::Lamb(ParameterLayout::of({{"all", {elements}}}),
-                       {.learning_rate = 1e-4, .weight_decay = 0.01}),
-           random_values(elements, 1), random_values(elements, 2)});
-  return {[work, &pool] {
-    work->rule.apply(++work->step,
-                     {work->params.view(), work->grads.view(), 0.5f}, pool);
-  }};
 }
 
-// ------------------------------------------------------------------- norm
 Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
   auto values = std::make_shared<Buffer>(random_values(elements, 3));
   return {[values, &pool] {
@@ -125,35 +93,38 @@ std::vector<Row> plain_rows() {
   constexpr double kServed = 8.125 + 4 / 8.0;
   constexpr double kServer = kServed / 4;
   return {
-      {"adam/fp32", 28, Limit::kAdamStreams, false, prepare_adam_fp32},
-      {"adam/bf16_grads", 26, Limit::kAdamStreams, false, prepare_adam_bf16},
+      {"adam/fp32", 28, Limit::kAdamStreams, false,
+       rule_step<optim::Adam>(DType::kFloat32)},
+      {"adam/bf16_grads", 26, Limit::kAdamStreams, false,
+       rule_step<optim::Adam>(DType::kBFloat16)},
       {"mixed_precision/adam_fp16", 2 + 28, Limit::kAdamStreams, false,
-       prepare_mixed_fp16},
+       mixed_precision(DType::kFloat16, DType::kFloat16)},
       {"mixed_precision/adam_bf16", 2 + 28, Limit::kAdamStreams, false,
-       prepare_mixed_bf16},
+       mixed_precision(DType::kBFloat16, DType::kBFloat16)},
       {"mixed_precision/adam_fp16_accumulated", 4 + 30, Limit::kAdamStreams,
-       false, prepare_mixed_accumulated},
+       false, mixed_precision(DType::kFloat32, DType::kFloat16)},
       {"zero2/shard_step", 2 + 28, Limit::kAdamStreams, false,
-       prepare_zero_fp16},
+       zero_step(DType::kFloat16)},
       {"zero2/shard_step_bf16", 2 + 28, Limit::kAdamStreams, false,
-       prepare_zero_bf16},
+       zero_step(DType::kBFloat16)},
       {"zero2/shard_step_accumulated", 4 + 30, Limit::kAdamStreams, false,
-       prepare_zero_accumulated},
+       zero_step(DType::kFloat16, 2)},
       {"offload/host_step", 2 + 28, Limit::kAdamStreams, false,
-       prepare_zero_fp16},
+       zero_step(DType::kFloat16)},
       {"norm/during_backward", 4, Limit::kAdd, false,
        prepare_norm_during_backward},
       {"onebit_adam/compressed_step@w4", 12.25 + kServer + 12.125, Limit::kAdd,
-       false, prepare_onebit_adam},
+       false, onebit_adam_step()},
       {"onebit_adam/bf16_residual@w4", (12.25 - 4) + (kServed - 4) / 4 + 12.125,
-       Limit::kAdd, false, prepare_onebit_adam_bf16_residual},
+       Limit::kAdd, false, onebit_adam_step(DType::kBFloat16)},
       {"onebit_adam/encode", 12.25, Limit::kAdd, false,
        prepare_momentum_encode},
       {"onebit_adam/serve@w4", kServed, Limit::kAdd, false, prepare_serve},
       {"onebit_adam/apply", 12.125, Limit::kAdd, false, prepare_apply},
-      {"lamb/fp32", 40, Limit::kAdd, false, prepare_lamb},
+      {"lamb/fp32", 40, Limit::kAdd, false,
+       rule_step<optim::Lamb>(DType::kFloat32)},
       {"onebit_lamb/compressed_step@w4", 12.25 + kServer + 16.25 + 12.125,
-       Limit::kAdd, false, prepare_onebit_lamb},
+       Limit::kAdd, false, onebit_lamb_step()},
       {"zero_one_adam/local_step", 32, Limit::kAdd, false, prepare_local_step},
       {"zero_one_adam/sync_step@w4", 24.125 + kServer + 16.125, Limit::kAdd,
        false, prepare_sync_step},

@@ -15,6 +15,10 @@
 
 namespace thinwire::apps::bench {
 
+/// Allocates and fills arrays, and returns a function that runs over them once.
+/// The pool must outlive that function.
+using Prepare = std::function<Variant(std::size_t elements, ThreadPool& pool)>;
+
 /// One line of the result, which reads or writes arrays in memory.
 struct Row {
   std::string name;
@@ -22,9 +26,7 @@ struct Row {
   Limit limit = Limit::kAdd;
   /// Whether the row hardly writes and is compared with Limit::kRead as well.
   bool only_reads = false;
-  /// Allocates and fills the arrays, and returns a function that runs over them
-  /// once. The pool must outlive that function.
-  std::function<Variant(std::size_t elements, ThreadPool& pool)> prepare;
+  Prepare prepare;
   /// Forces prefetch in the kernels; unset, the process's choice holds.
   std::optional<bool> prefetch{};
 
@@ -41,16 +43,11 @@ struct Row {
 /// These are in optimizer_rows.cpp.
 [[nodiscard]] Variant prepare_norm_during_backward(std::size_t elements,
                                                    ThreadPool& pool);
-[[nodiscard]] Variant prepare_onebit_adam(std::size_t elements,
-                                          ThreadPool& pool);
-[[nodiscard]] Variant prepare_onebit_lamb(std::size_t elements,
-                                          ThreadPool& pool);
+[[nodiscard]] Prepare onebit_adam_step(DType residuals = DType::kFloat32);
+[[nodiscard]] Prepare onebit_lamb_step();
 [[nodiscard]] Variant prepare_local_step(std::size_t elements,
                                          ThreadPool& pool);
 [[nodiscard]] Variant prepare_sync_step(std::size_t elements, ThreadPool& pool);
-
-[[nodiscard]] Variant prepare_onebit_adam_bf16_residual(std::size_t elements,
-                                                        ThreadPool& pool);
 
 /// These are in codec_rows.cpp.
 [[nodiscard]] Variant prepare_encode(std::size_t elements, ThreadPool& pool);
@@ -60,19 +57,12 @@ struct Row {
 [[nodiscard]] Variant prepare_serve(std::size_t elements, ThreadPool& pool);
 [[nodiscard]] Variant prepare_apply(std::size_t elements, ThreadPool& pool);
 
-/// These are in mixed_precision_rows.cpp.
-[[nodiscard]] Variant prepare_mixed_fp16(std::size_t elements,
-                                         ThreadPool& pool);
-[[nodiscard]] Variant prepare_mixed_bf16(std::size_t elements,
-                                         ThreadPool& pool);
-[[nodiscard]] Variant prepare_mixed_accumulated(std::size_t elements,
-                                                ThreadPool& pool);
+/// This is in mixed_precision_rows.cpp: gradients of type `grad`, a model in
+/// `low`.
+[[nodiscard]] Prepare mixed_precision(DType grad, DType low);
 
-/// These are in zero_rows.cpp.
-[[nodiscard]] Variant prepare_zero_fp16(std::size_t elements, ThreadPool& pool);
-[[nodiscard]] Variant prepare_zero_bf16(std::size_t elements, ThreadPool& pool);
-[[nodiscard]] Variant prepare_zero_accumulated(std::size_t elements,
-                                               ThreadPool& pool);
+/// This is in zero_rows.cpp.
+[[nodiscard]] Prepare zero_step(DType dtype, int backwards = 1);
 
 /// Returns values in (-1, 1), none of them 0, the same in every run.
 [[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);

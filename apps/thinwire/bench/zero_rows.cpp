@@ -67,29 +67,21 @@ struct ZeroWork {
   std::unique_ptr<zero::ZeroOptimizer> optimizer;
 };
 
-Variant prepare(std::size_t elements, ThreadPool& pool, int backwards,
-                zero::ZeroOptions options) {
-  options.stage = 2;
-  options.loss_scale = {.initial_scale = kLossScale, .dynamic = false};
-  options.exchange.max_grad_norm = 1;
-  options.exchange.num_threads = pool.num_threads();
-  auto work = std::make_shared<ZeroWork>(elements, backwards, options);
-  return {[work] { work->optimizer->step(); },
-          [work, &pool] { work->collect(pool); }};
-}
-
 }  // namespace
 
-Variant prepare_zero_fp16(std::size_t n, ThreadPool& pool) {
-  return prepare(n, pool, 1, {.dtype = DType::kFloat16});
-}
-
-Variant prepare_zero_bf16(std::size_t n, ThreadPool& pool) {
-  return prepare(n, pool, 1, {.dtype = DType::kBFloat16});
-}
-
-Variant prepare_zero_accumulated(std::size_t n, ThreadPool& pool) {
-  return prepare(n, pool, 2, {.dtype = DType::kFloat16});
+Prepare zero_step(DType dtype, int backwards) {
+  return [=](std::size_t elements, ThreadPool& pool) -> Variant {
+    auto work = std::make_shared<ZeroWork>(
+        elements, backwards,
+        zero::ZeroOptions{
+            .stage = 2,
+            .dtype = dtype,
+            .loss_scale = {.initial_scale = kLossScale, .dynamic = false},
+            .exchange = {.max_grad_norm = 1,
+                         .num_threads = pool.num_threads()}});
+    return {[work] { work->optimizer->step(); },
+            [work, &pool] { work->collect(pool); }};
+  };
 }
 
 }  // namespace thinwire::apps::bench

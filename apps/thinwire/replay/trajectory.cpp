@@ -97,7 +97,7 @@ class Run {
   void compare_wrapper(std::size_t t, const optim::StepReport& report,
                        double loss_scale_before) {
     const json& log = log_of(t);
-    compare_flag(t, log, "overflow", !report.applied);
+    StepLog{comparison_, t, log}.flag("overflow", !report.applied);
     const auto number = [&](const char* name, double got) {
       comparison_.text({t, name}, json(got).dump(), log.at(name).dump());
     };
@@ -110,6 +110,7 @@ class Run {
 
   void step(std::size_t t) {
     const json& log = meta_.at("step_log").at(t);
+    const StepLog compared{comparison_, t, log};
     optim::Optimizer& optimizer = driven_.optimizer();
     for (std::size_t g = 0; g < log.at("lr").size(); ++g)
       optimizer.groups().set_learning_rate(g, log.at("lr")[g].get<double>());
@@ -120,26 +121,21 @@ class Run {
 
     if (loss_scale) compare_wrapper(t, report, *loss_scale);
     compare_params(t, "params", driven_.masters());
-    compare_flag(t, log, "averaged", report.phase == optim::Phase::kExact);
+    compared.flag("averaged", report.phase == optim::Phase::kExact);
     const auto wire = recorded_.has("wire.bin")
                           ? recorded_.array("wire.bin").raw({rank_})
                           : std::span<const std::uint8_t>();
     compare_wire(comparison_, t, recorder_->take(), log.at("wire"), wire);
     const StateDict state = copy_of(optimizer.state());
-    kind_.compare_log({comparison_, t, log}, state);
+    kind_.compare_log(compared, state);
     compare_state(t, state);
     for (const json& state_step : log.at("state_step"))
       comparison_.text({t, "state_step"},
                        fmt::format("{}", optimizer.progress().steps),
                        state_step.dump());
     if (resumes_after(t)) resume();
-    compare_flag(t, log, "averaged_next",
-                 driven_.optimizer().progress().phase == optim::Phase::kExact);
-  }
-
-  void compare_flag(std::size_t t, const json& log, const char* name,
-                    bool got) {
-    comparison_.text({t, name}, got ? "true" : "false", log.at(name).dump());
+    compared.flag("averaged_next",
+                  driven_.optimizer().progress().phase == optim::Phase::kExact);
   }
 
   [[nodiscard]] bool resumes_after(std::size_t t) const {
