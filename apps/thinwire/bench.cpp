@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/bench.h"
+#include "apps/thinwire/add_commands.h"
 
 #include <fmt/format.h>
 

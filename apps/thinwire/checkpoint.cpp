@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/checkpoint.h"
+#include "apps/thinwire/add_commands.h"
 
 #include <functional>
 #include <memory>

@@ -3,9 +3,7 @@
 #include <string>
 
 #include "apps/support/program.h"
-#include "apps/thinwire/bench.h"
-#include "apps/thinwire/checkpoint.h"
-#include "apps/thinwire/replay.h"
+#include "apps/thinwire/add_commands.h"
 #include "commands/commands.h"
 #include "thinwire/comm/registry.h"
 #include "thinwire/core/env.h"

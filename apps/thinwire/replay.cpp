@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/replay.h"
+#include "apps/thinwire/add_commands.h"
 
 #include <fmt/format.h>
 
+#include <map>
 #include <memory>
 #include <regex>
 #include <string>
@@ -27,12 +28,6 @@ struct ReplayFlags {
   std::vector<std::string> folders;
 };
 
-struct Tally {
-  int passed = 0;
-  int failed = 0;
-  int skipped = 0;
-};
-
 std::unique_ptr<comm::Communicator> mpi_group() {
   for (const comm::Backend& backend : comm::backends()) {
     if (backend.name != "mpi") continue;
@@ -55,34 +50,13 @@ std::regex filter_regex(const std::string& text) {
   }
 }
 
-void count(const Result& result, Tally& tally) {
-  switch (result.outcome) {
-    case Outcome::kPassed:
-      ++tally.passed;
-      break;
-    case Outcome::kFailed:
-      ++tally.failed;
-      break;
-    case Outcome::kSkipped:
-      ++tally.skipped;
-      break;
-  }
-}
-
 void print(const CaseFolder& folder, const Result& result) {
-  const bool refused = result.text.starts_with("unsupported");
-  switch (result.outcome) {
-    case Outcome::kPassed:
-      fmt::print("PASS {}  {}\n", folder.name, result.text);
-      break;
-    case Outcome::kFailed:
-      fmt::print("FAIL {}{} {}\n", folder.name, refused ? ":" : " ",
-                 result.text);
-      break;
-    case Outcome::kSkipped:
-      fmt::print("SKIP {}  {}\n", folder.name, result.text);
-      break;
-  }
+  constexpr const char* kOutcomes[] = {"PASS", "FAIL", "SKIP"};
+  const bool refused = result.outcome == Outcome::kFailed &&
+                       result.text.starts_with("unsupported");
+  fmt::print("{} {}{} {}\n",
+             kOutcomes[static_cast<std::size_t>(result.outcome)], folder.name,
+             refused ? ":" : " ", result.text);
 }
 
 void run(const ReplayFlags& flags) {
@@ -91,23 +65,24 @@ void run(const ReplayFlags& flags) {
   std::unique_ptr<comm::Communicator> mpi;
   if (flags.comm == "mpi") mpi = mpi_group();
   const bool prints = mpi == nullptr || mpi->rank() == 0;
-  Tally tally;
+  std::map<Outcome, int> count;
   for (const std::string& name : flags.folders)
     for (const CaseFolder& folder : replay::find_cases(name)) {
       if (!std::regex_search(folder.name, filter)) continue;
       const Result result = mpi ? replay::replay_on(*mpi, folder, semantics)
                                 : replay::replay_local(folder, semantics);
-      count(result, tally);
+      ++count[result.outcome];
       if (prints) print(folder, result);
     }
+  const int passed = count[Outcome::kPassed], failed = count[Outcome::kFailed];
   if (prints)
-    fmt::print("{} passed, {} failed, {} skipped\n", tally.passed, tally.failed,
-               tally.skipped);
-  if (tally.failed > 0)
+    fmt::print("{} passed, {} failed, {} skipped\n", passed, failed,
+               count[Outcome::kSkipped]);
+  if (failed > 0)
     throw std::runtime_error(
-        fmt::format("{} of {} cases failed; each has a line above",
-                    tally.failed, tally.passed + tally.failed));
-  if (tally.passed == 0)
+        fmt::format("{} of {} cases failed; each has a line above", failed,
+                    passed + failed));
+  if (passed == 0)
     throw std::runtime_error("no case was replayed; check --filter and DIR");
 }
 

@@ -34,16 +34,6 @@ namespace {
 constexpr const char* kDevicesTested =
     "test device; 8 of 9 features also ran on NVIDIA H200";
 
-std::string joined(const std::vector<std::string>& parts,
-                   std::string_view separator) {
-  std::string all;
-  for (const std::string& part : parts) {
-    if (!all.empty()) all += separator;
-    all += part;
-  }
-  return all;
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream all(text);
@@ -65,7 +55,7 @@ class Report {
     if (advice_.empty())
       return "ready: everything that this version can use is installed\n";
     return fmt::format("ready: works; recommended: {}\n",
-                       joined(advice_, "; "));
+                       fmt::join(advice_, "; "));
   }
 
  private:
@@ -96,7 +86,7 @@ void require_known_backend(const Front& front) {
   if (std::find(known.begin(), known.end(), *chosen) == known.end())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("THINWIRE_COMM must be one of {}, got \"{}\"",
-                            joined(known, ", "), *chosen));
+                            fmt::join(known, ", "), *chosen));
 }
 
 void say_backends(const Front& front, Report& report) {
@@ -151,7 +141,7 @@ Report what_is_here(const Front& front) {
   report.say("processor", fmt::format("{}, {} cores", kernels::processor_name(),
                                       num_cores()));
   report.say("kernels", fmt::format("{}, of {}", kernels::cpu_target(),
-                                    joined(kernels::cpu_targets(), " ")));
+                                    fmt::join(kernels::cpu_targets(), " ")));
   report.say("prefetch",
              fmt::format("{}: {}", kernels::prefetches() ? "on" : "off",
                          kernels::prefetch_reason()));
@@ -173,7 +163,7 @@ std::string say_hosts(const std::vector<std::string>& host_of) {
     hosts.push_back(fmt::format("{}: {}", host, ranks));
   return fmt::format("{}, on {} host{} ({}); messages arrive", host_of.size(),
                      hosts.size(), hosts.size() == 1 ? "" : "s",
-                     joined(hosts, ", "));
+                     fmt::join(hosts, ", "));
 }
 
 /// One line for each line in which ranks of a host differ from rank 0.
@@ -196,7 +186,7 @@ std::string differences(const std::vector<std::string>& reports,
   for (const Difference& difference : found) {
     const auto& ranks = ranks_of[difference];
     text += fmt::format("differs: rank{} {} on {}: {}\n",
-                        ranks.size() == 1 ? "" : "s", joined(ranks, ", "),
+                        ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
                         difference.first, difference.second);
   }
   return text;

@@ -58,11 +58,7 @@ void print_manifest(const std::string& directory, const Manifest& m) {
   if (m.steps_behind > 0)
     line("weights", fmt::format("{} local steps behind", m.steps_behind));
   std::uint64_t elements = 0;
-  for (const auto& parameter : m.parameters) {
-    std::uint64_t size = 1;
-    for (const std::size_t n : parameter.shape) size *= n;
-    elements += size;
-  }
+  for (const auto& parameter : m.parameters) elements += elements_of(parameter);
   line("parameters", fmt::format("{}, {} elements; {} others, {} aliases",
                                  m.parameters.size(), elements, m.others.size(),
                                  m.aliases.size()));
