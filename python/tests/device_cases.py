@@ -13,7 +13,7 @@ import engines
 import optim_cases as cases
 import thinwire
 import torch
-from thinwire import _core, optim
+from thinwire import _core
 from thinwire._device_uses import exact_loss
 from thinwire.comm import communicator_for, init_distributed
 
@@ -157,17 +157,11 @@ def engine_differences(wanted: str = "") -> dict[str, str]:
         }
 
 
-PLAIN: dict[str, tuple[type[Any], dict[str, Any]]] = {
-    **cases.KINDS,
-    "LeanOnebitAdam": (optim.LeanOnebitAdam, {"freeze_step": 4}),
-}
-
-
 def plain_cases(world: int) -> Iterator[str]:
     """Optimizers and dtypes, and ways to use them."""
     if world == 4:
         yield "OnebitAdam fp32 hosts"
-    for kind in PLAIN:
+    for kind in cases.KINDS:
         for precision in engines.DTYPES:
             if (kind, precision) != ("LeanOnebitAdam", "fp16"):
                 yield f"{kind} {precision}"
@@ -190,7 +184,7 @@ def train_optimizer(
 ) -> tuple[list[float], torch.Tensor]:
     """As train_engine(), with an optimizer in a plain loop."""
     kind, precision, *ways = name.split()
-    made, options = PLAIN[kind]
+    made, options = cases.KINDS[kind]
     model = engines.Net(seed=comm.rank).to(device, engines.DTYPES[precision])
     clips: dict[str, Any] = {"max_grad_norm": 0.5} if "clipped" in ways else {}
     if "warm" in ways:

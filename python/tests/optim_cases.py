@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
         optim.ZeroOneAdam,
         {"var_freeze_step": 8, "var_update_scaler": 1, "local_step_scaler": 2},
     ),
+    "LeanOnebitAdam": (optim.LeanOnebitAdam, {"freeze_step": 4}),
     "OuterAdamW": (
         optim.AdamW,
         {"outer": {"sync_every": 3, "warmup_steps": 4, "momentum": 0.3}},

@@ -103,19 +103,6 @@ def test_results_own_their_memory(alone: _core.Communicator) -> None:
     assert torch.equal(values.bfloat16(), parameters)
 
 
-def test_the_module_is_usable_without_torch(alone: _core.Communicator) -> None:
-    size = 5
-    parameters = array.array("f", [1.0] * size)
-    small = _core.Layout([("p", (size,), 0)])
-    optimizer = _core.Optimizer(alone, small, _core.Config(), parameters)
-    optimizer.step(parameters, array.array("f", [1.0] * size))
-    assert list(parameters) == pytest.approx([0.999] * size)
-    state = {name: value for name, value in optimizer.state_dict().items()}
-    state["exp_avg"] = array.array("f", memoryview(state["exp_avg"]))
-    optimizer.load_state_dict(state)
-    assert optimizer.steps == 1
-
-
 def test_checksum_is_of_the_bytes() -> None:
     values = torch.arange(33, dtype=torch.float32)
     assert _core.checksum(values) == _core.checksum(array.array("f", range(33)))

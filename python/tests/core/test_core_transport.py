@@ -164,14 +164,6 @@ def start_barrier() -> tuple[StuckTransport, _core.Communicator, threading.Threa
     return transport, group, waiting
 
 
-def test_python_runs_while_a_call_waits() -> None:
-    transport, _, waiting = start_barrier()
-    assert waiting.is_alive()
-    transport.released.set()
-    waiting.join(10)
-    assert not waiting.is_alive()
-
-
 def test_give_up_ends_a_call_that_waits() -> None:
     _, group, waiting = start_barrier()
     group.give_up("enough")

@@ -97,40 +97,6 @@ def test_optimizers_with_an_exchange_of_their_own_have_no_outer_loop() -> None:
 
 
 @by_ranks(2)
-def test_a_grad_scaler_skips_on_all_ranks(comm: Any) -> None:
-    net = cases.model(dtype=torch.float16)
-    optimizer = optim.AdamW(net.parameters(), outer=OUTER, process_group=comm)
-    scaler = thinwire.GradScaler("cpu", init_scale=64.0)
-    for step in range(6):
-        optimizer.zero_grad()
-        scaler.scale(cases.loss_of(net, comm.rank, step)).backward()
-        if step == 3 and comm.rank == 1:
-            next(net.parameters()).grad.fill_(float("inf"))
-        scaler.step(optimizer)
-        scaler.update()
-        assert optimizer.report is not None
-        assert optimizer.report.applied == (step != 3)
-    assert optimizer.report.phase == "compressed"
-
-
-@by_ranks(2)
-def test_a_checkpoint_between_syncs_goes_on_with_the_same_bits(
-    comm: Any, tmp_path: Path
-) -> None:
-    for local_steps in ("as_is", "synchronize"):
-        net = cases.model()
-        optimizer = cases.make("OuterOnebitAdam", net.parameters(), comm)
-        cases.train(net, optimizer, range(9), comm.rank)
-        thinwire.save(tmp_path / local_steps, optimizer, local_steps=local_steps)
-        cases.train(net, optimizer, range(9, 14), comm.rank)
-        other = cases.model(seed=5)
-        resumed = cases.make("OuterOnebitAdam", other.parameters(), comm)
-        thinwire.load(tmp_path / local_steps, resumed)
-        cases.train(other, resumed, range(9, 14), comm.rank)
-        assert cases.bits(other) == cases.bits(net), local_steps
-
-
-@by_ranks(2)
 def test_initialize_wraps_any_optimizer_of_torch(comm: Any, tmp_path: Path) -> None:
     config = {
         "train_micro_batch_size_per_gpu": 5,
@@ -169,40 +135,6 @@ def test_initialize_wraps_any_optimizer_of_torch(comm: Any, tmp_path: Path) -> N
     run(engine, range(7, 11))
     run(resumed, range(7, 11))
     assert cases.bits(resumed.module) == cases.bits(engine.module)
-
-
-@by_ranks(2)
-def test_muon_inside(comm: Any) -> None:
-    """With Muon inside, an outer loop is MuLoCo (arXiv:2505.23725)."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(7, 33, bias=False),
-        torch.nn.Tanh(),
-        torch.nn.Linear(33, 1, bias=False),
-    )
-    engine = thinwire.initialize(
-        model=net,
-        optimizer=torch.optim.Muon(net.parameters(), lr=0.02),
-        config={
-            "train_micro_batch_size_per_gpu": 5,
-            "thinwire": {"outer": {"sync_every": 5, "warmup_steps": 5}},
-        },
-        process_group=comm,
-    )[0]
-    loss_fn = torch.nn.functional.mse_loss
-
-    def loss_of(batches: range) -> float:
-        with torch.no_grad():
-            inputs = [cases.batch(comm.rank, step)[0] for step in batches]
-            return sum(loss_fn(net(x), x.sum(1, keepdim=True)).item() for x in inputs)
-
-    before = loss_of(range(40))
-    for step in range(40):
-        x, _ = cases.batch(comm.rank, step)
-        engine.backward(loss_fn(engine(x), x.sum(1, keepdim=True)))
-        engine.step()
-    assert engine.report.phase == "compressed"
-    assert loss_of(range(40)) < 0.5 * before
 
 
 MOVING: Any = {"sync_every": 2, "learning_rate": 0.7, "momentum": 0.6}

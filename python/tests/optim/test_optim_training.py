@@ -92,10 +92,14 @@ def test_a_compiled_step_is_left_as_it_is() -> None:
 
 
 def scaled(
-    communicator: Any, scaler: Any, dtype: torch.dtype, unscale: bool = False
+    communicator: Any,
+    scaler: Any,
+    dtype: torch.dtype,
+    unscale: bool = False,
+    kind: str = "OnebitAdam",
 ) -> tuple[str, list[float], list[bool]]:
     net = cases.model(dtype=dtype)
-    optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+    optimizer = cases.make(kind, net.parameters(), communicator)
     scales, applied = [], []
     for step in range(8):
         optimizer.zero_grad()
@@ -113,10 +117,12 @@ def scaled(
     return cases.bits(net), scales, applied
 
 
+@pytest.mark.parametrize("kind", ["OnebitAdam", "OuterAdamW"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_an_overflow_on_one_rank_is_one_of_all(dtype: torch.dtype) -> None:
+def test_an_overflow_on_one_rank_is_one_of_all(dtype: torch.dtype, kind: str) -> None:
     def body(communicator: Any) -> Any:
-        return scaled(communicator, GradScaler("cpu", init_scale=16.0), dtype)
+        scaler = GradScaler("cpu", init_scale=16.0)
+        return scaled(communicator, scaler, dtype, kind=kind)
 
     one, two = run_local_ranks(2, body)
     assert one == two
