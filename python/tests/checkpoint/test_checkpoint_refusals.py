@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import thinwire
 import torch
 from engines import ONEBIT, Net, config_of, flat, make, same_bits, train
@@ -153,29 +152,6 @@ def test_moments_that_no_load_accepts_are_saved_with_a_warning(
     assert "step 1:" not in caplog.text
 
 
-def go_on_after_a_refused_save(folder: str) -> list[str]:
-    thinwire.init_distributed("gloo")
-    model = Net(seed=3)
-    optimizer = thinwire.AdamW(model.parameters())
-    said = []
-    for name in ("file", "folder"):
-        model(torch.ones(4, 7)).sum().backward()
-        optimizer.step()
-        try:
-            report = thinwire.save(Path(folder) / name, optimizer, durable=False)
-            said.append(f"saved step {report.step}")
-        except thinwire.Unavailable as error:
-            said.append(str(error))
-    return said
-
-
-def test_training_goes_on_after_a_refused_save(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    name = "go_on_after_a_refused_save"
-    for first, second in ranks.results(2, __file__, name, str(tmp_path)):
-        assert "Not a directory" in first and second == "saved step 2"
-
-
 @pytest.mark.parametrize(
     "options", [{"ignore": ["param.0"]}, {"weights_only": True}, {"share_reads": False}]
 )
@@ -188,26 +164,6 @@ def test_load_options_that_differ_are_refused_on_all_ranks(
     with pytest.raises(thinwire.InvalidArgument, match="load options"):
         thinwire.load(tmp_path, optimizer, **(options if comm.rank else {}))
     assert thinwire.load(tmp_path, optimizer, **options).step == 0
-
-
-@pytest.mark.parametrize("name", ["AdamW", "OnebitAdam", "Lamb", "OnebitLamb"])
-@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
-@by_ranks(1)
-def test_states_that_are_not_finite_are_refused_by_name(
-    comm: Any, name: str, key: str, value: float
-) -> None:
-    model = Net()
-    optimizer = getattr(thinwire, name)(model.parameters(), process_group=comm)
-    model(torch.ones(4, 7)).sum().backward()
-    optimizer.step()
-    state = optimizer.state_dict()
-    before = {k: v[key].clone() for k, v in state["state"].items()}
-    state["state"][2][key] = torch.full_like(before[2], value)
-    with pytest.raises(thinwire.CorruptCheckpoint, match=f"'{key}' must hold"):
-        optimizer.load_state_dict(state)
-    after = optimizer.state_dict()["state"]
-    assert all(same_bits(after[k][key], before[k]) for k in before)
 
 
 def test_rates_of_a_state_are_finite() -> None:

@@ -205,20 +205,6 @@ def test_local_gradients(world_of_one: None) -> None:
         comm.local_gradients(ddp.module)
 
 
-def local_gradients_of_ranks() -> list[float]:
-    comm.init_distributed("gloo")
-    module = torch.nn.Linear(1, 1, bias=False)
-    ddp = torch.nn.parallel.DistributedDataParallel(module)
-    comm.local_gradients(ddp)
-    ddp(torch.full((1, 1), 1.0 + dist.get_rank())).sum().backward()
-    assert module.weight.grad is not None
-    return module.weight.grad.flatten().tolist()
-
-
-def test_local_gradients_are_each_ranks_own() -> None:
-    assert ranks.results(2, __file__, "local_gradients_of_ranks") == [[1.0], [2.0]]
-
-
 def join_by_mpi(port: int) -> list[int]:
     comm.init_distributed("gloo", distributed_port=port)
     return [dist.get_rank(), dist.get_world_size()]

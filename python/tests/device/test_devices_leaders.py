@@ -119,11 +119,7 @@ def threads(cores: int, asked: int) -> list[str]:
 
     import engines
 
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("thinwire").addHandler(handler)
-    logging.getLogger("thinwire").setLevel(logging.INFO)
+    lines = devices.told(logging.INFO)
     os.sched_getaffinity = lambda _: set(range(cores))
     init_distributed("gloo", verbose=False)
     comm = communicator_for(None)

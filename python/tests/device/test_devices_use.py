@@ -68,31 +68,6 @@ def values(model: nn.Module) -> list[list[float]]:
 # ---- cases: each returns what must be equal on both
 
 
-def channels_last(device: torch.device) -> Any:
-    torch.manual_seed(0)
-    # A bias before the norm would have a gradient of rounding errors alone.
-    first = nn.Conv2d(3, 8, 3, bias=False)
-    model = nn.Sequential(first, nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
-    model = model.to(device, memory_format=torch.channels_last)
-    engine = engine_of(model, ONEBIT)
-    losses = []
-    for step in range(6):
-        x = x_of(step, device, 2, 3, 8, 8).to(memory_format=torch.channels_last)
-        losses.append(step_with(engine, engine(x).square().mean()))
-    if device.type != "cpu":
-        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    return losses, values(model)
-
-
-def used_twice(device: torch.device) -> Any:
-    model = seeded(lambda: nn.Linear(8, 8), device)
-    engine = engine_of(model, ONEBIT)
-    return [
-        step_with(engine, model(model(x_of(k, device))).square().mean())
-        for k in range(6)
-    ]
-
-
 def edited(device: torch.device) -> Any:
     """Masters take in what is written between windows; swaps that are undone change nothing."""
     model = seeded(perceptron, device)
@@ -232,8 +207,6 @@ def small_ring(device: torch.device) -> Any:
 SAME: dict[str, Case] = {
     case.__name__: case
     for case in (
-        channels_last,
-        used_twice,
         edited,
         local_steps,
         whole_values,

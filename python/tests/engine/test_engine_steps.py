@@ -9,10 +9,7 @@ import pytest
 import thinwire
 import torch
 from engines import (
-    DTYPES,
     FP16,
-    ONEBIT,
-    PRECISIONS,
     Net,
     config_of,
     flat,
@@ -24,7 +21,6 @@ from engines import (
     zero,
 )
 from local_ranks import by_ranks
-from thinwire.comm import run_local_ranks
 
 
 def by_optimizer(comm: Any, kind: Any, steps: int, **options: Any) -> torch.Tensor:
@@ -65,54 +61,6 @@ def test_an_engine_equals_the_optimizer_alone(comm: Any, name: str, world: int) 
     train(engine, range(6))
     assert same_bits(flat(engine.module), want)
     engine.destroy()
-
-
-@pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_zero_has_the_bits_of_stage_0(precision: str, world: int) -> None:
-    # Stage 2 reduces after every backward, so sums are formed in another order.
-    for steps, stages in ((1, (0, 1, 2)), (3, (0, 1))):
-        changes = PRECISIONS[precision] | {"gradient_accumulation_steps": steps}
-
-        def run(
-            comm: Any,
-            changes: dict[str, Any] = changes,
-            stages: tuple[int, ...] = stages,
-        ) -> None:
-            found = []
-            for stage in stages:
-                sharding = zero(stage) if stage else {}
-                engine = make(comm, config_of(**changes, **sharding))
-                assert engine.zero_optimization_stage() == stage
-                train(engine, range(4), DTYPES[precision])
-                assert engine.global_steps == 4
-                found.append(flat(engine.module))
-                assert engine.module.first.weight.dtype == DTYPES[precision]
-                engine.destroy()
-            for values in found[1:]:
-                assert same_bits(values, found[0])
-
-        run_local_ranks(world, run)
-
-
-def test_parameters_are_equal_on_all_ranks_and_rank_0s_count() -> None:
-    def run(comm: Any) -> torch.Tensor:
-        engine = make(comm, config_of(**ONEBIT))
-        start = flat(engine.module)
-        trained = [p for p in Net(seed=0).parameters() if p.requires_grad]
-        assert same_bits(
-            torch.cat([p.detach().reshape(-1) for p in trained]),
-            torch.cat(
-                [p.detach().reshape(-1) for p in engine.parameters() if p.requires_grad]
-            ),
-        )
-        train(engine, range(5))
-        assert not torch.equal(start, flat(engine.module))
-        assert engine.report.phase == "compressed"
-        return flat(engine.module)
-
-    first, second = run_local_ranks(2, run)
-    assert same_bits(first, second)
 
 
 @by_ranks(2)

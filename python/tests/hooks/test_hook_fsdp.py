@@ -278,23 +278,3 @@ def test_what_it_refuses() -> None:
         ]
         for text, part in zip(texts, parts, strict=True):
             assert part in text
-
-
-def loses_a_rank() -> str:
-    rank, _ = cases.join()
-    fsdp = wrapped(cases.net())
-    thinwire.fsdp_hook(fsdp)
-    run(fsdp, rank, range(1))
-    loss = cases.loss_of(fsdp, rank, 1)
-    if rank == 1:
-        import os
-
-        os._exit(3)
-    return ranks.failure_of(loss.backward)
-
-
-def test_a_rank_that_dies_is_named() -> None:
-    """In the hook or before, in a gather of FSDP2's own, whose error is gloo's."""
-    ended = ranks.call(2, __file__, "loses_a_rank", seconds=60)
-    assert not ended[0].timed_out
-    assert ended[0].value.startswith(("CommFailure: ", "RuntimeError: "))
