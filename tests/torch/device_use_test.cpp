@@ -104,24 +104,6 @@ Values written_parameters(comm::Communicator& comm, const at::Device& device) {
   return losses_and(losses, net);
 }
 
-Values evaluations(comm::Communicator& comm, const at::Device& device) {
-  Net net;
-  net.to(device);
-  config::Config config{.optimizer = optim::ZeroOneAdamOptions{
-                            .learning_rate = 0.01, .var_freeze_step = 2}};
-  Engine engine(net, comm, config);
-  Values losses;
-  for (int t = 0; t < 8; ++t) {
-    engine.backward(loss_of(net, 0, t));
-    engine.step();
-    if (t % 3 == 2) {
-      const auto evaluation = engine.evaluation();
-      losses.push_back(loss_of(net, 0, 99).item<float>());
-    }
-  }
-  return losses_and(losses, net);
-}
-
 Values windows_by_hand(comm::Communicator& comm, const at::Device& device) {
   Values all;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -137,44 +119,6 @@ Values windows_by_hand(comm::Communicator& comm, const at::Device& device) {
     all = losses_and(all, net);
   }
   return all;
-}
-
-Values broken_backward(comm::Communicator& comm, const at::Device& device) {
-  Net net;
-  net.to(device);
-  Engine engine(net, comm, config_of(DType::kFloat32, 2));
-  engine.backward(loss_of(net, 0, 1));
-  engine.step();
-  const at::Tensor y = net.first->forward(input(device, 0, 2));
-  EXPECT_THROW(engine.backward(net.second->forward(Breaks::apply(y)).sum()),
-               std::exception);
-  for (int t = 3; t < 7; ++t) {
-    engine.backward(loss_of(net, 0, t));
-    engine.step();
-  }
-  return values_of(net);
-}
-
-Values by_hand(comm::Communicator& comm, const at::Device& device) {
-  Net net;
-  net.to(device);
-  ModuleMemory memory(net);
-  optim::OnebitAdam optimizer(comm, memory.layout(), {.freeze = {.step = 2}});
-  Values losses;
-  for (int t = 0; t < 5; ++t) {
-    net.uses_side = t % 2 == 0;
-    memory.zero_grad();
-    const at::Tensor loss = loss_of(net, 0, t);
-    loss.backward();
-    memory.check();
-    memory.fetch_gradients();
-    optimizer.step({.params = memory.params(),
-                    .grads = memory.grads(),
-                    .final_range = memory.final_range()});
-    memory.send_parameters();
-    losses.push_back(loss.item<float>());
-  }
-  return losses_and(losses, net);
 }
 
 Values checkpointing(comm::Communicator& comm, const at::Device& device) {
@@ -313,10 +257,7 @@ TEST(TorchDevice, ProgramsGetTheValuesOfTheCpu) {
       all{{"channels_last", channels_last},
           {"infinite_gradient", infinite_gradient},
           {"written_parameters", written_parameters},
-          {"evaluations", evaluations},
-          {"broken_backward", broken_backward},
           {"windows_by_hand", windows_by_hand},
-          {"by_hand", by_hand},
           {"checkpointing", checkpointing},
           {"shared_and_unused", shared_and_unused},
           {"autocast", autocast},
@@ -374,19 +315,6 @@ TEST(TorchDevice, RefusesWhatItCannotFollow) {
     moved.to(at::kCPU);
     expect_error(ErrorCode::kFailedPrecondition, {"was replaced after"},
                  [&] { of_moved.backward(loss_of(moved, 0, 1)); });
-    Net twice;
-    twice.to(device_of());
-    Engine of_twice(twice, comm, config_of());
-    const Recomputed::Forward body = [&](const at::Tensor& x) {
-      return twice.tied->forward(x).tanh();
-    };
-    const at::Tensor x = at::ones({2, 150}).to(device_of()).requires_grad_();
-    expect_error(
-        ErrorCode::kFailedPrecondition,
-        {"there were two in one backward", "reentrant checkpointing"}, [&] {
-          of_twice.backward(
-              Recomputed::apply(Recomputed::apply(x, &body), &body).sum());
-        });
   });
 }
 

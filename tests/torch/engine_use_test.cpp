@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What loops do with a module besides training it: new engines, failures,
-// mistakes, buffers.
+// buffers.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
-#include <torch/nn/utils/clip_grad.h>
-#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <stdexcept>
@@ -126,61 +124,6 @@ TEST(TorchEngineCause, ArrivesOnEveryRank) {
       }
 }
 
-// ---- mistakes between backward and step()
-
-TEST(TorchEngineMisuse, ClippingByHandIsRefused) {
-  for (const int world : {1, 2, 3})
-    for (const int freeze_step : {1, 100})  // compressed, exact
-      for (const DType dtype : {DType::kFloat32, DType::kFloat16})
-        for (const bool one_rank : {false, true}) {
-          if (one_rank && world == 1) continue;
-          run(world, [&](comm::Communicator& comm) {
-            Net net;
-            config::Config config = config_of(dtype);
-            config.optimizer = optim::OnebitAdamOptions{
-                .learning_rate = 1e-4, .freeze = {.step = freeze_step}};
-            Engine engine(net, comm, config);
-            for (int t = 1; t <= 3; ++t) step(engine, net, comm, t);
-            const bool clips = !one_rank || comm.rank() == world - 1;
-            try {
-              engine.backward(loss_of(net, comm, 4));
-              if (clips)
-                ::torch::nn::utils::clip_grad_norm_(net.parameters(), 1e-6);
-              engine.step();
-              ADD_FAILURE() << "accepted: world " << world << ", freeze_step "
-                            << freeze_step << ", " << to_string(dtype);
-            } catch (const Error& error) {
-              const std::string text = error.what();
-              EXPECT_NE(text.find("gradient_clipping"), text.npos) << text;
-              if (!clips) {
-                EXPECT_NE(text.find("gave up"), text.npos) << text;
-              }
-            }
-          });
-        }
-}
-
-TEST(TorchEngineMisuse, AnotherOptimizersStepIsRefused) {
-  for (const int world : {1, 2})
-    for (const int stage : {0, 1})
-      run(world, [&](comm::Communicator& comm) {
-        Net net;
-        Engine engine(net, comm, zero(stage));
-        ::torch::optim::SGD sgd(net.parameters(),
-                                ::torch::optim::SGDOptions(0.1));
-        engine.backward(loss_of(net, comm, 1));
-        sgd.step();
-        try {
-          engine.step();
-          ADD_FAILURE() << "accepted";
-        } catch (const Error& error) {
-          EXPECT_NE(std::string(error.what()).find("another optimizer"),
-                    std::string::npos)
-              << error.what();
-        }
-      });
-}
-
 TEST(TorchEngineMean, TakesNumbersAndTensorsOfOneElement) {
   run(3, [](comm::Communicator& comm) {
     Net net;
@@ -286,17 +229,8 @@ TEST(TorchEngineBuffers, BecomeSixteenBitWithTheParameters) {
         EXPECT_EQ(net.norm->running_var.scalar_type(),
                   net.linear->weight.scalar_type());
         EXPECT_EQ(net.norm->num_batches_tracked.scalar_type(), at::kLong);
-        double first = 0;
-        double last = 0;
-        int applied = 0;
-        for (int t = 1; t <= 30; ++t) {
-          const at::Tensor loss = loss_of(net, comm.rank(), t % 3 + 1);
-          engine.backward(loss);
-          applied += engine.step().applied ? 1 : 0;
-          (t <= 3 ? first : last) += loss.item<double>() / (t <= 3 ? 3 : 27);
-        }
-        EXPECT_GE(applied, 25);  // the loss scale may have to fall
-        EXPECT_LT(last, 0.8 * first);
+        engine.backward(loss_of(net, comm.rank(), 1));
+        engine.step();  // skipped if the loss scale has to fall
         const auto evaluation = engine.evaluation();
         net.eval();
         EXPECT_TRUE(std::isfinite(loss_of(net, comm.rank(), 1).item<double>()));

@@ -11,9 +11,6 @@
 #include <vector>
 
 #include "support/errors.h"
-#include "thinwire/comm/local.h"
-#include "thinwire/optim/adam.h"
-#include "thinwire/optim/data_parallel.h"
 
 namespace thinwire::torch::module_memory_test {
 namespace {
@@ -166,28 +163,6 @@ TEST(ModuleMemory, TensorsMayOutliveIt) {
   memory.reset();
   run_backward(net);
   EXPECT_EQ(net.first->bias[0].item<float>(), value);
-}
-
-TEST(ModuleMemory, AnOptimizerTrainsTheModule) {
-  comm::run_local_ranks(1, [](comm::Communicator& comm) {
-    TiedNet net;
-    ModuleMemory memory(net);
-    optim::DataParallel optimizer(
-        comm, std::make_unique<optim::Adam>(
-                  memory.layout(), optim::AdamOptions{.learning_rate = 1e-2}));
-    const auto loss = [&] {
-      return net.forward(::torch::ones({4, 7})).square().sum();
-    };
-    const double before = loss().item<double>();
-    for (int i = 0; i < 20; ++i) {
-      memory.zero_grad();
-      loss().backward();
-      memory.check();
-      optimizer.step(memory.params(), memory.grads());
-    }
-    EXPECT_LT(loss().item<double>(), before / 2);
-    EXPECT_TRUE(net.idle.equal(::torch::ones({3, 2})));
-  });
 }
 
 TEST(ModuleMemoryCheck, FindsDroppedGradients) {
