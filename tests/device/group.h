@@ -5,8 +5,6 @@
 // one;
 // * Work::wait() makes the current stream wait, not the host; with a time it
 //   waits on the host, and throws what went wrong;
-// * send and recv outside of startCoalescing()/endCoalescing() wait for their
-// peer;
 // * sums are formed backwards, so that nobody takes them for rank order.
 // Bytes go through the store. A collective reads and sends when it is called;
 // what it receives is written by its stream, so nobody sees it before a wait.
@@ -70,53 +68,8 @@ class Ccl final : public c10d::Backend {
   c10::intrusive_ptr<Options> getBackendOptions() override {
     return c10::make_intrusive<Options>("fence_ccl", timeout_);
   }
-  bool supportsCoalescing() const override { return true; }
   void abort() override { aborted_ = true; }
 
-  void startCoalescing() override {
-    TORCH_CHECK(!grouping_, "fence_ccl: startCoalescing() twice");
-    grouping_ = true;
-  }
-  WorkPtr endCoalescing() override {
-    TORCH_CHECK(grouping_,
-                "fence_ccl: endCoalescing() without startCoalescing()");
-    grouping_ = false;
-    const std::vector<Message> messages = std::exchange(group_, {});
-    TORCH_CHECK(!messages.empty(), "fence_ccl: an empty group");
-    return move(c10d::OpType::COALESCED, messages, {});
-  }
-  WorkPtr send(Tensors& t, int to, int) override {
-    return one({t.at(0), to, true});
-  }
-  WorkPtr recv(Tensors& t, int from, int) override {
-    return one({t.at(0), from, false});
-  }
-
-  WorkPtr alltoall_base(Tensor& out, Tensor& in,
-                        std::vector<int64_t>& out_split,
-                        std::vector<int64_t>& in_split,
-                        const c10d::AllToAllOptions&) override {
-    std::vector<Message> messages;
-    int64_t at[2] = {0, 0};
-    for (int peer = 0; peer < size_; ++peer) {
-      const int64_t split[2] = {
-          out_split.empty() ? out.size(0) / size_ : out_split[peer],
-          in_split.empty() ? in.size(0) / size_ : in_split[peer]};
-      messages.push_back({in.narrow(0, at[1], split[1]), peer, true});
-      messages.push_back({out.narrow(0, at[0], split[0]), peer, false});
-      at[0] += split[0], at[1] += split[1];
-    }
-    return move(c10d::OpType::ALLTOALL_BASE, messages, {});
-  }
-  WorkPtr _allgather_base(Tensor& out, Tensor& in,
-                          const c10d::AllgatherOptions&) override {
-    const Tensor all = out.view({size_, -1}), own = in.view(-1);
-    std::vector<Message> messages;
-    for (int peer = 0; peer < size_; ++peer)
-      messages.insert(messages.end(),
-                      {{own, peer, true}, {all[peer], peer, false}});
-    return move(c10d::OpType::_ALLGATHER_BASE, messages, {});
-  }
   WorkPtr allgather(std::vector<Tensors>& out, Tensors& in,
                     const c10d::AllgatherOptions&) override {
     std::vector<Message> messages;
@@ -137,8 +90,11 @@ class Ccl final : public c10d::Backend {
   }
   WorkPtr allreduce(Tensors& t,
                     const c10d::AllreduceOptions& options) override {
-    return reduce(t[0], t[0].view(-1), options.reduceOp,
-                  c10d::OpType::ALLREDUCE);
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size_; ++peer)
+      messages.insert(messages.end(),
+                      {{t[0], peer, true}, {t[0], peer, false}});
+    return move(c10d::OpType::ALLREDUCE, messages, sum(t[0], options.reduceOp));
   }
   WorkPtr reduce(Tensors& t, const c10d::ReduceOptions& options) override {
     const int root = static_cast<int>(options.rootRank);
@@ -147,12 +103,6 @@ class Ccl final : public c10d::Backend {
     for (int peer = 0; peer < size_; ++peer)
       messages.push_back({t[0], peer, false});
     return move(c10d::OpType::REDUCE, messages, sum(t[0], options.reduceOp));
-  }
-  WorkPtr _reduce_scatter_base(
-      Tensor& out, Tensor& in,
-      const c10d::ReduceScatterOptions& options) override {
-    return reduce(out, in.view({size_, -1}), options.reduceOp,
-                  c10d::OpType::_REDUCE_SCATTER_BASE);
   }
   WorkPtr barrier(const c10d::BarrierOptions&) override {
     Tensors t{at::zeros({1}, Device(kFence, current_device))};
@@ -167,45 +117,19 @@ class Ccl final : public c10d::Backend {
   };
   using Received = std::vector<Tensor>;  // On the host, in the messages' order.
 
-  WorkPtr one(Message message) {
-    if (!grouping_)
-      return move(message.sends ? c10d::OpType::SEND : c10d::OpType::RECV,
-                  {message}, {});
-    group_.push_back(std::move(message));
-    return nullptr;  // NCCL's are null too: the group has the Work.
-  }
-
-  WorkPtr reduce(const Tensor& out, const Tensor& in, const c10d::ReduceOp& op,
-                 c10d::OpType type) {
-    std::vector<Message> messages;
-    const bool scatters = type == c10d::OpType::_REDUCE_SCATTER_BASE;
-    for (int peer = 0; peer < size_; ++peer)
-      messages.push_back({scatters ? in[peer] : in, peer, true});
-    const Tensor shape = scatters ? in[rank_] : in;
-    for (int peer = 0; peer < size_; ++peer)
-      messages.push_back({shape, peer, false});
-    return move(type, messages, sum(out, op));
-  }
-
   using Finish =
       std::function<std::vector<std::pair<Tensor, Tensor>>(Received&)>;
   Finish sum(const Tensor& out, const c10d::ReduceOp& op) const {
-    TORCH_CHECK(op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG ||
-                    op == c10d::ReduceOp::MAX,
-                "fence_ccl: this reduction");
+    TORCH_CHECK(op == c10d::ReduceOp::SUM, "fence_ccl: sums only");
     return [=, this](Received& all) {
       Tensor sum = all.back();  // Backwards.
-      for (int peer = size_ - 2; peer >= 0; --peer)
-        sum = op == c10d::ReduceOp::MAX ? at::maximum(sum, all[peer])
-                                        : sum + all[peer];
-      if (op == c10d::ReduceOp::AVG) sum = sum / size_;
+      for (int peer = size_ - 2; peer >= 0; --peer) sum = sum + all[peer];
       return std::vector<std::pair<Tensor, Tensor>>{
           {out, sum.view(out.sizes())}};
     };
   }
   WorkPtr move(c10d::OpType type, std::vector<Message> messages,
                const Finish& finish) {
-    TORCH_CHECK(!grouping_, "fence_ccl: a collective inside a group");
     const Device device = messages.at(0).tensor.device();
     for (const Message& m : messages) {
       TORCH_CHECK(is_on(m.tensor),
@@ -310,9 +234,7 @@ class Ccl final : public c10d::Backend {
   std::chrono::milliseconds timeout_;
   std::map<int, int64_t> sent_, received_;
   int64_t queue_ = -1;
-  bool grouping_ = false;
   std::atomic<bool> aborted_ = false;
-  std::vector<Message> group_;
 };
 
 }  // namespace fence
