@@ -77,48 +77,6 @@ def test_fields_are_those_of_the_header(header: str, name: str) -> None:
         made.no_such_field = 1
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("OnebitAdamOptions", _core.DType.float32),
-        ("OnebitLambOptions", _core.DType.float32),
-        ("ZeroOneAdamOptions", _core.DType.float32),
-        ("LeanOnebitAdamOptions", _core.DType.bfloat16),
-    ],
-)
-def test_unset_residuals_have_their_type(name: str, dtype: _core.DType) -> None:
-    assert getattr(_core, name)().residual_dtype == dtype
-
-
-OF_ADAM = ["freeze_step", "lr_warmup_steps", "total_steps", "max_freeze_step"]
-OF_ADAM += ["warmup_bits"]
-OF_ZERO_ONE = [
-    *("total_steps", "var_freeze_step", "var_update_scaler"),
-    *("local_step_scaler", "local_step_clipper", "warmup_bits"),
-]
-
-
-@pytest.mark.parametrize(
-    "kind,field",
-    [
-        *((_core.OnebitAdamOptions, field) for field in OF_ADAM),
-        *((_core.ZeroOneAdamOptions, field) for field in OF_ZERO_ONE),
-    ],
-)
-def test_optional_fields_take_none(kind: type, field: str) -> None:
-    config = _core.Config()
-    config.optimizer = kind()
-    options = config.optimizer
-    assert getattr(options, field) is None
-    before = config.to_json()
-    value = 8 if field == "warmup_bits" else 1000
-    setattr(options, field, value)
-    assert getattr(options, field) == value
-    assert config.to_json() != before
-    setattr(options, field, None)
-    assert config.to_json() == before
-
-
 def test_structs_are_references_into_the_configuration() -> None:
     config = _core.Config()
     precision, scale = config.precision, config.precision.loss_scale

@@ -310,49 +310,6 @@ def test_what_cannot_be_followed_is_refused_by_name() -> None:
 # ---- checkpoints
 
 
-def checkpoints(folder: str, first: str, second: str) -> list[Any]:
-    """Trains on one kind of device, saves, and goes on on another; what follows must be
-    what follows on the CPU alone."""
-    import device_cases as cases
-    import engines
-    import thinwire
-
-    with cases.joined() as (comm, device):
-        places = {"cpu": torch.device("cpu"), "device": device}
-
-        def made(where: str) -> tuple[nn.Module, Any]:
-            model = engines.Net(seed=comm.rank).to(places[where], torch.bfloat16)
-            named = model.named_parameters()
-            return model, thinwire.OnebitAdam(
-                named, lr=0.01, freeze_step=3, process_group=comm
-            )
-
-        def train(model: nn.Module, optimizer: Any, steps: range) -> None:
-            for step in steps:
-                cases.loss_of(model, comm.rank, step, torch.bfloat16).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
-        model, optimizer = made(first)
-        train(model, optimizer, range(6))
-        thinwire.broadcast_buffers(model, comm)
-        thinwire.save(folder, optimizer, durable=False, module=model)
-        model, optimizer = made(second)
-        thinwire.load(folder, optimizer, module=model)
-        train(model, optimizer, range(6, 10))
-        return cases.values_of(model).tolist()
-
-
-def test_an_optimizer_goes_on_on_another_kind_of_device(tmp_path: Path) -> None:
-    def run(first: str, second: str) -> list[Any]:
-        folder = tmp_path / f"{first}-{second}"
-        return devices.run(2, __file__, "checkpoints", str(folder), first, second)
-
-    expected = run("cpu", "cpu")
-    assert devices.alike(run("device", "cpu"), expected)
-    assert devices.alike(run("cpu", "device"), expected)
-
-
 KINDS: dict[str, dict[str, Any]] = {
     "ZeRO-2": {**ADAM, "zero_optimization": {"stage": 2, "reduce_bucket_size": 500}},
     "1-bit": ONEBIT,
