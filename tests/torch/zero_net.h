@@ -2,11 +2,9 @@
 // A network with what shards find hard, and its training at any stage.
 #pragma once
 
-#include <cstring>
 #include <functional>
 #include <vector>
 
-#include "thinwire/kernels/cast.h"
 #include "torch/net.h"
 
 namespace thinwire::torch {
@@ -77,12 +75,6 @@ inline std::size_t by_kind(std::string_view name, const at::Tensor& /*value*/) {
 inline std::vector<std::byte> bytes_of(ConstView view) {
   const auto* begin = static_cast<const std::byte*>(view.data());
   return {begin, begin + view.bytes()};
-}
-
-inline std::vector<float> wide(ConstView view) {
-  std::vector<float> values(view.size());
-  kernels::convert(view, values);
-  return values;
 }
 
 // One rank's module and engine; rank 0's values are to count.

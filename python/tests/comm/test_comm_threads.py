@@ -45,18 +45,6 @@ def train_with_collectives_of_the_user() -> str:
     return result
 
 
-def train_two_in_turn() -> list[str]:
-    groups = [comm.communicator_for() for _ in range(2)]
-    both = [native.Training(group) for group in groups]
-    for _ in range(STEPS):
-        for training in both:
-            training.steps(1)
-    for training, group in zip(both, groups, strict=True):
-        training.optimizer.close()
-        group.close()
-    return [native.digest(training.params) for training in both]
-
-
 def train_two_on_threads() -> list[str]:
     """Groups are made in one order; their steps are free."""
     groups = [comm.communicator_for() for _ in range(2)]
@@ -82,7 +70,6 @@ def all_kinds() -> dict[str, Any]:
     torch.set_num_threads(1)
     results: dict[str, Any] = {"alone": train()}
     results["collectives"] = train_with_collectives_of_the_user()
-    results["two in turn"] = train_two_in_turn()
     results["two on threads"] = train_two_on_threads()
     # The default of 5 ms makes every exchange wait that long for the GIL, twice.
     sys.setswitchinterval(1e-4)
@@ -110,7 +97,6 @@ def test_200_steps_beside_everything_else_give_the_same_bits() -> None:
         assert found == {
             "alone": alone,
             "collectives": alone,
-            "two in turn": [alone, alone],
             "two on threads": [alone, alone],
             "spinning": alone,
         }

@@ -112,29 +112,3 @@ def test_it_is_late_and_names_who_does_not_wait() -> None:
         "second device": [2.0, 2.0],
         "compiled": [2.0, 2.0],
     }
-
-
-def sums() -> dict[str, Any]:
-    """The habits of the process group."""
-    import torch.distributed as dist
-
-    device = devices.device(int(os.environ["RANK"]))
-    torch.accelerator.set_device_index(device.index)
-    dist.init_process_group("cpu:gloo,fence:fence_ccl")
-    rank = dist.get_rank()
-    own = torch.full((3,), rank + 1.0, device=device)
-    dist.all_reduce(own)
-    everywhere = torch.full((3,), float(rank), device=device)
-    dist.broadcast(everywhere, 1)
-    on_host = ranks.failure_of(
-        lambda: dist.all_reduce(
-            torch.ones(2), group=dist.new_group(backend="fence_ccl")
-        )
-    )
-    return {"sum": own.tolist(), "broadcast": everywhere.tolist(), "host": on_host}
-
-
-def test_its_process_group_sums_tensors_of_the_device_only() -> None:
-    for found in devices.run(2, __file__, "sums"):
-        assert found["sum"] == [3.0] * 3 and found["broadcast"] == [1.0] * 3
-        assert found["host"]

@@ -20,28 +20,6 @@ from thinwire.errors import FailedPrecondition, InvalidArgument
 OUTER: Any = {"sync_every": 3, "warmup_steps": 2}
 
 
-@by_ranks(3)
-def test_ranks_differ_between_syncs_only(comm: Any) -> None:
-    net = cases.model()
-    optimizer = optim.AdamW(net.parameters(), lr=1e-2, outer=OUTER, process_group=comm)
-    equal = []
-
-    def compare() -> None:
-        equal.append(len(set(comm.gather_texts(cases.bits(net)))) == 1)
-
-    phases = cases.train(net, optimizer, range(8), comm.rank, compare)
-    local = ["local", "local", "compressed"]
-    assert phases == ["exact", "exact", *local, *local]
-    assert equal == [True, True, False, False, True, False, False, True]
-    assert optimizer.report is not None
-    assert 0.5 < optimizer.report.drift <= 1.01
-    cases.train(net, optimizer, range(8, 9), comm.rank)
-    assert optimizer.report.drift == 0
-    with optimizer.evaluation():
-        compare()
-    assert equal[-1]
-
-
 def test_local_steps_send_nothing_and_the_log_says_what_travels(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

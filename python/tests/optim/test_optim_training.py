@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training loops: accumulation, recomputed activations, autocast, compile, scaling."""
+"""Training loops: accumulation, compile, scaling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from thinwire.amp import GradScaler
 from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition
-from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.quick
 
@@ -41,27 +40,6 @@ def test_several_backwards_are_one_step() -> None:
 
     one = run_local_ranks(2, lambda c: ends(c, plainly))
     assert one == run_local_ranks(2, lambda c: ends(c, in_parts)) and one[0] == one[1]
-
-
-def test_recomputed_activations() -> None:
-    def recomputed(net: Any, rank: int, step: int) -> None:
-        x, y = cases.batch(rank, step)
-        out = checkpoint(net, x, use_reentrant=False)
-        torch.nn.functional.mse_loss(out, y).backward()
-
-    one = run_local_ranks(2, lambda c: ends(c, plainly))
-    assert one == run_local_ranks(2, lambda c: ends(c, recomputed))
-
-
-def test_autocast_leaves_parameters_alone() -> None:
-    def cast(net: Any, rank: int, step: int) -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = cases.loss_of(net, rank, step)
-        loss.float().backward()
-        assert all(p.dtype == torch.float32 == p.grad.dtype for p in net.parameters())
-
-    one, two = run_local_ranks(2, lambda c: ends(c, cast))
-    assert one == two
 
 
 def test_a_compiled_model() -> None:
