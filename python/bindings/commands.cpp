@@ -21,29 +21,6 @@
 namespace thinwire::python {
 namespace {
 
-std::shared_ptr<comm::Communicator> joined(nb::handle join) {
-  const Gil gil;
-  if (!gil)
-    throw Error(ErrorCode::kUnavailable, "the Python interpreter is ending");
-  try {
-    const nb::object made = join();
-    return nb::cast<const CommunicatorHandle&>(made).get();
-  } catch (const nb::python_error& error) {
-    throw Error(ErrorCode::kUnavailable, text_of(error));
-  }
-}
-
-double measured(nb::handle copies_gbps) {
-  const Gil gil;
-  if (!gil)
-    throw Error(ErrorCode::kUnavailable, "the Python interpreter is ending");
-  try {
-    return nb::cast<double>(copies_gbps());
-  } catch (const nb::python_error& error) {
-    throw Error(ErrorCode::kUnavailable, text_of(error));
-  }
-}
-
 // Returns the exit code, and the texts for stdout and stderr.
 std::tuple<int, std::string, std::string> run_command(
     const std::string& program, const std::vector<std::string>& arguments,
@@ -56,8 +33,17 @@ std::tuple<int, std::string, std::string> run_command(
                         .lines = std::move(lines),
                         .not_ready = std::move(not_ready),
                         .has_transports = true};
-  front.copies_gbps = [copies_gbps] { return measured(copies_gbps); };
-  if (!join.is_none()) front.join = [join] { return joined(join); };
+  front.copies_gbps = [copies_gbps] {
+    return with_gil(ErrorCode::kUnavailable,
+                    [&] { return nb::cast<double>(copies_gbps()); });
+  };
+  if (!join.is_none())
+    front.join = [join] {
+      return with_gil(ErrorCode::kUnavailable, [&] {
+        const nb::object made = join();
+        return nb::cast<const CommunicatorHandle&>(made).get();
+      });
+    };
   const WithoutGil released;
   const int code = commands::run_commands(program, arguments, front);
   return {code, out.str(), err.str()};

@@ -78,11 +78,6 @@ void gradient_ready(Self& self, std::size_t index, nb::handle gradient) {
   });
 }
 
-void cancel_backward(Self& self, const std::string& reason) {
-  call(self, "cancel_backward",
-       [&](EngineParts& parts) { parts.engine->cancel_backward(reason); });
-}
-
 void set_learning_rate(Self& self, double learning_rate,
                        std::optional<std::size_t> group) {
   call(self, "set_learning_rate", [&](EngineParts& parts) {
@@ -105,9 +100,13 @@ void set_model_parallel(Self& self, const CommunicatorHandle& comm) {
   });
 }
 
+template <auto kField>
+auto progress(Self& self) {
+  return self.look().engine->optimizer().progress().*kField;
+}
+
 std::string phase(Self& self) {
-  return std::string(
-      to_string(self.look().engine->optimizer().progress().phase));
+  return std::string(to_string(progress<&optim::Progress::phase>(self)));
 }
 
 std::optional<std::int64_t> freeze_step(Self& self) {
@@ -116,18 +115,6 @@ std::optional<std::int64_t> freeze_step(Self& self) {
 
 engine::EngineReport step(Self& self, nb::handle final_range) {
   return forward<&Engine::step>(self, final_range_of(final_range));
-}
-
-std::int64_t steps(Self& self) {
-  return self.look().engine->optimizer().progress().steps;
-}
-
-std::int64_t skipped_steps(Self& self) {
-  return self.look().engine->optimizer().progress().skipped;
-}
-
-std::vector<double> lamb_coeffs(Self& self) {
-  return self.look().engine->optimizer().progress().lamb_coeffs;
 }
 
 nb::object masters(Self& self) {
@@ -139,28 +126,17 @@ nb::object masters(Self& self) {
   }));
 }
 
-// Calls body(whole values), which returns values, and hands them to Python.
-template <class Body>
-nb::object full(Self& self, const char* name, Body&& body) {
-  return to_python(call(self, name, [&](EngineParts& parts) {
-    return body(parts.engine->whole_values());
+template <auto kMethod, class... Names>
+nb::object full(Self& self, const Names&... names) {
+  return to_python(call(self, "full values", [&](EngineParts& parts) {
+    return (parts.engine->whole_values().*kMethod)(names...);
   }));
 }
 
-nb::object full_parameter(Self& self, const std::string& name) {
-  return full(self, "full_parameter",
-              [&](auto& values) { return values.parameter(name); });
-}
-
 nb::object full_gradient(Self& self, const std::string& name) {
-  return full(self, "full_gradient",
-              [&](auto& values) { return values.gradient(name); });
-}
-
-nb::object full_state(Self& self, const std::string& name,
-                      const std::string& key) {
-  return full(self, "full_state",
-              [&](auto& values) { return values.state(name, key); });
+  return to_python(call(self, "full values", [&](EngineParts& parts) {
+    return parts.engine->whole_values().gradient(name);
+  }));
 }
 
 std::span<const float> floats(const ConstArray& values) {
@@ -169,26 +145,11 @@ std::span<const float> floats(const ConstArray& values) {
   return values.view().as<float>();
 }
 
-void set_full_parameter(Self& self, const std::string& name,
-                        nb::handle values) {
+template <auto kMethod, class... Names>
+void set_full(Self& self, const Names&... names, nb::handle values) {
   const ConstArray array(values, "values");
-  call(self, "set_full_parameter", [&](EngineParts& parts) {
-    parts.engine->whole_values().set_parameter(name, floats(array));
-  });
-}
-
-void set_full_gradient(Self& self, const std::string& name, nb::handle values) {
-  const ConstArray array(values, "values");
-  call(self, "set_full_gradient", [&](EngineParts& parts) {
-    parts.engine->whole_values().set_gradient(name, floats(array));
-  });
-}
-
-void set_full_state(Self& self, const std::string& name, const std::string& key,
-                    nb::handle values) {
-  const ConstArray array(values, "values");
-  call(self, "set_full_state", [&](EngineParts& parts) {
-    parts.engine->whole_values().set_state(name, key, floats(array));
+  call(self, "full values", [&](EngineParts& parts) {
+    (parts.engine->whole_values().*kMethod)(names..., floats(array));
   });
 }
 
@@ -226,7 +187,8 @@ void bind_windows(nb::class_<EngineHandle>& kind) {
       .def("gradient_ready", &gradient_ready, "index"_a,
            "gradient"_a = nb::none())
       .def("end_backward", &forward<&Engine::end_backward>)
-      .def("cancel_backward", &cancel_backward, "reason"_a)
+      .def("cancel_backward", &forward<&Engine::cancel_backward, std::string>,
+           "reason"_a)
       .def_prop_ro("is_boundary", &look<&Engine::is_boundary>)
       .def("set_accumulation_boundary",
            &forward<&Engine::set_accumulation_boundary, std::optional<bool>>,
@@ -238,6 +200,7 @@ void bind_windows(nb::class_<EngineHandle>& kind) {
 }
 
 void bind_values(nb::class_<EngineHandle>& kind) {
+  using Values = zero::WholeValues;
   kind.def("set_learning_rate", &set_learning_rate, "learning_rate"_a,
            "group"_a = nb::none())
       .def("learning_rate", &learning_rate, "group"_a)
@@ -246,19 +209,24 @@ void bind_values(nb::class_<EngineHandle>& kind) {
       .def("set_loss_scale", &forward<&Engine::set_loss_scale, double>,
            "loss_scale"_a)
       .def_prop_ro("loss_factor", &look<&Engine::loss_factor>)
-      .def_prop_ro("steps", &steps)
-      .def_prop_ro("skipped_steps", &skipped_steps)
+      .def_prop_ro("steps", &progress<&optim::Progress::steps>)
+      .def_prop_ro("skipped_steps", &progress<&optim::Progress::skipped>)
       .def_prop_ro("phase", &phase)
-      .def("lamb_coeffs", &lamb_coeffs)
+      .def("lamb_coeffs", &progress<&optim::Progress::lamb_coeffs>)
       .def_prop_ro("freeze_step", &freeze_step)
       .def("masters", &masters)
       .def("read_masters", &forward<&Engine::read_masters>)
-      .def("full_parameter", &full_parameter, "name"_a)
+      .def("full_parameter", &full<&Values::parameter, std::string>, "name"_a)
       .def("full_gradient", &full_gradient, "name"_a)
-      .def("full_state", &full_state, "name"_a, "key"_a)
-      .def("set_full_parameter", &set_full_parameter, "name"_a, "values"_a)
-      .def("set_full_gradient", &set_full_gradient, "name"_a, "values"_a)
-      .def("set_full_state", &set_full_state, "name"_a, "key"_a, "values"_a)
+      .def("full_state", &full<&Values::state, std::string, std::string>,
+           "name"_a, "key"_a)
+      .def("set_full_parameter", &set_full<&Values::set_parameter, std::string>,
+           "name"_a, "values"_a)
+      .def("set_full_gradient", &set_full<&Values::set_gradient, std::string>,
+           "name"_a, "values"_a)
+      .def("set_full_state",
+           &set_full<&Values::set_state, std::string, std::string>, "name"_a,
+           "key"_a, "values"_a)
       .def("state_dict", &state_dict)
       .def("load_state_dict", &load_state_dict, "state"_a)
       .def("close", &EngineHandle::close);

@@ -15,7 +15,6 @@
 #include "support/arrays.h"
 #include "support/call.h"
 #include "thinwire/comm/hosts.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::python {
 namespace {
@@ -87,10 +86,7 @@ std::vector<bool> finish(const MeanHandle& self) {
 
 nb::object worker_error(const MeanHandle& self) {
   return to_python(call(self, "worker_error", [](MeanParts& parts) {
-    const ConstView own = parts.mean.worker_error();
-    Buffer copy(own.size(), own.dtype(), Fill::kNone);
-    kernels::convert(own, copy.view());
-    return copy;
+    return copy_of(parts.mean.worker_error());
   }));
 }
 

@@ -13,7 +13,6 @@
 #include "communicator.h"
 #include "support/arrays.h"
 #include "support/call.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::python {
 namespace {
@@ -69,10 +68,7 @@ bool average_part(const ScatterHandle& self, std::size_t part,
 
 nb::object error_of(const ScatterHandle& self) {
   return to_python(call(self, "error", [](ScatterParts& parts) {
-    const ConstView own = parts.exchange.error();
-    Buffer copy(own.size(), own.dtype(), Fill::kNone);
-    kernels::convert(own, copy.view());
-    return copy;
+    return copy_of(parts.exchange.error());
   }));
 }
 

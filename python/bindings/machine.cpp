@@ -12,7 +12,6 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
-#include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/kernels/cpu_target.h"
 #include "thinwire/kernels/processor.h"
 
@@ -44,13 +43,6 @@ std::map<std::string, std::uint64_t> memory_in_use() {
 void bind_machine(nb::module_& module) {
   module.def("cpu_target", &kernels::cpu_target);
   module.def("processor", &kernels::processor_name);
-  module.def(
-      "bucket_elements",
-      [](std::size_t chosen, std::size_t elements, int ranks, int bits) {
-        return exchange::bucket_elements(chosen, elements, {.size = ranks},
-                                         bits);
-      },
-      "chosen"_a, "elements"_a, "ranks"_a, "bits"_a);
   module.def("memory_use", &memory_in_use);
   nb::enum_<MemoryKind>(module, "MemoryKind")
       .value("parameters", MemoryKind::kParameters)

@@ -16,7 +16,6 @@
 #include "support/errors.h"
 #include "support/state.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/kernels/cast.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 
 namespace thinwire::python {
@@ -82,14 +81,6 @@ void synchronize(Self& self, nb::handle params) {
   call(self, "synchronize", [&](OptimizerParts& parts) {
     optim::synchronize(parts.optimizer(), array.view());
   });
-}
-
-// Returns a copy, in fp32 if there are two dtypes.
-Buffer copy_of(ConstView values) {
-  const DType dtype = values.is_joined() ? DType::kFloat32 : values.dtype();
-  Buffer copy(values.size(), dtype, Fill::kNone);
-  kernels::convert(values, copy.view());
-  return copy;
 }
 
 nb::object masters(Self& self) {

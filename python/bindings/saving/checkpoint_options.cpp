@@ -38,7 +38,6 @@ void attach(SaveOptions& self, const std::vector<Named>& all) {
 void bind_enums(nb::module_& module) {
   using checkpoint::LocalSteps;
   using checkpoint::Residuals;
-  using checkpoint::Storage;
   nb::enum_<LocalSteps>(module, "LocalSteps")
       .value("as_is", LocalSteps::kAsIs)
       .value("next_sync", LocalSteps::kNextSync)
@@ -46,9 +45,6 @@ void bind_enums(nb::module_& module) {
   nb::enum_<Residuals>(module, "Residuals")
       .value("per_rank", Residuals::kPerRank)
       .value("mean", Residuals::kMean);
-  nb::enum_<Storage>(module, "Storage")
-      .value("shared", Storage::kShared)
-      .value("node_local", Storage::kNodeLocal);
 }
 
 void bind_load_options(nb::module_& module) {
@@ -92,7 +88,6 @@ void bind_checkpoint_options(nb::module_& module) {
       .def_rw("check_replicas", &SaveOptions::check_replicas)
       .def_rw("local_steps", &SaveOptions::local_steps)
       .def_rw("residuals", &SaveOptions::residuals)
-      .def_rw("storage", &SaveOptions::storage)
       .def_rw("frozen", &SaveOptions::frozen)
       .def_prop_rw("attachments", &attachments, &attach);
   bind_load_options(module);

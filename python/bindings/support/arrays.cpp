@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "thinwire/core/dtype.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::python {
 namespace {
@@ -56,16 +58,6 @@ std::string describe(nb::handle object) {
   throw nb::type_error(text.c_str());
 }
 
-template <class Held>
-DType import(nb::handle object, const char* name, Bools bools, bool written,
-             Held& held) {
-  std::optional<DType> dtype;
-  if (nb::try_cast(object, held, false))
-    dtype = from_dlpack(held.dtype(), bools);
-  if (!dtype) refuse(object, name, written);
-  return *dtype;
-}
-
 // Returns the two parts of a tuple, or the object itself.
 std::vector<nb::handle> parts_of(nb::handle object) {
   if (!nb::isinstance<nb::tuple>(object) || nb::len(object) != 2)
@@ -82,27 +74,32 @@ nb::object own(void* data, std::size_t size, DType dtype, nb::capsule owner) {
 
 }  // namespace
 
-Array::Array(nb::handle object, const char* name, Bools bools) {
+template <class Seen, class... Access>
+BasicArray<Seen, Access...>::BasicArray(nb::handle object, const char* name,
+                                        Bools bools) {
   for (const nb::handle part : parts_of(object)) {
     auto& held = held_.emplace_back();
-    const DType dtype = import(part, name, bools, true, held);
-    const View own(held.data(), held.size(), dtype);
-    view_ = held_.size() == 1 ? own : View::joined(view_, own);
+    std::optional<DType> dtype;
+    if (nb::try_cast(part, held, false))
+      dtype = from_dlpack(held.dtype(), bools);
+    if (!dtype) refuse(part, name, std::is_same_v<Seen, View>);
+    const Seen own(held.data(), held.size(), *dtype);
+    view_ = held_.size() == 1 ? own : Seen::joined(view_, own);
   }
 }
-
-ConstArray::ConstArray(nb::handle object, const char* name, Bools bools) {
-  for (const nb::handle part : parts_of(object)) {
-    auto& held = held_.emplace_back();
-    const DType dtype = import(part, name, bools, false, held);
-    const ConstView own(held.data(), held.size(), dtype);
-    view_ = held_.size() == 1 ? own : ConstView::joined(view_, own);
-  }
-}
+template class BasicArray<View>;
+template class BasicArray<ConstView, nb::ro>;
 
 bool is_array(nb::handle object) {
   return PyObject_CheckBuffer(object.ptr()) != 0 ||
          nb::hasattr(object, "__dlpack__");
+}
+
+Buffer copy_of(ConstView values) {
+  const DType dtype = values.is_joined() ? DType::kFloat32 : values.dtype();
+  Buffer copy(values.size(), dtype, Fill::kNone);
+  kernels::convert(values, copy.view());
+  return copy;
 }
 
 nb::object to_python(Buffer&& values) {

@@ -14,39 +14,34 @@ namespace thinwire::python {
 /// Whether an array of bool counts as one of bytes.
 enum class Bools { kRefused, kAsBytes };
 
-/// A caller's array that is written: one-dimensional, contiguous, on the CPU. A
-/// tuple of two is joined (View::joined). Throws TypeError naming the argument
-/// for anything else, and never copies. Keeps the array alive; may be destroyed
-/// without the GIL.
-class Array {
+/// A caller's array: one-dimensional, contiguous, on the CPU. A tuple of two is
+/// joined (View::joined). Throws TypeError naming the argument for anything
+/// else, and never copies. Keeps the array alive; may be destroyed without the
+/// GIL.
+template <class Seen, class... Access>
+class BasicArray {
  public:
-  Array() = default;
-  Array(nb::handle object, const char* name, Bools bools = Bools::kRefused);
-
-  [[nodiscard]] View view() const noexcept { return view_; }
-
- private:
-  std::vector<nb::ndarray<nb::device::cpu, nb::c_contig, nb::ndim<1>>> held_;
-  View view_;
-};
-
-/// A caller's array that is only read, otherwise like Array.
-class ConstArray {
- public:
-  ConstArray() = default;
-  ConstArray(nb::handle object, const char* name,
+  BasicArray() = default;
+  BasicArray(nb::handle object, const char* name,
              Bools bools = Bools::kRefused);
 
-  [[nodiscard]] ConstView view() const noexcept { return view_; }
+  [[nodiscard]] Seen view() const noexcept { return view_; }
 
  private:
-  std::vector<nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig, nb::ndim<1>>>
+  std::vector<
+      nb::ndarray<Access..., nb::device::cpu, nb::c_contig, nb::ndim<1>>>
       held_;
-  ConstView view_;
+  Seen view_;
 };
+
+using Array = BasicArray<View>;  // is written
+using ConstArray = BasicArray<ConstView, nb::ro>;
 
 /// Returns whether an object offers its memory, whatever its shape and type.
 [[nodiscard]] bool is_array(nb::handle object);
+
+/// Returns a copy in the same dtype, or in fp32 if there are two.
+[[nodiscard]] Buffer copy_of(ConstView values);
 
 /// Returns an array with DLPack and the buffer protocol that owns the memory.
 [[nodiscard]] nb::object to_python(Buffer&& values);
