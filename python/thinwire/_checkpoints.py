@@ -26,25 +26,6 @@ RANDOM = OWN_NAMES + "random_state"
 _OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
 """Name in a leader's own values: its rank, and the own values of its host's other ranks."""
 
-_SAVE = (
-    "asynchronous",
-    "durable",
-    "check_replicas",
-    "local_steps",
-    "residuals",
-    "frozen",
-    "attachments",
-)
-_LOAD = (
-    "weights_only",
-    "fall_back",
-    "allow_rounding",
-    "share_reads",
-    "rename",
-    "allow_missing",
-    "ignore",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
@@ -172,7 +153,7 @@ def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
     and InvalidArgument for a value.
     """
     chosen = _core.SaveOptions()
-    for name, value in _checked(given, _SAVE, "save"):
+    for name, value in _checked(given, chosen, "save"):
         if name == "local_steps":
             value = _member(_core.LocalSteps, name, value)
         elif name == "residuals":
@@ -186,7 +167,7 @@ def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
 def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
     """Returns the options. Raises the errors of save_options()."""
     chosen = _core.LoadOptions()
-    for name, value in _checked(given, _LOAD, "load"):
+    for name, value in _checked(given, chosen, "load"):
         if name == "rename":
             value = list(dict(value).items())
         elif name in ("allow_missing", "ignore"):
@@ -266,8 +247,9 @@ def _users(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(
-    given: Mapping[str, Any], known: tuple[str, ...], what: str
+    given: Mapping[str, Any], options: object, what: str
 ) -> list[tuple[str, Any]]:
+    known = [name for name in dir(options) if not name.startswith("_")]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)

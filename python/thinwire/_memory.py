@@ -129,17 +129,11 @@ class FlatMemory:
             views.append(of.narrow(0, offset - begin, p.numel()).view(p.shape))
         return views
 
-    def views(
-        self, flat: torch.Tensor, offsets: Sequence[int] | None = None
-    ) -> list[torch.Tensor]:
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Returns every parameter's part of an array of the layout's size, in its shape."""
         return [
             flat.narrow(0, offset, p.numel()).view(p.shape)
-            for p, offset in zip(
-                self.parameters,
-                self._offsets if offsets is None else offsets,
-                strict=True,
-            )
+            for p, offset in zip(self.parameters, self._offsets, strict=True)
         ]
 
     @torch.no_grad()

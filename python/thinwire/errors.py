@@ -15,21 +15,15 @@ class Error(RuntimeError):
 class InvalidArgument(Error, ValueError):
     """An argument or option is outside its range. Nothing has changed."""
 
-    code = "InvalidArgument"
-
 
 class FailedPrecondition(Error):
     """The call does not fit the object's present state. Nothing has changed, except where
     a call says that this rank gives up.
     """
 
-    code = "FailedPrecondition"
-
 
 class Unavailable(Error):
     """This build or machine lacks a requested feature or resource. Nothing has changed."""
-
-    code = "Unavailable"
 
 
 class CommFailure(Error, ConnectionError):
@@ -37,19 +31,13 @@ class CommFailure(Error, ConnectionError):
     closed.
     """
 
-    code = "CommFailure"
-
 
 class DeviceFailure(Error):
     """An accelerator failed. Its objects may only be closed."""
 
-    code = "DeviceFailure"
-
 
 class CorruptCheckpoint(Error):
     """A saved state is torn, altered, or of another model. Nothing has changed."""
-
-    code = "CorruptCheckpoint"
 
 
 class NonFinite(Error):
@@ -58,18 +46,9 @@ class NonFinite(Error):
     checkpoint.
     """
 
-    code = "NonFinite"
-
 
 BY_CODE: dict[str, type[Error]] = {
-    kind.code: kind
-    for kind in (
-        InvalidArgument,
-        FailedPrecondition,
-        Unavailable,
-        CommFailure,
-        DeviceFailure,
-        CorruptCheckpoint,
-        NonFinite,
-    )
+    kind.__name__: kind for kind in Error.__subclasses__()
 }
+for _code, _kind in BY_CODE.items():
+    _kind.code = _code

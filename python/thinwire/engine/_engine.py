@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from .. import _core, _daemons, _log
 from .._agreement import agreed, telling_others
@@ -20,7 +20,7 @@ from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
 from ._build import leaders_for, link_for, make_parts, make_plan
-from ._data import make_loader
+from ._data import require_shareable
 from ._inquiries import Inquiries
 from ._modules import ModuleParts
 from ._monitoring import Monitoring
@@ -115,7 +115,6 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
                 owned.close()
             raise
         self.module = model
-        self._layout = parts.layout
         self._native, self._memory, self._buffers_of_module = (
             parts.core,
             parts.memory,
@@ -282,14 +281,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
             self.lr_scheduler.step(**lr_kwargs)
         self.optimizer.show_rates(self._config, self._native.steps)
         assert self.report is not None
-        self._progress.after(
-            self.report,
-            self.global_steps,
-            self.skipped_steps,
-            self.loss_scale(),
-            self.get_lr(),
-            self.get_mom(),
-        )
+        self._progress.after(self, self.report)
         self._monitoring.after(self.report, self.global_samples)
 
     @property
@@ -371,19 +363,27 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         """Returns this rank's share of `dataset` in batches. Local.
 
         Batches have train_micro_batch_size_per_gpu samples unless `batch_size` is
-        given. They are shuffled alike in every epoch, unless
+        given. They are drawn with seed 0, alike in every epoch, unless
         `loader.sampler.set_epoch()` is called. With another route than "train" they are
-        not shuffled.
+        not shuffled. All ranks have as many. `data_sampler` chooses them instead.
+
+        Raises InvalidArgument for a dataset or size that cannot be divided.
         """
-        size = (
-            self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size
-        )
-        return make_loader(
+        if batch_size is None:
+            batch_size = self.train_micro_batch_size_per_gpu()
+        require_shareable(dataset, batch_size)
+        if data_sampler is None:
+            data_sampler = DistributedSampler(
+                dataset,
+                num_replicas=self.world_size,
+                rank=self.global_rank,
+                shuffle=route == "train",
+                seed=0,
+                drop_last=True,
+            )
+        return DataLoader(
             dataset,
-            batch_size=size,
-            rank=self.global_rank,
-            world_size=self.world_size,
-            shuffle=route == "train",
+            batch_size=batch_size,
             sampler=data_sampler,
             collate_fn=collate_fn,
             pin_memory=pin_memory,

@@ -14,19 +14,13 @@ from .. import _core
 from .._log import logger
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim import _native, _parameters
+from ..optim._base import _Optimizer
 from ..optim._options import Options
 from ..optim._parameters import Place
 
 Groups = list[dict[str, Any]]
 
-_KINDS: dict[type[Any], type[Any]] = {
-    _core.AdamOptions: _core.AdamGroup,
-    _core.LambOptions: _core.LambGroup,
-    _core.OnebitAdamOptions: _core.OnebitAdamGroup,
-    _core.OnebitLambOptions: _core.OnebitLambGroup,
-    _core.ZeroOneAdamOptions: _core.MaskedGroup,
-    _core.LeanOnebitAdamOptions: _core.MaskedGroup,
-}
+_KINDS = {kind._options: kind._group for kind in _Optimizer.__subclasses__()}
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _native.MASK)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,9 @@ from .._log import logger
 from ..optim._notices import Notices
 from ._report import EngineReport
 from .leaders import Core
+
+if TYPE_CHECKING:
+    from ._inquiries import Inquiries
 
 
 class Progress:
@@ -28,28 +31,20 @@ class Progress:
         self.run = self._notices.run
         self._noted_loss = False
 
-    def after(
-        self,
-        report: EngineReport,
-        global_steps: int,
-        skipped: int,
-        loss_scale: float,
-        rates: list[float],
-        betas: list[Any],
-    ) -> None:
-        """Writes a line after a step at a boundary. `skipped` counts all skipped steps
-        so far, and `loss_scale` is that of the next step.
-        """
+    def after(self, engine: Inquiries, report: EngineReport) -> None:
+        """Writes a line after a step at a boundary."""
+        skipped = self._core.skipped_steps
         self._notices.after_step(report, report.steps, self._core.freeze_step)
         if not report.applied:
-            self._notices.skipped(report, report.steps, skipped, loss_scale)
-        if self._speaks and self._every and global_steps % self._every == 0:
+            scale = self._core.loss_scale
+            self._notices.skipped(report, report.steps, skipped, scale)
+        if self._speaks and self._every and engine.global_steps % self._every == 0:
             logger.info(
                 "step=%d, skipped=%d, lr=%s, mom=%s",
-                global_steps,
+                engine.global_steps,
                 skipped,
-                rates,
-                betas,
+                engine.get_lr(),
+                engine.get_mom(),
             )
 
     def note_narrow_loss(self, dtype: torch.dtype) -> None:

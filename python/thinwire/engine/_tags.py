@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
+from contextlib import suppress
 
 from .. import _core
 from .._paths import require_utf8
@@ -35,16 +36,16 @@ def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
     """Puts the tag into `latest`, which names the old one until the new file is
     complete.
     """
-    handle, temporary = tempfile.mkstemp(prefix=".latest-", dir=directory)
+    temporary = os.path.join(directory, f".latest-{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(tag)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, os.path.join(directory, LATEST))
     except BaseException:
-        os.unlink(temporary)
+        with suppress(OSError):
+            os.unlink(temporary)
         raise
     return tag
 
@@ -74,9 +75,3 @@ def names_in(root: str) -> list[str]:
                     parameter["name"] for parameter in json.load(file)["parameters"]
                 ]
     return []
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NoReturn, overload
 import torch
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
+from torch.utils.dlpack import from_dlpack
 
 from .. import _averages, _core, _daemons, _log
 from .._agreement import agreed, telling_others
@@ -24,7 +25,6 @@ from . import _state
 from ._edits import Edits
 from ._experts import Experts, in_order
 from ._given import PerParameter, per_place
-from ._inquiries import Inquiries
 from ._lifetime import close_user, closing
 from ._moments import ParameterState
 from ._native import Native, Training, make_config, make_native
@@ -50,7 +50,7 @@ from ._settings import Settings, set_rate
 from ._telemetry import Telemetry
 
 
-class _Optimizer(Inquiries, torch.optim.Optimizer):
+class _Optimizer(torch.optim.Optimizer):
     """torch.optim.Optimizer whose step() communicates.
 
     Gradients are those of this rank; nothing else may average them. The constructor,
@@ -217,6 +217,25 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
         except BaseException:
             del self.param_groups[before:]
             raise
+
+    def get_lamb_coeffs(self) -> list[float]:
+        """Returns the factors by which the last step multiplied the learning rates.
+        Local.
+
+        There is one per trained parameter, in their order. They are LAMB's trust ratios
+        or, in compressed steps of 1-bit LAMB, its scaling coefficients. They are 0
+        before the first step, and empty unless the optimizer is LAMB or 1-bit LAMB.
+        """
+        return list(self._made.optimizer.lamb_coeffs())
+
+    def memory_use(self) -> dict[str, int]:
+        """Returns the bytes that this rank holds. Local.
+
+        The keys are parameters, gradients, states, buckets, other, and peak, the
+        largest sum of them so far. All memory that this thread made counts, so another
+        optimizer of the same thread does, too. Activations do not count.
+        """
+        return _core.memory_use()
 
     @property
     def max_grad_norm(self) -> float:
@@ -493,6 +512,14 @@ class _Optimizer(Inquiries, torch.optim.Optimizer):
     @property
     def _memory(self) -> FlatMemory:
         return self._made.memory
+
+    def _moment(self, k: int, key: str) -> torch.Tensor | None:
+        """Returns a moment of parameter k if every rank has all of it."""
+        native = self._made
+        tensor = native.places[k].tensor
+        offset = native.layout.offsets[k]
+        values = native.optimizer.state_elements(key, offset, tensor.numel())
+        return None if values is None else from_dlpack(values).view(tensor.shape)
 
     def _require_no_step(self, what: str) -> None:
         native = self._made.optimizer

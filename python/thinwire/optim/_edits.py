@@ -116,7 +116,7 @@ class Edits:
             return None
         memory = self._native.memory
         values, slack = torch.zeros_like(memory.params), torch.zeros_like(memory.params)
-        origins = self._native.dense_views(state["origin"])
+        origins = self._native.memory.views(state["origin"])
         moved = state["accumulated"] and state["local_steps_taken"]
         for k, (value, bound, origin) in enumerate(
             zip(memory.views(values), memory.views(slack), origins, strict=True)
@@ -126,7 +126,7 @@ class Edits:
             if moved:
                 group = self._native.places[k].group
                 value.mul_(float(state["decay_taken"][group]))
-                own = self._native.dense_views(state["momentum_accumulator"])[k]
+                own = self._native.memory.views(state["momentum_accumulator"])[k]
                 value.add_(own)
                 bound.add_(own.abs())
         return values, slack * _ROUNDING

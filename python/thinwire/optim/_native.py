@@ -86,10 +86,6 @@ class Native:
         )
         return torch.full((size,), 2.0 + rank)
 
-    def dense_views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Returns every parameter's part of an array of a state, which has no gaps."""
-        return self.memory.views(flat, self.layout.offsets)
-
 
 @dataclass(frozen=True)
 class Training:

@@ -62,7 +62,7 @@ def complete(
     # Shards, like residuals, belong to this rank alone.
     whole = [n for n in PER_PARAMETER if n in state and state[n].numel() == size]
     for name in whole:
-        views = native.dense_views(state.pop(name))
+        views = native.memory.views(state.pop(name))
         for place, view in zip(native.places, views, strict=True):
             entries[mine[id(place.tensor)]][name] = view
     comm = optimizer._comm
@@ -269,7 +269,7 @@ def _own(
                 )
             if name not in state:
                 state[name] = torch.zeros(size, dtype=value.dtype)
-                views[name] = native.dense_views(state[name])
+                views[name] = native.memory.views(state[name])
             views[name][k].copy_(value.reshape(place.tensor.shape))
     return {
         key: value.detach().cpu().contiguous()

@@ -41,7 +41,7 @@ def of_torch(
     native = optimizer._made
     size = native.layout.size
     state: dict[str, Any] = {name: torch.zeros(size) for name in MOMENTS}
-    views = {name: native.dense_views(state[name]) for name in MOMENTS}
+    views = {name: native.memory.views(state[name]) for name in MOMENTS}
     steps: dict[int, str] = {}
     for k, place in enumerate(native.places):
         entry = entries.get(ids[id(place.tensor)])
