@@ -83,18 +83,24 @@ def x_of(rank: int, step: int, where: torch.device) -> torch.Tensor:
     return torch.randn(WIDTH, WIDTH, generator=random).to(where)
 
 
-def _trained(
-    module: nn.Module, where: torch.device, loss_at: Callable[[int], torch.Tensor]
+def trained(
+    module: nn.Module,
+    where: torch.device,
+    loss_at: Callable[[int], torch.Tensor],
+    config: dict[str, Any] = ADAM,
+    steps: int = STEPS,
 ) -> torch.Tensor:
     """Returns the parameters of the module after some steps."""
     from .engine import initialize
 
-    engine, *_ = initialize(model=module.to(where), config=ADAM)
-    for step in range(STEPS):
+    engine, *_ = initialize(model=module.to(where), config=config)
+    for step in range(steps * engine.gradient_accumulation_steps()):
         engine.backward(loss_at(step))
         engine.step()
+    with engine.evaluation():
+        values = values_of(module.parameters())
     engine.destroy()
-    return values_of(module.parameters())
+    return values
 
 
 def _trained_layers(
@@ -103,14 +109,14 @@ def _trained_layers(
     output: Callable[[Layers, torch.Tensor], Any],
 ) -> torch.Tensor:
     layers = Layers()
-    return _trained(
+    return trained(
         layers, where, lambda step: output(layers, x_of(rank, step, where)).sum()
     )
 
 
 def channels_last(rank: int, where: torch.device) -> torch.Tensor:
     model = Elementwise().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    found = _trained(model, where, lambda step: model(rank, step))
+    found = trained(model, where, lambda step: model(rank, step))
     pictures = model.parts[-1]
     is_kept = pictures.is_contiguous(memory_format=torch.channels_last)
     if where.type != "cpu" and not is_kept:
@@ -125,7 +131,7 @@ def unused_parameter(rank: int, where: torch.device) -> torch.Tensor:
         parts = list(model.parts)
         return exact_loss(parts[1:] if (rank + step) % 2 else parts, rank, step)
 
-    return _trained(model, where, loss_at)
+    return trained(model, where, loss_at)
 
 
 def input_with_gradient(rank: int, where: torch.device) -> torch.Tensor:
@@ -159,7 +165,7 @@ def reentrant_checkpointing(rank: int, where: torch.device) -> torch.Tensor:
 def shared_parameter(rank: int, where: torch.device) -> torch.Tensor:
     layers = Layers()
     layers.third = layers.second
-    return _trained(layers, where, lambda step: layers(x_of(rank, step, where)).sum())
+    return trained(layers, where, lambda step: layers(x_of(rank, step, where)).sum())
 
 
 def infinite_gradient(rank: int, where: torch.device) -> torch.Tensor:
@@ -170,7 +176,7 @@ def infinite_gradient(rank: int, where: torch.device) -> torch.Tensor:
         loss: torch.Tensor = layers(x_of(rank, step, where)).sum() * factor
         return loss
 
-    return _trained(layers, where, loss_at)
+    return trained(layers, where, loss_at)
 
 
 def autocast(rank: int, where: torch.device) -> torch.Tensor:
@@ -197,7 +203,7 @@ def side_stream(rank: int, where: torch.device) -> torch.Tensor:
 def compiled(rank: int, where: torch.device) -> torch.Tensor:
     layers = Layers()
     fast = torch.compile(layers, backend="aot_eager")
-    return _trained(layers, where, lambda step: fast(x_of(rank, step, where)).sum())
+    return trained(layers, where, lambda step: fast(x_of(rank, step, where)).sum())
 
 
 USES: dict[str, Use] = {

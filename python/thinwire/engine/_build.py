@@ -46,16 +46,6 @@ class Plan:
     """Object that makes the steps, if it is not the C++ side."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Objects that an Engine drives."""
-
-    core: Core
-    memory: EngineMemory
-    layout: _core.Layout
-    buffers: ModuleBuffers
-
-
 def make_plan(
     comm: _core.Communicator,
     model: Any,
@@ -160,7 +150,7 @@ def make_parts(
     plan: Plan,
     experts: Experts,
     hosts: HostGroup | None = None,
-) -> Parts:
+) -> tuple[Core, EngineMemory, ModuleBuffers]:
     """Makes the native engine, and makes the module's parameters views of its memory.
     Collective. Parameters get rank 0's values, frozen ones too. Experts get those of
     the first rank that holds them, and buffers are as configured.
@@ -218,7 +208,7 @@ def make_parts(
         _convert_frozen(model, tensors, dtype)
         buffers.convert(dtype)
     buffers.make_equal(config.buffers)
-    return Parts(core, memory, layout, buffers)
+    return core, memory, buffers
 
 
 def _memory_for(

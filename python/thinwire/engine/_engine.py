@@ -104,10 +104,10 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
                 self._hosts = leaders_for(comm, plan)
             else:
                 agreed(comm, lambda: _require_model_parallel(plan.config))
-            parts = make_parts(comm, model, plan, experts, self._hosts)
+            core, memory, buffers = make_parts(comm, model, plan, experts, self._hosts)
             if model_parallel_group is not None:
-                assert isinstance(parts.core, _core.Engine)
-                parts.core.set_model_parallel(experts.of(model_parallel_group))
+                assert isinstance(core, _core.Engine)
+                core.set_model_parallel(experts.of(model_parallel_group))
         except BaseException:
             if self._hosts is not None:
                 self._hosts.close()
@@ -115,24 +115,17 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
                 owned.close()
             raise
         self.module = model
-        self._native, self._memory, self._buffers_of_module = (
-            parts.core,
-            parts.memory,
-            parts.buffers,
-        )
+        self._native, self._memory, self._buffers_of_module = core, memory, buffers
         self._left_out = set(plan.left_out)
         owned = (*experts.owned, *((comm,) if owns_comm else ()))
-        self._close = closing(self, parts.core, *owned)
+        self._close = closing(self, core, *owned)
         self._told = (comm, *experts.all)
         self._batch = plan.config.batch(comm.size)
-        memory = parts.memory
-        self._marks = None
-        if undoes_edits(plan.config):
-            self._marks = memory.marks()
+        self._marks = memory.marks() if undoes_edits(plan.config) else None
         self._is_behind = False
-        self._link = link_for(parts.core, memory, plan.config)
+        self._link = link_for(core, memory, plan.config)
         self._others = ModuleOthers(model, memory.parameters, memory.names, comm.rank)
-        parts.core.set_others(self._others.describe)
+        core.set_others(self._others.describe)
         self._register_parameters()
         self._set_numbers(local_rank)
         self.training_dataloader = None

@@ -32,7 +32,7 @@ from ._parameters import (
     require_options,
 )
 from ._report import HookReport
-from ._scale import Jumps, LossScale, Scaler
+from ._scale import Jumps, ScaledHook
 from ._thread import Exchanges
 
 
@@ -77,7 +77,7 @@ class _Part:
             self.staging.to_device([self.on_host], [self.values])
 
 
-class Hook:
+class Hook(ScaledHook):
     """Averages the gradients of a DistributedDataParallel in 8 or 4 bits; ddp_hook()
     makes it.
 
@@ -121,9 +121,9 @@ class Hook:
             )
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
-            self._loss_scale = LossScale()
             self._low_bit_backwards = 0
-            self._jumps: Jumps | None = Jumps()
+            self._jumps = Jumps()
+            self._has_warned = False
             self._backwards = 0
             self._pass = _Pass(0, exact_steps > 0, 1)
             self._stagings: dict[torch.device, Staging] = {}
@@ -149,24 +149,6 @@ class Hook:
             f"thinwire.ddp_hook({self._bits} bits, {ranks} rank{'s' * (ranks > 1)}{where}, "
             f"{sent} bytes per backward{' to other hosts' if where else ''}, {exact} in fp32)"
         )
-
-    def set_loss_scale(self, scale: float) -> None:
-        """Sets the factor that the loss has been multiplied by, from the next backward
-        on. All ranks set the same, which they compare in backwards 1, 2, 4, 8 and so on
-        over low bits. Local.
-
-        Raises InvalidArgument unless it is in [2^-126, 2^127].
-        """
-        self._loss_scale.set(scale)
-        self._jumps = None
-
-    def watch(self, grad_scaler: Scaler) -> None:
-        """Takes the loss scale of each backward from this scaler. Local.
-
-        Raises InvalidArgument unless it has get_scale() and is_enabled().
-        """
-        self._loss_scale.watch(grad_scaler)
-        self._jumps = None
 
     @property
     def report(self) -> HookReport | None:
@@ -275,7 +257,7 @@ class Hook:
         up, because the others are in backward too.
         """
         try:
-            return self._loss_scale.now()
+            return self._scale_now()
         except Exception as failure:
             self._comm.give_up(reason_of(failure))
             raise
@@ -358,10 +340,10 @@ class Hook:
         """Logs once that the gradients seem to have a loss scale of which this hook has
         not been told.
         """
-        if self._jumps is None or not self._jumps.has_jumped(of.squares**0.5):
+        if self._is_told or self._has_warned:
             return
-        self._jumps = None
-        if self._comm.rank == 0:
+        self._has_warned = self._jumps.has_jumped(of.squares**0.5)
+        if self._has_warned and self._comm.rank == 0:
             logger.warning(
                 "ddp_hook: at backward %d the gradient's norm had jumped by a power of "
                 "two, as if its loss scale had changed: call watch(grad_scaler) or "

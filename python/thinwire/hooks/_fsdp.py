@@ -20,11 +20,11 @@ from ..errors import FailedPrecondition
 from ..optim._lifetime import closing
 from . import _state
 from ._parameters import refuse_on_all_ranks, require_options
-from ._scale import LossScale, Scaler
+from ._scale import ScaledHook
 from ._shards import Sharded, group_of, sharded
 
 
-class FsdpHook:
+class FsdpHook(ScaledHook):
     """Averages the gradients of an FSDP2 module in 8 or 4 bits; fsdp_hook() makes it.
 
     A residual has what rounding took from a gradient, and is added to the next one. Each
@@ -54,7 +54,6 @@ class FsdpHook:
                 bits,
                 residual_dtype == torch.bfloat16,
             )
-            self._loss_scale = LossScale()
             self._closer = closing(self, self._exchange, comm)
             for number, part in enumerate(found.parts):
                 part.module.set_custom_reduce_scatter(
@@ -73,21 +72,6 @@ class FsdpHook:
             f"{self._exchange.bytes_per_pass} bytes per backward, "
             f"{4 * self._elements * (ranks - 1) // ranks} in fp32)"
         )
-
-    def set_loss_scale(self, scale: float) -> None:
-        """Sets the factor that the loss has been multiplied by, from the next backward
-        on. All ranks set the same. Local.
-
-        Raises InvalidArgument unless it is in [2^-126, 2^127].
-        """
-        self._loss_scale.set(scale)
-
-    def watch(self, grad_scaler: Scaler) -> None:
-        """Takes the loss scale of each backward from this scaler. Local.
-
-        Raises InvalidArgument unless it has get_scale() and is_enabled().
-        """
-        self._loss_scale.watch(grad_scaler)
 
     @property
     def bytes_sent(self) -> int:
@@ -140,7 +124,7 @@ class FsdpHook:
         self._closer()
 
     def _average(self, part: int, gradient: torch.Tensor, result: torch.Tensor) -> None:
-        self._exchange.average(part, gradient, result, self._loss_scale.now())
+        self._exchange.average(part, gradient, result, self._scale_now())
 
 
 class _ReduceScatter:

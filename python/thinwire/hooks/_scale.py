@@ -23,21 +23,32 @@ class Scaler(Protocol):
     def is_enabled(self) -> bool: ...
 
 
-class LossScale:
-    """The factor that the loss is multiplied by: set by the program, or a scaler's."""
+class ScaledHook:
+    """A hook that knows the factor that the loss is multiplied by: set by the program, or
+    a scaler's.
+    """
 
-    def __init__(self) -> None:
-        self._scaler: Scaler | None = None
-        self._scale = 1.0
+    _scaler: Scaler | None = None
+    _loss_scale = 1.0
+    _is_told = False
+    """Whether the program has said where the scale comes from."""
 
-    def set(self, scale: float) -> None:
-        """Raises InvalidArgument unless it is in [2^-126, 2^127]."""
+    def set_loss_scale(self, scale: float) -> None:
+        """Sets the factor that the loss has been multiplied by, from the next backward
+        on. All ranks set the same, which ddp_hook() compares in backwards 1, 2, 4, 8 and
+        so on over low bits. Local.
+
+        Raises InvalidArgument unless it is in [2^-126, 2^127].
+        """
         if not isinstance(scale, float | int) or not _LEAST <= scale <= _MOST:
             raise InvalidArgument(f"scale must be in [2^-126, 2^127], got {scale!r}")
-        self._scaler, self._scale = None, float(scale)
+        self._scaler, self._loss_scale, self._is_told = None, float(scale), True
 
     def watch(self, grad_scaler: Scaler) -> None:
-        """Raises InvalidArgument unless it has get_scale() and is_enabled()."""
+        """Takes the loss scale of each backward from this scaler. Local.
+
+        Raises InvalidArgument unless it has get_scale() and is_enabled().
+        """
         if not all(
             callable(getattr(grad_scaler, name, None))
             for name in ("get_scale", "is_enabled")
@@ -46,9 +57,9 @@ class LossScale:
                 "grad_scaler must have get_scale() and is_enabled(), got "
                 f"{type(grad_scaler).__name__}"
             )
-        self._scaler, self._scale = grad_scaler, 1.0
+        self._scaler, self._loss_scale, self._is_told = grad_scaler, 1.0, True
 
-    def now(self) -> float:
+    def _scale_now(self) -> float:
         """Returns the scale of this backward."""
         if self._scaler is not None and self._scaler.is_enabled():
             scale = float(self._scaler.get_scale())
@@ -58,7 +69,7 @@ class LossScale:
                     f"[2^-126, 2^127], got {scale:g}"
                 )
             return scale
-        return self._scale
+        return self._loss_scale
 
 
 class Jumps:
