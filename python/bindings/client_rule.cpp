@@ -13,6 +13,7 @@
 
 #include "optim/checks.h"
 #include "optim/saved_state.h"
+#include "support/arrays.h"
 #include "support/errors.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
@@ -25,11 +26,7 @@ constexpr const char* kState = "client_state";
 constexpr const char* kRates = "learning_rates";
 
 nb::object memory(View values) {
-  const auto bytes = static_cast<Py_ssize_t>(values.bytes());
-  auto view = nb::steal(PyMemoryView_FromMemory(
-      static_cast<char*>(values.data()), bytes, PyBUF_WRITE));
-  if (!view.is_valid()) nb::raise_python_error();
-  return view;
+  return memoryview_of(values.data(), values.bytes());
 }
 
 class ClientRule final : public optim::UpdateRule {

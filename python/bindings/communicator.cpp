@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/require.h"
 #include "support/arrays.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/hosts.h"
@@ -34,10 +35,8 @@ Made to_handle(std::unique_ptr<comm::Communicator> made) {
 
 comm::CommunicatorOptions options(double timeout) {
   constexpr double kLongest = 1e9;
-  if (!(timeout > 0 && timeout <= kLongest))
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "timeout must be in (0, 1e9] seconds, got " + std::to_string(timeout));
+  require(timeout > 0 && timeout <= kLongest, "timeout", "in (0, 1e9] seconds",
+          timeout);
   return {.timeout = std::chrono::milliseconds(
               static_cast<std::int64_t>(std::ceil(timeout * 1000)))};
 }

@@ -15,10 +15,10 @@
 #include "client_rule.h"
 #include "communicator.h"
 #include "config.h"
+#include "core/require.h"
 #include "optimizer.h"
 #include "support/errors.h"
 #include "support/state.h"
-#include "thinwire/core/error.h"
 #include "thinwire/engine/leaders.h"
 #include "thinwire/kernels/cast.h"
 
@@ -141,7 +141,7 @@ nb::object full_gradient(Self& self, const std::string& name) {
 
 std::span<const float> floats(const ConstArray& values) {
   if (values.view().dtype() != DType::kFloat32)
-    throw Error(ErrorCode::kInvalidArgument, "values must be float32");
+    reject("values must be float32");
   return values.view().as<float>();
 }
 

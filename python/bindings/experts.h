@@ -3,14 +3,13 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "communicator.h"
+#include "core/require.h"
 #include "thinwire/config/config.h"
-#include "thinwire/core/error.h"
 
 namespace thinwire::python {
 
@@ -28,9 +27,8 @@ inline Experts take_experts(nb::handle given, config::Config& config) {
     std::visit(
         [&](auto& options) {
           if (group >= options.groups.size())
-            throw Error(ErrorCode::kInvalidArgument,
-                        "experts: the configuration has no group " +
-                            std::to_string(group));
+            reject(fmt::format("experts: the configuration has no group {}",
+                               group));
           options.groups[group].communicator = kept.back().get();
         },
         config.optimizer);

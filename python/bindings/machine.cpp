@@ -9,8 +9,8 @@
 
 #include "bindings.h"
 #include "core/duration.h"
+#include "core/require.h"
 #include "thinwire/core/dtype.h"
-#include "thinwire/core/error.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cpu_target.h"
 #include "thinwire/kernels/processor.h"
@@ -20,10 +20,7 @@ namespace {
 
 double parse_duration(const std::string& text) {
   const auto duration = duration_from(text);
-  if (!duration)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        std::string("text must be ") + kDurations + ", got '" + text + "'");
+  require(duration.has_value(), "text", kDurations, "'" + text + "'");
   return std::chrono::duration<double>(*duration).count();
 }
 

@@ -12,6 +12,7 @@
 
 #include "communicator.h"
 #include "config.h"
+#include "core/require.h"
 #include "engine/hierarchy.h"
 #include "support/errors.h"
 #include "support/state.h"
@@ -24,12 +25,10 @@ namespace {
 using Self = const OptimizerHandle;
 
 void require(const char* name, ConstView view, DType dtype, std::size_t size) {
-  if (view.dtype() != dtype || view.size() != size)
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string(name) + " must be " + to_string(dtype) + " of " +
-                    std::to_string(size) + " elements, got " +
-                    to_string(view.dtype()) + " of " +
-                    std::to_string(view.size()));
+  thinwire::require(
+      view.dtype() == dtype && view.size() == size, name,
+      fmt::format("{} of {} elements", to_string(dtype), size),
+      fmt::format("{} of {}", to_string(view.dtype()), view.size()));
 }
 
 // If one rank's construction fails, the others must not wait for it.

@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "core/require.h"
+#include "support/arrays.h"
 #include "support/errors.h"
 #include "support/gil.h"
 #include "thinwire/core/error.h"
@@ -38,11 +40,7 @@ class Messages {
     }
   }
   void add(int peer, const void* data, std::size_t bytes) {
-    auto view = nb::steal(
-        PyMemoryView_FromMemory(static_cast<char*>(const_cast<void*>(data)),
-                                static_cast<Py_ssize_t>(bytes), PyBUF_WRITE));
-    if (!view.is_valid()) nb::raise_python_error();
-    list_.append(nb::make_tuple(peer, std::move(view)));
+    list_.append(nb::make_tuple(peer, memoryview_of(data, bytes)));
   }
   [[nodiscard]] const nb::list& list() const noexcept { return list_; }
 
@@ -57,10 +55,8 @@ class PythonTransport final : public comm::Transport {
         rank_(nb::cast<int>(object.attr("rank"))),
         size_(nb::cast<int>(object.attr("size"))),
         object_(std::move(object)) {
-    if (size_ < 1 || rank_ < 0 || rank_ >= size_)
-      throw Error(ErrorCode::kInvalidArgument,
-                  "transport: rank must be in [0, size), got rank " +
-                      std::to_string(rank_) + " of " + std::to_string(size_));
+    require(rank_ >= 0 && rank_ < size_, "transport: rank", "in [0, size)",
+            fmt::format("rank {} of {}", rank_, size_));
   }
 
   [[nodiscard]] std::string_view name() const noexcept override {

@@ -101,7 +101,7 @@ def save(
         semantics=training.config.semantics.name,
         config=_text_of(training.config),
         others=None if beside is None else beside.describe(),
-        extra=_core.Extra(*both),
+        extra=both,
         options=chosen,
     )
     if chosen.local_steps == _core.LocalSteps.synchronize:

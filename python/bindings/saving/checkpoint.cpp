@@ -48,17 +48,18 @@ SaveReport save(const CommunicatorHandle& comm, const ParameterLayout& layout,
                 nb::handle params, const OptimizerHandle& optimizer,
                 const std::string& root, std::int64_t step,
                 const std::string& semantics, const std::string& config,
-                const Others* others, const Additions* extra,
+                const Others* others, nb::handle extra,
                 const SaveOptions* options) {
   const Array array(params, "params");
   const auto group = comm.get();
+  const checkpoint::Extra added = to_extra(extra);
   const SaveOptions chosen = options == nullptr ? SaveOptions() : *options;
   return call(optimizer, "save", [&](OptimizerParts& parts) {
     Training all = training(*group, layout, array.view(), parts, others);
     all.step = step;
     all.semantics = semantics;
     all.config = config;
-    return checkpoint::save(all, root, Additions::get(extra), chosen);
+    return checkpoint::save(all, root, added, chosen);
   });
 }
 

@@ -64,19 +64,14 @@ void bind_load_options(nb::module_& module) {
       .def_rw("ignore", &LoadOptions::ignore);
 }
 
-void construct_extra(Additions* self, nb::handle common, nb::handle own) {
-  checkpoint::Extra extra;
-  if (!common.is_none()) extra.common = to_state(common, "common");
-  if (!own.is_none()) extra.own = to_state(own, "own");
-  new (self) Additions();
-  static_cast<checkpoint::Extra&>(*self) = std::move(extra);
-}
-
 }  // namespace
 
-const checkpoint::Extra& Additions::get(const Additions* self) {
-  static const checkpoint::Extra none;
-  return self == nullptr ? none : *self;
+checkpoint::Extra to_extra(nb::handle pair) {
+  checkpoint::Extra extra;
+  if (pair.is_none()) return extra;
+  extra.common = to_state(pair[0], "common");
+  extra.own = to_state(pair[1], "own");
+  return extra;
 }
 
 void bind_checkpoint_options(nb::module_& module) {
@@ -91,9 +86,6 @@ void bind_checkpoint_options(nb::module_& module) {
       .def_rw("frozen", &SaveOptions::frozen)
       .def_prop_rw("attachments", &attachments, &attach);
   bind_load_options(module);
-  nb::class_<Additions>(module, "Extra")
-      .def("__init__", &construct_extra, "common"_a = nb::none(),
-           "own"_a = nb::none());
 }
 
 }  // namespace thinwire::python

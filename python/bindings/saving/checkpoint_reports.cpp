@@ -65,12 +65,9 @@ checkpoint::LoadOptions to_load_options(const checkpoint::LoadOptions* options,
   if (callable.is_none()) return chosen;
   const auto held = std::make_shared<Reference>(callable);
   chosen.accept = [held](const LoadReport& found) {
-    const nb::gil_scoped_acquire gil;
-    try {
+    with_gil(ErrorCode::kCorruptCheckpoint, [&] {
       static_cast<void>(held->get()(LoadFound(copy_of(found))));
-    } catch (const nb::python_error& error) {
-      throw Error(ErrorCode::kCorruptCheckpoint, text_of(error));
-    }
+    });
   };
   return chosen;
 }

@@ -34,11 +34,12 @@ auto with_others(Self& self, const char* name, Body&& body) {
   });
 }
 
-SaveReport save(Self& self, const std::string& root, const Additions* extra,
+SaveReport save(Self& self, const std::string& root, nb::handle extra,
                 const SaveOptions* options) {
+  const checkpoint::Extra added = to_extra(extra);
   const SaveOptions chosen = options == nullptr ? SaveOptions() : *options;
   return with_others(self, "save", [&](engine::Engine& engine) {
-    return engine.save(root, Additions::get(extra), chosen);
+    return engine.save(root, added, chosen);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <exception>
 #include <tuple>
 
+#include "core/require.h"
 #include "support/errors.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
@@ -30,11 +31,10 @@ void construct_others(
     Array array(values, argument.c_str(), Bools::kAsBytes);
     std::size_t size = 1;
     for (const std::size_t extent : shape) size *= extent;
-    if (size != array.view().size())
-      throw Error(ErrorCode::kInvalidArgument,
-                  argument + " must have as many values as its shape, " +
-                      std::to_string(size) + ", got " +
-                      std::to_string(array.view().size()));
+    const std::size_t given = array.view().size();
+    if (size != given)
+      reject(fmt::format("{} must have as many values as its shape, {}, got {}",
+                         argument, size, given));
     others.tensors.push_back({.name = name,
                               .shape = shape,
                               .values = array.view(),
@@ -59,8 +59,7 @@ Others ask(nb::handle callable, comm::Communicator& comm) {
         raised = std::current_exception();
         throw Error(ErrorCode::kFailedPrecondition, text_of(error));
       } catch (const nb::cast_error&) {
-        throw Error(ErrorCode::kInvalidArgument,
-                    "others must return an Others");
+        reject("others must return an Others");
       }
     });
   } catch (const Error&) {

@@ -66,10 +66,15 @@ std::vector<nb::handle> parts_of(nb::handle object) {
   return {pair[0], pair[1]};  // the caller holds the tuple
 }
 
-// `owner` owns the values, and the array owns `owner`.
-nb::object own(void* data, std::size_t size, DType dtype, nb::capsule owner) {
-  return nb::cast(nb::ndarray<nb::array_api>(
-      data, {size}, owner, {}, to_dlpack(dtype), nb::device::cpu::value));
+// Returns an array that owns the values.
+template <class Values>
+nb::object own(Values&& values, DType dtype) {
+  auto* const held = new Values(std::move(values));
+  nb::capsule owner(
+      held, [](void* all) noexcept { delete static_cast<Values*>(all); });
+  return nb::cast(nb::ndarray<nb::array_api>(held->data(), {held->size()},
+                                             owner, {}, to_dlpack(dtype),
+                                             nb::device::cpu::value));
 }
 
 }  // namespace
@@ -102,19 +107,21 @@ Buffer copy_of(ConstView values) {
   return copy;
 }
 
+nb::object memoryview_of(const void* data, std::size_t bytes) {
+  auto view = nb::steal(
+      PyMemoryView_FromMemory(static_cast<char*>(const_cast<void*>(data)),
+                              static_cast<Py_ssize_t>(bytes), PyBUF_WRITE));
+  if (!view.is_valid()) nb::raise_python_error();
+  return view;
+}
+
 nb::object to_python(Buffer&& values) {
-  auto* const held = new Buffer(std::move(values));
-  nb::capsule owner(
-      held, [](void* buffer) noexcept { delete static_cast<Buffer*>(buffer); });
-  return own(held->data(), held->size(), held->dtype(), std::move(owner));
+  const DType dtype = values.dtype();
+  return own(std::move(values), dtype);
 }
 
 nb::object to_python(std::vector<float>&& values) {
-  auto* const held = new std::vector<float>(std::move(values));
-  nb::capsule owner(held, [](void* vector) noexcept {
-    delete static_cast<std::vector<float>*>(vector);
-  });
-  return own(held->data(), held->size(), DType::kFloat32, std::move(owner));
+  return own(std::move(values), DType::kFloat32);
 }
 
 }  // namespace thinwire::python

@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 
+#include <cstddef>
 #include <vector>
 
 #include "bindings.h"
@@ -42,6 +43,9 @@ using ConstArray = BasicArray<ConstView, nb::ro>;
 
 /// Returns a copy in the same dtype, or in fp32 if there are two.
 [[nodiscard]] Buffer copy_of(ConstView values);
+
+/// Returns a memoryview of somebody's bytes, which may be written.
+[[nodiscard]] nb::object memoryview_of(const void* data, std::size_t bytes);
 
 /// Returns an array with DLPack and the buffer protocol that owns the memory.
 [[nodiscard]] nb::object to_python(Buffer&& values);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <string>
 
 #include "support/handle.h"
 
@@ -18,9 +17,8 @@ class OneCaller {
    public:
     Call(OneCaller& caller, const char* name) : caller_(caller) {
       if (caller.is_busy_.exchange(true))
-        throw Error(ErrorCode::kFailedPrecondition,
-                    std::string(name) +
-                        ": another call of this object has not returned yet");
+        refuse(fmt::format(
+            "{}: another call of this object has not returned yet", name));
     }
     ~Call() { caller_.is_busy_ = false; }
     Call(const Call&) = delete;

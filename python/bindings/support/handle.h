@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include <memory>
-#include <string>
 #include <utility>
 
+#include "core/require.h"
 #include "support/gil.h"
-#include "thinwire/core/error.h"
 
 namespace thinwire::python {
 
@@ -26,14 +25,12 @@ class Handle {
 
   /// Throws Error(kFailedPrecondition) once closed, and in another process.
   [[nodiscard]] std::shared_ptr<T> get() const {
-    if (!object_)
-      throw Error(ErrorCode::kFailedPrecondition,
-                  std::string("this ") + what_ + " is closed");
+    if (!object_) refuse(fmt::format("this {} is closed", what_));
     if (getpid() != process_)
-      throw Error(ErrorCode::kFailedPrecondition,
-                  std::string("this ") + what_ + " belongs to process " +
-                      std::to_string(process_) +
-                      ", which has forked: make another one here");
+      refuse(
+          fmt::format("this {} belongs to process {}, which has forked: make "
+                      "another one here",
+                      what_, process_));
     return object_;
   }
   /// Returns a reference for a short look, under the same conditions.

@@ -190,7 +190,7 @@ class Saving(ModuleParts):
         if isinstance(core, LedCore):
             report = core.save(root, common, own, options)
         else:
-            report = core.save(root, _core.Extra(common, own), options)
+            report = core.save(root, (common, own), options)
         if options.local_steps == _core.LocalSteps.synchronize:
             self._written(is_behind=False)
         _log.forward(self._comm)

@@ -247,7 +247,7 @@ class LedCore:
 
         def save() -> dict[str, Any]:
             beside = own_of_host(self.hosts.ranks, [unpacked(text) for text in texts])
-            report.append(self._own.save(root, _core.Extra(common, beside), options))
+            report.append(self._own.save(root, (common, beside), options))
             names = ("path", "step", "bytes", "seconds", "waited_seconds")
             return {name: getattr(report[0], name) for name in names}
 
