@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from .. import _core
 from .._log import logger
@@ -21,7 +22,6 @@ from ..optim._parameters import Place, marked, warn_of_order
 from ._buffers import ModuleBuffers
 from ._client import Client
 from ._convert import take_over
-from ._data import require_shareable
 from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_of
 from ._hooks import Link
 from ._memory import TYPES, EngineMemory
@@ -94,6 +94,22 @@ def make_plan(
     # This is last, because it makes directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
     return Plan(config, groups, places, names, monitors, client)
+
+
+def require_shareable(dataset: Any, batch_size: int) -> None:
+    """Checks the arguments. Local. Raises InvalidArgument for a dataset or size that
+    cannot be divided.
+    """
+    if isinstance(dataset, IterableDataset):
+        raise InvalidArgument(
+            "training_data: an IterableDataset cannot be shared out by index; make a "
+            "DataLoader that gives each rank its own part"
+        )
+    if batch_size < 1:
+        raise InvalidArgument(
+            "training_data: the configuration does not say how large a micro-batch is; "
+            "set train_micro_batch_size_per_gpu or train_batch_size"
+        )
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:

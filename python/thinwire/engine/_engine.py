@@ -19,8 +19,7 @@ from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
-from ._build import leaders_for, link_for, make_parts, make_plan
-from ._data import require_shareable
+from ._build import leaders_for, link_for, make_parts, make_plan, require_shareable
 from ._inquiries import Inquiries
 from ._modules import ModuleParts
 from ._monitoring import Monitoring
