@@ -129,12 +129,6 @@ void adopt(Self& self, nb::handle state) {
   });
 }
 
-double loss_scale(Self& self) {
-  const engine::OptimizerStack& stack = self.look().stack;
-  if (stack.zero != nullptr) return stack.zero->loss_scale();
-  return stack.mixed == nullptr ? 1 : stack.mixed->loss_scale();
-}
-
 std::optional<double> residual_ratio(Self& self) {
   return call(self, "residual_ratio",
               [](OptimizerParts& parts) -> std::optional<double> {
@@ -214,7 +208,6 @@ void bind_optimizer(nb::module_& module) {
       .def_prop_ro(
           "freeze_step",
           [](Self& self) { return freeze_step_of(self.look().optimizer()); })
-      .def_prop_ro("loss_scale", &loss_scale)
       .def_prop_ro("residual_ratio", &residual_ratio)
       .def("lamb_coeffs", &progress<&Progress::lamb_coeffs>)
       .def_prop_ro("steps_behind", &steps_behind)

@@ -27,15 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from . import __version__
-from ._device_uses import (
-    ADAM,
-    USES,
-    Elementwise,
-    Use,
-    trained,
-    used_by_engine,
-    used_by_optimizer,
-)
+from ._device_uses import USES, Elementwise, Use, used_by_engine, used_by_optimizer
 from ._staging import first_line
 from .errors import InvalidArgument
 
@@ -47,6 +39,7 @@ LAST_PART = 0.2
 STEPS = 20
 RANKS = 2
 _WIDTH = 1024
+_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 _ZERO = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5000}}
 _PRECISIONS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -272,9 +265,9 @@ def _configurations() -> Iterator[tuple[str, dict[str, Any]]]:
             optimizer = {"type": kind, "params": {"lr": 0.01, **options}}
             yield f"{kind} {precision}", {"optimizer": optimizer, **section}
     for precision, section in _PRECISIONS.items():
-        yield f"ZeRO-2 {precision}", {**ADAM, **_ZERO, **section}
-    yield "accumulation fp32", {**ADAM, "gradient_accumulation_steps": 2}
-    sharded = {**ADAM, **_ZERO, **_PRECISIONS["bf16"]}
+        yield f"ZeRO-2 {precision}", {**_ADAM, **_ZERO, **section}
+    yield "accumulation fp32", {**_ADAM, "gradient_accumulation_steps": 2}
+    sharded = {**_ADAM, **_ZERO, **_PRECISIONS["bf16"]}
     yield "ZeRO-2 bf16 accumulation", {**sharded, "gradient_accumulation_steps": 2}
     yield (
         "ZeRO-2 bf16 over 4 bits",
@@ -317,8 +310,17 @@ def _resumes(first: str, second: str, place: Place) -> str:
 
 def _engine(config: dict[str, Any], rank: int, where: torch.device) -> torch.Tensor:
     """Returns the parameters after some steps."""
-    model = Elementwise()
-    return trained(model, where, partial(model, rank), config, STEPS)
+    from .engine import initialize
+
+    model = Elementwise().to(where)
+    engine, *_ = initialize(model=model, config=config)
+    for step in range(STEPS * engine.gradient_accumulation_steps()):
+        engine.backward(engine(rank, step))
+        engine.step()
+    with engine.evaluation():
+        values = model.values()
+    engine.destroy()
+    return values
 
 
 def _plain(kind: str, rank: int, where: torch.device) -> torch.Tensor:
@@ -345,7 +347,7 @@ def _resumed(
     """Returns the parameters after steps on `first`, a checkpoint, and steps on `second`."""
     from .engine import initialize
 
-    config = {**ADAM, **_ZERO, **_PRECISIONS["bf16"]}
+    config = {**_ADAM, **_ZERO, **_PRECISIONS["bf16"]}
     model = Elementwise().to(first)
     engine, *_ = initialize(model=model, config=config)
     for step in range(5):

@@ -83,24 +83,18 @@ def x_of(rank: int, step: int, where: torch.device) -> torch.Tensor:
     return torch.randn(WIDTH, WIDTH, generator=random).to(where)
 
 
-def trained(
-    module: nn.Module,
-    where: torch.device,
-    loss_at: Callable[[int], torch.Tensor],
-    config: dict[str, Any] = ADAM,
-    steps: int = STEPS,
+def _trained(
+    module: nn.Module, where: torch.device, loss_at: Callable[[int], torch.Tensor]
 ) -> torch.Tensor:
     """Returns the parameters of the module after some steps."""
     from .engine import initialize
 
-    engine, *_ = initialize(model=module.to(where), config=config)
-    for step in range(steps * engine.gradient_accumulation_steps()):
+    engine, *_ = initialize(model=module.to(where), config=ADAM)
+    for step in range(STEPS):
         engine.backward(loss_at(step))
         engine.step()
-    with engine.evaluation():
-        values = values_of(module.parameters())
     engine.destroy()
-    return values
+    return values_of(module.parameters())
 
 
 def _trained_layers(
@@ -109,14 +103,14 @@ def _trained_layers(
     output: Callable[[Layers, torch.Tensor], Any],
 ) -> torch.Tensor:
     layers = Layers()
-    return trained(
+    return _trained(
         layers, where, lambda step: output(layers, x_of(rank, step, where)).sum()
     )
 
 
 def channels_last(rank: int, where: torch.device) -> torch.Tensor:
     model = Elementwise().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    found = trained(model, where, lambda step: model(rank, step))
+    found = _trained(model, where, lambda step: model(rank, step))
     pictures = model.parts[-1]
     is_kept = pictures.is_contiguous(memory_format=torch.channels_last)
     if where.type != "cpu" and not is_kept:
@@ -131,7 +125,7 @@ def unused_parameter(rank: int, where: torch.device) -> torch.Tensor:
         parts = list(model.parts)
         return exact_loss(parts[1:] if (rank + step) % 2 else parts, rank, step)
 
-    return trained(model, where, loss_at)
+    return _trained(model, where, loss_at)
 
 
 def input_with_gradient(rank: int, where: torch.device) -> torch.Tensor:
@@ -165,7 +159,7 @@ def reentrant_checkpointing(rank: int, where: torch.device) -> torch.Tensor:
 def shared_parameter(rank: int, where: torch.device) -> torch.Tensor:
     layers = Layers()
     layers.third = layers.second
-    return trained(layers, where, lambda step: layers(x_of(rank, step, where)).sum())
+    return _trained(layers, where, lambda step: layers(x_of(rank, step, where)).sum())
 
 
 def infinite_gradient(rank: int, where: torch.device) -> torch.Tensor:
@@ -176,7 +170,7 @@ def infinite_gradient(rank: int, where: torch.device) -> torch.Tensor:
         loss: torch.Tensor = layers(x_of(rank, step, where)).sum() * factor
         return loss
 
-    return trained(layers, where, loss_at)
+    return _trained(layers, where, loss_at)
 
 
 def autocast(rank: int, where: torch.device) -> torch.Tensor:
@@ -203,7 +197,7 @@ def side_stream(rank: int, where: torch.device) -> torch.Tensor:
 def compiled(rank: int, where: torch.device) -> torch.Tensor:
     layers = Layers()
     fast = torch.compile(layers, backend="aot_eager")
-    return trained(layers, where, lambda step: fast(x_of(rank, step, where)).sum())
+    return _trained(layers, where, lambda step: fast(x_of(rank, step, where)).sum())
 
 
 USES: dict[str, Use] = {

@@ -95,8 +95,10 @@ class FlatMemory:
         """Returns how much memory these arrays take."""
         return sum(array.nbytes for array in arrays)
 
-    def marks(self) -> Marks:
-        """Returns the object that sees whether the program has written into parameters."""
+    def marks(self) -> Marks | None:
+        """Returns the object that sees whether the program has written into parameters;
+        None if there is nothing to see.
+        """
         return Marks(self.params, self.wide_params)
 
     @property

@@ -159,7 +159,7 @@ class StagedMemory(FlatMemory):
             for array in arrays
         )
 
-    def marks(self) -> Marks:
+    def marks(self) -> Marks | None:
         return StagedMarks(self)
 
     def look(self) -> bool:

@@ -35,7 +35,7 @@ from .optim._settings import from_text, numbers_of, parse, to_text
 if TYPE_CHECKING:
     from .engine import Engine
     from .engine._others import ModuleOthers
-    from .optim._native import Training
+    from .optim._native import Native
 
 Path = str | os.PathLike[str]
 
@@ -85,28 +85,28 @@ def save(
     )
     if not isinstance(trained, _Optimizer):
         return trained._save(path, both, chosen)
-    training, beside = agreed(
+    native, beside = agreed(
         trained._comm, lambda: (_to_save(trained), _beside(module, trained))
     )
     trained._edits.take_in(is_collective=True)
     both[0][GROUPS] = to_text(trained.param_groups)
     both[1][SAVED_AS] = trained._notices.run.to_text()
     report = _core.save(
-        training.comm,
-        training.layout,
-        training.params,
-        training.native,
+        trained._comm,
+        native.layout,
+        native.memory.handed_params,
+        native.optimizer,
         path,
-        training.native.steps if step is None else step,
-        semantics=training.config.semantics.name,
-        config=_text_of(training.config),
+        native.optimizer.steps if step is None else step,
+        semantics=native.config.semantics.name,
+        config=_text_of(native.config),
         others=None if beside is None else beside.describe(),
         extra=both,
         options=chosen,
     )
     if chosen.local_steps == _core.LocalSteps.synchronize:
         trained._written()
-    _log.forward(training.comm)
+    _log.forward(trained._comm)
     return report
 
 
@@ -162,8 +162,8 @@ def resume(
     chosen, found_at = agreed(trained._comm, checked)
     if not isinstance(trained, _Optimizer):
         return trained._resume(found_at, chosen)
-    training, beside = agreed(
-        trained._comm, lambda: (trained._training(), _beside(module, trained))
+    native, beside = agreed(
+        trained._comm, lambda: (_at_home(trained), _beside(module, trained))
     )
 
     def accept(found: _core.LoadReport) -> None:
@@ -172,11 +172,11 @@ def resume(
             parse(found.common.get(GROUPS, "[]"), trained.param_groups)
 
     try:
-        native = _core.resume(
-            training.comm,
-            training.layout,
-            training.params,
-            training.native,
+        found = _core.resume(
+            trained._comm,
+            native.layout,
+            native.memory.handed_params,
+            native.optimizer,
             found_at,
             others=None if beside is None else beside.describe(),
             options=chosen,
@@ -187,12 +187,12 @@ def resume(
             raise
         why = "the optimizer has no names of its parameters: give it named_parameters()"
         raise CorruptCheckpoint(f"{error}\n{why}") from None
-    _log.forward(training.comm)
-    if native is None:
+    _log.forward(trained._comm)
+    if found is None:
         return None
     if beside is not None:
         beside.write_back()
-    loaded = Loaded.of(native, training.comm.rank)
+    loaded = Loaded.of(found, trained._comm.rank)
     groups = loaded.common.get(GROUPS)
     if chosen.weights_only:
         trained._written()
@@ -244,14 +244,20 @@ def _require_ours(what: str, trained: object) -> None:
         )
 
 
-def _to_save(optimizer: _Optimizer) -> Training:
+def _at_home(optimizer: _Optimizer) -> Native:
+    native = optimizer._made
+    optimizer._edits.home()
+    return native
+
+
+def _to_save(optimizer: _Optimizer) -> Native:
     """Returns the state to write, with the present rates of param_groups, because a
     scheduler has set them since the last step.
     """
-    training = optimizer._training()
-    optimizer._settings.apply(optimizer.param_groups, optimizer._made)
-    optimizer._settings.apply_masks(optimizer.param_groups, optimizer._made)
-    return training
+    native = _at_home(optimizer)
+    optimizer._settings.apply(optimizer.param_groups, native)
+    optimizer._settings.apply_masks(optimizer.param_groups, native)
+    return native
 
 
 def _text_of(config: _core.Config) -> str:

@@ -27,7 +27,7 @@ from ._experts import Experts, in_order
 from ._given import PerParameter, per_place
 from ._lifetime import close_user, closing
 from ._moments import ParameterState
-from ._native import Native, Training, make_config, make_native
+from ._native import Native, make_config, make_native
 from ._notices import Notices
 from ._options import (
     OF_DEEPSPEED,
@@ -447,17 +447,6 @@ class _Optimizer(torch.optim.Optimizer):
         nothing has changed then.
         """
         _state.load(self, state_dict)
-
-    def _training(self) -> Training:
-        native = self._made
-        self._edits.home()
-        return Training(
-            self._comm,
-            native.layout,
-            native.memory.handed_params,
-            native.optimizer,
-            native.config,
-        )
 
     def __repr__(self) -> str:
         """Returns torch's text of the groups, and the settings of this optimizer and

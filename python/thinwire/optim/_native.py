@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from .._memory import FlatMemory, Handed, require_shape
+from .._memory import FlatMemory, require_shape
 from .._staging import StagedMemory
 from ..errors import InvalidArgument
 from ._experts import KEY as EXPERTS
@@ -85,18 +85,6 @@ class Native:
             p.tensor.numel() for p in self.places if p.group == group and not p.is_wide
         )
         return torch.full((size,), 2.0 + rank)
-
-
-@dataclass(frozen=True)
-class Training:
-    """Contents of checkpoints."""
-
-    comm: _core.Communicator
-    layout: _core.Layout
-    params: Handed
-    """Flat, as `layout` says."""
-    native: Any
-    config: _core.Config
 
 
 def make_config(

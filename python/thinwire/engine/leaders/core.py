@@ -6,7 +6,7 @@ from __future__ import annotations
 import array
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -243,13 +243,11 @@ class LedCore:
     ) -> SavedByLeader:
         """Saves like _core.Engine. The leader's own values include those of its host."""
         texts = self.hosts.inside.gather_texts(packed(own))
-        report: list[_core.SaveReport] = []
 
         def save() -> dict[str, Any]:
             beside = own_of_host(self.hosts.ranks, [unpacked(text) for text in texts])
-            report.append(self._own.save(root, (common, beside), options))
-            names = ("path", "step", "bytes", "seconds", "waited_seconds")
-            return {name: getattr(report[0], name) for name in names}
+            report = self._own.save(root, (common, beside), options)
+            return {f.name: getattr(report, f.name) for f in fields(SavedByLeader)}
 
         return SavedByLeader(**self._shared(save))
 

@@ -9,7 +9,6 @@ import torch
 
 from ... import _core
 from ..._staging import Staging
-from ..._writes import Marks
 from ...comm.host_group import HostGroup
 from .._staging import StagedEngineMemory
 
@@ -77,11 +76,10 @@ class FollowerMemory(LeaderMemory):
         self._gradients = []
         self._added_up: list[int | None] = [None] * len(self.parameters)
 
-    def marks(self) -> Marks:
-        return _NoMarks()
+    def marks(self) -> None:
+        """Returns None: the leader sees what the program writes on all ranks."""
 
     def look(self) -> bool:
-        """Returns False: the leader sees what the program writes on all ranks."""
         return False
 
     def home(self) -> bool:
@@ -90,17 +88,6 @@ class FollowerMemory(LeaderMemory):
     def note_written(self) -> None:
         """Receives all parameters from the leader. Collective in the host."""
         hand_back(self._hosts, self.parameters)
-
-
-class _NoMarks(Marks):
-    def __init__(self) -> None:
-        pass
-
-    def remember(self) -> None:
-        pass
-
-    def have_changed(self) -> bool:
-        return False
 
 
 def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
