@@ -89,17 +89,6 @@ class TrainGpt(SavedRuns):
             self.assertLess(summary["final_val_loss"], 5)
 
     @needs_mpi
-    def test_killed_processes(self):
-        self.complete("whole", "", ranks=2)
-        process = self.start("run", "", ranks=2)
-        self.wait_for("run", process, lambda rows: len(rows) > 20)
-        os.kill(ranks_of(process)[1], signal.SIGKILL)
-        process.communicate(timeout=60)
-        self.assertNotEqual(process.returncode, 0)
-        self.complete("run", "--resume auto", ranks=2)
-        self.check_same("run", "whole")
-
-    @needs_mpi
     def test_killed_processes_again_and_again(self):
         """One of two ranks, or the launcher, at any time."""
         kills = 40 if LONG else 4
@@ -325,21 +314,6 @@ class TrainGpt(SavedRuns):
         for key in ("params_checksum", "final_val_loss", "bytes_sent_per_rank"):
             self.assertEqual(again[key], first[key], key)
         self.assertEqual(again["resumed_from"], 60)
-
-    def test_retention_and_time(self):
-        self.complete("run", f"{THREADS} --save-every 5 --keep-every 20 --keep-last 1")
-        names = [path.name for path in self.checkpoints("run")]
-        self.assertEqual(names, [f"step-{step:010}" for step in (20, 40, 60)])
-        self.complete("timed", f"{THREADS} --save-every 50ms --keep-last 0")
-        self.assertGreaterEqual(len(self.checkpoints("timed")), 2)
-
-    def test_compares_a_resumed_run(self):
-        self.complete("run", f"{THREADS} --steps 30")
-        self.complete("run", f"{THREADS} --steps 40 --resume")
-        out = ["--out", str(self.folder / "comparison")]
-        done = self.run_program(["--compare", str(self.folder / "run"), *out])
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("onebit_adam, resumed at step 30", done.stdout)
 
 
 if __name__ == "__main__":
