@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "engine/by_hand.h"
-#include "support/errors.h"
 #include "thinwire/comm/local.h"
 
 namespace thinwire::engine::engine_during_backward_test {
@@ -101,23 +100,6 @@ TEST(EngineDuringBackward, SendsBeforeBackwardEndsAndOnlyInTheLastOne) {
       }
       (void)driven.engine.state_dict();  // nothing is under way any more
     }
-  });
-}
-
-TEST(EngineDuringBackward, AFailedBackwardEndsTheRunOnAllRanks) {
-  comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Driven driven(comm, config_of(DType::kFloat32, 1, true));
-    for (std::int64_t t = 1; t <= 3; ++t) {
-      driven.backward({t, 0});
-      (void)driven.engine.step();
-    }
-    // The other rank may have given up before this one has sent all.
-    thinwire::test::expect_error(ErrorCode::kCommFailure, {}, [&] {
-      driven.engine.begin_backward();
-      for (std::size_t k = driven.layout.parameters().size(); k-- > 2;)
-        driven.engine.gradient_ready(k);
-      driven.engine.cancel_backward("a test");
-    });
   });
 }
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/by_hand.h"
+#include "engine/sharded.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -20,6 +20,7 @@ namespace {
 using test::ByHand;
 using test::Driven;
 using test::floats;
+using test::Sharded;
 using thinwire::test::expect_error;
 using thinwire::test::kPatient;
 
@@ -36,60 +37,84 @@ Config config_of(DType dtype = DType::kFloat32) {
 }
 
 // Every mistake at every point, by one rank or by all, and no bit has changed.
+void expect_nothing_changes(comm::Communicator& comm, const Config& config) {
+  ByHand hand(comm, config, {.bucket_elements = 16384});
+  Sharded sharded(comm, config);
+  Engine& engine = sharded.engine;
+  const auto refuses = [&](std::string_view part, auto&& call) {
+    if (comm.rank() == 1) expect_error(kPrecondition, {part}, [&] { call(); });
+  };
+  const auto no_gradient_yet = [&] {
+    refuses("full_gradient",
+            [&] { (void)engine.whole_values().gradient("wide"); });
+  };
+  const auto between_backwards = [&] {
+    refuses("outside of a backward", [&] { engine.gradient_ready(0); });
+    refuses("no begin_backward", [&] { engine.end_backward(); });
+    refuses("there is none", [&] { engine.end_evaluation(); });
+    engine.cancel_backward();  // not an error, and changes nothing
+  };
+  const auto inside_of_a_window = [&] {
+    refuses("inside a window", [&] { (void)engine.state_dict(); });
+    refuses("inside a window", [&] { engine.load_state_dict({}); });
+  };
+  const auto hand_over = [&](const Buffer& own, std::size_t k) {
+    const Parameter& p = sharded.layout.parameters()[k];
+    const ConstView values = own.view().subview(p.offset, p.size);
+    if (p.size > 0 && sharded.keeps) {
+      refuses("is in the array of all gradients",
+              [&] { engine.gradient_ready(k, values); });
+    } else if (p.size > 0) {
+      refuses("'" + p.name + "' is missing", [&] { engine.gradient_ready(k); });
+      const ConstView most = values.subview(0, p.size - 1);
+      const Buffer twice(p.size, DType::kFloat64);
+      for (const ConstView& wrong : {most, ConstView(twice.view())})
+        if (!wrong.empty())
+          expect_error(kArgument, {"'" + p.name + "'"},
+                       [&] { engine.gradient_ready(k, wrong); });
+    }
+    sharded.hand_over(own, k);
+    refuses("'" + p.name + "' was ready before",
+            [&] { engine.gradient_ready(k, values); });
+    expect_error(kArgument, {"index must be below 8, got 8"},
+                 [&] { engine.gradient_ready(8); });
+  };
+  const std::int64_t backwards = *config.gradient_accumulation_steps;
+  for (std::int64_t t = 1; t <= 5; ++t) {
+    hand.step(t, backwards, backwards, false);
+    refuses("no backward", [&] { engine.step(); });
+    between_backwards();
+    for (std::int64_t micro = 0; micro < backwards; ++micro) {
+      no_gradient_yet();
+      engine.begin_backward();
+      no_gradient_yet();
+      refuses("inside another backward", [&] { engine.begin_backward(); });
+      refuses("inside a backward", [&] { engine.step(); });
+      refuses("inside a backward", [&] { engine.begin_evaluation(); });
+      refuses("inside a backward",
+              [&] { engine.set_accumulation_boundary(true); });
+      inside_of_a_window();
+      const Buffer own = sharded.gradients({t, micro});
+      for (std::size_t k = sharded.layout.parameters().size(); k-- > 0;)
+        hand_over(own, k);
+      engine.end_backward();
+      between_backwards();
+      inside_of_a_window();
+      expect_error(kArgument, {"nobody"},
+                   [&] { (void)engine.whole_values().gradient("nobody"); });
+      engine.step();
+    }
+    ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view())) << t;
+  }
+}
+
 TEST(EngineErrors, ChangeNothing) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16})
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      ByHand hand(comm, config_of(dtype), {.bucket_elements = 16384});
-      Driven driven(comm, config_of(dtype));
-      Engine& engine = driven.engine;
-      const auto refuses = [&](std::string_view part, auto&& call) {
-        if (comm.rank() == 1)
-          expect_error(kPrecondition, {part}, [&] { call(); });
-      };
-      const auto between_backwards = [&] {
-        refuses("outside of a backward", [&] { engine.gradient_ready(0); });
-        refuses("no begin_backward", [&] { engine.end_backward(); });
-        refuses("there is none", [&] { engine.end_evaluation(); });
-        engine.cancel_backward();  // not an error, and changes nothing
-      };
-      const auto inside_of_a_window = [&] {
-        refuses("inside a window", [&] { (void)engine.state_dict(); });
-        refuses("inside a window", [&] { engine.load_state_dict({}); });
-      };
-      for (std::int64_t t = 1; t <= 5; ++t) {
-        hand.step(t, 2, 2, false);
-        refuses("no backward", [&] { engine.step(); });
-        between_backwards();
-        for (std::int64_t micro = 0; micro < 2; ++micro) {
-          engine.begin_backward();
-          refuses("inside another backward", [&] { engine.begin_backward(); });
-          refuses("inside a backward", [&] { engine.step(); });
-          refuses("inside a backward", [&] { engine.begin_evaluation(); });
-          refuses("inside a backward",
-                  [&] { engine.set_accumulation_boundary(true); });
-          inside_of_a_window();
-          const Buffer own =
-              test::gradient(driven.layout, comm.rank(), {t, micro},
-                             engine.loss_factor(), dtype);
-          for (std::size_t k = driven.layout.parameters().size(); k-- > 0;) {
-            const Parameter& p = driven.layout.parameters()[k];
-            kernels::accumulate(driven.grads.view().subview(p.offset, p.size),
-                                own.view().subview(p.offset, p.size));
-            engine.gradient_ready(k);
-            refuses("'" + p.name + "' was ready before",
-                    [&] { engine.gradient_ready(k); });
-            expect_error(kArgument, {"index must be below 8, got 8"},
-                         [&] { engine.gradient_ready(8); });
-          }
-          engine.end_backward();
-          between_backwards();
-          inside_of_a_window();
-          engine.step();
-        }
-        ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
-            << t;
-      }
-    });
+    for (const Config& config : {config_of(dtype), test::zero_config(1, dtype),
+                                 test::zero_config(2, dtype)})
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        expect_nothing_changes(comm, config);
+      });
 }
 
 TEST(EngineErrors, NothingIsTrainedDuringAnEvaluation) {
@@ -202,6 +227,7 @@ TEST(EngineErrors, RanksMustBeToldTheSame) {
       {[](Config& c) { c.gradient_accumulation_steps = 3; }, "3"},
       {[](Config& c) { c.managed_gradient_accumulation = false; }, "managed"},
       {[](Config& c) { c.comm.bucket_elements = 77; }, "77"},
+      {[](Config& c) { c.comm.hierarchy = config::Hierarchy::kFlat; }, "flat"},
       {[](Config& c) { c.schedule.shape = WarmupAndDecay{.warmup_steps = 9}; },
        "9"},
       {[](Config& c) { c.communication_dtype = DType::kBFloat16; }, ""},

@@ -88,17 +88,6 @@ TEST(EngineFallback, IsSilentWhereCompressedStepsPay) {
   }
 }
 
-TEST(EngineFallback, WarnsAtTheFreezeWhereCompressedStepsWouldNotPay) {
-  const thinwire::test::KeptLog log(LogLevel::kWarning);
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    TimedRun run(comm, Fallback::kWarn);
-    run.expect_steps(kFreezeStep, kDoesNotPay, Phase::kExact);
-    run.expect_steps(3, kDoesNotPay, Phase::kCompressed);
-  });
-  ASSERT_EQ(log.lines().size(), 1u);  // rank 0's
-  EXPECT_NE(log.lines()[0].find("will not pay here"), std::string::npos);
-}
-
 TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {
   const thinwire::test::KeptLog log(LogLevel::kWarning);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -129,25 +118,6 @@ TEST(EngineFallback, HoldPutsTheFreezeOffUntilItPays) {
   EXPECT_NE(log.lines()[0].find("step 8 is not the last exact one"),
             std::string::npos)
       << log.lines()[0];
-}
-
-TEST(EngineFallback, OffIsSilentAndSendsNothingForIt) {
-  const thinwire::test::KeptLog log(LogLevel::kWarning);
-  std::uint64_t collectives[2] = {};
-  for (const Fallback fallback : {Fallback::kOff, Fallback::kWarn})
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      TimedRun run(comm, fallback);
-      run.expect_steps(kFreezeStep - 1, kPays, Phase::kExact);
-      const comm::Counters before = comm.counters();
-      run.expect_steps(1, kPays, Phase::kExact);
-      if (comm.rank() == 0)
-        collectives[fallback == Fallback::kOff ? 0 : 1] =
-            (comm.counters() - before).collectives;
-      const Lengths half{kPays.outside, kPays.inside / 3};
-      run.expect_steps(25, half, Phase::kCompressed);
-    });
-  EXPECT_TRUE(log.lines().empty());
-  EXPECT_LT(collectives[0], collectives[1]);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/ranks.h"
-#include "thinwire/comm/hosts.h"
 #include "thinwire/engine/make_optimizer.h"
 
 namespace thinwire::engine::engine_few_bits_test {
@@ -102,10 +101,8 @@ EngineReport step(Sharded& sharded, std::int64_t number) {
 
 class EngineFewBits : public ::testing::TestWithParam<Case> {};
 
-// `exchanging` is the communicator of an optimizer without an Engine.
-void expect_same_bits(comm::Communicator& comm, const Config& config,
-                      comm::Communicator& exchanging) {
-  WithoutEngine hand(exchanging, config);
+void expect_same_bits(comm::Communicator& comm, const Config& config) {
+  WithoutEngine hand(comm, config);
   Sharded sharded(comm, config);
   for (std::int64_t t = 1; t <= kSteps; ++t) {
     const optim::StepReport expected = hand.step(t);
@@ -133,22 +130,8 @@ TEST_P(EngineFewBits, HasTheBitsOfItsOptimizer) {
     config.comm.overlap = overlap;
     for (const int world : {1, 2, 3})
       comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-        expect_same_bits(comm, config, comm);
+        expect_same_bits(comm, config);
       });
-  }
-}
-
-TEST_P(EngineFewBits, GoesByHostWhereHostsHaveSeveralRanks) {
-  Config config = GetParam().config;
-  config.comm.ranks_per_host = 2;
-  for (const auto hierarchy :
-       {config::Hierarchy::kAuto, config::Hierarchy::kByHost}) {
-    config.comm.hierarchy = hierarchy;
-    comm::run_local_ranks(4, [&](comm::Communicator& comm) {
-      const auto grouped =
-          comm.by_host(comm::find_hosts(comm, {.ranks_per_host = 2}));
-      expect_same_bits(comm, config, *grouped);
-    });
   }
 }
 

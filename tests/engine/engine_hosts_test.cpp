@@ -127,16 +127,5 @@ TEST(EngineHosts, TheLogSaysWhatIsFlatThoughRanksShareHosts) {
             1u);
 }
 
-TEST(EngineHosts, RanksMustBeToldTheSame) {
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    thinwire::test::expect_error(
-        ErrorCode::kInvalidArgument, {"the same on all ranks", "flat"}, [&] {
-          const Driven driven(
-              comm, config_of("adam", comm.rank() == 0 ? Hierarchy::kAuto
-                                                       : Hierarchy::kFlat));
-        });
-  });
-}
-
 }  // namespace
 }  // namespace thinwire::engine::engine_hosts_test

@@ -57,64 +57,6 @@ TEST(EngineZeroErrors, GradientsHaveAnArrayOrNone) {
   });
 }
 
-// Every mistake at every point, by one rank or by all, and no bit has changed.
-TEST(EngineZeroErrors, ChangeNothing) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
-    for (const int stage : {1, 2})
-      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-        const Config config = zero_config(stage, dtype);
-        ByHand hand(comm, config, {});
-        Sharded sharded(comm, config);
-        Engine& engine = sharded.engine;
-        const auto refuses = [&](std::string_view part, auto&& call) {
-          if (comm.rank() == 1)
-            expect_error(kPrecondition, {part}, [&] { call(); });
-        };
-        const auto no_gradient_yet = [&] {
-          refuses("full_gradient",
-                  [&] { (void)engine.whole_values().gradient("wide"); });
-        };
-        for (std::int64_t t = 1; t <= 3; ++t) {
-          hand.step(t, 1, 1, false);
-          refuses("no backward", [&] { engine.step(); });
-          refuses("outside of a backward", [&] { engine.gradient_ready(0); });
-          no_gradient_yet();
-          engine.begin_backward();
-          no_gradient_yet();
-          refuses("inside another backward", [&] { engine.begin_backward(); });
-          refuses("inside a backward", [&] { engine.step(); });
-          refuses("inside a window", [&] { (void)engine.state_dict(); });
-          const Buffer own = sharded.gradients({t, 0});
-          for (std::size_t k = sharded.layout.parameters().size(); k-- > 0;) {
-            const Parameter& p = sharded.layout.parameters()[k];
-            const ConstView values = own.view().subview(p.offset, p.size);
-            if (p.size > 0 && sharded.keeps) {
-              refuses("is in the array of all gradients",
-                      [&] { engine.gradient_ready(k, values); });
-            } else if (p.size > 0) {
-              refuses("'" + p.name + "' is missing",
-                      [&] { engine.gradient_ready(k); });
-              const ConstView most = values.subview(0, p.size - 1);
-              const Buffer twice(p.size, DType::kFloat64);
-              for (const ConstView& wrong : {most, ConstView(twice.view())})
-                if (!wrong.empty())
-                  expect_error(kArgument, {"'" + p.name + "'"},
-                               [&] { engine.gradient_ready(k, wrong); });
-            }
-            sharded.hand_over(own, k);
-            refuses("'" + p.name + "' was ready before",
-                    [&] { engine.gradient_ready(k, values); });
-          }
-          engine.end_backward();
-          expect_error(kArgument, {"nobody"},
-                       [&] { (void)engine.whole_values().gradient("nobody"); });
-          EXPECT_TRUE(engine.step().applied);
-          ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
-              << t;
-        }
-      });
-}
-
 // Means would be added to gradients of one rank.
 TEST(EngineZeroErrors, NoBackwardAfterAGradientWasRead) {
   for (const int stage : {1, 2})

@@ -46,6 +46,7 @@ TEST(Fallback, WarnsWhereCompressedStepsWouldNotPayAndOnlyThere) {
     const thinwire::test::KeptLog logged;
     EXPECT_TRUE(ends(Fallback::kWarn, c.exchange));
     EXPECT_EQ(logged.lines().size(), c.warns ? 1u : 0u) << c.exchange;
+    EXPECT_EQ(logged.count("will not pay here"), logged.lines().size());
   }
 }
 
