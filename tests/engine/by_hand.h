@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "thinwire/core/buffer.h"
@@ -184,6 +187,67 @@ class ByHand {
   comm::Communicator& comm;
 };
 
+/// An Engine with its memory. Gradients have an array where the Engine keeps
+/// them.
+class Sharded {
+ public:
+  Sharded(comm::Communicator& c, const config::Config& config,
+          bool from_floats = true, ParameterLayout of = model_layout())
+      : layout(std::move(of)),
+        comm(c),
+        keeps(keeps_gradients(config, c.size())),
+        params(layout.size(), config.precision.dtype),
+        grads(keeps ? layout.size() : 0, config.precision.dtype),
+        engine([&] {
+          // Another start on each rank: that of rank 0 is to count.
+          const auto start = initial_params(layout.size(), c.rank());
+          kernels::convert(start, params.view());
+          if (keeps) std::memset(grads.data(), 0xff, grads.bytes());
+          return Engine(comm, layout, config, params.view(), grads.view(),
+                        from_floats ? ConstView(start) : ConstView());
+        }()) {}
+
+  [[nodiscard]] Buffer gradients(const Batch& batch) const {
+    return gradient(layout, comm.rank(), batch, engine.loss_factor(),
+                    params.dtype());
+  }
+  /// Parameter k's gradient is final.
+  void hand_over(const Buffer& own, std::size_t k) {
+    const Parameter& p = layout.parameters()[k];
+    const ConstView values = own.view().subview(p.offset, p.size);
+    if (!keeps) return engine.gradient_ready(k, values);
+    if (p.size > 0)
+      kernels::accumulate(grads.view().subview(p.offset, p.size), values);
+    engine.gradient_ready(k);
+  }
+  /// Without `left_out`; the odd ranks in another order.
+  void backward(const Batch& batch,
+                const std::set<std::size_t>& left_out = {}) {
+    engine.begin_backward();
+    const Buffer own = gradients(batch);
+    const std::size_t count = layout.parameters().size();
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t k = comm.rank() % 2 == 0 ? count - 1 - i : i;
+      if (left_out.count(k) == 0) hand_over(own, k);
+    }
+    engine.end_backward();
+  }
+  /// Those that have no gradient on this rank.
+  [[nodiscard]] std::set<std::size_t> unused() const {
+    std::set<std::size_t> all;
+    for (std::size_t k = 0; k < layout.parameters().size(); ++k)
+      if (is_unused(k, comm.rank())) all.insert(k);
+    return all;
+  }
+
+  const ParameterLayout layout;
+  comm::Communicator& comm;
+  const bool keeps;
+  Buffer params;
+  Buffer grads;
+  Engine engine;
+};
+
 /// In which order gradients become ready.
 enum class Order {
   kForward,
@@ -194,28 +258,14 @@ enum class Order {
   kSilent,   ///< None is announced.
 };
 
-/// An Engine with its memory.
-class Driven {
+/// One whose gradients become ready in any order, each backward in another.
+class Driven : public Sharded {
  public:
-  Driven(comm::Communicator& c, const config::Config& config,
-         bool from_floats = true)
-      : comm(c),
-        params(layout.size(), config.precision.dtype),
-        grads(layout.size(), config.precision.dtype),
-        // Another start on each rank: that of rank 0 is to count.
-        start(initial_params(layout.size(), c.rank())),
-        engine([&] {
-          kernels::convert(start, params.view());
-          for (std::size_t i = 0; i < grads.bytes(); ++i)
-            static_cast<unsigned char*>(grads.data())[i] = 0xff;
-          return Engine(comm, layout, config, params.view(), grads.view(),
-                        from_floats ? ConstView(start) : ConstView());
-        }()) {}
+  using Sharded::Sharded;
 
   void backward(const Batch& batch, Order order = Order::kReverse) {
     engine.begin_backward();
-    const Buffer own = gradient(layout, comm.rank(), batch,
-                                engine.loss_factor(), params.dtype());
+    const Buffer own = gradients(batch);
     const std::size_t count = layout.parameters().size();
     std::vector<std::size_t> all(count);
     std::iota(all.begin(), all.end(), std::size_t{0});
@@ -235,13 +285,6 @@ class Driven {
     }
     engine.end_backward();
   }
-
-  const ParameterLayout layout = model_layout();
-  comm::Communicator& comm;
-  Buffer params;
-  Buffer grads;
-  std::vector<float> start;
-  Engine engine;
 
  private:
   // Does what autograd does, which leaves unused parameters alone.
