@@ -216,17 +216,6 @@ class TrainGpt(Runs):
         other = self.train("other", "--seed 6")
         self.assertNotEqual(other["params_checksum"], first["params_checksum"])
 
-    def test_compares_runs(self):
-        self.train("adam", "--optimizer adam")
-        self.train("onebit_adam", "--optimizer onebit_adam")
-        runs = [str(self.folder / "adam"), str(self.folder / "onebit_adam")]
-        done = self.run_program(["--compare", *runs, "--out", str(self.folder)])
-        self.assertEqual(done.returncode, 0, done.stderr)
-        table = done.stdout.splitlines()
-        self.assertTrue(table[1].startswith("adam "))
-        self.assertTrue(table[2].startswith("onebit_adam "))
-        self.assertIn("Comparison of 2 runs", (self.folder / "report.html").read_text())
-
     def test_wrong_usage_exits_2_with_one_line(self):
         data = ["--data", str(self.text)]
         for arguments, part in (

@@ -162,19 +162,6 @@ TEST(EngineBytes, CountWhatBackwardSent) {
       }
 }
 
-// Buckets off the grid are cut once more, but no byte is sent twice.
-TEST(EngineBytes, DoNotDependOnBuckets) {
-  for (const std::size_t bucket : {1000, 20000, 1 << 20}) {
-    std::atomic<std::uint64_t> total = 0;
-    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of("adam", bucket));
-      driven.backward({.step = 1});
-      total += driven.engine.step().bytes_sent;
-    });
-    EXPECT_EQ(total.load(), 2 * 2 * kSize * 4) << bucket;
-  }
-}
-
 // fp32 gradients that travel in 16 bits are rounded before they are summed;
 // what is exchanged in few bits is not.
 TEST(EngineWire, RoundsExactAverages) {

@@ -6,6 +6,11 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "examples/train_gpt/options/parsing.h"
 #include "support/environment.h"
@@ -17,46 +22,23 @@ namespace {
 using Signals = std::vector<int>;
 using test::ScopedVariable;
 
+// The words of a line.
+Options parse_line(const std::string& line) {
+  std::istringstream words(line);
+  const std::vector<std::string> all(std::istream_iterator<std::string>(words),
+                                     {});
+  std::vector<const char*> arguments;
+  for (const std::string& word : all) arguments.push_back(word.c_str());
+  return parse(std::move(arguments));
+}
+
 TEST(CommandLine, ReadsEveryFlag) {
-  const Options options = parse({"b.txt",
-                                 "--optimizer",
-                                 "adam",
-                                 "--steps",
-                                 "30",
-                                 "--batch=2",
-                                 "--context",
-                                 "16",
-                                 "--layers",
-                                 "2",
-                                 "--width",
-                                 "24",
-                                 "--heads",
-                                 "3",
-                                 "--lr",
-                                 "2e-3",
-                                 "--semantics",
-                                 "corrected",
-                                 "--clip",
-                                 "0",
-                                 "--seed",
-                                 "18446744073709551615",
-                                 "--out",
-                                 "o",
-                                 "--quiet",
-                                 "--comm",
-                                 "local",
-                                 "--ranks",
-                                 "3",
-                                 "--freeze-step",
-                                 "auto",
-                                 "--warmup-steps",
-                                 "0",
-                                 "--weight-decay",
-                                 "0.1",
-                                 "--set",
-                                 "overlap=true",
-                                 "--set",
-                                 "threads=2"});
+  const Options options = parse_line(
+      "b.txt --optimizer adam --steps 30 --batch=2 --context 16 --layers 2 "
+      "--width 24 --heads 3 --lr 2e-3 --semantics corrected --clip 0 "
+      "--seed 18446744073709551615 --out o --quiet --comm local --ranks 3 "
+      "--freeze-step auto --warmup-steps 0 --weight-decay 0.1 "
+      "--set overlap=true --set threads=2");
   EXPECT_EQ(options.data, (std::vector<std::string>{"a.txt", "b.txt"}));
   EXPECT_EQ(options.optimizer, "adam");
   EXPECT_EQ(options.semantics, "corrected");
