@@ -66,6 +66,10 @@ class TrainGpt(Runs):
         )
         return self.train(name, flags)["final_val_loss"]
 
+    def losses(self, name):
+        rows = [row for row in self.metrics(name) if "loss" in row]
+        return {row["step"]: row["loss"] for row in rows}
+
     def check_ranks(self, optimizer):
         whole = self.loss("whole", optimizer, 4)
         saved = min((self.folder / "whole" / "checkpoints").glob("step-*"))
@@ -78,6 +82,9 @@ class TrainGpt(Runs):
             if ranks == 4:  # the same run
                 self.assertEqual((loss, alone), (whole, whole))
             self.assertLess(loss, max(whole, alone) + ALLOWED)
+            if optimizer == "onebit_adam":  # the same parameters see the same text
+                step, first = next(iter(self.losses(f"on_{ranks}").items()))
+                self.assertAlmostEqual(first, self.losses("whole")[step], delta=1e-5)
             # In a few steps the number of ranks changes the loss by itself.
             for unbroken in (whole, alone) if LONG else ():
                 self.assertAlmostEqual(loss, unbroken, delta=ALLOWED)
