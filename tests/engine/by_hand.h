@@ -126,7 +126,7 @@ struct MakeByHand {
 class ByHand {
  public:
   ByHand(comm::Communicator& c, const config::Config& config,
-         const optim::ExchangeOptions& exchange, bool from_floats = true)
+         const optim::ExchangeOptions& exchange)
       : dtype(config.precision.dtype),
         params(layout.size(), dtype),
         grads(layout.size(), dtype),
@@ -139,8 +139,7 @@ class ByHand {
     precision::MixedPrecisionOptions options{
         .dtype = dtype, .loss_scale = config.precision.loss_scale};
     auto wrapped = std::make_unique<precision::MixedPrecision>(
-        comm, layout, std::move(optimizer),
-        from_floats ? ConstView(start) : ConstView(params.view()), options);
+        comm, layout, std::move(optimizer), ConstView(start), options);
     mixed = wrapped.get();
     optimizer = std::move(wrapped);
   }

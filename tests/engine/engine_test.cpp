@@ -57,10 +57,9 @@ bool overflows(std::int64_t step, const comm::Communicator& comm) {
          (step == 6 && comm.rank() == comm.size() - 1);
 }
 
-std::vector<Done> train_by_hand(comm::Communicator& comm, const Config& config,
-                                bool from_floats) {
-  ByHand hand(comm, config, {.max_grad_norm = 20, .num_threads = 1},
-              from_floats);
+std::vector<Done> train_by_hand(comm::Communicator& comm,
+                                const Config& config) {
+  ByHand hand(comm, config, {.max_grad_norm = 20, .num_threads = 1});
   std::vector<Done> steps;
   for (std::int64_t t = 1; t <= kSteps; ++t) {
     const auto report = hand.step(t, 1, 1, overflows(t, comm));
@@ -86,11 +85,10 @@ void expect_same(const Done& got, const Done& want) {
 }
 
 void expect_trained_the_same(comm::Communicator& comm, Config config,
-                             const Way& way, bool from_floats,
-                             const std::vector<Done>& want) {
+                             const Way& way, const std::vector<Done>& want) {
   config.comm.bucket_elements = way.bucket_elements;
   config.comm.num_threads = way.num_threads;
-  Driven driven(comm, config, from_floats);
+  Driven driven(comm, config);
   std::int64_t applied = 0;
   for (std::int64_t t = 1; t <= kSteps; ++t) {
     driven.backward({.step = t, .overflows = overflows(t, comm)}, way.order);
@@ -148,9 +146,9 @@ TEST_P(EngineByHand, HasTheSameBits) {
   comm::run_local_ranks(
       world,
       [&](comm::Communicator& comm) {
-        const auto want = train_by_hand(comm, config, true);
+        const auto want = train_by_hand(comm, config);
         for (const Way& way : ways)
-          expect_trained_the_same(comm, config, way, true, want);
+          expect_trained_the_same(comm, config, way, want);
       },
       thinwire::test::kPatient);
 }
@@ -161,7 +159,7 @@ TEST(EngineByHandCases, GoThroughAllPhasesAndSkipSteps) {
     std::map<std::string, std::set<optim::Phase>> phases;
     for (const OptimizerCase& optimizer : test::optimizer_cases()) {
       const auto steps =
-          train_by_hand(comm, config_of(optimizer, DType::kFloat16), true);
+          train_by_hand(comm, config_of(optimizer, DType::kFloat16));
       int clipped = 0;
       for (const Done& done : steps) {
         phases[optimizer.name].insert(done.report.phase);
@@ -178,16 +176,6 @@ TEST(EngineByHandCases, GoThroughAllPhasesAndSkipSteps) {
     EXPECT_EQ(phases["onebit_lamb"], (std::set{kExact, kCompressed}));
     EXPECT_EQ(phases["zero_one_adam"], (std::set{kExact, kCompressed, kLocal}));
   });
-}
-
-// Without fp32 values from before the rounding.
-TEST(Engine, MakesMastersOfRoundedParameters) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      const Config config = config_of(test::optimizer_cases()[0], dtype);
-      const auto want = train_by_hand(comm, config, false);
-      expect_trained_the_same(comm, config, {}, false, want);
-    });
 }
 
 TEST(Engine, TakesRankZerosParametersAndNobodysGradients) {

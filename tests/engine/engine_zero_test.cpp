@@ -102,32 +102,6 @@ TEST_P(EngineZero, Item26AddsUpAWindow) {
         });
 }
 
-// A boundary that is set when its window's backwards have been.
-TEST_P(EngineZero, ABoundaryMayBeSetAfterTheLastBackward) {
-  const auto& [world, dtype] = GetParam();
-  for (const int stage : {1, 2})
-    comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
-      const Config config = zero_config(stage, type, 2);
-      ByHand hand(comm, config, {});
-      Sharded sharded(comm, config);
-      // Stage 2 did not know that no other would come, and rounded no means.
-      const bool is_wider =
-          stage == 2 && comm.size() > 1 && type != DType::kFloat32;
-      for (std::int64_t t = 1; t <= 3; ++t) {
-        const double norm = hand.step(t, 1, 2, false).grad_norm;
-        sharded.backward({t, 0});
-        sharded.engine.set_accumulation_boundary(true);
-        const EngineReport report = sharded.engine.step();
-        EXPECT_TRUE(report.applied);
-        EXPECT_NEAR(report.grad_norm, norm, norm * 0.01);
-        sharded.engine.set_accumulation_boundary(std::nullopt);
-        if (is_wider) continue;
-        ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
-            << "stage " << stage << ", step " << t;
-      }
-    });
-}
-
 // The smallest of the numbers that a configuration has for it.
 TEST(EngineZeroBuckets, AreAsLongAsTheConfigurationSays) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
