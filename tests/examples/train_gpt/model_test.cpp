@@ -3,9 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <thread>
 
 namespace thinwire::train_gpt::model_test {
 namespace {
@@ -71,32 +69,6 @@ TEST(Model, InitialValuesAreAsDocumented) {
   EXPECT_EQ(deviation("final_norm.bias"), 0);
 }
 
-TEST(Model, GradientIsTheSlopeOfTheLoss) {
-  Model model(kSmall);
-  model.initialize(3);
-  const Batch batch = batch_of(4, 8, 1);
-  model.backward(batch);
-  const std::vector<float> slope = copy(model.grads());
-  double norm = 0;
-  for (const float g : slope) norm += double{g} * double{g};
-  norm = std::sqrt(norm);
-  const std::vector<float> start = copy(model.params());
-  const auto loss_at = [&](double distance) {
-    const auto params = model.params().as<float>();
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      params[i] =
-          start[i] + static_cast<float>(distance * double{slope[i]} / norm);
-    }
-    return model.backward(batch);
-  };
-  // Along its own direction the slope is the gradient's norm; the error of
-  // central differences falls with the square of the distance.
-  constexpr double kDistance = 1e-2;
-  const double measured =
-      (loss_at(kDistance) - loss_at(-kDistance)) / (2 * kDistance);
-  EXPECT_NEAR(measured, norm, norm * 1e-2);
-}
-
 TEST(Model, LossesAddUpAndLeaveTheGradientAlone) {
   Model model(kSmall);
   model.initialize(4);
@@ -139,23 +111,6 @@ TEST(Model, BytesBeforeTheWindowCountAsZero) {
   EXPECT_EQ(model.loss_sum(one), before);
   for (std::size_t i = 0; i < 24; ++i) rows[i] = static_cast<float>(i);
   EXPECT_NE(model.loss_sum(one), before);
-}
-
-TEST(Model, ThreadsGiveTheSameBits) {
-  constexpr int kThreads = 3;
-  std::vector<std::vector<float>> grads(kThreads);
-  const auto compute = [](std::vector<float>& result) {
-    Model model(kSmall);
-    model.initialize(7);
-    model.backward(batch_of(5, 8, 4));
-    result = copy(model.grads());
-  };
-  std::vector<std::jthread> threads;
-  for (auto& result : grads) threads.emplace_back([&] { compute(result); });
-  threads.clear();
-  std::vector<float> here;
-  compute(here);
-  for (const auto& there : grads) EXPECT_EQ(there, here);
 }
 
 }  // namespace

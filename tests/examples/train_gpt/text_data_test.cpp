@@ -187,11 +187,6 @@ TEST(TextData, FilesThatCannotBeReadAreNamed) {
                [&] { (void)TextData({folder}, 7, 1); });
 }
 
-TEST(TextData, WhatMayHaveNoEndIsRefused) {
-  expect_error(ErrorCode::kUnavailable, {"/dev/zero", "not a regular file"},
-               [] { (void)TextData({"/dev/zero"}, 7, 1); });
-}
-
 TEST(TextData, FilesThatMemoryWouldNotHoldAreRefusedBySize) {
   const auto path =
       std::filesystem::temp_directory_path() / "thinwire_text_data_test_large";
