@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <limits>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "thinwire/core/buffer.h"
 
 namespace thinwire::comm::arguments_test {
 namespace {
@@ -97,8 +101,6 @@ TEST_P(Arguments, DTypesMustAgree) {
     std::vector<float> floats(3 * ranks);
     std::vector<std::int32_t> integers(3 * ranks);
     const View piece = View(integers).subview(0, 3);
-    expect_error(kInvalid, {"reduce_scatter", "dtype", "float32", "int32"},
-                 [&] { comm.reduce_scatter(floats, piece); });
     expect_error(kInvalid, {"all_gather", "dtype", "float32", "int32"},
                  [&] { comm.all_gather(piece, floats); });
     expect_error(kInvalid, {"all_to_all", "dtype", "float32", "int32"},
@@ -126,9 +128,6 @@ TEST_P(Arguments, InputAndOutputMustNotOverlap) {
     std::vector<float> data(3 * ranks + 3);
     const View all = View(data).subview(0, 3 * ranks);
     const std::size_t own = 3 * static_cast<std::size_t>(comm.rank());
-    expect_error(kInvalid, {"reduce_scatter", "overlap"}, [&] {
-      comm.reduce_scatter(all, View(data).subview(own + 1, 3));
-    });
     expect_error(kInvalid, {"all_gather", "overlap"},
                  [&] { comm.all_gather(View(data).subview(own + 1, 3), all); });
     expect_error(kInvalid, {"all_to_all", "overlap"}, [&] {
@@ -149,10 +148,110 @@ TEST_P(Arguments, MemoryMustNotBeNull) {
                  [&] { comm.broadcast(null, 0); });
     expect_error(kInvalid, {"reduce_scatter", "input", "null"},
                  [&] { comm.reduce_scatter(null, piece); });
+    expect_error(kInvalid, {"reduce_scatter", "output", "null"},
+                 [&] { comm.reduce_scatter(all, null_piece); });
     expect_error(kInvalid, {"all_gather", "input", "null"},
                  [&] { comm.all_gather(null_piece, all); });
     expect_error(kInvalid, {"all_to_all", "output", "null"},
                  [&] { comm.all_to_all(all, null); });
+  });
+}
+
+// ---- of reduce_scatter(); both forms go the same way
+
+using Counts = std::vector<std::size_t>;
+constexpr std::size_t kEach = 3;
+
+TEST_P(Arguments, CountsOfAReduceScatterMustNameEveryRankAndAddUp) {
+  refuses([](Communicator& comm, std::size_t ranks) {
+    const Counts counts(ranks, kEach);
+    std::vector<float> input(kEach * ranks);
+    std::vector<float> output(kEach);
+    const auto refused = [&](const Counts& given,
+                             std::initializer_list<std::string_view> parts) {
+      expect_error(kInvalid, parts,
+                   [&] { comm.reduce_scatter(input, output, given); });
+    };
+    Counts wrong = counts;
+    wrong.push_back(0);
+    refused(wrong, {"reduce_scatter", "counts.size()"});
+    refused({}, {"reduce_scatter", "counts.size()", "got 0"});
+    wrong = counts;
+    ++wrong.back();
+    refused(wrong, {"reduce_scatter", "counts", "add up", "got more"});
+    wrong.back() -= 2;
+    refused(wrong, {"reduce_scatter", "counts", "add up",
+                    "got " + std::to_string(input.size() - 1)});
+    wrong.assign(ranks, std::numeric_limits<std::size_t>::max());
+    refused(wrong, {"reduce_scatter", "counts"});
+    output.resize(kEach + 1);
+    refused(counts, {"reduce_scatter", "output.size()", "3", "got 4"});
+  });
+}
+
+TEST_P(Arguments, ReduceScattersOutputIsApartOrItsOwnPlaceInInput) {
+  refuses([](Communicator& comm, std::size_t ranks) {
+    const std::size_t own = kEach * static_cast<std::size_t>(comm.rank());
+    std::vector<float> data(kEach * ranks + 1);
+    const View all = View(data).subview(0, data.size() - 1);
+    const auto refused_at = [&](std::size_t offset) {
+      const View output = View(data).subview(offset, kEach);
+      expect_error(kInvalid, {"reduce_scatter", "overlap"},
+                   [&] { comm.reduce_scatter(all, output); });
+    };
+    refused_at(own + 1);
+    if (own > 0) refused_at(own - 1);
+    if (own > 0) refused_at(0);
+  });
+}
+
+// Pieces of even sizes, so that floats begin where a piece does.
+TEST_P(Arguments, ReduceScattersFloatOutputMustNotOverlapHalves) {
+  refuses([](Communicator& comm, std::size_t ranks) {
+    const std::size_t each = kEach + 1;
+    Buffer data(2 * each * ranks, DType::kFloat16);
+    const View input = data.view().subview(0, each * ranks);
+    const std::size_t begin = each * static_cast<std::size_t>(comm.rank());
+    const View output(data.view().subview(begin, 1).data(), each,
+                      DType::kFloat32);
+    expect_error(kInvalid, {"reduce_scatter", "overlap"},
+                 [&] { comm.reduce_scatter(input, output); });
+  });
+}
+
+TEST_P(Arguments, OnlyHalvesAreReducedIntoAnotherType) {
+  refuses([](Communicator& comm, std::size_t ranks) {
+    const auto refused = [&](DType from, DType to) {
+      const Buffer input(kEach * ranks, from);
+      Buffer output(kEach, to);
+      expect_error(
+          kInvalid,
+          {"reduce_scatter", "output", std::string("got ") + to_string(to)},
+          [&] { comm.reduce_scatter(input.view(), output.view()); });
+    };
+    refused(DType::kInt32, DType::kFloat32);
+    refused(DType::kInt64, DType::kFloat32);
+    refused(DType::kUInt8, DType::kFloat32);
+    refused(DType::kFloat64, DType::kFloat32);
+    refused(DType::kFloat32, DType::kInt32);
+    refused(DType::kFloat32, DType::kFloat64);
+    refused(DType::kFloat32, DType::kFloat16);
+    refused(DType::kFloat16, DType::kFloat64);
+    refused(DType::kFloat16, DType::kBFloat16);
+    refused(DType::kBFloat16, DType::kFloat16);
+    refused(DType::kBFloat16, DType::kInt32);
+  });
+}
+
+TEST_P(Arguments, AMaximumIsNotWidened) {
+  refuses([](Communicator& comm, std::size_t ranks) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      const Buffer input(kEach * ranks, dtype);
+      std::vector<float> output(kEach);
+      expect_error(kInvalid, {"reduce_scatter", "op", "got kMax"}, [&] {
+        comm.reduce_scatter(input.view(), output, ReduceOp::kMax);
+      });
+    }
   });
 }
 
