@@ -34,9 +34,10 @@ std::string name_of(const ::testing::TestParamInfo<Shape>& info) {
 
 std::vector<Shape> shapes() {
   std::vector<Shape> result;
-  for (const test::Group& group : test::groups(4)) {
-    for (const int per_host : {1, 2, 4}) {
-      if (group.world_size % per_host != 0) continue;
+  for (const test::Group& group : test::groups(2)) {
+    result.push_back({.group = group});  // flat
+    for (const int per_host : {2, 4}) {
+      if (group.world_size < 4 || group.world_size % per_host != 0) continue;
       for (const Placing placing : {Placing::kBlocks, Placing::kRoundRobin})
         result.push_back({group, per_host, placing});
     }
