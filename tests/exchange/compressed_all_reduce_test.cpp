@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -21,10 +22,22 @@ using test::total;
 class Worlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(All, Worlds, ::testing::Values(2, 3, 4, 8));
 
-std::vector<std::vector<float>> run(int world, const std::vector<Range>& units,
-                                    CompressedAllReduceOptions options = {},
-                                    int threads = 1) {
-  return test::all_reduced<Exchange>(world, units, options, threads);
+// Results of three calls of all_reduce(), one after the other, per rank.
+std::vector<std::vector<float>> run(
+    int world, const std::vector<Range>& units,
+    const CompressedAllReduceOptions& options = {}, int threads = 1) {
+  std::vector<std::vector<float>> results(static_cast<std::size_t>(world));
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    Exchange exchange(comm, units, options, threads);
+    auto& mine = results[static_cast<std::size_t>(comm.rank())];
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      std::vector<float> values = test::layered_values(
+          total(units), step * 10 + static_cast<std::uint32_t>(comm.rank()));
+      EXPECT_EQ(exchange.all.all_reduce(values), -1);
+      mine.insert(mine.end(), values.begin(), values.end());
+    }
+  });
+  return results;
 }
 
 TEST_P(Worlds, EveryRankGetsTheSameBits) {

@@ -82,11 +82,7 @@ TEST_P(KeptSum, BecomesTheResidualWhereSomethingIsAdded) {
 
 Buffer stored(const std::vector<float>& values, DType dtype) {
   Buffer buffer(values.size(), dtype);
-  for (std::size_t i = 0; i < values.size(); ++i)
-    if (dtype == DType::kFloat32)
-      buffer.as<float>()[i] = values[i];
-    else
-      buffer.as<BFloat16>()[i] = to_bfloat16(values[i]);
+  kernels::convert(values, buffer.view());
   return buffer;
 }
 

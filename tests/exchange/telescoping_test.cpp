@@ -12,11 +12,10 @@
 namespace thinwire::exchange::telescoping_test {
 namespace {
 
-template <class E>
 struct Case {
   int world;
   std::vector<Range> units;
-  typename E::Options options;
+  CompressedAllReduceOptions options;
   std::size_t steps;
   std::uint32_t seed;
 };
@@ -27,16 +26,14 @@ struct Sums {
   std::vector<double> results, inputs, left, largest;
 };
 
-template <class E>
-std::vector<float> input(const Case<E>& c, std::size_t step, int rank) {
+std::vector<float> input(const Case& c, std::size_t step, int rank) {
   const std::size_t n = c.units.empty() ? 0 : c.units.back().end();
   return test::layered_values(n, c.seed +
                                      static_cast<std::uint32_t>(step * 100) +
                                      static_cast<std::uint32_t>(rank));
 }
 
-template <class E>
-Sums run(const Case<E>& c) {
+Sums run(const Case& c) {
   const std::size_t n = c.units.empty() ? 0 : c.units.back().end();
   Sums sums{std::vector<double>(n), std::vector<double>(n),
             std::vector<double>(n), std::vector<double>(n)};
@@ -45,7 +42,7 @@ Sums run(const Case<E>& c) {
   BlockLayout layout;
   comm::run_local_ranks(c.world, [&](comm::Communicator& comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
-    E exchange(comm, c.units, c.options);
+    test::Exchange exchange(comm, c.units, c.options);
     for (std::size_t step = 0; step < c.steps; ++step) {
       std::vector<float> values = input(c, step, comm.rank());
       exchange.all.all_reduce(values);
@@ -87,21 +84,19 @@ Sums run(const Case<E>& c) {
 // values that are no larger than a few residuals, each off by at most 2^-24 of
 // its value. Residuals stay within about (steps + 1) times the largest input or
 // result.
-template <class E>
-double bound(const Case<E>& c, double largest) {
+double bound(const Case& c, double largest) {
   const auto steps = static_cast<double>(c.steps);
   return steps * (2.0 * c.world + 6) * std::ldexp((steps + 1) * largest, -23);
 }
 
-template <class E>
-Case<E> draw() {
+Case draw() {
   const auto sizes = *rc::gen::container<std::vector<std::size_t>>(
       rc::gen::inRange<std::size_t>(0, 2100));
-  Case<E> c{.world = *rc::gen::inRange(2, 5),
-            .units = {},
-            .options = {},
-            .steps = *rc::gen::inRange<std::size_t>(1, 6),
-            .seed = *rc::gen::arbitrary<std::uint32_t>()};
+  Case c{.world = *rc::gen::inRange(2, 5),
+         .units = {},
+         .options = {},
+         .steps = *rc::gen::inRange<std::size_t>(1, 6),
+         .seed = *rc::gen::arbitrary<std::uint32_t>()};
   c.options.blocks.bucket_elements = *rc::gen::inRange<std::size_t>(1, 3000);
   std::size_t offset = 0;
   for (const std::size_t size : sizes) {
@@ -111,8 +106,7 @@ Case<E> draw() {
   return c;
 }
 
-template <class E>
-void expect_nothing_lost(const Case<E>& c) {
+void expect_nothing_lost(const Case& c) {
   const Sums sums = run(c);
   double largest = 6;  // of the normal inputs
   for (const double value : sums.largest) largest = std::max(largest, value);
@@ -123,7 +117,7 @@ void expect_nothing_lost(const Case<E>& c) {
 }
 
 TEST(CompressedAllReduce, LosesNothingOverAnyNumberOfSteps) {
-  EXPECT_TRUE(rc::check([] { expect_nothing_lost(draw<test::Exchange>()); }));
+  EXPECT_TRUE(rc::check([] { expect_nothing_lost(draw()); }));
 }
 
 }  // namespace
