@@ -172,24 +172,5 @@ TEST(ZeroConstruction, AtTheMinimumScaleTheParameterIsNamedOnAllRanks) {
   });
 }
 
-TEST(ZeroConstruction, TheMinimumScaleIsHeldWhereThatIsThePolicy) {
-  const ParameterLayout layout = two_groups();
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    for (const int stage : {1, 2}) {
-      ZeroOptions options = unscaled(stage);
-      options.loss_scale = {.initial_scale = 1,
-                            .hysteresis = 1,
-                            .at_minimum = precision::AtMinimum::kHold};
-      ZeroRun run(comm, layout, test::adam_rule(), options);
-      for (int i = 1; i <= 3; ++i) {
-        EXPECT_FALSE(
-            run.step(std::vector<float>(layout.size(), kInfinity)).applied);
-        EXPECT_EQ(run.optimizer->loss_scale(), 1);
-        EXPECT_EQ(run.optimizer->progress().skipped, i);
-      }
-    }
-  });
-}
-
 }  // namespace
 }  // namespace thinwire::zero::construction_test

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/sanitizers.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/core/memory.h"
 #include "zero/support.h"
 
@@ -85,6 +86,31 @@ TEST(LowBitCost, MemoryIsThatOfTheTable) {
                 bucket * (2 + 2 * (2 * 4 / 8.0) + 2 * 8 / 8.0) +
                     (4 + 2) * 4 * bucket / 1024);
       });
+}
+
+TEST(LowBitCost, OfAHostACardIsCrossedOnce) {
+  // Whole buckets: gathers of 64 KiB and less go to all ranks directly.
+  const auto layout = ParameterLayout::of({{"a", {400'000}}, {"b", {255'360}}});
+  const auto n = static_cast<double>(layout.size());
+  test::run_ranks("local", 4, [&](comm::Communicator& flat) {
+    const auto comm =
+        flat.by_host(comm::find_hosts(flat, {.ranks_per_host = 2}));
+    ZeroRun run(*comm, layout, test::adam_rule(),
+                {.stage = 2,
+                 .dtype = DType::kBFloat16,
+                 .exchange = {.bucket_elements = 1 << 16},
+                 .wire = {.bits_up = 4, .bits_down = 8}});
+    const comm::Counters before = comm->counters();
+    run.step(std::vector<float>(layout.size(), 0.25f));
+    // Half of what a host has, shared out over two ranks; squares, which are
+    // few, to both ranks of the other host.
+    const double cells = n / 1024;
+    const double want =
+        (n * (4 + 8) / 8 + 2 * 4 * cells) / 4 + 2 * 8 * cells / 4;
+    EXPECT_NEAR(static_cast<double>(comm->counters().bytes_between_hosts -
+                                    before.bytes_between_hosts),
+                want, 0.01 * want);
+  });
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "support/sanitizers.h"
 #include "thinwire/comm/hosts.h"
@@ -92,6 +94,17 @@ std::vector<Case> cases() {
       }
   all.push_back({.stage = 2, .backwards = 2, .is_known = false});
   all.push_back({.stage = 1, .experts = 1});
+  // Other shapes of hosts, types and bits. A host's mean of 2^k ranks is exact.
+  for (const int stage : {1, 2})
+    for (const auto& [of_host, dtype] : {std::pair(4, kFloat32),
+                                         {2, DType::kBFloat16},
+                                         {4, DType::kFloat16}}) {
+      Case c{.stage = stage, .backwards = 2, .dtype = dtype};
+      c.world = 8;
+      c.of_host = of_host;
+      c.bits_down = of_host == 4 ? 4 : 0;
+      all.push_back(c);
+    }
   return test::fewer_if_sanitized(all, 4);
 }
 
@@ -361,6 +374,12 @@ TEST_P(LowBitExperts, GoOnFromAState) {
     };
     for (unsigned t = 0; t < 3; ++t) run.window(window(t));
     const StateDict state = copy_of(run.optimizer->state());
+    // A host's ranks keep its residuals once, between them.
+    std::vector<std::int64_t> kept = {
+        static_cast<std::int64_t>(state.array("worker_error").size())};
+    all.all_reduce(kept);
+    EXPECT_EQ(kept[0], c.world / c.of_host *
+                           static_cast<int>(run.layout.size() - kExpert.size));
     EXPECT_TRUE(state.has_array("experts.1.worker_error"));
     EXPECT_EQ(state.has_array("experts.1.replicas"), c.bits_down > 0);
     ZeroRun other(all, with_expert(), Naive::rule(), options);

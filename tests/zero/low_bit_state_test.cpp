@@ -5,13 +5,13 @@
 
 #include "optim/other_ranks.h"
 #include "optim/states.h"
-#include "support/sanitizers.h"
 #include "zero/support.h"
 
 namespace thinwire::zero::low_bit_state_test {
 namespace {
 
 using test::Saved;
+using test::train_with_overflows;
 using test::two_groups;
 using test::ZeroRun;
 
@@ -24,50 +24,6 @@ ZeroOptions few_bits(int stage, DType dtype, AfterSkip after) {
                    .bits_down = 4,
                    .residual_dtype = DType::kFloat32,
                    .after_skip = after}};
-}
-
-std::vector<float> local(const ZeroRun& run, comm::Communicator& comm,
-                         unsigned step, unsigned k) {
-  auto grads =
-      test::normal(run.layout.size(),
-                   100 * step + 10 * k + static_cast<unsigned>(comm.rank()));
-  if (step % 3 == 2 && comm.rank() == comm.size() - 1)
-    grads[3] = std::numeric_limits<float>::quiet_NaN();
-  return grads;
-}
-
-// Every third step overflows.
-void train(comm::Communicator& comm, ZeroRun& run, unsigned from, unsigned to) {
-  for (unsigned t = from; t < to; ++t)
-    EXPECT_EQ(
-        run.window({local(run, comm, t, 0), local(run, comm, t, 1)}).applied,
-        t % 3 != 2);
-}
-
-TEST(LowBitState, AContinuedRunHasTheSameBits) {
-  for (const int world : test::fewer_if_sanitized<int>({2, 3, 1}, 2))
-    for (const DType dtype :
-         {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
-      for (const int stage : {1, 2})
-        for (const AfterSkip after : {AfterSkip::kKeep, AfterSkip::kClear})
-          test::run_ranks("local", world, [&](comm::Communicator& comm) {
-            const auto rule = test::adam_rule({.weight_decay = 0.1});
-            const ZeroOptions options = few_bits(stage, dtype, after);
-            ZeroRun run(comm, two_groups(), rule, options);
-            train(comm, run, 0, 4);
-            const StateDict state = copy_of(run.optimizer->state());
-            ZeroRun other(comm, two_groups(), rule, options);
-            train(comm, other, 7, 8);  // what is loaded replaces all of it
-            if (world == 1)
-              kernels::convert(run.params.view(), other.params.view());
-            other.optimizer->load_state_dict(state);
-            EXPECT_EQ(other.values(), run.values());
-            train(comm, run, 4, 9);
-            train(comm, other, 4, 9);
-            EXPECT_EQ(other.values(), run.values());
-            EXPECT_TRUE(test::same_state(copy_of(other.optimizer->state()),
-                                         copy_of(run.optimizer->state())));
-          });
 }
 
 struct Checkpoint {
@@ -83,7 +39,7 @@ Checkpoint saved_by(int world, DType dtype) {
   test::run_ranks("local", world, [&](comm::Communicator& comm) {
     ZeroRun run(comm, two_groups(), test::adam_rule(),
                 few_bits(2, dtype, AfterSkip::kKeep));
-    train(comm, run, 0, 2);
+    train_with_overflows(comm, run, 0, 2);
     made.states[static_cast<std::size_t>(comm.rank())] =
         test::save(*run.optimizer);
     const auto masters = run.masters();
@@ -139,10 +95,10 @@ TEST(LowBitState, TakesStatesOfExactZeroAndGivesThemBack) {
       ZeroOptions exact = few_bits(1, dtype, AfterSkip::kAuto);
       exact.wire = {};
       ZeroRun from(comm, two_groups(), test::adam_rule(), exact);
-      train(comm, from, 0, 2);
+      train_with_overflows(comm, from, 0, 2);
       ZeroRun run(comm, two_groups(), test::adam_rule(),
                   few_bits(1, dtype, AfterSkip::kAuto));
-      train(comm, run, 3, 5);
+      train_with_overflows(comm, run, 3, 5);
       kernels::convert(from.params.view(), run.params.view());
       run.optimizer->load_state_dict(copy_of(from.optimizer->state()));
       EXPECT_EQ(run.values(), from.values());
@@ -150,7 +106,7 @@ TEST(LowBitState, TakesStatesOfExactZeroAndGivesThemBack) {
       const StateDict state = copy_of(run.optimizer->state());
       for (const float e : test::floats_of(state.array("worker_error")))
         EXPECT_EQ(e, 0);
-      train(comm, run, 3, 5);
+      train_with_overflows(comm, run, 3, 5);
       const auto masters = run.masters();
       from.optimizer->load_state_dict(copy_of(run.optimizer->state()));
       if (dtype == DType::kBFloat16) {
@@ -164,7 +120,7 @@ TEST(LowBitState, SettingAndReadingMastersSetsReplicas) {
   test::run_ranks("local", 3, [&](comm::Communicator& comm) {
     ZeroRun run(comm, two_groups(), test::adam_rule(),
                 few_bits(1, DType::kBFloat16, AfterSkip::kAuto));
-    train(comm, run, 0, 2);
+    train_with_overflows(comm, run, 0, 2);
     const auto values = test::normal(1500, 77);
     run.optimizer->whole_values().set_parameter("first", values);
     EXPECT_EQ(run.optimizer->whole_values().parameter("first"), values);

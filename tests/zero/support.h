@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -149,6 +149,22 @@ inline ZeroOptions unscaled(int stage, DType dtype = DType::kFloat16) {
           .dtype = dtype,
           .loss_scale = {.initial_scale = 1, .dynamic = false},
           .exchange = {.bucket_elements = 2048}};
+}
+
+/// Takes steps of two backwards each, of which every third overflows.
+inline void train_with_overflows(comm::Communicator& comm, ZeroRun& run,
+                                 unsigned from, unsigned to) {
+  for (unsigned t = from; t < to; ++t) {
+    const auto make = [&](unsigned k) {
+      auto grads =
+          normal(run.layout.size(),
+                 100 * t + 10 * k + static_cast<unsigned>(comm.rank()));
+      if (t % 3 == 2 && comm.rank() == comm.size() - 1)
+        grads[3] = std::numeric_limits<float>::quiet_NaN();
+      return grads;
+    };
+    EXPECT_EQ(run.window({make(0), make(1)}).applied, t % 3 != 2);
+  }
 }
 
 }  // namespace thinwire::test
