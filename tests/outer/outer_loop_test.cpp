@@ -16,7 +16,6 @@
 #include "support/ranks.h"
 #include "thinwire/core/error.h"
 #include "thinwire/exchange/low_bit_mean.h"
-#include "thinwire/optim/nesterov.h"
 
 namespace thinwire::test::outer_loop {
 
@@ -144,35 +143,6 @@ TEST(OuterLoop, WarmUpAveragesInFewBits) {
   });
 }
 
-// No operation rounds, so averages of parameters are averages of gradients.
-TEST(OuterLoop, IsDataParallelIfRanksSyncInEachStep) {
-  const ParameterLayout layout = small_layout();
-  const auto dyadic = [&](std::int64_t t, int rank) {
-    Floats values(layout.size());
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<float>(
-          (static_cast<std::int64_t>(i) * 7 + t * 5 + rank * 3) % 64 - 32);
-    return values;
-  };
-  for (const int world : {2, 4})
-    run_ranks("local", world, [&](comm::Communicator& comm) {
-      OuterLoop optimizer(comm, layout, sgd_inside(layout, 0.125),
-                          {.sync_every = 1, .bits_up = 0, .bits_down = 0});
-      optim::DataParallel exact(
-          comm, std::make_unique<optim::Nesterov>(
-                    layout, optim::NesterovOptions{.learning_rate = 0.125}));
-      Floats params = dyadic(100, 0);
-      Floats expected = params;
-      for (std::int64_t t = 1; t <= 10; ++t) {
-        Floats grads = dyadic(t, comm.rank());
-        Floats same = grads;
-        optimizer.step(params, grads);
-        exact.step(expected, same);
-        EXPECT_TRUE(same_bytes(params, expected)) << t;
-      }
-    });
-}
-
 TEST(OuterLoop, LocalStepsAreThoseOfTheInnerOptimizerAndSendNothing) {
   const ParameterLayout layout = small_layout();
   run_ranks("local", 4, [&](comm::Communicator& comm) {
@@ -195,27 +165,6 @@ TEST(OuterLoop, LocalStepsAreThoseOfTheInnerOptimizerAndSendNothing) {
           same_bytes(optim::exchanged_params(optimizer, params), start));
     }
     EXPECT_EQ(optim::steps_behind(optimizer), 8);
-  });
-}
-
-// a - (a - p) rounds, and nothing else differs from the inner optimizer.
-TEST(OuterLoop, OfOneRankFollowsItsInnerOptimizer) {
-  const ParameterLayout layout = awkward_layout();
-  run_ranks("local", 1, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 3});
-    const auto by_hand = adam_inside(layout)(comm);
-    Floats params = normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 30; ++t) {
-      Floats expected = params;
-      Floats grads = gradient(layout.size(), t, 0);
-      Floats same = grads;
-      optimizer.step(params, grads);
-      by_hand->step(expected, same);
-      for (std::size_t i = 0; i < params.size(); ++i)
-        ASSERT_LE(std::abs(params[i] - expected[i]),
-                  0x1p-23f * (1 + std::abs(expected[i])))
-            << t << ' ' << i;
-    }
   });
 }
 
@@ -260,57 +209,6 @@ TEST(OuterLoop, TheAnchorReachesTheExactValuesOfRanksThatStandStill) {
     for (std::size_t i = 0; i < gathered.size(); ++i)
       ASSERT_EQ(gathered[i], params[i % params.size()]);
   });
-}
-
-// sum of what ranks changed = what the exact values moved + what ranks owe
-TEST(OuterLoop, ErrorFeedbackLosesNothing) {
-  const ParameterLayout layout = small_layout();
-  constexpr int kWorld = 3;
-  std::vector<Floats> changes(kWorld, Floats(layout.size()));
-  std::vector<Saved> saved(kWorld);
-  const Floats start = normal(layout.size(), 3);
-  run_ranks("local", kWorld, [&](comm::Communicator& comm) {
-    const auto rank = static_cast<std::size_t>(comm.rank());
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2});
-    Floats params = start;
-    Floats anchor = start;
-    for (std::int64_t t = 1; t <= 40; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
-      Floats before = params;
-      // The change is known only before the sync puts the anchor in place.
-      if (t % 2 == 0) {
-        const auto alone = std::move(comm::make_local_group(1).front());
-        const auto copy = adam_inside(layout)(*alone);
-        StateDict state = optim::copy_of(optimizer.state());
-        (void)copy->adopt(std::move(state))();
-        Floats same = grads;
-        copy->step(before, same);
-        for (std::size_t i = 0; i < before.size(); ++i)
-          changes[rank][i] += anchor[i] - before[i];
-      }
-      optimizer.step(params, grads);
-      if (t % 2 == 0) anchor = params;
-    }
-    saved[rank] = save(optimizer);
-  });
-  const Floats exact = exact_values(layout, saved);
-  std::size_t at = 0;
-  std::vector<std::size_t> place(layout.size());
-  for (const Range& range : saved[0].what.find("outer.worker_error")->ranges)
-    for (std::size_t i = range.offset; i < range.end(); ++i) place[i] = at++;
-  ASSERT_EQ(at, layout.size());
-  for (std::size_t i = 0; i < layout.size(); ++i) {
-    double moved = 0;
-    double owed = 0;
-    for (std::size_t r = 0; r < kWorld; ++r) {
-      moved += changes[r][i] / 3.0;
-      owed +=
-          saved[r].values.array("outer.worker_error").as<float>()[place[i]] /
-          3.0;
-    }
-    // Twenty sums of a few terms, each rounded to fp32.
-    EXPECT_NEAR(start[i] - exact[i] + owed, moved, 20 * 8 * 0x1p-23) << i;
-  }
 }
 
 // ---- values that are not finite
