@@ -135,15 +135,6 @@ TEST_P(ThreadPools, EndEveryOtherRunBeforeRethrowing) {
   for (const auto& count : calls) EXPECT_EQ(count, 1);
 }
 
-TEST_P(ThreadPools, WorkOnAfterAnException) {
-  EXPECT_THROW(
-      pool.for_each(9, [](std::size_t) { throw std::runtime_error("no"); }),
-      std::runtime_error);
-  std::atomic<int> calls = 0;
-  pool.for_each(9, [&](std::size_t) { ++calls; });
-  EXPECT_EQ(calls, 9);
-}
-
 TEST_P(ThreadPools, SurviveManyDispatches) {
   std::atomic<std::uint64_t> sum = 0;
   constexpr std::uint64_t kRounds = 5000;
