@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What conversions and accumulated sums are, told without the reference: held
-// against core's conversions, which are tested by arithmetic in double, and
-// where this machine has it, against its own fp16.
+// against core's conversions, which are tested by arithmetic in double.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -13,10 +12,6 @@
 #include "support/errors.h"
 #include "support/kernel_cases.h"
 #include "thinwire/kernels/cast.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace thinwire::kernels::cast_values_test {
 namespace {
@@ -195,33 +190,6 @@ TEST_P(CastValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
   EXPECT_EQ(two, std::vector<float>(2, 5.0f));
   EXPECT_EQ(integers, std::vector<std::int32_t>(2, 5));
 }
-
-#if defined(__x86_64__)
-// The attribute lets one function of a portable program use them.
-__attribute__((target("f16c"))) std::uint16_t hardware_half(float value) {
-  const __m128i half =
-      _mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT);
-  return static_cast<std::uint16_t>(_mm_cvtsi128_si32(half));
-}
-__attribute__((target("f16c"))) float hardware_float(Half value) {
-  return _cvtsh_ss(value.bits);
-}
-
-TEST_P(CastValues, Fp16IsThatOfTheHardware) {
-  // Every processor with AVX2 has F16C, which not every compiler can ask for.
-  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "no F16C here";
-  const auto halves = all_patterns<Half>();
-  const auto widened = converted<float>(halves);
-  for (std::uint32_t i = 0; i < 65536; ++i) {
-    ASSERT_EQ(bits_of(widened[i]), bits_of(hardware_float(halves[i]))) << i;
-  }
-  const std::vector<float> floats = edges();
-  const auto rounded = converted<Half>(floats);
-  for (std::size_t i = 0; i < floats.size(); ++i) {
-    ASSERT_EQ(rounded[i].bits, hardware_half(floats[i])) << floats[i];
-  }
-}
-#endif
 
 INSTANTIATE_TEST_SUITE_P(All, CastValues,
                          ::testing::ValuesIn(implementations()),

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "support/guarded.h"
 #include "support/kernel_cases.h"
 #include "support/masks.h"
@@ -95,38 +93,6 @@ TEST_P(SignKernels, UpdateEqualsReference) {
       compare(std::vector<BFloat16>(size), true, c, active);
     }
   }
-}
-
-// One float subtraction: off by at most half an ulp, 2^-24 of the result, or
-// by nothing where that is subnormal.
-TEST_P(SignKernels, SignPlusErrorGivesBackTheInput) {
-  const std::vector<float> c = test::normal(size, 9);
-  for (const float scale : {0.8f, 0.01f, 30.0f}) {
-    Guarded error(c, skip);
-    std::vector<std::uint32_t> words(sign_words(size));
-    std::vector<float> sent(size);
-    sign_split(error.data(), scale, words.data(), nullptr, size);
-    sign_decode({words.data(), scale}, nullptr, sent.data(), size);
-    for (std::size_t i = 0; i < size; ++i) {
-      const double left = error.span()[i];
-      ASSERT_NEAR(sent[i] + left, c[i], std::ldexp(std::abs(left), -24)) << i;
-    }
-  }
-}
-
-TEST_P(SignKernels, UpdateIsTheFrozenUpdateOfTheDecodedMomentum) {
-  const auto words = test::random_words(sign_words(size), 17);
-  const auto active = test::random_words(sign_words(size), 18);
-  const AdamCoefficients c{.exp_avg_scale = 1.1f, .decoupled_decay = 0.01f};
-  const std::vector<float> d = test::positive(size, 19);
-  std::vector<float> m(size);
-  std::vector<float> p = test::normal(size, 20);
-  std::vector<float> want = p;
-  sign_decode({words.data(), 0.3f}, active.data(), m.data(), size);
-  frozen_update({want.data(), m.data(), d.data(), {}, size}, c);
-  sign_update({words.data(), 0.3f}, active.data(),
-              {p.data(), nullptr, d.data(), {}, size}, c);
-  EXPECT_TRUE(test::same_bits<float>(p, want));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SignKernels, test::kernel_cases(),
