@@ -81,6 +81,19 @@ HWY_INLINE void store_param(D d, hn::Vec<D> p, float* params, L* low_precision,
   if constexpr (!std::is_void_v<L>) store(d, p, low_precision + i);
 }
 
+/// Calls f(pointer to the elements), of void if there are none. `f` calls a
+/// function of this target, and has no loop of its own.
+template <class F>
+void visit_low_precision(const View& low_precision, const F& f) {
+  if (low_precision.empty()) {
+    f(static_cast<void*>(nullptr));
+  } else if (low_precision.dtype() == DType::kFloat16) {
+    f(low_precision.as<Half>().data());
+  } else {
+    f(low_precision.as<BFloat16>().data());
+  }
+}
+
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -59,36 +59,12 @@ struct AdamStep {
   Decay decoupled{c.decoupled_decay};
 };
 
-template <class G, class L>
-void adam_of(const AdamArrays& arrays, const G* grads, L* low_precision,
-             const AdamCoefficients& c) {
-  for_each_vector(arrays.grads.size(),
-                  AdamStep<G, L>(arrays, grads, low_precision, c));
-}
-
-template <class G>
-void adam_of(const AdamArrays& arrays, const G* grads,
-             const AdamCoefficients& c) {
-  void* const low = arrays.low_precision.data();
-  if (arrays.low_precision.empty()) {
-    adam_of(arrays, grads, static_cast<void*>(nullptr), c);
-  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
-    adam_of(arrays, grads, static_cast<Half*>(low), c);
-  } else {
-    adam_of(arrays, grads, static_cast<BFloat16*>(low), c);
-  }
-}
-
 void run_adam(const AdamArrays& arrays, const AdamCoefficients& c) {
-  const void* const grads = arrays.grads.data();
-  switch (arrays.grads.dtype()) {
-    case DType::kFloat16:
-      return adam_of(arrays, static_cast<const Half*>(grads), c);
-    case DType::kBFloat16:
-      return adam_of(arrays, static_cast<const BFloat16*>(grads), c);
-    default:
-      return adam_of(arrays, static_cast<const float*>(grads), c);
-  }
+  visit_floats(arrays.grads, [&]<class G>(const G* grads) {
+    visit_low_precision(arrays.low_precision, [&]<class L>(L* low) {
+      run_vectors<AdamStep<G, L>>(arrays.grads.size(), arrays, grads, low, c);
+    });
+  });
 }
 
 template <class G>
@@ -110,22 +86,10 @@ struct MomentumStep {
   AdamCoefficients c;
 };
 
-template <class G>
-void momentum_of(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
-  for_each_vector(
-      grads.size(),
-      MomentumStep<G>{exp_avg, static_cast<const G*>(grads.data()), c});
-}
-
 void run_momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
-  switch (grads.dtype()) {
-    case DType::kFloat16:
-      return momentum_of<Half>(exp_avg, grads, c);
-    case DType::kBFloat16:
-      return momentum_of<BFloat16>(exp_avg, grads, c);
-    default:
-      return momentum_of<float>(exp_avg, grads, c);
-  }
+  visit_floats(grads, [&]<class G>(const G* g) {
+    run_vectors<MomentumStep<G>>(grads.size(), exp_avg, g, c);
+  });
 }
 
 template <class G>
@@ -151,24 +115,11 @@ struct MomentsStep {
   AdamCoefficients c;
 };
 
-template <class G>
-void moments_of(float* exp_avg, float* exp_avg_sq, ConstView grads,
-                const AdamCoefficients& c) {
-  for_each_vector(grads.size(),
-                  MomentsStep<G>{exp_avg, exp_avg_sq,
-                                 static_cast<const G*>(grads.data()), c});
-}
-
 void run_moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
                  const AdamCoefficients& c) {
-  switch (grads.dtype()) {
-    case DType::kFloat16:
-      return moments_of<Half>(exp_avg, exp_avg_sq, grads, c);
-    case DType::kBFloat16:
-      return moments_of<BFloat16>(exp_avg, exp_avg_sq, grads, c);
-    default:
-      return moments_of<float>(exp_avg, exp_avg_sq, grads, c);
-  }
+  visit_floats(grads, [&]<class G>(const G* g) {
+    run_vectors<MomentsStep<G>>(grads.size(), exp_avg, exp_avg_sq, g, c);
+  });
 }
 
 template <class L>
@@ -199,13 +150,9 @@ struct FrozenStep {
 
 void run_frozen_update(const FrozenUpdateArrays& arrays,
                        const AdamCoefficients& c) {
-  if (arrays.low_precision.empty()) {
-    for_each_vector(arrays.size, FrozenStep<void>(arrays, c));
-  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
-    for_each_vector(arrays.size, FrozenStep<Half>(arrays, c));
-  } else {
-    for_each_vector(arrays.size, FrozenStep<BFloat16>(arrays, c));
-  }
+  visit_low_precision(arrays.low_precision, [&]<class L>(L*) {
+    run_vectors<FrozenStep<L>>(arrays.size, arrays, c);
+  });
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

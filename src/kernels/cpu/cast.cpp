@@ -49,51 +49,22 @@ struct AccumulateStep {
 };
 
 // Each loop exists for every pair of types.
-struct ConvertLoop {
-  template <class F, class T>
-  static void run(const F* from, T* to, std::size_t size) {
-    // A copy is not made here.
-    if constexpr (!std::is_same_v<F, T>) {
-      for_each_vector(size, ConvertStep<F, T>{from, to});
-    }
-  }
-};
-
-struct AccumulateLoop {
-  template <class T, class S>
-  static void run(const T* values, S* sum, std::size_t size) {
-    for_each_vector(size, AccumulateStep<T, S>{values, sum});
-  }
-};
-
-template <class Loop, class F>
-void run_from(const F* from, View to) {
-  switch (to.dtype()) {
-    case DType::kFloat16:
-      return Loop::run(from, static_cast<Half*>(to.data()), to.size());
-    case DType::kBFloat16:
-      return Loop::run(from, static_cast<BFloat16*>(to.data()), to.size());
-    default:
-      return Loop::run(from, static_cast<float*>(to.data()), to.size());
-  }
+void run_convert(ConstView from, View to) {
+  visit_floats(from, [&]<class F>(const F* f) {
+    visit_floats(to, [&]<class T>(T* t) {
+      // A copy is not made here.
+      if constexpr (!std::is_same_v<F, T>)
+        run_vectors<ConvertStep<F, T>>(to.size(), f, t);
+    });
+  });
 }
-
-template <class Loop>
-void run_loop(ConstView from, View to) {
-  switch (from.dtype()) {
-    case DType::kFloat16:
-      return run_from<Loop>(static_cast<const Half*>(from.data()), to);
-    case DType::kBFloat16:
-      return run_from<Loop>(static_cast<const BFloat16*>(from.data()), to);
-    default:
-      return run_from<Loop>(static_cast<const float*>(from.data()), to);
-  }
-}
-
-void run_convert(ConstView from, View to) { run_loop<ConvertLoop>(from, to); }
 
 void run_accumulate(ConstView values, View sum) {
-  run_loop<AccumulateLoop>(values, sum);
+  visit_floats(values, [&]<class T>(const T* v) {
+    visit_floats(sum, [&]<class S>(S* s) {
+      run_vectors<AccumulateStep<T, S>>(sum.size(), v, s);
+    });
+  });
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

@@ -97,14 +97,8 @@ void dequantize_add_as(Quantized q, int bits, View values) {
 }
 
 void run_dequantize_add(Quantized q, int bits, View values) {
-  switch (values.dtype()) {
-    case DType::kFloat16:
-      return dequantize_add_as<Half>(q, bits, values);
-    case DType::kBFloat16:
-      return dequantize_add_as<BFloat16>(q, bits, values);
-    default:
-      return dequantize_add_as<float>(q, bits, values);
-  }
+  visit_floats(values,
+               [&]<class T>(T*) { dequantize_add_as<T>(q, bits, values); });
 }
 
 struct AverageWord {

@@ -101,14 +101,9 @@ void lamb_moments_of(const AdamArrays& arrays, const AdamCoefficients& c,
 
 void run_lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
                       std::size_t first_chunk, LambSums* sums) {
-  switch (arrays.grads.dtype()) {
-    case DType::kFloat16:
-      return lamb_moments_of<Half>(arrays, c, first_chunk, sums);
-    case DType::kBFloat16:
-      return lamb_moments_of<BFloat16>(arrays, c, first_chunk, sums);
-    default:
-      return lamb_moments_of<float>(arrays, c, first_chunk, sums);
-  }
+  visit_floats(arrays.grads, [&]<class G>(const G*) {
+    lamb_moments_of<G>(arrays, c, first_chunk, sums);
+  });
 }
 
 template <class L>
@@ -147,14 +142,9 @@ struct UpdateStep {
 };
 
 void run_lamb_update(const AdamArrays& arrays, const AdamCoefficients& c) {
-  const std::size_t size = arrays.grads.size();
-  if (arrays.low_precision.empty()) {
-    for_each_vector(size, UpdateStep<void>(arrays, c));
-  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
-    for_each_vector(size, UpdateStep<Half>(arrays, c));
-  } else {
-    for_each_vector(size, UpdateStep<BFloat16>(arrays, c));
-  }
+  visit_low_precision(arrays.low_precision, [&]<class L>(L*) {
+    run_vectors<UpdateStep<L>>(arrays.grads.size(), arrays, c);
+  });
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

@@ -88,28 +88,13 @@ void local_step_as(const LocalStepArrays& arrays, float origin_scale,
   for_each_word(arrays.grads.size(), arrays.active, word);
 }
 
-template <class G>
-void local_step_of(const LocalStepArrays& arrays, float origin_scale,
-                   const AdamCoefficients& c) {
-  if (arrays.low_precision.empty()) {
-    local_step_as<G, void>(arrays, origin_scale, c);
-  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
-    local_step_as<G, Half>(arrays, origin_scale, c);
-  } else {
-    local_step_as<G, BFloat16>(arrays, origin_scale, c);
-  }
-}
-
 void run_local_step(const LocalStepArrays& arrays, float origin_scale,
                     const AdamCoefficients& c) {
-  switch (arrays.grads.dtype()) {
-    case DType::kFloat16:
-      return local_step_of<Half>(arrays, origin_scale, c);
-    case DType::kBFloat16:
-      return local_step_of<BFloat16>(arrays, origin_scale, c);
-    default:
-      return local_step_of<float>(arrays, origin_scale, c);
-  }
+  visit_floats(arrays.grads, [&]<class G>(const G*) {
+    visit_low_precision(arrays.low_precision, [&]<class L>(L*) {
+      local_step_as<G, L>(arrays, origin_scale, c);
+    });
+  });
 }
 
 template <class L>
@@ -164,13 +149,9 @@ void sync_update_as(Signs mean, const std::uint32_t* active,
 
 void run_sync_update(Signs mean, const std::uint32_t* active,
                      const SyncArrays& arrays, float origin_scale) {
-  if (arrays.low_precision.empty()) {
-    sync_update_as<void>(mean, active, arrays, origin_scale);
-  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
-    sync_update_as<Half>(mean, active, arrays, origin_scale);
-  } else {
-    sync_update_as<BFloat16>(mean, active, arrays, origin_scale);
-  }
+  visit_low_precision(arrays.low_precision, [&]<class L>(L*) {
+    sync_update_as<L>(mean, active, arrays, origin_scale);
+  });
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

@@ -48,14 +48,7 @@ void sums_of(Term term, ConstView values, double* sums) {
 }
 
 void sums_of_any(Term term, ConstView x, double* sums) {
-  switch (x.dtype()) {
-    case DType::kFloat16:
-      return sums_of<Half>(term, x, sums);
-    case DType::kBFloat16:
-      return sums_of<BFloat16>(term, x, sums);
-    default:
-      return sums_of<float>(term, x, sums);
-  }
+  visit_floats(x, [&]<class T>(const T*) { sums_of<T>(term, x, sums); });
 }
 
 void run_sums_of_squares(ConstView x, double* sums) {

@@ -125,22 +125,10 @@ struct AddScaledStep {
   float* sum;
 };
 
-template <class T>
-void add_scaled_as(float* sum, ConstView values, float factor) {
-  for_each_vector(
-      values.size(),
-      AddScaledStep<T>{static_cast<const T*>(values.data()), factor, sum});
-}
-
 void run_add_scaled(float* sum, ConstView values, float factor) {
-  switch (values.dtype()) {
-    case DType::kFloat16:
-      return add_scaled_as<Half>(sum, values, factor);
-    case DType::kBFloat16:
-      return add_scaled_as<BFloat16>(sum, values, factor);
-    default:
-      return add_scaled_as<float>(sum, values, factor);
-  }
+  visit_floats(values, [&]<class T>(const T* x) {
+    run_vectors<AddScaledStep<T>>(values.size(), x, factor, sum);
+  });
 }
 
 template <class F, class T>

@@ -146,13 +146,9 @@ void update_of(Signs mean, const std::uint32_t* active,
 void run_sign_update(Signs mean, const std::uint32_t* active,
                      const FrozenUpdateArrays& arrays,
                      const AdamCoefficients& c) {
-  if (arrays.low_precision.empty()) {
-    update_of<void>(mean, active, arrays, c);
-  } else if (arrays.low_precision.dtype() == DType::kFloat16) {
-    update_of<Half>(mean, active, arrays, c);
-  } else {
-    update_of<BFloat16>(mean, active, arrays, c);
-  }
+  visit_low_precision(arrays.low_precision, [&]<class L>(L*) {
+    update_of<L>(mean, active, arrays, c);
+  });
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

@@ -155,14 +155,9 @@ template <class Use>
 auto use_input(const SignInput& input, const Use& use) {
   if (input.values != nullptr) return use(Values(input.values));
   if (input.grads.empty()) return use(NoValues());
-  switch (input.grads.dtype()) {
-    case DType::kFloat16:
-      return use_gradients<Half>(input, use);
-    case DType::kBFloat16:
-      return use_gradients<BFloat16>(input, use);
-    default:
-      return use_gradients<float>(input, use);
-  }
+  return visit_floats(input.grads, [&]<class G>(const G*) {
+    return use_gradients<G>(input, use);
+  });
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/visit_floats.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "thinwire/core/dtype.h"
@@ -229,6 +230,14 @@ HWY_INLINE void for_each_vector(std::size_t size, const Body& body) {
   } else {
     vector_loop<false>(size, body);
   }
+}
+
+/// The same for Body{args...}, as a function of this target. A lambda calls it,
+/// whose own code is compiled for no target in particular. The body is made
+/// here, so that no store can alias it.
+template <class Body, class... Args>
+void run_vectors(std::size_t size, const Args&... args) {
+  for_each_vector(size, Body{args...});
 }
 
 }  // namespace thinwire::kernels::HWY_NAMESPACE
