@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/failure.h"
+#include "core/require.h"
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/error.h"
 
@@ -133,9 +134,7 @@ void require_same(Communicator& comm, std::string_view what,
   }
   const std::string difference = first_difference(gather_texts(comm, text));
   leave_together(comm);
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{} must be the same on all ranks: {}", what, difference));
+  reject(fmt::format("{} must be the same on all ranks: {}", what, difference));
 }
 
 }  // namespace thinwire::comm

@@ -12,6 +12,7 @@
 
 #include "comm/arguments.h"
 #include "comm/communicator_impl.h"
+#include "core/require.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/error.h"
 
@@ -20,16 +21,10 @@ namespace {
 
 std::unique_ptr<Transport> require_valid(std::unique_ptr<Transport> transport,
                                          const CommunicatorOptions& options) {
-  if (!transport) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "Communicator: transport must not be null");
-  }
-  if (options.timeout <= std::chrono::milliseconds::zero()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("CommunicatorOptions: timeout must be > 0, got {} "
-                            "ms",
-                            options.timeout.count()));
-  }
+  if (!transport) reject("Communicator: transport must not be null");
+  require(options.timeout > std::chrono::milliseconds::zero(),
+          "CommunicatorOptions: timeout", "> 0",
+          fmt::format("{} ms", options.timeout.count()));
   arguments::require_hosts(options, transport->rank(), transport->size());
   return transport;
 }
@@ -113,11 +108,9 @@ void Communicator::broadcast(View data, int root) {
 Work Communicator::queue_broadcast(View data, int root) {
   constexpr std::string_view kCall = "broadcast";
   arguments::require_memory(kCall, "data", data);
-  if (root < 0 || root >= size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: root must be in [0, {}), got {}", kCall,
-                            size(), root));
-  }
+  if (root < 0 || root >= size())
+    reject(fmt::format("{}: root must be in [0, {}), got {}", kCall, size(),
+                       root));
   Traffic traffic;
   for (int peer = 0; rank() == root && peer < size(); ++peer)
     if (peer != root) traffic += impl_->routes.message(peer, data.bytes());

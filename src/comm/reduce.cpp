@@ -98,12 +98,6 @@ void reduce_into(int ranks, std::span<const void* const> sources, View output) {
   }
 }
 
-template <class T, class Op>
-void reduce_typed(int ranks, std::span<const void* const> sources,
-                  View output) {
-  reduce_into<T, T, Op>(ranks, sources, output);
-}
-
 // Maxima are never widened.
 template <class T, class Op>
 void reduce_half(int ranks, std::span<const void* const> sources, View output) {
@@ -139,7 +133,7 @@ void reduce_floats(const Reducer& reducer, std::span<const void* const> sources,
     case DType::kBFloat16:
       return reduce_half<BFloat16, Op>(reducer.ranks, sources, output);
     case DType::kFloat64:
-      return reduce_typed<double, Op>(reducer.ranks, sources, output);
+      return reduce_into<double, double, Op>(reducer.ranks, sources, output);
     default:
       return;
   }
@@ -150,11 +144,14 @@ void reduce_any(const Reducer& reducer, std::span<const void* const> sources,
                 View output) {
   switch (reducer.dtype) {
     case DType::kInt32:
-      return reduce_typed<std::int32_t, Op>(reducer.ranks, sources, output);
+      return reduce_into<std::int32_t, std::int32_t, Op>(reducer.ranks, sources,
+                                                         output);
     case DType::kInt64:
-      return reduce_typed<std::int64_t, Op>(reducer.ranks, sources, output);
+      return reduce_into<std::int64_t, std::int64_t, Op>(reducer.ranks, sources,
+                                                         output);
     case DType::kUInt8:
-      return reduce_typed<std::uint8_t, Op>(reducer.ranks, sources, output);
+      return reduce_into<std::uint8_t, std::uint8_t, Op>(reducer.ranks, sources,
+                                                         output);
     default:
       return reduce_floats<Op>(reducer, sources, output);
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "comm/mpi/mpi.h"
+#include "core/require.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
@@ -38,8 +39,7 @@ const Backend& find_backend(std::string_view name) {
     if (backend.name == name) return backend;
     known += fmt::format("{}{}", known.empty() ? "" : ", ", backend.name);
   }
-  throw Error(
-      ErrorCode::kInvalidArgument,
+  reject(
       fmt::format("THINWIRE_COMM must be one of {}, got \"{}\"", known, name));
 }
 

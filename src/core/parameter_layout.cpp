@@ -10,8 +10,8 @@
 #include <unordered_set>
 
 #include "core/edit_distance.h"
+#include "core/require.h"
 #include "thinwire/core/checksum.h"
-#include "thinwire/core/error.h"
 
 namespace thinwire {
 
@@ -21,15 +21,13 @@ std::size_t element_count(const ParameterSpec& spec, std::size_t before) {
   std::size_t count = 1;
   for (const std::size_t extent : spec.shape) {
     if (extent != 0 && count > std::numeric_limits<std::size_t>::max() / extent)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("parameter '{}': shape {} has too many elements",
-                              spec.name, fmt::join(spec.shape, "x")));
+      reject(fmt::format("parameter '{}': shape {} has too many elements",
+                         spec.name, fmt::join(spec.shape, "x")));
     count *= extent;
   }
   if (count > std::numeric_limits<std::size_t>::max() - before)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("parameter '{}': the layout has too many elements",
-                            spec.name));
+    reject(fmt::format("parameter '{}': the layout has too many elements",
+                       spec.name));
   return count;
 }
 
@@ -43,17 +41,15 @@ ParameterLayout ParameterLayout::of(std::vector<ParameterSpec> specs,
   std::set<std::size_t> groups;
   for (ParameterSpec& spec : specs) {
     if (spec.name.empty() || spec.name.find('\n') != std::string::npos)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("parameter name must be one line and not empty, "
-                              "got '{}'",
-                              spec.name));
+      reject(
+          fmt::format("parameter name must be one line and not empty, "
+                      "got '{}'",
+                      spec.name));
     if (!names.insert(spec.name).second)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("parameter name '{}' is used twice", spec.name));
+      reject(fmt::format("parameter name '{}' is used twice", spec.name));
     if (num_groups > 0 && spec.group >= num_groups)
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("parameter '{}': group must be below {}, got {}",
-                              spec.name, num_groups, spec.group));
+      reject(fmt::format("parameter '{}': group must be below {}, got {}",
+                         spec.name, num_groups, spec.group));
     groups.insert(spec.group);
     const std::size_t count = element_count(spec, layout.size_);
     layout.parameters_.push_back({std::move(spec.name), std::move(spec.shape),
@@ -64,10 +60,10 @@ ParameterLayout ParameterLayout::of(std::vector<ParameterSpec> specs,
   if (num_groups > 0) return layout;
   layout.num_groups_ = groups.empty() ? 0 : *groups.rbegin() + 1;
   if (groups.size() != layout.num_groups_)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("parameter groups must be numbered from 0 without "
-                            "gaps, got {{{}}}",
-                            fmt::join(groups, ", ")));
+    reject(
+        fmt::format("parameter groups must be numbered from 0 without "
+                    "gaps, got {{{}}}",
+                    fmt::join(groups, ", ")));
   return layout;
 }
 
@@ -82,17 +78,15 @@ const Parameter& ParameterLayout::parameter(std::string_view name) const {
       nearest = &candidate;
     }
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              nearest == nullptr
-                  ? fmt::format("no parameter '{}': the layout is empty", name)
-                  : fmt::format("no parameter '{}'; the nearest name is '{}'",
-                                name, nearest->name));
+  reject(nearest == nullptr
+             ? fmt::format("no parameter '{}': the layout is empty", name)
+             : fmt::format("no parameter '{}'; the nearest name is '{}'", name,
+                           nearest->name));
 }
 
 const Parameter& ParameterLayout::parameter_at(std::size_t index) const {
   if (index >= size_)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("index must be below {}, got {}", size_, index));
+    reject(fmt::format("index must be below {}, got {}", size_, index));
   // The first parameter that ends after the index; empty ones never do.
   return *std::partition_point(
       parameters_.begin(), parameters_.end(),

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/core/thread_pool.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -11,8 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/require.h"
 #include "thinwire/core/env.h"
-#include "thinwire/core/error.h"
 
 namespace thinwire {
 
@@ -90,10 +88,8 @@ struct ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(int num_threads) : impl_(std::make_unique<Impl>()) {
-  if (num_threads < 0 || num_threads > 1024)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("num_threads must be in [0, 1024], got {}", num_threads));
+  require(num_threads >= 0 && num_threads <= 1024, "num_threads",
+          "in [0, 1024]", num_threads);
   if (num_threads == 0) num_threads = std::max(1, env::num_threads());
   (void)env::prefetch();
   impl_->threads = static_cast<std::size_t>(num_threads);
@@ -134,8 +130,7 @@ void ThreadPool::for_each(std::size_t num_parts,
 void ThreadPool::for_ranges(
     std::size_t size, std::size_t grain,
     const std::function<void(std::size_t, std::size_t)>& body) {
-  if (grain < 1)
-    throw Error(ErrorCode::kInvalidArgument, "grain must be >= 1, got 0");
+  if (grain < 1) reject("grain must be >= 1, got 0");
   const std::size_t grains = (size + grain - 1) / grain;
   const std::size_t pieces = std::min(grains, impl_->threads);
   for_each(pieces, [&](std::size_t piece) {

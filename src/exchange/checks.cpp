@@ -14,16 +14,12 @@ namespace thinwire::exchange {
 
 void require_options(const comm::Communicator& comm,
                      const BlockOptions& options, DType residual_dtype) {
-  if (options.world_size != comm.size())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("BlockOptions.world_size must be the "
-                            "communicator's {}, got {}",
-                            comm.size(), options.world_size));
-  if (residual_dtype != DType::kBFloat16 && residual_dtype != DType::kFloat32)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("residual_dtype must be float32 or bfloat16, got "
-                            "{}",
-                            to_string(residual_dtype)));
+  require(options.world_size == comm.size(), "BlockOptions.world_size",
+          fmt::format("the communicator's {}", comm.size()),
+          options.world_size);
+  require(
+      residual_dtype == DType::kBFloat16 || residual_dtype == DType::kFloat32,
+      "residual_dtype", "float32 or bfloat16", to_string(residual_dtype));
 }
 
 void require_options(const LowBitMeanOptions& options) {
@@ -62,10 +58,10 @@ void require_groups(const comm::Communicator& comm,
   const int inside = groups->inside->size();
   const int between = groups->between->size();
   if (inside * between != comm.size())
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("groups must split the communicator's {} ranks, "
-                            "got {} hosts of {}",
-                            comm.size(), between, inside));
+    reject(
+        fmt::format("groups must split the communicator's {} ranks, got {} "
+                    "hosts of {}",
+                    comm.size(), between, inside));
 }
 
 void require_inside(const BlockLayout& layout, std::size_t size) {

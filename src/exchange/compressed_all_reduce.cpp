@@ -153,15 +153,11 @@ CompressedAllReduce::CompressedAllReduce(
     const CompressedAllReduceOptions& options, const comm::HostGroups* groups) {
   require_options(comm, options.blocks, options.residual_dtype);
   require_groups(comm, groups);
-  if (options.blocks.bits != 1)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("BlockOptions.bits must be 1 for a "
-                            "CompressedAllReduce, got {}",
-                            options.blocks.bits));
-  if (options.runs_early && (options.keeps_previous || groups != nullptr))
-    throw Error(ErrorCode::kInvalidArgument,
-                "CompressedAllReduceOptions.runs_early must be false with "
-                "keeps_previous or groups, got true");
+  require(options.blocks.bits == 1, "BlockOptions.bits",
+          "1 for a CompressedAllReduce", options.blocks.bits);
+  require(!options.runs_early || (!options.keeps_previous && groups == nullptr),
+          "CompressedAllReduceOptions.runs_early",
+          "false with keeps_previous or groups", options.runs_early);
   impl_ = std::make_unique<Impl>(comm, pool, BlockLayout(units, options.blocks),
                                  options, groups);
 }
@@ -207,9 +203,8 @@ void CompressedAllReduce::run(const Source& source, const Sink& sink,
 
 void CompressedAllReduce::begin_early(Source source) {
   if (!impl_->early)
-    throw Error(ErrorCode::kFailedPrecondition,
-                "begin_early() needs CompressedAllReduceOptions.runs_early, "
-                "got false");
+    refuse(
+        "begin_early() needs CompressedAllReduceOptions.runs_early, got false");
   impl_->early->exchange.begin(
       impl_->early->records.steps(std::move(source), {}));
 }
@@ -274,9 +269,9 @@ Signs CompressedAllReduce::mean(std::size_t block) const noexcept {
 
 Signs CompressedAllReduce::previous_mean(std::size_t block) const {
   if (!impl_->options.keeps_previous)
-    throw Error(ErrorCode::kFailedPrecondition,
-                "previous_mean() needs "
-                "CompressedAllReduceOptions.keeps_previous, got false");
+    refuse(
+        "previous_mean() needs CompressedAllReduceOptions.keeps_previous, got "
+        "false");
   return signs_in(impl_->exchange.previous(block));
 }
 

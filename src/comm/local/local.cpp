@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/comm/local.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -16,6 +14,7 @@
 
 #include "comm/failure.h"
 #include "comm/membership.h"
+#include "core/require.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::comm {
@@ -278,11 +277,7 @@ class FirstException {
 };
 
 std::shared_ptr<Hub> make_hub(int world_size) {
-  if (world_size < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("make_local_group: world_size must be >= 1, got {}",
-                            world_size));
-  }
+  require(world_size >= 1, "make_local_group: world_size", ">= 1", world_size);
   return std::make_shared<Hub>(world_size);
 }
 
