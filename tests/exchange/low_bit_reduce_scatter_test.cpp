@@ -148,35 +148,6 @@ TEST_P(ReduceScatter, IsThatOfPlainLoops) {
   });
 }
 
-// The results so far lack the mean of the residuals.
-TEST_P(ReduceScatter, LosesNothing) {
-  const Sharded all = sharded(world);
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    ThreadPool pool(1);
-    LowBitReduceScatter exchange(comm, pool, all.elements, all.pieces,
-                                 {.bits = bits});
-    const std::size_t row = all.sizes[0] / static_cast<std::size_t>(world);
-    std::vector<double> missing(row);
-    for (std::size_t pass = 0; pass < 8; ++pass) {
-      Values sum = gradient(comm.rank(), pass, all.sizes[0]);
-      Values result(row);
-      EXPECT_TRUE(exchange.average(0, sum, result));
-      comm.all_reduce(sum);
-      for (std::size_t i = 0; i < row; ++i)
-        missing[i] += sum[static_cast<std::size_t>(comm.rank()) * row + i] /
-                          static_cast<float>(world) -
-                      result[i];
-    }
-    Values errors = test::floats_of(exchange.error());
-    comm.all_reduce(errors);
-    for (const Piece& piece : all.pieces[0])
-      for (std::size_t i = 0; i < piece.size && piece.owner == comm.rank(); ++i)
-        EXPECT_NEAR(missing[piece.to + i],
-                    errors[piece.residual + i] / static_cast<float>(world),
-                    2e-4);
-  });
-}
-
 TEST_P(ReduceScatter, OfABlockThatIsNotFiniteIsNaNAndKeepsItsResidual) {
   const Sharded all = sharded(world);
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(),

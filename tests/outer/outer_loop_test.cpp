@@ -14,6 +14,7 @@
 #include "outer/support.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "support/same_bits.h"
 #include "thinwire/core/error.h"
 #include "thinwire/exchange/low_bit_mean.h"
 

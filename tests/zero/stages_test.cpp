@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every stage gives the bits of data parallelism without shards.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "optim/support.h"
 #include "support/hosts.h"
-#include "support/ranks.h"
 #include "support/sanitizers.h"
-#include "thinwire/core/buffer.h"
-#include "thinwire/kernels/cast.h"
-#include "thinwire/optim/adam.h"
 #include "thinwire/optim/lamb.h"
 #include "thinwire/precision/mixed_precision.h"
-#include "thinwire/zero/zero_optimizer.h"
+#include "zero/support.h"
 
 namespace thinwire::zero::stages_test {
 namespace {
@@ -90,15 +85,7 @@ precision::LossScalerOptions scaler() {
 }
 
 Buffer initial(const Case& c) {
-  Buffer params(layout().size(), c.dtype);
-  kernels::convert(test::normal(params.size(), 5), params.view());
-  return params;
-}
-
-std::vector<float> floats(ConstView values) {
-  std::vector<float> wide(values.size());
-  kernels::convert(values, wide);
-  return wide;
+  return test::rounded(test::normal(layout().size(), 5), c.dtype);
 }
 
 // This rank's gradient, `scale` times too long; in step 2 it overflows.
@@ -107,9 +94,7 @@ Buffer gradient(const Case& c, int step, int rank, double scale) {
   for (float& value : values) value *= static_cast<float>(scale);
   if (step == 2 && rank == c.world - 1 && c.dtype == DType::kFloat16)
     values[4000] = std::numeric_limits<float>::infinity();
-  Buffer grads(values.size(), c.dtype);
-  kernels::convert(values, grads.view());
-  return grads;
+  return test::rounded(values, c.dtype);
 }
 
 struct Trace {
@@ -120,7 +105,7 @@ struct Trace {
   void add(const StepReport& report, ConstView now) {
     norms.push_back(report.grad_norm);
     applied.push_back(report.applied);
-    const auto values = floats(now);
+    const auto values = test::floats_of(now);
     params.insert(params.end(), values.begin(), values.end());
   }
   bool operator==(const Trace&) const = default;
