@@ -51,18 +51,19 @@ std::optional<int> announced(const char* name, std::int64_t least) {
   reject(fmt::format("{} must be {}, got '{}'", name, accepts, value));
 }
 
+// Returns the value of a variable of ours in [1, most], or 0 if it is unset.
+int number_in(const char* name, std::int64_t most) {
+  const auto value = read(name);
+  if (!value) return 0;
+  const auto count = announced(name, 1);
+  if (!count || *count > most)
+    reject_value(name, fmt::format("an integer in [1, {}]", most), *value);
+  return *count;
+}
+
 }  // namespace
 
-int num_threads() {
-  constexpr const char* kName = "THINWIRE_NUM_THREADS";
-  const auto value = read(kName);
-  if (!value) return 0;
-  std::string_view text = *value;
-  const auto count = take_integer(text);
-  if (!count || !text.empty() || *count < 1 || *count > 1024)
-    reject_value(kName, "an integer in [1, 1024]", *value);
-  return static_cast<int>(*count);
-}
+int num_threads() { return number_in("THINWIRE_NUM_THREADS", 1024); }
 
 std::chrono::milliseconds timeout() {
   constexpr const char* kName = "THINWIRE_TIMEOUT";
@@ -85,14 +86,7 @@ Prefetch prefetch() {
 }
 
 int ranks_per_host() {
-  constexpr const char* kName = "THINWIRE_RANKS_PER_HOST";
-  const auto value = read(kName);
-  if (!value) return 0;
-  const auto count = announced(kName, 1);
-  if (!count)
-    reject_value(kName, fmt::format("an integer in [1, {}]", kMostRanks),
-                 *value);
-  return *count;
+  return number_in("THINWIRE_RANKS_PER_HOST", kMostRanks);
 }
 
 std::optional<Announced> launched_on_host(int ranks) {

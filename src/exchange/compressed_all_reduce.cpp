@@ -137,15 +137,6 @@ struct CompressedAllReduce::Impl {
                                         exchange};
   ThreadPool& threads;
   std::unique_ptr<Early> early;
-
-  void run(const Source& source, const Sink& sink, const Delivered& delivered) {
-    RecordSteps steps = records.steps(source, [&](Range blocks) {
-      for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
-        sink(b, signs_in(exchange.result(b)));
-    });
-    steps.delivered = delivered;
-    exchange.run(std::move(steps));
-  }
 };
 
 CompressedAllReduce::CompressedAllReduce(
@@ -198,7 +189,12 @@ int CompressedAllReduce::all_reduce(View values) {
 
 void CompressedAllReduce::run(const Source& source, const Sink& sink,
                               const Delivered& delivered) {
-  impl_->run(source, sink, delivered);
+  RecordSteps steps = impl_->records.steps(source, [&](Range blocks) {
+    for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
+      sink(b, signs_in(impl_->exchange.result(b)));
+  });
+  steps.delivered = delivered;
+  impl_->exchange.run(std::move(steps));
 }
 
 void CompressedAllReduce::begin_early(Source source) {

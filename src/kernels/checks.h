@@ -39,9 +39,8 @@ void require_bits(int bits);
 void require_quantized_sum(const QuantizedSum& sum);
 void require_scaled(ConstView sum, ConstView values);
 
-/// `bits` is a width that denominator_codes.h has codes of.
-
-/// The update has a momentum, such codes, and one form of the parameters.
+/// The update has a momentum, codes of such a width, and one form of the
+/// parameters.
 void require_coded_update(const MomentumForm& m,
                           const CodedUpdateArrays& arrays);
 
