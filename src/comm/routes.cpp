@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"

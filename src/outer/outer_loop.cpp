@@ -2,8 +2,6 @@
 // docs/algorithms/outer-loop.md has the same lines as formulas.
 #include "thinwire/outer/outer_loop.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <utility>
 

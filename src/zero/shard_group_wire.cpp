@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // State of a shard's low-bit exchanges: residuals and replicas.
 #include <algorithm>
-#include <array>
-#include <cstdint>
 #include <memory>
 #include <utility>
 

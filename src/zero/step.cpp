@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <utility>
 
 #include "optim/gradient_agreement.h"
 #include "optim/step_pieces.h"

@@ -4,9 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <future>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -3,7 +3,6 @@
 // held against `ref` and against the kernel for every target of this machine.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <vector>
 
 #include "support/errors.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Items of docs/conformance.md about who owns what and how gradients are
 // reduced.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls that are refused while training, after which nothing has changed.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Few bits on the wire have the bits of plain loops, however they get there.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

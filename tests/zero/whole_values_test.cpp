@@ -2,8 +2,6 @@
 // Parameters, states and gradients read and set in full, whoever owns them.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "optim/states.h"
 #include "support/errors.h"
 #include "support/sanitizers.h"

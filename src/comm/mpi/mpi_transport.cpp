@@ -20,8 +20,6 @@ using Clock = std::chrono::steady_clock;
 
 // MPI counts are ints; longer messages go in parts, which arrive in order.
 constexpr std::size_t kPartBytes = std::size_t{1} << 30;
-// Elements of one MPI_Iallreduce.
-constexpr std::size_t kPartElements = std::size_t{1} << 28;
 // Longest reason in a notice. Short enough that MPI buffers it.
 constexpr std::size_t kNoticeBytes = 512;
 // Messages of a rank that has left may still be in flight.

@@ -130,7 +130,6 @@ void Process::initialize(Deadline deadline) {
   if (initialized == 0) {
     tune_tcp();
     initialize_within(deadline);
-    initialized_here_ = true;
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
           "MPI_Comm_set_errhandler");
     std::atexit([] { get().finalize(); });

@@ -81,7 +81,6 @@ class Process {
   void drop_sent_notices();
 
   std::mutex mutex_;  ///< Guards all below.
-  bool initialized_here_ = false;
   bool failed_ = false;
   std::string abandoned_;  ///< Why; empty while MPI can be used.
   MPI_Comm comm_ = MPI_COMM_NULL;

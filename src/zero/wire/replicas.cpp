@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "zero/wire/replicas.h"
 
-#include <utility>
-
 #include "comm/wait_ignoring_errors.h"
 #include "exchange/records/records.h"
 #include "thinwire/core/memory.h"
