@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "support/kernel_cases.h"
+#include "kernels/implementations.h"
 #include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/core/error.h"
@@ -18,9 +18,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-struct Impl {
-  std::string name;
-  std::string target;
+struct Kernels {
   decltype(&adam) run_adam;
   decltype(&momentum) run_momentum;
   decltype(&frozen_update) run_frozen_update;
@@ -28,24 +26,7 @@ struct Impl {
   decltype(&moments) run_moments;
 };
 
-std::vector<Impl> implementations() {
-  std::vector<Impl> impls = {{"ref", "", ref::adam, ref::momentum,
-                              ref::frozen_update, ref::denominator,
-                              ref::moments}};
-  for (const std::string& target : cpu_targets()) {
-    impls.push_back(
-        {target, target, adam, momentum, frozen_update, denominator, moments});
-  }
-  return impls;
-}
-
-class AdamValues : public ::testing::TestWithParam<Impl> {
- protected:
-  const Impl& impl = GetParam();
-
- private:
-  test::ForcedTarget forced_{GetParam().target};
-};
+class AdamValues : public test::ValuesTest<Kernels> {};
 
 /// Numbers small enough that every operation is exact.
 constexpr AdamCoefficients kExact{.beta1 = 0.5f,
@@ -59,7 +40,7 @@ struct State {
   float p, m, v;
 };
 
-State after_adam(const Impl& impl, State s, ConstView grad,
+State after_adam(const Kernels& impl, State s, ConstView grad,
                  const AdamCoefficients& c) {
   impl.run_adam({&s.p, &s.m, &s.v, grad, {}}, c);
   return s;
@@ -259,8 +240,12 @@ TEST_P(AdamValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AdamValues,
-                         ::testing::ValuesIn(implementations()),
-                         [](const auto& impl) { return impl.param.name; });
+                         test::implementations<Kernels>(
+                             {ref::adam, ref::momentum, ref::frozen_update,
+                              ref::denominator, ref::moments},
+                             {adam, momentum, frozen_update, denominator,
+                              moments}),
+                         test::impl_name<Kernels>);
 
 }  // namespace
 }  // namespace thinwire::kernels::adam_values_test

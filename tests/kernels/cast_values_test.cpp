@@ -8,32 +8,20 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/implementations.h"
 #include "support/errors.h"
-#include "support/kernel_cases.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::kernels::cast_values_test {
 namespace {
 
-struct Impl {
-  std::string name;
-  std::string target;
+struct Kernels {
   decltype(&convert) run_convert;
   decltype(&accumulate) run_accumulate;
 };
 
-std::vector<Impl> implementations() {
-  std::vector<Impl> impls = {{"ref", "", ref::convert, ref::accumulate}};
-  for (const std::string& target : cpu_targets()) {
-    impls.push_back({target, target, convert, accumulate});
-  }
-  return impls;
-}
-
-class CastValues : public ::testing::TestWithParam<Impl> {
+class CastValues : public test::ValuesTest<Kernels> {
  protected:
-  const Impl& impl = GetParam();
-
   template <class T, class F>
   std::vector<T> converted(const std::vector<F>& from) {
     std::vector<T> to(from.size());
@@ -55,9 +43,6 @@ class CastValues : public ::testing::TestWithParam<Impl> {
   }
   static std::uint32_t bits_of(Half x) { return x.bits; }
   static std::uint32_t bits_of(BFloat16 x) { return x.bits; }
-
- private:
-  test::ForcedTarget forced_{GetParam().target};
 };
 
 template <class T>
@@ -191,8 +176,10 @@ TEST_P(CastValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CastValues,
-                         ::testing::ValuesIn(implementations()),
-                         [](const auto& impl) { return impl.param.name; });
+                         test::implementations<Kernels>({ref::convert,
+                                                         ref::accumulate},
+                                                        {convert, accumulate}),
+                         test::impl_name<Kernels>);
 
 }  // namespace
 }  // namespace thinwire::kernels::cast_values_test

@@ -5,8 +5,8 @@
 
 #include <vector>
 
+#include "kernels/implementations.h"
 #include "support/errors.h"
-#include "support/kernel_cases.h"
 #include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/core/error.h"
@@ -16,27 +16,14 @@
 namespace thinwire::kernels::lamb_values_test {
 namespace {
 
-struct Impl {
-  std::string name;
-  std::string target;
+struct Kernels {
   decltype(&lamb_moments) run_lamb_moments;
   decltype(&lamb_update) run_lamb_update;
   decltype(&lamb_factor) run_lamb_factor;
 };
 
-std::vector<Impl> implementations() {
-  std::vector<Impl> impls = {
-      {"ref", "", ref::lamb_moments, ref::lamb_update, ref::lamb_factor}};
-  for (const std::string& target : cpu_targets()) {
-    impls.push_back({target, target, lamb_moments, lamb_update, lamb_factor});
-  }
-  return impls;
-}
-
-class LambValues : public ::testing::TestWithParam<Impl> {
+class LambValues : public test::ValuesTest<Kernels> {
  protected:
-  const Impl& impl = GetParam();
-
   /// Of a part within one chunk.
   [[nodiscard]] LambSums moments(const AdamArrays& arrays,
                                  const AdamCoefficients& c) const {
@@ -44,9 +31,6 @@ class LambValues : public ::testing::TestWithParam<Impl> {
     impl.run_lamb_moments(arrays, c, kSumChunk, {&sums, 1});
     return sums;
   }
-
- private:
-  test::ForcedTarget forced_{GetParam().target};
 };
 
 using Floats = std::vector<float>;
@@ -255,9 +239,12 @@ TEST_P(LambValues, WrongArgumentsAreRefusedBeforeAnythingChanges) {
   for (const Floats& array : {p, m, v}) EXPECT_EQ(array, ones);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LambValues,
-                         ::testing::ValuesIn(implementations()),
-                         [](const auto& impl) { return impl.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, LambValues,
+    test::implementations<Kernels>({ref::lamb_moments, ref::lamb_update,
+                                    ref::lamb_factor},
+                                   {lamb_moments, lamb_update, lamb_factor}),
+    test::impl_name<Kernels>);
 
 }  // namespace
 }  // namespace thinwire::kernels::lamb_values_test

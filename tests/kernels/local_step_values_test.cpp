@@ -6,37 +6,20 @@
 #include <cmath>
 #include <vector>
 
-#include "support/kernel_cases.h"
+#include "kernels/implementations.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/local_step.h"
 
 namespace thinwire::kernels::local_step_values_test {
 namespace {
 
-struct Impl {
-  std::string name;
-  std::string target;
+struct Kernels {
   decltype(&local_step) run_local_step;
   decltype(&sync_update) run_sync_update;
   decltype(&sign_encode) run_sign_encode;
 };
 
-std::vector<Impl> implementations() {
-  std::vector<Impl> impls = {
-      {"ref", "", ref::local_step, ref::sync_update, ref::sign_encode}};
-  for (const std::string& target : cpu_targets()) {
-    impls.push_back({target, target, local_step, sync_update, sign_encode});
-  }
-  return impls;
-}
-
-class LocalStepValues : public ::testing::TestWithParam<Impl> {
- protected:
-  const Impl& impl = GetParam();
-
- private:
-  test::ForcedTarget forced_{GetParam().target};
-};
+class LocalStepValues : public test::ValuesTest<Kernels> {};
 
 using Floats = std::vector<float>;
 
@@ -219,9 +202,12 @@ TEST_P(LocalStepValues, WrongLowPrecisionIsRefusedBeforeAnythingChanges) {
   for (const Floats& array : {p, m, u, origin}) EXPECT_EQ(array, ones);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LocalStepValues,
-                         ::testing::ValuesIn(implementations()),
-                         [](const auto& impl) { return impl.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, LocalStepValues,
+    test::implementations<Kernels>({ref::local_step, ref::sync_update,
+                                    ref::sign_encode},
+                                   {local_step, sync_update, sign_encode}),
+    test::impl_name<Kernels>);
 
 }  // namespace
 }  // namespace thinwire::kernels::local_step_values_test

@@ -7,38 +7,21 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/implementations.h"
 #include "support/errors.h"
-#include "support/kernel_cases.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/quantize.h"
 
 namespace thinwire::kernels::quantize_values_test {
 namespace {
 
-struct Impl {
-  std::string name;
-  std::string target;
+struct Kernels {
   decltype(&quantize) run_quantize;
   decltype(&dequantize) run_dequantize;
   decltype(&quantized_average) run_quantized_average;
 };
 
-std::vector<Impl> implementations() {
-  std::vector<Impl> impls = {
-      {"ref", "", ref::quantize, ref::dequantize, ref::quantized_average}};
-  for (const std::string& target : cpu_targets()) {
-    impls.push_back({target, target, quantize, dequantize, quantized_average});
-  }
-  return impls;
-}
-
-class QuantizeValues : public ::testing::TestWithParam<Impl> {
- protected:
-  const Impl& impl = GetParam();
-
- private:
-  test::ForcedTarget forced_{GetParam().target};
-};
+class QuantizeValues : public test::ValuesTest<Kernels> {};
 
 using Floats = std::vector<float>;
 
@@ -174,9 +157,12 @@ TEST_P(QuantizeValues, OtherWidthsAreRefusedBeforeAnythingChanges) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantizeValues,
-                         ::testing::ValuesIn(implementations()),
-                         [](const auto& impl) { return impl.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantizeValues,
+    test::implementations<Kernels>({ref::quantize, ref::dequantize,
+                                    ref::quantized_average},
+                                   {quantize, dequantize, quantized_average}),
+    test::impl_name<Kernels>);
 
 }  // namespace
 }  // namespace thinwire::kernels::quantize_values_test

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "support/kernel_cases.h"
+#include "kernels/implementations.h"
 #include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/core/error.h"
@@ -18,9 +18,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-struct Impl {
-  std::string name;
-  std::string target;
+struct Kernels {
   decltype(&sign_encode) encode;
   decltype(&sign_encode_average) encode_average;
   decltype(&sign_split) split;
@@ -28,21 +26,8 @@ struct Impl {
   decltype(&sign_update) update;
 };
 
-std::vector<Impl> implementations() {
-  std::vector<Impl> impls = {{"ref", "", ref::sign_encode,
-                              ref::sign_encode_average, ref::sign_split,
-                              ref::sign_decode, ref::sign_update}};
-  for (const std::string& target : cpu_targets()) {
-    impls.push_back({target, target, sign_encode, sign_encode_average,
-                     sign_split, sign_decode, sign_update});
-  }
-  return impls;
-}
-
-class SignValues : public ::testing::TestWithParam<Impl> {
+class SignValues : public test::ValuesTest<Kernels> {
  protected:
-  const Impl& impl = GetParam();
-
   /// A block whose residual is `error`, which becomes c.
   SignBlock block_of(std::vector<float>& error) {
     words_.assign(sign_words(error.size()), 0);
@@ -52,7 +37,6 @@ class SignValues : public ::testing::TestWithParam<Impl> {
 
  private:
   std::vector<std::uint32_t> words_;
-  test::ForcedTarget forced_{GetParam().target};
 };
 
 using Floats = std::vector<float>;
@@ -244,9 +228,14 @@ TEST_P(SignValues, WrongInputsAreRefusedBeforeAnythingChanges) {
   EXPECT_EQ(error, Floats(3, 1.0f));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SignValues,
-                         ::testing::ValuesIn(implementations()),
-                         [](const auto& impl) { return impl.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, SignValues,
+    test::implementations<Kernels>({ref::sign_encode, ref::sign_encode_average,
+                                    ref::sign_split, ref::sign_decode,
+                                    ref::sign_update},
+                                   {sign_encode, sign_encode_average,
+                                    sign_split, sign_decode, sign_update}),
+    test::impl_name<Kernels>);
 
 }  // namespace
 }  // namespace thinwire::kernels::sign_compress_values_test
