@@ -226,28 +226,6 @@ INSTANTIATE_TEST_SUITE_P(All, Collectives,
 // (group)
 class LongCollectives : public ::testing::TestWithParam<test::Group> {};
 
-TEST_P(LongCollectives, AllReduceLongerThanItsScratchMemoryIsExact) {
-  constexpr std::size_t kElements = 2'500'001;  // 10 MB: several blocks
-  constexpr std::size_t kPeriod = 13;           // of sample()
-  const auto run = [](Communicator& comm) {
-    float value[kPeriod] = {};
-    float sum[kPeriod] = {};
-    for (std::size_t i = 0; i < kPeriod; ++i) {
-      value[i] = static_cast<float>(sample(comm.rank(), i));
-      for (int rank = 0; rank < comm.size(); ++rank)
-        sum[i] += static_cast<float>(sample(rank, i));
-    }
-    std::vector<float> data(kElements);
-    for (std::size_t i = 0; i < kElements; ++i) data[i] = value[i % kPeriod];
-    comm.all_reduce(data);
-    std::size_t wrong = 0;
-    for (std::size_t i = 0; i < kElements; ++i)
-      wrong += data[i] != sum[i % kPeriod] ? 1 : 0;
-    EXPECT_EQ(wrong, 0u);
-  };
-  test::run_ranks(GetParam(), run);
-}
-
 TEST_P(LongCollectives, MaxKeepsTheNanOfAnyRankAndOrdersInfinities) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

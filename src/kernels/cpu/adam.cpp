@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// adam(), momentum(), moments() and frozen_update().
+// adam(), momentum(), moments(), frozen_update() and denominator().
 #include "thinwire/kernels/adam.h"
 
 #include "kernels/checks.h"
@@ -155,6 +155,29 @@ void run_frozen_update(const FrozenUpdateArrays& arrays,
   });
 }
 
+struct DenominatorStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(exp_avg_sq + i, count);
+  }
+
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t i) const {
+    const auto v = hn::LoadU(d, exp_avg_sq + i);
+    hn::StoreU(next_denominator(d, v, epsilon, c), d, denominator + i);
+  }
+
+  const float* exp_avg_sq;
+  float* denominator;
+  Epsilon epsilon;
+  AdamCoefficients c;
+};
+
+void run_denominator(const float* exp_avg_sq, float* denominator,
+                     std::size_t size, const AdamCoefficients& c) {
+  for_each_vector(size,
+                  DenominatorStep{exp_avg_sq, denominator, Epsilon(c), c});
+}
+
 }  // namespace thinwire::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -165,6 +188,7 @@ HWY_EXPORT(run_adam);
 HWY_EXPORT(run_momentum);
 HWY_EXPORT(run_frozen_update);
 HWY_EXPORT(run_moments);
+HWY_EXPORT(run_denominator);
 
 void adam(const AdamArrays& arrays, const AdamCoefficients& c) {
   require_grads(arrays.grads);
@@ -187,6 +211,11 @@ void frozen_update(const FrozenUpdateArrays& arrays,
                    const AdamCoefficients& c) {
   require_low_precision(arrays.low_precision, arrays.size);
   HWY_DYNAMIC_DISPATCH(run_frozen_update)(arrays, c);
+}
+
+void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
+                 const AdamCoefficients& c) {
+  HWY_DYNAMIC_DISPATCH(run_denominator)(exp_avg_sq, denominator, size, c);
 }
 
 }  // namespace thinwire::kernels
