@@ -14,6 +14,7 @@
 #include "exchange/support.h"
 #include "support/errors.h"
 #include "support/hosts.h"
+#include "support/naive_codes.h"
 #include "thinwire/comm/local.h"
 
 namespace thinwire::exchange::low_bit_mean_test {
@@ -38,26 +39,6 @@ Values gradient(int rank, std::size_t pass) {
                                              static_cast<std::uint32_t>(rank));
 }
 
-// Plain loops over one block; x becomes what rounding took.
-struct Coded {
-  std::vector<int> codes;
-  float step = 0;
-};
-
-Coded quantize(Values& x, int bits) {
-  const int levels = (1 << (bits - 1)) - 1;
-  float most = 0;
-  for (const float value : x) most = std::max(most, std::abs(value));
-  Coded coded{{}, most / static_cast<float>(levels)};
-  for (float& value : x) {
-    const float ratio = coded.step == 0 ? 0 : value / coded.step;
-    const int code = static_cast<int>(std::nearbyint(ratio));
-    coded.codes.push_back(std::clamp(code, -levels, levels));
-    value -= static_cast<float>(coded.codes.back()) * coded.step;
-  }
-  return coded;
-}
-
 // All ranks at once: what a pass over `range`, of one unit, makes of `x`.
 void naive_mean(Range range, int bits, std::vector<Values>& x,
                 std::vector<Values>& e, Values& d) {
@@ -70,18 +51,20 @@ void naive_mean(Range range, int bits, std::vector<Values>& x,
       for (std::size_t i = 0; i < size; ++i)
         c[i] = x[r][begin + i] * static_cast<float>(1 / kLossScale) +
                e[r][begin + i];
-      const Coded sent = quantize(c, bits);
-      std::ranges::copy(c, e[r].begin() + static_cast<std::ptrdiff_t>(begin));
-      for (std::size_t i = 0; i < size; ++i)
-        mean[i] += static_cast<float>(sent.codes[i]) * (sent.step * inverse);
+      const test::NaiveCodes sent(c.data(), size, bits);
+      for (std::size_t i = 0; i < size; ++i) {
+        e[r][begin + i] = c[i] - sent.q[i] * sent.step;
+        mean[i] += sent.q[i] * (sent.step * inverse);
+      }
     }
     for (std::size_t i = 0; i < size; ++i) mean[i] += d[begin + i];
-    const Coded result = quantize(mean, bits);
-    std::ranges::copy(mean, d.begin() + static_cast<std::ptrdiff_t>(begin));
-    for (Values& values : x)
-      for (std::size_t i = 0; i < size; ++i)
-        values[begin + i] = static_cast<float>(result.codes[i]) * result.step *
-                            static_cast<float>(kLossScale);
+    const test::NaiveCodes result(mean.data(), size, bits);
+    for (std::size_t i = 0; i < size; ++i) {
+      const float sent = result.q[i] * result.step;
+      d[begin + i] = mean[i] - sent;
+      for (Values& values : x)
+        values[begin + i] = sent * static_cast<float>(kLossScale);
+    }
   }
 }
 

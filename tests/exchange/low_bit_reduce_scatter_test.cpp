@@ -12,6 +12,7 @@
 
 #include "exchange/support.h"
 #include "support/errors.h"
+#include "support/naive_codes.h"
 #include "thinwire/comm/local.h"
 
 namespace thinwire::exchange::low_bit_reduce_scatter_test {
@@ -77,21 +78,14 @@ Values gradient(int rank, std::size_t pass, std::size_t size) {
 void naive_send(const Values& x, const Piece& piece, std::size_t begin,
                 int bits, float inverse, Values& e, Values& sum) {
   const std::size_t size = std::min<std::size_t>(1024, piece.size - begin);
-  const int levels = (1 << (bits - 1)) - 1;
   Values c(size);
-  float most = 0;
-  for (std::size_t i = 0; i < size; ++i) {
+  for (std::size_t i = 0; i < size; ++i)
     c[i] = x[piece.from + begin + i] * static_cast<float>(1 / kLossScale) +
            e[piece.residual + begin + i];
-    most = std::max(most, std::abs(c[i]));
-  }
-  const float step = most / static_cast<float>(levels);
+  const test::NaiveCodes sent(c.data(), size, bits);
   for (std::size_t i = 0; i < size; ++i) {
-    const float ratio = step == 0 ? 0 : c[i] / step;
-    const auto code = static_cast<float>(
-        std::clamp(static_cast<int>(std::nearbyint(ratio)), -levels, levels));
-    e[piece.residual + begin + i] = c[i] - code * step;
-    sum[piece.to + begin + i] += code * (step * inverse);
+    e[piece.residual + begin + i] = c[i] - sent.q[i] * sent.step;
+    sum[piece.to + begin + i] += sent.q[i] * (sent.step * inverse);
   }
 }
 

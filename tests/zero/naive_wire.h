@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "support/naive_codes.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/thread_pool.h"
@@ -22,23 +23,6 @@ inline float rounded_to(DType dtype, float value) {
   if (dtype == DType::kBFloat16) return to_float(to_bfloat16(value));
   return value;
 }
-
-/// q and its step of the values of one cell.
-struct NaiveCodes {
-  NaiveCodes(const float* c, std::size_t size, int bits) : q(size) {
-    const auto limit = static_cast<float>((1 << (bits - 1)) - 1);
-    float largest = 0;
-    for (std::size_t i = 0; i < size; ++i)
-      largest = std::max(largest, std::fabs(c[i]));
-    step = largest / limit;
-    for (std::size_t i = 0; i < size; ++i)
-      q[i] = step == 0 ? 0
-                       : std::clamp(std::nearbyint(c[i] / step), -limit, limit);
-  }
-
-  std::vector<float> q;
-  float step = 0;
-};
 
 class NaiveWire {
  public:
