@@ -58,27 +58,20 @@ void require_lamb_sums(ConstView grads, std::size_t first_chunk,
 
 void require_low_precision(const View& low_precision, std::size_t size) {
   if (low_precision.empty()) return;
-  if (low_precision.dtype() != DType::kFloat16 &&
-      low_precision.dtype() != DType::kBFloat16) {
-    reject(std::string("low_precision: dtype must be float16 or bfloat16, "
-                       "got ") +
-           to_string(low_precision.dtype()));
-  }
+  const DType dtype = low_precision.dtype();
+  require(dtype == DType::kFloat16 || dtype == DType::kBFloat16,
+          "low_precision: dtype", "float16 or bfloat16", to_string(dtype));
   require_size("low_precision", size, low_precision.size());
 }
 
 void require_bits(int bits) {
-  if (bits != 4 && bits != 8) {
-    reject("bits: must be 4 or 8, got " + std::to_string(bits));
-  }
+  require(bits == 4 || bits == 8, "bits:", "4 or 8", bits);
 }
 
 void require_quantized_sum(const QuantizedSum& sum) {
   const DType dtype = sum.residual.dtype();
-  if (dtype != DType::kFloat32 && dtype != DType::kBFloat16) {
-    reject(std::string("residual: dtype must be float32 or bfloat16, got ") +
-           to_string(dtype));
-  }
+  require(dtype == DType::kFloat32 || dtype == DType::kBFloat16,
+          "residual: dtype", "float32 or bfloat16", to_string(dtype));
   if (sum.error.dtype() != dtype) {
     reject(std::string("error: dtype must be that of the residual, ") +
            to_string(dtype) + ", got " + to_string(sum.error.dtype()));
@@ -94,10 +87,8 @@ void require_quantized_sum(const QuantizedSum& sum) {
 }
 
 void require_scaled(ConstView sum, ConstView values) {
-  if (sum.dtype() != DType::kFloat32) {
-    reject(std::string("sum: dtype must be float32, got ") +
-           to_string(sum.dtype()));
-  }
+  require(sum.dtype() == DType::kFloat32, "sum: dtype", "float32",
+          to_string(sum.dtype()));
   require_floats("values", values, sum.size());
 }
 
@@ -133,11 +124,8 @@ void require_input(const SignInput& input, std::size_t size) {
 void require_block(const SignBlock& block) {
   const View& residual = block.residual;
   if (residual.dtype() == DType::kFloat32) return;
-  if (residual.dtype() != DType::kBFloat16) {
-    reject(
-        std::string("block.residual: dtype must be float32 or bfloat16, got ") +
-        to_string(residual.dtype()));
-  }
+  require(residual.dtype() == DType::kBFloat16, "block.residual: dtype",
+          "float32 or bfloat16", to_string(residual.dtype()));
   if (residual.size() > kMostRoundedElements) {
     reject("block.residual: must have at most " +
            std::to_string(kMostRoundedElements) +
