@@ -232,9 +232,9 @@ HWY_INLINE void for_each_vector(std::size_t size, const Body& body) {
   }
 }
 
-/// The same for Body{args...}, as a function of this target. A lambda calls it,
-/// whose own code is compiled for no target in particular. The body is made
-/// here, so that no store can alias it.
+/// The same for Body{args...}, as a function of this target, which a lambda may
+/// call: Clang compiles the lambda's own code for no target in particular. The
+/// body is made here, so that no store can alias it.
 template <class Body, class... Args>
 void run_vectors(std::size_t size, const Args&... args) {
   for_each_vector(size, Body{args...});
