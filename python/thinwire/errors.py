@@ -11,6 +11,9 @@ class Error(RuntimeError):
 
     code = "Error"
 
+    def __init_subclass__(cls) -> None:
+        cls.code = cls.__name__
+
 
 class InvalidArgument(Error, ValueError):
     """An argument or option is outside its range. Nothing has changed."""
@@ -47,8 +50,4 @@ class NonFinite(Error):
     """
 
 
-BY_CODE: dict[str, type[Error]] = {
-    kind.__name__: kind for kind in Error.__subclasses__()
-}
-for _code, _kind in BY_CODE.items():
-    _kind.code = _code
+BY_CODE: dict[str, type[Error]] = {kind.code: kind for kind in Error.__subclasses__()}

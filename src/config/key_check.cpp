@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <ranges>
+#include <string_view>
+#include <vector>
 
 #include "config/archive.h"
 #include "config/keys.h"
@@ -102,11 +103,13 @@ SectionType type_in(const Json& file, std::string_view section,
   const Json* type = object == nullptr ? nullptr : object->find("type");
   if (type == nullptr || !type->is(Json::Kind::kText) || type->text == "auto")
     return {};
-  for (const auto& [known, index] : types)
+  std::vector<std::string_view> names;
+  for (const auto& [known, index] : types) {
     if (lower(known) == lower(type->text)) return {known, ""};
+    names.push_back(known);
+  }
   return {"", fmt::format("{}.type must be one of {}, got {}", section,
-                          fmt::join(std::views::keys(types), ", "),
-                          brief_json(*type))};
+                          fmt::join(names, ", "), brief_json(*type))};
 }
 
 bool is_disabled(const Json& value) {

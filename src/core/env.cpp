@@ -34,8 +34,8 @@ std::optional<std::int64_t> take_integer(std::string_view& text) {
   return value;
 }
 
-// Returns the value as an integer of at least `least`. Returns nullopt if it is
-// unset or no such integer, because these variables belong to other programs.
+// Returns the value as an integer in [least, kMostRanks]. Returns nullopt if it
+// is unset or no such integer.
 std::optional<int> announced(const char* name, std::int64_t least) {
   const auto value = read(name);
   if (!value) return std::nullopt;
