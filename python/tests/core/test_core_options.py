@@ -27,8 +27,8 @@ STRUCTS = {
     "checkpoint/options.h": ["SaveOptions", "LoadOptions"],
 }
 # `what` is weights_only in Python; Config has fields for what is in `exchange`; no
-# program of Python is told the progress of a save.
-LEFT_OUT = {"exchange", "what", "progress"}
+# program of Python is told the progress of a save, or gives each host a directory.
+LEFT_OUT = {"exchange", "what", "progress", "storage"}
 # Structs of C++ whose fields are the options' own in Python, some by another name.
 PARTS = {
     "freeze": ("optim/freeze_options.h", "FreezeOptions"),
