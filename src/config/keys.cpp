@@ -230,8 +230,9 @@ constexpr KeyRule kRules[] = {
      "gradients, so the smaller bound holds"},
     {"zero_optimization.overlap_comm", kSupported,
      "sets `thinwire.overlap`; absent: true"},
-    ignored_switch("zero_optimization.load_from_fp32_weights",
-                   "masters are what was saved in fp32, where there is such"),
+    ignored_switch(
+        "zero_optimization.load_from_fp32_weights",
+        "masters are always the saved fp32 values, if the checkpoint has any"),
     ignored_switch("zero_optimization.elastic_checkpoint",
                    "every checkpoint fits any number of ranks"),
     {"zero_optimization.ignore_unused_parameters", kSupported,
@@ -424,8 +425,8 @@ constexpr KeyRule kRules[] = {
      "doubled; "
      "default false"},
     {"thinwire.fallback", kSupported,
-     "compressed steps that are not faster than exact ones: `warn` says so in "
-     "the log (the default), `hold` puts the freeze off, `off`"},
+     "compressed steps that are not faster than exact ones: `warn` (default) "
+     "logs it, `hold` postpones the freeze, `off` compares nothing"},
     {"thinwire.telemetry.path", kSupported,
      "file of steps, a JSON object per line; absent: none"},
     {"thinwire.telemetry.every", kSupported, "steps per line; default 1"},
@@ -479,9 +480,8 @@ constexpr KeyRule kRules[] = {
      "a block's scale is the RMS of its elements; leave it out", kLowBit,
      "\"rms\""},
     {"thinwire.residual_dtype", kSupported,
-     "`fp32` or `bf16`; absent: fp32, with `lean` and `zero_bits_up` bf16, "
-     "with "
-     "the latter at stage 2 and accumulation fp32"},
+     "`fp32` or `bf16`; absent: bf16 with `lean` or `zero_bits_up`, except "
+     "`zero_bits_up` at stage 2 with accumulation, otherwise fp32"},
     {"thinwire.zero_bits_up", kSupported,
      "bits per element of gradients, with `zero_optimization.stage` 1 or 2: 4, "
      "8, or 0: exact",
@@ -523,8 +523,8 @@ constexpr KeyRule kRules[] = {
      "100000",
      kFreezing},
     {"thinwire.freeze_ratio", kSupported,
-     "variance norms, now and half of the steps ago, that are as close as this "
-     "count as settled; default 0.85",
+     "the variance has settled if its norm now and its norm half of the steps "
+     "ago have at least this ratio, the smaller over the larger; default 0.85",
      kFreezing},
     {"thinwire.warmup_bits", kSupported,
      "bits per element of gradients in exact steps: 4, 8, or 0: exact; absent: "

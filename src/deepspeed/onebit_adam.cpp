@@ -92,7 +92,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
                         in.grads.subview(r.range.offset, r.range.size),
                         c[r.group]);
     if (model.compresses())
-      step.compressed(exchange(), [&](auto& all) { all.all_reduce(m); });
+      step.adding_waits_of(exchange(), [&](auto& all) { all.all_reduce(m); });
     for (const GroupRange& r : model.layout.compressed)
       apply(r.range, in, c[r.group]);
   }

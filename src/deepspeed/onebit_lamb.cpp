@@ -170,7 +170,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
       for (float& value : m) value *= k;
     }
     if (model.compresses())
-      step.compressed(exchange(), [&](auto& all) {
+      step.adding_waits_of(exchange(), [&](auto& all) {
         all.all_reduce(adam().exp_avg().as<float>());
       });
     for (std::size_t i = 0; i < parameters.size(); ++i)

@@ -100,8 +100,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
 
   void average_in_one_bit(View values, StepMeter& step) {
     if (!model.compresses()) return;
-    step.compressed(exchange(),
-                    [&](auto& all) { all.all_reduce(values.as<float>()); });
+    step.adding_waits_of(
+        exchange(), [&](auto& all) { all.all_reduce(values.as<float>()); });
     multiply_by_mask(values.as<float>(), {0, model.size()});
   }
 

@@ -195,7 +195,7 @@ struct Engine::Impl final : exchange::GradientSink {
     return config.managed_gradient_accumulation;
   }
 
-  // ---- gradients in flight
+  // ---- gradients in flight, unless ZeRO has the window (make_window)
   bool begin(exchange::Backward which) override;
   void store(const exchange::GradientPart& part) override;
   bool send(std::size_t bucket) override;

@@ -26,10 +26,9 @@ class WaitMeter {
       for (const comm::Work& work : works) work.wait();
     });
   }
-  /// Adds the time that `exchange` itself has measured while `body(exchange)`
-  /// runs.
+  /// Runs `body(exchange)`, and adds the time that `exchange` waits in it.
   template <class Exchange, class Body>
-  void compressed(Exchange& exchange, Body&& body) {
+  void adding_waits_of(Exchange& exchange, Body&& body) {
     const double before = exchange.wait_seconds();
     body(exchange);
     seconds_ += exchange.wait_seconds() - before;

@@ -52,7 +52,7 @@ double WarmUp::average(View grads, double loss_scale,
     return exchange::sum_divisor(comm_, grads.dtype());
   }
   // A mean that is not finite makes all values NaN, which the step then sees.
-  meter.compressed(*few_bits_, [&](exchange::LowBitMean& mean) {
+  meter.adding_waits_of(*few_bits_, [&](exchange::LowBitMean& mean) {
     static_cast<void>(mean.average(
         {.values = grads, .units = units_, .loss_scale = loss_scale}));
   });

@@ -8,10 +8,10 @@
 namespace thinwire::exchange {
 
 /// Returns how many of `elements` elements travel together, in `bits` bits
-/// each, among `ranks` ranks. Messages have 16 KiB, within limits of 4 to 32
-/// buckets and at least 2^20 elements in each, 2^22 in 16 bits. Flat or
-/// hierarchical, a rank sends 1/ranks of a bucket to another one. ranks and
-/// bits >= 1. Local.
+/// each, among `ranks` ranks. Messages are 16 KiB long, unless that gives fewer
+/// than 4 or more than 32 buckets, or buckets below 2^20 elements (2^22 in 16
+/// bits). Flat or hierarchical, a rank sends 1/ranks of a bucket to another
+/// one. ranks and bits >= 1. Local.
 [[nodiscard]] std::size_t bucket_rule(std::size_t elements, int ranks,
                                       int bits) noexcept;
 

@@ -164,7 +164,7 @@ View LowBitAverage::average(const StepInput& in, bool begins_anew,
   const std::vector<comm::Work> exact =
       exchange::queue_sums(model_.comm, in.grads, model_.layout.exact,
                            model_.settings.exchange.bucket_elements);
-  step.compressed(exchange_->records, [&](auto& all) {
+  step.adding_waits_of(exchange_->records, [&](auto& all) {
     for (std::size_t k = 0; k < is_added_.size(); ++k) add(k);
     all.finish();
   });

@@ -95,7 +95,7 @@ void LocalUpdates::leave_out(std::span<const std::size_t> elements) {
 void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
                         StepMeter& step) {
   keep_momentum_of_resting_groups(in.grads, c);
-  step.compressed(momentum_.exchange.all(), [&](auto&) {
+  step.adding_waits_of(momentum_.exchange.all(), [&](auto&) {
     exchange({in.params, in.low_precision, in.final_range},
              [&](std::size_t b) { return own_input(b, in.grads, c); });
   });

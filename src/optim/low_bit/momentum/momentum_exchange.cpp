@@ -27,7 +27,7 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
     input.factor = form_.unit(b);
     return input;
   };
-  step.compressed(all(), [&](auto& all) {
+  step.adding_waits_of(all(), [&](auto& all) {
     const auto take = [&](std::size_t b, Signs mean) {
       apply(b, {.signs = form_.over_unit(mean, b)});
     };
@@ -38,7 +38,7 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
 
 void MomentumExchange::accept_early(const Apply& apply, StepMeter& step,
                                     const FinalRange& tell) {
-  step.compressed(all(), [&](auto& all) {
+  step.adding_waits_of(all(), [&](auto& all) {
     all.accept_early([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
                      model_.teller(tell));
   });

@@ -76,7 +76,8 @@ std::size_t MomentumParticipation::num_words(const Waiting& waiting) const {
 void MomentumParticipation::set(std::vector<std::uint8_t> elements) {
   elements_ = std::move(elements);
   waiting_.clear();
-  for (std::size_t b = 0; b < model_.num_blocks() && !elements_.empty(); ++b) {
+  for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
+    if (elements_.empty()) break;
     const Range& at = model_.block(b);
     Waiting waiting{.block = b};
     for (std::size_t i = 0; i < at.size; ++i)
@@ -128,9 +129,11 @@ std::vector<std::uint32_t> MomentumParticipation::exchange_late(
     if (waiting_[k].has_arrived()) set_bit(flags, k);
   flags = any_rank(model_.comm, step, flags);
   std::vector<std::uint32_t> words;
-  for (std::size_t k = 0; k < waiting_.size(); ++k)
-    for (std::size_t w = 0; is_set(flags, k) && w < num_words(waiting_[k]); ++w)
+  for (std::size_t k = 0; k < waiting_.size(); ++k) {
+    if (!is_set(flags, k)) continue;
+    for (std::size_t w = 0; w < num_words(waiting_[k]); ++w)
       words.push_back(waiting_[k].arrived(w));
+  }
   return any_rank(model_.comm, step, words);
 }
 
