@@ -157,6 +157,10 @@ void bind_methods(nb::class_<Settings>& kind) {
       .def("to_json", [](Self& self) { return self.get().to_json(); })
       .def("describe", [](Self& self) { return self.get().describe(); })
       .def("__copy__", [](Self& self) { return Settings(self.get()); })
+      .def(
+          "__deepcopy__",
+          [](Self& self, nb::handle /*memo*/) { return Settings(self.get()); },
+          "memo"_a)
       .def_static("from_json", &from_json, "text"_a)
       .def_static("from_file", &from_file, "path"_a);
 }

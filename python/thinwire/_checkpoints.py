@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import difflib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -159,7 +159,7 @@ def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
         elif name == "residuals":
             value = _member(_core.Residuals, name, value)
         elif name == "attachments":
-            value = list(dict(value).items())
+            value = list(_mapping(name, value).items())
         _set(chosen, name, value)
     return chosen
 
@@ -169,8 +169,10 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
     chosen = _core.LoadOptions()
     for name, value in _checked(given, chosen, "load"):
         if name == "rename":
-            value = list(dict(value).items())
+            value = list(_mapping(name, value).items())
         elif name in ("allow_missing", "ignore"):
+            if not isinstance(value, Iterable):
+                raise _not(name, "a str or a sequence of them", value)
             value = [value] if isinstance(value, str) else list(value)
         _set(chosen, name, value)
     return chosen
@@ -256,6 +258,16 @@ def _checked(
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise TypeError(f"{what}() got an unexpected option '{name}'{hint}")
     return list(given.items())
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _not(name, "a dict", value)
+    return value
+
+
+def _not(name: str, kind: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be {kind}, got {value!r} of {type(value).__name__}")
 
 
 def _set(options: Any, name: str, value: Any) -> None:

@@ -68,7 +68,7 @@ def save(
       saved too.
     options: asynchronous (engines only), durable, check_replicas, frozen; local_steps
       is "as_is" or "synchronize", residuals is "per_rank" or "mean", and attachments is
-      {name: bytes}.
+      {name: bytes}. "next_sync" acts like "as_is" here.
 
     Raises InvalidArgument if ranks differ where they must be equal. Raises Unavailable
     with path and cause if a file cannot be written, and FailedPrecondition inside a

@@ -11,12 +11,11 @@ class Error(RuntimeError):
 
     code = "Error"
 
-    def __init_subclass__(cls) -> None:
-        cls.code = cls.__name__
-
 
 class InvalidArgument(Error, ValueError):
     """An argument or option is outside its range. Nothing has changed."""
+
+    code = "InvalidArgument"
 
 
 class FailedPrecondition(Error):
@@ -24,9 +23,13 @@ class FailedPrecondition(Error):
     a call says that this rank gives up.
     """
 
+    code = "FailedPrecondition"
+
 
 class Unavailable(Error):
     """This build or machine lacks a requested feature or resource. Nothing has changed."""
+
+    code = "Unavailable"
 
 
 class CommFailure(Error, ConnectionError):
@@ -34,13 +37,19 @@ class CommFailure(Error, ConnectionError):
     closed.
     """
 
+    code = "CommFailure"
+
 
 class DeviceFailure(Error):
     """An accelerator failed. Its objects may only be closed."""
 
+    code = "DeviceFailure"
+
 
 class CorruptCheckpoint(Error):
     """A saved state is torn, altered, or of another model. Nothing has changed."""
+
+    code = "CorruptCheckpoint"
 
 
 class NonFinite(Error):
@@ -49,5 +58,18 @@ class NonFinite(Error):
     checkpoint.
     """
 
+    code = "NonFinite"
 
-BY_CODE: dict[str, type[Error]] = {kind.code: kind for kind in Error.__subclasses__()}
+
+BY_CODE: dict[str, type[Error]] = {
+    kind.code: kind
+    for kind in (
+        InvalidArgument,
+        FailedPrecondition,
+        Unavailable,
+        CommFailure,
+        DeviceFailure,
+        CorruptCheckpoint,
+        NonFinite,
+    )
+}

@@ -97,6 +97,14 @@ def test_refusals_of_save_and_load(comm: Any, tmp_path: Path) -> None:
     train(engine, range(1))
     with pytest.raises(TypeError, match="'durible'; did you mean 'durable'"):
         thinwire.save(tmp_path, engine, durible=True)
+    for name, given in (("attachments", 5), ("attachments", "abc")):
+        with pytest.raises(TypeError, match=f"{name} must be a dict, got {given!r}"):
+            thinwire.save(tmp_path, engine, **{name: given})
+    for name, given in (("rename", "abc"), ("ignore", 5)):
+        with pytest.raises(TypeError, match=f"{name} must be a .*got {given!r} of"):
+            thinwire.load(tmp_path, engine, **{name: given})
+    with pytest.raises(thinwire.InvalidArgument, match="residuals: must be 'per_rank'"):
+        thinwire.save(tmp_path, engine, residuals={})
     with pytest.raises(TypeError, match="did you mean 'weights_only'"):
         thinwire.load(tmp_path, engine, weight_only=True)
     with pytest.raises(thinwire.InvalidArgument, match="residuals: must be"):

@@ -100,11 +100,11 @@ def test_a_replaced_optimizer_lives_on() -> None:
 
 def test_copies_are_independent() -> None:
     config = _core.Config()
-    made = copy.copy(config)
-    made.optimizer.learning_rate = 0.5
-    made.zero.stage = 2
-    assert config.optimizer.learning_rate == 1e-3
-    assert config.zero.stage == 0
+    for made in (copy.copy(config), copy.deepcopy(config)):
+        made.optimizer.learning_rate = 0.5
+        made.zero.stage = 2
+        assert config.optimizer.learning_rate == 1e-3
+        assert config.zero.stage == 0
     options = _core.AdamOptions()
     copy.deepcopy(options).beta1 = 0.5
     assert options.beta1 == 0.9

@@ -247,6 +247,13 @@ def test_failures_are_classes_of_errors(
     assert errors.BY_CODE[raised.value.code] is kind
 
 
+def test_a_programs_own_error_has_the_code_of_its_kind() -> None:
+    class Own(errors.InvalidArgument):
+        pass
+
+    assert Own.code == "InvalidArgument"
+
+
 def test_layout_describes_itself() -> None:
     made = layout()
     assert made.names == ["w", "empty", "b", "s"]

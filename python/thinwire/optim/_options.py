@@ -391,7 +391,7 @@ def _freeze_step(value: Any) -> int:
 
 def _member(kind: Any, name: str, value: Any) -> Any:
     members = {member.name: member for member in kind}
-    if value not in members:
+    if not isinstance(value, str) or value not in members:
         known = " or ".join(f"'{key}'" for key in members)
         raise InvalidArgument(f"{name}: must be {known}, got {value!r}")
     return members[value]
