@@ -181,7 +181,7 @@ void Saver::Impl::take_snapshot(Root::Contents& all) {
     all.files[i] = snapshot_of(all.files[i], snapshots[i]);
 }
 
-// What it writes is copied, so that the caller may continue.
+// Writes on another thread. `contents` are copies, so the caller may continue.
 void Saver::Impl::begin(Root& to, Root::Contents contents) {
   is_writing = true;
   writer = std::thread([this, &to, all = std::move(contents)]() mutable {

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+#include <variant>
+
 #include "config/fields.h"
 #include "config/sections.h"
 #include "config/type_names.h"
@@ -49,6 +52,8 @@ void read_optimizer(const Reader& file, Config& config) {
       optim::AdamOptions{},        optim::LambOptions{},
       optim::OnebitAdamOptions{},  optim::OnebitLambOptions{},
       optim::ZeroOneAdamOptions{}, lean::LeanOnebitAdamOptions{}};
+  static_assert(std::extent_v<decltype(all)> ==
+                std::variant_size_v<OptimizerConfig>);
   config.optimizer = all[index];
   std::visit(
       [&]<class Options>(Options& options) {

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+#include <variant>
+
 #include "config/fields.h"
 #include "config/sections.h"
 #include "config/type_names.h"
@@ -34,9 +37,10 @@ void read_schedule(const Reader& file, Config& config) {
         .reject("schedule", "left out if scheduler is given");
   std::size_t index = 0;
   section.choice("type", index, Choices<std::size_t>(kSchedulerTypes));
-  const decltype(config.schedule.shape) all[] = {
-      WarmupAndDecay{}, WarmupLr{}, WarmupDecayLr{},
-      WarmupCosineLr{}, OneCycle{}, LrRangeTest{}};
+  using Shape = decltype(config.schedule.shape);
+  const Shape all[] = {WarmupAndDecay{}, WarmupLr{}, WarmupDecayLr{},
+                       WarmupCosineLr{}, OneCycle{}, LrRangeTest{}};
+  static_assert(std::extent_v<decltype(all)> == std::variant_size_v<Shape>);
   config.schedule.shape = all[index];
   std::visit([&](auto& shape) { shape_fields(params, shape); },
              config.schedule.shape);

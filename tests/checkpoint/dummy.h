@@ -20,8 +20,8 @@ struct Dummy {
   std::int64_t tag = 0;
 };
 
-/// What this rank writes of it: three small tensors, on rank 0 weights and an
-/// attachment too.
+/// Returns this rank's part of a save: three small tensors, and on rank 0
+/// weights and an attachment, too.
 [[nodiscard]] checkpoint::Root::Contents dummy_contents(
     const comm::Communicator& comm, const Dummy& dummy);
 

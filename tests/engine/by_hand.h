@@ -231,7 +231,7 @@ class Sharded {
     }
     engine.end_backward();
   }
-  /// Those that have no gradient on this rank.
+  /// Returns the parameters that have no gradient on this rank.
   [[nodiscard]] std::set<std::size_t> unused() const {
     std::set<std::size_t> all;
     for (std::size_t k = 0; k < layout.parameters().size(); ++k)

@@ -8,8 +8,9 @@
 
 #include "support/kernel_cases.h"
 
-/// What kernels compute, told without the reference: every example is held
-/// against `ref` and against the kernels for every target of this machine.
+/// Parts of tests that state results of kernels without the reference. Every
+/// example is held against `ref` and against the kernels for every target of
+/// this machine.
 namespace thinwire::test {
 
 /// `Kernels` has pointers to some kernels.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the compressed stage leaves exact, and how it clips.
+// This file tests the exact parts of the compressed stage, and its clipping.
 #include <gtest/gtest.h>
 
 #include <cmath>

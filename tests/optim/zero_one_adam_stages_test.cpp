@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What 0/1 Adam sends when, and where ranks are equal.
+// This file tests what 0/1 Adam sends in each stage, and when ranks are equal.
 #include <gtest/gtest.h>
 
 #include <string>

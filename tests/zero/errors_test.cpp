@@ -59,7 +59,7 @@ void with_pairs(const std::function<void(ZeroRun&, Pair&)>& body) {
   });
 }
 
-// What the window itself refuses is in tests/exchange.
+// The errors of the window itself are tested in tests/exchange.
 TEST(ZeroErrors, AStepComesBetweenBackwards) {
   with_pairs([](ZeroRun& run, Pair& pair) {
     ZeroOptimizer& zero = *run.optimizer;

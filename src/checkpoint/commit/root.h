@@ -90,7 +90,7 @@ class Root {
     std::uint64_t bytes = 0;
     std::int64_t save_index = 0;
   };
-  /// Of all ranks' files.
+  /// Returns the bytes of all ranks' files. Collective.
   [[nodiscard]] std::uint64_t total_bytes(const Contents& contents) const;
   /// ROOT/step-<manifest.step>; one that is there is replaced.
   Committed write(Contents contents);

@@ -38,8 +38,8 @@ class FileLock final : public FileSystem::Lock {
   std::unique_ptr<posix::PosixFile> file_;
 };
 
-// Returns the text that the holder wrote, or an empty one if it has not written
-// yet.
+// Returns the text that the holder wrote, or "another process" if it has not
+// written yet.
 std::string holder(posix::PosixFile& file) {
   std::array<std::byte, 256> bytes{};
   const std::size_t count = file.read_at(0, bytes);

@@ -173,8 +173,9 @@ void weights(Manifest& m, const Place& at, const Json& value) {
 void version(Manifest&, const Place& at, const Json& value) {
   const auto& two = array(at, value);
   if (two.size() != 2) at.fail(value, "is not a pair of numbers");
+  const std::int64_t major = integer(at, two[0], 0, 1 << 30);
   static_cast<void>(integer(at, two[1], 0, 1 << 30));
-  if (integer(at, two[0], 0, 1 << 30) != kManifestMajor)
+  if (major != kManifestMajor)
     at.fail(value, fmt::format("of the format: this version of Thinwire reads "
                                "[{}, ...]",
                                kManifestMajor));

@@ -291,7 +291,7 @@ TEST(CraftedCheckpoint, CountsThatCouldWrapAroundAreRefusedByName) {
         }
       }
     });
-  EXPECT_EQ(tried.size(), 10u);  // but for clip_reference
+  EXPECT_EQ(tried.size(), 10u);  // all except clip_reference
 }
 
 // The engine checks its own values before the optimizer changes.
