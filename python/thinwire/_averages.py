@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who averages the gradients of a parameter: one of the optimizers, or a hook of DDP
-or FSDP2.
-"""
+"""Who averages a parameter's gradients: an optimizer, or a hook of DDP or FSDP2."""
 
 from __future__ import annotations
 

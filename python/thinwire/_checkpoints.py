@@ -78,9 +78,7 @@ class Loaded(_Report):
 
     @classmethod
     def of(cls, native: _core.LoadReport, rank: int) -> Loaded:
-        """Takes the fields of the native report, and the own values of `rank`. Leaders
-        have saved those of their hosts' ranks.
-        """
+        """Takes the report; leaders have saved the own values of their hosts' ranks."""
         own_of_ranks = _divided([tensors(own) for own in native.own_of_ranks])
         return cls(
             **_report_fields(native),
@@ -114,9 +112,7 @@ Saved = _core.SaveReport | SavedByLeader
 
 
 def own_of_host(ranks: Sequence[int], own: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the own values that a leader saves for the ranks of its host. Its own are
-    the first.
-    """
+    """Returns the own values that a leader saves, which are the first, for its host."""
     followers = dict(zip(ranks[1:], own[1:], strict=True))
     return {**own[0], _OF_FOLLOWERS: packed((ranks[0], followers))}
 
@@ -149,9 +145,7 @@ def unpacked(text: str) -> Any:
 
 
 def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
-    """Returns the options. Raises TypeError for an unknown name, with the nearest one,
-    and InvalidArgument for a value.
-    """
+    """Returns the options. Raises TypeError naming the nearest, or InvalidArgument."""
     chosen = _core.SaveOptions()
     for name, value in _checked(given, chosen, "save"):
         if name == "local_steps":
@@ -179,9 +173,7 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
 
 
 def random_state_in(found: Found) -> torch.Tensor | None:
-    """Returns the saved state of torch's CPU generator, if there is one. Local. Raises
-    CorruptCheckpoint if this torch cannot use it.
-    """
+    """Returns the saved state of torch's CPU generator. Raises CorruptCheckpoint."""
     saved = found.own.get(RANDOM)
     if saved is None:
         return None
@@ -196,9 +188,7 @@ def random_state_in(found: Found) -> torch.Tensor | None:
 
 
 def finish_load(found: Loaded, *, sets_random_state: bool) -> LoadReport:
-    """Takes this package's values out of a report, and sets torch's CPU generator.
-    Local.
-    """
+    """Removes this package's values from a report, and sets the random state."""
     state = random_state_in(found) if sets_random_state else None
     if state is not None:
         torch.set_rng_state(state)

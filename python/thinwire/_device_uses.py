@@ -290,8 +290,7 @@ def used_by_optimizer(rank: int, device: torch.device) -> str:
 
 
 def _used(step: Callable[[], None], device: torch.device) -> str:
-    """Returns what a step uses after three others. It begins with "differs" if a step waits
-    more than once, copies synchronously, or keeps memory."""
+    """Returns what a step uses, with "differs" before more than a step may use."""
     for _ in range(3):
         step()
     torch.accelerator.synchronize()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that TensorBoard reads: records of TensorFlow, each an Event in protobuf.
-
-Only scalars are written, so neither TensorBoard nor a protobuf package is needed.
-"""
+"""The file that TensorBoard reads: an Event in protobuf per scalar."""
 
 from __future__ import annotations
 
@@ -56,10 +53,7 @@ def _message(field: int, content: bytes) -> bytes:
 
 
 class EventFile:
-    """Scalars in `directory`/events.out.tfevents.`suffix`, which is written anew.
-
-    Raises Unavailable if the file cannot be written.
-    """
+    """Scalars in `directory`/events.out.tfevents.`suffix`. Raises Unavailable."""
 
     def __init__(self, directory: str, suffix: str) -> None:
         try:

@@ -13,10 +13,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def forward(comm: _core.Communicator) -> None:
-    """Passes on what the library has logged: on rank 0 all of it, elsewhere warnings.
-
-    Ranks that are threads share their lines, so each passes on all that it finds.
-    """
+    """Logs the library's lines; other ranks than 0 pass on warnings only."""
     everything = comm.rank == 0 or comm.backend == "local"
     for level, text in _core.take_log():
         number = _LEVELS[level]

@@ -38,13 +38,7 @@ Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class FlatMemory:
-    """One array of parameters, `params`, and one of gradients, `grads`.
-
-    Parameter k begins at the layout's offsets[k] in both. Backward writes where a step
-    reads, so nothing is copied in between. Elements between parameters are 0. fp32
-    parameters beside 16-bit ones are the last ones, and have arrays of their own:
-    `wide_params` and `wide_grads`. Their elements continue the numbering.
-    """
+    """One array of parameters and one of gradients; fp32 beside 16 bits are last."""
 
     is_staged = False
     """Whether parameters stay on another device."""
@@ -57,11 +51,7 @@ class FlatMemory:
         keeps_gradients: bool = True,
         num_wide: int = 0,
     ) -> None:
-        """Copies the parameters' values, rounded to `dtype`, except the last `num_wide`,
-        which are fp32. Local. There is at least one parameter, and all are on one device.
-        They do not change until give_homes(). Without `keeps_gradients` there is no
-        array of gradients.
-        """
+        """Copies the values, rounded to `dtype` except the last `num_wide`. Local."""
         self.parameters = list(parameters)
         self.names = layout.names
         self.keeps_gradients = keeps_gradients
@@ -96,9 +86,7 @@ class FlatMemory:
         return sum(array.nbytes for array in arrays)
 
     def marks(self) -> Marks | None:
-        """Returns the object that sees whether the program has written into parameters;
-        None if there is nothing to see.
-        """
+        """Returns what sees that the program has written into parameters."""
         return Marks(self.params, self.wide_params)
 
     @property
@@ -162,9 +150,7 @@ class FlatMemory:
         return self.home()
 
     def take_in_written(self) -> None:
-        """Copies to the arrays what the program has written into parameters. On the CPU
-        they have it already. Local.
-        """
+        """Copies what the program has written; on the CPU it is there already."""
 
     def give_homes(self) -> None:
         """Makes parameters views of the values that `params` has now, the first time."""
@@ -226,9 +212,7 @@ class FlatMemory:
                 parameter.grad = view.detach()
 
     def final_range(self) -> Callable[[int, int], None] | None:
-        """Returns the function that a step calls with elements that are final; None if
-        nobody waits for them.
-        """
+        """Returns what a step calls with elements that are final, if anything."""
         return None
 
     def note_written(self) -> None:
@@ -290,10 +274,7 @@ def _alone(view: torch.Tensor) -> torch.Tensor:
 def _apart(
     gradient: torch.Tensor | None, view: torch.Tensor, written: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
-    """Returns a copy if the gradient lies in the arrays `written` at another place than
-    `view`, because copying others would change it. Otherwise returns the gradient
-    itself.
-    """
+    """Returns a copy if it lies elsewhere in the arrays, which copies would change."""
     if gradient is None or _is_same_memory(gradient, view):
         return gradient
     at = gradient.data_ptr()

@@ -21,11 +21,7 @@ class Monitor(Protocol):
 
 
 class CsvFiles:
-    """Files like DeepSpeed's: DIRECTORY/Train_Samples_lr.csv, with a line "at,value"
-    each.
-
-    Raises Unavailable if a file cannot be written.
-    """
+    """DeepSpeed's DIRECTORY/Train_Samples_lr.csv and so on. Raises Unavailable."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -63,11 +59,7 @@ SECTIONS = tuple(_KINDS)
 
 
 def monitors_of(config: Mapping[str, Any]) -> list[Monitor]:
-    """Returns the monitors of a configuration's sections "tensorboard" and
-    "csv_monitor". Each writes to output_path/job_name. Local.
-
-    Raises InvalidArgument naming the key, and Unavailable if one cannot be made.
-    """
+    """Returns the configuration's monitors. Raises InvalidArgument or Unavailable."""
     return [
         _KINDS[section](directory)
         for section in SECTIONS

@@ -20,9 +20,7 @@ def require_utf8(what: str, text: str) -> None:
 
 
 def path_of(what: str, path: Any) -> str:
-    """Returns the path. Raises InvalidArgument for a value that is no path, and for one
-    that is empty, has no UTF-8 or has a NUL.
-    """
+    """Returns the path. Raises InvalidArgument for what no file can be named."""
     if not isinstance(path, (str, bytes, os.PathLike)) or not os.fspath(path):
         raise InvalidArgument(f"{what}: must be a path, got {path!r:.60}")
     text = os.fsdecode(path)

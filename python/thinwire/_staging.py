@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters on a device, with their values and gradients in flat arrays on the host.
-
-This uses only what torch has for every device: streams, events, pinned memory and copies.
-Arithmetic, exchange and states are on the host, so results have the bits of the CPU.
-"""
+"""Parameters on a device, with their values and gradients in arrays on the host."""
 
 from __future__ import annotations
 
@@ -25,11 +21,7 @@ _told: set[str] = set()
 
 
 class Staging:
-    """Copies between tensors of a device and arrays on the host, on a stream of its own.
-
-    If the device has no streams or no pinned memory, it waits for every copy, and logs a
-    warning once.
-    """
+    """Copies on a stream of its own; synchronous ones if the device has none."""
 
     def __init__(self, device: torch.device) -> None:
         """Makes the stream. Local."""
@@ -120,11 +112,7 @@ class Staging:
 
 
 class StagedMemory(FlatMemory):
-    """FlatMemory whose parameters stay on their device.
-
-    It sees that the program has written into a parameter by the parameter's version. All
-    in-place operations count it up, except those on `parameter.data`.
-    """
+    """FlatMemory on another device; parameters' versions tell of external writes."""
 
     is_staged = True
     was_edited: bool
@@ -163,11 +151,7 @@ class StagedMemory(FlatMemory):
         return StagedMarks(self)
 
     def look(self) -> bool:
-        """Copies to the arrays what the program has written into parameters since
-        note_written(). Returns whether it has written any. Local.
-
-        Raises FailedPrecondition like home().
-        """
+        """Copies what was written since note_written(), and returns if anything was."""
         written = [
             k
             for k, parameter in enumerate(self.parameters)
@@ -198,9 +182,7 @@ class StagedMemory(FlatMemory):
         return self._send_final
 
     def note_written(self) -> None:
-        """Sends all parameters to the device that the step has not sent yet, except those
-        that were moved, which look() rejects.
-        """
+        """Sends what the step has not sent, except what look() will reject."""
         self._send(k for k, missing in enumerate(self._missing) if missing >= 0)
         self._missing = [view.numel() for view in self._values]
         self.was_edited = False
@@ -283,8 +265,7 @@ class StagedMarks(Marks):
 
 
 def pinned_bytes(size: int) -> int:
-    """Returns what torch's allocator of pinned memory takes for `size` bytes, a power of
-    two."""
+    """Returns the power of two that torch's allocator takes for `size` bytes."""
     return 1 << (size - 1).bit_length() if size > 0 else 0
 
 

@@ -67,9 +67,7 @@ def tree_of(source: Source) -> Mapping[str, Any]:
 
 
 def named_backend(source: Any) -> str | None:
-    """Returns the comm_backend_name of a configuration. Local. Returns None if there is
-    none, and for a source that read_config() will reject.
-    """
+    """Returns comm_backend_name, if the source is valid and has it. Local."""
     if isinstance(source, _core.Config):
         name = source.comm.backend.name
         return None if name == "unset" else name
@@ -82,9 +80,7 @@ def named_backend(source: Any) -> str | None:
 
 
 def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> None:
-    """Logs a line for every key without effect, except sections that another package
-    follows. Local; call it on rank 0.
-    """
+    """Logs a line for each key without effect that nobody else follows. Local."""
     for note in notes:
         if not note.is_supported and note.path not in followed:
             logger.info("configuration: %s", note)

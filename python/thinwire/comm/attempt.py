@@ -46,9 +46,7 @@ def _ask(store: Store, own: str, rank: int, timeout: timedelta) -> str:
 
 
 def _answer(store: Store, attempt: str, size: int, timeout: timedelta) -> str:
-    """Answers the other ranks, on rank 0, until each has received its answer. Answers
-    to dead ranks do no harm.
-    """
+    """Answers the other ranks until each has its answer; dead ones do no harm."""
     end = time.monotonic() + timeout.total_seconds()
     answered: set[bytes] = set()
     while late := [

@@ -81,9 +81,7 @@ def require_group(process_group: Any) -> None:
 
 
 def choice_of_backend() -> str:
-    """Returns THINWIRE_COMM, "" if it is not set. Raises InvalidArgument for a name that
-    there is not.
-    """
+    """Returns THINWIRE_COMM, or "". Raises InvalidArgument for an unknown name."""
     choice = os.environ.get("THINWIRE_COMM", "")
     if choice and choice not in _CHOICES:
         raise InvalidArgument(
@@ -147,9 +145,7 @@ def _over_group(
 
 
 def transport_of(comm: _core.Communicator) -> ProcessGroupTransport | None:
-    """Returns the transport of a communicator over several ranks of torch.distributed,
-    and None for others. Local.
-    """
+    """Returns the transport over torch.distributed, or None if it is another one."""
     found = _transports.get(comm)
     return None if found is None else found()
 
@@ -167,9 +163,7 @@ def _alone(timeout: float | datetime.timedelta | None) -> _core.Communicator:
 
 
 def launched_ranks() -> int:
-    """Returns the number of ranks from torchrun's, mpirun's or srun's variables; 1
-    without a launcher.
-    """
+    """Returns the number of ranks from a launcher's variables, or 1."""
     names = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
     values = [os.environ.get(name, "") for name in names]
     return max([int(value) for value in values if value.isdecimal()], default=1)

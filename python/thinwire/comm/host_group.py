@@ -97,9 +97,7 @@ class HostGroup:
             torch.accelerator.set_device_index(before)
 
     def reduce(self, flat: torch.Tensor) -> None:
-        """Adds up `flat`, a contiguous tensor of the device, on the leader. Collective
-        in the host. Done for operations that the current stream gets later.
-        """
+        """Queues the sum of `flat` for the leader. Collective in the host."""
         with self.waiting("a sum"):
             dist.reduce(flat, group_dst=0, group=self._group)
         self._note_queued()
@@ -112,11 +110,7 @@ class HostGroup:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Limits the time within it to the time-out.
-
-        Raises CommFailure if another rank has died or given up, if the time is over, or
-        if anything within it raises RuntimeError.
-        """
+        """Raises CommFailure if the body fails, or takes longer than the time-out."""
         self._require_alive()
         self._what, self._began = what, time.monotonic()
         try:
@@ -134,9 +128,7 @@ class HostGroup:
         self._require_alive()
 
     def look(self) -> bool:
-        """Ends the device's group if its ranks wait in vain, or if a rank has died that
-        a queued operation needs. Returns whether to look again.
-        """
+        """Ends the device's group if its ranks wait in vain, or one has died."""
         began = self._began
         if began is None:
             # The program itself may wait for the operation, anywhere.
@@ -157,9 +149,7 @@ class HostGroup:
         return self._failure is None
 
     def close(self) -> None:
-        """Ends the watch and the communicators. Local. The device's group stays for
-        the next engine.
-        """
+        """Ends the watch and the communicators. The device's group stays."""
         self._failure = self._failure or "it is closed"
         self._queued = None
         for _, descriptor in self._processes:
@@ -229,12 +219,7 @@ def host_group_for(
     ranks_per_host: int,
     preferred: str = "",
 ) -> HostGroup | None:
-    """Returns the group of this rank's host. Collective, over all ranks of `comm`.
-
-    Returns None unless several hosts hold several ranks each. All must be on devices of
-    one kind that has a process group. `preferred` names the backend, if it is there and
-    serves the device.
-    """
+    """Returns this host's group, or None if leaders would save nothing. Collective."""
     transport = transport_of(comm)
     if transport is None:
         return None
@@ -258,19 +243,14 @@ def host_group_for(
 
 
 def threads_of_leader(asked: int, leaders: int = 1) -> int:
-    """Returns with how many threads a leader computes. That is as many as asked for, or all
-    cores that it may use, divided by the leaders of its machine. Returns 0 if
-    THINWIRE_NUM_THREADS says it. Local.
-    """
+    """Returns the threads of a leader; 0 if THINWIRE_NUM_THREADS says it. Local."""
     if asked > 0 or os.environ.get("THINWIRE_NUM_THREADS"):
         return asked
     return min(max(1, len(os.sched_getaffinity(0)) // leaders), _MOST_THREADS)
 
 
 def leaders_here(between: _core.Communicator) -> int:
-    """Returns how many leaders are on this machine. It is 1 unless the program says how
-    many ranks are on a host. Collective over `between`.
-    """
+    """Returns how many leaders are on this machine. Collective over `between`."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -279,9 +259,7 @@ def leaders_here(between: _core.Communicator) -> int:
 
 
 def _backend_for(group: dist.ProcessGroup, device: torch.device, preferred: str) -> str:
-    """Returns the name of the device's process group: the preferred one, otherwise that
-    of `group`, otherwise torch's default. Returns "" if there is none. Local.
-    """
+    """Returns the name of the device's process group; "" if there is none. Local."""
     serves = dist.Backend.backend_capability.get(preferred, ())
     if device.type in serves and dist.is_backend_available(preferred):
         return preferred
@@ -300,9 +278,7 @@ def _backend_for(group: dist.ProcessGroup, device: torch.device, preferred: str)
 def _open_processes(
     inside: _core.Communicator, ranks: list[int], own: int
 ) -> list[tuple[int, int]]:
-    """Returns the other ranks and descriptors of their processes. Collective. Ranks in
-    another name space of processes are left out; only the time-out finds that they died.
-    """
+    """Returns other ranks and their processes, if they can be watched. Collective."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:

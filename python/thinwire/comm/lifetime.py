@@ -50,9 +50,7 @@ def _close_all() -> None:
 
 
 def keep_in_children(group: T) -> T:
-    """Returns `group`, which no child of os.fork() ends. Otherwise torch would wait
-    there for threads that only the parent has, or end the process.
-    """
+    """Returns `group`, which no child of os.fork() ends; it lacks the threads."""
     _groups.add(group)
     return group
 

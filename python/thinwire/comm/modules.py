@@ -78,9 +78,7 @@ def local_gradients(ddp: DistributedDataParallel) -> None:
 def register_hook(
     caller: str, ddp: DistributedDataParallel, state: object, hook: Any
 ) -> None:
-    """Registers a communication hook of DDP. Local. Raises FailedPrecondition naming
-    `caller` if there is one already.
-    """
+    """Registers a hook of DDP. Raises FailedPrecondition if there is one already."""
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:

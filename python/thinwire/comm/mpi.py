@@ -98,9 +98,7 @@ class _MpiChannel:
             self._reasons[status.Get_source()] = text.decode(errors="replace")
 
     def _abandon(self, receives: list[Any], requests: list[Any]) -> None:
-        """Cancels receives, so that nothing arrives in memory that the caller uses
-        again.
-        """
+        """Cancels receives, because the caller uses their memory again."""
         for request in receives:
             if not request.Test():
                 request.Cancel()

@@ -91,9 +91,7 @@ class ProcessGroupTransport(ChannelTransport):
 
 
 class _GlooChannel:
-    """A channel through the group's own send() and recv(), which take half the
-    processor time of torch.distributed.isend() and irecv().
-    """
+    """A channel through the group's own send() and recv(), which cost half."""
 
     def __init__(self, group: Any, store: Store, rank: int) -> None:
         self.given_up: str | None = None
@@ -155,9 +153,7 @@ class _GlooChannel:
         self._close_connections()
 
     def look(self) -> bool:
-        """Ends exchanges in flight if a rank has given up. Returns whether to look
-        again.
-        """
+        """Ends exchanges in flight if a rank has given up. True: look again."""
         now = time.monotonic()
         if all(now - begin < LOOK_SECONDS for begin in list(self._begun.values())):
             return True
@@ -176,9 +172,7 @@ class _GlooChannel:
         return self._first_to_give_up
 
     def _close_connections(self) -> None:
-        """Ends every exchange in flight. gloo's abort() does nothing, but a wait that
-        times out closes all connections of the group.
-        """
+        """Ends all exchanges by a wait that times out, since abort() does nothing."""
         never = torch.empty(1, dtype=torch.uint8)
         for peer in range(self._group.size()):
             if peer == self._rank:
@@ -199,9 +193,7 @@ class Watched(Protocol):
 
 
 def watch(watched: weakref.ref[Watched]) -> None:
-    """Starts a thread that calls look(). A closed connection interrupts only those
-    ranks that wait for its rank; the thread interrupts the others.
-    """
+    """Starts a thread that calls look(), to interrupt waits for living ranks."""
 
     def run() -> None:
         while not _is_ending.wait(LOOK_SECONDS):
@@ -234,10 +226,7 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
-    """Returns a part of the store. Names are counted per group and rank. A second
-    group, or one after another has been closed, thus does not find the first one's
-    addresses.
-    """
+    """Returns a part of the store that no other group of these ranks has had."""
     try:
         store = group.get_group_store()
         count = store.add(f"thinwire/groups/{rank}", 1)
@@ -249,9 +238,7 @@ def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
 
 
 def _meet(store: Store, rank: int, size: int, seconds: float) -> None:
-    """Waits for all ranks. gloo alone would report that something timed out, but not
-    which rank it waited for.
-    """
+    """Waits for all ranks; gloo alone would not name those that are missing."""
     end = time.monotonic() + seconds
     here = [f"here/{peer}" for peer in range(size)]
     try:
@@ -274,16 +261,12 @@ def _meet(store: Store, rank: int, size: int, seconds: float) -> None:
 
 
 def _parts(data: torch.Tensor) -> list[torch.Tensor]:
-    """Cuts the last byte off a long message. If a connection closes, gloo does not
-    interrupt a message of which a part has come. The last byte is one that has not.
-    """
+    """Cuts off the last byte; gloo does not interrupt a message that has begun."""
     return [data] if data.numel() < _LONG else [data[:-1], data[-1:]]
 
 
 def _tag(salt: int, size: int) -> int:
-    """Returns a tag that contains the size. A message of another size finds no receive,
-    and times out with a name. If it found one, gloo would end the process.
-    """
+    """Returns a tag for the size, since gloo ends the process if sizes differ."""
     return (salt ^ size * 40503) & 0x3FFFFFFF
 
 
@@ -302,9 +285,7 @@ def _gave_up(rank: int) -> str:
 
 
 def _short(error: Exception) -> str:
-    """Returns the connection and its failure from a text such as "[.../pair.cc:534]
-    Connection closed by peer [10.0.0.1]:31337. This is typically ...".
-    """
+    """Returns the connection and its failure out of a text of gloo's."""
     first = next(iter(str(error).splitlines()), "")
     return (
         re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0][:200]

@@ -20,17 +20,13 @@ class Broken(Exception):
     """A channel could not move the messages of some peers."""
 
     def __init__(self, peers: list[int], cause: str | None) -> None:
-        """Makes the exception; `cause` is the connection's text, or None at the time
-        limit.
-        """
+        """Makes the exception; a `cause` of None is the time limit."""
         super().__init__(peers, cause)
         self.peers, self.cause = peers, cause
 
 
 class Channel(Protocol):
-    """Moves bytes between processes; its ranks are those of all parts of a group. Every
-    part has a thread of its own, so several may call it at a time.
-    """
+    """Moves bytes between processes. Several threads may call it."""
 
     given_up: str | None
     """Why this process gave up."""
@@ -38,9 +34,7 @@ class Channel(Protocol):
     def move(
         self, receives: Messages, sends: Messages, salt: int, seconds: float
     ) -> None:
-        """Returns when all messages are done; raises Broken. A message matches the one
-        of the same peer, size and salt.
-        """
+        """Returns when all are done. Messages match by peer, size and salt."""
 
     def reason_of(self, peer: int) -> str | None:
         """Returns why that rank gave up, if it did."""
@@ -50,9 +44,7 @@ class Channel(Protocol):
 
 
 class Transport(Protocol):
-    """Moves bytes for _core.over(). One thread at a time calls exchange(), and the
-    memory views are valid during the call.
-    """
+    """Moves bytes for _core.over(), called by one thread at a time."""
 
     name: str
     rank: int
@@ -73,9 +65,7 @@ class Transport(Protocol):
 
 
 class ChannelTransport:
-    """A Transport over a channel. split() makes parts that see the same channel through
-    a list of members, and have tags of their own.
-    """
+    """A Transport over a channel, which the parts of split() share."""
 
     def __init__(self, name: str, channel: Channel, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size

@@ -13,8 +13,7 @@ class ModuleBuffers:
     """Dense buffers. If several names share one, only the first name counts."""
 
     def __init__(self, module: torch.nn.Module, comm: _core.Communicator) -> None:
-        """Collective. Raises InvalidArgument on all ranks if they have buffers of other
-        names, types or shapes."""
+        """Raises InvalidArgument on all ranks if their buffers differ. Collective."""
         self._comm = comm
         self._buffers: list[tuple[torch.nn.Module, str]] = []
         lines, seen = [], set()
@@ -35,10 +34,7 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def make_equal(self, how: _core.Buffers) -> None:
-        """Makes buffers equal on all ranks, except for as_they_are. Collective if there
-        are any. Integers, flags and complex numbers always become rank 0's. Means are
-        formed in float64, in the order of ranks.
-        """
+        """Makes buffers equal; only floats are averaged, in float64. Collective."""
         if self._comm.size == 1 or how == _core.Buffers.as_they_are:
             return
         buffers = [b for b in self._tensors() if b.numel() > 0]
@@ -50,10 +46,7 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def send_frozen(self, module: torch.nn.Module, trained: list[torch.Tensor]) -> None:
-        """Sends rank 0's untrained parameters to all ranks. Collective.
-
-        Raises InvalidArgument on all ranks if they differ in names, types or shapes.
-        """
+        """Sends rank 0's untrained parameters, or raises on all. Collective."""
         known = {id(tensor) for tensor in trained}
         frozen = {
             name: parameter.detach()

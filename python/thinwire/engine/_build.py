@@ -55,11 +55,7 @@ def make_plan(
     training_data: Any,
     has_scheduler: bool,
 ) -> Plan:
-    """Returns the plan. Local, unless `optimizer` makes one of Thinwire's.
-
-    Raises InvalidArgument, TypeError, FailedPrecondition or Unavailable, like
-    Config.validate; nothing of the model has changed then.
-    """
+    """Returns the plan; nothing changes. Local, unless `optimizer` makes Thinwire's."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(
             f"model: must be a torch.nn.Module, got {type(model).__name__}"
@@ -97,9 +93,7 @@ def make_plan(
 
 
 def require_shareable(dataset: Any, batch_size: int) -> None:
-    """Checks the arguments. Local. Raises InvalidArgument for a dataset or size that
-    cannot be divided.
-    """
+    """Raises InvalidArgument for a dataset or size that cannot be divided. Local."""
     if isinstance(dataset, IterableDataset):
         raise InvalidArgument(
             "training_data: an IterableDataset cannot be shared out by index; make a "
@@ -167,12 +161,7 @@ def make_parts(
     experts: Experts,
     hosts: HostGroup | None = None,
 ) -> tuple[Core, EngineMemory, ModuleBuffers]:
-    """Makes the native engine, and makes the module's parameters views of its memory.
-    Collective. Parameters get rank 0's values, frozen ones too. Experts get those of
-    the first rank that holds them, and buffers are as configured.
-
-    Raises InvalidArgument on all ranks if they differ; nothing has changed then.
-    """
+    """Makes the engine and its memory, with rank 0's values, or raises. Collective."""
     config, places = plan.config, plan.places
     dtype = TYPES[config.precision.dtype]
     layout = _core.Layout(

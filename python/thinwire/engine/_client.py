@@ -24,16 +24,10 @@ _INSTEAD = (
 
 
 class Client:
-    """A torch optimizer as the C++ side calls it. It receives the exact average of the
-    ranks' gradients, clipped and without the loss scale. Its own step() then has the
-    same bits on every rank.
-
-    Its parameters are fp32 meanwhile: the engine's own, or the masters of 16 bits.
-    """
+    """A torch optimizer as the C++ side calls it, with exact averages in fp32."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Local. Raises InvalidArgument for an optimizer that needs a closure or sparse
-        gradients."""
+        """Raises InvalidArgument for a closure or sparse gradients. Local."""
         kind = type(optimizer)
         self.optimizer = optimizer
         self.name = f"{kind.__module__}.{kind.__qualname__}"
@@ -70,10 +64,7 @@ class Client:
                 )
 
     def tell(self, config: _core.Config) -> None:
-        """Writes into the configuration what the C++ side needs to know of it. Local.
-
-        Raises InvalidArgument naming a setting that cannot be combined with it.
-        """
+        """Writes rates into the configuration. Raises InvalidArgument. Local."""
         allowed: list[tuple[str, Any, Any]] = [
             ("zero_optimization.stage", config.zero.stage, 0),
             ("thinwire.semantics", config.semantics, _core.Semantics.corrected),
@@ -149,10 +140,7 @@ class Client:
         return file.getvalue()
 
     def check(self, packed: bytes) -> tuple[dict[Any, Any], Groups]:
-        """Returns what load_state_dict() makes of it; nothing has changed. Local.
-
-        Raises CorruptCheckpoint.
-        """
+        """Returns what load_state_dict() makes of it. Raises CorruptCheckpoint."""
         try:
             saved = torch.load(io.BytesIO(packed), weights_only=True)
             names, state = saved["names"], saved["state"]
@@ -182,9 +170,7 @@ class Client:
         return loaded
 
     def take(self, loaded: tuple[dict[Any, Any], Groups]) -> None:
-        """Applies what check() returned. Local. Groups and states stay the objects that
-        schedulers and engine.optimizer know.
-        """
+        """Applies what check() returned; groups and states stay the same objects."""
         state, groups = loaded
         self._state.clear()
         self._state.update(state)
@@ -196,20 +182,14 @@ class Client:
     # ---- called by the engine
 
     def raise_error(self, comm: _core.Communicator) -> None:
-        """Raises the exception of the last step(), if there was one. Local. The other
-        ranks learn of it in their next call.
-        """
+        """Raises the last step()'s exception here; other ranks learn of it."""
         error, self._error = self._error, None
         if error is not None:
             comm.give_up(f"{self.name}.step(): {type(error).__name__}: {error}")
             raise error
 
     def state_of(self, name: str, number: int, key: str) -> torch.Tensor:
-        """Returns a copy of a tensor that the optimizer keeps for its parameter
-        `number`. Local.
-
-        Raises InvalidArgument naming the existing tensors.
-        """
+        """Returns a copy of a parameter's tensor. Raises InvalidArgument. Local."""
         entry = self._state.get(self._parameters[number], {})
         value = entry.get(key)
         if not isinstance(value, torch.Tensor):

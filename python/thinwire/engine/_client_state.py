@@ -38,9 +38,7 @@ RESERVED = frozenset(
 
 
 def to_text(client_state: Mapping[str, Any]) -> str:
-    """Returns the text. Raises KeyError for reserved names, and InvalidArgument naming
-    values that JSON cannot hold.
-    """
+    """Returns the text. Raises KeyError or InvalidArgument naming what cannot be held."""
     taken = sorted(name for name in client_state if name in RESERVED)
     if taken:
         raise KeyError(

@@ -21,15 +21,7 @@ _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 def take_over(
     optimizer: Any, parameters: Any, config: _core.Config, rank: int
 ) -> tuple[torch.optim.Optimizer, Client | None]:
-    """Writes the settings of `optimizer` into `config`, and returns it. Collective if
-    it makes one of Thinwire's. Its groups stay its own, so changing them changes the
-    engine's. An optimizer of Thinwire's is closed. One without an equal in Thinwire
-    makes its own steps, through the Client.
-
-    Raises InvalidArgument naming a value that is no optimizer, or that cannot be
-    converted. Raises FailedPrecondition if an optimizer that is converted has made
-    steps.
-    """
+    """Writes the optimizer's settings into `config`; others than ours get a Client."""
     if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
         optimizer = optimizer(parameters)
     if isinstance(optimizer, _Optimizer):

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of an Engine beside its optimizer, and its scheduler's state, in
-checkpoints.
-"""
+"""Counters of an Engine beside its optimizer, and its scheduler, in checkpoints."""
 
 from __future__ import annotations
 
@@ -39,20 +37,14 @@ def pack(engine: EngineBase) -> dict[str, Any]:
 
 
 def require_restorable(engine: EngineBase, found: Found, with_scheduler: bool) -> None:
-    """Checks the values before anything changes. Local. Raises CorruptCheckpoint unless
-    counters are whole numbers of 0 .. 2^53, and a scheduler's state has only numbers
-    and text.
-    """
+    """Raises CorruptCheckpoint unless restore() can use the values. Local."""
     _counters_in(engine, found)
     if with_scheduler:
         _scheduler_state_in(engine, found)
 
 
 def restore(engine: EngineBase, report: Found, with_scheduler: bool) -> None:
-    """Sets the counters, which require_restorable() has accepted. Local, after the
-    parameters and the optimizer. A checkpoint of another program has no counters, and
-    then steps count as backwards.
-    """
+    """Sets what was accepted; another program's steps count as backwards. Local."""
     for name, value in _counters_in(engine, report).items():
         setattr(engine, name, value)
     state = _scheduler_state_in(engine, report) if with_scheduler else None

@@ -19,9 +19,7 @@ _NUMBERS = (bool, int, float)
 
 
 class Monitoring:
-    """The loss of this rank, averaged over a window, and the report of its step. Does
-    nothing without monitors.
-    """
+    """A window's mean loss of this rank, and reports, if there are monitors."""
 
     def __init__(self, monitors: list[Monitor]) -> None:
         self._monitors = monitors

@@ -137,9 +137,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self.show_rates(engine._config, core.steps)
 
     def _saved_rates(self, state_dict: dict[str, Any]) -> list[float]:
-        """Returns a state's learning rates. Raises InvalidArgument unless it is an
-        engine's with as many groups, and CorruptCheckpoint for a rate.
-        """
+        """Returns a state's rates. Raises InvalidArgument and CorruptCheckpoint."""
         if not isinstance(state_dict, Mapping) or "thinwire" not in state_dict:
             raise InvalidArgument(
                 "state_dict: it is of another optimizer; an engine takes its own, and "
@@ -275,11 +273,7 @@ class EngineOptimizer(torch.optim.Optimizer):
     # ---- called by the engine
 
     def tell_rates(self, core: Core) -> None:
-        """Passes on what was written since the last step. Local, before a step.
-
-        Raises FailedPrecondition naming a setting that cannot change, and TypeError for
-        a learning rate that is no number.
-        """
+        """Passes on what was written. Raises naming what cannot change. Local."""
         require_sizes(self._sizes, self.param_groups)
         for number, group in enumerate(self.param_groups):
             if self._settings is None:
@@ -306,9 +300,7 @@ class EngineOptimizer(torch.optim.Optimizer):
                 self._by_hand.add(number)
 
     def show_rates(self, config: _core.Config, steps: int) -> None:
-        """Sets the groups' rates to those of the next step, as the configuration has
-        them, unless the program has written others. Local.
-        """
+        """Shows the schedule's next rates, unless the program has written others."""
         self._step_tensor.fill_(steps)
         for number, group in enumerate(self.param_groups):
             is_written = float(group["lr"]) != self._seen[number]

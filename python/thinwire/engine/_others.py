@@ -23,10 +23,7 @@ _TYPES = {
 
 
 class ModuleOthers:
-    """Untrained parameters, persistent buffers, and further names of tensors that have
-    several. They are dense and of a type that files support. A tensor is saved under
-    its first name in the order of registration, parameters before buffers.
-    """
+    """Untrained parameters, persistent buffers and aliases that files support."""
 
     def __init__(
         self,
@@ -35,9 +32,7 @@ class ModuleOthers:
         names: Sequence[str],
         rank: int,
     ) -> None:
-        """Finds the tensors. Local. Rank 0 logs a line for each tensor that is not
-        saved. `names` are those under which the trained ones are saved.
-        """
+        """Finds the tensors. Local. Rank 0 logs those that are not saved."""
         self._module = module
         self._trained = {id(t): name for t, name in zip(trained, names, strict=True)}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -47,9 +42,7 @@ class ModuleOthers:
         self._logs = False
 
     def describe(self) -> _core.Others:
-        """Returns views of the present tensors. Local. If a tensor is not contiguous or
-        not on the CPU, the view is of a copy that lives until the next call.
-        """
+        """Returns views of the tensors, or of copies until the next call. Local."""
         self._copies.clear()
         names: dict[int, str] = {}
         tensors: list[tuple[str, list[int], torch.Tensor, bool]] = []

@@ -247,9 +247,7 @@ class Saving(ModuleParts):
         }
 
     def _on_rank_0(self, action: Callable[[], str]) -> str:
-        """Returns rank 0's result on all ranks. Collective. If it raises anything
-        there, raises Unavailable on all ranks.
-        """
+        """Returns rank 0's result, or raises its error as Unavailable. Collective."""
         done: dict[str, str] = {"result": "", "error": ""}
         interrupt: BaseException | None = None
         if self._comm.rank == 0:

@@ -20,8 +20,7 @@ _ALIGNMENT = 64
 
 
 class StagedEngineMemory(StagedMemory, EngineMemory):
-    """EngineMemory whose parameters stay on their device. A gradient there is released as
-    soon as its copy is queued; if gradients add up there, at the end of the window."""
+    """EngineMemory on a device, which releases gradients that were copied."""
 
     def __init__(
         self,
@@ -44,11 +43,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
                 parameter.data = parameter.detach().to(view.dtype)
 
     def require_gradients(self, at_start: bool) -> None:
-        """Checks that the only gradients on the device are those that accumulate there
-        in this window; at its start there are none.
-
-        Raises FailedPrecondition naming one that was removed, replaced or set.
-        """
+        """Raises FailedPrecondition for gradients not of this window."""
         if self.keeps_gradients:
             self.require_added_up(at_start)
         else:
@@ -74,9 +69,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
 
 class StagedLink(Link):
-    """Copies each gradient to the host when backward has made it. Meanwhile gradients
-    that have arrived go to the C++ side, in that order, while backward makes others.
-    """
+    """Copies each gradient to the host, and passes on those that have arrived."""
 
     memory: StagedEngineMemory
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of checkpoints, the file `latest` with the newest one's name, and the names of
-parameters in one. Local.
-"""
+"""Names of checkpoints, the file `latest`, and the names in a checkpoint. Local."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def require_tag(tag: str) -> None:
 
 
 def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
-    """Puts the tag into `latest`, which names the old one until the new file is
-    complete.
-    """
+    """Puts the tag into `latest`, which has the old one until the new file is whole."""
     temporary = os.path.join(directory, f".latest-{uuid.uuid4().hex}")
     try:
         with open(temporary, "x", encoding="utf-8") as file:
@@ -63,9 +59,7 @@ def read_latest(directory: str | os.PathLike[str]) -> str:
 
 
 def names_in(root: str) -> list[str]:
-    """Returns the names of the trained parameters of the newest complete checkpoint;
-    empty if there is none.
-    """
+    """Returns the names of parameters in the newest complete checkpoint, if any."""
     if not os.path.isdir(root):
         return []
     for found in _core.inspect(root):

@@ -253,9 +253,7 @@ class Hook(ScaledHook):
         return result
 
     def _scale(self) -> float:
-        """Returns the loss scale of this backward. If it cannot be had, this rank gives
-        up, because the others are in backward too.
-        """
+        """Returns the loss scale; without one, this rank gives up."""
         try:
             return self._scale_now()
         except Exception as failure:
@@ -286,9 +284,7 @@ class Hook(ScaledHook):
         return part
 
     def _run(self, part: _Part) -> None:
-        """Averages a bucket in place, on the thread of the exchanges. Two buckets share the
-        wire with it, so it completes with the second one after it, or with the last one.
-        """
+        """Averages a bucket in place, on the thread of the exchanges."""
         try:
             self._parts.append(part)
             if self._failure is not None:
@@ -313,9 +309,7 @@ class Hook(ScaledHook):
             self._parts.clear()
 
     def _complete(self, last: _Part, completed: list[bool]) -> None:
-        """Gives backward the oldest averages. It ends with the last one, and the program
-        may then close the hook.
-        """
+        """Gives backward the oldest averages; after the last the hook may be closed."""
         done = list(zip(self._parts, completed, strict=False))
         for part, is_finite in done:
             part.take(is_finite)
@@ -337,9 +331,7 @@ class Hook(ScaledHook):
         return self._stagings[device]
 
     def _tell_of_scale(self, of: _Pass) -> None:
-        """Logs once that the gradients seem to have a loss scale of which this hook has
-        not been told.
-        """
+        """Logs once that gradients seem to have a loss scale that is not known."""
         if self._is_told or self._has_warned:
             return
         self._has_warned = self._jumps.has_jumped(of.squares**0.5)
@@ -410,9 +402,7 @@ def ddp_hook(
 def _communicator(
     ddp: DistributedDataParallel, process_group: Any
 ) -> _core.Communicator:
-    """Returns a communicator over process_group, or over DDP's group if that is None.
-    Ranks agree over DDP's group first, so that none waits for one that has refused.
-    """
+    """Returns a communicator over the group, on which ranks agree over DDP's first."""
     comm = communicator_for(ddp.process_group)
     try:
         agreed(comm, lambda: require_group(process_group))

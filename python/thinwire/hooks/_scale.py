@@ -24,9 +24,7 @@ class Scaler(Protocol):
 
 
 class ScaledHook:
-    """A hook that knows the factor that the loss is multiplied by: set by the program, or
-    a scaler's.
-    """
+    """A hook that knows the loss scale: set by the program, or a scaler's."""
 
     _scaler: Scaler | None = None
     _loss_scale = 1.0
@@ -73,17 +71,13 @@ class ScaledHook:
 
 
 class Jumps:
-    """Finds that the norm of gradients has jumped by a power of two and stays there. A
-    change of a loss scale does that.
-    """
+    """Finds that the norm of gradients has jumped by a power of two, and stays so."""
 
     def __init__(self) -> None:
         self._logs: deque[float] = deque(maxlen=2 * _WINDOW)
 
     def has_jumped(self, norm: float) -> bool:
-        """Takes the norm of one more backward. Returns whether the last four norms lie
-        a power of two from the four before. Both groups must be steady.
-        """
+        """Takes a norm; whether the last four lie a power of two from four before."""
         if not 0 < norm < math.inf:
             return False
         self._logs.append(math.log2(norm))

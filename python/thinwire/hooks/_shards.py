@@ -51,11 +51,7 @@ class Sharded:
 
 
 def group_of(module: Any) -> dist.ProcessGroup:
-    """Returns the group over which the parameters are sharded. Local.
-
-    Raises InvalidArgument if there is none, or if the parameters' device mesh has more
-    than one dimension. Raises FailedPrecondition after a forward that has left all parameters whole.
-    """
+    """Returns the group over which parameters are sharded, or raises. Local."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             mesh = parameter.device_mesh
@@ -75,10 +71,7 @@ def group_of(module: Any) -> dist.ProcessGroup:
 
 
 def _needs_gradients(module: FSDPModule) -> bool:
-    """Returns whether FSDP2 has sharded parameters that need a gradient. This works
-    even while the module has the unsharded ones. Returns False if the internals of this
-    version of FSDP2 are not known.
-    """
+    """Returns whether FSDP2 has shards to train; False if it is unknown."""
     try:
         groups = module._get_fsdp_state()._fsdp_param_groups
         shards = [one.sharded_param for group in groups for one in group.fsdp_params]
@@ -88,10 +81,7 @@ def _needs_gradients(module: FSDPModule) -> bool:
 
 
 def sharded(module: Any, ranks: int) -> Sharded:
-    """Returns the layout of all FSDP modules inside. Local.
-
-    Raises InvalidArgument and FailedPrecondition like fsdp_hook().
-    """
+    """Returns the layout of all FSDP modules inside, or raises like fsdp_hook()."""
     missing = [name for name in _NEEDED if not hasattr(FSDPModule, name)]
     if missing:
         raise FailedPrecondition(
@@ -196,9 +186,7 @@ def _part(
     begins: dict[str, int],
     ranks: int,
 ) -> Part:
-    """Returns the reduce-scatter of parameters of these shapes, in the buffer's order.
-    `begins` has by name the offset of each in the residual.
-    """
+    """Returns a reduce-scatter; `begins` has the parameters' places in the residual."""
     chunks = [-(-shape[0] // ranks) for shape in shapes.values()]
     widths = [shape[1:].numel() for shape in shapes.values()]
     row = sum(chunk * width for chunk, width in zip(chunks, widths, strict=True))

@@ -48,9 +48,7 @@ def saved_worker(
     shapes: Shapes,
     is_mean: bool,
 ) -> dict[str, torch.Tensor]:
-    """Returns by name the residuals of all places, or their mean. `own` is that of this
-    rank's place, `place` its index and how many there are. Collective.
-    """
+    """Returns by name the residuals of all places, or their mean. Collective."""
     index, count = place
     rows = torch.zeros(count, own.numel(), dtype=own.dtype)
     rows[index] = own
@@ -70,11 +68,7 @@ def checked(
     place: tuple[int, int],
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Returns the worker residual, all of the servers', and the number of backwards.
-    `place` is this rank's host, or rank if flat, and how many there are. Local.
-
-    Raises CorruptCheckpoint naming what does not fit.
-    """
+    """Returns both residuals and the backwards, or raises CorruptCheckpoint. Local."""
     own = checked_worker(state, shapes, place, "ddp", dtype)
     _check_names(state, "server", shapes, "ddp")
     server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
@@ -90,9 +84,7 @@ def checked_worker(
     owner: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns the worker residual of one place, flat and of this type. `owner` is the
-    argument that has the parameters. Local. Raises like checked().
-    """
+    """Returns the residual of one place, flat, or raises CorruptCheckpoint. Local."""
     if not isinstance(state, Mapping):
         raise CorruptCheckpoint(
             f"the state must be a mapping, got {type(state).__name__}"

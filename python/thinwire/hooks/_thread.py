@@ -16,9 +16,7 @@ _Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
 
 class Exchanges:
-    """A queue of calls and the thread that runs them. It is a daemon, so that a failed
-    program ends without waiting for ranks that do not come.
-    """
+    """A queue of calls, and a daemon that runs them: nothing waits for lost ranks."""
 
     def __init__(self, *natives: Any) -> None:
         """Starts the thread. close() closes `natives`, too."""
@@ -32,9 +30,7 @@ class Exchanges:
         ).start()
 
     def put(self, job: Callable[[], None]) -> None:
-        """Queues a job, which does not raise. Raises FailedPrecondition once closed, and
-        in a forked child, which lacks the thread.
-        """
+        """Queues a job. Raises FailedPrecondition once closed, or in a child."""
         with self._closing:
             self.require_open()
             self._jobs.put(job)
@@ -49,9 +45,7 @@ class Exchanges:
             )
 
     def call(self, body: Callable[[], T]) -> T:
-        """Runs body() after all jobs, and returns its result or raises its exception.
-        Raises like put().
-        """
+        """Returns body() after all jobs, or raises its exception."""
         results: list[T] = []
         failures: list[BaseException] = []
         done = threading.Event()

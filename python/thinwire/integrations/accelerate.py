@@ -86,9 +86,7 @@ def attach(accelerator: Accelerator) -> None:
 
 
 def leave_gradients_local(accelerator: Accelerator) -> None:
-    """Does the part of attach() that is about steps. It sets an attribute, because
-    `kwargs_handlers=` accepts no subclasses.
-    """
+    """Does the steps' part of attach(); `kwargs_handlers=` takes no subclasses."""
     old = accelerator.ddp_handler
     accelerator.ddp_handler = LocalGradients(**(old.to_kwargs() if old else {}))
     if accelerator.scaler is not None:

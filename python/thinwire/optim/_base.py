@@ -137,9 +137,7 @@ class _Optimizer(torch.optim.Optimizer):
         self._skipped_by_scaler = 0
 
     def _plan(self) -> tuple[list[Place], _core.Config]:
-        """Returns the parameters in their order, and all settings of the C++ side.
-        Local.
-        """
+        """Returns the parameters in their order, and the settings for C++. Local."""
         places = in_order(trainable(self.param_groups), self.param_groups)
         if self._comm.size > 1:
             _averages.require_free((place.tensor for place in places), "optimizer")
@@ -149,9 +147,7 @@ class _Optimizer(torch.optim.Optimizer):
         return places, make_config(options, self._group, given, groups, places, backend)
 
     def _build(self) -> None:
-        """Makes the native optimizer of the present groups, in place of an earlier one.
-        Collective. If any rank rejects something, nothing changes on any.
-        """
+        """Makes the native optimizer anew, on all ranks or none. Collective."""
         places, config = agreed(self._comm, self._plan)
         self._experts.join(self._comm, self.param_groups)
         made = make_native(
@@ -367,9 +363,7 @@ class _Optimizer(torch.optim.Optimizer):
     def _given_tensors(
         self, grads: PerParameter | None, outputs: PerParameter | None
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Returns both arguments in the order of the places. Collective if either is
-        given.
-        """
+        """Returns both in the places' order. Collective if either is given."""
         given = {"grads": grads, "output_params": outputs}
         if grads is None and outputs is None:
             return [], []

@@ -19,10 +19,7 @@ _ROUNDING = 2.0**-20
 
 
 class Edits:
-    """Copies what was written since note(), because a later step would undo it. Masters of
-    16-bit parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
-    parameters of the last exchange.
-    """
+    """Takes in external writes, which a later step would otherwise undo."""
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
         self._comm, self._native = comm, native
@@ -52,12 +49,7 @@ class Edits:
 
     @torch.no_grad()
     def take_in(self, *, is_collective: bool) -> None:
-        """Copies what was written. Local, unless ranks differ and this one finds
-        something. Then all ranks must have written, and `is_collective` must be true.
-
-        Raises FailedPrecondition if ranks differ (0/1 Adam between exchanges) and would
-        continue to differ.
-        """
+        """Copies what was written. Collective only if ranks differed before."""
         self._native.memory.take_in_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
             return
@@ -86,9 +78,7 @@ class Edits:
         self._native.optimizer.read_masters(values)
 
     def _require_equal(self, values: torch.Tensor, is_collective: bool) -> bool:
-        """Returns whether ranks differed before. Then it raises an error unless they have
-        the same values now, and is collective if `is_collective`.
-        """
+        """Returns whether ranks differed; then raises unless they are equal now."""
         if not self._native.optimizer.steps_behind or self._comm.size == 1:
             return False
         if is_collective:
@@ -105,9 +95,7 @@ class Edits:
         )
 
     def _kept(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Returns what the optimizer takes parameters for, flat in fp32, and the bound
-        of rounding. Returns None if it takes them as they are.
-        """
+        """Returns what the optimizer takes parameters for, and a bound of rounding."""
         masters = self._native.optimizer.masters()
         if masters is not None:
             return from_dlpack(masters), 0.0
@@ -138,9 +126,7 @@ def may_be_behind(config: _core.Config, phase: str) -> bool:
 
 
 def undoes_edits(config: _core.Config) -> bool:
-    """Returns whether parameters are computed from other memory: masters, or those of
-    the last exchange of 0/1 Adam or of an outer loop.
-    """
+    """Returns whether steps compute parameters from other memory."""
     return (
         config.precision.dtype != _core.DType.float32
         or config.zero.stage > 0

@@ -26,12 +26,7 @@ class Experts:
         """By the number of the group."""
 
     def join(self, comm: _core.Communicator, groups: list[dict[str, Any]]) -> None:
-        """Uses the present groups' communicators, and makes missing ones in the order
-        of groups. Collective.
-
-        Raises InvalidArgument on all ranks for a value that is no process group of this
-        rank.
-        """
+        """Makes missing communicators of the groups, or raises on all. Collective."""
         named = [(k, g[KEY]) for k, g in enumerate(groups) if g.get(KEY) is not None]
         agreed(comm, lambda: _require_groups(named, len(groups)))
         self.of_groups = []
@@ -62,9 +57,7 @@ class Experts:
     def held(
         self, comm: _core.Communicator, places: list[Place]
     ) -> list[tuple[_core.Communicator, list[Place]]]:
-        """Returns the dense parameters, which all ranks of `comm` hold, then each
-        communicator's experts. This is the order in memory.
-        """
+        """Returns in the order of memory which places all ranks of each one hold."""
         of_group = {number: id(c) for number, c in self.of_groups}
         parts = [(comm, [p for p in places if p.group not in of_group])]
         for c in {id(c): c for _, c in self.of_groups}.values():
@@ -74,10 +67,7 @@ class Experts:
     def require_same(
         self, comm: _core.Communicator, places: list[Place], described: str, rest: str
     ) -> None:
-        """Checks that ranks agree. Collective. Ranks that hold the same parameters must
-        have the same lines of `described`, one per place, and all ranks the same
-        `rest`. Raises InvalidArgument on all ranks if they differ.
-        """
+        """Raises InvalidArgument on all ranks if they differ. Collective."""
         of = dict(zip((p.name for p in places), described.splitlines(), strict=True))
 
         def lines(held: list[Place]) -> str:
@@ -112,9 +102,7 @@ class Experts:
     def broadcast(
         self, comm: _core.Communicator, places: list[Place], values: torch.Tensor
     ) -> None:
-        """Sends `values`, a flat array, of the first of the ranks that hold the same
-        parameters to the others. Collective.
-        """
+        """Sends the first holder's part of `values` to other holders. Collective."""
         at = 0
         for c, held in self.held(comm, places):
             size = sum(place.tensor.numel() for place in held)
@@ -124,9 +112,7 @@ class Experts:
 
 
 def in_order(places: list[Place], groups: list[dict[str, Any]]) -> list[Place]:
-    """Returns dense parameters first, then those of one process group after the other.
-    fp32 parameters beside 16-bit ones are last.
-    """
+    """Returns dense parameters, then groups of experts, last fp32 beside 16 bits."""
     first: dict[int, int] = {}
     keys = []
     for number, group in enumerate(groups):

@@ -13,10 +13,7 @@ from ._torch_state import MOMENTS
 
 
 class ParameterState(dict[str, Any]):
-    """State of a parameter: `step`, and exp_avg and exp_avg_sq if the present stage has
-    them. Every access copies them to the CPU, in fp32 and in the parameter's shape, so
-    writing into them has no effect. Local.
-    """
+    """State of a parameter; every access copies a moment to the CPU, in fp32."""
 
     def __init__(
         self,
@@ -24,9 +21,7 @@ class ParameterState(dict[str, Any]):
         moment: Callable[[int, str], torch.Tensor | None],
         number: int,
     ) -> None:
-        """`moment` is a method of the optimizer. It returns a moment of the parameter of
-        a number, or None unless every rank has all of it.
-        """
+        """`moment` is a method of the optimizer, which may return None."""
         super().__init__(step=step)
         self._moment, self._number = weakref.WeakMethod(moment), number
 

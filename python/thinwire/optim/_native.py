@@ -68,9 +68,7 @@ class Native:
 
     @property
     def compares_masks(self) -> bool:
-        """Whether ranks compare checksums of their masks in the next step, before
-        anything changes. Local steps exchange nothing.
-        """
+        """Whether ranks compare their masks in the next step."""
         return (
             isinstance(self.config.optimizer, _WITH_MASKS)
             and self.config.semantics == _core.Semantics.corrected
@@ -78,9 +76,7 @@ class Native:
         )
 
     def no_mask(self, group: int, rank: int) -> torch.Tensor:
-        """Returns a value that equals no mask and no other rank's result, because its
-        values are neither 0 nor 1 and depend on the rank.
-        """
+        """Returns what equals no mask and no other rank's result."""
         size = sum(
             p.tensor.numel() for p in self.places if p.group == group and not p.is_wide
         )
@@ -95,10 +91,7 @@ def make_config(
     places: list[Place],
     backend: str,
 ) -> _core.Config:
-    """Returns all settings of the C++ side. Local.
-
-    Raises TypeError and InvalidArgument naming the keyword.
-    """
+    """Returns the settings for C++. Raises naming the keyword. Local."""
     config = _core.Config()
     dtype = places[0].tensor.dtype
     config.precision.dtype = DTYPES[dtype]
@@ -125,9 +118,7 @@ def make_config(
 def require_own_keys(
     groups: list[dict[str, Any]], max_grad_norm: float, bias_correction: bool
 ) -> None:
-    """Checks the keys of a group. Local. Raises InvalidArgument for an option of the
-    whole optimizer in a group, unless the optimizer has the same value.
-    """
+    """Raises InvalidArgument for a whole optimizer's option in a group."""
     for index, group in enumerate(groups):
         for key, value in zip(WHOLE, (max_grad_norm, bias_correction), strict=True):
             if key in group and group[key] != value:
@@ -146,11 +137,7 @@ def make_native(
     broadcast: bool,
     experts: Experts,
 ) -> Native:
-    """Makes the optimizer and its arrays, with rank 0's values if `broadcast`.
-    Collective. The parameters themselves do not change.
-
-    Raises InvalidArgument on all ranks if they differ in parameters or options.
-    """
+    """Makes the optimizer and its arrays, or raises on all ranks. Collective."""
     specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
     layout = _core.Layout(specs, num_groups)
     dtype = places[0].tensor.dtype
@@ -224,9 +211,7 @@ def is_dense(value: Any) -> bool:
 
 
 def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
-    """Returns a group's masks in the layout's order, without those of fp32 parameters
-    beside 16-bit ones. None counts as no values.
-    """
+    """Returns a group's masks in the layout's order, those of narrow parameters."""
     masks, params = masks_in(group), group["params"]
     if group.get(MASK) is None:
         return torch.zeros(0)

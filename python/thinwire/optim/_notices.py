@@ -19,9 +19,7 @@ _PATIENCE = 1000
 
 
 class Notices:
-    """Lines of the logger "thinwire", on rank 0, and warnings of Python. Notices about
-    the whole run are not repeated after a resume.
-    """
+    """Lines of the log and warnings; those of a run are not repeated on resume."""
 
     def __init__(self, comm: _core.Communicator) -> None:
         self._comm = comm
@@ -30,9 +28,7 @@ class Notices:
         self.run = Run()
 
     def at_start(self, config: _core.Config, planned: int | None) -> None:
-        """Warns if the run ends before compression begins. `planned` is the last exact
-        step.
-        """
+        """Warns if the run ends before `planned`, the last exact step."""
         self._sync_every = config.outer.sync_every
         options = config.optimizer
         total = getattr(options, "total_steps", None)
@@ -64,10 +60,7 @@ class Notices:
     def after_step(
         self, report: StepReport, steps: int, planned: int | None = None
     ) -> None:
-        """Notes what is new: compression begins or does not, a step is skipped,
-        gradients are equal. `planned` is the last exact step of an optimizer that will
-        compress.
-        """
+        """Notes what is new; `planned` is the last exact step, if there is one."""
         _log.forward(self._comm)
         before = self.run.bytes_of_exact_step
         self.run.count(report)
@@ -127,10 +120,7 @@ class Notices:
         skipped: int,
         loss_scale: float | None = None,
     ) -> None:
-        """Notes that step number steps + 1 was left out, with `skipped` left out so
-        far. Only the 1st, 2nd, 4th, 8th ... gives a line. `loss_scale` is that of the
-        next step, if known.
-        """
+        """Notes a skipped step if it is the 1st, 2nd, 4th, 8th and so on."""
         if skipped & (skipped - 1):
             return
         where = (

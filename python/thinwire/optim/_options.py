@@ -245,9 +245,7 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
 
 
 def names_of(keywords: Any) -> list[str]:
-    """Returns all keywords of a TypedDict and of those it extends, without torch's
-    switches.
-    """
+    """Returns the keywords of a TypedDict, without torch's switches."""
     return [name for name in keywords.__annotations__ if name not in REFUSED]
 
 
@@ -292,10 +290,7 @@ def signature(options: Options, keywords: Any) -> inspect.Signature:
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Checks the names. Raises TypeError for an unknown keyword, with the nearest name
-    or what to write instead. Raises InvalidArgument for a switch of torch's that
-    Thinwire cannot follow.
-    """
+    """Raises TypeError for an unknown keyword, or InvalidArgument for a switch."""
     for name, value in given.items():
         if name in REFUSED:
             if value:
@@ -312,9 +307,7 @@ def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> Non
 
 @contextmanager
 def names_of_python() -> Iterator[None]:
-    """Renames options in errors that are raised within it, to keywords and keys of
-    groups.
-    """
+    """Renames options in the body's errors, to keywords and keys of groups."""
     try:
         yield
     except Error as error:
@@ -404,9 +397,7 @@ def _get(holder: Any, path: str) -> Any:
 
 
 def number_of(name: str, value: Any) -> float:
-    """Returns a float. Raises TypeError for values that float() accepts by mistake:
-    text, True.
-    """
+    """Returns a float. Raises TypeError for text and True, which float() accepts."""
     if not isinstance(value, (bool, str, bytes)):
         try:
             return float(value)
@@ -418,9 +409,7 @@ def number_of(name: str, value: Any) -> float:
 
 
 def rate_of(name: str, value: Any) -> float:
-    """Returns a learning rate. Raises like number_of(), and InvalidArgument out of
-    range.
-    """
+    """Returns a learning rate. Raises also InvalidArgument out of range."""
     rate = number_of(name, value)
     if not 0 <= rate < math.inf:
         raise InvalidArgument(f"{name} must be finite and >= 0, got {rate:g}")
@@ -443,9 +432,7 @@ def _bits_of(holder: Any, field: str) -> int:
 
 
 def set_field(holder: Any, path: str, value: Any, name: str) -> None:
-    """Writes into a C++ struct. Raises TypeError, and InvalidArgument for an integer
-    that the field cannot hold, naming the keyword.
-    """
+    """Writes into a C++ struct, or raises naming the keyword."""
     *outer, field = path.split(".")
     for part in outer:
         holder = getattr(holder, part)

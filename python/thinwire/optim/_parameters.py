@@ -49,11 +49,7 @@ def distinct(groups: list[dict[str, Any]]) -> Iterator[Place]:
 
 
 def trainable(groups: list[dict[str, Any]]) -> list[Place]:
-    """Returns the distinct parameters that require a gradient, in order.
-
-    Raises InvalidArgument naming the first that no optimizer of Thinwire's accepts, and
-    FailedPrecondition if there is none.
-    """
+    """Returns the distinct parameters to train, in order, or raises naming one."""
     places: list[Place] = []
     for place in distinct(groups):
         others = [p for p in places if p.tensor.dtype != torch.float32] or places
@@ -76,8 +72,7 @@ def marked(places: list[Place], narrow: torch.dtype | None) -> list[Place]:
 
 
 def warn_of_order(places: list[Place]) -> None:
-    """Warns if parameters are not in the order of their indices, and says where the arrays
-    are if parameters are on a device. Local."""
+    """Warns of parameters that become contiguous, or logs where arrays are."""
     device = places[0].tensor.device
     if device.type != "cpu":
         logger.info(
@@ -107,10 +102,7 @@ def refuse_module(params: Any) -> None:
 
 
 def with_names(params: Any) -> Any:
-    """Returns the groups. Groups without parameters, such as those of a rank without
-    experts, count as named beside named ones. torch accepts all groups with names, or
-    all without.
-    """
+    """Returns the groups; empty ones count as named beside named ones."""
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         return params
     given = list(params)
@@ -144,9 +136,7 @@ def require_same_device(place: Place, first: Place) -> None:
 
 
 def _require_apart(places: list[Place]) -> None:
-    """Raises an error if parameters share memory, because each gets memory of its own,
-    and they would become two values. Tensors with gaps are not checked.
-    """
+    """Raises an error if parameters share memory; gaps are not checked."""
     spans = sorted(
         (p.tensor.data_ptr(), p.tensor.data_ptr() + p.tensor.nbytes, p.name)
         for p in places

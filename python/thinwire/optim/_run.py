@@ -68,10 +68,7 @@ class Run:
         )
 
     def continue_from(self, text: str | None) -> None:
-        """Continues from the result of to_text(). Local. None, of an earlier version,
-        changes nothing. If the text cannot be read, logs it and counts anew, because no
-        step depends on it.
-        """
+        """Continues from to_text(), or counts anew if that cannot be read."""
         if text is None:
             return
         try:

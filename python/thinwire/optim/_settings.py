@@ -34,9 +34,7 @@ _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
 
 
 class Settings:
-    """Follows learning rates, weight decay and masks; finds out if something else
-    changed.
-    """
+    """Follows rates, decay and masks; finds out if something else changed."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._fixed = [
@@ -57,11 +55,7 @@ class Settings:
         self._rates = rates
 
     def apply(self, groups: list[dict[str, Any]], native: Native) -> None:
-        """Passes changed numbers to the optimizer. Local.
-
-        Raises FailedPrecondition naming a key that cannot change, and InvalidArgument
-        or TypeError for an invalid number.
-        """
+        """Passes on changed numbers. Raises naming a key that cannot change."""
         self.require_same_groups(groups)
         for index, group in enumerate(groups):
             self.require_fixed(index, group)
@@ -79,12 +73,7 @@ class Settings:
     def apply_masks(
         self, groups: list[dict[str, Any]], native: Native, rank: int | None = None
     ) -> Exception | None:
-        """Passes changed masks to the optimizer. Local. If ranks compare their masks in
-        the next step and `rank` is given, this returns the error of an invalid mask.
-        That step then fails on all ranks.
-
-        Otherwise raises InvalidArgument or TypeError for an invalid mask.
-        """
+        """Passes on masks. Returns the error if the next step raises it on all."""
         refusal = None
         with names_of_python():
             for index, group in enumerate(groups):
@@ -105,9 +94,7 @@ class Settings:
         return refusal
 
     def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
-        """Returns whether the values of the masks have changed, however they were
-        written.
-        """
+        """Returns whether values of masks have changed, however written."""
         before, now = self._masks[index], masks_in(group)
         return len(before) != len(now) or not all(map(_has_values, now, before))
 
@@ -144,8 +131,7 @@ def sizes_of(groups: list[dict[str, Any]]) -> list[int]:
 
 
 def require_sizes(sizes: list[int], groups: list[dict[str, Any]]) -> None:
-    """Raises FailedPrecondition unless there are as many groups as `sizes`, each with as
-    many parameters."""
+    """Raises FailedPrecondition unless the groups have `sizes` parameters."""
     if len(groups) != len(sizes):
         raise FailedPrecondition(
             f"param_groups: there were {len(sizes)} groups when the optimizer was made and "
@@ -184,10 +170,7 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
-    """Returns a number of a group, such as its learning rate.
-
-    Raises FailedPrecondition if it is missing, and TypeError if it is not a number.
-    """
+    """Returns a number of a group, or raises naming it."""
     what = f"param_groups[{index}]['{key}']"
     if key not in group:
         raise FailedPrecondition(
@@ -197,9 +180,7 @@ def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
 
 
 def to_text(groups: list[dict[str, Any]]) -> str:
-    """Returns the text of param_groups for checkpoints. It has the numbers and texts
-    that the optimizer's own state lacks, such as weight_decay and values of schedulers.
-    """
+    """Returns what the optimizer's own state lacks of param_groups, as text."""
     return json.dumps(
         [
             {
@@ -258,9 +239,7 @@ def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def from_text(text: str, groups: list[dict[str, Any]]) -> None:
-    """Puts the text's values into the groups. If the text has another number of groups,
-    each keeps its own.
-    """
+    """Puts the text's values into the groups, if it has as many."""
     for group, saved in zip(groups, parse(text, groups), strict=True):
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor):

@@ -36,9 +36,7 @@ ANY_RANKS = (
 def complete(
     optimizer: torch.optim.Optimizer, packed: dict[str, Any]
 ) -> dict[str, Any]:
-    """Adds every parameter's arrays, which are views of one array each, and the record
-    "thinwire" with the rest. Local, a hook after torch's state_dict().
-    """
+    """Adds all arrays and the record "thinwire" to torch's state. Local."""
     optimizer = cast("_Optimizer", optimizer)
     native = optimizer._made
     record: dict[str, Any] = {"format": FORMAT}
@@ -140,9 +138,7 @@ def _saved_ids(
 
 
 def saved_number(what: str, value: Any) -> float:
-    """Returns a learning rate or weight decay. Raises CorruptCheckpoint unless it is
-    finite and >= 0, and TypeError if it is no number.
-    """
+    """Returns a rate or decay. Raises CorruptCheckpoint or TypeError."""
     number = number_of(what, value)
     if not 0 <= number < float("inf"):
         raise CorruptCheckpoint(f"{what} must be finite and >= 0, got {number}")

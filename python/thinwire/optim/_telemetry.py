@@ -19,9 +19,7 @@ _KEYS = ("path", "every", "every_rank")
 
 
 class Telemetry:
-    """The lines of one rank. If the file cannot be written, lines are dropped and one
-    warning is given. Training continues, and no line is truncated.
-    """
+    """The lines of one rank; those that cannot be written whole are dropped."""
 
     def __init__(self, given: Given, rank: int) -> None:
         """Opens the file. Local. Raises InvalidArgument or TypeError naming the key."""
@@ -46,9 +44,7 @@ class Telemetry:
         self._has_warned = False
 
     def write(self, report: StepReport, steps: int, rate: float) -> None:
-        """Writes the line of step number `steps` with this learning rate of group 0.
-        Local.
-        """
+        """Writes the line of step number `steps`. Local."""
         if not self._writes or steps % self._every:
             return
         line = json.dumps(_line_of(report, steps, rate)) + "\n"

@@ -29,13 +29,7 @@ def of_torch(
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
-    """Returns what the native optimizer adopts: both moments and the step, in its exact
-    stage.
-
-    A parameter without an entry, such as one that never had a gradient, gets zeros.
-    Raises InvalidArgument if the state is of no Adam, and CorruptCheckpoint if it does
-    not fit.
-    """
+    """Returns what the native optimizer adopts, or raises. No entry counts as zeros."""
     refuse_deepspeed(entries)
     rule = _rule(optimizer._options)
     native = optimizer._made
@@ -90,9 +84,7 @@ def _rule(options: type[Any]) -> str:
 
 
 def refuse_deepspeed(entries: Mapping[Hashable, Mapping[str, Any]]) -> None:
-    """Raises InvalidArgument for states of DeepSpeed's 1-bit optimizers. Their frozen
-    variance has seen fewer gradients than steps, which Adam's form cannot express.
-    """
+    """Raises InvalidArgument for 1-bit states, whose variance is older."""
     for number, entry in entries.items():
         for key in _DEEPSPEED:
             if key in entry:

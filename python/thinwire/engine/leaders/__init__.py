@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of which one rank per host, the leader, has the native part.
-
-Ranks of a host are on devices, and sum their gradients in the devices' own process
-group. The leader averages with the other hosts' leaders and steps on the host. The
-device's group then hands the parameters to the host's other ranks, its followers.
-"""
+"""Engines of which only the first rank of a host, its leader, has the native part."""
 
 from ... import _core
 from .core import LedCore

@@ -21,13 +21,7 @@ from .._report import EngineReport
 
 
 class LedCore:
-    """The members of _core.Engine on every rank of a host. The leader calls its own
-    engine; the others get its results, or its errors.
-
-    Calls that are collective or local in _core.Engine are collective here, except those
-    of a backward, set_learning_rate() and read_masters(). The native engine sees one
-    backward per window.
-    """
+    """The members of _core.Engine, which followers get from their leader."""
 
     def __init__(
         self,
@@ -38,10 +32,7 @@ class LedCore:
         kinds: str,
         make: Callable[[_core.Communicator, _core.Config], _core.Engine],
     ) -> None:
-        """Collective. `kinds` names the dtypes of the parameters. make() constructs the
-        leader's engine. Raises its errors on all ranks of the host. Raises
-        InvalidArgument on all ranks if their parameters or configurations differ.
-        """
+        """Makes the leader's engine, or raises on all ranks of the host."""
         self.hosts = hosts
         self._comm = comm
         self._window = config.batch(comm.size)[2]
@@ -296,9 +287,7 @@ class LedCore:
         return self._native
 
     def _shared(self, action: Callable[[], Any]) -> Any:
-        """Runs `action` on the leader, and returns its result on all ranks of the host,
-        or raises its error there. Collective in the host.
-        """
+        """Returns the leader's result, or raises its error. Collective in the host."""
         inside = self.hosts.inside
         if not self.hosts.is_leader:
             return self._received(unpacked(inside.gather_texts("")[0]))

@@ -17,9 +17,7 @@ _BUCKET_BYTES = 25 << 20
 
 
 class LeaderMemory(StagedEngineMemory):
-    """StagedEngineMemory that hands new values to the host's other ranks. Gradients of
-    a window add up on the device.
-    """
+    """StagedEngineMemory that hands new values to the host's other ranks."""
 
     def __init__(
         self,
@@ -37,9 +35,7 @@ class LeaderMemory(StagedEngineMemory):
         self.require_added_up(at_start)
 
     def note_written(self) -> None:
-        """Sends all parameters to the device, and from there to the followers.
-        Collective in the host.
-        """
+        """Sends parameters to the device and the followers. Collective there."""
         super().note_written()
         hand_back(self._hosts, self.parameters)
 
@@ -91,9 +87,7 @@ class FollowerMemory(LeaderMemory):
 
 
 def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Returns the numbers of tensors that travel together, the last ones first, as
-    backward makes them. All in a bucket have one dtype.
-    """
+    """Returns the tensors that travel together, the last first, of one dtype each."""
     buckets: list[list[int]] = []
     size = 0
     for k in reversed(range(len(tensors))):
@@ -109,9 +103,7 @@ def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 @torch.no_grad()
 def hand_back(hosts: HostGroup, parameters: Sequence[torch.Tensor]) -> None:
-    """Gives the followers the leader's parameters, a bucket at a time. Collective in
-    the host. Later operations of the current stream see them.
-    """
+    """Queues the leader's parameters for the followers. Collective in the host."""
     for bucket in buckets_of(parameters):
         members = [parameters[k] for k in bucket]
         size = sum(p.numel() for p in members)
