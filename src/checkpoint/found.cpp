@@ -8,7 +8,7 @@
 #include "checkpoint/commit/root.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/read/named_states.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "core/require.h"
 #include "thinwire/core/error.h"

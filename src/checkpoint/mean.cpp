@@ -28,7 +28,7 @@ using optim::StateArray;
 namespace {
 
 // Most bytes that a rank sends at once.
-constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
+constexpr std::size_t kMostSentBytes = std::size_t{64} << 20;
 
 // To the odd one of the two neighbours where `x` is no float: rounding that to
 // 16 bits is rounding x.
@@ -65,7 +65,7 @@ Buffer reduced(comm::Communicator& comm, const StateArray& array) {
   const std::size_t own = share_of(array.size, comm.rank(), world).size;
   const std::size_t longest = share_of(array.size, 0, world).size;
   const std::size_t most =
-      std::max<std::size_t>(1, kPieceBytes / size_of(array.dtype) / ranks);
+      std::max<std::size_t>(1, kMostSentBytes / size_of(array.dtype) / ranks);
   Buffer mean(own, array.dtype);
   for (std::size_t begin = 0; begin < longest; begin += most) {
     const auto part = [&](std::size_t share) {

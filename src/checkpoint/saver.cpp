@@ -148,9 +148,7 @@ Root::Contents Saver::Impl::contents(const Training& training,
   std::string text_of_own;
   const WholeModel whole = whole_model(own_comm(), training);
   everywhere(own_comm(), [&] {
-    SavePlan plan(training, whole, state, extra, options);
-    all = {std::move(plan.files()), plan.manifest(), plan.attachments(),
-           options.progress};
+    all = plan_save(training, whole, state, extra, options);
     Json own = Json::object();
     own.add("scalars", scalars_to_json(state.own));
     own.add("extra", scalars_to_json(extra.own));

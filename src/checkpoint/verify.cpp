@@ -10,7 +10,6 @@
 
 #include "checkpoint/format/fields.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/read/read_text.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/tiny_checkpoint.h"
 
 namespace thinwire::test {

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/extra.h"
-#include "checkpoint/read/read_text.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "checkpoint/tiny_checkpoint.h"

@@ -10,7 +10,7 @@
 
 #include "checkpoint/dummy.h"
 #include "checkpoint/format/manifests.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/tiny_checkpoint.h"
 #include "support/folder.h"
 #include "support/long.h"

@@ -13,7 +13,7 @@
 #include <set>
 
 #include "checkpoint/commit/scenarios.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "support/environment.h"
 #include "support/errors.h"
 #include "support/folder.h"

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/weights.h"
 #include "thinwire/core/checksum.h"

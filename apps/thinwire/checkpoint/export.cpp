@@ -13,7 +13,7 @@
 #include "apps/thinwire/checkpoint/json_lines.h"
 #include "apps/thinwire/checkpoint/opened.h"
 #include "apps/thinwire/checkpoint/write_tensors.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::apps::checkpoint_tool {

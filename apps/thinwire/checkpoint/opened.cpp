@@ -8,7 +8,7 @@
 
 #include "checkpoint/mean.h"
 #include "checkpoint/read/locate.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 

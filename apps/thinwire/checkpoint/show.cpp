@@ -11,7 +11,6 @@
 #include "apps/thinwire/checkpoint/opened.h"
 #include "checkpoint/extra.h"
 #include "checkpoint/read/locate.h"
-#include "checkpoint/read/read_text.h"
 #include "checkpoint/read/verified_file.h"
 #include "thinwire/core/state_dict.h"
 

@@ -23,4 +23,11 @@ void put_manifest(const RootDirectory& root, const std::string& partial,
 /// Removes it, if it was a checkpoint of this run. Logs what goes wrong.
 void remove_replaced(const RootDirectory& root, const std::string& replaced);
 
+/// Tidies a ROOT after a crash. Complete checkpoints get their final names.
+/// Incomplete ones of this run are removed. If other hosts may have the rest of
+/// a checkpoint, its part is removed only once a newer one is complete.
+/// Leftovers of another run are logged and stay. Adopting them needs the lock,
+/// because that run may be alive.
+void tidy(const RootDirectory& root, bool has_lock);
+
 }  // namespace thinwire::checkpoint

@@ -1,13 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "checkpoint/commit/root.h"
 #include "checkpoint/commit/root_directory.h"
+#include "thinwire/checkpoint/checkpoint.h"
 
 namespace thinwire::checkpoint {
+
+/// An entry of a directory of checkpoints, as one rank found it.
+struct FoundCheckpoint {
+  std::string name;       ///< Name of the directory.
+  bool complete = false;  ///< It has a manifest that verifies itself, and files
+                          ///< of the sizes that it lists.
+  std::string problem{};  ///< Why it is not.
+  /// The problem is that it cannot be read just now: it may be complete.
+  bool unreadable = false;
+  Manifest manifest{};  ///< Set if complete.
+};
+/// Newest first, by save_index; those that are not complete last. Local;
+/// changes nothing.
+[[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(
+    FileSystem& files, const std::string& root);
 
 /// Whether ROOT/NAME is a checkpoint. Its manifest is there wherever it
 /// verifies itself, though files may be missing. Throws Error(kUnavailable)
@@ -27,5 +43,21 @@ namespace thinwire::checkpoint {
 /// Error(kCorruptCheckpoint) naming the first that is not.
 void require_files(FileSystem& files, const std::string& directory,
                    const Manifest& manifest);
+
+/// The checkpoint from which a run was resumed.
+struct LoadedFrom {
+  std::string name{};             ///< In this directory; empty: none.
+  std::int64_t newest_index = 0;  ///< save_index of the newest one then.
+};
+
+/// Returns the names of checkpoints in `found` (newest first) to remove. These
+/// are complete, of this run, have the library's names, and are not kept by
+/// `which`. The newest one with finite parameters always stays, because no run
+/// can continue from the others. `loaded_from` stays until two checkpoints
+/// saved after the load are complete. Any that were newer belong to a branch
+/// that the run has left.
+[[nodiscard]] std::vector<std::string> superfluous(
+    const std::vector<FoundCheckpoint>& found, const std::string& run,
+    const Retention& which, const LoadedFrom& loaded_from);
 
 }  // namespace thinwire::checkpoint

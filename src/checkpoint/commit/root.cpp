@@ -16,8 +16,6 @@
 #include "checkpoint/commit/commit.h"
 #include "checkpoint/commit/directories.h"
 #include "checkpoint/commit/find_checkpoints.h"
-#include "checkpoint/commit/leftovers.h"
-#include "checkpoint/commit/retention.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/commit/write_file.h"
 #include "checkpoint/format/fields.h"
@@ -30,13 +28,6 @@
 namespace thinwire::checkpoint {
 
 namespace {
-
-// Rank 0's message to the others before a checkpoint is written.
-struct Announcement {
-  std::string partial;  // directory in ROOT
-  std::int64_t step = 0;
-  std::int64_t save_index = 0;
-};
 
 void require_attachments(std::span<const Attachment> attachments,
                          std::span<const PlannedFile> files) {
@@ -55,116 +46,64 @@ void require_attachments(std::span<const Attachment> attachments,
   }
 }
 
-}  // namespace
-
-struct Root::Impl {
-  comm::Communicator& comm;
-  RootDirectory root;
-  Options options;
-  Directories directories;
-  std::unique_ptr<FileSystem::Lock> lock{};
-  std::int64_t save_index = 0;  // of the last save
-  std::int64_t index_at_start = 0;
-
-  // Runs `body` on rank 0. If it throws, all ranks do. Collective.
-  void on_rank_0(const std::function<void()>& body) {
-    everywhere(comm, [&] {
-      if (decides()) body();
-    });
-  }
-  // Runs `body` on the ranks that lead. If it throws, all ranks do. Collective.
-  void on_leaders(const std::function<void()>& body) {
-    everywhere(comm, [&] {
-      if (leads()) body();
-    });
-  }
-  // Looks for checkpoints whose files are on several hosts. Collective.
-  void find_parts() {
-    if (!is_shared()) root.in_parts = find_in_parts(comm, root, leads());
-  }
-  void start();
-  [[nodiscard]] std::vector<std::uint64_t> bytes_of_ranks(
-      const Contents& contents) const;
-  [[nodiscard]] Announcement announce(const Contents& contents);
-  void write(Contents& contents, Announcement& made,
-             const std::vector<std::uint64_t>& bytes);
-  void clean_up(const Announcement& made) const noexcept;
-
- private:
-  [[nodiscard]] bool decides() const { return comm.rank() == 0; }
-  [[nodiscard]] int leader_of(int rank) const {
-    return directories.leaders[static_cast<std::size_t>(rank)];
-  }
-  // Returns whether this rank makes the directory that it writes into.
-  [[nodiscard]] bool leads() const {
-    return leader_of(comm.rank()) == comm.rank();
-  }
-  [[nodiscard]] bool is_shared() const {
-    return options.storage == Storage::kShared;
-  }
-  [[nodiscard]] const std::string& host_of(int rank) const {
-    return directories.hosts[static_cast<std::size_t>(rank)];
-  }
-  void open();
-  void look_for_newest();
-  [[nodiscard]] std::uint64_t bytes_here(
-      const std::vector<std::uint64_t>& of_ranks) const;
-  void require_space(std::uint64_t bytes) const;
-  [[nodiscard]] std::string probe(const Announcement& made) const {
-    return fmt::format("{}/{}", root.in(made.partial), kProbeName);
-  }
-  void begin(const Announcement& made) const;
-  void wait_for_probe(const Announcement& made) const;
-  std::vector<SavedFile> write_files(const Contents& contents,
-                                     const Announcement& made,
-                                     std::uint64_t total);
-  std::vector<SavedFile> gather_files(const std::vector<SavedFile>& own);
-  void fill_in(Manifest& manifest, const Announcement& made) const;
-  void commit_in_parts(Manifest& manifest, Announcement& made);
-};
-
 // Collective.
-void Root::Impl::start() {
-  if (!is_shared()) root.run = broadcast_text(comm, root.run);
-  on_leaders([&] { open(); });
-  find_parts();
-  on_leaders([&] {
-    tidy(root, lock != nullptr);
-    look_for_newest();
-  });
-  if (is_shared()) return;
-  comm.all_reduce(View(&save_index, 1, DType::kInt64), comm::ReduceOp::kMax);
-  index_at_start = save_index;
+std::vector<SavedFile> gather_files(comm::Communicator& comm,
+                                    const std::vector<SavedFile>& own) {
+  const Json list = list_of(own, file_to_json);
+  std::vector<SavedFile> all;
+  for (const std::string& text : gather_texts(comm, compact_json(list)))
+    for (const Json& file : parse_json(text).elements)
+      all.push_back(file_from_json(file, "what a rank sent"));
+  return all;
 }
 
-void Root::Impl::open() {
+}  // namespace
+
+void Root::on_rank_0(const Body& body) {
+  everywhere(comm_, [&] {
+    if (decides()) body();
+  });
+}
+
+void Root::on_leaders(const Body& body) {
+  everywhere(comm_, [&] {
+    if (leads()) body();
+  });
+}
+
+// Looks for checkpoints whose files are on several hosts. Collective.
+void Root::find_parts() {
+  if (!is_shared()) root_.in_parts = find_in_parts(comm_, root_, leads());
+}
+
+void Root::open() {
   constexpr std::size_t kRunDigits = 32;
   require(
-      root.run.size() == kRunDigits &&
-          root.run.find_first_not_of("0123456789abcdef") == std::string::npos,
-      "run", "32 hexadecimal digits", root.run);
-  root.make();
-  lock =
-      root.files.lock(root.in(".lock"),
-                      fmt::format("{} pid {}", comm::host_name(), ::getpid()));
-  if (!lock) {
-    log(LogLevel::kInfo, root.path +
+      root_.run.size() == kRunDigits &&
+          root_.run.find_first_not_of("0123456789abcdef") == std::string::npos,
+      "run", "32 hexadecimal digits", root_.run);
+  root_.make();
+  lock_ =
+      root_.files.lock(root_.in(".lock"),
+                       fmt::format("{} pid {}", comm::host_name(), ::getpid()));
+  if (!lock_) {
+    log(LogLevel::kInfo, root_.path +
                              ": this file system has no locks; another run "
                              "that writes here cannot be detected");
   }
 }
 
-void Root::Impl::look_for_newest() {
-  for (const FoundCheckpoint& one : find_checkpoints(root)) {
+void Root::look_for_newest() {
+  for (const FoundCheckpoint& one : find_checkpoints(root_)) {
     // It may be the newest; the next one must be newer.
     if (one.unreadable) throw Error(ErrorCode::kUnavailable, one.problem);
-    save_index = std::max(save_index, one.manifest.save_index);
+    save_index_ = std::max(save_index_, one.manifest.save_index);
   }
-  index_at_start = save_index;
+  index_at_start_ = save_index_;
 }
 
 // Collective.
-std::vector<std::uint64_t> Root::Impl::bytes_of_ranks(
+std::vector<std::uint64_t> Root::bytes_of_ranks(
     const Contents& contents) const {
   std::int64_t own = 0;
   for (const PlannedFile& file : contents.files)
@@ -172,73 +111,68 @@ std::vector<std::uint64_t> Root::Impl::bytes_of_ranks(
   if (decides())
     for (const Attachment& one : contents.attachments)
       own += static_cast<std::int64_t>(one.bytes.size());
-  std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
-  comm.all_gather(std::span<const std::int64_t>(&own, 1), all);
+  std::vector<std::int64_t> all(static_cast<std::size_t>(comm_.size()));
+  comm_.all_gather(std::span<const std::int64_t>(&own, 1), all);
   return {all.begin(), all.end()};
 }
 
-std::uint64_t Root::Impl::bytes_here(
-    const std::vector<std::uint64_t>& of_ranks) const {
-  std::uint64_t sum = 0;
+// What ranks write into this directory, the manifest, blocks begun, and others
+// who write to the same disk.
+void Root::require_space(const std::vector<std::uint64_t>& of_ranks) const {
+  std::uint64_t bytes = 0;
   for (std::size_t r = 0; r < of_ranks.size(); ++r)
-    if (leader_of(static_cast<int>(r)) == leader_of(comm.rank()))
-      sum += of_ranks[r];
-  return sum;
-}
-
-// The manifest, blocks begun, and others who write to the same disk.
-void Root::Impl::require_space(std::uint64_t bytes) const {
+    if (leader_of(static_cast<int>(r)) == leader_of(comm_.rank()))
+      bytes += of_ranks[r];
   const std::uint64_t margin = bytes / 50 + (std::uint64_t{16} << 20);
-  const std::uint64_t free = root.files.free_bytes(root.path);
+  const std::uint64_t free = root_.files.free_bytes(root_.path);
   if (free >= bytes + margin) return;
   throw Error(
       ErrorCode::kUnavailable,
       fmt::format("{}: a checkpoint needs {} bytes and a margin of {} (2 % and "
                   "16 MiB), {} are free (keep_last = k needs room for k + 1)",
-                  root.path, bytes, margin, free));
+                  root_.path, bytes, margin, free));
 }
 
 // Collective.
-Announcement Root::Impl::announce(const Contents& contents) {
+Root::Announcement Root::announce(const Contents& contents) {
   Announcement made;
   on_rank_0([&] {
     require(contents.manifest.step >= 0, "step", ">= 0",
             contents.manifest.step);
     require_attachments(contents.attachments, contents.files);
     made.step = contents.manifest.step;
-    made.save_index = ++save_index;
-    made.partial = root.partial_name(made.step);
+    made.save_index = ++save_index_;
+    made.partial = root_.partial_name(made.step);
   });
   std::istringstream text(broadcast_text(
-      comm,
+      comm_,
       fmt::format("{}\n{}\n{}", made.step, made.save_index, made.partial)));
   text >> made.step >> made.save_index >> made.partial;
   return made;
 }
 
-void Root::Impl::begin(const Announcement& made) const {
-  root.files.make_directory(root.in(made.partial));
-  root.files.create(probe(made))->close();
+std::string Root::probe(const Announcement& made) const {
+  return fmt::format("{}/{}", root_.in(made.partial), kProbeName);
 }
 
 // Until this rank can open what its leader has made.
-void Root::Impl::wait_for_probe(const Announcement& made) const {
-  const int own = comm.rank();
+void Root::wait_for_probe(const Announcement& made) const {
+  const int own = comm_.rank();
   const int maker = leader_of(own);
-  if (!keep_looking(root.files, options.patience,
-                    [&] { return root.files.exists(probe(made)); }))
+  if (!keep_looking(root_.files, options_.patience,
+                    [&] { return root_.files.exists(probe(made)); }))
     throw Error(
         ErrorCode::kUnavailable,
         fmt::format("{} is not shared: rank {} on host {} does not see "
                     "the file that rank {} on host {} wrote",
-                    root.path, own, host_of(own), maker, host_of(maker)));
-  root.files.open(probe(made), /*follows_links=*/false)->close();
+                    root_.path, own, host_of(own), maker, host_of(maker)));
+  root_.files.open(probe(made), /*follows_links=*/false)->close();
 }
 
-std::vector<SavedFile> Root::Impl::write_files(const Contents& contents,
-                                               const Announcement& made,
-                                               std::uint64_t total) {
-  Destination to{root.files, root.in(made.partial), options.durable, {}};
+std::vector<SavedFile> Root::write_files(const Contents& contents,
+                                         const Announcement& made,
+                                         std::uint64_t total) {
+  Destination to{root_.files, root_.in(made.partial), options_.durable, {}};
   std::uint64_t done = 0;
   if (decides() && contents.progress) {
     to.wrote = [&](std::uint64_t bytes) {
@@ -252,143 +186,137 @@ std::vector<SavedFile> Root::Impl::write_files(const Contents& contents,
     for (const Attachment& one : contents.attachments)
       written.push_back(write_file(to, one));
   }
-  if (!written.empty()) root.sync(to.directory);
+  if (!written.empty()) root_.sync(to.directory);
   if (!is_shared())
-    for (SavedFile& file : written) file.host = host_of(comm.rank());
+    for (SavedFile& file : written) file.host = host_of(comm_.rank());
   return written;
 }
 
-// Collective.
-std::vector<SavedFile> Root::Impl::gather_files(
-    const std::vector<SavedFile>& own) {
-  Json list;
-  list.kind = Json::Kind::kArray;
-  for (const SavedFile& file : own) list.elements.push_back(file_to_json(file));
-  std::vector<SavedFile> all;
-  for (const std::string& text : gather_texts(comm, compact_json(list)))
-    for (const Json& file : parse_json(text).elements)
-      all.push_back(file_from_json(file, "what a rank sent"));
-  return all;
-}
-
-void Root::Impl::fill_in(Manifest& manifest, const Announcement& made) const {
+void Root::fill_in(Manifest& manifest, const Announcement& made) const {
   manifest.id = random_id();
-  manifest.run = root.run;
+  manifest.run = root_.run;
   manifest.save_index = made.save_index;
   manifest.written = fmt::format(
       "{:%Y-%m-%dT%H:%M:%SZ}",
-      fmt::gmtime(std::chrono::system_clock::to_time_t(options.clock())));
+      fmt::gmtime(std::chrono::system_clock::to_time_t(options_.clock())));
   manifest.library = THINWIRE_VERSION;
-  manifest.durable = options.durable;
+  manifest.durable = options_.durable;
 }
 
 // Collective. Once every directory has the manifest, what a crash leaves under
 // partial names is adopted; before that, none of it.
-void Root::Impl::commit_in_parts(Manifest& manifest, Announcement& made) {
+void Root::commit_in_parts(Manifest& manifest, Announcement& made) {
   std::string text;
   on_rank_0([&] {
     fill_in(manifest, made);
     text = write_manifest(manifest);
   });
-  text = broadcast_text(comm, text);
+  text = broadcast_text(comm_, text);
   on_leaders([&] {
-    root.files.remove_file(probe(made));
-    put_manifest(root, made.partial, text);
+    root_.files.remove_file(probe(made));
+    put_manifest(root_, made.partial, text);
   });
   const std::string partial = std::exchange(made.partial, {});  // it stays
   std::string replaced;
-  on_leaders([&] { replaced = publish(root, partial, made.step); });
-  on_leaders([&] { remove_replaced(root, replaced); });
+  on_leaders([&] { replaced = publish(root_, partial, made.step); });
+  on_leaders([&] { remove_replaced(root_, replaced); });
 }
 
 // Collective.
-void Root::Impl::write(Contents& contents, Announcement& made,
-                       const std::vector<std::uint64_t>& bytes) {
+void Root::write(Contents& contents, Announcement& made,
+                 const std::vector<std::uint64_t>& bytes) {
   const std::uint64_t total =
       std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
   made = announce(contents);
   on_leaders([&] {
-    require_space(bytes_here(bytes));
-    begin(made);
+    require_space(bytes);
+    root_.files.make_directory(root_.in(made.partial));
+    root_.files.create(probe(made))->close();
   });
-  everywhere(comm, [&] { wait_for_probe(made); });
+  everywhere(comm_, [&] { wait_for_probe(made); });
   std::vector<SavedFile> own;
-  everywhere(comm, [&] { own = write_files(contents, made, total); });
+  everywhere(comm_, [&] { own = write_files(contents, made, total); });
   Manifest& manifest = contents.manifest;
-  manifest.files = gather_files(own);
+  manifest.files = gather_files(comm_, own);
   if (!is_shared()) commit_in_parts(manifest, made);
   on_rank_0([&] {
     if (is_shared()) {
       fill_in(manifest, made);
-      root.files.remove_file(probe(made));
-      put_manifest(root, made.partial, write_manifest(manifest));
-      remove_replaced(root, publish(root, made.partial, made.step));
+      root_.files.remove_file(probe(made));
+      put_manifest(root_, made.partial, write_manifest(manifest));
+      remove_replaced(root_, publish(root_, made.partial, made.step));
     }
     if (contents.progress) contents.progress(total, total);
   });
 }
 
 // Only where all ranks have come to an end; else one may still be writing.
-void Root::Impl::clean_up(const Announcement& made) const noexcept {
+void Root::clean_up(const Announcement& made) const noexcept {
   if (!leads() || made.partial.empty()) return;
   try {
-    if (!root.files.exists(root.in(made.partial))) return;
+    if (!root_.files.exists(root_.in(made.partial))) return;
   } catch (const std::exception&) {
   }
-  root.try_to_remove(made.partial);
+  root_.try_to_remove(made.partial);
 }
 
 Root::Root(FileSystem& files, comm::Communicator& comm, std::string path,
-           std::string run, const Options& options) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  impl_ = std::make_unique<Impl>(
-      Impl{comm,
-           {files, std::move(path), std::move(run), options.durable},
-           options,
-           options.directories.leaders.empty()
-               ? find_directories(comm, options.storage)
-               : options.directories});
-  impl_->start();
+           std::string run, const Options& options)
+    : comm_(comm),
+      root_{files, std::move(path), std::move(run), options.durable},
+      options_(options),
+      directories_(options.directories.leaders.empty()
+                       ? find_directories(comm, options.storage)
+                       : options.directories) {
+  while (root_.path.size() > 1 && root_.path.back() == '/')
+    root_.path.pop_back();
+  if (!is_shared()) root_.run = broadcast_text(comm_, root_.run);
+  on_leaders([&] { open(); });
+  find_parts();
+  on_leaders([&] {
+    tidy(root_, lock_ != nullptr);
+    look_for_newest();
+  });
+  if (is_shared()) return;
+  comm_.all_reduce(View(&save_index_, 1, DType::kInt64), comm::ReduceOp::kMax);
+  index_at_start_ = save_index_;
 }
 
-Root::~Root() = default;
-
 std::uint64_t Root::total_bytes(const Contents& contents) const {
-  const auto bytes = impl_->bytes_of_ranks(contents);
+  const auto bytes = bytes_of_ranks(contents);
   return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
 }
 
 Root::Committed Root::write(Contents contents) {
-  const std::vector<std::uint64_t> bytes = impl_->bytes_of_ranks(contents);
+  const std::vector<std::uint64_t> bytes = bytes_of_ranks(contents);
   Announcement made;
   try {
-    impl_->write(contents, made, bytes);
+    write(contents, made, bytes);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kCommFailure) impl_->clean_up(made);
+    if (error.code() != ErrorCode::kCommFailure) clean_up(made);
     throw;
   }
-  return {impl_->root.in(step_name(made.step)),
+  return {root_.in(step_name(made.step)),
           std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}),
           made.save_index};
 }
 
 void Root::retain(const Retention& which, const std::string& loaded_from) {
-  const RootDirectory& root = impl_->root;
-  impl_->find_parts();
+  find_parts();
   std::string names;  // of ours: no spaces
-  impl_->on_rank_0([&] {
+  on_rank_0([&] {
     require(which.keep_last >= 0, "keep_last", ">= 0", which.keep_last);
     require(which.keep_every >= 0, "keep_every", ">= 0", which.keep_every);
     for (const std::string& name :
-         superfluous(find_checkpoints(root), root.run, which,
-                     {loaded_from, impl_->index_at_start}))
+         superfluous(find_checkpoints(root_), root_.run, which,
+                     {loaded_from, index_at_start_}))
       names += name + ' ';
   });
-  names = broadcast_text(impl_->comm, names);
-  impl_->on_leaders([&] {
+  names = broadcast_text(comm_, names);
+  on_leaders([&] {
     std::istringstream words(names);
     for (std::string name; words >> name;)
-      if (root.files.exists(root.in(name))) root.remove(name);
+      if (root_.files.exists(root_.in(name))) root_.remove(name);
   });
 }
 

@@ -5,48 +5,18 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/commit/directories.h"
-#include "checkpoint/disk/file_system.h"
+#include "checkpoint/commit/find_checkpoints.h"
+#include "checkpoint/commit/write_file.h"
 #include "checkpoint/disk/keep_looking.h"
-#include "checkpoint/format/manifest.h"
-#include "checkpoint/format/safetensors.h"
 #include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/communicator.h"
 
 namespace thinwire::checkpoint {
-
-/// A file that this rank writes.
-struct PlannedFile {
-  /// Writes bytes [offset, offset + to.size()) of the header's tensor `tensor`.
-  using Read = std::function<void(std::size_t tensor, std::uint64_t offset,
-                                  std::span<std::byte> to)>;
-
-  std::string name;
-  SafetensorsHeader header;
-  Read read;
-  std::vector<std::pair<std::string, std::string>> tensors{};  ///< SavedFile's
-};
-
-/// An entry of a directory of checkpoints, as one rank found it.
-struct FoundCheckpoint {
-  std::string name;       ///< Name of the directory.
-  bool complete = false;  ///< It has a manifest that verifies itself, and files
-                          ///< of the sizes that it lists.
-  std::string problem{};  ///< Why it is not.
-  /// The problem is that it cannot be read just now: it may be complete.
-  bool unreadable = false;
-  Manifest manifest{};  ///< Set if complete.
-};
-/// Newest first, by save_index; those that are not complete last. Local;
-/// changes nothing.
-[[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(
-    FileSystem& files, const std::string& root);
 
 /// The directory into which one run writes its checkpoints, and the protocol
 /// that makes each checkpoint appear whole or not at all. If hosts have
@@ -75,7 +45,8 @@ class Root {
   /// process that hold the lock, and Error(kUnavailable).
   Root(FileSystem& files, comm::Communicator& comm, std::string path,
        std::string run, const Options& options);
-  ~Root();
+  Root(const Root&) = delete;
+  Root& operator=(const Root&) = delete;
 
   struct Contents {
     std::vector<PlannedFile> files{};  ///< This rank's.
@@ -100,8 +71,58 @@ class Root {
   void retain(const Retention& which, const std::string& loaded_from);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  // Rank 0's message to the others before a checkpoint is written.
+  struct Announcement {
+    std::string partial;  // directory in ROOT
+    std::int64_t step = 0;
+    std::int64_t save_index = 0;
+  };
+  using Body = std::function<void()>;
+
+  [[nodiscard]] bool decides() const { return comm_.rank() == 0; }
+  [[nodiscard]] int leader_of(int rank) const {
+    return directories_.leaders[static_cast<std::size_t>(rank)];
+  }
+  // Returns whether this rank makes the directory that it writes into.
+  [[nodiscard]] bool leads() const {
+    return leader_of(comm_.rank()) == comm_.rank();
+  }
+  [[nodiscard]] bool is_shared() const {
+    return options_.storage == Storage::kShared;
+  }
+  [[nodiscard]] const std::string& host_of(int rank) const {
+    return directories_.hosts[static_cast<std::size_t>(rank)];
+  }
+  // Collective: `body` on rank 0, or on the ranks that lead. If it throws, all
+  // ranks do.
+  void on_rank_0(const Body& body);
+  void on_leaders(const Body& body);
+
+  void open();
+  void find_parts();
+  void look_for_newest();
+  [[nodiscard]] std::vector<std::uint64_t> bytes_of_ranks(
+      const Contents& contents) const;
+  void require_space(const std::vector<std::uint64_t>& of_ranks) const;
+  [[nodiscard]] Announcement announce(const Contents& contents);
+  [[nodiscard]] std::string probe(const Announcement& made) const;
+  void wait_for_probe(const Announcement& made) const;
+  [[nodiscard]] std::vector<SavedFile> write_files(const Contents& contents,
+                                                   const Announcement& made,
+                                                   std::uint64_t total);
+  void fill_in(Manifest& manifest, const Announcement& made) const;
+  void commit_in_parts(Manifest& manifest, Announcement& made);
+  void write(Contents& contents, Announcement& made,
+             const std::vector<std::uint64_t>& bytes);
+  void clean_up(const Announcement& made) const noexcept;
+
+  comm::Communicator& comm_;
+  RootDirectory root_;
+  Options options_;
+  Directories directories_;
+  std::unique_ptr<FileSystem::Lock> lock_{};
+  std::int64_t save_index_ = 0;  // of the last save
+  std::int64_t index_at_start_ = 0;
 };
 
 /// Collective: every rank's text, in rank order.
@@ -115,7 +136,5 @@ using comm::gather_texts;
 /// Collective: calls `body` on every rank; where it threw on one, all throw the
 /// lowest one's Error, with "rank R: " in front.
 void everywhere(comm::Communicator& comm, const std::function<void()>& body);
-/// Local: 32 hexadecimal digits that nobody else has.
-[[nodiscard]] std::string random_id();
 
 }  // namespace thinwire::checkpoint

@@ -20,6 +20,8 @@ enum class NameKind { kFinal, kPartial, kReplaced, kDeleting, kForeign };
 /// "step-0000001000"
 [[nodiscard]] std::string step_name(std::int64_t step);
 [[nodiscard]] NameKind kind_of(std::string_view name);
+/// Local: 32 hexadecimal digits that nobody else has.
+[[nodiscard]] std::string random_id();
 /// Whether a partial, replaced or deleting one was made by this run; its name
 /// says so, since it need not have a manifest.
 [[nodiscard]] bool is_of_run(std::string_view name, std::string_view run);

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/checksum.h"
@@ -90,6 +93,36 @@ class Contents {
 };
 
 }  // namespace
+
+// Offsets are multiples of an element's size, because larger types come first
+// in a file and pieces are multiples of 8 bytes.
+PlannedFile planned_file(std::string name,
+                         const std::vector<PlannedTensor>& tensors,
+                         Metadata metadata) {
+  std::vector<TensorEntry> entries;
+  std::unordered_map<std::string_view, const PlannedTensor*> by_name;
+  for (const PlannedTensor& tensor : tensors) {
+    entries.push_back(tensor.entry);
+    by_name[tensor.entry.name] = &tensor;
+  }
+  PlannedFile file{
+      .name = std::move(name),
+      .header = place_tensors(std::move(entries), std::move(metadata)),
+      .read = {}};
+  std::vector<optim::StateArray::Read> reads;  // in the order of the header
+  for (const TensorEntry& entry : file.header.tensors)
+    reads.push_back(by_name.at(entry.name)->read);
+  file.read = [reads = std::move(reads), header = file.header](
+                  std::size_t tensor, std::uint64_t offset,
+                  std::span<std::byte> to) {
+    const DType dtype = header.tensors[tensor].type.dtype;
+    const std::size_t size = size_of(dtype);
+    const Range range{static_cast<std::size_t>(offset) / size,
+                      to.size() / size};
+    reads[tensor](range, View(to.data(), range.size, dtype));
+  };
+  return file;
+}
 
 SavedFile write_file(const Destination& to, const PlannedFile& planned) {
   const Contents contents(planned);

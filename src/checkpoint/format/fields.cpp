@@ -81,11 +81,9 @@ std::optional<std::uint64_t> elements_of(
 }
 
 Json to_json(std::span<const std::size_t> shape) {
-  Json array;
-  array.kind = Json::Kind::kArray;
-  for (const std::size_t size : shape)
-    array.elements.push_back(Json::of(static_cast<std::int64_t>(size)));
-  return array;
+  return list_of(shape, [](std::size_t size) {
+    return Json::of(static_cast<std::int64_t>(size));
+  });
 }
 
 }  // namespace thinwire::checkpoint

@@ -40,6 +40,14 @@ inline constexpr std::size_t kMostNameBytes = 1024;
 /// Elements, if they are at most kMostSize.
 [[nodiscard]] std::optional<std::uint64_t> elements_of(
     std::span<const std::size_t> shape) noexcept;
+/// An array of what `to_json` makes of each item.
+template <class Items, class ToJson>
+[[nodiscard]] Json list_of(const Items& items, const ToJson& to_json) {
+  Json list;
+  list.kind = Json::Kind::kArray;
+  for (const auto& item : items) list.elements.push_back(to_json(item));
+  return list;
+}
 /// "[768, 3072]"
 [[nodiscard]] Json to_json(std::span<const std::size_t> shape);
 

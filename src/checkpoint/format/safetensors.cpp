@@ -36,7 +36,7 @@ constexpr std::array<NamedType, 8> kTypes{{{"F32", {DType::kFloat32}},
                                            {"U8", {DType::kUInt8}},
                                            {"BOOL", {DType::kUInt8, true}}}};
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
   return compact_json(Json::of(text));
 }
 
@@ -49,17 +49,17 @@ void require_name(std::string_view kind, std::string_view name) {
 // The JSON text, padded so that tensors begin at a multiple of kDataAlignment.
 std::string header_json(const SafetensorsHeader& header,
                         std::uint64_t data_begin) {
-  std::string json = fmt::format("{{{}:{{", quoted(kMetadataKey));
+  std::string json = fmt::format("{{{}:{{", json_text(kMetadataKey));
   const char* separator = "";
   for (const auto& [key, value] : header.metadata) {
-    json += fmt::format("{}{}:{}", separator, quoted(key), quoted(value));
+    json += fmt::format("{}{}:{}", separator, json_text(key), json_text(value));
     separator = ",";
   }
   json += '}';
   for (const TensorEntry& tensor : header.tensors)
     json += fmt::format(
         R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-        quoted(tensor.name), safetensors_name(tensor.type),
+        json_text(tensor.name), safetensors_name(tensor.type),
         fmt::join(tensor.shape, ","), tensor.begin - data_begin,
         tensor.end() - data_begin);
   json += '}';

@@ -24,7 +24,7 @@ namespace {
 // Scalar of a ZeRO state whose parameters travel in 4 or 8 bits.
 constexpr const char* kBitsDown = "bits_down";
 // Most bytes that are exchanged at once.
-constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
+constexpr std::size_t kMostExchangedBytes = std::size_t{64} << 20;
 
 // Ascending, neighbours joined.
 std::vector<Range> joined(std::vector<Range> ranges) {
@@ -97,7 +97,7 @@ Buffer StateReader::fill(std::size_t size, DType dtype, bool is_shared,
                          const Read& read) {
   // Only of new parameters nothing is read.
   Buffer values(size, dtype, matching_.has_new() ? Fill::kZeros : Fill::kNone);
-  const std::size_t most = kPieceBytes / size_of(dtype);
+  const std::size_t most = kMostExchangedBytes / size_of(dtype);
   for (std::size_t begin = 0; begin < size; begin += most) {
     const Range piece{begin, std::min(most, size - begin)};
     const View to = values.view().subview(piece.offset, piece.size);

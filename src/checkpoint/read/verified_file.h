@@ -18,6 +18,16 @@
 
 namespace thinwire::checkpoint {
 
+/// All of a file. Throws Error(kUnavailable), and Error(kCorruptCheckpoint)
+/// beyond `most_bytes`.
+[[nodiscard]] std::string read_text(FileSystem& files, const std::string& path,
+                                    bool follows_links,
+                                    std::uint64_t most_bytes);
+
+/// DIRECTORY/manifest.json, parsed.
+[[nodiscard]] Manifest read_manifest(FileSystem& files,
+                                     const std::string& directory);
+
 /// "a, b, c, d, 7 more"
 [[nodiscard]] std::string some_of(const std::vector<std::string_view>& names);
 /// Names the tensors in bytes [begin, end) of a file for messages: "exp_avg,

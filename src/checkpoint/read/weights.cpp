@@ -6,7 +6,7 @@
 #include <set>
 
 #include "checkpoint/format/fields.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "core/json.h"
 #include "core/require.h"
 

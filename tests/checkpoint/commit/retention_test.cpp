@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoint/commit/retention.h"
+#include "checkpoint/commit/find_checkpoints.h"
 
 #include <gtest/gtest.h>
 

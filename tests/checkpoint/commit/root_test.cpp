@@ -8,7 +8,7 @@
 
 #include "checkpoint/commit/scenarios.h"
 #include "checkpoint/dummy.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/tiny_checkpoint.h"
 #include "support/errors.h"
 #include "support/folder.h"

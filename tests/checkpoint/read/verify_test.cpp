@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/dummy.h"
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/weights.h"
 #include "checkpoint/tiny_checkpoint.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/read/read_text.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/weights.h"
 #include "thinwire/kernels/cast.h"
