@@ -6,16 +6,39 @@
 #include <vector>
 
 #include "checkpoint/commit/root.h"
-#include "checkpoint/commit/root_directory.h"
+#include "checkpoint/disk/keep_looking.h"
 #include "checkpoint/read/named_states.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
+#include "comm/host_name.h"
 #include "core/require.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
 
 namespace {
+
+std::uint64_t bytes_at(FileSystem& files, const std::string& path) {
+  return files.exists(path) ? files.stat(path).bytes : 0;
+}
+
+void await_own(FileSystem& files, const Found& found, int rank) {
+  auto next = found.manifest.files.begin();
+  const auto path = [&] { return found.path + "/" + next->name; };
+  const auto all_are_there = [&] {
+    while (next != found.manifest.files.end() && files.exists(path()) &&
+           bytes_at(files, path()) >= next->bytes)
+      ++next;
+    return next == found.manifest.files.end();
+  };
+  if (keep_looking(files, kPatience, all_are_there)) return;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("{}: rank {} on host {} sees {} of {} bytes, rank 0 "
+                          "saw all: it was removed while it was being opened "
+                          "(check keep_last), or its directory is not shared",
+                          path(), rank, comm::host_name(),
+                          bytes_at(files, path()), next->bytes));
+}
 
 bool has_weights(FileSystem& files, const std::string& path) {
   return path.ends_with(".safetensors") ||
@@ -141,6 +164,26 @@ Found open_candidate(comm::Communicator& comm, FileSystem& files, Found found) {
   text = broadcast_text(comm, text);
   everywhere(comm, [&] { found.manifest = parse_manifest(text, file); });
   return found;
+}
+
+void await_files(comm::Communicator& comm, FileSystem& files,
+                 const Found& found) {
+  everywhere(comm, [&] {
+    if (comm.rank() == 0) require_files(files, found.path, found.manifest);
+  });
+  everywhere(comm, [&] {
+    if (comm.rank() != 0) await_own(files, found, comm.rank());
+  });
+}
+
+void require_still_there(FileSystem& files, const Found& found,
+                         const Error& error) {
+  for (const SavedFile& saved : found.manifest.files)
+    if (!files.exists(found.path + "/" + saved.name))
+      throw Error(ErrorCode::kUnavailable,
+                  fmt::format("{}/{}: it was removed while it was being opened "
+                              "(check keep_last): {}",
+                              found.path, saved.name, error.what()));
 }
 
 }  // namespace thinwire::checkpoint

@@ -7,12 +7,9 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/await_files.h"
 #include "checkpoint/commit/root.h"
-#include "checkpoint/extra.h"
 #include "checkpoint/found.h"
 #include "checkpoint/matching.h"
-#include "checkpoint/others.h"
 #include "checkpoint/read/state_reader.h"
 #include "checkpoint/removed_options.h"
 #include "checkpoint/save_plan.h"
@@ -204,11 +201,11 @@ void read_state(const Training& training, const Found& found,
 
 // Reads the application's data of all ranks.
 void read_extras(const Training& training, const Manifest& manifest,
-                 ExtraReader extras, LoadReport& report) {
+                 SavedArrays& arrays, LoadReport& report) {
   everywhere(training.comm, [&] {
-    report.extra.common = extras.common();
+    report.extra.common = arrays.extra();
     for (int r = 0; r < manifest.world; ++r)
-      report.own_of_ranks.push_back(extras.of_rank(r));
+      report.own_of_ranks.push_back(arrays.extra_of_rank(r));
     if (training.comm.rank() < manifest.world)
       report.extra.own.put_all(
           "",
@@ -300,9 +297,7 @@ Read read_all(const Training& training, const Found& found,
         require_usable_parameters(training, matching, values);
   });
   if (with_states) read_state(training, found, target, reader, options, read);
-  if (!found.is_foreign)
-    read_extras(training, manifest, {files, found.path, manifest, *arrays},
-                read.report);
+  if (!found.is_foreign) read_extras(training, manifest, *arrays, read.report);
   read.report.bytes = sum_over_ranks(
       training.comm, arrays->bytes_read() + weights->bytes_read());
   keep_new_parameters(training, matching, read);

@@ -17,4 +17,11 @@ void require_same_replicas(comm::Communicator& comm, const Training& training,
                            const optim::State& state, const Extra& extra,
                            const SaveOptions& options);
 
+/// Whether a run can continue with what is to be saved: parameters and states
+/// are finite and at most 1e30 in magnitude. If not, rank 0 logs a warning that
+/// names one of them. Collective; all ranks return the same.
+[[nodiscard]] bool are_usable(comm::Communicator& comm,
+                              const Training& training,
+                              const optim::State& state);
+
 }  // namespace thinwire::checkpoint

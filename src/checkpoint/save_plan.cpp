@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "checkpoint/extra.h"
+#include "checkpoint/read/saved_arrays.h"
 #include "core/json.h"
 #include "core/ranges.h"
 #include "core/require.h"
@@ -385,10 +385,6 @@ class SavePlan {
 };
 
 }  // namespace
-
-std::string state_file_name(int rank, int world) {
-  return fmt::format("state-{:05}-of-{:05}.safetensors", rank + 1, world);
-}
 
 std::string precision_name(DType dtype) {
   switch (dtype) {

@@ -22,8 +22,6 @@ namespace thinwire::checkpoint {
                                        const Extra& extra,
                                        const SaveOptions& options);
 
-/// The name of a rank's file of states.
-[[nodiscard]] std::string state_file_name(int rank, int world);
 /// "fp32", "fp16", "bf16".
 [[nodiscard]] std::string precision_name(DType dtype);
 

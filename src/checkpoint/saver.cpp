@@ -16,7 +16,6 @@
 #include "checkpoint/replicas.h"
 #include "checkpoint/rows.h"
 #include "checkpoint/save_plan.h"
-#include "checkpoint/usable.h"
 #include "core/json.h"
 #include "core/require.h"
 #include "thinwire/checkpoint/checkpoint.h"

@@ -51,7 +51,7 @@ void describe_named_states(FileSystem& files, const std::string& directory,
 // Values are counted from the first tensor on, whatever lies between them.
 SavedArrays::SavedArrays(FileSystem& files, const std::string& directory,
                          const Manifest& manifest, NamedStates)
-    : directory_(directory), manifest_(manifest) {
+    : system_(files), directory_(directory), manifest_(manifest) {
   files_.push_back(std::make_unique<VerifiedFile>(
       files, fmt::format("{}/{}", directory, kNamedStates)));
   const SafetensorsHeader& header = files_.front()->header();

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <set>
 
 #include "checkpoint/format/fields.h"
 #include "core/require.h"
@@ -163,11 +165,88 @@ void SavedArrays::forget_chunk() noexcept {
     files_[last_file_]->forget_chunk();
 }
 
+void SavedArrays::add_extra(int rank, std::string_view prefix, StateDict& to) {
+  const std::string name = state_file_name(rank, manifest_.world);
+  for (std::size_t i = 0; i < manifest_.files.size(); ++i) {
+    if (manifest_.files[i].name != name) continue;
+    std::optional<VerifiedFile> own;
+    VerifiedFile& file = files_[i] != nullptr ? *files_[i]
+                                              : own.emplace(system_, directory_,
+                                                            manifest_.files[i]);
+    for (const TensorEntry& tensor : file.header().tensors) {
+      if (!tensor.name.starts_with(prefix)) continue;
+      const DType dtype = tensor.type.dtype;
+      Buffer values(tensor.bytes / size_of(dtype), dtype);
+      file.read(tensor.begin, bytes_of(values.view()));
+      to.put(tensor.name.substr(prefix.size()), std::move(values));
+    }
+    file.forget_chunk();
+  }
+}
+
+StateDict SavedArrays::extra() {
+  StateDict extra;
+  extra.put_all("", manifest_.extra);
+  add_extra(0, kExtra, extra);
+  return extra;
+}
+
+StateDict SavedArrays::extra_of_rank(int rank) {
+  StateDict extra;
+  if (!manifest_.extra_of_ranks.empty())
+    extra.put_all("", manifest_.extra_of_ranks[static_cast<std::size_t>(rank)]);
+  add_extra(rank, kExtraOfRank, extra);
+  return extra;
+}
+
 std::uint64_t SavedArrays::bytes_read() const noexcept {
   std::uint64_t bytes = 0;
   for (const auto& one : files_)
     if (one != nullptr) bytes += one->bytes_read();
   return bytes;
+}
+
+std::string SavedArrays::describe(std::size_t file, std::uint64_t begin,
+                                  std::uint64_t end) const {
+  const SafetensorsHeader& header = files_.at(file)->header();
+  std::vector<std::string> lists;
+  if (begin < header.data_begin) lists.emplace_back("the header");
+  const auto is_hit = [&](const TensorEntry& tensor) {
+    return tensor.bytes > 0 && tensor.begin < end && tensor.end() > begin;
+  };
+  std::set<std::string_view> known;
+  for (const auto& [name, array] : arrays_)
+    for (const auto& [rank, part] : array.parts) {
+      const auto found = part.tensors.find(file);
+      if (found == part.tensors.end() || !is_hit(*found->second)) continue;
+      known.insert(found->second->name);
+      if (part.pieces == nullptr) {
+        lists.push_back(name);
+        continue;
+      }
+      const TensorEntry& tensor = *found->second;
+      const std::uint64_t each = size_of(tensor.type.dtype);
+      const std::uint64_t first =
+          (std::max(begin, tensor.begin) - tensor.begin) / each;
+      const std::uint64_t last =
+          (std::min(end, tensor.end()) - tensor.begin + each - 1) / each;
+      std::vector<std::string_view> hit;
+      for (const SavedPiece& piece : *part.pieces) {
+        const std::uint64_t values =
+            array.saved->axis == optim::Axis::kElement ? piece.range.size : 1;
+        if (piece.file != file || piece.value >= last ||
+            piece.value + values <= first)
+          continue;
+        const std::string& parameter =
+            manifest_.parameters[piece.parameter].name;
+        if (hit.empty() || hit.back() != parameter) hit.push_back(parameter);
+      }
+      lists.push_back(name + " of " + some_of(hit));
+    }
+  for (const TensorEntry& tensor : header.tensors)
+    if (is_hit(tensor) && !known.contains(tensor.name))
+      lists.push_back(tensor.name);
+  return fmt::format("{}", fmt::join(lists, "; "));
 }
 
 }  // namespace thinwire::checkpoint

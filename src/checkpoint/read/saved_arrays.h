@@ -16,8 +16,17 @@
 #include "checkpoint/read/verified_file.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/state_dict.h"
 
 namespace thinwire::checkpoint {
+
+/// Before the names of the application's arrays: of all ranks, in rank 0's file
+/// of states, and of one rank, in its own.
+inline constexpr const char* kExtra = "extra/";
+inline constexpr const char* kExtraOfRank = "extra_of_rank/";
+
+/// The name of a rank's file of states.
+[[nodiscard]] std::string state_file_name(int rank, int world);
 
 /// A part of an array that lies in one file: a row of an index tensor. Never
 /// empty.
@@ -29,13 +38,14 @@ struct SavedPiece {
 };
 
 /// The arrays of a checkpoint by parameter and range, whatever number of ranks
-/// saved it. Local. Not for several threads at once.
+/// saved it, and what the application added. Local. Not for several threads at
+/// once.
 class SavedArrays {
  public:
   /// Opens every file that holds a part of an array, then reads and checks the
   /// index tensors. Pieces must lie inside their parameters and must not
-  /// overlap. `manifest` must outlive this. Throws Error(kUnavailable) and
-  /// Error(kCorruptCheckpoint), which name the file.
+  /// overlap. `files` and `manifest` must outlive this. Throws
+  /// Error(kUnavailable) and Error(kCorruptCheckpoint), which name the file.
   SavedArrays(FileSystem& files, std::string directory,
               const Manifest& manifest);
   /// Selects the file kNamedStates of other programs, which has a tensor for
@@ -79,10 +89,10 @@ class SavedArrays {
   [[nodiscard]] std::string describe(std::size_t file, std::uint64_t begin,
                                      std::uint64_t end) const;
 
-  /// A file that holds arrays, to read what else is in it; null: it holds none.
-  [[nodiscard]] VerifiedFile* opened(std::size_t file) noexcept {
-    return files_[file].get();
-  }
+  /// Returns the data that the application added, of all ranks and of one.
+  /// Opens only files that hold no arrays. Throws as the constructor.
+  [[nodiscard]] StateDict extra();
+  [[nodiscard]] StateDict extra_of_rank(int rank);
 
   /// Gives memory back that the next read() may need again.
   void forget_chunk() noexcept;
@@ -102,7 +112,8 @@ class SavedArrays {
     std::map<int, Part> parts{};  // by rank; -1: of all
   };
 
-  void open(FileSystem& files);
+  void open();
+  void add_extra(int rank, std::string_view prefix, StateDict& to);
   [[nodiscard]] Pieces named_pieces(const std::string& array) const;
   void add(std::size_t file, const std::string& array,
            const std::string& fragments);
@@ -116,6 +127,7 @@ class SavedArrays {
                    View to);
   VerifiedFile& file(std::size_t number);
 
+  FileSystem& system_;
   std::string directory_;
   const Manifest& manifest_;
   std::vector<std::unique_ptr<VerifiedFile>> files_;  // null: no arrays

@@ -33,16 +33,21 @@ std::optional<int> rank_of(std::string_view name) {
 
 }  // namespace
 
+std::string state_file_name(int rank, int world) {
+  return fmt::format("state-{:05}-of-{:05}.safetensors", rank + 1, world);
+}
+
 SavedArrays::SavedArrays(FileSystem& files, std::string directory,
                          const Manifest& manifest)
-    : directory_(std::move(directory)),
+    : system_(files),
+      directory_(std::move(directory)),
       manifest_(manifest),
       files_(manifest.files.size()) {
   for (const SavedParameter& parameter : manifest.parameters)
     sizes_.push_back(elements_of(parameter.shape).value());
   for (const SavedArray& saved : manifest.arrays)
     arrays_[saved.name].saved = &saved;
-  open(files);
+  open();
   for (std::size_t i = 0; i < manifest.files.size(); ++i)
     for (const auto& [array, fragments] : manifest.files[i].tensors)
       add(i, array, fragments);
@@ -55,11 +60,11 @@ SavedArrays::SavedArrays(FileSystem& files, std::string directory,
       });
 }
 
-void SavedArrays::open(FileSystem& files) {
+void SavedArrays::open() {
   for (std::size_t i = 0; i < manifest_.files.size(); ++i) {
     if (manifest_.files[i].tensors.empty()) continue;
     files_[i] =
-        std::make_unique<VerifiedFile>(files, directory_, manifest_.files[i]);
+        std::make_unique<VerifiedFile>(system_, directory_, manifest_.files[i]);
     files_[i]->forget_chunk();
   }
 }
