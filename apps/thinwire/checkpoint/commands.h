@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <iostream>
+#include <nlohmann/json.hpp>
 #include <string>
 
 /// The subcommands of `thinwire checkpoint`. They write results to stdout, for
@@ -22,15 +24,14 @@ struct ExportFlags {
 };
 void export_to(const std::string& path, const ExportFlags& flags, bool json);
 
+using OrderedJson = nlohmann::ordered_json;
+
+/// Prints one object on one line; bytes that are not UTF-8 are replaced.
+inline void print_line(const OrderedJson& json) {
+  std::cout << json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)
+            << '\n';
+}
 /// Returns a text like "1.2 GB".
 [[nodiscard]] std::string size_text(std::uint64_t bytes);
-/// Returns the last part of a path.
-[[nodiscard]] std::string name_of(const std::string& path);
-
-/// States of a directory that is no checkpoint. A crash may leave a partial
-/// one; any other is damaged.
-inline constexpr const char* kLeftover = "partial";
-inline constexpr const char* kDamaged = "damaged";
-[[nodiscard]] bool is_leftover(const std::string& name);
 
 }  // namespace thinwire::apps::checkpoint_tool

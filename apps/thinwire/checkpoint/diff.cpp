@@ -2,17 +2,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
+#include <cmath>
+#include <cstring>
 #include <map>
-#include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
-#include <variant>
 
 #include "apps/thinwire/checkpoint/commands.h"
-#include "apps/thinwire/checkpoint/difference.h"
 #include "apps/thinwire/checkpoint/opened.h"
+#include "thinwire/core/buffer.h"
 
 namespace thinwire::apps::checkpoint_tool {
 
@@ -34,26 +34,169 @@ Values in_memory(ConstView values) {
           }};
 }
 
+double value_at(ConstView values, std::size_t i) {
+  switch (values.dtype()) {
+    case DType::kFloat32:
+      return static_cast<double>(values.as<float>()[i]);
+    case DType::kFloat16:
+      return static_cast<double>(to_float(values.as<Half>()[i]));
+    case DType::kBFloat16:
+      return static_cast<double>(to_float(values.as<BFloat16>()[i]));
+    case DType::kFloat64:
+      return values.as<double>()[i];
+    case DType::kInt32:
+      return values.as<std::int32_t>()[i];
+    case DType::kInt64:
+      return static_cast<double>(values.as<std::int64_t>()[i]);
+    case DType::kUInt8:
+      return values.as<std::uint8_t>()[i];
+  }
+  return 0;
+}
+
+struct Delta {
+  std::uint64_t count = 0;
+  double most = 0;  // NaN if only one of the two is
+  std::size_t first = 0;
+  double a = 0;
+  double b = 0;
+};
+
+// Compares bits if the dtypes are the same, otherwise values.
+void add(Delta& delta, std::size_t offset, ConstView a, ConstView b) {
+  const bool same_dtype = a.dtype() == b.dtype();
+  if (same_dtype && std::memcmp(a.data(), b.data(), a.bytes()) == 0) return;
+  const std::size_t each = size_of(a.dtype());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double x = value_at(a, i);
+    const double y = value_at(b, i);
+    const bool equal =
+        same_dtype
+            ? std::memcmp(static_cast<const std::byte*>(a.data()) + i * each,
+                          static_cast<const std::byte*>(b.data()) + i * each,
+                          each) == 0
+            : x == y || (std::isnan(x) && std::isnan(y));
+    if (equal) continue;
+    if (delta.count++ == 0) {
+      delta.first = offset + i;
+      delta.a = x;
+      delta.b = y;
+    }
+    const double distance = std::abs(x - y);
+    if (!(distance <= delta.most)) delta.most = distance;
+  }
+}
+
+// JSON has only finite numbers.
+OrderedJson number(double value) {
+  if (std::isfinite(value)) return value;
+  return fmt::format("{}", value);
+}
+
+// Prints and counts differences.
+class Differences {
+ public:
+  explicit Differences(bool json) : json_(json) {}
+
+  // `what` is, for example, "exp_avg of h.0.w"; `first` is counted in its
+  // elements.
+  void compare(const std::string& what, const Values& a, const Values& b) {
+    if (a.size != b.size)
+      return note(what, fmt::format("{} values, {} values", a.size, b.size));
+    ++compared_;
+    Delta delta;
+    constexpr std::size_t kPiece = std::size_t{1} << 20;
+    for (std::size_t at = 0; at < a.size; at += kPiece) {
+      const Range range{at, std::min(kPiece, a.size - at)};
+      Buffer x(range.size, a.dtype);
+      Buffer y(range.size, b.dtype);
+      a.read(range, x.view());
+      b.read(range, y.view());
+      add(delta, at, x.view(), y.view());
+    }
+    if (delta.count == 0) return;
+    ++found_;
+    if (json_)
+      return print_line({{"what", what},
+                         {"values", a.size},
+                         {"differ", delta.count},
+                         {"max_delta", number(delta.most)},
+                         {"first", delta.first},
+                         {"a", number(delta.a)},
+                         {"b", number(delta.b)}});
+    fmt::print(
+        "{}: {} of {} values differ, max |delta| {:.6g}; first at {}: {} {}\n",
+        what, delta.count, a.size, delta.most, delta.first, delta.a, delta.b);
+  }
+
+  void compare(const std::string& what, const std::string& a,
+               const std::string& b) {
+    if (a != b) return note(what, fmt::format("{}, {}", a, b));
+    ++compared_;
+  }
+
+  // Counts a difference that has no single values to compare.
+  void note(const std::string& what, const std::string& difference) {
+    ++compared_;
+    ++found_;
+    if (json_) return print_line({{"what", what}, {"difference", difference}});
+    fmt::print("{}: {}\n", what, difference);
+  }
+
+  // Names something that is not compared, and counts no difference.
+  void leave_out(const std::string& what, const std::string& why) {
+    if (json_) return print_line({{"what", what}, {"left_out", why}});
+    fmt::print("{}: not compared: {}\n", what, why);
+  }
+
+  bool none() const noexcept { return found_ == 0; }
+  // Returns a text like "3 of 120".
+  std::string count() const {
+    return fmt::format("{} of {}", found_, compared_);
+  }
+
+  void conclude() const {
+    if (json_)
+      print_line(
+          {{"equal", none()}, {"compared", compared_}, {"differ", found_}});
+    else if (none())
+      fmt::print("equal: {} arrays and scalars compared\n", compared_);
+  }
+
+ private:
+  bool json_;
+  std::uint64_t compared_ = 0;
+  std::uint64_t found_ = 0;
+};
+
+const std::string& name_of(const auto& item) {
+  if constexpr (requires { item.name; })
+    return item.name;
+  else
+    return item.first;
+}
+
 class Comparison {
  public:
   Comparison(Opened& a, Opened& b, Differences& to) : a_(a), b_(b), to_(to) {}
 
   void run() {
+    const auto& a = a_.manifest();
+    const auto& b = b_.manifest();
     compare_facts();
-    for (const auto& parameter : a_.manifest().parameters)
-      compare_parameter(parameter);
-    for (const auto& parameter : b_.manifest().parameters)
-      if (!a_.parameter(parameter.name)) to_.note(parameter.name, kOnlyB);
-    for (const auto& other : a_.manifest().others)
+    pair_up("", a.parameters, b.parameters, [&](const auto& x, const auto& y) {
+      if (x.shape != y.shape) return to_.note(x.name, "another shape");
+      to_.compare(x.name, a_.weight(x.name), b_.weight(x.name));
+    });
+    for (const auto& other : a.others)
       if (b_.has_weight(other.name))
         to_.compare(other.name, a_.weight(other.name), b_.weight(other.name));
       else
         to_.note(other.name, kOnlyA);
-    for (const auto& other : b_.manifest().others)
+    for (const auto& other : b.others)
       if (!a_.has_weight(other.name)) to_.note(other.name, kOnlyB);
-    for (const SavedArray& array : a_.manifest().arrays) compare_array(array);
-    for (const SavedArray& array : b_.manifest().arrays)
-      if (a_.arrays().find(array.name) == nullptr) to_.note(array.name, kOnlyB);
+    pair_up("", a.arrays, b.arrays,
+            [&](const auto& x, const auto& y) { compare_array(x, y); });
   }
 
  private:
@@ -72,7 +215,7 @@ class Comparison {
       if (!has_alias(b, alias)) to_.note(alias.first, kOnlyA);
     for (const auto& alias : b.aliases)
       if (!has_alias(a, alias)) to_.note(alias.first, kOnlyB);
-    compare_states("extra ", a_.extra().common(), b_.extra().common());
+    compare_states("extra ", a_.arrays().extra(), b_.arrays().extra());
     if (!same_world())
       return to_.leave_out("scalars and extra arrays of ranks",
                            "saved by other ranks");
@@ -85,8 +228,9 @@ class Comparison {
     };
     compare_lists("scalar ", a.scalars_of_ranks, b.scalars_of_ranks);
     for (int r = 0; r < a.world; ++r)
-      compare_states(fmt::format("extra of rank {} ", r), a_.extra().of_rank(r),
-                     b_.extra().of_rank(r));
+      compare_states(fmt::format("extra of rank {} ", r),
+                     a_.arrays().extra_of_rank(r),
+                     b_.arrays().extra_of_rank(r));
   }
 
   static bool has_alias(const checkpoint::Manifest& manifest,
@@ -94,56 +238,51 @@ class Comparison {
     return std::ranges::find(manifest.aliases, alias) != manifest.aliases.end();
   }
 
+  // Calls `both` with what has the same name, and notes the rest.
+  template <class Items, class Both>
+  void pair_up(const std::string& what, const Items& a, const Items& b,
+               const Both& both) {
+    std::map<std::string_view, decltype(&*b.begin())> of_a, of_b;
+    for (const auto& item : a) of_a.emplace(name_of(item), &item);
+    for (const auto& item : b) of_b.emplace(name_of(item), &item);
+    for (const auto& item : a)
+      if (const auto at = of_b.find(name_of(item)); at != of_b.end())
+        both(item, *at->second);
+      else
+        to_.note(what + name_of(item), kOnlyA);
+    for (const auto& item : b)
+      if (!of_a.contains(name_of(item))) to_.note(what + name_of(item), kOnlyB);
+  }
+
   void compare_states(const std::string& what, const StateDict& a,
                       const StateDict& b) {
     compare_scalars(what, a, b);
-    for (const auto& [name, values] : a.arrays())
-      if (b.has_array(name))
-        to_.compare(what + name, in_memory(values.view()),
-                    in_memory(b.array(name)));
-      else
-        to_.note(what + name, kOnlyA);
-    for (const auto& [name, values] : b.arrays())
-      if (!a.has_array(name)) to_.note(what + name, kOnlyB);
+    pair_up(what, a.arrays(), b.arrays(), [&](const auto& x, const auto& y) {
+      to_.compare(what + x.first, in_memory(x.second.view()),
+                  in_memory(y.second.view()));
+    });
   }
 
   void compare_scalars(const std::string& what, const StateDict& a,
                        const StateDict& b) {
-    for (const auto& [name, value] : a.scalars()) {
-      const auto other = b.scalars().find(name);
-      if (other == b.scalars().end())
-        to_.note(what + name, kOnlyA);
-      else
-        to_.compare(what + name, text_of(value), text_of(other->second));
-    }
-    for (const auto& [name, value] : b.scalars())
-      if (!a.has_scalar(name)) to_.note(what + name, kOnlyB);
+    pair_up(what, a.scalars(), b.scalars(), [&](const auto& x, const auto& y) {
+      to_.compare(what + x.first, text_of(x.second), text_of(y.second));
+    });
   }
 
-  void compare_parameter(const checkpoint::SavedParameter& parameter) {
-    const auto in_b = b_.parameter(parameter.name);
-    if (!in_b) return to_.note(parameter.name, kOnlyA);
-    if (b_.manifest().parameters[*in_b].shape != parameter.shape)
-      return to_.note(parameter.name, "another shape");
-    to_.compare(parameter.name, a_.weight(parameter.name),
-                b_.weight(parameter.name));
-  }
-
-  void compare_array(const SavedArray& array) {
-    const SavedArray* const other = b_.arrays().find(array.name);
-    if (other == nullptr) return to_.note(array.name, kOnlyA);
+  void compare_array(const SavedArray& array, const SavedArray& other) {
     if (std::tuple(array.axis, array.sharing == Sharing::kOwn) !=
-        std::tuple(other->axis, other->sharing == Sharing::kOwn))
+        std::tuple(other.axis, other.sharing == Sharing::kOwn))
       return to_.note(array.name, "of another kind");
     const bool each_rank = checkpoint::SavedArrays::is_per_rank(array) &&
-                           checkpoint::SavedArrays::is_per_rank(*other);
-    if (!each_rank) return compare_ranks(array, *other, -1, "");
+                           checkpoint::SavedArrays::is_per_rank(other);
+    if (!each_rank) return compare_ranks(array, other, -1, "");
     if (same_world()) {
       for (int rank = 0; rank < a_.manifest().world; ++rank)
-        compare_ranks(array, *other, rank, fmt::format(" of rank {}", rank));
+        compare_ranks(array, other, rank, fmt::format(" of rank {}", rank));
     } else if (array.axis == Axis::kElement &&
                array.sharing == Sharing::kMean) {
-      compare_elements(array, *other, -1, " (mean of ranks)");
+      compare_elements(array, other, -1, " (mean of ranks)");
     } else {
       to_.leave_out(array.name, "each rank's own, saved by other ranks");
     }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -10,16 +8,18 @@
 #include <vector>
 
 #include "apps/thinwire/checkpoint/commands.h"
-#include "apps/thinwire/checkpoint/json_lines.h"
 #include "apps/thinwire/checkpoint/opened.h"
-#include "apps/thinwire/checkpoint/write_tensors.h"
+#include "checkpoint/commit/write_file.h"
+#include "checkpoint/format/fields.h"
 #include "checkpoint/read/verified_file.h"
-#include "thinwire/core/error.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::apps::checkpoint_tool {
 
 namespace {
 
+using checkpoint::PlannedTensor;
 using checkpoint::SavedArray;
 
 // The shard size of Hugging Face.
@@ -44,54 +44,75 @@ const SavedArray* masters_of(Opened& from, std::size_t number) {
   return nullptr;
 }
 
-Tensor weight_tensor(Opened& from, std::size_t number,
-                     std::optional<DType> dtype) {
-  const checkpoint::SavedParameter& parameter =
-      from.manifest().parameters[number];
-  Tensor tensor{parameter.name, parameter.type, parameter.shape};
-  if (dtype) tensor.type = {*dtype};
-  const SavedArray* const masters =
-      tensor.type == parameter.type ? nullptr : masters_of(from, number);
-  tensor.values = masters != nullptr ? from.elements(*masters, -1, number)
-                                     : from.weight(parameter.name);
+// Converts piece by piece if the values have another dtype.
+PlannedTensor tensor_of(std::string name, checkpoint::TensorType type,
+                        std::vector<std::size_t> shape, Values values) {
+  PlannedTensor tensor{
+      {.name = std::move(name), .type = type, .shape = std::move(shape)},
+      std::move(values.read)};
+  if (values.dtype != type.dtype)
+    tensor.read = [read = std::move(tensor.read), dtype = values.dtype](
+                      Range range, View to) {
+      Buffer piece(range.size, dtype);
+      read(range, piece.view());
+      kernels::convert(std::as_const(piece).view(), to);
+    };
   return tensor;
 }
 
-std::vector<Tensor> weight_tensors(Opened& from, std::optional<DType> dtype) {
-  std::vector<Tensor> tensors;
+PlannedTensor weight_tensor(Opened& from, std::size_t number,
+                            std::optional<DType> dtype) {
+  const auto& parameter = from.manifest().parameters[number];
+  const checkpoint::TensorType type =
+      dtype ? checkpoint::TensorType{*dtype} : parameter.type;
+  const SavedArray* const masters =
+      type == parameter.type ? nullptr : masters_of(from, number);
+  return tensor_of(parameter.name, type, parameter.shape,
+                   masters != nullptr ? from.elements(*masters, -1, number)
+                                      : from.weight(parameter.name));
+}
+
+std::vector<PlannedTensor> weight_tensors(Opened& from,
+                                          std::optional<DType> dtype) {
+  std::vector<PlannedTensor> tensors;
   for (std::size_t i = 0; i < from.manifest().parameters.size(); ++i)
     tensors.push_back(weight_tensor(from, i, dtype));
   for (const auto& other : from.manifest().others)
-    tensors.push_back(
-        {other.name, other.type, other.shape, from.weight(other.name)});
+    tensors.push_back(tensor_of(other.name, other.type, other.shape,
+                                from.weight(other.name)));
   return tensors;
 }
 
 // Returns exp_avg/NAME and the like for each array by element, except arrays of
 // single ranks.
-std::vector<Tensor> state_tensors(Opened& from) {
-  std::vector<Tensor> tensors;
+std::vector<PlannedTensor> state_tensors(Opened& from) {
+  std::vector<PlannedTensor> tensors;
   for (const SavedArray& array : from.manifest().arrays) {
     if (array.axis != optim::Axis::kElement ||
         checkpoint::SavedArrays::is_per_rank(array))
       continue;
     for (std::size_t i = 0; i < from.manifest().parameters.size(); ++i) {
       const auto& parameter = from.manifest().parameters[i];
-      if (elements_of(parameter) > 0 && from.has_all(array, -1, i))
-        tensors.push_back({array.name + "/" + parameter.name,
-                           {array.dtype},
-                           parameter.shape,
-                           from.elements(array, -1, i)});
+      if (checkpoint::elements_of(parameter.shape) != 0u &&
+          from.has_all(array, -1, i))
+        tensors.push_back(tensor_of(array.name + "/" + parameter.name,
+                                    {array.dtype}, parameter.shape,
+                                    from.elements(array, -1, i)));
     }
   }
   const StateDict& scalars = from.manifest().scalars;
   const std::int64_t step = scalars.has_scalar("step") ? scalars.integer("step")
                                                        : from.manifest().step;
-  tensors.push_back(
-      {"step", {DType::kInt64}, {}, {DType::kInt64, 1, [step](Range, View to) {
-                                       to.as<std::int64_t>()[0] = step;
-                                     }}});
+  tensors.push_back({{.name = "step", .type = {DType::kInt64}, .shape = {}},
+                     [step](Range range, View to) {
+                       if (range.size > 0) to.as<std::int64_t>()[0] = step;
+                     }});
   return tensors;
+}
+
+std::uint64_t bytes_of(const PlannedTensor& tensor) {
+  return checkpoint::elements_of(tensor.entry.shape).value() *
+         size_of(tensor.entry.type.dtype);
 }
 
 class Export {
@@ -100,41 +121,38 @@ class Export {
     checkpoint::posix_file_system().make_directories(out_);
   }
 
-  void weights(std::vector<Tensor> tensors) {
-    std::vector<std::vector<Tensor>> shards(1);
+  void weights(std::vector<PlannedTensor> tensors) {
+    std::vector<std::vector<PlannedTensor>> shards(1);
     std::uint64_t bytes = 0;
     std::uint64_t total = 0;
-    for (Tensor& tensor : tensors) {
-      if (!shards.back().empty() && bytes + tensor.bytes() > kShardBytes) {
+    for (PlannedTensor& tensor : tensors) {
+      const std::uint64_t own = bytes_of(tensor);
+      if (!shards.back().empty() && bytes + own > kShardBytes) {
         shards.emplace_back();
         bytes = 0;
       }
-      bytes += tensor.bytes();
-      total += tensor.bytes();
+      bytes += own;
+      total += own;
       shards.back().push_back(std::move(tensor));
     }
-    if (shards.size() == 1) return file("model.safetensors", shards[0]);
+    if (shards.size() == 1) return tensors_in("model.safetensors", shards[0]);
     OrderedJson map = OrderedJson::object();
     for (std::size_t i = 0; i < shards.size(); ++i) {
       const std::string name =
           fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-      file(name, shards[i]);
-      for (const Tensor& tensor : shards[i]) map[tensor.name] = name;
+      tensors_in(name, shards[i]);
+      for (const PlannedTensor& tensor : shards[i])
+        map[tensor.entry.name] = name;
     }
-    text("model.safetensors.index.json",
-         OrderedJson{{"metadata", {{"total_size", total}}}, {"weight_map", map}}
-                 .dump(2) +
-             "\n");
+    const OrderedJson index{{"metadata", {{"total_size", total}}},
+                            {"weight_map", map}};
+    write(checkpoint::Attachment{"model.safetensors.index.json",
+                                 index.dump(2) + "\n"});
   }
 
-  void file(const std::string& name, const std::vector<Tensor>& tensors) {
-    begin(name);
-    note(name, write_tensors(out_ + "/" + name, tensors));
-  }
-  void text(const std::string& name, const std::string& content) {
-    begin(name);
-    write_text(out_ + "/" + name, content);
-    note(name, content.size());
+  void tensors_in(const std::string& name,
+                  const std::vector<PlannedTensor>& tensors) {
+    write(checkpoint::planned_file(name, tensors, {{"format", "pt"}}));
   }
 
   // Copies config.json and the other files that other readers need.
@@ -142,10 +160,11 @@ class Export {
     for (const auto& saved : from.manifest().files)
       if (!saved.name.ends_with(".safetensors") &&
           !saved.name.ends_with(".safetensors.index.json"))
-        text(saved.name,
-             checkpoint::read_text(checkpoint::posix_file_system(),
-                                   from.directory() + "/" + saved.name, false,
-                                   kMostAttachmentBytes));
+        write(checkpoint::Attachment{
+            saved.name,
+            checkpoint::read_text(checkpoint::posix_file_system(),
+                                  from.directory() + "/" + saved.name, false,
+                                  kMostAttachmentBytes)});
   }
 
   // Removes all files after a failure, so that none looks whole.
@@ -165,11 +184,13 @@ class Export {
 
  private:
   // A file that existed before is not removed; writing it fails.
-  void begin(const std::string& name) {
-    if (!std::filesystem::exists(out_ + "/" + name)) begun_.push_back(name);
-  }
-  void note(const std::string& name, std::uint64_t bytes) {
-    written_.emplace_back(name, bytes);
+  template <class File>
+  void write(const File& file) {
+    if (!std::filesystem::exists(out_ + "/" + file.name))
+      begun_.push_back(file.name);
+    const checkpoint::Destination to{
+        checkpoint::posix_file_system(), out_, true, {}};
+    written_.emplace_back(file.name, checkpoint::write_file(to, file).bytes);
   }
 
   std::string out_;
@@ -185,7 +206,8 @@ void export_to(const std::string& path, const ExportFlags& flags, bool json) {
   try {
     to.weights(weight_tensors(from, dtype_from(flags.dtype)));
     to.attachments(from);
-    if (flags.states) to.file("optimizer.safetensors", state_tensors(from));
+    if (flags.states)
+      to.tensors_in("optimizer.safetensors", state_tensors(from));
   } catch (...) {
     to.remove_all();
     throw;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "checkpoint/format/fields.h"
 #include "checkpoint/mean.h"
 #include "checkpoint/read/locate.h"
 #include "checkpoint/read/verified_file.h"
@@ -14,41 +15,9 @@
 
 namespace thinwire::apps::checkpoint_tool {
 
-void for_pieces(std::size_t size, const std::function<void(Range)>& take) {
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
-  for (std::size_t at = 0; at < size; at += kPiece)
-    take({at, std::min(kPiece, size - at)});
-}
-
 std::string text_of(const StateDict::Scalar& scalar) {
   return std::visit([](const auto& value) { return fmt::format("{}", value); },
                     scalar);
-}
-
-std::size_t elements_of(const checkpoint::SavedParameter& parameter) {
-  std::size_t elements = 1;
-  for (const std::size_t size : parameter.shape) elements *= size;
-  return elements;
-}
-
-double value_at(ConstView values, std::size_t i) {
-  switch (values.dtype()) {
-    case DType::kFloat32:
-      return static_cast<double>(values.as<float>()[i]);
-    case DType::kFloat16:
-      return static_cast<double>(to_float(values.as<Half>()[i]));
-    case DType::kBFloat16:
-      return static_cast<double>(to_float(values.as<BFloat16>()[i]));
-    case DType::kFloat64:
-      return values.as<double>()[i];
-    case DType::kInt32:
-      return values.as<std::int32_t>()[i];
-    case DType::kInt64:
-      return static_cast<double>(values.as<std::int64_t>()[i]);
-    case DType::kUInt8:
-      return values.as<std::uint8_t>()[i];
-  }
-  return 0;
 }
 
 Opened::Opened(const std::string& path)
@@ -80,33 +49,34 @@ Values Opened::weight(const std::string& name) {
 
 Values Opened::elements(const checkpoint::SavedArray& array, int rank,
                         std::size_t parameter) {
-  return {array.dtype, elements_of(manifest_.parameters[parameter]),
-          [this, &array, rank, parameter](Range range, View to) {
-            arrays_.read(array.name, rank, parameter, range, to);
-          }};
+  return {
+      array.dtype,
+      checkpoint::elements_of(manifest_.parameters[parameter].shape).value(),
+      [this, &array, rank, parameter](Range range, View to) {
+        arrays_.read(array.name, rank, parameter, range, to);
+      }};
 }
 
 Values Opened::mean(const checkpoint::SavedArray& array,
                     std::size_t parameter) {
-  return {array.dtype, elements_of(manifest_.parameters[parameter]),
-          [this, &array, parameter](Range range, View to) {
-            checkpoint::MeanOfRanks sums(range.size);
-            Buffer one(range.size, array.dtype);
-            for (int rank = 0; rank < manifest_.world; ++rank) {
-              arrays_.read(array.name, rank, parameter, range, one.view());
-              sums.add(std::as_const(one).view());
-            }
-            sums.write(to);
-          }};
-}
-
-checkpoint::ExtraReader Opened::extra() {
-  return {checkpoint::posix_file_system(), directory_, manifest_, arrays_};
+  return {
+      array.dtype,
+      checkpoint::elements_of(manifest_.parameters[parameter].shape).value(),
+      [this, &array, parameter](Range range, View to) {
+        checkpoint::MeanOfRanks sums(range.size);
+        Buffer one(range.size, array.dtype);
+        for (int rank = 0; rank < manifest_.world; ++rank) {
+          arrays_.read(array.name, rank, parameter, range, one.view());
+          sums.add(std::as_const(one).view());
+        }
+        sums.write(to);
+      }};
 }
 
 bool Opened::has_all(const checkpoint::SavedArray& array, int rank,
                      std::size_t parameter) const {
-  const std::size_t size = elements_of(manifest_.parameters[parameter]);
+  const std::size_t size =
+      checkpoint::elements_of(manifest_.parameters[parameter].shape).value();
   std::size_t there = 0;
   for (const auto& piece :
        arrays_.pieces(array.name, rank, parameter, {0, size}))

@@ -8,7 +8,6 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/extra.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/weights.h"
@@ -24,9 +23,6 @@ struct Values {
   std::size_t size = 0;
   std::function<void(Range range, View to)> read{};
 };
-
-/// Calls `take(range)` for pieces of a few megabytes.
-void for_pieces(std::size_t size, const std::function<void(Range)>& take);
 
 /// A checkpoint, or the newest one of a ROOT, with all its files open.
 class Opened {
@@ -54,8 +50,6 @@ class Opened {
   /// gives.
   [[nodiscard]] Values mean(const checkpoint::SavedArray& array,
                             std::size_t parameter);
-  /// Reads what the application added, for all ranks and for one.
-  [[nodiscard]] checkpoint::ExtraReader extra();
   /// Returns whether all of the parameter's elements are in files.
   [[nodiscard]] bool has_all(const checkpoint::SavedArray& array, int rank,
                              std::size_t parameter) const;
@@ -68,11 +62,7 @@ class Opened {
   std::map<std::string, std::size_t, std::less<>> numbers_;
 };
 
-/// Returns an element as a double.
-[[nodiscard]] double value_at(ConstView values, std::size_t i);
 /// Returns a text with all bits: two scalars are equal if their texts are.
 [[nodiscard]] std::string text_of(const StateDict::Scalar& scalar);
-[[nodiscard]] std::size_t elements_of(
-    const checkpoint::SavedParameter& parameter);
 
 }  // namespace thinwire::apps::checkpoint_tool
