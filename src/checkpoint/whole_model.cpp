@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/format/fields.h"
 #include "core/json.h"
 #include "core/require.h"
 #include "thinwire/comm/agreement.h"
@@ -16,14 +17,6 @@
 namespace thinwire::checkpoint {
 
 namespace {
-
-Json list_of(const std::vector<std::int64_t>& values) {
-  Json list;
-  list.kind = Json::Kind::kArray;
-  for (const std::int64_t value : values)
-    list.elements.push_back(Json::of(value));
-  return list;
-}
 
 std::vector<std::int64_t> values_of(const Json& list) {
   std::vector<std::int64_t> values;
@@ -47,10 +40,9 @@ std::string text_of_experts(const comm::Communicator& comm,
       const Parameter& parameter = layout.parameters()[p];
       Json one = Json::object();
       one.add("name", Json::of(std::string_view(parameter.name)));
-      one.add("shape",
-              list_of({parameter.shape.begin(), parameter.shape.end()}));
+      one.add("shape", to_json(parameter.shape));
       one.add("group", Json::of(static_cast<std::int64_t>(parameter.group)));
-      one.add("ranks", list_of(ranks));
+      one.add("ranks", list_of(ranks, [](auto r) { return Json::of(r); }));
       all.elements.push_back(std::move(one));
     }
   }

@@ -18,21 +18,15 @@ namespace {
 
 Json text(std::string_view value) { return Json::of(value); }
 
-template <class Texts>
-Json list_of_texts(const Texts& texts) {
-  Json list;
-  list.kind = Json::Kind::kArray;
-  for (const auto& item : texts) list.elements.push_back(text(item));
-  return list;
+Json list_of_texts(const std::vector<std::string>& texts) {
+  return list_of(texts, [](const std::string& one) { return text(one); });
 }
 
 Json pairs_to_json(
     const std::vector<std::pair<std::string, std::string>>& pairs) {
-  Json list;
-  list.kind = Json::Kind::kArray;
-  for (const auto& [first, second] : pairs)
-    list.elements.push_back(list_of_texts(std::vector{first, second}));
-  return list;
+  return list_of(pairs, [](const auto& pair) {
+    return list_of_texts({pair.first, pair.second});
+  });
 }
 
 Json parameter_to_json(const SavedParameter& parameter, bool has_group) {
@@ -103,7 +97,7 @@ void write_identity(const Manifest& manifest, Lines& writer) {
   writer.member("format", kManifestFormat);
   const std::vector<std::size_t> version{kManifestMajor, kManifestMinor};
   writer.member("version", to_json(version));
-  writer.member("requires", list_of_texts(std::vector<std::string>{}));
+  writer.member("requires", list_of_texts({}));
   writer.member("id", manifest.id);
   writer.member("run", manifest.run);
   writer.member("save_index", manifest.save_index);
@@ -126,10 +120,9 @@ Json file_to_json(const SavedFile& file) {
   Json json = Json::object();
   json.add("name", text(file.name));
   json.add("bytes", Json::of(static_cast<std::int64_t>(file.bytes)));
-  std::vector<std::string> hashes;
-  for (const std::uint64_t hash : file.chunk_hashes)
-    hashes.push_back(hash_text(hash));
-  json.add("xxh3", list_of_texts(hashes));
+  json.add("xxh3", list_of(file.chunk_hashes, [](std::uint64_t hash) {
+             return text(hash_text(hash));
+           }));
   json.add("tensors", pairs_to_json(file.tensors));
   if (!file.host.empty()) json.add("host", text(file.host));
   return json;
