@@ -88,6 +88,31 @@ std::vector<OptimizerCase> optimizer_cases() {
           {"zero_one_adam", zero_one_adam}};
 }
 
+std::vector<NamedConfig> few_bits_cases() {
+  const auto zero = [](int stage, int up, int down, DType dtype) {
+    config::Config config = zero_config(stage, dtype);
+    config.gradient_clipping = 20;
+    config.zero.wire.bits_up = up;
+    config.zero.wire.bits_down = down;
+    return config;
+  };
+  const auto lean = [](DType dtype, int bits) {
+    config::Config config = config_of("adam", dtype);
+    config.optimizer = lean::LeanOnebitAdamOptions{
+        .learning_rate = 0.01, .freeze = {.step = 3}, .denominator_bits = bits};
+    config.precision.loss_scale = {};
+    config.gradient_clipping = 20;
+    return config;
+  };
+  return {{"zero1", zero(1, 4, 4, DType::kFloat32)},
+          {"zero1_bf16", zero(1, 8, 4, DType::kBFloat16)},
+          {"zero2", zero(2, 4, 8, DType::kFloat32)},
+          {"zero2_fp16", zero(2, 4, 4, DType::kFloat16)},
+          {"zero2_up", zero(2, 4, 0, DType::kBFloat16)},
+          {"lean", lean(DType::kFloat32, 8)},
+          {"lean_bf16", lean(DType::kBFloat16, 4)}};
+}
+
 OptimizerConfig optimizer_case(std::string_view name) {
   for (const OptimizerCase& known : optimizer_cases())
     if (known.name == name) return known.options;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -37,6 +38,15 @@ inline ParameterLayout model_layout() {
                               {"block", {1025}, 0},
                               {"long", {20000}, 1},
                               {"last", {3}, 0}});
+}
+
+/// Group by group, which DeepSpeed's wrapper for flat groups asks for.
+inline std::vector<ParameterSpec> ordered_specs() {
+  return {{"scalar", {}, 0},
+          {"wide", {37, 29}, 0},
+          {"none", {4, 0}, 0},
+          {"odd", {33, 17}, 1},
+          {"last", {3}, 1}};
 }
 
 /// Numbers in [-1, 1), another set for each rank.
@@ -89,6 +99,37 @@ inline config::Config config_of(std::string_view optimizer,
   return config;
 }
 
+/// The same with ZeRO, and buckets that are smaller than some parameters.
+inline config::Config zero_config(int stage, DType dtype = DType::kFloat32,
+                                  std::int64_t backwards = 1,
+                                  bool managed = true) {
+  config::Config config = config_of("adam", dtype, backwards, managed);
+  config.comm.bucket_elements = 0;
+  config.zero.stage = stage;
+  config.zero.reduce_bucket_size = 5000;
+  return config;
+}
+
+/// The same optimizer with an outer loop of three local steps.
+inline config::Config outer_config(std::string_view optimizer,
+                                   DType dtype = DType::kFloat32) {
+  config::Config config = config_of(optimizer, dtype);
+  config.gradient_clipping = 1;
+  config.precision.loss_scale.window = 4;
+  config.comm.bucket_elements = 0;
+  config.outer = {.sync_every = 3, .learning_rate = 0.9, .momentum = 0.3};
+  if (optimizer != "onebit_adam") config.outer.warmup_steps = 2;
+  return config;
+}
+
+struct NamedConfig {
+  std::string name;
+  config::Config config;
+};
+
+/// ZeRO in few bits, and lean 1-bit Adam.
+std::vector<NamedConfig> few_bits_cases();
+
 /// The optimizer itself, made without an Engine.
 struct MakeByHand {
   comm::Communicator& comm;
@@ -118,7 +159,7 @@ struct MakeByHand {
   Made operator()(const optim::ZeroOneAdamOptions& o) const {
     return low_bit<optim::ZeroOneAdam>(o);
   }
-  // engine_few_bits_test.cpp tests the lean optimizer.
+  // engine_optimizers_test.cpp tests the lean optimizer.
   Made operator()(const lean::LeanOnebitAdamOptions&) const { return nullptr; }
 };
 
@@ -186,37 +227,58 @@ class ByHand {
   comm::Communicator& comm;
 };
 
+/// The model of a Sharded.
+struct Model {
+  ParameterLayout layout = model_layout();
+  std::size_t num_wide = 0;  ///< The last ones are fp32 in any precision.
+  bool from_floats = true;   ///< Masters are parameters before the rounding.
+  /// Values that rank 0 begins with, and others that the other ranks have.
+  std::function<std::vector<float>(const ParameterLayout&, int rank)> start =
+      [](const ParameterLayout& of, int rank) {
+        return initial_params(of.size(), rank);
+      };
+};
+
 /// An Engine with its memory. Gradients have an array where the Engine keeps
 /// them.
 class Sharded {
  public:
-  Sharded(comm::Communicator& c, const config::Config& config,
-          bool from_floats = true, ParameterLayout of = model_layout())
-      : layout(std::move(of)),
+  Sharded(comm::Communicator& c, const config::Config& config, Model model = {})
+      : layout(std::move(model.layout)),
         comm(c),
         keeps(keeps_gradients(config, c.size())),
-        params(layout.size(), config.precision.dtype),
-        grads(keeps ? layout.size() : 0, config.precision.dtype),
+        first_wide(layout.parameters().size() - model.num_wide),
+        narrow(model.num_wide == 0 ? layout.size()
+                                   : layout.parameters()[first_wide].offset),
+        params(narrow, config.precision.dtype),
+        grads(keeps ? narrow : 0, config.precision.dtype),
+        wide_params(layout.size() - narrow, DType::kFloat32),
+        wide_grads(keeps ? layout.size() - narrow : 0, DType::kFloat32),
         engine([&] {
-          // Another start on each rank: that of rank 0 is to count.
-          const auto start = initial_params(layout.size(), c.rank());
-          kernels::convert(start, params.view());
-          if (keeps) std::memset(grads.data(), 0xff, grads.bytes());
-          return Engine(comm, layout, config, params.view(), grads.view(),
-                        from_floats ? ConstView(start) : ConstView());
+          const auto start = model.start(layout, c.rank());
+          kernels::convert(start, all_params());
+          for (Buffer* const own : {&grads, &wide_grads})
+            if (!own->empty()) std::memset(own->data(), 0xff, own->bytes());
+          return Engine(comm, layout, config, all_params(), all_grads(),
+                        model.from_floats ? ConstView(start) : ConstView());
         }()) {}
+
+  [[nodiscard]] View all_params() { return joined(params, wide_params); }
+  [[nodiscard]] View all_grads() { return joined(grads, wide_grads); }
 
   [[nodiscard]] Buffer gradients(const Batch& batch) const {
     return gradient(layout, comm.rank(), batch, engine.loss_factor(),
-                    params.dtype());
+                    wide_params.empty() ? params.dtype() : DType::kFloat32);
   }
-  /// Parameter k's gradient is final.
+  /// Parameter k's gradient, which is among all of `own`, is final.
   void hand_over(const Buffer& own, std::size_t k) {
     const Parameter& p = layout.parameters()[k];
-    const ConstView values = own.view().subview(p.offset, p.size);
-    if (!keeps) return engine.gradient_ready(k, values);
+    Buffer values(p.size, k < first_wide ? params.dtype() : DType::kFloat32);
+    kernels::convert(own.view().subview(p.offset, p.size), values.view());
+    const ConstView its = std::as_const(values).view();
+    if (!keeps) return engine.gradient_ready(k, its);
     if (p.size > 0)
-      kernels::accumulate(grads.view().subview(p.offset, p.size), values);
+      kernels::accumulate(all_grads().subview(p.offset, p.size), its);
     engine.gradient_ready(k);
   }
   /// Without `left_out`; the odd ranks in another order.
@@ -231,6 +293,10 @@ class Sharded {
     }
     engine.end_backward();
   }
+  EngineReport step(const Batch& batch) {
+    backward(batch);
+    return engine.step();
+  }
   /// Returns the parameters that have no gradient on this rank.
   [[nodiscard]] std::set<std::size_t> unused() const {
     std::set<std::size_t> all;
@@ -242,9 +308,19 @@ class Sharded {
   const ParameterLayout layout;
   comm::Communicator& comm;
   const bool keeps;
+  const std::size_t first_wide;  ///< Number of a parameter.
+  const std::size_t narrow;      ///< Elements before it.
   Buffer params;
   Buffer grads;
+  Buffer wide_params;
+  Buffer wide_grads;
   Engine engine;
+
+ private:
+  static View joined(Buffer& first, Buffer& second) {
+    return second.empty() ? first.view()
+                          : View::joined(first.view(), second.view());
+  }
 };
 
 /// In which order gradients become ready.
@@ -283,6 +359,10 @@ class Driven : public Sharded {
       if (!skip) engine.gradient_ready(k);
     }
     engine.end_backward();
+  }
+  EngineReport step(const Batch& batch, Order order = Order::kReverse) {
+    backward(batch, order);
+    return engine.step();
   }
 
  private:

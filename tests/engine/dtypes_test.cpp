@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "engine/by_hand.h"
 #include "optim/low_bit/options.h"
 #include "support/errors.h"
 #include "support/folder.h"
@@ -54,74 +55,55 @@ struct Broken {
   int rank = 0;
 };
 
-struct Trained {
-  // The last `num_wide` parameters are fp32, whatever the configuration says.
-  Trained(comm::Communicator& communicator, const Config& settings,
-          const std::vector<ParameterSpec>& specs, std::size_t num_wide)
-      : comm(communicator),
-        config(settings),
-        layout(ParameterLayout::of(specs, 2)) {
-    std::size_t wide = 0;
-    for (std::size_t i = specs.size() - num_wide; i < specs.size(); ++i)
-      wide += layout.parameters()[i].size;
-    const bool keeps = keeps_gradients(config, comm.size());
-    const DType dtype = config.precision.dtype;
-    params[0] = Buffer(layout.size() - wide, dtype);
-    params[1] = Buffer(wide, DType::kFloat32);
-    grads[0] = Buffer(keeps ? layout.size() - wide : 0, dtype);
-    grads[1] = Buffer(keeps ? wide : 0, DType::kFloat32);
-    Buffer initial(layout.size(), DType::kFloat32);
-    for (const Parameter& p : layout.parameters())
-      kernels::convert(values_of(p, -1, 0),
-                       initial.view().subview(p.offset, p.size));
-    kernels::convert(std::as_const(initial).view(), all(params));
-    engine.emplace(
-        comm, layout, config, all(params), all(grads),
-        dtype == DType::kFloat32 ? ConstView() : std::as_const(initial).view());
+std::vector<float> all_values(const ParameterLayout& layout, int step,
+                              int rank) {
+  std::vector<float> all;
+  for (const Parameter& p : layout.parameters()) {
+    const std::vector<float> values = values_of(p, step, rank);
+    all.insert(all.end(), values.begin(), values.end());
   }
+  return all;
+}
 
-  static View all(std::array<Buffer, 2>& arrays) {
-    return arrays[1].empty() ? arrays[0].view()
-                             : View::joined(arrays[0].view(), arrays[1].view());
-  }
+struct Trained : test::Sharded {
+  Trained(comm::Communicator& communicator, const Config& config,
+          const std::vector<ParameterSpec>& specs, std::size_t num_wide)
+      : Sharded(communicator, config,
+                {.layout = ParameterLayout::of(specs, 2),
+                 .num_wide = num_wide,
+                 .from_floats = config.precision.dtype != DType::kFloat32,
+                 .start = [](const ParameterLayout& of, int /*rank*/) {
+                   return all_values(of, -1, 0);
+                 }}) {}
 
   void backward(int t, const Broken& broken = {}) {
-    engine->begin_backward();
-    const auto parameters = layout.parameters();
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-      const Parameter& p = parameters[i];
-      std::vector<float> gradient = values_of(p, t, comm.rank());
+    std::vector<float> all = all_values(layout, t, comm.rank());
+    for (const Parameter& p : layout.parameters())
       if (p.name == broken.name && comm.rank() == broken.rank)
-        gradient[p.size / 2] = std::numeric_limits<float>::infinity();
-      for (float& g : gradient) g *= static_cast<float>(engine->loss_factor());
-      if (grads[0].empty()) {
-        Buffer own(p.size, all(params).dtype_at(p.offset));
-        kernels::convert(gradient, own.view());
-        engine->gradient_ready(i, own.view());
-        continue;
-      }
-      const View place = all(grads).subview(p.offset, p.size);
-      Buffer own(p.size, place.dtype());
-      kernels::convert(gradient, own.view());
-      kernels::accumulate(place, std::as_const(own).view());
-      engine->gradient_ready(i);
-    }
-    engine->end_backward();
+        all[p.offset + p.size / 2] = std::numeric_limits<float>::infinity();
+    for (float& g : all) g *= static_cast<float>(engine.loss_factor());
+    Buffer own(all.size(), DType::kFloat32);
+    kernels::convert(all, own.view());
+    engine.begin_backward();
+    for (std::size_t k = layout.parameters().size(); k-- > 0;)
+      hand_over(own, k);
+    engine.end_backward();
   }
   EngineReport step(int t, const Broken& broken = {}) {
-    for (int k = 1; k < config.gradient_accumulation_steps.value_or(1); ++k) {
+    const auto backwards = engine.config().gradient_accumulation_steps;
+    for (int k = 1; k < backwards.value_or(1); ++k) {
       backward(1000 + t);
-      static_cast<void>(engine->step());
+      static_cast<void>(engine.step());
     }
     backward(t, broken);
-    return engine->step();
+    return engine.step();
   }
 
   using Values = std::map<std::string, std::vector<float>>;
   Values masters() {
     Values all_values;
     for (const Parameter& p : layout.parameters())
-      all_values[p.name] = engine->whole_values().parameter(p.name);
+      all_values[p.name] = engine.whole_values().parameter(p.name);
     return all_values;
   }
   // Returns the values that the model computes with.
@@ -130,17 +112,10 @@ struct Trained {
     for (const Parameter& p : layout.parameters()) {
       std::vector<float>& own = all_values[p.name];
       own.resize(p.size);
-      kernels::convert(all(params).subview(p.offset, p.size), own);
+      kernels::convert(all_params().subview(p.offset, p.size), own);
     }
     return all_values;
   }
-
-  comm::Communicator& comm;
-  Config config;
-  ParameterLayout layout;
-  std::array<Buffer, 2> params;
-  std::array<Buffer, 2> grads;
-  std::optional<Engine> engine;
 };
 
 Trained mixed(comm::Communicator& comm, const Config& config) {
@@ -308,10 +283,9 @@ TEST_P(Dtypes, AreClippedByOneNorm) {
       if (is_compressed) continue;
       for (Trained* part : {&apart.narrow, &apart.wide})
         for (const Parameter& p : part->layout.parameters()) {
-          const auto half =
-              both.engine->whole_values().state(p.name, "exp_avg");
+          const auto half = both.engine.whole_values().state(p.name, "exp_avg");
           const auto full =
-              part->engine->whole_values().state(p.name, "exp_avg");
+              part->engine.whole_values().state(p.name, "exp_avg");
           for (std::size_t i = 0; i < half.size(); ++i)
             ASSERT_NEAR(half[i], full[i] / 2, 1e-6 * std::abs(full[i]))
                 << p.name << ", " << name_of(config);
@@ -331,14 +305,14 @@ TEST_P(Dtypes, AnythingThatIsNotFiniteSkipsTheStepOnAllRanks) {
           for (int t = 0; t < warm; ++t) run.step(t);
           const auto before = run.masters();
           const bool is_local =
-              run.engine->optimizer().progress().phase == optim::Phase::kLocal;
+              run.engine.optimizer().progress().phase == optim::Phase::kLocal;
           const auto report = run.step(9, broken);
           // With bf16 0/1 Adam's local steps agree on nothing: a rank leaves
           // its own out.
           if (is_local && dtype() == DType::kBFloat16) continue;
           EXPECT_FALSE(report.applied) << broken.name << name_of(config);
           EXPECT_EQ(run.masters(), before) << broken.name << name_of(config);
-          EXPECT_EQ(run.engine->loss_scale(),
+          EXPECT_EQ(run.engine.loss_scale(),
                     dtype() == DType::kFloat16 ? 128 : 1);
           EXPECT_TRUE(run.step(warm).applied);
         }
@@ -355,14 +329,14 @@ TEST_P(Dtypes, GoOnFromACheckpointWithTheSameBits) {
       const std::string root = folder.in(std::to_string(saves++));
       Trained run = mixed(comm, config);
       for (int t = 0; t < 4; ++t) run.step(t);
-      const std::string path = run.engine->save(root, {}, kQuick).path;
+      const std::string path = run.engine.save(root, {}, kQuick).path;
       EXPECT_TRUE(checkpoint::verify(path).good());
-      const StateDict state = run.engine->state_dict();
+      const StateDict state = run.engine.state_dict();
       Trained loaded = mixed(comm, config);
       Trained from_memory = mixed(comm, config);
       loaded.step(70);
-      loaded.engine->load(path);
-      from_memory.engine->load_state_dict(state);
+      loaded.engine.load(path);
+      from_memory.engine.load_state_dict(state);
       EXPECT_EQ(loaded.of_model(), run.of_model()) << name_of(config);
       EXPECT_EQ(from_memory.masters(), run.masters()) << name_of(config);
       for (int t = 4; t < 7; ++t) {
@@ -386,13 +360,13 @@ TEST_P(Dtypes, CheckpointsLoadOnAnyNumberOfRanks) {
       Trained run = mixed(
           comm, stage == 3 ? in_few_bits(dtype(), 2) : of(dtype(), stage));
       for (int t = 0; t < 3; ++t) run.step(t);
-      run.engine->save(folder.in(std::to_string(stage)), {}, kQuick);
+      run.engine.save(folder.in(std::to_string(stage)), {}, kQuick);
       if (stage != 0) continue;
       Trained::Values masters = run.masters();
       if (comm.rank() != 0) continue;
       saved = std::move(masters);
       for (const Parameter& p : run.layout.parameters())
-        states[p.name] = run.engine->whole_values().state(p.name, "exp_avg_sq");
+        states[p.name] = run.engine.whole_values().state(p.name, "exp_avg_sq");
     }
   });
   on_ranks([&](comm::Communicator& comm) {
@@ -405,12 +379,12 @@ TEST_P(Dtypes, CheckpointsLoadOnAnyNumberOfRanks) {
         Trained run(comm, config, all_specs(),
                     is_narrow ? wide_specs().size() : 0);
         run.step(33);
-        run.engine->load(folder.in(std::to_string(from)));
+        run.engine.load(folder.in(std::to_string(from)));
         const auto values = run.masters();
         if (from < 3) {
           EXPECT_EQ(values, saved) << from << name_of(config);
           for (const Parameter& p : run.layout.parameters())
-            EXPECT_EQ(run.engine->whole_values().state(p.name, "exp_avg_sq"),
+            EXPECT_EQ(run.engine.whole_values().state(p.name, "exp_avg_sq"),
                       states.at(p.name));
         }
         if (is_narrow && config.zero.wire.is_exact()) {

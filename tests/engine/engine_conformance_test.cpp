@@ -5,8 +5,8 @@
 
 #include <filesystem>
 
+#include "engine/by_hand.h"
 #include "engine/checkpoint/saved.h"
-#include "engine/sharded.h"
 #include "support/folder.h"
 #include "support/ranks.h"
 
@@ -39,12 +39,7 @@ Config small_config(DType dtype, int stage = 0) {
 struct Small : Sharded {
   Small(comm::Communicator& c, const Config& config,
         ParameterLayout of = small_layout())
-      : Sharded(c, config, true, std::move(of)) {}
-
-  EngineReport step(std::int64_t number) {
-    backward({number});
-    return engine.step();
-  }
+      : Sharded(c, config, {.layout = std::move(of)}) {}
 };
 
 // `world` ranks that train, or go on from `from`, and save; where it is.
@@ -55,7 +50,7 @@ std::string save_run(int world, const Config& config, const std::string& root,
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Small run(comm, config, layout);
     if (!from.empty()) static_cast<void>(run.engine.load(from));
-    for (std::int64_t t = 1; t <= steps; ++t) run.step(t);
+    for (std::int64_t t = 1; t <= steps; ++t) run.step({t});
     const auto report = run.engine.save(root, {}, kQuick);
     if (comm.rank() == 0) path = report.path;
   });
@@ -109,7 +104,7 @@ TEST(EngineCheckpoint, Item63NamesAndOrderRebuildTheParameters) {
         run.engine.set_others([&] {
           return Engine::Others{{{"frozen", {3}, View(frozen)}}, {}};
         });
-        run.step(1);
+        run.step({1});
         const auto path = run.engine.save(folder.path(), {}, kQuick).path;
         if (comm.rank() != 0) return;
         Saved saved(path);
@@ -170,12 +165,12 @@ TEST(EngineCheckpoint, Item70ChangedClippingHolds) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Small before(comm, config);
     static_cast<void>(before.engine.load(path));
-    EXPECT_EQ(before.step(3).clip_factor, 1);
+    EXPECT_EQ(before.step({3}).clip_factor, 1);
     Config changed = config;
     changed.gradient_clipping = 0.25;
     Small after(comm, changed);
     static_cast<void>(after.engine.load(path));
-    const EngineReport report = after.step(3);
+    const EngineReport report = after.step({3});
     ASSERT_GT(report.grad_norm, 0.5);
     EXPECT_NEAR(report.clip_factor, 0.25 / report.grad_norm, 1e-5);
   });
@@ -199,7 +194,7 @@ TEST(EngineCheckpoint, Item71HalfGoesOnInBFloat16) {
       Small run(comm, config);
       static_cast<void>(run.engine.load(path));
       EXPECT_EQ(run.engine.loss_scale(), 1);
-      EXPECT_TRUE(run.step(4).applied);
+      EXPECT_TRUE(run.step({4}).applied);
     });
   }
 }

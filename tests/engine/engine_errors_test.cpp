@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "comm/host_name.h"
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "thinwire/comm/local.h"

@@ -6,11 +6,10 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
+#include "engine/by_hand.h"
 #include "engine/checkpoint/all_worlds.h"
-#include "engine/sharded.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/kept_log.h"
@@ -27,33 +26,14 @@ namespace {
 using all_worlds::kQuick;
 using config::Config;
 using optim::Phase;
+using test::outer_config;
 using test::Sharded;
 using thinwire::test::expect_error;
 using thinwire::test::Folder;
 using thinwire::test::KeptLog;
 using thinwire::test::same_bytes;
 
-Config outer_config(const std::string& optimizer,
-                    DType dtype = DType::kFloat32) {
-  Config config{.optimizer = test::optimizer_case(optimizer),
-                .gradient_clipping = 1};
-  config.precision.dtype = dtype;
-  config.precision.loss_scale = {
-      .initial_scale = 1024, .window = 4, .hysteresis = 1};
-  config.outer = {.sync_every = 3, .learning_rate = 0.9, .momentum = 0.3};
-  if (optimizer != "onebit_adam") config.outer.warmup_steps = 2;
-  return config;
-}
-
-struct Trained : Sharded {
-  Trained(comm::Communicator& c, const Config& config) : Sharded(c, config) {}
-  EngineReport step(std::int64_t t) {
-    backward({.step = t});
-    return engine.step();
-  }
-};
-
-Buffer params_of(const Trained& training) {
+Buffer params_of(const Sharded& training) {
   Buffer copy(training.params.size(), training.params.dtype());
   kernels::convert(training.params.view(), copy.view());
   return copy;
@@ -64,8 +44,8 @@ std::string save_run(int world, const Config& config, const Folder& folder,
                      std::int64_t steps) {
   std::string saved;
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Trained training(comm, config);
-    for (std::int64_t t = 1; t <= steps; ++t) training.step(t);
+    Sharded training(comm, config);
+    for (std::int64_t t = 1; t <= steps; ++t) training.step({t});
     const auto report = training.engine.save(folder.in("run"), {}, kQuick);
     if (comm.rank() == 0) saved = report.path;
   });
@@ -79,75 +59,18 @@ bool has_note(const checkpoint::LoadReport& report, std::string_view part) {
 }
 
 // Takes four steps after `steps`, and a sync.
-Buffer trained_on(Trained& training, std::int64_t steps) {
+Buffer trained_on(Sharded& training, std::int64_t steps) {
   for (std::int64_t t = steps + 1; t <= steps + 4; ++t)
-    EXPECT_TRUE(training.step(t).applied);
+    EXPECT_TRUE(training.step({t}).applied);
   training.engine.begin_evaluation();
   training.engine.end_evaluation();
   return params_of(training);
-}
-
-using Tested = std::tuple<std::string, DType>;
-class OuterEngine : public ::testing::TestWithParam<Tested> {};
-INSTANTIATE_TEST_SUITE_P(
-    Inner, OuterEngine,
-    ::testing::Combine(::testing::Values("adam", "lamb", "onebit_adam"),
-                       ::testing::Values(DType::kFloat32, DType::kBFloat16,
-                                         DType::kFloat16)),
-    [](const auto& tested) {
-      return fmt::format("{}_{}", std::get<0>(tested.param),
-                         to_string(std::get<1>(tested.param)));
-    });
-
-void expect_same_bits_from_every_step(int world, const Config& config) {
-  constexpr std::int64_t kSteps = 9;
-  const Folder folder;
-  std::vector<std::string> saved(kSteps);
-  std::vector<Buffer> ends(static_cast<std::size_t>(world));
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Trained training(comm, config);
-    for (std::int64_t t = 1; t <= kSteps; ++t) {
-      training.step(t);
-      const auto report =
-          training.engine.save(folder.in(fmt::format("at{}", t)), {}, kQuick);
-      if (comm.rank() == 0)
-        saved[static_cast<std::size_t>(t - 1)] = report.path;
-    }
-    ends[static_cast<std::size_t>(comm.rank())] = params_of(training);
-  });
-  for (std::int64_t at = 1; at < kSteps; ++at)
-    comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-      Trained training(comm, config);
-      static_cast<void>(
-          training.engine.load(saved[static_cast<std::size_t>(at - 1)]));
-      for (std::int64_t t = at + 1; t <= kSteps; ++t) training.step(t);
-      EXPECT_TRUE(
-          same_bytes(std::as_const(training.params).view(),
-                     ends[static_cast<std::size_t>(comm.rank())].view()))
-          << "world " << world << ", saved at " << at;
-    });
-}
-
-TEST_P(OuterEngine, GoesOnFromEveryStepWithTheSameBits) {
-  const auto& [optimizer, dtype] = GetParam();
-  for (const int world : {1, 3})
-    expect_same_bits_from_every_step(world, outer_config(optimizer, dtype));
 }
 
 Config by_host(Config config, int ranks_per_host) {
   config.comm.hierarchy = config::Hierarchy::kByHost;
   config.comm.ranks_per_host = ranks_per_host;
   return config;
-}
-
-// Hosts of three, too, whose mean of equal values rounds.
-TEST(OuterEngineByHost, GoesOnFromEveryStepWithTheSameBits) {
-  for (const int each : {2, 3})
-    for (const std::string optimizer : {"adam", "onebit_adam"}) {
-      SCOPED_TRACE(fmt::format("{}, hosts of {}", optimizer, each));
-      expect_same_bits_from_every_step(2 * each,
-                                       by_host(outer_config(optimizer), each));
-    }
 }
 
 TEST(OuterEngineByHost, GoesOnOnOtherHosts) {
@@ -168,7 +91,7 @@ TEST(OuterEngineByHost, GoesOnOnOtherHosts) {
         const auto size = static_cast<std::size_t>(after.world);
         std::vector<Buffer> params(size);
         comm::run_local_ranks(after.world, [&](comm::Communicator& comm) {
-          Trained training(comm, config_of(after));
+          Sharded training(comm, config_of(after));
           const auto report = training.engine.load(saved);
           EXPECT_EQ(report.step, steps);
           EXPECT_EQ(has_note(report, "grouped into other hosts"),
@@ -199,7 +122,7 @@ TEST(OuterEngineByHost, WithoutItAllRanksTakeTheMeanOfHosts) {
       const std::string saved =
           save_run(4, each == 1 ? with : by_host(with, each), folder, 6);
       const auto load = [&](comm::Communicator& comm, const Config& config) {
-        Trained training(comm, config);
+        Sharded training(comm, config);
         static_cast<void>(training.engine.load(saved));
         return optim::copy_of(training.engine.optimizer().state());
       };
@@ -226,22 +149,22 @@ TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
   for (const int world : {1, 2, 3}) {
     std::string back;
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-      Trained training(comm, without);
+      Sharded training(comm, without);
       static_cast<void>(training.engine.load(saved));
       for (std::int64_t t = 6; t <= 7; ++t)
-        EXPECT_EQ(training.step(t).phase, Phase::kExact);
+        EXPECT_EQ(training.step({t}).phase, Phase::kExact);
       const auto report = training.engine.save(
           folder.in(fmt::format("adam{}", world)), {}, kQuick);
       if (comm.rank() == 0) back = report.path;
     });
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Trained training(comm, with);
+      Sharded training(comm, with);
       static_cast<void>(training.engine.load(back));
-      const EngineReport first = training.step(8);
+      const EngineReport first = training.step({8});
       EXPECT_EQ(first.phase, Phase::kLocal);
       EXPECT_EQ(first.steps, 8);
-      training.step(9);
-      EXPECT_EQ(training.step(10).phase, Phase::kCompressed);
+      training.step({9});
+      EXPECT_EQ(training.step({10}).phase, Phase::kCompressed);
     });
   }
 }
@@ -255,7 +178,7 @@ TEST(OuterEngine, LoadingSaysWhichLocalStepsAreLeftOut) {
   const auto says = [&](const Config& config, checkpoint::What what) {
     bool found = false;
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Trained training(comm, config);
+      Sharded training(comm, config);
       const auto report = training.engine.load(saved, {.what = what});
       if (comm.rank() == 0)
         found = has_note(report,
@@ -276,11 +199,11 @@ TEST(OuterEngine, TakesUpOnebitAdam) {
   without.outer = {};
   const std::string saved = save_run(2, without, folder, 5);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Trained training(comm, with);
+    Sharded training(comm, with);
     const auto report = training.engine.load(saved);
     EXPECT_TRUE(
         has_note(report, "the residuals of compressed momenta are dropped"));
-    EXPECT_EQ(training.step(6).phase, Phase::kLocal);
+    EXPECT_EQ(training.step({6}).phase, Phase::kLocal);
   });
 }
 
@@ -292,10 +215,10 @@ TEST(LocalStepsOfAnEngine, EndIfAParameterIsSet) {
       comm::run_local_ranks(3, [&](comm::Communicator& comm) {
         Config config = outer_config(name, dtype);
         if (name == std::string("zero_one_adam")) config.outer = {};
-        Trained training(comm, config);
+        Sharded training(comm, config);
         std::int64_t t = 0;
         do {
-          training.step(++t);
+          training.step({++t});
           ASSERT_LT(t, 40);
         } while (optim::steps_behind(training.engine.optimizer()) != 1);
         Buffer common(training.params.size(), DType::kFloat32);
@@ -312,7 +235,7 @@ TEST(LocalStepsOfAnEngine, EndIfAParameterIsSet) {
         kernels::convert(common.view(), rounded.view());
         EXPECT_TRUE(same_bytes(training.params.view(), rounded.view()))
             << name << to_string(dtype);
-        for (int more = 0; more < 12; ++more) training.step(++t);
+        for (int more = 0; more < 12; ++more) training.step({++t});
         training.engine.begin_evaluation();
         const Buffer own = params_of(training);
         Buffer first = params_of(training);
@@ -325,9 +248,9 @@ TEST(LocalStepsOfAnEngine, EndIfAParameterIsSet) {
 TEST(OuterEngine, SaysWhatTravels) {
   const KeptLog log;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Trained training(comm, outer_config("adam"));
+    Sharded training(comm, outer_config("adam"));
     for (std::int64_t t = 1; t <= 5; ++t) {
-      const EngineReport report = training.step(t);
+      const EngineReport report = training.step({t});
       EXPECT_EQ(report.drift > 0, t == 5);
       const std::string line = telemetry_line(report, {});
       for (const char* key : {"\"drift\":", "\"rho\":"})

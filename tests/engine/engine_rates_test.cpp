@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 

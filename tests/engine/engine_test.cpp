@@ -183,7 +183,7 @@ TEST(Engine, TakesRankZerosParametersAndNobodysGradients) {
     for (const bool from_floats : {true, false})
       comm::run_local_ranks(3, [&](comm::Communicator& comm) {
         const Config config = config_of(test::optimizer_cases()[0], dtype);
-        const Driven driven(comm, config, from_floats);
+        const Driven driven(comm, config, {.from_floats = from_floats});
         const auto start =
             test::initial_params(driven.params.size(), /*rank=*/0);
         Buffer rounded(start.size(), dtype);
@@ -193,39 +193,6 @@ TEST(Engine, TakesRankZerosParametersAndNobodysGradients) {
                   from_floats ? start : floats(rounded.view()));
         EXPECT_TRUE(test::is_zero(driven.grads.view()));
       });
-}
-
-// Parameters that are their own masters: exact Adam alone can do that.
-TEST(Engine, KeepsNoMastersWhereItIsToldSo) {
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Config config = config_of(test::optimizer_cases()[0], dtype);
-      config.precision.master_dtype = dtype;
-      config.precision.state_dtype = dtype;
-      Driven driven(comm, config);
-      auto options = std::get<optim::AdamOptions>(config.optimizer);
-      options.state_dtype = dtype;
-      precision::MixedPrecision hand(
-          comm, driven.layout,
-          std::make_unique<optim::DataParallel>(
-              comm, std::make_unique<optim::Adam>(driven.layout, options),
-              optim::ExchangeOptions{.max_grad_norm = 20}),
-          driven.params.view(),
-          {.dtype = dtype,
-           .master_dtype = dtype,
-           .loss_scale = config.precision.loss_scale});
-      Buffer params(driven.params.size(), dtype);
-      kernels::convert(driven.params.view(), params.view());
-      EXPECT_EQ(driven.engine.masters().data(), driven.params.data());
-      for (std::int64_t t = 1; t <= 4; ++t) {
-        Buffer grads = test::gradient(driven.layout, comm.rank(), {.step = t},
-                                      hand.loss_scale(), dtype);
-        hand.step(params.view(), grads.view());
-        driven.backward({.step = t});
-        driven.engine.step();
-        ASSERT_EQ(floats(driven.params.view()), floats(params.view())) << t;
-      }
-    });
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 

@@ -2,7 +2,7 @@
 // Calls that an Engine with ZeRO refuses, and that it continues afterwards.
 #include <gtest/gtest.h>
 
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 

@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "support/ranks.h"
-#include "thinwire/deepspeed/zero_optimizer.h"
 
 namespace thinwire::engine::engine_zero_test {
 
@@ -157,63 +156,6 @@ TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
     Sharded adam(comm, zero_config(1));
     EXPECT_TRUE(adam.engine.optimizer().progress().lamb_coeffs.empty());
   });
-}
-
-// The slices, roundings and norms are ZeroOptimizer's to test.
-TEST(EngineZeroDeepSpeed, IsTheOptimizersOwn) {
-  for (const DType dtype : kDTypes)
-    for (const int stage : {1, 2})
-      for (const std::int64_t backwards : {1, 2})
-        comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-          Config config = zero_config(stage, dtype, backwards);
-          config.semantics = config::Semantics::kDeepSpeed;
-          config.gradient_clipping = 20;
-          config.zero.reduce_scatter = stage == 1;
-          config.zero.round_robin_gradients = true;
-          Sharded sharded(comm, config, /*from_floats=*/false);
-
-          Buffer params(sharded.layout.size(), dtype);
-          kernels::convert(test::initial_params(params.size(), 0),
-                           params.view());
-          deepspeed::ZeroOptimizer hand(
-              comm, sharded.layout,
-              std::get<optim::AdamOptions>(config.optimizer), params.view(),
-              {.stage = stage,
-               .dtype = dtype,
-               .loss_scale = config.precision.loss_scale,
-               .exchange = {.max_grad_norm = 20},
-               .round_robin = true,
-               .reduce_scatter = stage == 1});
-          for (std::int64_t t = 1; t <= 4; ++t) {
-            optim::StepReport want;
-            EngineReport report;
-            for (std::int64_t micro = 0; micro < backwards; ++micro) {
-              const bool overflows = t == 2 && micro == 0;
-              const Buffer own = sharded.gradients({t, micro, overflows});
-              hand.gradients().begin(
-                  {.is_first = micro == 0, .is_last = micro == backwards - 1});
-              for (std::size_t k = sharded.layout.parameters().size();
-                   k-- > 0;) {
-                const Parameter& p = sharded.layout.parameters()[k];
-                hand.gradients().collect(k,
-                                         own.view().subview(p.offset, p.size));
-              }
-              hand.gradients().end();
-              sharded.backward({t, micro, overflows});
-              report = sharded.engine.step();
-            }
-            want = hand.step();
-            EXPECT_EQ(report.applied, want.applied);
-            EXPECT_EQ(report.loss_scale, want.loss_scale);
-            if (want.applied) {
-              EXPECT_EQ(report.grad_norm, want.grad_norm);
-            }
-            EXPECT_EQ(sharded.engine.loss_scale(), hand.loss_scale());
-            ASSERT_EQ(floats(sharded.params.view()), floats(params.view()))
-                << fmt::format("stage {}, {} backwards, step {}, {}", stage,
-                               backwards, t, to_string(dtype));
-          }
-        });
 }
 
 }  // namespace

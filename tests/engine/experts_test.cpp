@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <string>
 
+#include "engine/by_hand.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/ranks.h"
@@ -39,7 +41,7 @@ struct Held {
       if (e % groups == rank % groups)
         for (const char* part : {"in", "out"})
           specs.push_back({fmt::format("expert.{}.{}", e, part), {35, 20}, 1});
-    layout = ParameterLayout::of(std::move(specs));
+    of_rank = ParameterLayout::of(std::move(specs));
   }
   // Of the ranks that share out all experts, each sends what is another's.
   [[nodiscard]] bool gets_from(int other) const {
@@ -49,7 +51,7 @@ struct Held {
   int rank;
   int groups;
   std::unique_ptr<comm::Communicator> holders;
-  ParameterLayout layout;
+  ParameterLayout of_rank;
 };
 
 Config of_experts(Config config, const Held& held) {
@@ -72,61 +74,58 @@ std::vector<float> contribution(const Parameter& p, int step, int rank) {
   return values;
 }
 
-struct Trained {
-  Trained(comm::Communicator& comm, const Config& settings, int groups)
-      : held(comm, groups),
-        config(of_experts(settings, held)),
-        params(held.layout.size(), config.precision.dtype),
-        grads(keeps_gradients(config, comm.size()) ? held.layout.size() : 0,
-              config.precision.dtype) {
-    Buffer initial(held.layout.size(), DType::kFloat32);
-    for (const Parameter& p : held.layout.parameters())
-      kernels::convert(contribution(p, -1, 0),
-                       initial.view().subview(p.offset, p.size));
-    kernels::convert(std::as_const(initial).view(), params.view());
-    engine.emplace(comm, held.layout, config, params.view(), grads.view());
+std::vector<float> all_values(
+    const ParameterLayout& layout,
+    const std::function<std::vector<float>(const Parameter&)>& of) {
+  std::vector<float> all;
+  for (const Parameter& p : layout.parameters()) {
+    const std::vector<float> values = of(p);
+    all.insert(all.end(), values.begin(), values.end());
   }
+  return all;
+}
+
+struct Trained : Held, test::Sharded {
+  Trained(comm::Communicator& c, const Config& settings, int number_of_groups)
+      : Held(c, number_of_groups),
+        Sharded(c, of_experts(settings, *this),
+                {.layout = of_rank,
+                 .from_floats = false,
+                 .start = [](const ParameterLayout& of, int /*rank*/) {
+                   return all_values(of, [](const Parameter& p) {
+                     return contribution(p, -1, 0);
+                   });
+                 }}) {}
 
   // `broken`: the rank whose first expert gets what is not finite.
   EngineReport step(int t, int broken = -1) {
-    engine->begin_backward();
-    const auto parameters = held.layout.parameters();
-    for (std::size_t i = parameters.size(); i-- > 0;) {
-      const Parameter& p = parameters[i];
+    const std::vector<float> all = all_values(layout, [&](const Parameter& p) {
       std::vector<float> sum(p.size);
       for (int r = 0; r < kWorld; ++r) {
-        if (p.group == 0 ? r != held.rank : !held.gets_from(r)) continue;
+        if (p.group == 0 ? r != rank : !gets_from(r)) continue;
         const std::vector<float> part = contribution(p, t, r);
         for (std::size_t k = 0; k < p.size; ++k) sum[k] += part[k];
       }
-      if (broken == held.rank && p.group == 1)
+      if (broken == rank && p.group == 1)
         sum[3] = std::numeric_limits<float>::infinity();
-      Buffer gradient(p.size, config.precision.dtype);
-      kernels::convert(sum, gradient.view());
-      if (grads.empty()) {
-        engine->gradient_ready(i, gradient.view());
-        continue;
-      }
-      kernels::convert(sum, grads.view().subview(p.offset, p.size));
-      engine->gradient_ready(i);
-    }
-    engine->end_backward();
-    return engine->step();
+      return sum;
+    });
+    Buffer own(all.size(), DType::kFloat32);
+    kernels::convert(all, own.view());
+    engine.begin_backward();
+    for (std::size_t k = layout.parameters().size(); k-- > 0;)
+      hand_over(own, k);
+    engine.end_backward();
+    return engine.step();
   }
 
   // By name, of the masters.
   std::map<std::string, std::vector<float>> values() {
     std::map<std::string, std::vector<float>> all;
-    for (const Parameter& p : held.layout.parameters())
-      all[p.name] = engine->whole_values().parameter(p.name);
+    for (const Parameter& p : layout.parameters())
+      all[p.name] = engine.whole_values().parameter(p.name);
     return all;
   }
-
-  Held held;
-  Config config;
-  Buffer params;
-  Buffer grads;
-  std::optional<Engine> engine;
 };
 
 void expect_same_values(Trained& run, Trained& of_all,
@@ -234,12 +233,12 @@ TEST(Experts, StayExactInLowBitOptimizers) {
       if (name.starts_with("expert")) {
         EXPECT_EQ(values, want.at(name)) << name;
         for (const char* key : {"exp_avg", "exp_avg_sq"})
-          EXPECT_EQ(run.engine->whole_values().state(name, key),
-                    of_all.engine->whole_values().state(name, key))
+          EXPECT_EQ(run.engine.whole_values().state(name, key),
+                    of_all.engine.whole_values().state(name, key))
               << name << ", " << key;
       } else {
         EXPECT_NE(values, want.at(name)) << name;
-        EXPECT_EQ(run.engine->whole_values().state(name, "exp_avg").size(),
+        EXPECT_EQ(run.engine.whole_values().state(name, "exp_avg").size(),
                   values.size());
       }
     }
@@ -256,19 +255,19 @@ TEST(Experts, GoOnInGroupsOfAnyOtherSize) {
       const std::string root = folder.in(std::to_string(saves++));
       Trained run(comm, config, 2);
       for (int t = 0; t < 2; ++t) run.step(t);
-      const std::string path = run.engine->save(root, {}, kQuick).path;
+      const std::string path = run.engine.save(root, {}, kQuick).path;
       EXPECT_TRUE(checkpoint::verify(path).good());
       std::vector<std::unique_ptr<Trained>> resumed;
       for (const int groups : {2, 1, 4, 0}) {
         resumed.push_back(std::make_unique<Trained>(comm, config, groups));
         resumed.back()->step(70);
-        resumed.back()->engine->load(path);
+        resumed.back()->engine.load(path);
       }
       // Another stage has the same states.
       Config other = config;
       other.zero.stage = (config.zero.stage + 1) % 3;
       resumed.push_back(std::make_unique<Trained>(comm, other, 4));
-      resumed.back()->engine->load(path);
+      resumed.back()->engine.load(path);
       for (int t = 2; t < 4; ++t) {
         run.step(t);
         for (const auto& one : resumed) one->step(t);
@@ -298,12 +297,12 @@ TEST(Experts, OfLowBitOptimizersGoOnInOtherGroups) {
         Trained run(comm, config, 2);
         for (int t = 0; t < steps; ++t) run.step(t);
         const std::string path =
-            run.engine->save(folder.in(std::to_string(saves++)), {}, kQuick)
+            run.engine.save(folder.in(std::to_string(saves++)), {}, kQuick)
                 .path;
         Trained same(comm, config, 2);
         Trained other(comm, config, 4);
-        same.engine->load(path);
-        other.engine->load(path);
+        same.engine.load(path);
+        other.engine.load(path);
         for (int t = steps; t < steps + 3; ++t) {
           run.step(t);
           same.step(t);

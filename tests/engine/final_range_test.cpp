@@ -5,16 +5,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <limits>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/by_hand.h"
 #include "support/ranks.h"
-#include "support/values.h"
-#include "thinwire/core/buffer.h"
-#include "thinwire/engine/engine.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine::final_range_test {
 namespace {
@@ -106,73 +101,26 @@ std::vector<Case> cases() {
   return all;
 }
 
-// Parameters, and what one step says of them.
-struct Trained {
-  Trained(comm::Communicator& c, const Case& which)
-      : comm(c), layout(layout_of_model()) {
-    config = which.config;
-    config.comm.ranks_per_host = which.ranks_per_host;
-    const DType dtype = config.precision.dtype;
-    const std::size_t wide =
-        which.has_wide ? layout.parameters().back().size : 0;
-    const std::size_t narrow = layout.size() - wide;
-    const bool keeps = keeps_gradients(config, comm.size());
-    params = {Buffer(narrow, dtype), Buffer::of<float>(wide)};
-    grads = {Buffer(keeps ? narrow : 0, dtype),
-             Buffer::of<float>(keeps ? wide : 0)};
-    const Buffer initial = normal(0);
-    kernels::convert(initial.view(), all(params));
-    engine.emplace(comm, layout, config, all(params), all(grads),
-                   dtype == DType::kFloat32 ? ConstView() : initial.view());
-  }
+Config config_of(const Case& which) {
+  Config config = which.config;
+  config.comm.ranks_per_host = which.ranks_per_host;
+  return config;
+}
 
-  [[nodiscard]] Buffer normal(std::uint32_t seed) const {
-    Buffer values = Buffer::of<float>(layout.size());
-    kernels::convert(thinwire::test::normal(layout.size(), seed),
-                     values.view());
-    return values;
-  }
-  static View all(std::array<Buffer, 2>& arrays) {
-    return arrays[1].empty() ? arrays[0].view()
-                             : View::joined(arrays[0].view(), arrays[1].view());
-  }
+struct Trained : test::Sharded {
+  Trained(comm::Communicator& c, const Case& which)
+      : Sharded(c, config_of(which),
+                {.layout = layout_of_model(),
+                 .num_wide = which.has_wide ? 1U : 0U}) {}
 
   void backward(int t) {
-    Buffer values = normal(static_cast<std::uint32_t>(10 * t + comm.rank()));
-    const auto factor = static_cast<float>(engine->loss_factor());
-    for (float& g : values.as<float>()) g *= factor;
-    if (t == kBrokenStep && comm.rank() == comm.size() - 1)
-      values.as<float>()[7] = std::numeric_limits<float>::infinity();
-    engine->begin_backward();
-    for (std::size_t i = layout.parameters().size(); i-- > 0;) {
-      const Parameter& p = layout.parameters()[i];
-      const ConstView own =
-          std::as_const(values).view().subview(p.offset, p.size);
-      if (!all(grads).empty()) {
-        kernels::convert(own, all(grads).subview(p.offset, p.size));
-        engine->gradient_ready(i);
-      } else {
-        Buffer gradient(p.size, all(params).dtype_at(p.offset));
-        kernels::convert(own, gradient.view());
-        engine->gradient_ready(i, gradient.view());
-      }
-    }
-    engine->end_backward();
+    Sharded::backward(
+        {t, 0, t == kBrokenStep && comm.rank() == comm.size() - 1});
   }
-
   // Values of a range as fp32, which every dtype here keeps.
   [[nodiscard]] std::vector<float> values_in(Range range) {
-    std::vector<float> values(range.size);
-    kernels::convert(all(params).subview(range.offset, range.size), values);
-    return values;
+    return test::floats(all_params().subview(range.offset, range.size));
   }
-
-  comm::Communicator& comm;
-  ParameterLayout layout;
-  Config config;
-  std::array<Buffer, 2> params;
-  std::array<Buffer, 2> grads;
-  std::optional<Engine> engine;
 };
 
 struct Notice {
@@ -208,10 +156,10 @@ void train(comm::Communicator& comm, const Case& which) {
     heard.backward(t);
     unheard.backward(t);
     std::vector<Notice> notices;
-    const EngineReport report = heard.engine->step([&](Range range) {
+    const EngineReport report = heard.engine.step([&](Range range) {
       notices.push_back({range, heard.values_in(range)});
     });
-    EXPECT_EQ(report.applied, unheard.engine->step().applied);
+    EXPECT_EQ(report.applied, unheard.engine.step().applied);
     EXPECT_TRUE(are_same(heard.values_in(whole), unheard.values_in(whole)));
     EXPECT_TRUE(report.applied || notices.empty());
     if (report.applied && comm.size() >= which.worlds &&

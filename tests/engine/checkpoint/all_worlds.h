@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/by_hand.h"
 #include "engine/checkpoint/saved.h"
-#include "engine/sharded.h"
 #include "support/long.h"
 #include "support/sanitizers.h"
 #include "thinwire/comm/local.h"
@@ -60,7 +60,7 @@ inline std::vector<float> gradient(std::int64_t t, int rank) {
 
 struct Trained : Sharded {
   Trained(comm::Communicator& c, const Config& config)
-      : Sharded(c, config, true, awkward_layout()) {}
+      : Sharded(c, config, {.layout = awkward_layout()}) {}
 
   EngineReport step(std::int64_t t) {
     const std::vector<float> values = gradient(t, comm.rank());

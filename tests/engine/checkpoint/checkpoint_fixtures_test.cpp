@@ -11,8 +11,8 @@
 
 #include "checkpoint/tiny_checkpoint.h"
 #include "core/json.h"
+#include "engine/by_hand.h"
 #include "engine/checkpoint/saved.h"
-#include "engine/sharded.h"
 #include "support/folder.h"
 #include "support/ranks.h"
 #include "thinwire/checkpoint/inspect.h"
@@ -55,7 +55,7 @@ ParameterLayout fixture_layout() {
 
 struct Small : Sharded {
   Small(comm::Communicator& c, const Fixture& of)
-      : Sharded(c, config_of(of), true, fixture_layout()) {}
+      : Sharded(c, config_of(of), {.layout = fixture_layout()}) {}
 
   static Config config_of(const Fixture& of) {
     Config config = test::zero_config(of.stage, of.dtype);
@@ -64,10 +64,8 @@ struct Small : Sharded {
     return config;
   }
   void steps(std::int64_t first, std::int64_t count) {
-    for (std::int64_t t = first; t < first + count; ++t) {
-      backward({t});
-      ASSERT_TRUE(engine.step().applied);
-    }
+    for (std::int64_t t = first; t < first + count; ++t)
+      ASSERT_TRUE(step({t}).applied);
   }
   [[nodiscard]] std::string checksum_of_params() const {
     return fmt::format("{:016x}", checksum(params.view()));

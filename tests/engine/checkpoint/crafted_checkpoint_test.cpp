@@ -12,7 +12,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/tiny_checkpoint.h"
 #include "core/visit_floats.h"
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "optim/states.h"
 #include "support/errors.h"
 #include "support/folder.h"
@@ -145,11 +145,6 @@ std::vector<Case> cases() {
   return all;
 }
 
-void step(Sharded& run, std::int64_t t) {
-  run.backward({t});
-  run.engine.step();
-}
-
 // Ranks with a checkpoint of their own making, and others that are to load it.
 void on_two_ranks(
     const Case& tested,
@@ -160,16 +155,16 @@ void on_two_ranks(
   const Folder folder;
   std::string path;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded run(comm, tested.config, true, small_layout());
-    for (std::int64_t t = 1; t <= tested.steps; ++t) step(run, t);
+    Sharded run(comm, tested.config, {.layout = small_layout()});
+    for (std::int64_t t = 1; t <= tested.steps; ++t) run.step({t});
     const auto saved = run.engine.save(folder.path(), {}, {.durable = false});
     if (comm.rank() == 0) path = saved.path;
   });
   const auto refused = [&](std::string_view part) {
     SCOPED_TRACE(part);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Sharded run(comm, tested.config, true, small_layout());
-      step(run, 70);
+      Sharded run(comm, tested.config, {.layout = small_layout()});
+      run.step({70});
       const std::vector<float> params = test::floats(run.params.view());
       const StateDict before = run.engine.state_dict();
       expect_error(kCorrupt, {part},
@@ -325,14 +320,14 @@ TEST(CraftedCheckpoint, WhatIsTheEnginesIsCheckedBeforeAnythingChanges) {
 TEST(CraftedCheckpoint, AProgramMayRefuseOneOnAnyRank) {
   const Folder folder;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded run(comm, {.optimizer = test::optimizer_case("adam")}, true,
-                small_layout());
-    step(run, 1);
+    Sharded run(comm, {.optimizer = test::optimizer_case("adam")},
+                {.layout = small_layout()});
+    run.step({1});
     checkpoint::Extra extra;
     extra.common.put_integer("epoch", 3);
     static_cast<void>(
         run.engine.save(folder.path(), extra, {.durable = false}));
-    step(run, 2);
+    run.step({2});
     const StateDict before = run.engine.state_dict();
     checkpoint::LoadOptions options;
     options.accept = [&](const checkpoint::LoadReport& found) {
@@ -353,10 +348,10 @@ TEST(CraftedCheckpoint, AfterParametersHaveBecomeNaNTheLastGoodOneStays) {
   const Folder folder;
   const thinwire::test::KeptLog warnings(LogLevel::kWarning);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded run(comm, {.optimizer = test::optimizer_case("onebit_adam")}, true,
-                small_layout());
+    Sharded run(comm, {.optimizer = test::optimizer_case("onebit_adam")},
+                {.layout = small_layout()});
     const auto save = [&](std::int64_t t) {
-      step(run, t);
+      run.step({t});
       if (t > 2)
         for (float& value : run.params.as<float>().last(7)) value = kNaN;
       static_cast<void>(run.engine.save(folder.path(), {}, {.durable = false}));

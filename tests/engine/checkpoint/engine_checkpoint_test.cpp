@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "engine/by_hand.h"
-#include "engine/sharded.h"
 #include "optim/states.h"
 #include "support/errors.h"
 #include "support/folder.h"
@@ -27,26 +29,34 @@ using test::Driven;
 using test::Sharded;
 using thinwire::test::expect_error;
 using thinwire::test::Folder;
+using thinwire::test::same_bits;
+using thinwire::test::same_bytes;
 using thinwire::test::same_state;
 
 const SaveOptions kQuick{.durable = false};
 
-// Eight steps: through warm-up, freeze, syncs, a skipped step and a change of
-// the loss scale.
-constexpr std::int64_t kSteps = 8;
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16,
+                             DType::kFloat16};
 
-template <class Run>
-EngineReport step(Run& run, std::int64_t t, int rank) {
-  const bool overflows = t == 2 || (t == 6 && rank == 0);
-  const std::int64_t backwards =
-      run.engine.config().gradient_accumulation_steps.value_or(1);
-  EngineReport report;
-  for (std::int64_t micro = 0; micro < backwards; ++micro) {
-    run.backward({t, micro, overflows && micro == 0});
-    report = run.engine.step();
+// A run that goes through warm-up, freeze, syncs, skipped steps and changes of
+// the loss scale.
+struct Case {
+  std::string name;
+  int world = 1;
+  Config config;
+  test::Model model{};
+  std::int64_t steps = 9;
+  std::int64_t first_save = 1;  // before this step
+  bool visits = true;           // what resumes has been elsewhere before
+  bool compares_states = true;
+  std::set<std::int64_t> overflows{2};
+  std::int64_t overflow_of_rank_0 = 6;
+  std::size_t phases = 0;  // that it goes through; 0: others know
+
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) {
+    return out << c.name << "_w" << c.world;
   }
-  return report;
-}
+};
 
 std::vector<int> worlds() {
   if (thinwire::test::is_long())
@@ -54,89 +64,156 @@ std::vector<int> worlds() {
   return thinwire::test::fewer_if_sanitized<int>({3, 2, 1}, 1);
 }
 
-class SameRanks
-    : public ::testing::TestWithParam<std::tuple<int, DType, std::string>> {};
+std::string named(std::string_view name, DType dtype) {
+  return fmt::format("{}_{}", name, to_string(dtype));
+}
 
-INSTANTIATE_TEST_SUITE_P(
-    All, SameRanks,
-    ::testing::Combine(::testing::ValuesIn(worlds()),
-                       ::testing::Values(DType::kFloat32, DType::kBFloat16,
-                                         DType::kFloat16),
-                       ::testing::Values("adam", "lamb", "onebit_adam",
-                                         "onebit_lamb", "zero_one_adam")),
-    [](const auto& tested) {
-      return fmt::format("{}_{}_w{}", std::get<2>(tested.param),
-                         to_string(std::get<1>(tested.param)),
-                         std::get<0>(tested.param));
-    });
+void add_plain(std::vector<Case>& all) {
+  for (const int world : worlds())
+    for (const DType dtype : kDTypes) {
+      for (const auto& [name, options] : test::optimizer_cases()) {
+        Config config = config_of(name, dtype, 2);
+        config.schedule.shape =
+            config::WarmupAndDecay{.decay = config::Decay::kCosine,
+                                   .warmup_steps = 3,
+                                   .total_steps = 9};
+        all.push_back({named(name, dtype), world, config});
+      }
+      for (const int stage : {1, 2})
+        all.push_back({named(fmt::format("zero{}", stage), dtype), world,
+                       test::zero_config(stage, dtype)});
+    }
+}
 
-// Every resumed run goes on beside the undisturbed one for five steps.
+void add_deepspeed(std::vector<Case>& all) {
+  for (const int world : thinwire::test::fewer_if_sanitized<int>({3, 2, 1}, 1))
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+      for (const std::string name :
+           {"onebit_adam", "onebit_lamb", "zero_one_adam"}) {
+        Case c{named("deepspeed_" + name, dtype), world,
+               config_of(name, dtype)};
+        c.config.semantics = config::Semantics::kDeepSpeed;
+        c.config.comm.bucket_elements = 700;
+        c.model = {.layout = ParameterLayout::of(test::ordered_specs()),
+                   .from_floats = false};
+        c.steps = 12;
+        c.compares_states = false;
+        c.overflows.clear();
+        if (dtype == DType::kFloat16) c.overflows = {5};
+        c.overflow_of_rank_0 = 0;
+        c.phases = name == "zero_one_adam" ? 3 : 2;
+        all.push_back(c);
+      }
+}
+
+// What has states of its own kind: few bits, lean ones, outer loops.
+void add_others(std::vector<Case>& all) {
+  const auto add = [&](Case c) {
+    c.first_save = 2;
+    c.visits = c.compares_states = false;
+    c.overflow_of_rank_0 = 0;
+    all.push_back(c);
+  };
+  for (const auto& [name, config] : test::few_bits_cases())
+    add({"few_bits_" + name, 2, config});
+  const auto add_outer = [&](const std::string& name, int world,
+                             const Config& config) {
+    Case c{"outer_" + name, world, config};
+    c.overflows.clear();
+    add(c);
+  };
+  for (const char* name : {"adam", "lamb", "onebit_adam"})
+    for (const int world : {1, 3})
+      for (const DType dtype : kDTypes)
+        add_outer(named(name, dtype), world, test::outer_config(name, dtype));
+  // Hosts of three, too, whose mean of equal values rounds.
+  for (const int each : {2, 3})
+    for (const char* name : {"adam", "onebit_adam"}) {
+      Config config = test::outer_config(name);
+      config.comm.hierarchy = config::Hierarchy::kByHost;
+      config.comm.ranks_per_host = each;
+      add_outer(std::string(name) + "_by_host", 2 * each, config);
+    }
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  add_plain(all);
+  add_deepspeed(all);
+  add_others(all);
+  return all;
+}
+
 template <class Run>
-void expect_continues(comm::Communicator& comm, const std::string& root,
-                      const Config& config) {
-  Run main(comm, config);
-  std::vector<std::pair<std::int64_t, std::unique_ptr<Run>>> resumed;
-  for (std::int64_t t = 1; t <= kSteps; ++t) {
-    const checkpoint::SaveReport saved = main.engine.save(root, {}, kQuick);
-    auto run = std::make_unique<Run>(comm, config);
-    step(*run, 70, comm.rank());  // has been elsewhere: that leaves no trace
-    const checkpoint::LoadReport loaded = run->engine.load(root);
-    EXPECT_EQ(loaded.path, saved.path);
-    EXPECT_TRUE(
-        thinwire::test::same_bytes(run->params.view(), main.params.view()))
-        << t;
-    EXPECT_EQ(run->engine.loss_scale(), main.engine.loss_scale());
-    resumed.emplace_back(t, std::move(run));
+EngineReport step(Run& run, std::int64_t t, bool overflows) {
+  const std::int64_t backwards =
+      run.engine.config().gradient_accumulation_steps.value_or(1);
+  EngineReport report;
+  for (std::int64_t micro = 0; micro < backwards; ++micro)
+    report = run.step({t, micro, overflows && micro == 0});
+  return report;
+}
 
-    const EngineReport want = step(main, t, comm.rank());
+// One of expect_continues()'s runs that has been resumed, and where.
+struct Resumed {
+  std::int64_t since;
+  std::unique_ptr<Sharded> run;
+};
+
+// Every resumed run goes on beside the undisturbed one for six steps.
+void expect_continues(comm::Communicator& comm, const std::string& root,
+                      const Case& c) {
+  const auto train = [&](Sharded& run, std::int64_t t) {
+    return step(run, t,
+                c.overflows.contains(t) ||
+                    (t == c.overflow_of_rank_0 && comm.rank() == 0));
+  };
+  Sharded main(comm, c.config, c.model);
+  std::vector<Resumed> resumed;
+  std::set<optim::Phase> phases;
+  for (std::int64_t t = 1; t <= c.steps; ++t) {
+    if (t >= c.first_save) {
+      const checkpoint::SaveReport saved = main.engine.save(root, {}, kQuick);
+      auto run = std::make_unique<Sharded>(comm, c.config, c.model);
+      if (c.visits) train(*run, 70);  // leaves no trace
+      EXPECT_EQ(run->engine.load(root).path, saved.path);
+      EXPECT_TRUE(same_bytes(run->params.view(), main.params.view())) << t;
+      EXPECT_EQ(run->engine.loss_scale(), main.engine.loss_scale());
+      resumed.push_back({t, std::move(run)});
+    }
+    const EngineReport want = train(main, t);
+    phases.insert(want.phase);
     for (const auto& [since, other] : resumed) {
-      if (t >= since + 5) continue;
-      const EngineReport report = step(*other, t, comm.rank());
+      if (t >= since + 6) continue;
+      const EngineReport report = train(*other, t);
       EXPECT_EQ(report.steps, want.steps);
       EXPECT_EQ(report.learning_rate, want.learning_rate);
       EXPECT_EQ(report.applied, want.applied);
       EXPECT_EQ(report.phase, want.phase);
-      EXPECT_EQ(report.grad_norm, want.grad_norm);
-      ASSERT_TRUE(
-          thinwire::test::same_bytes(other->params.view(), main.params.view()))
+      EXPECT_TRUE(same_bits(report.grad_norm, want.grad_norm));
+      ASSERT_TRUE(same_bytes(other->params.view(), main.params.view()))
           << "saved before step " << since << ", after step " << t;
-      if (t == since + 4 || t == kSteps) {
+      if (c.compares_states && (t == since + 5 || t == c.steps)) {
         EXPECT_TRUE(
             same_state(other->engine.state_dict(), main.engine.state_dict()));
       }
     }
   }
+  if (c.phases > 0) {
+    EXPECT_EQ(phases.size(), c.phases);
+  }
 }
+
+class SameRanks : public ::testing::TestWithParam<Case> {};
+
+INSTANTIATE_TEST_SUITE_P(All, SameRanks, ::testing::ValuesIn(cases()),
+                         ::testing::PrintToStringParamName());
 
 TEST_P(SameRanks, GoOnWithTheSameBits) {
-  const auto& [world, dtype, optimizer] = GetParam();
   const Folder folder;
-  Config config = config_of(optimizer, dtype);
-  config.gradient_accumulation_steps = 2;
-  config.schedule.shape = config::WarmupAndDecay{
-      .decay = config::Decay::kCosine, .warmup_steps = 3, .total_steps = 9};
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    expect_continues<Driven>(comm, folder.in("run"), config);
+  comm::run_local_ranks(GetParam().world, [&](comm::Communicator& comm) {
+    expect_continues(comm, folder.in("run"), GetParam());
   });
-}
-
-class SameShards : public ::testing::TestWithParam<std::tuple<int, DType>> {};
-
-INSTANTIATE_TEST_SUITE_P(
-    All, SameShards,
-    ::testing::Combine(::testing::ValuesIn(worlds()),
-                       ::testing::Values(DType::kFloat32, DType::kBFloat16,
-                                         DType::kFloat16)));
-
-TEST_P(SameShards, GoOnWithTheSameBits) {
-  const auto& [world, dtype] = GetParam();
-  for (const int stage : {1, 2}) {
-    const Folder folder;
-    comm::run_local_ranks(world, [&, d = dtype](comm::Communicator& comm) {
-      expect_continues<Sharded>(comm, folder.in("run"),
-                                test::zero_config(stage, d));
-    });
-  }
 }
 
 // ---- other numbers of ranks
@@ -148,7 +225,8 @@ void save_run(int world, const Config& config, const std::string& root,
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Run run(comm, config);
     if (!from.empty()) static_cast<void>(run.engine.load(from));
-    for (std::int64_t t = 1; t <= steps; ++t) step(run, t, comm.rank());
+    for (std::int64_t t = 1; t <= steps; ++t)
+      step(run, t, t == 2 || (t == 6 && comm.rank() == 0));
     static_cast<void>(run.engine.save(root, {}, kQuick));
   });
 }
@@ -177,8 +255,7 @@ TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
       static_cast<void>(first.engine.load(folder.in("a")));
       static_cast<void>(last.engine.load(from));
       EXPECT_GT(first.engine.optimizer().progress().steps, 0);
-      EXPECT_TRUE(
-          thinwire::test::same_bytes(first.params.view(), last.params.view()));
+      EXPECT_TRUE(same_bytes(first.params.view(), last.params.view()));
       EXPECT_TRUE(
           same_state(first.engine.state_dict(), last.engine.state_dict()));
     });
@@ -219,7 +296,7 @@ TEST(OtherSettings, PrecisionMayChange) {
         EXPECT_GT(run.engine.optimizer().progress().steps, 0);
         EXPECT_EQ(test::floats(run.engine.masters()),
                   test::floats(old.engine.masters()));
-        EXPECT_TRUE(step(run, 4, 0).applied);
+        EXPECT_TRUE(step(run, 4, false).applied);
       });
     }
 }
@@ -286,7 +363,7 @@ TEST(EngineCheckpoint, RanksThatHaveDriftedApartAreNotMixed) {
   const Folder folder;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config_of("adam", DType::kFloat32));
-    step(run, 1, comm.rank());
+    step(run, 1, false);
     if (comm.rank() == 1)
       run.params.as<float>()[run.layout.parameter("long").offset + 7] += 1;
     expect_error(ErrorCode::kInvalidArgument, {"parameter long"}, [&] {
@@ -322,8 +399,8 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
     EXPECT_EQ(report.extra.common.integer("next_sequence"), 1234567890123);
     EXPECT_TRUE(std::isnan(report.extra.common.real("nothing")));
     EXPECT_EQ(report.extra.common.text("word"), want.common.text("word"));
-    EXPECT_TRUE(thinwire::test::same_bytes(report.extra.common.array("seen"),
-                                           want.common.array("seen")));
+    EXPECT_TRUE(same_bytes(report.extra.common.array("seen"),
+                           want.common.array("seen")));
     EXPECT_EQ(report.world, 2);
     ASSERT_EQ(report.own_of_ranks.size(), 2u);
     EXPECT_EQ(report.own_of_ranks[1].integer("rank"), 1);

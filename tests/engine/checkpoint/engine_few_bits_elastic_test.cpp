@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "engine/sharded.h"
+#include "engine/by_hand.h"
 #include "support/folder.h"
 #include "support/ranks.h"
 

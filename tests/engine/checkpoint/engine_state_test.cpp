@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "engine/by_hand.h"
-#include "engine/sharded.h"
 #include "optim/states.h"
 #include "support/errors.h"
 #include "support/ranks.h"

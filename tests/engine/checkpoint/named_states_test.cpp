@@ -8,8 +8,8 @@
 #include <functional>
 
 #include "checkpoint/tiny_checkpoint.h"
+#include "engine/by_hand.h"
 #include "engine/checkpoint/saved.h"
-#include "engine/sharded.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "thinwire/comm/local.h"
