@@ -68,8 +68,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a step without an engine does not wait for gradients": (
         "module_memory.h",
-        "  staging_->wait();\n  for (",
-        "  for (",
+        "    staging_->wait();\n    for (",
+        "    for (",
     ),
     "arrays are written while they are sent": (
         "module_memory.h",
@@ -78,12 +78,12 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a parameter is sent before it is final": (
         "module_memory.h",
-        "    if (*missing_[i] > 0) continue;\n    missing_[i].reset();\n",
+        "      if (*missing_[i] > 0) continue;\n      missing_[i].reset();\n",
         "",
     ),
     "parameters of an unfinished bucket stay behind": (
         "module_memory.h",
-        "    if (missing_[i]) numbers.push_back(i);\n",
+        "      if (missing_[i]) numbers.push_back(i);\n",
         "",
     ),
     "a window ends before gradients have arrived": (

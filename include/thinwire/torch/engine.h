@@ -51,7 +51,9 @@ class Engine {
   /// Error(kInvalidArgument) on all ranks if their buffers differ in name, type
   /// or shape. `comm` must outlive this object.
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
-         const config::Config& config, const EngineOptions& options = {});
+         const config::Config& config, const EngineOptions& options = {})
+      : Engine(module, comm, with(config, options), options.group_of,
+               values_before(module, comm, config)) {}
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
          const config::Config& config, const GroupOf& group_of)
       : Engine(module, comm, config, EngineOptions{.group_of = group_of}) {}
@@ -67,9 +69,31 @@ class Engine {
   /// itself. An exception of a hook or function passes through unchanged. If
   /// gradients have been sent by then, it is nested in an Error(kCommFailure)
   /// with its text, and the other ranks get that text too.
-  void backward(const at::Tensor& loss);
+  void backward(const at::Tensor& loss) {
+    require_loss(loss);
+    require_same_parameters();
+    own().begin_backward();
+    if (staged_) staged_->begin();
+    backwards_.run(
+        loss, own().loss_factor(),
+        [this] {
+          if (staged_) staged_->finish();
+        },
+        [this](std::string_view reason) {
+          if (staged_) staged_->cancel();
+          own().cancel_backward(reason);
+        });
+    own().end_backward();
+  }
   /// Runs engine::Engine::step().
-  engine::EngineReport step();
+  engine::EngineReport step() {
+    require_same_parameters();
+    const engine::EngineReport report = own().step(memory_.final_range());
+    if (!report.at_boundary) return report;
+    memory_.send_parameters();
+    if (staged_) staged_->begin_window();
+    return report;
+  }
   /// Returns engine::Engine::mean().
   [[nodiscard]] double mean(double value) { return own().mean(value); }
   /// Returns the mean of tensors of one element. Throws Error(kInvalidArgument)
@@ -136,9 +160,23 @@ class Engine {
     return own().save(root, extra, options);
   }
   checkpoint::LoadReport load(const std::string& path,
-                              const checkpoint::LoadOptions& options = {});
+                              const checkpoint::LoadOptions& options = {}) {
+    require_same_parameters();
+    checkpoint::LoadReport report = at_rest().load(path, options);
+    others_.write_back();
+    memory_.send_parameters();
+    divide_own(report, own().communicator().rank());
+    return report;
+  }
   std::optional<checkpoint::LoadReport> resume(
-      const std::string& path, const checkpoint::LoadOptions& options = {});
+      const std::string& path, const checkpoint::LoadOptions& options = {}) {
+    require_same_parameters();
+    auto report = at_rest().resume(path, options);
+    if (report) others_.write_back();
+    memory_.send_parameters();
+    if (report) divide_own(*report, own().communicator().rank());
+    return report;
+  }
 
   /// Returns the engine. If the module is on a device, it first waits for
   /// copies of parameters: calls of the engine may write the memory that these
@@ -161,7 +199,27 @@ class Engine {
  private:
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
          const config::Config& config, const GroupOf& group_of,
-         const std::vector<at::Tensor>& before);
+         const std::vector<at::Tensor>& before)
+      : module_(module),
+        buffers_(module, comm),
+        memory_(module, group_of, config.precision.dtype,
+                engine::keeps_gradients(config, comm.size())
+                    ? Gradients::kInPlace
+                    : Gradients::kReleased,
+                keeps_float32(config)),
+        core_(make_core(comm, memory_, config, before)),
+        others_(module),
+        backwards_(memory_.tensors(),
+                   [this](std::size_t index, const at::Tensor& tensor) {
+                     take(index, tensor);
+                   }) {
+    if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
+      buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
+    memory_.send_parameters();
+    if (memory_.staging() != nullptr) staged_.emplace(memory_, own());
+    buffers_.make_equal(config.buffers);
+    own().set_others([this] { return others_.describe(); });
+  }
 
   static config::Config with(config::Config config,
                              const EngineOptions& options) {
@@ -169,7 +227,13 @@ class Engine {
     return config;
   }
   // Takes in what the program has written into parameters.
-  void require_same_parameters();
+  void require_same_parameters() {
+    backwards_.require_own();
+    memory_.check();
+    memory_.take_in_written();
+    if (staged_) staged_->check();
+    require_unchanged(trained_parameters(module_, own().config()), memory_);
+  }
   [[nodiscard]] engine::Engine& own() noexcept { return *core_; }
   // Returns the engine when flat memory may be written.
   engine::Engine& at_rest() {
@@ -177,7 +241,25 @@ class Engine {
     return core();
   }
   // Takes a gradient, which is complete for this backward.
-  void take(std::size_t index, const at::Tensor& tensor);
+  void take(std::size_t index, const at::Tensor& tensor) {
+    if (staged_) {
+      staged_->take(index, tensor);
+    } else if (memory_.grads().empty()) {
+      // Copied into its bucket, and freed before the next one is computed.
+      at::Tensor parameter = tensor;
+      const at::Tensor gradient = parameter.grad().contiguous();
+      parameter.mutable_grad().reset();
+      const MemoryNote note(MemoryKind::kGradients, gradient.nbytes());
+      own().gradient_ready(index,
+                           ConstView(gradient.const_data_ptr(),
+                                     static_cast<std::size_t>(gradient.numel()),
+                                     gradient.scalar_type() == at::kFloat
+                                         ? DType::kFloat32
+                                         : own().config().precision.dtype));
+    } else {
+      own().gradient_ready(index);
+    }
+  }
 
   const ::torch::nn::Module& module_;
   ModuleBuffers buffers_;
@@ -187,110 +269,5 @@ class Engine {
   ModuleOthers others_;
   Backwards backwards_;
 };
-
-inline Engine::Engine(const ::torch::nn::Module& module,
-                      comm::Communicator& comm, const config::Config& config,
-                      const EngineOptions& options)
-    : Engine(module, comm, with(config, options), options.group_of,
-             values_before(module, comm, config)) {}
-
-inline Engine::Engine(const ::torch::nn::Module& module,
-                      comm::Communicator& comm, const config::Config& config,
-                      const GroupOf& group_of,
-                      const std::vector<at::Tensor>& before)
-    : module_(module),
-      buffers_(module, comm),
-      memory_(module, group_of, config.precision.dtype,
-              engine::keeps_gradients(config, comm.size())
-                  ? Gradients::kInPlace
-                  : Gradients::kReleased,
-              keeps_float32(config)),
-      core_(make_core(comm, memory_, config, before)),
-      others_(module),
-      backwards_(memory_.tensors(),
-                 [this](std::size_t index, const at::Tensor& tensor) {
-                   take(index, tensor);
-                 }) {
-  if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
-    buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
-  memory_.send_parameters();
-  if (memory_.staging() != nullptr) staged_.emplace(memory_, own());
-  buffers_.make_equal(config.buffers);
-  own().set_others([this] { return others_.describe(); });
-}
-
-inline void Engine::take(std::size_t index, const at::Tensor& tensor) {
-  if (staged_) {
-    staged_->take(index, tensor);
-  } else if (memory_.grads().empty()) {
-    // Copied into its bucket, and freed before the next one is computed.
-    at::Tensor parameter = tensor;
-    const at::Tensor gradient = parameter.grad().contiguous();
-    parameter.mutable_grad().reset();
-    const MemoryNote note(MemoryKind::kGradients, gradient.nbytes());
-    own().gradient_ready(index,
-                         ConstView(gradient.const_data_ptr(),
-                                   static_cast<std::size_t>(gradient.numel()),
-                                   gradient.scalar_type() == at::kFloat
-                                       ? DType::kFloat32
-                                       : own().config().precision.dtype));
-  } else {
-    own().gradient_ready(index);
-  }
-}
-
-inline void Engine::require_same_parameters() {
-  backwards_.require_own();
-  memory_.check();
-  memory_.take_in_written();
-  if (staged_) staged_->check();
-  require_unchanged(trained_parameters(module_, own().config()), memory_);
-}
-
-inline void Engine::backward(const at::Tensor& loss) {
-  require_loss(loss);
-  require_same_parameters();
-  own().begin_backward();
-  if (staged_) staged_->begin();
-  backwards_.run(
-      loss, own().loss_factor(),
-      [this] {
-        if (staged_) staged_->finish();
-      },
-      [this](std::string_view reason) {
-        if (staged_) staged_->cancel();
-        own().cancel_backward(reason);
-      });
-  own().end_backward();
-}
-
-inline checkpoint::LoadReport Engine::load(
-    const std::string& path, const checkpoint::LoadOptions& options) {
-  require_same_parameters();
-  checkpoint::LoadReport report = at_rest().load(path, options);
-  others_.write_back();
-  memory_.send_parameters();
-  divide_own(report, own().communicator().rank());
-  return report;
-}
-
-inline std::optional<checkpoint::LoadReport> Engine::resume(
-    const std::string& path, const checkpoint::LoadOptions& options) {
-  require_same_parameters();
-  auto report = at_rest().resume(path, options);
-  if (report) others_.write_back();
-  memory_.send_parameters();
-  if (report) divide_own(*report, own().communicator().rank());
-  return report;
-}
-
-inline engine::EngineReport Engine::step() {
-  require_same_parameters();
-  const engine::EngineReport report = own().step(memory_.final_range());
-  if (!report.at_boundary) return report;
-  memory_.send_parameters();
-  if (staged_) staged_->begin_window();
-  return report;
-}
 
 }  // namespace thinwire::torch

@@ -75,19 +75,121 @@ class HostEngine {
   HostEngine(const ::torch::nn::Module& module, comm::Communicator& comm,
              c10::intrusive_ptr<c10d::Backend> group,
              const config::Config& config,
-             const HostEngineOptions& options = {});
+             const HostEngineOptions& options = {})
+      : module_(module),
+        comm_(comm),
+        config_(supported(module, comm, config, options)),
+        hosts_(comm, std::move(group), device_of(module),
+               config.comm.ranks_per_host),
+        buffers_(module, comm),
+        before_(hosts_.is_leader() ? values_before(module, comm, config)
+                                   : std::vector<at::Tensor>()),
+        memory_(module, options.group_of, config.precision.dtype, place(),
+                keeps_float32(config)),
+        others_(module),
+        buckets_(host_buckets(memory_.tensors(), options.bucket_bytes)),
+        window_(config.batch(comm.size()).accumulation_steps) {
+    // The engines compare these too, but only those of the leaders.
+    comm::require_same(comm, "parameter layout and configuration",
+                       layout().describe() + config_.describe() +
+                           "float32 for " + std::to_string(memory_.num_wide()) +
+                           " parameters\n" + "bucket_bytes " +
+                           std::to_string(options.bucket_bytes) + "\n" +
+                           describe_frozen());
+    shared([&] {
+      make_leader();
+      return StateDict();
+    });
+    before_.clear();
+    if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
+      buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
+    hand_back();
+    buffers_.make_equal(config_.buffers);
+    gradients_.emplace(memory_, hosts_, core_.get(), config, buckets_);
+    backwards_.emplace(memory_.tensors(),
+                       [this](std::size_t index, const at::Tensor& tensor) {
+                         gradients_->take(index, tensor);
+                       });
+  }
   HostEngine(const HostEngine&) = delete;
   HostEngine& operator=(const HostEngine&) = delete;
 
   /// Computes and collects gradients like Engine::backward(). After the last
   /// one of a window it is collective in the host, and waits for the sums.
-  void backward(const at::Tensor& loss);
+  void backward(const at::Tensor& loss) {
+    require_loss(loss);
+    require_same_parameters();
+    if (in_evaluation_ || in_window_ == window_)
+      throw Error(ErrorCode::kFailedPrecondition,
+                  in_evaluation_
+                      ? "backward: inside an evaluation"
+                      : "backward: the window of " + std::to_string(window_) +
+                            " backward(s) is complete; call step() first");
+    const bool is_last = in_window_ + 1 == window_;
+    if (is_last && core_) core_->begin_backward();
+    gradients_->begin(is_last);
+    backwards_->run(
+        loss, loss_factor_, [this] { gradients_->finish(); },
+        [&](std::string_view reason) {
+          const bool has_sent = gradients_->has_sent();
+          gradients_->cancel();
+          in_window_ = 0;
+          if (has_sent) {
+            comm_.give_up(reason);
+            throw Error(
+                ErrorCode::kCommFailure,
+                "gradients had been sent before backward failed, so this "
+                "rank has given up: " +
+                    std::string(reason));
+          }
+          if (is_last && core_) core_->cancel_backward(reason);
+        });
+    ++in_window_;
+    if (is_last && core_)
+      hosts_.telling_others([this] { core_->end_backward(); });
+  }
   /// Steps after gradient_accumulation_steps backwards; before, does nothing.
   /// Collective at boundaries. Every rank gets the leader's report, and the
   /// leader's number for a rank with a non-finite gradient. In texts of the
   /// leaders' engine, such as that of Error(kNonFinite), a rank's number is
   /// that of its host, from 0 on.
-  engine::EngineReport step();
+  engine::EngineReport step() {
+    require_same_parameters();
+    if (in_evaluation_ || in_window_ == 0)
+      throw Error(ErrorCode::kFailedPrecondition,
+                  in_evaluation_ ? "step: inside an evaluation"
+                                 : "step: no backward since the last step");
+    engine::EngineReport report;
+    report.steps = steps_;
+    report.loss_scale = loss_scale_;
+    report.at_boundary = in_window_ == window_;
+    if (!report.at_boundary) return report;
+    in_window_ = 0;
+    optim::StepReport& of_step = report;
+    static_assert(std::is_trivially_copyable_v<optim::StepReport>);
+    const StateDict said = shared([&] {
+      report = core_->step(memory_.final_range());
+      if (report.nonfinite_rank >= 0)
+        report.nonfinite_rank = hosts_.leader_of(report.nonfinite_rank);
+      StateDict found;
+      found.put("report", ConstView(&of_step, sizeof of_step, DType::kUInt8));
+      found.put_real("learning_rate", report.learning_rate);
+      found.put_real("backward_seconds", report.backward_seconds);
+      found.put_integer("late_elements",
+                        static_cast<std::int64_t>(report.late_elements));
+      found.put_text("waited_for", report.waited_for);
+      return found;
+    });
+    std::memcpy(&of_step, said.array("report").data(), sizeof of_step);
+    report.steps = steps_;
+    report.learning_rate = said.real("learning_rate");
+    report.backward_seconds = said.real("backward_seconds");
+    report.late_elements =
+        static_cast<std::size_t>(said.integer("late_elements"));
+    report.waited_for = said.text("waited_for");
+    hand_back();
+    return report;
+  }
   /// Returns the mean over all ranks. Collective.
   [[nodiscard]] double mean(double value) {
     std::vector<double> all(static_cast<std::size_t>(comm_.size()));
@@ -140,11 +242,38 @@ class HostEngine {
   /// leaders.
   checkpoint::SaveReport save(const std::string& root,
                               const checkpoint::Extra& extra = {},
-                              const checkpoint::SaveOptions& options = {});
+                              const checkpoint::SaveOptions& options = {}) {
+    require_same_parameters();
+    require_between_windows("save");
+    const std::vector<std::string> of_host = hosts_.gather(packed(extra.own));
+    const StateDict said = shared([&] {
+      checkpoint::Extra all;
+      all.common.put_all("", extra.common);
+      all.own = own_of_host(hosts_.ranks(), of_host);
+      const checkpoint::SaveReport report = core_->save(root, all, options);
+      StateDict found;
+      found.put_text("path", report.path);
+      found.put_integer("step", report.step);
+      found.put_integer("bytes", static_cast<std::int64_t>(report.bytes));
+      found.put_real("seconds", report.seconds);
+      found.put_real("waited_seconds", report.waited_seconds);
+      return found;
+    });
+    return {.path = said.text("path"),
+            .step = said.integer("step"),
+            .bytes = static_cast<std::uint64_t>(said.integer("bytes")),
+            .seconds = said.real("seconds"),
+            .waited_seconds = said.real("waited_seconds")};
+  }
   checkpoint::LoadReport load(const std::string& path,
-                              const checkpoint::LoadOptions& options = {});
+                              const checkpoint::LoadOptions& options = {}) {
+    return std::move(
+        *loaded("load", [&] { return core_->load(path, options); }));
+  }
   std::optional<checkpoint::LoadReport> resume(
-      const std::string& path, const checkpoint::LoadOptions& options = {});
+      const std::string& path, const checkpoint::LoadOptions& options = {}) {
+    return loaded("resume", [&] { return core_->resume(path, options); });
+  }
 
   [[nodiscard]] bool is_leader() const { return hosts_.is_leader(); }
   /// Returns the leader's engine, for inspection; null on followers.
@@ -162,7 +291,28 @@ class HostEngine {
   static config::Config supported(const ::torch::nn::Module& module,
                                   comm::Communicator& comm,
                                   config::Config config,
-                                  const HostEngineOptions& options);
+                                  const HostEngineOptions& options) {
+    if (options.buffers) config.buffers = *options.buffers;
+    comm::require_everywhere(comm, [&] {  // before the module changes
+      config.validate(comm.size());
+      const auto require = [](bool holds, const char* text) {
+        if (!holds)
+          throw Error(ErrorCode::kInvalidArgument,
+                      std::string("HostEngine: ") + text);
+      };
+      require(config.semantics == config::Semantics::kCorrected,
+              "semantics must be corrected, got deepspeed");
+      require(config.managed_gradient_accumulation,
+              "managed_gradient_accumulation must be true, got false");
+      require(config.experts().empty(), "groups must have no communicator");
+      require(config.comm.hierarchy == config::Hierarchy::kAuto,
+              "comm.hierarchy must be auto, got flat or by_host");
+      require(!config.comm.compressed_during_backward,
+              "comm.compressed_during_backward must be false, got true");
+      require_any(trainable_parameters(module));
+    });
+    return config;
+  }
   static at::Device device_of(const ::torch::nn::Module& module) {
     return trainable_parameters(module).front().tensor.device();
   }
@@ -182,23 +332,122 @@ class HostEngine {
                   "learning_rate must be finite and >= 0, got " +
                       std::to_string(learning_rate));
   }
-  void make_leader();
+  void make_leader() {
+    comm::Communicator& leaders = hosts_.between();
+    config::Config config = of_leaders();
+    if (config.comm.num_threads == 0 && env::num_threads() == 0) {
+      const plan::Processors machine = plan::measure_processors(leaders, 0);
+      config.comm.num_threads =
+          std::clamp(machine.cores / std::max(machine.ranks, 1), 1, 1024);
+    }
+    core_ = make_core(leaders, memory_, config, before_);
+    core_->set_accumulation_boundary(true);
+    core_->set_others([this] { return others_.describe(); });
+  }
   // Runs `action` on the leader, and tells all ranks of the host what they need
   // of its engine.
-  StateDict shared(const std::function<StateDict()>& action);
-  void require_same_parameters();
+  StateDict shared(const std::function<StateDict()>& action) {
+    StateDict said = hosts_.shared([&] {
+      StateDict found = action();
+      found.put_real("loss_factor", core_->loss_factor());
+      found.put_real("loss_scale", core_->loss_scale());
+      found.put_integer("steps", core_->optimizer().progress().steps);
+      return found;
+    });
+    loss_factor_ = said.real("loss_factor");
+    loss_scale_ = said.real("loss_scale");
+    steps_ = said.integer("steps");
+    return said;
+  }
+  void require_same_parameters() {
+    backwards_->require_own();
+    memory_.check_parameters();
+    memory_.take_in_written();
+    gradients_->check();
+    require_unchanged(trained_parameters(module_, config_), memory_);
+  }
   // Throws Error(kFailedPrecondition) inside a window and in an evaluation.
-  void require_between_windows(const char* call) const;
-  void begin_evaluation();
+  void require_between_windows(const char* call) const {
+    if (in_evaluation_ || in_window_ > 0)
+      throw Error(ErrorCode::kFailedPrecondition,
+                  std::string(call) +
+                      (in_evaluation_ ? ": inside an evaluation"
+                                      : ": inside a window of accumulation; "
+                                        "call step() first"));
+  }
+  void begin_evaluation() {
+    require_same_parameters();
+    require_between_windows("evaluation");
+    memory_.wait();
+    shared([&] {
+      core_->begin_evaluation();
+      return StateDict();
+    });
+    hand_back();
+    buffers_.make_equal(config_.buffers);
+    in_evaluation_ = true;
+  }
   // Loads on the leader. Returns nothing if there is no checkpoint.
   using Load = std::function<std::optional<checkpoint::LoadReport>()>;
   std::optional<checkpoint::LoadReport> loaded(const char* call,
-                                               const Load& load);
+                                               const Load& load) {
+    require_same_parameters();
+    require_between_windows(call);
+    memory_.wait();
+    const StateDict said = shared([&] {
+      const auto report = load();
+      if (!report) return StateDict();
+      others_.write_back();
+      return described(*report);
+    });
+    if (!said.has_scalar("path")) return std::nullopt;
+    hand_back();
+    hand_back_others();
+    return report_of(said, comm_.rank());
+  }
   // Gives the leader's parameters to all ranks of the host.
-  void hand_back();
+  void hand_back() {
+    memory_.send_parameters();
+    const ::torch::NoGradGuard no_grad;
+    for (const auto& bucket : buckets_) {
+      std::vector<at::Tensor> parts;
+      for (const std::size_t k : bucket)
+        parts.push_back(memory_.tensors()[k].detach().reshape({-1}));
+      at::Tensor flat = at::cat(parts);
+      if (flat.numel() == 0) continue;
+      hosts_.broadcast(flat);
+      if (is_leader()) continue;
+      std::int64_t at = 0;
+      for (const std::size_t k : bucket) {
+        const at::Tensor to = memory_.tensors()[k].detach();
+        to.copy_(flat.narrow(0, at, to.numel()).view(to.sizes()));
+        at += to.numel();
+      }
+    }
+  }
   // Gives them the tensors that a checkpoint has beside the parameters.
-  void hand_back_others();
-  std::string describe_frozen() const;
+  void hand_back_others() {
+    const ::torch::NoGradGuard no_grad;
+    const at::Device device = memory_.staging()->device();
+    const auto send = [&](const at::Tensor& tensor) {
+      if (!ModuleOthers::is_saved(tensor) || tensor.numel() == 0) return;
+      at::Tensor flat = tensor.detach().to(device).contiguous();
+      hosts_.broadcast(flat);
+      if (!is_leader()) tensor.detach().copy_(flat);
+    };
+    for (const auto& item : module_.named_parameters())
+      if (!item.value().requires_grad()) send(item.value());
+    for (const auto& item : module_.named_buffers()) send(item.value());
+  }
+  std::string describe_frozen() const {
+    std::string text;
+    for (const auto& item : module_.named_parameters())
+      if (!item.value().requires_grad())
+        text += "frozen " + item.key() + " " +
+                c10::toString(item.value().scalar_type()) + " " +
+                c10::str(item.value().sizes()) + "\n";
+    return text;
+  }
 
   const ::torch::nn::Module& module_;
   comm::Communicator& comm_;
@@ -220,296 +469,5 @@ class HostEngine {
   double loss_scale_ = 1;
   std::int64_t steps_ = 0;
 };
-
-inline config::Config HostEngine::supported(const ::torch::nn::Module& module,
-                                            comm::Communicator& comm,
-                                            config::Config config,
-                                            const HostEngineOptions& options) {
-  if (options.buffers) config.buffers = *options.buffers;
-  comm::require_everywhere(comm, [&] {  // before the module changes
-    config.validate(comm.size());
-    const auto require = [](bool holds, const char* text) {
-      if (!holds)
-        throw Error(ErrorCode::kInvalidArgument,
-                    std::string("HostEngine: ") + text);
-    };
-    require(config.semantics == config::Semantics::kCorrected,
-            "semantics must be corrected, got deepspeed");
-    require(config.managed_gradient_accumulation,
-            "managed_gradient_accumulation must be true, got false");
-    require(config.experts().empty(), "groups must have no communicator");
-    require(config.comm.hierarchy == config::Hierarchy::kAuto,
-            "comm.hierarchy must be auto, got flat or by_host");
-    require(!config.comm.compressed_during_backward,
-            "comm.compressed_during_backward must be false, got true");
-    require_any(trainable_parameters(module));
-  });
-  return config;
-}
-
-inline HostEngine::HostEngine(const ::torch::nn::Module& module,
-                              comm::Communicator& comm,
-                              c10::intrusive_ptr<c10d::Backend> group,
-                              const config::Config& config,
-                              const HostEngineOptions& options)
-    : module_(module),
-      comm_(comm),
-      config_(supported(module, comm, config, options)),
-      hosts_(comm, std::move(group), device_of(module),
-             config.comm.ranks_per_host),
-      buffers_(module, comm),
-      before_(hosts_.is_leader() ? values_before(module, comm, config)
-                                 : std::vector<at::Tensor>()),
-      memory_(module, options.group_of, config.precision.dtype, place(),
-              keeps_float32(config)),
-      others_(module),
-      buckets_(host_buckets(memory_.tensors(), options.bucket_bytes)),
-      window_(config.batch(comm.size()).accumulation_steps) {
-  // The engines compare these too, but only those of the leaders.
-  comm::require_same(comm, "parameter layout and configuration",
-                     layout().describe() + config_.describe() + "float32 for " +
-                         std::to_string(memory_.num_wide()) + " parameters\n" +
-                         "bucket_bytes " +
-                         std::to_string(options.bucket_bytes) + "\n" +
-                         describe_frozen());
-  shared([&] {
-    make_leader();
-    return StateDict();
-  });
-  before_.clear();
-  if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
-    buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
-  hand_back();
-  buffers_.make_equal(config_.buffers);
-  gradients_.emplace(memory_, hosts_, core_.get(), config, buckets_);
-  backwards_.emplace(memory_.tensors(),
-                     [this](std::size_t index, const at::Tensor& tensor) {
-                       gradients_->take(index, tensor);
-                     });
-}
-
-inline void HostEngine::make_leader() {
-  comm::Communicator& leaders = hosts_.between();
-  config::Config config = of_leaders();
-  if (config.comm.num_threads == 0 && env::num_threads() == 0) {
-    const plan::Processors machine = plan::measure_processors(leaders, 0);
-    config.comm.num_threads =
-        std::clamp(machine.cores / std::max(machine.ranks, 1), 1, 1024);
-  }
-  core_ = make_core(leaders, memory_, config, before_);
-  core_->set_accumulation_boundary(true);
-  core_->set_others([this] { return others_.describe(); });
-}
-
-inline StateDict HostEngine::shared(const std::function<StateDict()>& action) {
-  StateDict said = hosts_.shared([&] {
-    StateDict found = action();
-    found.put_real("loss_factor", core_->loss_factor());
-    found.put_real("loss_scale", core_->loss_scale());
-    found.put_integer("steps", core_->optimizer().progress().steps);
-    return found;
-  });
-  loss_factor_ = said.real("loss_factor");
-  loss_scale_ = said.real("loss_scale");
-  steps_ = said.integer("steps");
-  return said;
-}
-
-inline std::string HostEngine::describe_frozen() const {
-  std::string text;
-  for (const auto& item : module_.named_parameters())
-    if (!item.value().requires_grad())
-      text += "frozen " + item.key() + " " +
-              c10::toString(item.value().scalar_type()) + " " +
-              c10::str(item.value().sizes()) + "\n";
-  return text;
-}
-
-inline void HostEngine::require_same_parameters() {
-  backwards_->require_own();
-  memory_.check_parameters();
-  memory_.take_in_written();
-  gradients_->check();
-  require_unchanged(trained_parameters(module_, config_), memory_);
-}
-
-inline void HostEngine::require_between_windows(const char* call) const {
-  if (in_evaluation_ || in_window_ > 0)
-    throw Error(ErrorCode::kFailedPrecondition,
-                std::string(call) + (in_evaluation_
-                                         ? ": inside an evaluation"
-                                         : ": inside a window of accumulation; "
-                                           "call step() first"));
-}
-
-inline void HostEngine::backward(const at::Tensor& loss) {
-  require_loss(loss);
-  require_same_parameters();
-  if (in_evaluation_ || in_window_ == window_)
-    throw Error(ErrorCode::kFailedPrecondition,
-                in_evaluation_
-                    ? "backward: inside an evaluation"
-                    : "backward: the window of " + std::to_string(window_) +
-                          " backward(s) is complete; call step() first");
-  const bool is_last = in_window_ + 1 == window_;
-  if (is_last && core_) core_->begin_backward();
-  gradients_->begin(is_last);
-  backwards_->run(
-      loss, loss_factor_, [this] { gradients_->finish(); },
-      [&](std::string_view reason) {
-        const bool has_sent = gradients_->has_sent();
-        gradients_->cancel();
-        in_window_ = 0;
-        if (has_sent) {
-          comm_.give_up(reason);
-          throw Error(ErrorCode::kCommFailure,
-                      "gradients had been sent before backward failed, so this "
-                      "rank has given up: " +
-                          std::string(reason));
-        }
-        if (is_last && core_) core_->cancel_backward(reason);
-      });
-  ++in_window_;
-  if (is_last && core_)
-    hosts_.telling_others([this] { core_->end_backward(); });
-}
-
-inline engine::EngineReport HostEngine::step() {
-  require_same_parameters();
-  if (in_evaluation_ || in_window_ == 0)
-    throw Error(ErrorCode::kFailedPrecondition,
-                in_evaluation_ ? "step: inside an evaluation"
-                               : "step: no backward since the last step");
-  engine::EngineReport report;
-  report.steps = steps_;
-  report.loss_scale = loss_scale_;
-  report.at_boundary = in_window_ == window_;
-  if (!report.at_boundary) return report;
-  in_window_ = 0;
-  optim::StepReport& of_step = report;
-  static_assert(std::is_trivially_copyable_v<optim::StepReport>);
-  const StateDict said = shared([&] {
-    report = core_->step(memory_.final_range());
-    if (report.nonfinite_rank >= 0)
-      report.nonfinite_rank = hosts_.leader_of(report.nonfinite_rank);
-    StateDict found;
-    found.put("report", ConstView(&of_step, sizeof of_step, DType::kUInt8));
-    found.put_real("learning_rate", report.learning_rate);
-    found.put_real("backward_seconds", report.backward_seconds);
-    found.put_integer("late_elements",
-                      static_cast<std::int64_t>(report.late_elements));
-    found.put_text("waited_for", report.waited_for);
-    return found;
-  });
-  std::memcpy(&of_step, said.array("report").data(), sizeof of_step);
-  report.steps = steps_;
-  report.learning_rate = said.real("learning_rate");
-  report.backward_seconds = said.real("backward_seconds");
-  report.late_elements =
-      static_cast<std::size_t>(said.integer("late_elements"));
-  report.waited_for = said.text("waited_for");
-  hand_back();
-  return report;
-}
-
-inline void HostEngine::hand_back() {
-  memory_.send_parameters();
-  const ::torch::NoGradGuard no_grad;
-  for (const auto& bucket : buckets_) {
-    std::vector<at::Tensor> parts;
-    for (const std::size_t k : bucket)
-      parts.push_back(memory_.tensors()[k].detach().reshape({-1}));
-    at::Tensor flat = at::cat(parts);
-    if (flat.numel() == 0) continue;
-    hosts_.broadcast(flat);
-    if (is_leader()) continue;
-    std::int64_t at = 0;
-    for (const std::size_t k : bucket) {
-      const at::Tensor to = memory_.tensors()[k].detach();
-      to.copy_(flat.narrow(0, at, to.numel()).view(to.sizes()));
-      at += to.numel();
-    }
-  }
-}
-
-inline void HostEngine::hand_back_others() {
-  const ::torch::NoGradGuard no_grad;
-  const at::Device device = memory_.staging()->device();
-  const auto send = [&](const at::Tensor& tensor) {
-    if (!ModuleOthers::is_saved(tensor) || tensor.numel() == 0) return;
-    at::Tensor flat = tensor.detach().to(device).contiguous();
-    hosts_.broadcast(flat);
-    if (!is_leader()) tensor.detach().copy_(flat);
-  };
-  for (const auto& item : module_.named_parameters())
-    if (!item.value().requires_grad()) send(item.value());
-  for (const auto& item : module_.named_buffers()) send(item.value());
-}
-
-inline void HostEngine::begin_evaluation() {
-  require_same_parameters();
-  require_between_windows("evaluation");
-  memory_.wait();
-  shared([&] {
-    core_->begin_evaluation();
-    return StateDict();
-  });
-  hand_back();
-  buffers_.make_equal(config_.buffers);
-  in_evaluation_ = true;
-}
-
-inline checkpoint::SaveReport HostEngine::save(
-    const std::string& root, const checkpoint::Extra& extra,
-    const checkpoint::SaveOptions& options) {
-  require_same_parameters();
-  require_between_windows("save");
-  const std::vector<std::string> of_host = hosts_.gather(packed(extra.own));
-  const StateDict said = shared([&] {
-    checkpoint::Extra all;
-    all.common.put_all("", extra.common);
-    all.own = own_of_host(hosts_.ranks(), of_host);
-    const checkpoint::SaveReport report = core_->save(root, all, options);
-    StateDict found;
-    found.put_text("path", report.path);
-    found.put_integer("step", report.step);
-    found.put_integer("bytes", static_cast<std::int64_t>(report.bytes));
-    found.put_real("seconds", report.seconds);
-    found.put_real("waited_seconds", report.waited_seconds);
-    return found;
-  });
-  return {.path = said.text("path"),
-          .step = said.integer("step"),
-          .bytes = static_cast<std::uint64_t>(said.integer("bytes")),
-          .seconds = said.real("seconds"),
-          .waited_seconds = said.real("waited_seconds")};
-}
-
-inline std::optional<checkpoint::LoadReport> HostEngine::loaded(
-    const char* call, const Load& load) {
-  require_same_parameters();
-  require_between_windows(call);
-  memory_.wait();
-  const StateDict said = shared([&] {
-    const auto report = load();
-    if (!report) return StateDict();
-    others_.write_back();
-    return described(*report);
-  });
-  if (!said.has_scalar("path")) return std::nullopt;
-  hand_back();
-  hand_back_others();
-  return report_of(said, comm_.rank());
-}
-
-inline checkpoint::LoadReport HostEngine::load(
-    const std::string& path, const checkpoint::LoadOptions& options) {
-  return std::move(*loaded("load", [&] { return core_->load(path, options); }));
-}
-
-inline std::optional<checkpoint::LoadReport> HostEngine::resume(
-    const std::string& path, const checkpoint::LoadOptions& options) {
-  return loaded("resume", [&] { return core_->resume(path, options); });
-}
 
 }  // namespace thinwire::torch

@@ -136,7 +136,52 @@ class ModuleMemory {
                         const GroupOf& group_of = {},
                         std::optional<DType> dtype = std::nullopt,
                         Gradients gradients = Gradients::kInPlace,
-                        bool keeps_float32 = true);
+                        bool keeps_float32 = true)
+      : gradients_(gradients) {
+    std::vector<NamedParameter> parameters = trainable_parameters(module);
+    std::optional<at::ScalarType> narrow;
+    for (const NamedParameter& parameter : parameters) {
+      require_supported(parameter, dtype ? std::nullopt : narrow,
+                        parameters.front().tensor.device());
+      if (!narrow && parameter.tensor.scalar_type() != at::kFloat)
+        narrow = parameter.tensor.scalar_type();
+    }
+    if (!dtype)
+      dtype = !narrow                ? DType::kFloat32
+              : *narrow == at::kHalf ? DType::kFloat16
+                                     : DType::kBFloat16;
+    if (keeps_float32) {
+      num_wide_ = torch::num_wide(parameters, scalar_type(*dtype));
+      parameters = in_memory_order(std::move(parameters), scalar_type(*dtype));
+    }
+    std::vector<ParameterSpec> specs;
+    for (const auto& [name, tensor] : parameters) {
+      const auto sizes = tensor.sizes();
+      specs.push_back({.name = name,
+                       .shape = {sizes.begin(), sizes.end()},
+                       .group = group_of ? group_of(name, tensor) : 0});
+      tensors_.push_back(tensor);
+    }
+    require_any(parameters);
+    layout_ = ParameterLayout::of(std::move(specs));
+    if (!tensors_.front().device().is_cpu()) {
+      staging_ = std::make_shared<Staging>(tensors_.front().device());
+      if (gradients_ != Gradients::kOnDevice) {
+        sent_.resize(tensors_.size());
+        for (const Parameter& place : layout_.parameters())
+          missing_.emplace_back(place.size);
+      }
+    }
+    arrays_[1].begin =
+        num_wide_ == 0
+            ? layout_.size()
+            : layout_.parameters()[tensors_.size() - num_wide_].offset;
+    const std::size_t wide = layout_.size() - arrays_[1].begin;
+    const bool has_arrays = gradients_ != Gradients::kOnDevice;
+    make_arrays(arrays_[0], has_arrays ? arrays_[1].begin : 0, *dtype);
+    make_arrays(arrays_[1], has_arrays ? wide : 0, DType::kFloat32);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) re_home(i, tensors_[i]);
+  }
 
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return layout_;
@@ -170,10 +215,28 @@ class ModuleMemory {
   /// Copies the device's gradients to grads(), where missing ones are 0, and
   /// waits for them. Copies parameters that the program has written to
   /// params().
-  void fetch_gradients();
+  void fetch_gradients() {
+    if (!staging_) return;
+    const ::torch::NoGradGuard no_grad;
+    take_in_written();
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      if (const at::Tensor& grad = tensors_[i].grad(); grad.defined())
+        static_cast<void>(staging_->to_host(grad.detach(), gradient(i)));
+    staging_->wait();
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      if (!tensors_[i].grad().defined()) gradient(i).zero_();
+  }
   /// Copies params() to the device, except what final_range() has copied since
   /// the last call. Operations that are queued later see them.
-  void send_parameters();
+  void send_parameters() {
+    if (sent_.empty()) return;
+    std::vector<std::size_t> numbers;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (missing_[i]) numbers.push_back(i);
+      missing_[i] = layout_.parameters()[i].size;
+    }
+    send(numbers);
+  }
   /// Returns what copies parameters to the device while a step updates others,
   /// as StepInput::final_range; empty on the CPU. This object must not move
   /// during the step.
@@ -183,7 +246,14 @@ class ModuleMemory {
   }
   /// Copies to params() what the program has written into parameters on a
   /// device since send_parameters(). Operations on set_data() are not seen.
-  void take_in_written();
+  void take_in_written() {
+    const ::torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < sent_.size(); ++i) {
+      if (sent_[i] == sent(tensors_[i])) continue;
+      value(i).copy_(tensors_[i].detach());
+      sent_[i] = sent(tensors_[i]);
+    }
+  }
   /// Waits until params() and grads() may be written.
   void wait() {
     if (staging_) staging_->wait();
@@ -199,11 +269,38 @@ class ModuleMemory {
   /// Throws Error(kFailedPrecondition) naming the first parameter or gradient
   /// that is no longer a view of the flat arrays, and the likely reason. Cheap:
   /// call it before every step.
-  void check() const;
+  void check() const {
+    check_parameters();
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      check_gradient(i, tensors_[i]);
+  }
   /// Checks only the parameters.
-  void check_parameters() const;
+  void check_parameters() const {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Parameter& place = layout_.parameters()[i];
+      const Arrays& arrays = arrays_of(i);
+      const at::Tensor& tensor = tensors_[i];
+      const bool is_here =
+          staging_ ? tensor.device() == staging_->device() &&
+                         tensor.scalar_type() == arrays.params.scalar_type() &&
+                         static_cast<std::size_t>(tensor.numel()) == place.size
+                   : is_view(tensor, arrays.params, place, arrays.begin);
+      if (!is_here) {
+        throw Error(
+            ErrorCode::kFailedPrecondition,
+            "parameter '" + place.name +
+                "' was replaced after its engine or ModuleMemory was "
+                "made (torch::load, module.to() and set_data() do that): "
+                "load and convert the module first, then make a new one");
+      }
+    }
+  }
 
-  static at::ScalarType scalar_type(DType dtype);
+  static at::ScalarType scalar_type(DType dtype) {
+    if (dtype == DType::kFloat16) return at::kHalf;
+    if (dtype == DType::kBFloat16) return at::kBFloat16;
+    return at::kFloat;
+  }
 
  private:
   // Arrays of parameters of one type, whose elements begin there in the layout.
@@ -216,33 +313,195 @@ class ModuleMemory {
   // A parameter on a device when it was sent: address and version.
   using Sent = std::pair<const void*, std::int64_t>;
 
+  // `other` is a type of 16 bits that another parameter has, and keeps.
   static void require_supported(const NamedParameter& parameter,
                                 std::optional<at::ScalarType> other,
-                                at::Device device);
-  void make_arrays(Arrays& arrays, std::size_t size, DType dtype) const;
+                                at::Device device) {
+    const auto& [name, tensor] = parameter;
+    const auto refuse = [&name = name](const char* what,
+                                       const std::string& value) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "parameter '" + name + "': " + what + ", got " + value);
+    };
+    if (tensor.is_meta()) refuse("must be on the CPU or a device", "meta");
+    if (tensor.device() != device) {
+      refuse(("must be on one device with all others, " + device.str()).c_str(),
+             tensor.device().str());
+    }
+    const at::ScalarType type = tensor.scalar_type();
+    if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
+      refuse("must be Float, Half or BFloat16", c10::toString(type));
+    }
+    if (other && type != *other && type != at::kFloat) {
+      refuse("must be of the same type as all others, or Float",
+             c10::toString(type));
+    }
+    if (tensor.layout() != at::kStrided) {
+      refuse("must be dense", "a sparse tensor");
+    }
+    if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
+      refuse("its gradient must be dense",
+             "a sparse one (make the layer with sparse(false))");
+    }
+  }
+  void make_arrays(Arrays& arrays, std::size_t size, DType dtype) const {
+    arrays.params = make_array(arrays, size, dtype, MemoryKind::kParameters);
+    arrays.grads =
+        make_array(arrays, gradients_ == Gradients::kInPlace ? size : 0, dtype,
+                   MemoryKind::kGradients);
+  }
   [[nodiscard]] at::Tensor make_array(Arrays& arrays, std::size_t size,
-                                      DType dtype, MemoryKind kind) const;
+                                      DType dtype, MemoryKind kind) const {
+    if (staging_) {
+      // torch rounds pinned memory up to a power of two.
+      arrays.pinned.emplace_back(
+          kind, size == 0 ? 0 : std::bit_ceil(size * size_of(dtype)));
+      return staging_->zeros({static_cast<std::int64_t>(size)},
+                             scalar_type(dtype));
+    }
+    const MemoryScope scope(kind);
+    return wrap(std::make_shared<Buffer>(size, dtype));
+  }
   // Returns the arrays of the parameter with this number.
   [[nodiscard]] const Arrays& arrays_of(std::size_t number) const {
     return arrays_[number < tensors_.size() - num_wide_ ? 0 : 1];
   }
-  void re_home(std::size_t number, at::Tensor& tensor) const;
-  void check_gradient(std::size_t number, const at::Tensor& tensor) const;
+  void re_home(std::size_t number, at::Tensor& tensor) const {
+    const ::torch::NoGradGuard no_grad;
+    const Parameter& place = layout_.parameters()[number];
+    const Arrays& arrays = arrays_of(number);
+    const at::ScalarType type = arrays.params.scalar_type();
+    at::Tensor param;
+    at::Tensor grad;
+    if (gradients_ == Gradients::kInPlace && staging_) {
+      if (tensor.grad().defined()) grad = tensor.grad().to(type);
+    } else if (gradients_ == Gradients::kInPlace) {
+      grad = view_of(arrays.grads, place, arrays.begin);
+      if (tensor.grad().defined()) grad.copy_(tensor.grad());
+    }
+    if (gradients_ != Gradients::kOnDevice) {
+      param = value(number);
+      param.copy_(tensor);
+    }
+    tensor.mutable_grad().reset();
+    if (!staging_)
+      tensor.set_data(param);
+    else if (tensor.scalar_type() != type)
+      tensor.set_data(tensor.detach().to(type));
+    tensor.mutable_grad() = grad;
+    // Autograd would add a sparse gradient to a dense one without a word.
+    const unsigned hook =
+        tensor.register_hook([name = place.name](const at::Tensor& gradient) {
+          if (gradient.layout() == at::kStrided) return;
+          throw Error(
+              ErrorCode::kInvalidArgument,
+              "parameter '" + name +
+                  "': its gradient must be dense, got a sparse one (make "
+                  "the layer with sparse(false))");
+        });
+    hooks_->all.emplace_back(tensor, hook);
+  }
+  void check_gradient(std::size_t number, const at::Tensor& tensor) const {
+    const Parameter& place = layout_.parameters()[number];
+    const Arrays& arrays = arrays_of(number);
+    const at::Tensor& grad = tensor.grad();
+    if (gradients_ != Gradients::kReleased && staging_) return;
+    if (gradients_ == Gradients::kReleased) {
+      if (!grad.defined()) return;
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "gradient of '" + place.name +
+                      "' was set after the engine was made: with this "
+                      "configuration gradients are handed over and released "
+                      "during backward()");
+    }
+    if (!grad.defined()) {
+      throw Error(ErrorCode::kFailedPrecondition,
+                  "gradient of '" + place.name +
+                      "' is gone: zero_grad() of a module or of a torch "
+                      "optimizer drops gradients. An engine's step() sets them "
+                      "to 0: remove that call; without an engine "
+                      "ModuleMemory::zero_grad() does it");
+    }
+    if (!is_view(grad, arrays.grads, place, arrays.begin)) {
+      throw Error(
+          ErrorCode::kFailedPrecondition,
+          "gradient of '" + place.name +
+              "' was replaced after its engine or ModuleMemory was made "
+              "(zero_grad() of a module or of a torch optimizer followed "
+              "by backward(), backward() with create_graph, or an "
+              "assignment to grad): leave it where it is, and let "
+              "backward() accumulate");
+    }
+  }
   static bool is_view(const at::Tensor& tensor, const at::Tensor& flat,
-                      const Parameter& place, std::size_t begin);
+                      const Parameter& place, std::size_t begin) {
+    if (tensor.layout() != at::kStrided ||
+        tensor.scalar_type() != flat.scalar_type() ||
+        !tensor.device().is_cpu() || !tensor.is_contiguous() ||
+        static_cast<std::size_t>(tensor.numel()) != place.size) {
+      return false;
+    }
+    const auto* data = static_cast<const std::byte*>(flat.const_data_ptr());
+    return place.size == 0 ||
+           tensor.const_data_ptr() ==
+               data + (place.offset - begin) * flat.element_size();
+  }
   [[nodiscard]] at::Tensor value(std::size_t number) const {
     const Arrays& arrays = arrays_of(number);
     return view_of(arrays.params, layout_.parameters()[number], arrays.begin);
   }
-  void send_final(Range range);
-  void send(const std::vector<std::size_t>& numbers);
+  void send_final(Range range) {
+    std::vector<std::size_t> complete;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Parameter& place = layout_.parameters()[i];
+      const std::size_t begin = std::max(place.offset, range.offset);
+      const std::size_t end = std::min(place.offset + place.size, range.end());
+      if (begin >= end) continue;
+      *missing_[i] -= end - begin;
+      if (*missing_[i] > 0) continue;
+      missing_[i].reset();
+      complete.push_back(i);
+    }
+    send(complete);
+  }
+  void send(const std::vector<std::size_t>& numbers) {
+    if (numbers.empty()) return;
+    const ::torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> values;
+    std::vector<at::Tensor> tensors;
+    for (const std::size_t i : numbers) {
+      values.push_back(value(i));
+      tensors.push_back(tensors_[i]);
+    }
+    staging_->to_device(values, tensors);
+    for (const std::size_t i : numbers) sent_[i] = sent(tensors_[i]);
+  }
   static Sent sent(const at::Tensor& tensor) {
     return {tensor.const_data_ptr(), tensor._version()};
   }
-  static View view(const at::Tensor& flat);
-  static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer);
+  static View view(const at::Tensor& flat) {
+    const at::ScalarType type = flat.scalar_type();
+    const DType dtype = type == at::kHalf       ? DType::kFloat16
+                        : type == at::kBFloat16 ? DType::kBFloat16
+                                                : DType::kFloat32;
+    return View(flat.mutable_data_ptr(), static_cast<std::size_t>(flat.numel()),
+                dtype);
+  }
+  static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer) {
+    // The deleter's copy keeps the memory for tensors that outlive this object.
+    return ::torch::from_blob(
+        buffer->data(), {static_cast<std::int64_t>(buffer->size())},
+        [buffer](void*) {}, scalar_type(buffer->dtype()));
+  }
   static at::Tensor view_of(const at::Tensor& flat, const Parameter& place,
-                            std::size_t begin);
+                            std::size_t begin) {
+    const std::vector<std::int64_t> shape(place.shape.begin(),
+                                          place.shape.end());
+    return flat
+        .narrow(0, static_cast<std::int64_t>(place.offset - begin),
+                static_cast<std::int64_t>(place.size))
+        .view(shape);
+  }
 
   // Hooks that were set on the tensors, which outlive this object.
   struct Hooks {
@@ -267,308 +526,5 @@ class ModuleMemory {
   std::vector<std::optional<std::size_t>> missing_;
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 };
-
-inline ModuleMemory::ModuleMemory(const ::torch::nn::Module& module,
-                                  const GroupOf& group_of,
-                                  std::optional<DType> dtype,
-                                  Gradients gradients, bool keeps_float32)
-    : gradients_(gradients) {
-  std::vector<NamedParameter> parameters = trainable_parameters(module);
-  std::optional<at::ScalarType> narrow;
-  for (const NamedParameter& parameter : parameters) {
-    require_supported(parameter, dtype ? std::nullopt : narrow,
-                      parameters.front().tensor.device());
-    if (!narrow && parameter.tensor.scalar_type() != at::kFloat)
-      narrow = parameter.tensor.scalar_type();
-  }
-  if (!dtype)
-    dtype = !narrow                ? DType::kFloat32
-            : *narrow == at::kHalf ? DType::kFloat16
-                                   : DType::kBFloat16;
-  if (keeps_float32) {
-    num_wide_ = torch::num_wide(parameters, scalar_type(*dtype));
-    parameters = in_memory_order(std::move(parameters), scalar_type(*dtype));
-  }
-  std::vector<ParameterSpec> specs;
-  for (const auto& [name, tensor] : parameters) {
-    const auto sizes = tensor.sizes();
-    specs.push_back({.name = name,
-                     .shape = {sizes.begin(), sizes.end()},
-                     .group = group_of ? group_of(name, tensor) : 0});
-    tensors_.push_back(tensor);
-  }
-  require_any(parameters);
-  layout_ = ParameterLayout::of(std::move(specs));
-  if (!tensors_.front().device().is_cpu()) {
-    staging_ = std::make_shared<Staging>(tensors_.front().device());
-    if (gradients_ != Gradients::kOnDevice) {
-      sent_.resize(tensors_.size());
-      for (const Parameter& place : layout_.parameters())
-        missing_.emplace_back(place.size);
-    }
-  }
-  arrays_[1].begin =
-      num_wide_ == 0 ? layout_.size()
-                     : layout_.parameters()[tensors_.size() - num_wide_].offset;
-  const std::size_t wide = layout_.size() - arrays_[1].begin;
-  const bool has_arrays = gradients_ != Gradients::kOnDevice;
-  make_arrays(arrays_[0], has_arrays ? arrays_[1].begin : 0, *dtype);
-  make_arrays(arrays_[1], has_arrays ? wide : 0, DType::kFloat32);
-  for (std::size_t i = 0; i < tensors_.size(); ++i) re_home(i, tensors_[i]);
-}
-
-inline void ModuleMemory::make_arrays(Arrays& arrays, std::size_t size,
-                                      DType dtype) const {
-  arrays.params = make_array(arrays, size, dtype, MemoryKind::kParameters);
-  arrays.grads =
-      make_array(arrays, gradients_ == Gradients::kInPlace ? size : 0, dtype,
-                 MemoryKind::kGradients);
-}
-
-inline at::Tensor ModuleMemory::make_array(Arrays& arrays, std::size_t size,
-                                           DType dtype, MemoryKind kind) const {
-  if (staging_) {
-    // torch rounds pinned memory up to a power of two.
-    arrays.pinned.emplace_back(
-        kind, size == 0 ? 0 : std::bit_ceil(size * size_of(dtype)));
-    return staging_->zeros({static_cast<std::int64_t>(size)},
-                           scalar_type(dtype));
-  }
-  const MemoryScope scope(kind);
-  return wrap(std::make_shared<Buffer>(size, dtype));
-}
-
-inline void ModuleMemory::check() const {
-  check_parameters();
-  for (std::size_t i = 0; i < tensors_.size(); ++i)
-    check_gradient(i, tensors_[i]);
-}
-
-inline void ModuleMemory::check_parameters() const {
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const Parameter& place = layout_.parameters()[i];
-    const Arrays& arrays = arrays_of(i);
-    const at::Tensor& tensor = tensors_[i];
-    const bool is_here =
-        staging_ ? tensor.device() == staging_->device() &&
-                       tensor.scalar_type() == arrays.params.scalar_type() &&
-                       static_cast<std::size_t>(tensor.numel()) == place.size
-                 : is_view(tensor, arrays.params, place, arrays.begin);
-    if (!is_here) {
-      throw Error(ErrorCode::kFailedPrecondition,
-                  "parameter '" + place.name +
-                      "' was replaced after its engine or ModuleMemory was "
-                      "made (torch::load, module.to() and set_data() do that): "
-                      "load and convert the module first, then make a new one");
-    }
-  }
-}
-
-// `other` is a type of 16 bits that another parameter has, and keeps.
-inline void ModuleMemory::require_supported(const NamedParameter& parameter,
-                                            std::optional<at::ScalarType> other,
-                                            at::Device device) {
-  const auto& [name, tensor] = parameter;
-  const auto refuse = [&name = name](const char* what,
-                                     const std::string& value) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "parameter '" + name + "': " + what + ", got " + value);
-  };
-  if (tensor.is_meta()) refuse("must be on the CPU or a device", "meta");
-  if (tensor.device() != device) {
-    refuse(("must be on one device with all others, " + device.str()).c_str(),
-           tensor.device().str());
-  }
-  const at::ScalarType type = tensor.scalar_type();
-  if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
-    refuse("must be Float, Half or BFloat16", c10::toString(type));
-  }
-  if (other && type != *other && type != at::kFloat) {
-    refuse("must be of the same type as all others, or Float",
-           c10::toString(type));
-  }
-  if (tensor.layout() != at::kStrided) {
-    refuse("must be dense", "a sparse tensor");
-  }
-  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
-    refuse("its gradient must be dense",
-           "a sparse one (make the layer with sparse(false))");
-  }
-}
-
-inline void ModuleMemory::re_home(std::size_t number,
-                                  at::Tensor& tensor) const {
-  const ::torch::NoGradGuard no_grad;
-  const Parameter& place = layout_.parameters()[number];
-  const Arrays& arrays = arrays_of(number);
-  const at::ScalarType type = arrays.params.scalar_type();
-  at::Tensor param;
-  at::Tensor grad;
-  if (gradients_ == Gradients::kInPlace && staging_) {
-    if (tensor.grad().defined()) grad = tensor.grad().to(type);
-  } else if (gradients_ == Gradients::kInPlace) {
-    grad = view_of(arrays.grads, place, arrays.begin);
-    if (tensor.grad().defined()) grad.copy_(tensor.grad());
-  }
-  if (gradients_ != Gradients::kOnDevice) {
-    param = value(number);
-    param.copy_(tensor);
-  }
-  tensor.mutable_grad().reset();
-  if (!staging_)
-    tensor.set_data(param);
-  else if (tensor.scalar_type() != type)
-    tensor.set_data(tensor.detach().to(type));
-  tensor.mutable_grad() = grad;
-  // Autograd would add a sparse gradient to a dense one without a word.
-  const unsigned hook =
-      tensor.register_hook([name = place.name](const at::Tensor& gradient) {
-        if (gradient.layout() == at::kStrided) return;
-        throw Error(ErrorCode::kInvalidArgument,
-                    "parameter '" + name +
-                        "': its gradient must be dense, got a sparse one (make "
-                        "the layer with sparse(false))");
-      });
-  hooks_->all.emplace_back(tensor, hook);
-}
-
-inline void ModuleMemory::check_gradient(std::size_t number,
-                                         const at::Tensor& tensor) const {
-  const Parameter& place = layout_.parameters()[number];
-  const Arrays& arrays = arrays_of(number);
-  const at::Tensor& grad = tensor.grad();
-  if (gradients_ != Gradients::kReleased && staging_) return;
-  if (gradients_ == Gradients::kReleased) {
-    if (!grad.defined()) return;
-    throw Error(ErrorCode::kFailedPrecondition,
-                "gradient of '" + place.name +
-                    "' was set after the engine was made: with this "
-                    "configuration gradients are handed over and released "
-                    "during backward()");
-  }
-  if (!grad.defined()) {
-    throw Error(ErrorCode::kFailedPrecondition,
-                "gradient of '" + place.name +
-                    "' is gone: zero_grad() of a module or of a torch "
-                    "optimizer drops gradients. An engine's step() sets them "
-                    "to 0: remove that call; without an engine "
-                    "ModuleMemory::zero_grad() does it");
-  }
-  if (!is_view(grad, arrays.grads, place, arrays.begin)) {
-    throw Error(ErrorCode::kFailedPrecondition,
-                "gradient of '" + place.name +
-                    "' was replaced after its engine or ModuleMemory was made "
-                    "(zero_grad() of a module or of a torch optimizer followed "
-                    "by backward(), backward() with create_graph, or an "
-                    "assignment to grad): leave it where it is, and let "
-                    "backward() accumulate");
-  }
-}
-
-inline void ModuleMemory::fetch_gradients() {
-  if (!staging_) return;
-  const ::torch::NoGradGuard no_grad;
-  take_in_written();
-  for (std::size_t i = 0; i < tensors_.size(); ++i)
-    if (const at::Tensor& grad = tensors_[i].grad(); grad.defined())
-      static_cast<void>(staging_->to_host(grad.detach(), gradient(i)));
-  staging_->wait();
-  for (std::size_t i = 0; i < tensors_.size(); ++i)
-    if (!tensors_[i].grad().defined()) gradient(i).zero_();
-}
-
-inline void ModuleMemory::send_parameters() {
-  if (sent_.empty()) return;
-  std::vector<std::size_t> numbers;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (missing_[i]) numbers.push_back(i);
-    missing_[i] = layout_.parameters()[i].size;
-  }
-  send(numbers);
-}
-
-inline void ModuleMemory::send_final(Range range) {
-  std::vector<std::size_t> complete;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const Parameter& place = layout_.parameters()[i];
-    const std::size_t begin = std::max(place.offset, range.offset);
-    const std::size_t end = std::min(place.offset + place.size, range.end());
-    if (begin >= end) continue;
-    *missing_[i] -= end - begin;
-    if (*missing_[i] > 0) continue;
-    missing_[i].reset();
-    complete.push_back(i);
-  }
-  send(complete);
-}
-
-inline void ModuleMemory::send(const std::vector<std::size_t>& numbers) {
-  if (numbers.empty()) return;
-  const ::torch::NoGradGuard no_grad;
-  std::vector<at::Tensor> values;
-  std::vector<at::Tensor> tensors;
-  for (const std::size_t i : numbers) {
-    values.push_back(value(i));
-    tensors.push_back(tensors_[i]);
-  }
-  staging_->to_device(values, tensors);
-  for (const std::size_t i : numbers) sent_[i] = sent(tensors_[i]);
-}
-
-inline void ModuleMemory::take_in_written() {
-  const ::torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < sent_.size(); ++i) {
-    if (sent_[i] == sent(tensors_[i])) continue;
-    value(i).copy_(tensors_[i].detach());
-    sent_[i] = sent(tensors_[i]);
-  }
-}
-
-inline View ModuleMemory::view(const at::Tensor& flat) {
-  const at::ScalarType type = flat.scalar_type();
-  const DType dtype = type == at::kHalf       ? DType::kFloat16
-                      : type == at::kBFloat16 ? DType::kBFloat16
-                                              : DType::kFloat32;
-  return View(flat.mutable_data_ptr(), static_cast<std::size_t>(flat.numel()),
-              dtype);
-}
-
-inline bool ModuleMemory::is_view(const at::Tensor& tensor,
-                                  const at::Tensor& flat,
-                                  const Parameter& place, std::size_t begin) {
-  if (tensor.layout() != at::kStrided ||
-      tensor.scalar_type() != flat.scalar_type() || !tensor.device().is_cpu() ||
-      !tensor.is_contiguous() ||
-      static_cast<std::size_t>(tensor.numel()) != place.size) {
-    return false;
-  }
-  const auto* data = static_cast<const std::byte*>(flat.const_data_ptr());
-  return place.size == 0 ||
-         tensor.const_data_ptr() ==
-             data + (place.offset - begin) * flat.element_size();
-}
-
-inline at::Tensor ModuleMemory::wrap(const std::shared_ptr<Buffer>& buffer) {
-  // The deleter's copy keeps the memory for tensors that outlive this object.
-  return ::torch::from_blob(
-      buffer->data(), {static_cast<std::int64_t>(buffer->size())},
-      [buffer](void*) {}, scalar_type(buffer->dtype()));
-}
-
-inline at::ScalarType ModuleMemory::scalar_type(DType dtype) {
-  if (dtype == DType::kFloat16) return at::kHalf;
-  if (dtype == DType::kBFloat16) return at::kBFloat16;
-  return at::kFloat;
-}
-
-inline at::Tensor ModuleMemory::view_of(const at::Tensor& flat,
-                                        const Parameter& place,
-                                        std::size_t begin) {
-  const std::vector<std::int64_t> shape(place.shape.begin(), place.shape.end());
-  return flat
-      .narrow(0, static_cast<std::int64_t>(place.offset - begin),
-              static_cast<std::int64_t>(place.size))
-      .view(shape);
-}
 
 }  // namespace thinwire::torch

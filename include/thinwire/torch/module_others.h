@@ -25,13 +25,30 @@ namespace thinwire::torch {
 /// buffers. At construction, a line is logged for each unsupported tensor.
 class ModuleOthers {
  public:
-  explicit ModuleOthers(const ::torch::nn::Module& module);
+  explicit ModuleOthers(const ::torch::nn::Module& module) : module_(module) {
+    static_cast<void>(describe());
+    copies_.clear();
+    logs_ = false;
+  }
 
   /// Returns views of the current tensors. If a tensor is not contiguous or not
   /// on the CPU, the view is of a copy that lives until the next call.
-  [[nodiscard]] engine::Engine::Others describe();
+  [[nodiscard]] engine::Engine::Others describe() {
+    engine::Engine::Others others;
+    names_.clear();
+    copies_.clear();
+    for (const auto& item : module_.named_parameters())
+      add(item.key(), item.value(), item.value().requires_grad(), others);
+    for (const auto& item : module_.named_buffers())
+      add(item.key(), item.value(), false, others);
+    return others;
+  }
   /// Copies the copies back to their tensors.
-  void write_back();
+  void write_back() {
+    const ::torch::NoGradGuard no_grad;
+    for (const auto& [tensor, copy] : copies_) tensor.detach().copy_(copy);
+    copies_.clear();
+  }
   /// Returns whether a checkpoint has this tensor.
   [[nodiscard]] static bool is_saved(const at::Tensor& tensor) {
     return tensor.defined() && type_of(tensor).has_value();
@@ -42,100 +59,71 @@ class ModuleOthers {
     DType dtype = DType::kFloat32;
     bool is_bool = false;
   };
-  static std::optional<Type> type_of(const at::Tensor& tensor);
+  // Returns nothing if the tensor is not saved.
+  static std::optional<Type> type_of(const at::Tensor& tensor) {
+    if (tensor.is_meta() || tensor.layout() != at::kStrided)
+      return std::nullopt;
+    switch (tensor.scalar_type()) {
+      case at::kFloat:
+        return Type{DType::kFloat32};
+      case at::kHalf:
+        return Type{DType::kFloat16};
+      case at::kBFloat16:
+        return Type{DType::kBFloat16};
+      case at::kDouble:
+        return Type{DType::kFloat64};
+      case at::kInt:
+        return Type{DType::kInt32};
+      case at::kLong:
+        return Type{DType::kInt64};
+      case at::kByte:
+        return Type{DType::kUInt8};
+      case at::kBool:
+        return Type{DType::kUInt8, true};
+      default:
+        return std::nullopt;
+    }
+  }
   void add(const std::string& name, const at::Tensor& tensor, bool is_trained,
-           engine::Engine::Others& others);
+           engine::Engine::Others& others) {
+    if (!tensor.defined()) return;
+    const auto [known, is_new] =
+        names_.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (!is_new) {
+      if (!known->second.empty())
+        others.aliases.emplace_back(name, known->second);
+      return;
+    }
+    if (is_trained) return;  // the engine has it
+    const std::optional<Type> type = type_of(tensor);
+    if (!type) {
+      known->second.clear();  // further names are nobody's
+      if (logs_)
+        log(LogLevel::kWarning, "'" + name +
+                                    "' is no dense tensor of a type that "
+                                    "checkpoints know: not saved");
+      return;
+    }
+    at::Tensor values = tensor.detach();
+    if (!values.is_contiguous() || !values.device().is_cpu()) {
+      values = values.to(at::kCPU).clone(at::MemoryFormat::Contiguous);
+      copies_.emplace_back(tensor, values);
+    }
+    std::vector<std::size_t> shape;
+    for (const auto size : values.sizes())
+      shape.push_back(static_cast<std::size_t>(size));
+    others.tensors.push_back(
+        {.name = name,
+         .shape = std::move(shape),
+         .values = View(values.mutable_data_ptr(),
+                        static_cast<std::size_t>(values.numel()), type->dtype),
+         .is_bool = type->is_bool});
+  }
 
   const ::torch::nn::Module& module_;
   std::unordered_map<const c10::TensorImpl*, std::string> names_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // tensor, its copy
   bool logs_ = true;
 };
-
-inline ModuleOthers::ModuleOthers(const ::torch::nn::Module& module)
-    : module_(module) {
-  static_cast<void>(describe());
-  copies_.clear();
-  logs_ = false;
-}
-
-// Returns nothing if the tensor is not saved.
-inline std::optional<ModuleOthers::Type> ModuleOthers::type_of(
-    const at::Tensor& tensor) {
-  if (tensor.is_meta() || tensor.layout() != at::kStrided) return std::nullopt;
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return Type{DType::kFloat32};
-    case at::kHalf:
-      return Type{DType::kFloat16};
-    case at::kBFloat16:
-      return Type{DType::kBFloat16};
-    case at::kDouble:
-      return Type{DType::kFloat64};
-    case at::kInt:
-      return Type{DType::kInt32};
-    case at::kLong:
-      return Type{DType::kInt64};
-    case at::kByte:
-      return Type{DType::kUInt8};
-    case at::kBool:
-      return Type{DType::kUInt8, true};
-    default:
-      return std::nullopt;
-  }
-}
-
-inline void ModuleOthers::add(const std::string& name, const at::Tensor& tensor,
-                              bool is_trained, engine::Engine::Others& others) {
-  if (!tensor.defined()) return;
-  const auto [known, is_new] =
-      names_.emplace(tensor.unsafeGetTensorImpl(), name);
-  if (!is_new) {
-    if (!known->second.empty())
-      others.aliases.emplace_back(name, known->second);
-    return;
-  }
-  if (is_trained) return;  // the engine has it
-  const std::optional<Type> type = type_of(tensor);
-  if (!type) {
-    known->second.clear();  // further names are nobody's
-    if (logs_)
-      log(LogLevel::kWarning, "'" + name +
-                                  "' is no dense tensor of a type that "
-                                  "checkpoints know: not saved");
-    return;
-  }
-  at::Tensor values = tensor.detach();
-  if (!values.is_contiguous() || !values.device().is_cpu()) {
-    values = values.to(at::kCPU).clone(at::MemoryFormat::Contiguous);
-    copies_.emplace_back(tensor, values);
-  }
-  std::vector<std::size_t> shape;
-  for (const auto size : values.sizes())
-    shape.push_back(static_cast<std::size_t>(size));
-  others.tensors.push_back(
-      {.name = name,
-       .shape = std::move(shape),
-       .values = View(values.mutable_data_ptr(),
-                      static_cast<std::size_t>(values.numel()), type->dtype),
-       .is_bool = type->is_bool});
-}
-
-inline engine::Engine::Others ModuleOthers::describe() {
-  engine::Engine::Others others;
-  names_.clear();
-  copies_.clear();
-  for (const auto& item : module_.named_parameters())
-    add(item.key(), item.value(), item.value().requires_grad(), others);
-  for (const auto& item : module_.named_buffers())
-    add(item.key(), item.value(), false, others);
-  return others;
-}
-
-inline void ModuleOthers::write_back() {
-  const ::torch::NoGradGuard no_grad;
-  for (const auto& [tensor, copy] : copies_) tensor.detach().copy_(copy);
-  copies_.clear();
-}
 
 }  // namespace thinwire::torch
