@@ -12,6 +12,7 @@ has buckets of this many megabytes, "python_onebit_adam@ELEMENTS" of this many e
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -20,7 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python" / "demo")]
 
-import mpirun_rank  # noqa: F401 - before torch
+# Before torch: makes a process of mpirun a rank of torch.distributed. Each rank has a
+# host of its own, so that nothing is sent through shared memory.
+os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
+os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
+os.environ["LOCAL_RANK"], os.environ["LOCAL_SIZE"] = "0", "1"
+for variable in [name for name in os.environ if name.startswith("OMPI_")]:
+    del os.environ[variable]
+
 import thinwire
 import torch
 import torch.distributed as dist

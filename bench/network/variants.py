@@ -10,7 +10,9 @@ NAMES = {
     "ddp_powersgd1": "torch DDP, PowerSGD rank 1",
     "ddp_powersgd4": "torch DDP, PowerSGD rank 4",
     "adam": "Thinwire, Adam (exact)",
+    "adam_serial": "Thinwire, Adam (exact), without overlap",
     "zero_adam": "Thinwire, ZeRO-2, Adam (exact)",
+    "zero_adam_serial": "Thinwire, ZeRO-2, Adam (exact), without overlap",
     "zero_4_4": "Thinwire, ZeRO-2, Adam, 4 bits",
     "onebit_adam": "Thinwire, 1-bit Adam",
     "onebit_adam_warm8": "Thinwire, 1-bit Adam, warm-up over 8 bits",
@@ -27,7 +29,9 @@ NAMES = {
 # The argument of network_steps, if it is not the name.
 FEW_BITS = "zero_bits_up=4+zero_bits_down=4"
 TOLD = {
+    "adam_serial": "adam+overlap=false",
     "zero_adam": "adam+zero=2",
+    "zero_adam_serial": "adam+zero=2+overlap=false",
     "zero_4_4": f"adam+zero=2+{FEW_BITS}",
     "onebit_adam_early": (
         "onebit_adam+lagged_clipping=true+compressed_during_backward=true"
@@ -43,7 +47,14 @@ TOLD = {
 
 # Forward, backward and exact Adam's update, in a group of one.
 COMPUTING = "computing"
-DENSE = ("ddp_fp32", "ddp_bf16", "adam", "zero_adam")
+DENSE = (
+    "ddp_fp32",
+    "ddp_bf16",
+    "adam",
+    "adam_serial",
+    "zero_adam",
+    "zero_adam_serial",
+)
 COMPRESSED = (
     "ddp_hook8",
     "ddp_hook4",
