@@ -9,14 +9,12 @@ widened. Ends with 1 if a run fails, or if a mean difference in accuracy is more
 seed noise.
 """
 
-import re
 import sys
-from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import kept_runs
-from kept_runs import ROOT
-from show import NONE, as_markdown, with_deviation
+from kept_runs import ROOT, Row
 
 PROGRAM = ROOT / "examples" / "python" / "finetune_encoder.py"
 NOISE = 1.0  # points of accuracy
@@ -28,27 +26,21 @@ RARE = ("late", "seldom")
 MOVED = ("early", "late")
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str  # also its folder
-    title: str
-    flags: str
-
-
-DDP = Row("ddp", "torch DDP, AdamW", "--optimizer ddp")
-ROWS = (
-    DDP,
-    Row("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
-    Row("zero_4_4", "ZeRO-2, AdamW, 4 bits", "--optimizer zero_4_4"),
-    Row("zero_8_8", "ZeRO-2, AdamW, 8 bits", "--optimizer zero_8_8"),
-    Row("zero_one_adam", "0/1 Adam", "--optimizer zero_one_adam"),
-    Row("adamw", "Thinwire AdamW (exact)", "--optimizer adamw"),
-    Row("lean_onebit_adam", "Lean 1-bit Adam", "--optimizer lean_onebit_adam"),
-    Row(
-        "exact_embeddings",
-        "1-bit Adam, embeddings exact",
-        "--optimizer onebit_adam --exact-embeddings",
-    ),
+ROWS = tuple(
+    Row(name, title, flags, "ddp")
+    for name, title, flags in (
+        ("ddp", "torch DDP, AdamW", "--optimizer ddp"),
+        ("onebit_adam", "1-bit Adam", "--optimizer onebit_adam"),
+        ("zero_4_4", "ZeRO-2, AdamW, 4 bits", "--optimizer zero_4_4"),
+        ("zero_8_8", "ZeRO-2, AdamW, 8 bits", "--optimizer zero_8_8"),
+        ("zero_one_adam", "0/1 Adam", "--optimizer zero_one_adam"),
+        ("adamw", "Thinwire AdamW (exact)", "--optimizer adamw"),
+        ("lean_onebit_adam", "Lean 1-bit Adam", "--optimizer lean_onebit_adam"),
+        (
+            *("exact_embeddings", "1-bit Adam, embeddings exact"),
+            "--optimizer onebit_adam --exact-embeddings",
+        ),
+    )
 )
 
 
@@ -65,16 +57,7 @@ def arguments():
         help="Python that has thinwire and the model",
     )
     parser.add_argument("--program", type=Path, default=PROGRAM)
-    return parser.parse_args()
-
-
-def train(given, data, row, seed, folder):
-    """Runs it once. Returns True if it succeeded, now or earlier."""
-    command = [given.python, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", given.ranks, given.program, *row.flags.split()]
-    command += ["--steps", given.steps, "--seed", seed, "--data", data]
-    command += ["--longest", given.longest]
-    return kept_runs.run(command, row, seed, folder, {"HF_HUB_OFFLINE": "1"})
+    return kept_runs.parse(parser, ROWS)
 
 
 def accuracy(run):
@@ -85,67 +68,61 @@ def loss(of):
     return lambda run: run["test"][of]["loss"]
 
 
-def moved(of):
-    return lambda run: run["moved"][of]
+class Study:
+    COLUMNS = COLUMNS
 
+    def __init__(self, given, folder):
+        self.given, self.folder = given, folder
+        self.data = given.data or kept_runs.lines_of("get_fortunes")[0]
 
-def lines_of(runs, seeds):
-    """Yields a line of the table for every row that has run. Compares rows of
-    embeddings by the ratio of mean lengths."""
-    for row in ROWS:
+    def result(self, row, seed):
+        return self.folder / row.name / f"seed_{seed}.json"
 
-        def spread(value, row=row):
-            return kept_runs.spread(runs, row, seeds, value)
+    def train(self, row, seed):
+        """Runs it once. Returns True if it succeeded, now or earlier."""
+        given = self.given
+        command = [given.python, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", given.ranks, given.program, *row.flags.split()]
+        command += ["--steps", given.steps, "--seed", seed, "--data", self.data]
+        command += ["--longest", given.longest]
+        offline = {"HF_HUB_OFFLINE": "1"}
+        return kept_runs.run(command, row, seed, self.result(row, seed), offline)
 
-        def gap(value, row=row):
-            return kept_runs.difference(runs, row, DDP.name, seeds, value)
+    def read(self, row, seed):
+        return kept_runs.read(self.result(row, seed))
 
-        if not spread(accuracy).values:
-            continue
-        verdict = gap(accuracy).is_noise(NOISE)
-        paired = [s for s in seeds if {(row.name, s), (DDP.name, s)} <= runs.keys()]
-        base = {of: kept_runs.spread(runs, DDP, paired, moved(of)) for of in MOVED}
-        yield (
-            *(row.title, str(len(spread(accuracy).values))),
-            with_deviation(spread(accuracy), ".2f"),
-            with_deviation(gap(accuracy), "+.2f"),
-            {None: NONE, True: "yes", False: "**no**"}[verdict],
-            with_deviation(spread(loss("all")), ".3f"),
-            *(with_deviation(gap(loss(of)), "+.3f") for of in ("all", *RARE)),
-            *(f"{spread(moved(of)).mean / base[of].mean:.2f}×" for of in MOVED),
-            f"{spread(lambda run: run['bytes_sent']).mean / 1e6:.0f} MB",
+    def cells(self, results, row):
+        """Returns a line of the table. Rows of embeddings are compared by the ratio of
+        mean lengths."""
+
+        def gap(of):
+            return results.difference(row, loss(of)).text("+.3f")
+
+        def moved(of):
+            ddp = [
+                results.runs["ddp", seed]["moved"][of]
+                for seed in results.seeds_of(row.name, "ddp")
+            ]
+            own = results.spread(row.name, lambda run: run["moved"][of])
+            return f"{own.mean / kept_runs.Spread(tuple(ddp)).mean:.2f}×"
+
+        sent = results.spread(row.name, itemgetter("bytes_sent")).mean
+        return (
+            *results.compared(row, accuracy, ".2f")[:4],
+            results.noise(row, accuracy, NOISE),
+            results.spread(row.name, loss("all")).text(".3f"),
+            *map(gap, ("all", *RARE)),
+            *map(moved, MOVED),
+            f"{sent / 1e6:.0f} MB",
         )
 
 
 def main():
     given = arguments()
-    rows = [row for row in ROWS if re.search(given.only, row.name)]
-    if given.list:
-        print(*(row.name for row in rows), sep="\n")
-        return 0
-    folder = (
-        given.out / f"{given.steps}_steps_{given.ranks}_ranks_{given.longest}_tokens"
-    )
-    data = given.data or kept_runs.lines_of("get_fortunes")[0]
-    succeeded = [
-        train(given, data, row, seed, folder) for seed in given.seeds for row in rows
-    ]
-    runs = kept_runs.read(folder, ROWS, given.seeds)
-    table = as_markdown(COLUMNS, lines_of(runs, given.seeds))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(table)
-    print(table, end="")
-    missed = [
-        row.name
-        for row in ROWS
-        if kept_runs.difference(runs, row, DDP.name, given.seeds, accuracy).is_noise(
-            NOISE
-        )
-        is False
-    ]
-    if missed:
-        print(f"more than seed noise: {', '.join(missed)}", file=sys.stderr)
-    return 0 if all(succeeded) and not missed else 1
+    sizes = f"{given.steps}_steps_{given.ranks}_ranks_{given.longest}_tokens"
+    folder = given.out / sizes
+    results, succeeded = kept_runs.conduct(given, ROWS, folder, Study(given, folder))
+    return 0 if succeeded and not results.beyond_noise(accuracy, NOISE) else 1
 
 
 if __name__ == "__main__":

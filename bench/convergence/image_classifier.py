@@ -10,114 +10,154 @@ mean difference is more than seed noise.
 """
 
 import json
-import math
-import re
-import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
 import kept_runs
-from image_rows import all_rows, config
-from kept_runs import ROOT
-from show import NONE, as_markdown, with_deviation
+from kept_runs import ROOT, Row
 
 NOISE = 0.5  # points of accuracy
 COLUMNS = (
     *("", "n", "accuracy, %", "difference, points", "to", "seed noise"),
     *("loss, nats", "sent per rank", "fewer bytes", "rounds per step"),
 )
+ADAM_LR, LAMB_LR = 2e-3, 1e-2
+BY_HOST = {"hierarchy": "by_host", "ranks_per_host": 2}  # two emulated hosts
 
 
-def arguments():
+def config(row, steps):
+    """Returns the configuration file of a run of `steps` steps. Settings are the same in
+    all, except that Adam's and LAMB's kind have learning rates of their own."""
+    freeze = {"freeze_step": steps // 5}
+    params = {
+        "OneBitAdam": freeze,
+        "OneBitLamb": freeze,
+        "ZeroOneAdam": {
+            "var_freeze_step": steps // 2,
+            "local_step_scaler": steps * 12 // 100,
+            "local_step_clipper": 4,
+        },
+    }
+    lr = LAMB_LR if row.flags.lower().endswith("lamb") else ADAM_LR
+    return {
+        "train_micro_batch_size_per_gpu": 32,
+        "optimizer": {
+            "type": row.flags,
+            "params": {"lr": lr, "betas": [0.9, 0.99], **params.get(row.flags, {})},
+        },
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {
+                "total_num_steps": steps,
+                "warmup_num_steps": steps // 10,
+                "warmup_type": "linear",
+                "cos_min_ratio": 0.1,
+            },
+        },
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 2 if "zero_bits_up" in row.own else 0},
+        # In the test, statistics of the normalisation are the ranks' mean.
+        "thinwire": {"buffers": "average", **row.own},
+    }
+
+
+def changed(row, end, title, against, **own):
+    return replace(
+        row,
+        name=f"{row.name}_{end}",
+        title=f"{row.title}, {title}",
+        against=against,
+        own={**row.own, **own},
+    )
+
+
+def by_host(row, against):
+    return changed(row, "by_host", "by host", against, **BY_HOST)
+
+
+def warm_up(row, bits):
+    """Returns the row with a low-bit warm-up, to be compared with an exact one."""
+    title = f"warm-up over {bits} bits"
+    return changed(row, f"warm{bits}", title, row.name, warmup_bits=bits)
+
+
+def all_rows():
+    """Returns the rows; `flags` is the optimizer, `own` has keys of "thinwire"."""
+    flat = onebit_adam, zero_one, onebit_lamb = (
+        Row("onebit_adam", "1-bit Adam", "OneBitAdam", "adam"),
+        Row("zero_one_adam", "0/1 Adam", "ZeroOneAdam", "adam"),
+        Row("onebit_lamb", "1-bit LAMB", "OneBitLamb", "lamb"),
+    )
+    few_bits = {"zero_bits_up": 4, "zero_bits_down": 4}
+    low_bit_zero = Row("zero_4_4", "ZeRO-2, Adam, 4 bits", "Adam", "adam", own=few_bits)
+    lean = Row(
+        *("lean_onebit_adam", "Lean 1-bit Adam", "OneBitAdam", "adam", "onebit_adam"),
+        own={"lean": True},
+    )
+    return [
+        Row("adam", "Adam", "Adam", "adam"),
+        onebit_adam,
+        zero_one,
+        Row("lamb", "LAMB", "Lamb", "lamb"),
+        onebit_lamb,
+        low_bit_zero,
+        by_host(low_bit_zero, "adam"),
+        lean,
+        *(by_host(row, row.name) for row in flat),
+        *(warm_up(row, bits) for row in flat for bits in (8, 4)),
+    ]
+
+
+class Study:
+    COLUMNS = COLUMNS
+
+    def __init__(self, given, folder):
+        self.given, self.folder = given, folder
+        self.data = given.data or kept_runs.lines_of("get_fashion_mnist")[0]
+
+    def result(self, row, seed):
+        return self.folder / row.name / f"seed_{seed}.json"
+
+    def train(self, row, seed):
+        """Runs it once. Returns True if it succeeded, now or earlier."""
+        file = self.folder / row.name / "config.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(config(row, self.given.steps), indent=1) + "\n")
+        command = [self.given.program, file, self.data, self.given.steps, seed]
+        return kept_runs.run(command, row, seed, self.result(row, seed))
+
+    def read(self, row, seed):
+        return kept_runs.read(self.result(row, seed))
+
+    def cells(self, results, row):
+        accuracy = itemgetter("accuracy")
+        return (
+            *results.compared(row, accuracy, ".2f"),
+            results.noise(row, accuracy, NOISE),
+            results.spread(row.name, itemgetter("loss")).text(".3f"),
+            *results.exchanged(row, ".1f"),
+        )
+
+
+def main():
     parser = kept_runs.arguments(__doc__, 1000, "pictures")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--data", help="folder; default: that of get_fashion_mnist")
     parser.add_argument(
         "--program",
         type=Path,
         default=ROOT / "build" / "release" / "bin" / "image_classifier",
     )
-    return parser.parse_args()
-
-
-def train(given, data, row, seed, folder):
-    """Runs it once. Returns True if it succeeded, now or earlier."""
-    (folder / row.name).mkdir(parents=True, exist_ok=True)
-    file = folder / row.name / "config.json"
-    file.write_text(json.dumps(config(row, given.steps), indent=1) + "\n")
-    command = [given.program, file, data, given.steps, seed]
-    return kept_runs.run(command, row, seed, folder)
-
-
-def lines_of(runs, rows, seeds):
-    """Returns a line of the table for every row that has run."""
-    titles = {row.name: row.title for row in rows}
-    for row in rows:
-        own = [runs[row.name, seed] for seed in seeds if (row.name, seed) in runs]
-        if not own:
-            continue
-
-        def spread(key, row=row):
-            return kept_runs.spread(runs, row, seeds, itemgetter(key))
-
-        dense = [runs[row.dense, s] for s in seeds if (row.dense, s) in runs]
-        sent = spread("bytes_sent").mean
-        saving = (
-            statistics.fmean(run["bytes_sent"] for run in dense) / sent
-            if dense
-            else math.nan
-        )
-        gap = kept_runs.difference(
-            runs, row, row.baseline, seeds, itemgetter("accuracy")
-        )
-        verdict = {None: NONE, True: "yes", False: "**no**"}[gap.is_noise(NOISE)]
-        yield (
-            *(row.title, str(len(own)), with_deviation(spread("accuracy"), ".2f")),
-            with_deviation(gap, "+.2f"),
-            titles[row.baseline] if gap.values else NONE,
-            verdict,
-            with_deviation(spread("loss"), ".3f"),
-            f"{sent / 1e6:.1f} MB",
-            NONE if math.isnan(saving) else f"{saving:.1f}×",
-            f"{spread('rounds').mean:.2f}",
-        )
-
-
-def main():
-    given = arguments()
-    rows = [row for row in all_rows() if re.search(given.only, row.name)]
-    if given.list:
-        print(*(row.name for row in rows), sep="\n")
-        return 0
+    given = kept_runs.parse(parser, all_rows())
     folder = given.out / f"{given.steps}_steps"
-    data = given.data or kept_runs.lines_of("get_fashion_mnist")[0]
-    with ThreadPoolExecutor(given.jobs) as pool:
-        runs = [
-            pool.submit(train, given, data, row, seed, folder)
-            for seed in given.seeds
-            for row in rows
-        ]
-        succeeded = [run.result() for run in runs]
-    found = kept_runs.read(folder, all_rows(), given.seeds)
-    table = as_markdown(COLUMNS, lines_of(found, all_rows(), given.seeds))
-    (folder / "table.md").write_text(table)
-    print(table, end="")
-    unequal = [key for key, run in found.items() if not run["equal"]]
+    study = Study(given, folder)
+    results, succeeded = kept_runs.conduct(given, all_rows(), folder, study)
+    unequal = [key for key, run in results.runs.items() if not run["equal"]]
     if unequal:
         print(f"ranks ended with different parameters: {unequal}", file=sys.stderr)
-    missed = [
-        row.name
-        for row in all_rows()
-        if kept_runs.difference(
-            found, row, row.baseline, given.seeds, itemgetter("accuracy")
-        ).is_noise(NOISE)
-        is False
-    ]
-    if missed:
-        print(f"more than seed noise: {', '.join(missed)}", file=sys.stderr)
-    return 0 if all(succeeded) and not unequal and not missed else 1
+    missed = results.beyond_noise(itemgetter("accuracy"), NOISE)
+    return 0 if succeeded and not unequal and not missed else 1
 
 
 if __name__ == "__main__":

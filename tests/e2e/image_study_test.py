@@ -47,7 +47,7 @@ class ImageStudy(unittest.TestCase):
 
     def test_settings_are_the_same_but_for_the_optimizer(self):
         sys.path.insert(0, str(Path(STUDY).parent))
-        from image_rows import all_rows, config
+        from image_classifier import all_rows, config
 
         rows = {row.name: row for row in all_rows()}
         adam = config(rows["adam"], 1000)
@@ -56,7 +56,7 @@ class ImageStudy(unittest.TestCase):
             own = config(row, 1000)
             for key in ("scheduler", "gradient_clipping"):
                 self.assertEqual(own[key], adam[key])
-            if not row.optimizer.lower().endswith("lamb"):
+            if not row.flags.lower().endswith("lamb"):
                 params = own["optimizer"]["params"]
                 self.assertEqual(params["lr"], adam["optimizer"]["params"]["lr"])
 

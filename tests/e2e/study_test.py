@@ -76,7 +76,7 @@ class Study(unittest.TestCase):
 
     def test_every_row_is_held_against_one_that_is_there(self):
         sys.path.insert(0, str(Path(STUDY).parent))
-        from rows import all_rows
+        from study import all_rows
 
         rows = {row.name: row for row in all_rows()}
         self.assertEqual(len(rows), len(all_rows()))
