@@ -10,13 +10,19 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "apps/thinwire/bench/measure.h"
-#include "apps/thinwire/bench/raw_files.h"
 #include "apps/thinwire/bench/saved_training.h"
 #include "apps/thinwire/bench/scratch_folder.h"
+#include "checkpoint/disk/file_system.h"
+#include "checkpoint/format/manifest.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/kernels/processor.h"
 
@@ -25,6 +31,9 @@ namespace thinwire::apps::bench {
 namespace {
 
 using Work = CheckpointRow::Work;
+using checkpoint::FileSystem;
+using checkpoint::kChunkBytes;
+using checkpoint::posix_file_system;
 
 constexpr double kSavedBytes = 12;  // per element: weights and two moments
 
@@ -47,26 +56,100 @@ std::shared_ptr<SavedTraining> saved(const SavedTraining::Settings& settings) {
   return {alone, &alone->training};
 }
 
+std::span<std::byte> bytes_of(Buffer& memory) {
+  return std::as_writable_bytes(memory.as<std::uint8_t>());
+}
+
+// Files of given sizes, and only the calls that write them: create, fallocate,
+// pwrite in pieces of 4 MiB, and fsync if `durable`. No checkpoint of the same
+// bytes can be faster. The memory is no longer in the cache.
+struct RawFiles {
+  RawFiles(std::string parent, std::vector<std::uint64_t> bytes)
+      : folder(std::move(parent)),
+        sizes(std::move(bytes)),
+        memory(Buffer::of<std::uint8_t>(
+            std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}))) {}
+
+  [[nodiscard]] std::string path(std::size_t file) const {
+    return fmt::format("{}/raw-{}", folder, file);
+  }
+  void write(bool durable) {
+    std::span<const std::byte> rest = bytes_of(memory);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const auto file = posix_file_system().create(path(i));
+      file->allocate(sizes[i]);
+      for (std::uint64_t at = 0; at < sizes[i]; at += kChunkBytes) {
+        const auto count = std::min(kChunkBytes, sizes[i] - at);
+        file->write_at(at, rest.first(count));
+        rest = rest.subspan(count);
+      }
+      if (durable) file->sync();
+      file->close();
+    }
+  }
+  void remove() {
+    for (std::size_t i = 0; i < sizes.size(); ++i)
+      std::filesystem::remove(path(i));
+  }
+
+  std::string folder;
+  std::vector<std::uint64_t> sizes;
+  Buffer memory;
+};
+
+// Reads all of these files with pread, in pieces of 4 MiB. Each piece has new
+// memory, as in a load that keeps its old values until all is read.
+void read_files(const std::vector<std::string>& paths) {
+  std::vector<Buffer> kept;
+  for (const std::string& path : paths) {
+    const auto file = posix_file_system().open(path, false);
+    const std::uint64_t size = file->size();
+    kept.emplace_back(size, DType::kUInt8, Fill::kNone);
+    const std::span<std::byte> to = bytes_of(kept.back());
+    for (std::uint64_t at = 0; at < size; at += kChunkBytes)
+      file->read_at(at, to.subspan(at, std::min(kChunkBytes, size - at)));
+  }
+}
+
+void write_small(FileSystem& files, const std::string& path,
+                 std::span<const std::byte> bytes) {
+  const auto file = files.create(path);
+  file->allocate(bytes.size());
+  file->write_at(0, bytes);
+  file->sync();
+  file->close();
+}
+
+// Does what even the smallest checkpoint needs: its directory, five small
+// files, two of them renamed, and seven fsyncs.
+void small_commit(const std::string& root, std::uint64_t file_bytes) {
+  FileSystem& files = posix_file_system();
+  const std::vector<std::byte> data(file_bytes);
+  const std::string partial = root + "/new";
+  files.make_directory(partial);
+  write_small(files, partial + "/weights", data);
+  write_small(files, partial + "/states", data);
+  files.sync_directory(partial);
+  write_small(files, partial + "/manifest.tmp", data);
+  files.rename(partial + "/manifest.tmp", partial + "/manifest");
+  files.sync_directory(partial);
+  files.rename(partial, root + "/done");
+  write_small(files, root + "/latest.tmp", data);
+  files.rename(root + "/latest.tmp", root + "/latest");
+  files.sync_directory(root);
+}
+
 // Writes new files every time, after everything written before was removed.
-Work prepare_save(std::size_t elements, const std::string& folder,
-                  bool durable) {
+template <bool kDurable>
+Work prepare_save(std::size_t elements, const std::string& folder) {
   const auto training = saved({.elements = elements,
                                .folder = folder,
-                               .options = {.durable = durable}});
+                               .options = {.durable = kDurable}});
   const auto raw = std::make_shared<RawFiles>(folder, training->file_bytes());
   return {.row = {[training] { training->save(); },
                   [training] { training->remove(); }},
-          .limit = {[raw, durable] { raw->write(durable); },
-                    [raw] { raw->remove(); }},
+          .limit = {[raw] { raw->write(kDurable); }, [raw] { raw->remove(); }},
           .bytes_per_element = kSavedBytes};
-}
-
-Work prepare_save_durably(std::size_t n, const std::string& folder) {
-  return prepare_save(n, folder, true);
-}
-
-Work prepare_save_in_memory(std::size_t n, const std::string& folder) {
-  return prepare_save(n, folder, false);
 }
 
 Work prepare_load(std::size_t elements, const std::string& folder) {
@@ -103,7 +186,7 @@ Work prepare_fixed_cost(std::size_t elements, const std::string& folder) {
   return {.row = {[training] { training->save(); },
                   [training] { training->remove(); }},
           .limit = {[raw, bytes] { small_commit(raw, bytes); },
-                    [raw] { remove_small_commit(raw); }},
+                    [raw] { std::filesystem::remove_all(raw + "/done"); }},
           .bytes_per_element = kSavedBytes};
 }
 
@@ -146,7 +229,8 @@ Work prepare_steps_while_saving(std::size_t elements,
 }
 
 std::string folder_of(const CheckpointRow& row) {
-  return row.in_memory ? ScratchFolder::in_memory() : ".";
+  if (!row.in_memory) return ".";
+  return std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "";
 }
 
 std::size_t elements_of(const CheckpointRow& row, std::size_t elements) {
@@ -167,9 +251,9 @@ std::span<const CheckpointRow> checkpoint_rows() {
   constexpr std::size_t kAny = ~std::size_t{0};
   static const std::vector<CheckpointRow> rows = {
       {"checkpoint/save@disk", "fallocate, pwrite, fsync", false, kAny,
-       prepare_save_durably},
+       prepare_save<true>},
       {"checkpoint/save@tmpfs", "fallocate, pwrite", true, kAny,
-       prepare_save_in_memory},
+       prepare_save<false>},
       {"checkpoint/load", "pread", true, kAny, prepare_load},
       {"checkpoint/snapshot", "memcpy", true, kAny, prepare_snapshot},
       {"checkpoint/fixed_cost", "7 fsyncs", false, 256, prepare_fixed_cost},
@@ -188,7 +272,9 @@ std::string why_not(const CheckpointRow& row, std::size_t elements) {
       static_cast<std::uint64_t>(
           static_cast<double>(elements_of(row, elements)) * kSavedBytes * 2.1) +
       (std::uint64_t{64} << 20);
-  const std::uint64_t free = ScratchFolder::free_bytes(parent);
+  std::error_code error;
+  const auto space = std::filesystem::space(parent, error);
+  const std::uint64_t free = error ? 0 : space.available;
   if (free >= needed) return "";
   return fmt::format(
       "{} needs {} bytes in '{}', where {} are free; --elements sets the size",

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "apps/thinwire/bench/rows.h"
@@ -43,16 +44,6 @@ struct BlockSigns {
   std::vector<float> scales;
 };
 
-template <class Body>
-void for_blocks(std::size_t elements, ThreadPool& pool, Body body) {
-  pool.for_ranges(blocks_in(elements), kBlocksPerPiece,
-                  [&](std::size_t begin, std::size_t end) {
-                    for (std::size_t b = begin; b < end; ++b)
-                      body(b, b * kBlock,
-                           std::min(kBlock, elements - b * kBlock));
-                  });
-}
-
 // A residual, and the signs that belong to it.
 struct Encoding {
   explicit Encoding(std::size_t elements)
@@ -70,6 +61,22 @@ struct Encoding {
   BlockSigns sent;
 };
 
+// Returns a function that calls body(arrays, block, place, size) for all
+// blocks.
+template <class Arrays, class Body>
+Variant over_blocks(std::size_t elements, ThreadPool& pool, Arrays arrays,
+                    Body body) {
+  const auto shared = std::make_shared<Arrays>(std::move(arrays));
+  return {[=, &pool] {
+    pool.for_ranges(blocks_in(elements), kBlocksPerPiece,
+                    [&](std::size_t begin, std::size_t end) {
+                      for (std::size_t b = begin; b < end; ++b)
+                        body(*shared, b, b * kBlock,
+                             std::min(kBlock, elements - b * kBlock));
+                    });
+  }};
+}
+
 }  // namespace
 
 Variant prepare_encode(std::size_t elements, ThreadPool& pool) {
@@ -77,16 +84,13 @@ Variant prepare_encode(std::size_t elements, ThreadPool& pool) {
     Encoding out;
     Buffer values;
   };
-  auto work = std::make_shared<Work>(
-      Work{Encoding(elements), random_values(elements, 4)});
-  return {[work, &pool, elements] {
-    const float* const x = work->values.as<float>().data();
-    for_blocks(elements, pool,
-               [&](std::size_t b, std::size_t at, std::size_t size) {
-                 work->out.sent.scales[b] = kernels::sign_encode(
-                     {.values = x + at}, work->out.block(b, at, size));
-               });
-  }};
+  return over_blocks(
+      elements, pool, Work{Encoding(elements), random_values(elements, 4)},
+      [](Work& work, std::size_t b, std::size_t at, std::size_t size) {
+        work.out.sent.scales[b] = kernels::sign_encode(
+            {.values = work.values.as<float>().data() + at},
+            work.out.block(b, at, size));
+      });
 }
 
 Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
@@ -94,15 +98,12 @@ Variant prepare_decode(std::size_t elements, ThreadPool& pool) {
     BlockSigns signs;
     Buffer values;
   };
-  auto work = std::make_shared<Work>(
-      Work{BlockSigns(elements), random_values(elements, 4)});
-  return {[work, &pool, elements] {
-    float* const out = work->values.as<float>().data();
-    for_blocks(
-        elements, pool, [&](std::size_t b, std::size_t at, std::size_t size) {
-          kernels::sign_decode(work->signs.of(b), nullptr, out + at, size);
-        });
-  }};
+  return over_blocks(
+      elements, pool, Work{BlockSigns(elements), random_values(elements, 4)},
+      [](Work& work, std::size_t b, std::size_t at, std::size_t size) {
+        kernels::sign_decode(work.signs.of(b), nullptr,
+                             work.values.as<float>().data() + at, size);
+      });
 }
 
 // The signs of the mean have the same memory as this rank's own signs.
@@ -112,19 +113,16 @@ Variant prepare_momentum_encode(std::size_t elements, ThreadPool& pool) {
     Buffer grads;
     kernels::AdamCoefficients coefficients{};
   };
-  auto work = std::make_shared<Work>(
-      Work{Encoding(elements), random_values(elements, 2)});
-  return {[work, &pool, elements] {
-    for_blocks(elements, pool,
-               [&](std::size_t b, std::size_t at, std::size_t size) {
-                 const kernels::SignInput input{
-                     .grads = work->grads.view().subview(at, size),
-                     .mean = work->out.sent.of(b),
-                     .coefficients = &work->coefficients};
-                 work->out.sent.scales[b] =
-                     kernels::sign_encode(input, work->out.block(b, at, size));
-               });
-  }};
+  return over_blocks(
+      elements, pool, Work{Encoding(elements), random_values(elements, 2)},
+      [](Work& work, std::size_t b, std::size_t at, std::size_t size) {
+        const kernels::SignInput input{
+            .grads = work.grads.view().subview(at, size),
+            .mean = work.out.sent.of(b),
+            .coefficients = &work.coefficients};
+        work.out.sent.scales[b] =
+            kernels::sign_encode(input, work.out.block(b, at, size));
+      });
 }
 
 Variant prepare_serve(std::size_t elements, ThreadPool& pool) {
@@ -132,23 +130,22 @@ Variant prepare_serve(std::size_t elements, ThreadPool& pool) {
     Encoding out;
     std::vector<BlockSigns> received;
   };
-  auto work = std::make_shared<Work>(Work{Encoding(elements), {}});
+  Work prepared{Encoding(elements), {}};
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-    BlockSigns& signs = work->received.emplace_back(elements);
+    BlockSigns& signs = prepared.received.emplace_back(elements);
     const Buffer bits = random_values(blocks_in(elements) * kWords, rank + 5);
     std::copy_n(static_cast<const std::uint32_t*>(bits.data()), bits.size(),
                 signs.words_of(0));
   }
-  return {[work, &pool, elements] {
-    for_blocks(elements, pool,
-               [&](std::size_t b, std::size_t at, std::size_t size) {
-                 std::array<Signs, kWorld> received;
-                 for (std::size_t r = 0; r < kWorld; ++r)
-                   received[r] = work->received[r].of(b);
-                 work->out.sent.scales[b] = kernels::sign_encode_average(
-                     received, 1.0f / kWorld, work->out.block(b, at, size));
-               });
-  }};
+  return over_blocks(
+      elements, pool, std::move(prepared),
+      [](Work& work, std::size_t b, std::size_t at, std::size_t size) {
+        std::array<Signs, kWorld> received;
+        for (std::size_t r = 0; r < kWorld; ++r)
+          received[r] = work.received[r].of(b);
+        work.out.sent.scales[b] = kernels::sign_encode_average(
+            received, 1.0f / kWorld, work.out.block(b, at, size));
+      });
 }
 
 Variant prepare_apply(std::size_t elements, ThreadPool& pool) {
@@ -156,24 +153,21 @@ Variant prepare_apply(std::size_t elements, ThreadPool& pool) {
     BlockSigns mean;
     Buffer params;
     Buffer denominator;
-    kernels::AdamCoefficients coefficients{};
+    kernels::AdamCoefficients coefficients{.decoupled_decay = 0.01f};
   };
-  auto work = std::make_shared<Work>(Work{BlockSigns(elements),
-                                          random_values(elements, 1),
-                                          Buffer::of<float>(elements)});
-  for (float& d : work->denominator.as<float>()) d = 0.5f;
-  work->coefficients.decoupled_decay = 0.01f;
-  return {[work, &pool, elements] {
-    for_blocks(elements, pool,
-               [&](std::size_t b, std::size_t at, std::size_t size) {
-                 kernels::sign_update(
-                     work->mean.of(b), nullptr,
-                     {.params = work->params.as<float>().data() + at,
-                      .denominator = work->denominator.as<float>().data() + at,
-                      .size = size},
-                     work->coefficients);
-               });
-  }};
+  Work prepared{BlockSigns(elements), random_values(elements, 1),
+                Buffer::of<float>(elements)};
+  std::ranges::fill(prepared.denominator.as<float>(), 0.5f);
+  return over_blocks(
+      elements, pool, std::move(prepared),
+      [](Work& work, std::size_t b, std::size_t at, std::size_t size) {
+        kernels::sign_update(
+            work.mean.of(b), nullptr,
+            {.params = work.params.as<float>().data() + at,
+             .denominator = work.denominator.as<float>().data() + at,
+             .size = size},
+            work.coefficients);
+      });
 }
 
 }  // namespace thinwire::apps::bench

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string_view>
 
 #include "thinwire/comm/transport.h"
+#include "thinwire/core/error.h"
 
 namespace thinwire::apps::bench {
 
@@ -25,10 +28,17 @@ class EchoTransport final : public comm::Transport {
   /// send.
   void exchange(std::span<const comm::SendMessage> sends,
                 std::span<const comm::RecvMessage> receives,
-                const comm::Operation& operation) override;
-  /// Throws Error(kUnavailable).
+                const comm::Operation&) override {
+    for (const comm::RecvMessage& receive : receives)
+      for (const comm::SendMessage& send : sends)
+        if (send.peer == receive.peer)
+          std::memcpy(receive.data, send.data,
+                      std::min(receive.bytes, send.bytes));
+  }
   [[nodiscard]] std::unique_ptr<comm::Transport> split(
-      int color, int key, const comm::Operation& operation) override;
+      int, int, const comm::Operation&) override {
+    throw Error(ErrorCode::kUnavailable, "an echo has no groups to split");
+  }
   void give_up(std::string_view) noexcept override {}
 
  private:

@@ -54,27 +54,20 @@ std::function<void()> prepare_compressed(comm::Communicator& comm,
 
 // Sends the same number of bytes from every rank to the others, in one exchange
 // and without arithmetic or copies.
-class RawTransfer {
- public:
-  RawTransfer(comm::Communicator& comm, std::uint64_t bytes) : comm_(comm) {
-    const auto ranks = static_cast<std::size_t>(comm.size());
-    const std::size_t piece = bytes / (ranks - 1);
-    counts_.assign(ranks, piece);
-    counts_[static_cast<std::size_t>(comm.rank())] = 0;
-    sent_ = Buffer::of<std::uint8_t>(piece * (ranks - 1));
-    received_ = Buffer::of<std::uint8_t>(piece * (ranks - 1));
-  }
-
-  void run() {
-    comm_.all_to_all(sent_.view(), counts_, received_.view(), counts_);
-  }
-
- private:
-  comm::Communicator& comm_;
-  std::vector<std::size_t> counts_;
-  Buffer sent_;
-  Buffer received_;
-};
+std::function<void()> raw_transfer(comm::Communicator& comm,
+                                   std::uint64_t bytes) {
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const std::size_t piece = bytes / (ranks - 1);
+  std::vector<std::size_t> counts(ranks, piece);
+  counts[static_cast<std::size_t>(comm.rank())] = 0;
+  const auto memory = [&] {
+    return std::make_shared<Buffer>(
+        Buffer::of<std::uint8_t>(piece * (ranks - 1)));
+  };
+  return [&comm, counts, sent = memory(), received = memory()] {
+    comm.all_to_all(sent->view(), counts, received->view(), counts);
+  };
+}
 
 // Returns the bytes of the rank that sends most, because chunks may differ by a
 // block.
@@ -111,16 +104,15 @@ Result measure(comm::Communicator& comm, const ExchangeRow& row,
   const auto run = row.prepare(comm, settings.elements, pool);
   const std::uint64_t bytes = most_bytes_sent(comm, run);
 
-  RawTransfer transfer(comm, bytes);
+  const auto transfer = raw_transfer(comm, bytes);
   const bool knows_link = settings.link_gbps > 0;
-  if (!knows_link) transfer.run();
+  if (!knows_link) transfer();
   std::vector<double> times, limits;
   for (int round = 0; round < settings.rounds; ++round) {
     const auto measure_limit = [&] {
-      limits.push_back(knows_link
-                           ? static_cast<double>(bytes) * 8 /
-                                 (settings.link_gbps * 1e9)
-                           : slowest_seconds(comm, [&] { transfer.run(); }));
+      limits.push_back(knows_link ? static_cast<double>(bytes) * 8 /
+                                        (settings.link_gbps * 1e9)
+                                  : slowest_seconds(comm, transfer));
     };
     if (round % 2 == 1) measure_limit();
     times.push_back(slowest_seconds(comm, run));

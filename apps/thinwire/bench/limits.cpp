@@ -88,27 +88,13 @@ Loops best_loops() {
 }  // namespace
 
 std::string_view to_string(Limit limit) noexcept {
-  switch (limit) {
-    case Limit::kAdd:
-      return "a += b";
-    case Limit::kAdamStreams:
-      return "4R+3W";
-    case Limit::kRead:
-      return "read";
-  }
-  return "";
+  constexpr std::string_view kNames[] = {"a += b", "4R+3W", "read"};
+  return kNames[static_cast<std::size_t>(limit)];
 }
 
 double bytes_per_element(Limit limit) noexcept {
-  switch (limit) {
-    case Limit::kAdd:
-      return 12;
-    case Limit::kAdamStreams:
-      return 28;
-    case Limit::kRead:
-      return 4;
-  }
-  return 0;
+  constexpr double kBytes[] = {12, 28, 4};
+  return kBytes[static_cast<std::size_t>(limit)];
 }
 
 Limits::Limits(std::size_t elements, ThreadPool& pool)

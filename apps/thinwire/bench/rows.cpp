@@ -3,57 +3,15 @@
 
 #include <fmt/format.h>
 
-#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "kernels/pooled_norm.h"
-#include "optim/step_pieces.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/kernels/cast.h"
-#include "thinwire/optim/lamb.h"
 
 namespace thinwire::apps::bench {
 
 namespace {
-
-// A step of an update rule.
-template <class Rule>
-struct RuleWork {
-  RuleWork(std::size_t elements, DType dtype)
-      : rule(ParameterLayout::of({{"all", {elements}}}),
-             {.learning_rate = 1e-4, .weight_decay = 0.01}),
-        params(random_values(elements, 1)),
-        grads(elements, dtype) {
-    kernels::convert(random_values(elements, 2).view(), grads.view());
-  }
-
-  void run(ThreadPool& pool) {
-    rule.apply(++step, {params.view(), grads.view(), 0.5f}, pool);
-  }
-
-  Rule rule;
-  Buffer params;
-  Buffer grads;
-  std::int64_t step = 0;
-};
-
-template <class Rule>
-Prepare rule_step(DType grads) {
-  return [grads](std::size_t elements, ThreadPool& pool) -> Variant {
-    auto work = std::make_shared<RuleWork<Rule>>(elements, grads);
-    return {[work, &pool] { work->run(pool); }};
-  };
-}
-
-Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
-  auto values = std::make_shared<Buffer>(random_values(elements, 3));
-  return {[values, &pool] {
-    [[maybe_unused]] volatile double sum =
-        kernels::sum_of_squares(pool, values->view());
-  }};
-}
 
 // Bytes per element: r is read, w is written. The letters are g gradient, p
 // parameter, m and v moments, d denominator, e residual, x values, b one bit.
@@ -92,45 +50,37 @@ Variant prepare_norm(std::size_t elements, ThreadPool& pool) {
 std::vector<Row> plain_rows() {
   constexpr double kServed = 8.125 + 4 / 8.0;
   constexpr double kServer = kServed / 4;
+  constexpr auto kFp32 = DType::kFloat32, kFp16 = DType::kFloat16,
+                 kBf16 = DType::kBFloat16;
+  constexpr Limit kAdam = Limit::kAdamStreams;
   return {
-      {"adam/fp32", 28, Limit::kAdamStreams, false,
-       rule_step<optim::Adam>(DType::kFloat32)},
-      {"adam/bf16_grads", 26, Limit::kAdamStreams, false,
-       rule_step<optim::Adam>(DType::kBFloat16)},
-      {"mixed_precision/adam_fp16", 2 + 28, Limit::kAdamStreams, false,
-       mixed_precision(DType::kFloat16, DType::kFloat16)},
-      {"mixed_precision/adam_bf16", 2 + 28, Limit::kAdamStreams, false,
-       mixed_precision(DType::kBFloat16, DType::kBFloat16)},
-      {"mixed_precision/adam_fp16_accumulated", 4 + 30, Limit::kAdamStreams,
-       false, mixed_precision(DType::kFloat32, DType::kFloat16)},
-      {"zero2/shard_step", 2 + 28, Limit::kAdamStreams, false,
-       zero_step(DType::kFloat16)},
-      {"zero2/shard_step_bf16", 2 + 28, Limit::kAdamStreams, false,
-       zero_step(DType::kBFloat16)},
-      {"zero2/shard_step_accumulated", 4 + 30, Limit::kAdamStreams, false,
-       zero_step(DType::kFloat16, 2)},
-      {"offload/host_step", 2 + 28, Limit::kAdamStreams, false,
-       zero_step(DType::kFloat16)},
-      {"norm/during_backward", 4, Limit::kAdd, false,
-       prepare_norm_during_backward},
-      {"onebit_adam/compressed_step@w4", 12.25 + kServer + 12.125, Limit::kAdd,
-       false, onebit_adam_step()},
+      {"adam/fp32", 28, adam_step(kFp32), kAdam},
+      {"adam/bf16_grads", 26, adam_step(kBf16), kAdam},
+      {"mixed_precision/adam_fp16", 2 + 28, adam_step(kFp16, kFp16), kAdam},
+      {"mixed_precision/adam_bf16", 2 + 28, adam_step(kBf16, kBf16), kAdam},
+      {"mixed_precision/adam_fp16_accumulated", 4 + 30, adam_step(kFp32, kFp16),
+       kAdam},
+      {"zero2/shard_step", 2 + 28, zero_step(kFp16), kAdam},
+      {"zero2/shard_step_bf16", 2 + 28, zero_step(kBf16), kAdam},
+      {"zero2/shard_step_accumulated", 4 + 30, zero_step(kFp16, 2), kAdam},
+      {"offload/host_step", 2 + 28, zero_step(kFp16), kAdam},
+      {"norm/during_backward", 4, prepare_norm_during_backward},
+      {"onebit_adam/compressed_step@w4", 12.25 + kServer + 12.125,
+       onebit_adam_step()},
       {"onebit_adam/bf16_residual@w4", (12.25 - 4) + (kServed - 4) / 4 + 12.125,
-       Limit::kAdd, false, onebit_adam_step(DType::kBFloat16)},
-      {"onebit_adam/encode", 12.25, Limit::kAdd, false,
-       prepare_momentum_encode},
-      {"onebit_adam/serve@w4", kServed, Limit::kAdd, false, prepare_serve},
-      {"onebit_adam/apply", 12.125, Limit::kAdd, false, prepare_apply},
-      {"lamb/fp32", 40, Limit::kAdd, false,
-       rule_step<optim::Lamb>(DType::kFloat32)},
+       onebit_adam_step(kBf16)},
+      {"onebit_adam/encode", 12.25, prepare_momentum_encode},
+      {"onebit_adam/serve@w4", kServed, prepare_serve},
+      {"onebit_adam/apply", 12.125, prepare_apply},
+      {"lamb/fp32", 40, lamb_step()},
       {"onebit_lamb/compressed_step@w4", 12.25 + kServer + 16.25 + 12.125,
-       Limit::kAdd, false, onebit_lamb_step()},
-      {"zero_one_adam/local_step", 32, Limit::kAdd, false, prepare_local_step},
-      {"zero_one_adam/sync_step@w4", 24.125 + kServer + 16.125, Limit::kAdd,
-       false, prepare_sync_step},
-      {"codec/encode", 12.125, Limit::kAdd, false, prepare_encode},
-      {"codec/decode", 4.125, Limit::kAdd, false, prepare_decode},
-      {"norm/sum_of_squares", 4, Limit::kAdd, true, prepare_norm},
+       onebit_lamb_step()},
+      {"zero_one_adam/local_step", 32, prepare_local_step},
+      {"zero_one_adam/sync_step@w4", 24.125 + kServer + 16.125,
+       prepare_sync_step},
+      {"codec/encode", 12.125, prepare_encode},
+      {"codec/decode", 4.125, prepare_decode},
+      {"norm/sum_of_squares", 4, prepare_norm, Limit::kAdd, true},
   };
 }
 

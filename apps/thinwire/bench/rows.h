@@ -23,10 +23,10 @@ using Prepare = std::function<Variant(std::size_t elements, ThreadPool& pool)>;
 struct Row {
   std::string name;
   double bytes_per_element = 0;  ///< Logical traffic, see rows.cpp.
+  Prepare prepare;
   Limit limit = Limit::kAdd;
   /// Whether the row hardly writes and is compared with Limit::kRead as well.
   bool only_reads = false;
-  Prepare prepare;
   /// Forces prefetch in the kernels; unset, the process's choice holds.
   std::optional<bool> prefetch{};
 
@@ -40,29 +40,24 @@ struct Row {
 /// Returns every row of this version that needs no other rank.
 [[nodiscard]] std::span<const Row> rows();
 
-/// These are in optimizer_rows.cpp.
-[[nodiscard]] Variant prepare_norm_during_backward(std::size_t elements,
-                                                   ThreadPool& pool);
+/// These are in step_rows.cpp. Adam's gradients are of type `grads`; a `model`
+/// in 16 bits is one of mixed precision.
+[[nodiscard]] Prepare adam_step(DType grads, DType model = DType::kFloat32);
+[[nodiscard]] Prepare lamb_step();
+[[nodiscard]] Prepare zero_step(DType dtype, int backwards = 1);
 [[nodiscard]] Prepare onebit_adam_step(DType residuals = DType::kFloat32);
 [[nodiscard]] Prepare onebit_lamb_step();
-[[nodiscard]] Variant prepare_local_step(std::size_t elements,
-                                         ThreadPool& pool);
-[[nodiscard]] Variant prepare_sync_step(std::size_t elements, ThreadPool& pool);
+Variant prepare_local_step(std::size_t elements, ThreadPool& pool);
+Variant prepare_sync_step(std::size_t elements, ThreadPool& pool);
+Variant prepare_norm(std::size_t elements, ThreadPool& pool);
+Variant prepare_norm_during_backward(std::size_t elements, ThreadPool& pool);
 
 /// These are in codec_rows.cpp.
-[[nodiscard]] Variant prepare_encode(std::size_t elements, ThreadPool& pool);
-[[nodiscard]] Variant prepare_decode(std::size_t elements, ThreadPool& pool);
-[[nodiscard]] Variant prepare_momentum_encode(std::size_t elements,
-                                              ThreadPool& pool);
-[[nodiscard]] Variant prepare_serve(std::size_t elements, ThreadPool& pool);
-[[nodiscard]] Variant prepare_apply(std::size_t elements, ThreadPool& pool);
-
-/// This is in mixed_precision_rows.cpp: gradients of type `grad`, a model in
-/// `low`.
-[[nodiscard]] Prepare mixed_precision(DType grad, DType low);
-
-/// This is in zero_rows.cpp.
-[[nodiscard]] Prepare zero_step(DType dtype, int backwards = 1);
+Variant prepare_encode(std::size_t elements, ThreadPool& pool);
+Variant prepare_decode(std::size_t elements, ThreadPool& pool);
+Variant prepare_momentum_encode(std::size_t elements, ThreadPool& pool);
+Variant prepare_serve(std::size_t elements, ThreadPool& pool);
+Variant prepare_apply(std::size_t elements, ThreadPool& pool);
 
 /// Returns values in (-1, 1), none of them 0, the same in every run.
 [[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);

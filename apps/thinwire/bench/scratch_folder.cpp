@@ -42,14 +42,4 @@ void ScratchFolder::check() {
         fmt::format("stopped by signal {}", static_cast<int>(signal_came)));
 }
 
-std::string ScratchFolder::in_memory() {
-  return std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "";
-}
-
-std::uint64_t ScratchFolder::free_bytes(const std::string& parent) {
-  std::error_code error;
-  const auto space = std::filesystem::space(parent, error);
-  return error ? 0 : space.available;
-}
-
 }  // namespace thinwire::apps::bench

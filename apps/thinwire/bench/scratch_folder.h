@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 namespace thinwire::apps::bench {
@@ -19,10 +18,6 @@ class ScratchFolder {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   /// Throws std::runtime_error after a signal.
   static void check();
-
-  /// Returns /dev/shm, or an empty text if it does not exist.
-  [[nodiscard]] static std::string in_memory();
-  [[nodiscard]] static std::uint64_t free_bytes(const std::string& parent);
 
  private:
   std::string path_;
