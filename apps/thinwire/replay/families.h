@@ -3,6 +3,7 @@
 
 #include "apps/thinwire/replay/comparison.h"
 #include "apps/thinwire/replay/recorded_case.h"
+#include "apps/thinwire/replay/replay.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/config/semantics.h"
 
@@ -11,27 +12,20 @@ namespace thinwire::replay {
 /// Runs a case on this rank of `comm`, whose size is the case's world, and
 /// compares everything that was recorded. Throws Unsupported before any
 /// exchange if it does not understand the case.
-using Family = void (*)(const RecordedCase& recorded, comm::Communicator& comm,
-                        config::Semantics semantics, Comparison& comparison);
+using Family = void(const RecordedCase& recorded, comm::Communicator& comm,
+                    config::Semantics semantics, Comparison& comparison);
+Family replay_onebit_adam, replay_onebit_lamb, replay_zero_one_adam,
+    replay_zero, replay_compressed_all_reduce;
 
-void replay_onebit_adam(const RecordedCase& recorded, comm::Communicator& comm,
-                        config::Semantics semantics, Comparison& comparison);
-void replay_onebit_lamb(const RecordedCase& recorded, comm::Communicator& comm,
-                        config::Semantics semantics, Comparison& comparison);
-void replay_zero_one_adam(const RecordedCase& recorded,
-                          comm::Communicator& comm, config::Semantics semantics,
-                          Comparison& comparison);
-void replay_zero(const RecordedCase& recorded, comm::Communicator& comm,
-                 config::Semantics semantics, Comparison& comparison);
-void replay_compressed_all_reduce(const RecordedCase& recorded,
-                                  comm::Communicator& comm,
-                                  config::Semantics semantics,
-                                  Comparison& comparison);
+/// Returns whether the folder holds traces of loss scalers.
+[[nodiscard]] bool holds_loss_scalers(const std::filesystem::path& folder);
 
-/// Returns the case's family; throws Unsupported if there is none.
-[[nodiscard]] Family family_of(const RecordedCase& recorded);
-/// Returns the sizes of the case's tensors in flat order.
-[[nodiscard]] std::vector<std::size_t> tensor_sizes(
-    const RecordedCase& recorded);
+/// Returns one case per row of its files, named "<name>/dynamic.17".
+[[nodiscard]] std::vector<CaseFolder> loss_scaler_cases(
+    const CaseFolder& folder);
+
+/// Feeds a row's overflows to a LossScaler and compares every scale. Throws
+/// Unsupported, or BrokenCase if files are inconsistent.
+[[nodiscard]] Result replay_loss_scaler(const CaseFolder& row);
 
 }  // namespace thinwire::replay

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/replay/loss_scalers.h"
+#include "apps/thinwire/replay/families.h"
 
 #include <fmt/format.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "apps/thinwire/replay/recorded_case.h"
 #include "apps/thinwire/replay/trajectory.h"
 #include "thinwire/core/error.h"
 #include "thinwire/deepspeed/loss_scaler.h"

@@ -5,10 +5,9 @@
 
 #include <algorithm>
 #include <fstream>
-#include <mutex>
 
 #include "apps/thinwire/replay/families.h"
-#include "apps/thinwire/replay/loss_scalers.h"
+#include "thinwire/comm/agreement.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/core/error.h"
 
@@ -40,6 +39,28 @@ std::optional<std::string> why_not_required(const fs::path& folder) {
 bool is_case(const fs::path& folder) {
   return fs::is_regular_file(folder / "meta.json") ||
          holds_loss_scalers(folder);
+}
+
+// Throws Unsupported if there is none.
+Family* family_of(const RecordedCase& recorded) {
+  const json& meta = recorded.meta();
+  if (meta.contains("calls") && meta.contains("ops"))
+    return replay_compressed_all_reduce;
+  if (meta.value("algo_zero", false)) return replay_zero;
+  const std::string algo = meta.value("algo", "");
+  if (algo == "OnebitAdam") return replay_onebit_adam;
+  if (algo == "OnebitLamb") return replay_onebit_lamb;
+  if (algo == "ZeroOneAdam") return replay_zero_one_adam;
+  throw Unsupported(fmt::format("meta.algo \"{}\"", algo));
+}
+
+// Returns the sizes of the tensors in flat order.
+std::vector<std::size_t> tensor_sizes(const RecordedCase& recorded) {
+  std::vector<std::size_t> sizes;
+  if (recorded.meta().contains("tensors"))
+    for (const json& tensor : recorded.meta().at("tensors"))
+      sizes.push_back(tensor.value("n", std::size_t{0}));
+  return sizes;
 }
 
 // One rank's result, in a form that ranks can exchange.
@@ -110,51 +131,7 @@ Result guarded(const CaseFolder& folder,
   }
 }
 
-// Returns every rank's text in rank order. Collective.
-std::vector<std::string> gather_texts(comm::Communicator& comm,
-                                      const std::string& own) {
-  const auto world = static_cast<std::size_t>(comm.size());
-  const std::vector<std::int64_t> length = {
-      static_cast<std::int64_t>(own.size())};
-  std::vector<std::int64_t> lengths(world);
-  comm.all_gather(length, lengths);
-  std::vector<std::size_t> counts(lengths.begin(), lengths.end());
-  std::size_t total = 0;
-  for (const std::size_t count : counts) total += count;
-  std::vector<std::uint8_t> bytes(own.begin(), own.end());
-  std::vector<std::uint8_t> all(total);
-  comm.all_gather(bytes, all, counts);
-  std::vector<std::string> texts;
-  auto at = all.begin();
-  for (const std::size_t count : counts) {
-    const auto end = at + static_cast<std::ptrdiff_t>(count);
-    texts.emplace_back(at, end);
-    at = end;
-  }
-  return texts;
-}
-
 }  // namespace
-
-Family family_of(const RecordedCase& recorded) {
-  const json& meta = recorded.meta();
-  if (meta.contains("calls") && meta.contains("ops"))
-    return replay_compressed_all_reduce;
-  if (meta.value("algo_zero", false)) return replay_zero;
-  const std::string algo = meta.value("algo", "");
-  if (algo == "OnebitAdam") return replay_onebit_adam;
-  if (algo == "OnebitLamb") return replay_onebit_lamb;
-  if (algo == "ZeroOneAdam") return replay_zero_one_adam;
-  throw Unsupported(fmt::format("meta.algo \"{}\"", algo));
-}
-
-std::vector<std::size_t> tensor_sizes(const RecordedCase& recorded) {
-  std::vector<std::size_t> sizes;
-  if (recorded.meta().contains("tensors"))
-    for (const json& tensor : recorded.meta().at("tensors"))
-      sizes.push_back(tensor.value("n", std::size_t{0}));
-  return sizes;
-}
 
 std::vector<CaseFolder> find_cases(const fs::path& folder) {
   std::vector<fs::path> found;
@@ -211,7 +188,7 @@ Result replay_on(comm::Communicator& comm, const CaseFolder& folder,
     const json packed = {own.step, own.difference, own.unsupported, own.bytes,
                          own.arrays};
     std::vector<RankResult> results;
-    for (const std::string& text : gather_texts(comm, packed.dump())) {
+    for (const std::string& text : comm::gather_texts(comm, packed.dump())) {
       const json rank = json::parse(text);
       results.push_back({rank[0], rank[1], rank[2], rank[3], rank[4]});
     }

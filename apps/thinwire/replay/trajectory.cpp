@@ -277,19 +277,6 @@ void require_known(const json& object, const std::vector<std::string>& keys,
       throw Unsupported(fmt::format("{} \"{}\"", what, key));
 }
 
-std::vector<float> mask_of(const json& group, std::size_t rows_from) {
-  std::vector<float> mask;
-  for (const json& shape : group.at("shapes")) {
-    std::size_t row = 1;
-    for (std::size_t axis = 1; axis < shape.size(); ++axis)
-      row *= shape[axis].get<std::size_t>();
-    const std::size_t rows = shape.empty() ? 1 : shape[0].get<std::size_t>();
-    for (std::size_t r = 0; r < rows; ++r)
-      mask.insert(mask.end(), row, r < rows_from ? 1.0f : 0.0f);
-  }
-  return mask;
-}
-
 void StepLog::flag(const char* name, bool got) const {
   comparison.text({step, name}, got ? "true" : "false", log.at(name).dump());
 }
