@@ -1,21 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <filesystem>
+#include <functional>
 #include <iostream>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
 
 #include "apps/support/program.h"
-#include "examples/train_gpt/launch.h"
+#include "examples/train_gpt/agreed_failure.h"
 #include "examples/train_gpt/options/command_line.h"
 #include "examples/train_gpt/report/report.h"
 #include "examples/train_gpt/report/run_folder.h"
 #include "examples/train_gpt/signals.h"
 #include "examples/train_gpt/trainer.h"
+#include "thinwire/comm/local.h"
+#include "thinwire/comm/registry.h"
+#include "thinwire/core/env.h"
 
 namespace {
 
+using namespace thinwire;
 using namespace thinwire::train_gpt;
 
 // mpirun kills all ranks soon after the first has ended. The others have this
@@ -34,6 +45,73 @@ void compare(const Invocation& asked) {
             << "report: " << (out / "report.html").string() << '\n';
 }
 
+std::unique_ptr<comm::Communicator> make_communicator(const std::string& name) {
+  if (name.empty()) return comm::from_environment();
+  const auto all = comm::backends();
+  const auto named =
+      std::find_if(all.begin(), all.end(),
+                   [&](const auto& backend) { return backend.name == name; });
+  return named->make({.timeout = env::timeout()});
+}
+
+// The ranks of this process, and how they end.
+class Launch {
+ public:
+  using Body = std::function<Ending(comm::Communicator&)>;
+
+  // Calls `body` once for every rank of this process. Throws the first error of
+  // a rank, with its number in front of the message.
+  void run(const Options& options, const Body& body) {
+    if (options.comm != "local") return run_process(options, body);
+    comm::run_local_ranks(
+        options.ranks.value_or(1),
+        [&](comm::Communicator& comm) { run_rank(comm, body); },
+        {.timeout = env::timeout()});
+  }
+
+  // Returns the worst ending of a `body`.
+  [[nodiscard]] Ending ending() const noexcept { return ending_; }
+  // Returns whether processes are stuck in the middle of their work. Some of
+  // them may never answer again, and MPI_Finalize would wait for them.
+  [[nodiscard]] bool is_broken() const noexcept { return is_broken_; }
+
+ private:
+  void run_rank(comm::Communicator& comm, const Body& body) {
+    try {
+      const Ending its = body(comm);
+      const std::lock_guard lock(mutex_);
+      ending_ = std::max(ending_, its);
+    } catch (const AgreedFailure&) {
+      throw;
+    } catch (const std::exception& error) {
+      if (comm.size() == 1) throw;
+      throw std::runtime_error(
+          fmt::format("rank {}: {}", comm.rank(), error.what()));
+    }
+  }
+
+  void run_process(const Options& options, const Body& body) {
+    std::exception_ptr agreed;
+    {
+      const auto comm = make_communicator(options.comm);
+      is_broken_ = comm->size() > 1;
+      try {
+        run_rank(*comm, body);
+      } catch (const AgreedFailure&) {
+        // Unwinding would tell the others that this rank gave up, while they
+        // may still be reading the agreement.
+        agreed = std::current_exception();
+      }
+      is_broken_ = false;
+    }
+    if (agreed) std::rethrow_exception(agreed);
+  }
+
+  std::mutex mutex_;
+  Ending ending_ = Ending::kDone;
+  bool is_broken_ = false;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -48,14 +126,12 @@ int main(int argc, char** argv) {
       return;
     }
     if (asked.options.quiet)
-      thinwire::apps::log_to_stderr(app.get_name(),
-                                    thinwire::LogLevel::kWarning);
+      apps::log_to_stderr(app.get_name(), LogLevel::kWarning);
     handle_signals(asked.saving.signals);
-    launch.run(asked.options, [&](thinwire::comm::Communicator& comm) {
-      return train(asked, comm);
-    });
+    launch.run(asked.options,
+               [&](comm::Communicator& comm) { return train(asked, comm); });
   });
-  int code = thinwire::apps::run_program(app, argc, argv);
+  int code = apps::run_program(app, argc, argv);
   if (code != 0 && stop_signal() != 0) code = kInterrupted + stop_signal();
   if (launch.is_broken()) {
     std::this_thread::sleep_for(kLinger);

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "examples/train_gpt/launch.h"
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/options/options.h"
 #include "examples/train_gpt/progress.h"
@@ -19,6 +18,13 @@
 #include "thinwire/engine/checkpointer.h"
 
 namespace thinwire::train_gpt {
+
+/// How a rank's part of a run has ended, unless it threw.
+enum class Ending {
+  kDone,
+  kFailedElsewhere,  ///< Another rank reports why.
+  kStopped,          ///< By a signal; its checkpoint is complete.
+};
 
 /// One rank's part of a run. trainer.cpp takes its steps, trainer_saving.cpp
 /// saves and resumes it, trainer_ending.cpp summarizes it.
