@@ -26,7 +26,6 @@ namespace {
 using bench::CheckpointRow;
 using bench::ExchangeRow;
 using bench::Printer;
-using bench::Result;
 using bench::Row;
 
 struct BenchFlags {
@@ -111,7 +110,7 @@ void run_alone(const BenchFlags& flags) {
                   bench::this_machine());
   for (const auto& group : bench::in_groups(rows))
     for (const int threads : thread_counts(flags))
-      for (const Result& result :
+      for (const bench::Result& result :
            bench::measure(group, {.elements = flags.elements,
                                  .threads = threads,
                                  .rounds = flags.rounds}))
@@ -144,7 +143,7 @@ void run_in_job(const BenchFlags& flags) {
   Printer printer(std::cout, flags.json, longest_name(rows),
                   bench::this_machine());
   for (const ExchangeRow* row : rows) {
-    const Result result = bench::measure(*comm, *row,
+    const bench::Result result = bench::measure(*comm, *row,
                                          {.elements = flags.elements,
                                           .threads = std::max(1, flags.threads),
                                           .rounds = flags.rounds,

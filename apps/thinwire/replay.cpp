@@ -19,7 +19,6 @@ namespace {
 
 using replay::CaseFolder;
 using replay::Outcome;
-using replay::Result;
 
 struct ReplayFlags {
   std::string semantics = "deepspeed";
@@ -50,7 +49,7 @@ std::regex filter_regex(const std::string& text) {
   }
 }
 
-void print(const CaseFolder& folder, const Result& result) {
+void print(const CaseFolder& folder, const replay::Result& result) {
   constexpr const char* kOutcomes[] = {"PASS", "FAIL", "SKIP"};
   const bool refused = result.outcome == Outcome::kFailed &&
                        result.text.starts_with("unsupported");
@@ -69,7 +68,7 @@ void run(const ReplayFlags& flags) {
   for (const std::string& name : flags.folders)
     for (const CaseFolder& folder : replay::find_cases(name)) {
       if (!std::regex_search(folder.name, filter)) continue;
-      const Result result = mpi ? replay::replay_on(*mpi, folder, semantics)
+      const replay::Result result = mpi ? replay::replay_on(*mpi, folder, semantics)
                                 : replay::replay_local(folder, semantics);
       ++count[result.outcome];
       if (prints) print(folder, result);
