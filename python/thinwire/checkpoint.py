@@ -246,7 +246,7 @@ def _require_ours(what: str, trained: object) -> None:
 
 def _at_home(optimizer: _Optimizer) -> Native:
     native = optimizer._made
-    optimizer._edits.home()
+    native.memory.home()
     return native
 
 

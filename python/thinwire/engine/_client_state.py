@@ -38,7 +38,7 @@ RESERVED = frozenset(
 
 
 def to_text(client_state: Mapping[str, Any]) -> str:
-    """Returns the text. Raises KeyError or InvalidArgument naming what cannot be held."""
+    """Returns the text. Raises KeyError or InvalidArgument for what cannot be held."""
     taken = sorted(name for name in client_state if name in RESERVED)
     if taken:
         raise KeyError(
