@@ -6,10 +6,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 
-from . import _core
 from ._log import logger
 from ._memory import FlatMemory
 from ._writes import Marks
@@ -123,17 +123,10 @@ class StagedMemory(FlatMemory):
     """Number of each parameter's elements that are not final in this step; -1 if the
     parameter was sent."""
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        layout: _core.Layout,
-        dtype: torch.dtype,
-        keeps_gradients: bool = True,
-        num_wide: int = 0,
-    ) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], *rest: Any) -> None:
         """Copies the parameters' values, like FlatMemory."""
         self.staging = Staging(parameters[0].device)
-        super().__init__(parameters, layout, dtype, keeps_gradients, num_wide)
+        super().__init__(parameters, *rest)
         self.was_edited = False
         self._missing = [view.numel() for view in self._values]
         self._sent = [(p.data_ptr(), p._version) for p in self.parameters]

@@ -83,13 +83,9 @@ class StepReport:
     @classmethod
     def skipped(cls, phase: str, loss_scale: float) -> Self:
         """Returns the report of a step that was left out without an exchange."""
-        values: dict[str, Any] = dict.fromkeys((f.name for f in fields(cls)), 0)
-        values |= {
-            "applied": False,
-            "nonfinite_rank": -1,
-            "phase": phase,
-            "clip_factor": 1.0,
+        zeros = {"bool": False, "str": ""}
+        values: dict[str, Any] = {
+            f.name: zeros.get(str(f.type), 0) for f in fields(cls)
         }
-        values |= {"loss_scale": loss_scale, "grad_norm_is_estimate": False}
-        flags = dict.fromkeys(("gradients_equal", "residuals_cleared"), False)
-        return cls(**values | flags)
+        values |= {"nonfinite_rank": -1, "phase": phase, "clip_factor": 1.0}
+        return cls(**values | {"loss_scale": loss_scale})

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
 
 import torch
 
@@ -22,17 +21,8 @@ _ALIGNMENT = 64
 class StagedEngineMemory(StagedMemory, EngineMemory):
     """EngineMemory on a device, which releases gradients that were copied."""
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        layout: _core.Layout,
-        dtype: torch.dtype,
-        keeps_gradients: bool = True,
-        num_wide: int = 0,
-    ) -> None:
-        """Copies values, like StagedMemory."""
-        super().__init__(parameters, layout, dtype, keeps_gradients, num_wide)
-        self._added_up: list[int | None] = [None] * len(self.parameters)
+    _added_up: list[int | None]
+    """Addresses of the window's gradients on the device."""
 
     @torch.no_grad()
     def give_homes(self) -> None:
@@ -41,6 +31,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
             parameter.grad = None
             if parameter.dtype != view.dtype:
                 parameter.data = parameter.detach().to(view.dtype)
+        self.note_gradients()
 
     def require_gradients(self, at_start: bool) -> None:
         """Raises FailedPrecondition for gradients not of this window."""

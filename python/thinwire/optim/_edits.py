@@ -13,6 +13,7 @@ from .. import _core
 from ..errors import FailedPrecondition
 from ._native import Native
 
+
 class Edits:
     """Takes in external writes, which a later step would otherwise undo."""
 

@@ -148,7 +148,7 @@ def make_native(
     experts.require_same(comm, places, layout.describe(), options)
     tensors = [p.tensor for p in places]
     kind = FlatMemory if tensors[0].device.type == "cpu" else StagedMemory
-    memory = kind(tensors, layout, dtype, num_wide=num_wide)
+    memory = kind(tensors, layout, dtype, True, num_wide)
     if broadcast and num_wide == 0:
         experts.broadcast(comm, places, memory.params)
     elif broadcast and comm.size > 1:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import array
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
-import torch
 from torch.utils.dlpack import from_dlpack
 
 from ... import _core
@@ -18,6 +17,20 @@ from ..._log import logger
 from ...comm.host_group import HostGroup, leaders_here, threads_of_leader
 from ...errors import BY_CODE, CommFailure, Error, FailedPrecondition
 from .._report import EngineReport
+
+_TOLD = (
+    *("loss_scale", "loss_factor", "steps", "skipped_steps"),
+    *("phase", "freeze_step"),
+)
+"""Properties, as they were after the leader's last call."""
+_OF_LEADER = ("gradient_ready", "set_learning_rate", "read_masters", "set_others")
+"""Calls that do nothing on followers."""
+_SHARED = (
+    *("full_parameter", "full_gradient", "full_state"),
+    *("set_full_parameter", "set_full_gradient", "set_full_state"),
+    *("load_state_dict", "retain", "wait_for_save"),
+)
+"""Calls whose results all ranks of the host get."""
 
 
 class LedCore:
@@ -67,35 +80,19 @@ class LedCore:
 
         self._shared(construct)
 
-    # ---- values from the leader
-
-    @property
-    def loss_scale(self) -> float:
-        return float(self._told["loss_scale"])
-
-    @property
-    def loss_factor(self) -> float:
-        return float(self._told["loss_factor"])
-
-    @property
-    def steps(self) -> int:
-        return int(self._told["steps"])
-
-    @property
-    def skipped_steps(self) -> int:
-        return int(self._told["skipped_steps"])
-
-    @property
-    def phase(self) -> str:
-        return str(self._told["phase"])
-
-    @property
-    def freeze_step(self) -> int | None:
-        found: int | None = self._told["freeze_step"]
-        return found
+    def __getattr__(self, name: str) -> Any:
+        if name in _TOLD:
+            return self._told[name]
+        if name in _OF_LEADER:
+            return getattr(self._native, name, lambda *_: None)
+        if name in _SHARED:
+            return lambda *given: self._shared(
+                lambda: _as_tensor(getattr(self._own, name)(*given))
+            )
+        raise AttributeError(name)
 
     def lamb_coeffs(self) -> list[float]:
-        return list(self._told["lamb_coeffs"])
+        return list(self._told["coeffs"])
 
     def learning_rate(self, group: int) -> float:
         return float(self._told["rates"][group])
@@ -128,10 +125,6 @@ class LedCore:
         if self._is_last and self._native is not None:
             self._native.begin_backward()
 
-    def gradient_ready(self, index: int, gradient: torch.Tensor | None = None) -> None:
-        if self._native is not None:
-            self._native.gradient_ready(index, gradient)
-
     def end_backward(self) -> None:
         self.backwards += 1
         if self._is_last and self._native is not None:
@@ -155,7 +148,8 @@ class LedCore:
         if not self.backwards:
             raise FailedPrecondition("step: no backward since the last step")
         if not self._is_last:
-            return self._inside_a_window()
+            skipped = EngineReport.skipped(self.phase, self.loss_scale)
+            return replace(skipped, steps=self.steps)
         self.backwards, self._is_last = 0, False
         made = self._shared(
             lambda: asdict(EngineReport.of(self._own.step(final_range)))
@@ -182,48 +176,15 @@ class LedCore:
 
     # ---- values
 
-    def set_learning_rate(self, rate: float, group: int | None = None) -> None:
-        if self._native is not None:
-            self._native.set_learning_rate(rate, group)
-
     def set_loss_scale(self, scale: float) -> None:
         self._comm.require_same("set_loss_scale: loss_scale", repr(scale))
         self._shared(lambda: self._own.set_loss_scale(scale))
-
-    def read_masters(self) -> None:
-        if self._native is not None:
-            self._native.read_masters()
-
-    def full_parameter(self, name: str) -> torch.Tensor:
-        return self._values(lambda: self._own.full_parameter(name))
-
-    def full_gradient(self, name: str) -> torch.Tensor:
-        return self._values(lambda: self._own.full_gradient(name))
-
-    def full_state(self, name: str, key: str) -> torch.Tensor:
-        return self._values(lambda: self._own.full_state(name, key))
-
-    def set_full_parameter(self, name: str, values: torch.Tensor) -> None:
-        self._shared(lambda: self._own.set_full_parameter(name, values))
-
-    def set_full_gradient(self, name: str, values: torch.Tensor) -> None:
-        self._shared(lambda: self._own.set_full_gradient(name, values))
-
-    def set_full_state(self, name: str, key: str, values: torch.Tensor) -> None:
-        self._shared(lambda: self._own.set_full_state(name, key, values))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the leader's state; empty on followers. Local."""
         return {} if self._native is None else self._native.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._shared(lambda: self._own.load_state_dict(state))
-
     # ---- checkpoints
-
-    def set_others(self, others: Callable[[], _core.Others]) -> None:
-        if self._native is not None:
-            self._native.set_others(others)
 
     def save(
         self,
@@ -267,12 +228,6 @@ class LedCore:
 
         found = self._shared(resume)
         return None if found is None else Loaded(**found).of_rank(self._comm.rank)
-
-    def retain(self, root: str, keep_last: int) -> None:
-        self._shared(lambda: self._own.retain(root, keep_last))
-
-    def wait_for_save(self) -> None:
-        self._shared(lambda: self._own.wait_for_save())
 
     def close(self) -> None:
         if self._native is not None:
@@ -319,17 +274,8 @@ class LedCore:
             raise BY_CODE[code](text)
         return said["result"]
 
-    def _values(self, ask: Callable[[], Any]) -> torch.Tensor:
-        values: torch.Tensor = self._shared(lambda: from_dlpack(ask()))
-        return values
-
     def _loaded(self, native: _core.LoadReport) -> dict[str, Any]:
         return asdict(Loaded.of(native, self._comm.rank))
-
-    def _inside_a_window(self) -> EngineReport:
-        values = asdict(EngineReport.skipped(self.phase, self.loss_scale))
-        values |= {"at_boundary": False, "steps": self.steps, "waited_for": ""}
-        return EngineReport(**values)
 
 
 def _groups(config: _core.Config) -> str:
@@ -350,14 +296,13 @@ def _brief(value: Any) -> Any:
     return f"{len(value)} values, checksum {checksum:08x}"
 
 
+def _as_tensor(result: Any) -> Any:
+    return from_dlpack(result) if hasattr(result, "__dlpack__") else result
+
+
 def _told(native: _core.Engine, groups: Sequence[int]) -> dict[str, Any]:
     return {
-        "loss_scale": native.loss_scale,
-        "loss_factor": native.loss_factor,
-        "steps": native.steps,
-        "skipped_steps": native.skipped_steps,
-        "phase": native.phase,
-        "freeze_step": native.freeze_step,
-        "lamb_coeffs": list(native.lamb_coeffs()),
+        **{name: getattr(native, name) for name in _TOLD},
+        "coeffs": list(native.lamb_coeffs()),
         "rates": [native.learning_rate(group) for group in groups],
     }

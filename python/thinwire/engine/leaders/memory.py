@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,16 +20,8 @@ _BUCKET_BYTES = 25 << 20
 class LeaderMemory(StagedEngineMemory):
     """StagedEngineMemory that hands new values to the host's other ranks."""
 
-    def __init__(
-        self,
-        hosts: HostGroup,
-        parameters: Sequence[torch.Tensor],
-        layout: _core.Layout,
-        dtype: torch.dtype,
-        keeps_gradients: bool,
-        num_wide: int = 0,
-    ) -> None:
-        super().__init__(parameters, layout, dtype, keeps_gradients, num_wide)
+    def __init__(self, hosts: HostGroup, *rest: Any) -> None:
+        super().__init__(*rest)
         self._hosts = hosts
 
     def require_gradients(self, at_start: bool) -> None:
@@ -70,7 +63,6 @@ class FollowerMemory(LeaderMemory):
             for k, p in enumerate(parameters)
         ]
         self._gradients = []
-        self._added_up: list[int | None] = [None] * len(self.parameters)
 
     def marks(self) -> None:
         """Returns None: the leader sees what the program writes on all ranks."""
