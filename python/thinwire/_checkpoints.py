@@ -49,7 +49,6 @@ class _Report:
 
 
 def _report_fields(native: Found) -> dict[str, Any]:
-    """Returns the fields of a _Report."""
     return {field.name: getattr(native, field.name) for field in fields(_Report)}
 
 
@@ -89,7 +88,6 @@ class Loaded(_Report):
         ).of_rank(rank)
 
     def of_rank(self, rank: int) -> Loaded:
-        """Returns the same for another rank."""
         known = rank < len(self.own_of_ranks)
         return replace(self, own=self.own_of_ranks[rank] if known else {})
 
@@ -128,7 +126,6 @@ def _divided(own_of_ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def packed(value: Any) -> str:
-    """Returns the value as text for another rank."""
     file = io.BytesIO()
     torch.save(value, file)
     return base64.b64encode(file.getvalue()).decode()
@@ -159,7 +156,6 @@ def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
 
 
 def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
-    """Returns the options. Raises the errors of save_options()."""
     chosen = _core.LoadOptions()
     for name, value in _checked(given, chosen, "load"):
         if name == "rename":

@@ -23,7 +23,6 @@ def note_thread() -> None:
 
 
 def are_alive() -> bool:
-    """Whether there is any."""
     return any(thread.is_alive() for thread in _threads)
 
 

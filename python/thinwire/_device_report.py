@@ -27,7 +27,15 @@ import torch.distributed as dist
 from torch import nn
 
 from . import __version__
-from ._device_uses import USES, Elementwise, Use, used_by_engine, used_by_optimizer
+from ._device_uses import (
+    USES,
+    Elementwise,
+    Use,
+    engine_of,
+    take_steps,
+    used_by_engine,
+    used_by_optimizer,
+)
 from ._staging import first_line
 from .errors import InvalidArgument
 
@@ -228,7 +236,6 @@ def driver_of(device: torch.device) -> str:
 
 
 def _parts(params: int) -> dict[str, Part]:
-    """Returns the parts of a report by name, in their order."""
     parts: dict[str, Part] = {
         case: partial(_same, partial(_engine, config))
         for case, config in _configurations()
@@ -238,7 +245,7 @@ def _parts(params: int) -> dict[str, Part]:
     for ends in (("device", "cpu"), ("cpu", "device")):
         parts[f"saved on {ends[0]}, resumed on {ends[1]}"] = partial(_resumes, *ends)
     for case, config in _COUNTED.items():
-        parts[f"per step: {case}"] = partial(_uses_of_engine, config)
+        parts[f"per step: {case}"] = _counted(config)
     parts["per step: a plain loop"] = lambda at: used_by_optimizer(at.rank, at.device)
     parts["pinned copies"] = partial(_copies, True)
     parts["pageable copies"] = partial(_copies, False)
@@ -269,16 +276,15 @@ def _configurations() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "accumulation fp32", {**_ADAM, "gradient_accumulation_steps": 2}
     sharded = {**_ADAM, **_ZERO, **_PRECISIONS["bf16"]}
     yield "ZeRO-2 bf16 accumulation", {**sharded, "gradient_accumulation_steps": 2}
-    yield (
-        "ZeRO-2 bf16 over 4 bits",
-        {
-            **sharded,
-            "thinwire": {"zero_bits_up": 4, "zero_bits_down": 4},
-        },
-    )
+    four = {"zero_bits_up": 4, "zero_bits_down": 4}
+    yield "ZeRO-2 bf16 over 4 bits", {**sharded, "thinwire": four}
     onebit = {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 6}}
     lean = {"optimizer": onebit, "thinwire": {"lean": True}, **_PRECISIONS["bf16"]}
     yield "lean bf16", lean
+
+
+def _counted(config: dict[str, Any]) -> Part:
+    return lambda at: used_by_engine(config, at.rank, at.device)
 
 
 def _same(run: Use, place: Place) -> str:
@@ -294,37 +300,24 @@ def _same_or_error(run: Use, place: Place) -> str:
         return f"differs: {first_line(error)}"
 
 
-def _uses_of_engine(config: dict[str, Any], place: Place) -> str:
-    return used_by_engine(config, place.rank, place.device)
-
-
 def _resumes(first: str, second: str, place: Place) -> str:
     places = {"cpu": torch.device("cpu"), "device": place.device}
     folder = f"{place.folder}/{first}"
-    same = torch.equal(
-        _resumed(folder, place.rank, places[first], places[second]),
-        _resumed(f"{folder}-cpu", place.rank, places["cpu"], places["cpu"]),
-    )
-    return "same bits" if same else "differs"
+    found = _resumed(folder, place.rank, places[first], places[second])
+    on_cpu = _resumed(f"{folder}-cpu", place.rank, places["cpu"], places["cpu"])
+    return "same bits" if torch.equal(found, on_cpu) else "differs"
 
 
 def _engine(config: dict[str, Any], rank: int, where: torch.device) -> torch.Tensor:
-    """Returns the parameters after some steps."""
-    from .engine import initialize
-
     model = Elementwise().to(where)
-    engine, *_ = initialize(model=model, config=config)
-    for step in range(STEPS * engine.gradient_accumulation_steps()):
-        engine.backward(engine(rank, step))
-        engine.step()
-    with engine.evaluation():
-        values = model.values()
-    engine.destroy()
-    return values
+    with engine_of(model, config) as engine:
+        steps = STEPS * engine.gradient_accumulation_steps()
+        take_steps(engine, partial(engine, rank), range(steps))
+        with engine.evaluation():
+            return model.values()
 
 
 def _plain(kind: str, rank: int, where: torch.device) -> torch.Tensor:
-    """Returns the parameters after some steps."""
     from . import optim
 
     freeze = {"OnebitAdam": {"freeze_step": 6}, "ZeroOneAdam": {"var_freeze_step": 8}}
@@ -341,27 +334,17 @@ def _plain(kind: str, rank: int, where: torch.device) -> torch.Tensor:
     return values
 
 
-def _resumed(
-    folder: str, rank: int, first: torch.device, second: torch.device
-) -> torch.Tensor:
-    """Returns the parameters after steps on `first`, a checkpoint, and steps on `second`."""
-    from .engine import initialize
-
+def _resumed(folder: str, rank: int, *places: torch.device) -> torch.Tensor:
+    """Returns the parameters after steps on both places, with a checkpoint between."""
     config = {**_ADAM, **_ZERO, **_PRECISIONS["bf16"]}
-    model = Elementwise().to(first)
-    engine, *_ = initialize(model=model, config=config)
-    for step in range(5):
-        engine.backward(engine(rank, step))
-        engine.step()
-    engine.save_checkpoint(folder)
-    engine.destroy()
-    model = Elementwise().to(second)
-    engine, *_ = initialize(model=model, config=config)
-    engine.load_checkpoint(folder)
-    for step in range(5, 10):
-        engine.backward(engine(rank, step))
-        engine.step()
-    engine.destroy()
+    for number, where in enumerate(places):
+        model = Elementwise().to(where)
+        with engine_of(model, config) as engine:
+            if number > 0:
+                engine.load_checkpoint(folder)
+            take_steps(engine, partial(engine, rank), range(5 * number, 5 * number + 5))
+            if number == 0:
+                engine.save_checkpoint(folder)
     return model.values()
 
 
@@ -371,7 +354,6 @@ def _passes(place: Place) -> str:
 
 
 def _best(action: Callable[[], object]) -> float:
-    """Returns the seconds of the fastest of five calls."""
     seconds = []
     for _ in range(5):
         torch.accelerator.synchronize()
@@ -410,27 +392,17 @@ def _copies(pin: bool, place: Place) -> str:
 
 
 def _step(layers: int, place: Place) -> str:
-    from .engine import initialize
-
     linear = [nn.Linear(_WIDTH, _WIDTH) for _ in range(layers)]
     model = nn.Sequential(*linear).to(place.device)
-    config = {
-        "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 1}},
-        **_PRECISIONS["bf16"],
-    }
-    engine, *_ = initialize(model=model, config=config)
-    x = torch.randn(8, _WIDTH, device=place.device, dtype=torch.bfloat16)
+    onebit = {"type": "OneBitAdam", "params": {"lr": 1e-4, "freeze_step": 1}}
+    with engine_of(model, {"optimizer": onebit, **_PRECISIONS["bf16"]}) as engine:
+        x = torch.randn(8, _WIDTH, device=place.device, dtype=torch.bfloat16)
 
-    def forward() -> torch.Tensor:
-        loss: torch.Tensor = engine(x).float().square().mean()
-        return loss
+        def forward(_: int = 0) -> torch.Tensor:
+            loss: torch.Tensor = engine(x).float().square().mean()
+            return loss
 
-    def step() -> None:
-        engine.backward(forward())
-        engine.step()
-
-    step()
-    step()
-    whole, alone = _best(step), _best(forward)
-    engine.destroy()
+        take_steps(engine, forward, range(2))
+        whole = _best(lambda: take_steps(engine, forward, range(1)))
+        alone = _best(forward)
     return f"{1e3 * whole:.1f} ms a step, {1e3 * alone:.1f} ms of it forward"

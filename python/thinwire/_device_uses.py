@@ -16,6 +16,7 @@ WIDTH = 16
 ADAM: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
 Use = Callable[[int, torch.device], torch.Tensor]
 """Trains on one rank and one device, and returns values that are equal on all devices."""
+LossAt = Callable[[int], torch.Tensor]
 
 
 def exact_loss(
@@ -46,7 +47,6 @@ class Elementwise(nn.Module):
         return exact_loss(self.parts, rank, step)
 
     def values(self) -> torch.Tensor:
-        """Returns all parameters, on the CPU."""
         return values_of(self.parts)
 
 
@@ -72,40 +72,44 @@ class Layers(nn.Module):
 
 
 def values_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Returns all values in one array, on the CPU."""
     flat = [p.detach().to("cpu", torch.float32).reshape(-1) for p in parameters]
     return torch.cat(flat)
 
 
 def x_of(rank: int, step: int, where: torch.device) -> torch.Tensor:
-    """Returns the input of one step."""
     random = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(WIDTH, WIDTH, generator=random).to(where)
 
 
-def _trained(
-    module: nn.Module, where: torch.device, loss_at: Callable[[int], torch.Tensor]
-) -> torch.Tensor:
-    """Returns the parameters of the module after some steps."""
+@contextmanager
+def engine_of(module: nn.Module, config: dict[str, Any]) -> Iterator[Any]:
     from .engine import initialize
 
-    engine, *_ = initialize(model=module.to(where), config=ADAM)
-    for step in range(STEPS):
+    engine, *_ = initialize(model=module, config=config)
+    yield engine
+    engine.destroy()
+
+
+def take_steps(engine: Any, loss_at: LossAt, steps: Iterable[int]) -> None:
+    for step in steps:
         engine.backward(loss_at(step))
         engine.step()
-    engine.destroy()
+
+
+def _trained(module: nn.Module, where: torch.device, loss_at: LossAt) -> torch.Tensor:
+    with engine_of(module.to(where), ADAM) as engine:
+        take_steps(engine, loss_at, range(STEPS))
     return values_of(module.parameters())
 
 
-def _trained_layers(
-    rank: int,
-    where: torch.device,
-    output: Callable[[Layers, torch.Tensor], Any],
-) -> torch.Tensor:
-    layers = Layers()
-    return _trained(
-        layers, where, lambda step: output(layers, x_of(rank, step, where)).sum()
-    )
+def _of_layers(output: Callable[[Layers, torch.Tensor], Any]) -> Use:
+    def use(rank: int, where: torch.device) -> torch.Tensor:
+        layers = Layers()
+        return _trained(
+            layers, where, lambda step: output(layers, x_of(rank, step, where)).sum()
+        )
+
+    return use
 
 
 def channels_last(rank: int, where: torch.device) -> torch.Tensor:
@@ -135,25 +139,18 @@ def input_with_gradient(rank: int, where: torch.device) -> torch.Tensor:
         inputs.append(x.requires_grad_())
         return layers(x)
 
-    found = _trained_layers(rank, where, output)
+    found = _of_layers(output)(rank, where)
     gradients = [x.grad for x in inputs if x.grad is not None]
     return torch.cat([found, values_of(gradients)])
 
 
-def checkpointing(rank: int, where: torch.device) -> torch.Tensor:
-    def output(layers: Layers, x: torch.Tensor) -> Any:
-        y = checkpoint(layers, x, use_reentrant=False)
-        return checkpoint(layers, y, use_reentrant=False)
-
-    return _trained_layers(rank, where, output)
+def _checkpointed_twice(layers: Layers, x: torch.Tensor) -> Any:
+    y = checkpoint(layers, x, use_reentrant=False)
+    return checkpoint(layers, y, use_reentrant=False)
 
 
-def reentrant_checkpointing(rank: int, where: torch.device) -> torch.Tensor:
-    return _trained_layers(
-        rank,
-        where,
-        lambda layers, x: checkpoint(layers, x.requires_grad_(), use_reentrant=True),
-    )
+def _checkpointed_reentrantly(layers: Layers, x: torch.Tensor) -> Any:
+    return checkpoint(layers, x.requires_grad_(), use_reentrant=True)
 
 
 def shared_parameter(rank: int, where: torch.device) -> torch.Tensor:
@@ -173,23 +170,21 @@ def infinite_gradient(rank: int, where: torch.device) -> torch.Tensor:
     return _trained(layers, where, loss_at)
 
 
-def autocast(rank: int, where: torch.device) -> torch.Tensor:
-    def output(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(where.type, dtype=torch.bfloat16):
-            y = layers.reordered()
-        return y.float() * x
-
-    return _trained_layers(rank, where, output)
+def _under_autocast(layers: Layers, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        y = layers.reordered()
+    return y.float() * x
 
 
 def side_stream(rank: int, where: torch.device) -> torch.Tensor:
+    use = _of_layers(Layers.forward)
     if where.type == "cpu":
-        return _trained_layers(rank, where, Layers.forward)
+        return use(rank, where)
     stream = torch.Stream(where)
     current = torch.accelerator.current_stream(where)
     stream.wait_event(current.record_event())
     with stream:
-        found = _trained_layers(rank, where, Layers.forward)
+        found = use(rank, where)
     current.wait_event(stream.record_event())
     return found
 
@@ -204,11 +199,11 @@ USES: dict[str, Use] = {
     "channels_last": channels_last,
     "unused parameter": unused_parameter,
     "input with gradient": input_with_gradient,
-    "checkpointing": checkpointing,
-    "reentrant checkpointing": reentrant_checkpointing,
+    "checkpointing": _of_layers(_checkpointed_twice),
+    "reentrant checkpointing": _of_layers(_checkpointed_reentrantly),
     "shared parameter": shared_parameter,
     "infinite gradient": infinite_gradient,
-    "autocast": autocast,
+    "autocast": _of_layers(_under_autocast),
     "side stream": side_stream,
     "torch.compile, aot_eager": compiled,
 }
@@ -254,25 +249,19 @@ def bytes_on(device: torch.device) -> int | None:
 
 
 def used_by_engine(config: dict[str, Any], rank: int, device: torch.device) -> str:
-    """Returns what a step uses."""
-    from .engine import initialize
-
     layers = Layers().to(device)
-    engine, *_ = initialize(model=layers, config={**ADAM, **config})
-    x = x_of(rank, 0, device).to(layers.first.dtype)
+    with engine_of(layers, {**ADAM, **config}) as engine:
+        x = x_of(rank, 0, device).to(layers.first.dtype)
+        window = range(engine.gradient_accumulation_steps())
 
-    def step() -> None:
-        for _ in range(engine.gradient_accumulation_steps()):
-            engine.backward(engine(x).float().sum())
-            engine.step()
+        def loss_at(_: int) -> torch.Tensor:
+            loss: torch.Tensor = engine(x).float().sum()
+            return loss
 
-    said = _used(step, device)
-    engine.destroy()
-    return said
+        return _used(lambda: take_steps(engine, loss_at, window), device)
 
 
 def used_by_optimizer(rank: int, device: torch.device) -> str:
-    """Returns what a step of a plain loop uses."""
     from . import optim
 
     layers = Layers().to(device)

@@ -63,7 +63,6 @@ FEATURES = (
 
 
 def label(file: str, runs: tuple[Run, ...] = RUNS) -> str:
-    """Returns where the tests of `file` have passed."""
     ran = [r for r in runs if file in r.files]
     return "; ".join(
         ["test device", *(f"ran on {r.device}, {r.date}, {r.commit[:10]}" for r in ran)]

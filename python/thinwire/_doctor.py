@@ -11,7 +11,6 @@ from .errors import InvalidArgument
 
 
 def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
-    """Returns lines of a name and a text each."""
     yield "python", f"{platform.python_implementation()} {platform.python_version()}"
     if why_no_torch:
         yield "torch", f"no: {why_no_torch}"
@@ -49,7 +48,6 @@ def why_not_joined() -> str:
 
 
 def _process_groups() -> str:
-    """Returns the backends of torch.distributed that this torch has."""
     import torch.distributed as dist
 
     names = ("gloo", "nccl", "mpi", "ucc", "xccl")

@@ -75,7 +75,6 @@ class EventFile:
         self._write(clock.time() if time is None else time, step + _message(5, point))
 
     def flush(self) -> None:
-        """Makes what was added visible to readers."""
         try:
             self._file.flush()
         except OSError as error:

@@ -26,7 +26,6 @@ def require_dense(name: str, gradient: torch.Tensor) -> None:
 
 
 def require_shape(what: str, given: torch.Size, wanted: torch.Size) -> None:
-    """Local. Raises InvalidArgument naming both shapes unless they are the same."""
     if given != wanted:
         raise InvalidArgument(
             f"{what}: must be of shape {tuple(wanted)}, got {tuple(given)}"
@@ -78,11 +77,9 @@ class FlatMemory:
         ]
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Returns an array on the host."""
         return torch.zeros(size, dtype=dtype)
 
     def bytes_of(self, *arrays: torch.Tensor) -> int:
-        """Returns how much memory these arrays take."""
         return sum(array.nbytes for array in arrays)
 
     def marks(self) -> Marks | None:
@@ -91,12 +88,10 @@ class FlatMemory:
 
     @property
     def handed_params(self) -> Handed:
-        """Returns all parameters for the native side."""
         return _handed(self.params, self.wide_params)
 
     @property
     def handed_grads(self) -> Handed:
-        """Returns all gradients for the native side."""
         return _handed(self.grads, self.wide_grads)
 
     def values(self) -> torch.Tensor:
@@ -109,7 +104,6 @@ class FlatMemory:
         return torch.cat([narrow.to(self.params.dtype).to(torch.float32), wide])
 
     def _own_views(self, flat: torch.Tensor, wide: torch.Tensor) -> list[torch.Tensor]:
-        """Returns every parameter's part of the two arrays, in its shape."""
         first_wide = len(self.parameters) - self._num_wide
         views = []
         for k, (p, offset) in enumerate(
@@ -232,7 +226,6 @@ class FlatMemory:
         return all(now == was for _, now, was in self._kinds(k))
 
     def _kinds(self, k: int) -> list[tuple[str, object, object]]:
-        """Returns what parameter k is now, and what it was."""
         parameter, view = self.parameters[k], self._values[k]
         now, was = self._devices(k)
         return [
@@ -251,7 +244,6 @@ class FlatMemory:
                 )
 
     def _devices(self, k: int) -> tuple[str, str]:
-        """Returns where parameter k is, and where it was."""
         return self.parameters[k].device.type, "cpu"
 
 

@@ -31,7 +31,6 @@ class CsvFiles:
             raise Unavailable(f"csv_monitor: {error}") from None
 
     def add(self, name: str, value: float, at: int) -> None:
-        """Appends lines; `at` is the first column."""
         path = os.path.join(self._directory, name.replace("/", "_") + ".csv")
         try:
             with open(path, "a", newline="", encoding="utf-8") as file:
@@ -47,7 +46,6 @@ class CsvFiles:
 
 
 def _tensor_board(directory: str) -> EventFile:
-    """Returns a file for TensorBoard in a directory, beside those of earlier runs there."""
     return EventFile(directory, f"{time.time_ns()}.{os.getpid()}")
 
 
@@ -68,7 +66,6 @@ def monitors_of(config: Mapping[str, Any]) -> list[Monitor]:
 
 
 def _directory(section: str, given: Any) -> str | None:
-    """Returns the directory, or None if the monitor is off."""
     if given is None:
         return None
     if not isinstance(given, Mapping):

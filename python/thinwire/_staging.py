@@ -24,7 +24,6 @@ class Staging:
     """Copies on a stream of its own; synchronous ones if the device has none."""
 
     def __init__(self, device: torch.device) -> None:
-        """Makes the stream. Local."""
         self.device = device
         self.why_synchronous = ""
         """Why copies are not asynchronous; empty if they are."""
@@ -38,7 +37,6 @@ class Staging:
 
     @property
     def has_streams(self) -> bool:
-        """Whether copies are asynchronous."""
         return self._stream is not None
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -124,7 +122,6 @@ class StagedMemory(FlatMemory):
     parameter was sent."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], *rest: Any) -> None:
-        """Copies the parameters' values, like FlatMemory."""
         self.staging = Staging(parameters[0].device)
         super().__init__(parameters, *rest)
         self.was_edited = False
@@ -171,7 +168,6 @@ class StagedMemory(FlatMemory):
         """Does nothing: parameters stay where they are."""
 
     def final_range(self) -> Callable[[int, int], None]:
-        """Returns the function that sends parameters while a step updates others."""
         return self._send_final
 
     def note_written(self) -> None:
@@ -210,7 +206,6 @@ class StagedMemory(FlatMemory):
             self._sent[k] = self.parameters[k].data_ptr(), self.parameters[k]._version
 
     def put_gradient_views(self) -> None:
-        """Releases all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -263,5 +258,4 @@ def pinned_bytes(size: int) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the beginning of its text, for messages."""
     return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -21,11 +21,9 @@ class Marks:
         self.remember()
 
     def remember(self) -> None:
-        """Stores the sums of the present values. Local."""
         self._sums = self._sum()
 
     def have_changed(self) -> bool:
-        """Returns whether the values differ from those of remember(). Local."""
         return not torch.equal(self._sums, self._sum())
 
     def _sum(self) -> torch.Tensor:

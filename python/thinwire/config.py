@@ -123,7 +123,6 @@ def _to_text(tree: Mapping[str, Any]) -> str:
 
 
 def _require_finite(value: Any, key: str) -> None:
-    """Raises InvalidArgument naming the first key whose number is not finite."""
     if isinstance(value, Mapping):
         for name, member in value.items():
             _require_finite(member, f"{key}.{name}" if key else str(name))

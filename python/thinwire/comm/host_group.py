@@ -103,7 +103,6 @@ class HostGroup:
         self._note_queued()
 
     def broadcast(self, flat: torch.Tensor) -> None:
-        """Gives all ranks of the host the leader's values, in the same way."""
         with self.waiting("a broadcast"):
             dist.broadcast(flat, group_src=0, group=self._group)
         self._note_queued()
@@ -160,7 +159,6 @@ class HostGroup:
                 comm.close()
 
     def give_up(self, reason: str) -> None:
-        """Tells all ranks that this one cannot continue. Local."""
         self._transport.give_up(reason)
 
     def _note_queued(self) -> None:

@@ -82,6 +82,5 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _give_up(communicator: _core.Communicator, reason: str) -> None:
-    """Gives up on a communicator that may have been closed already."""
     if not communicator.closed:
         communicator.give_up(reason)

@@ -118,7 +118,6 @@ def bytes_of(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def write_bytes(values: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Writes the bytes of bytes_of() into such tensors."""
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     for tensor, part in zip(tensors, torch.split(values, sizes), strict=True):
         tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))

@@ -294,7 +294,6 @@ def _short(error: Exception) -> str:
 
 
 def _briefly(action: Callable[[], T]) -> T | None:
-    """Returns the result of `action` if it arrives in time; None if it fails."""
     results: list[T] = []
 
     def run() -> None:

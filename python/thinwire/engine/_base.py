@@ -113,7 +113,6 @@ class EngineBase(torch.nn.Module):
         self._marks.remember()
 
     def _written(self, is_behind: bool) -> None:
-        """Notes that the engine itself has written new values into parameters."""
         self._memory.note_written()
         self._is_behind = is_behind
         if self._marks is not None:

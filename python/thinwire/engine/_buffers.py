@@ -27,7 +27,6 @@ class ModuleBuffers:
         comm.require_same("the module's buffers", "".join(lines))
 
     def convert(self, dtype: torch.dtype) -> None:
-        """Converts floating buffers to `dtype`. Local."""
         for buffer in self._tensors():
             if buffer.is_floating_point() and buffer.dtype != dtype:
                 buffer.data = buffer.detach().to(dtype)

@@ -233,7 +233,6 @@ def _memory_for(
 
 
 def link_for(core: Core, memory: EngineMemory, config: _core.Config) -> Link:
-    """Returns the hooks of the memory's parameters. Local."""
     if isinstance(core, LedCore):
         assert isinstance(memory, LeaderMemory)
         return LedLink(core, memory, config)

@@ -96,7 +96,6 @@ class Client:
         config.optimizer = options
 
     def begin(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
-        """Notes where the parameters lie in the arrays that step() receives. Local."""
         self._offsets = list(offsets)
         every = [p for group in self._groups for p in group["params"]]
         for p in every:
@@ -111,7 +110,6 @@ class Client:
 
     @property
     def learning_rates(self) -> list[float]:
-        """Learning rates of the groups."""
         return [float(group["lr"]) for group in self._groups]
 
     @property
@@ -224,7 +222,6 @@ class Client:
 
     @contextmanager
     def _on_host(self) -> Iterator[None]:
-        """Puts the stand-ins into the groups, within the context."""
         own = [group["params"] for group in self._groups]
         for group in self._groups:
             group["params"] = [self._stand_ins.get(id(p), p) for p in group["params"]]
@@ -261,7 +258,6 @@ def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _on_host(state: Any) -> Any:
-    """Returns a parameter's state with its tensors on the CPU."""
     if not isinstance(state, dict):
         return state
     return {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in state.items()}

@@ -83,7 +83,6 @@ def left_out(model: torch.nn.Module, places: list[Place]) -> list[str]:
 
 
 def defaults_of(options: Options) -> dict[str, Any]:
-    """Returns the defaults of groups."""
     return {
         "lr": options.learning_rate,
         "betas": (options.beta1, options.beta2),
@@ -116,7 +115,6 @@ def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> No
 
 
 def warn_of(names: list[str]) -> None:
-    """Returns a line about parameters that are in no group."""
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         logger.warning(

@@ -39,19 +39,15 @@ class Link:
             ]
 
     def begin(self) -> None:
-        """Begins a backward, after core.begin_backward()."""
         self.in_backward = True
 
     def finish(self) -> None:
-        """Ends it, before core.end_backward()."""
         self.in_backward = False
 
     def cancel(self) -> None:
-        """Ends one that has failed."""
         self.in_backward = False
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
-        """Declares that the gradient of a parameter is complete for this backward."""
         if not self.in_backward:
             self.has_foreign_gradients = True
         elif not self.memory.keeps_gradients:
@@ -63,7 +59,6 @@ class Link:
             self.core.gradient_ready(index)
 
     def remove(self) -> None:
-        """Takes the hooks off the tensors."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -26,16 +26,13 @@ class Monitoring:
         self._losses: list[torch.Tensor] = []
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Adds a loss, which is neither scaled nor divided by the number of backwards."""
         if self._monitors:
             self._losses.append(loss.detach().clone())
 
     def forget(self) -> None:
-        """Begins the window anew."""
         self._losses.clear()
 
     def after(self, report: EngineReport, samples: int) -> None:
-        """Writes the numbers after a step at a boundary."""
         if not self._monitors:
             return
         values: dict[str, Any] = {

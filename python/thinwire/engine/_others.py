@@ -65,7 +65,6 @@ class ModuleOthers:
         return _core.Others(tensors, aliases)
 
     def write_back(self) -> None:
-        """Writes the copies back to their tensors. Local."""
         with torch.no_grad():
             for tensor, values in self._copies:
                 tensor.copy_(values)

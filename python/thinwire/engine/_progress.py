@@ -32,7 +32,6 @@ class Progress:
         self._noted_loss = False
 
     def after(self, engine: Inquiries, report: EngineReport) -> None:
-        """Writes a line after a step at a boundary."""
         skipped = self._core.skipped_steps
         self._notices.after_step(report, report.steps, self._core.freeze_step)
         if not report.applied:
@@ -48,7 +47,6 @@ class Progress:
             )
 
     def note_narrow_loss(self, dtype: torch.dtype) -> None:
-        """Notes once that the loss has 16 bits."""
         if self._speaks and not self._noted_loss:
             logger.info(
                 "the loss is %s and is widened to float32 before it is scaled; compute it "

@@ -41,7 +41,6 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
             self._require_none()
 
     def require_added_up(self, at_start: bool) -> None:
-        """Does that for gradients that add up on the device."""
         if at_start:
             self.put_gradient_views()
             self.note_gradients()
@@ -51,11 +50,9 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
                     self._refuse(k, self.parameters[k].grad is None)
 
     def note_gradients(self) -> None:
-        """Remembers the present gradients as those of this window."""
         self._added_up = [_address(p.grad) for p in self.parameters]
 
     def gradient_view(self, k: int) -> torch.Tensor:
-        """Returns where gradient k arrives. Only with an array of gradients."""
         return self._gradients[k]
 
 
@@ -176,7 +173,6 @@ class Ring:
     """Pinned memory whose parts are allocated and freed in the same order."""
 
     def __init__(self, memory: StagedEngineMemory) -> None:
-        """Makes room for the largest parameter."""
         values = [v.numel() * v.element_size() for v in memory._values]
         sizes = [_rounded(size) for size in values]
         size = max(*sizes, min(sum(sizes), _RING_BYTES)) if sizes else 0
@@ -187,7 +183,6 @@ class Ring:
         self.clear()
 
     def clear(self) -> None:
-        """Frees all parts."""
         self._begin = self._end = 0
         self._ends: collections.deque[int] = collections.deque()
 
@@ -207,7 +202,6 @@ class Ring:
         return at.view(like.dtype).view(like.shape)
 
     def free(self) -> None:
-        """Frees the part that was allocated first."""
         self._begin = self._ends.popleft()
 
 

@@ -38,8 +38,6 @@ from ._thread import Exchanges
 
 @dataclass
 class _Pass:
-    """One backward in which ranks average."""
-
     number: int
     is_exact: bool
     scale: float
@@ -57,8 +55,6 @@ class _Pass:
 
 @dataclass
 class _Part:
-    """A bucket on its way."""
-
     of: _Pass
     index: int
     is_last: bool

@@ -75,5 +75,4 @@ def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
 
 
 def description(parameters: dict[str, torch.nn.Parameter]) -> str:
-    """Returns a text that is the same on all ranks if the parameters are."""
     return "".join(f"{n} {tuple(p.shape)} {p.dtype}\n" for n, p in parameters.items())

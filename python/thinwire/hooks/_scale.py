@@ -58,7 +58,6 @@ class ScaledHook:
         self._scaler, self._loss_scale, self._is_told = grad_scaler, 1.0, True
 
     def _scale_now(self) -> float:
-        """Returns the scale of this backward."""
         if self._scaler is not None and self._scaler.is_enabled():
             scale = float(self._scaler.get_scale())
             if not _LEAST <= scale <= _MOST:

@@ -28,8 +28,6 @@ Piece = tuple[int, int, int, int, int]
 
 @dataclass
 class Part:
-    """The reduce-scatter of one FSDP module."""
-
     module: Any
     name: str
     size: int
@@ -39,8 +37,6 @@ class Part:
 
 @dataclass
 class Sharded:
-    """All reduce-scatters of a module."""
-
     parts: list[Part]
     parameters: list[torch.nn.Parameter]
     """Parameters that need a gradient, in the order of module.parameters()."""
@@ -127,7 +123,6 @@ def sharded(module: Any, ranks: int) -> Sharded:
 
 
 def _groups(module: Any) -> list[tuple[str, Any, Any]]:
-    """Returns the name, the FSDP module and the parameter group of each reduce-scatter."""
     found: list[tuple[str, Any, Any]] = []
     seen: set[int] = set()
     for name, inner in module.named_modules():

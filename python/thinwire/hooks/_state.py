@@ -23,7 +23,6 @@ def saved(
     debt: torch.Tensor | None,
     is_mean: bool,
 ) -> dict[str, Any]:
-    """Returns the state. Collective."""
     worker: torch.Tensor = from_dlpack(mean.worker_error())
     server: torch.Tensor = from_dlpack(mean.server_error())
     if debt is not None:

@@ -19,7 +19,6 @@ class Exchanges:
     """A queue of calls, and a daemon that runs them: nothing waits for lost ranks."""
 
     def __init__(self, *natives: Any) -> None:
-        """Starts the thread. close() closes `natives`, too."""
         self._jobs: _Jobs = queue.SimpleQueue()
         self._process = os.getpid()
         self._closing = threading.Lock()  # no job is queued behind the end
@@ -64,7 +63,6 @@ class Exchanges:
         return results[0]
 
     def close(self) -> None:
-        """Ends the thread after the jobs that are queued."""
         with self._closing:
             self._is_closed = True
             self._jobs.put(None)

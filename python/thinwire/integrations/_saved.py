@@ -35,7 +35,6 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
 
 
 def folder(root: str | os.PathLike[str], number: int) -> Path:
-    """Returns the folder of the optimizer with this number."""
     return Path(root) / ("thinwire" if number == 0 else f"thinwire_{number}")
 
 
@@ -53,7 +52,6 @@ def states_beside(optimizers: Iterable[_Optimizer]) -> Iterator[None]:
 
 
 def save(optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]) -> None:
-    """Saves the optimizers. Collective."""
     for number, optimizer in enumerate(optimizers):
         checkpoint.save(str(folder(root, number)), optimizer)
 

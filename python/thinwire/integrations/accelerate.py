@@ -101,7 +101,6 @@ def _refuse_to_clip(*_: Any, **__: Any) -> NoReturn:
 
 
 def _agreeing(scaler: Any) -> GradScaler:
-    """Returns a scaler with the same settings, whose ranks agree on overflows."""
     return GradScaler(
         scaler._device,
         init_scale=scaler.get_scale(),

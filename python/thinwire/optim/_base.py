@@ -122,7 +122,6 @@ class _Optimizer(torch.optim.Optimizer):
         return [*self._experts.owned, *own]
 
     def _take(self, params: ParamsT, given: dict[str, Any]) -> None:
-        """Makes torch's part of the optimizer. Local."""
         check_keywords(type(self).__name__, self._given, names_of(self._keywords))
         refuse_module(params)
         params = with_names(params)
@@ -497,7 +496,6 @@ class _Optimizer(torch.optim.Optimizer):
         return self._made.memory
 
     def _moment(self, k: int, key: str) -> torch.Tensor | None:
-        """Returns a moment of parameter k if every rank has all of it."""
         native = self._made
         tensor = native.places[k].tensor
         offset = native.layout.offsets[k]
@@ -531,7 +529,6 @@ class _Optimizer(torch.optim.Optimizer):
         return telling_others((self._comm, *self._experts.all), call)
 
     def _scale(self) -> float:
-        """Returns the factor of the gradients, which a GradScaler sets for a step."""
         given = getattr(self, "grad_scale", None)
         scale = 1.0 if given is None else number_of("grad_scale", given)
         if not 0 < scale < math.inf:

@@ -22,7 +22,6 @@ class Edits:
         self._marks = native.memory.marks() if undoes_edits(native.config) else None
 
     def note(self) -> None:
-        """Notes that parameters hold what the optimizer knows."""
         if self._marks is not None:
             self._marks.remember()
 

@@ -20,7 +20,6 @@ class Experts:
     """The communicators of the process groups that groups of parameters name."""
 
     def __init__(self) -> None:
-        """Begins without communicators. Local."""
         self._made: dict[int, tuple[Any, _core.Communicator]] = {}
         self.of_groups: list[tuple[int, _core.Communicator]] = []
         """By the number of the group."""
@@ -46,7 +45,6 @@ class Experts:
 
     @property
     def all(self) -> list[_core.Communicator]:
-        """Returns the communicators."""
         return [made for _, made in self._made.values()]
 
     @property

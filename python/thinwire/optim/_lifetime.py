@@ -27,7 +27,6 @@ def closing(owner: object, user: Any, *owned: Any) -> weakref.finalize[..., Any]
 
 
 def close_user(closer: weakref.finalize[..., Any]) -> None:
-    """Closes the user, so that another one can use the same communicators."""
     parts = closer.detach()
     if parts is not None:
         _, number, natives = parts[2]

@@ -54,8 +54,6 @@ Spec = tuple[str, tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class Native:
-    """The object that makes steps, and its arrays."""
-
     optimizer: _core.Optimizer
     memory: FlatMemory
     layout: _core.Layout
@@ -63,7 +61,6 @@ class Native:
     places: list[Place]
 
     def close(self) -> None:
-        """Closes the object. Idempotent."""
         self.optimizer.close()
 
     @property
@@ -205,7 +202,6 @@ def masks_in(group: Mapping[str, Any]) -> list[Any]:
 
 
 def is_dense(value: Any) -> bool:
-    """Returns whether it is a tensor whose values can be read."""
     is_tensor = isinstance(value, torch.Tensor)
     return is_tensor and value.layout == torch.strided and not value.is_meta
 

@@ -47,7 +47,6 @@ class Notices:
         )
 
     def on_device(self, name: str, ranks_per_host: int) -> None:
-        """Notes that each rank of a host makes all steps for its device."""
         if self._comm.rank == 0 and ranks_per_host > 1:
             _log.logger.info(
                 "%s: %d ranks share a host, and each updates all parameters in its memory. "
@@ -108,7 +107,6 @@ class Notices:
             )
 
     def loaded(self, notes: list[str]) -> None:
-        """Notes the differences that a load has made from the state."""
         if self._comm.rank == 0:
             for note in notes:
                 _log.logger.info("%s", note)
@@ -140,7 +138,6 @@ class Notices:
         )
 
     def of_deepspeed(self, names: list[str]) -> None:
-        """Notes that keywords of DeepSpeed's optimizers were given."""
         if names:
             self._log(
                 "deepspeed",
@@ -149,7 +146,6 @@ class Notices:
             )
 
     def warn(self, key: str, text: str) -> None:
-        """Makes a warning of Python, once for each key."""
         if key not in self._said:
             self._said.add(key)
             warnings.warn(text, stacklevel=5)

@@ -250,7 +250,6 @@ def names_of(keywords: Any) -> list[str]:
 
 
 def default(options: Options, name: str) -> Any:
-    """Returns the C++ default of a keyword, in Python's terms."""
     if name in (
         *("process_group", "bucket_elements", "telemetry", "outer"),
         *OF_DEEPSPEED,
@@ -272,7 +271,6 @@ def default(options: Options, name: str) -> Any:
 
 
 def signature(options: Options, keywords: Any) -> inspect.Signature:
-    """Returns the signature of an optimizer with its defaults, which help() shows."""
     both, only = (
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
@@ -352,7 +350,6 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
 
 
 def _set_outer(config: _core.Config, given: Any) -> None:
-    """Writes the keys of an outer loop. Raises TypeError for another key."""
     if not isinstance(given, Mapping):
         raise TypeError(f"outer: must be a dict or None, got {given!r:.60}")
     known = list(OuterOptions.__annotations__)

@@ -19,8 +19,6 @@ from ._options import DTYPES
 
 @dataclass(frozen=True)
 class Place:
-    """A parameter that is trained."""
-
     name: str
     tensor: torch.Tensor
     group: int
@@ -93,7 +91,6 @@ def warn_of_order(places: list[Place]) -> None:
 
 
 def refuse_module(params: Any) -> None:
-    """Raises an error if `params` is a model."""
     if isinstance(params, torch.nn.Module):
         raise InvalidArgument(
             "params: must be parameters, got the module itself; give "
@@ -127,7 +124,6 @@ def _require_supported(place: Place, first: Place | None) -> None:
 
 
 def require_same_device(place: Place, first: Place) -> None:
-    """Raises InvalidArgument naming both devices unless they are the same."""
     if place.tensor.device != first.tensor.device:
         raise InvalidArgument(
             f"parameter '{place.name}' is on {place.tensor.device}, '{first.name}' on "

@@ -43,7 +43,6 @@ class Run:
         self._if_exact = 0
 
     def count(self, report: StepReport) -> None:
-        """Counts a step. Local, after every step."""
         if report.phase == "exact" and report.applied:
             self.bytes_of_exact_step = report.bytes_sent
             self._exactly = report.bytes_sent * (32 // (report.bits or 32))
@@ -52,11 +51,9 @@ class Run:
 
     @property
     def totals(self) -> RunTotals:
-        """Returns the totals so far."""
         return RunTotals(self._sent, self._if_exact - self._sent)
 
     def to_text(self) -> str:
-        """Returns the text for checkpoints."""
         return json.dumps(
             {
                 "announced": sorted(self.announced),

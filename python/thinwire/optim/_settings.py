@@ -47,7 +47,6 @@ class Settings:
         self._sizes = sizes_of(groups)
 
     def fixed(self, index: int) -> Mapping[str, Any]:
-        """Returns the settings of a group that cannot change."""
         return self._fixed[index]
 
     def told(self, rates: list[float]) -> None:
@@ -99,7 +98,6 @@ class Settings:
         return len(before) != len(now) or not all(map(_has_values, now, before))
 
     def require_same_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Raises FailedPrecondition naming a parameter that was removed or added."""
         require_sizes(self._sizes, groups)
 
     def require_fixed(self, index: int, group: Mapping[str, Any]) -> None:
@@ -126,7 +124,6 @@ _CURES = {
 
 
 def sizes_of(groups: list[dict[str, Any]]) -> list[int]:
-    """Returns the number of parameters of each group."""
     return [len(group["params"]) for group in groups]
 
 
@@ -147,7 +144,6 @@ def require_sizes(sizes: list[int], groups: list[dict[str, Any]]) -> None:
 
 
 def _kept(group: Mapping[str, Any]) -> list[Any]:
-    """Returns copies of a group's masks."""
     return [
         mask.detach().to(torch.bool, copy=True) if is_dense(mask) else mask
         for mask in masks_in(group)
@@ -162,7 +158,6 @@ def _has_values(mask: Any, kept: Any) -> bool:
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:
-    """Writes a learning rate, into the tensor if it is one."""
     if isinstance(group["lr"], torch.Tensor):
         group["lr"].fill_(rate)
     else:
@@ -220,7 +215,6 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _require_possible(saved: Mapping[str, Any]) -> None:
-    """Raises ValueError or TypeError for what no step could use."""
     for key in {"params", "param_names"} & saved.keys():
         raise ValueError(f"'{key}' must be absent, got {saved[key]!r:.60}")
     decay = number_of("'weight_decay'", saved.get("weight_decay", 0))
@@ -229,7 +223,6 @@ def _require_possible(saved: Mapping[str, Any]) -> None:
 
 
 def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns the numbers that a load may replace, by their Python expressions."""
     return {
         f"param_groups[{i}]['{key}']": float(group[key])
         for i, group in enumerate(groups)

@@ -129,7 +129,6 @@ def tensors(state: Mapping[str, Any]) -> dict[str, Any]:
 def _saved_ids(
     optimizer: _Optimizer, saved_groups: list[dict[str, Any]]
 ) -> dict[int, Hashable]:
-    """Returns a state's name of each of the optimizer's parameters, by id()."""
     ids: dict[int, Hashable] = {}
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
         for parameter, number in zip(group["params"], saved["params"], strict=True):
@@ -226,7 +225,6 @@ def _own(
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
-    """Returns a state of Thinwire's in the native form."""
     if record.get("format") != FORMAT:
         raise CorruptCheckpoint(
             f"the state's format is {record.get('format')!r}, this version reads {FORMAT}"

@@ -44,7 +44,6 @@ class Telemetry:
         self._has_warned = False
 
     def write(self, report: StepReport, steps: int, rate: float) -> None:
-        """Writes the line of step number `steps`. Local."""
         if not self._writes or steps % self._every:
             return
         line = json.dumps(_line_of(report, steps, rate)) + "\n"

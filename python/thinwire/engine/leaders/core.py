@@ -279,7 +279,6 @@ class LedCore:
 
 
 def _groups(config: _core.Config) -> str:
-    """Returns the settings of the optimizer's groups, with a line for each."""
     lines: list[str] = []
     for group in config.optimizer.groups:
         names = [name for name in dir(group) if not name.startswith("_")]

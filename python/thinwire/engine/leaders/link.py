@@ -113,7 +113,6 @@ class LedLink(StagedLink):
 
     @torch.no_grad()
     def _send(self) -> None:
-        """Sums the next bucket on the leader."""
         bucket = self._buckets[self._next]
         self._next += 1
         self._led.has_sent = True

@@ -74,7 +74,6 @@ class FollowerMemory(LeaderMemory):
         return False
 
     def note_written(self) -> None:
-        """Receives all parameters from the leader. Collective in the host."""
         hand_back(self._hosts, self.parameters)
 
 
