@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ._log import logger
-from ._memory import FlatMemory
-from ._writes import Marks
+from ._memory import FlatMemory, Marks
 from .errors import FailedPrecondition
 
 _NOWHERE = (0, -1)

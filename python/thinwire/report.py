@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of one step."""
+"""Results of one step, and of one backward."""
 
 from __future__ import annotations
 
@@ -89,3 +89,53 @@ class StepReport:
         }
         values |= {"nonfinite_rank": -1, "phase": phase, "clip_factor": 1.0}
         return cls(**values | {"loss_scale": loss_scale})
+
+
+@dataclass(frozen=True)
+class EngineReport(StepReport):
+    """Results of Engine.step(): the optimizer's report, and what led to it."""
+
+    at_boundary: bool
+    """Whether the step is at a boundary. If not, the window of accumulation continues,
+    and nothing was updated.
+    """
+    steps: int
+    """Applied steps so far, including this one."""
+    learning_rate: float
+    """Rate of group 0 in this step."""
+    backward_seconds: float
+    """Time of computing gradients since the window's first backward."""
+    late_elements: int
+    """Elements whose average began only after backward."""
+    waited_for: str
+    """Parameter that delayed them; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class HookReport:
+    """Results of one backward in which ranks averaged. All ranks have the same is_exact,
+    is_finite and loss_scale, and the rest is this rank's.
+    """
+
+    backwards: int
+    """Backwards of the hook so far, this one included."""
+    is_exact: bool
+    """Whether DDP averaged exactly, as it does without a hook, because this was one of the
+    first exact_steps backwards.
+    """
+    is_finite: bool
+    """Whether all low-bit averages were finite. An average that was not is NaN on all ranks."""
+    loss_scale: float
+    """Loss scale of this backward. Gradients were divided by it for the exchange, and
+    averages multiplied by it.
+    """
+    bytes_sent: int
+    """Bytes of averages that this rank sent to others; 0 if is_exact, because DDP's
+    group sends then.
+    """
+    wait_seconds: float
+    """Time waiting for other ranks, also during backward."""
+    residual_ratio: float | None
+    """Norm of this rank's residuals over the norm of the low-bit average. It is None if there
+    was no such average, or if its norm was 0 or NaN.
+    """

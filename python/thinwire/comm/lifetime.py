@@ -7,11 +7,12 @@ import atexit
 import ctypes
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any, TypeVar
 
-from .. import _core, _daemons
+from .. import _core
 
 _open: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -37,7 +38,7 @@ def _close_all() -> None:
     if hasattr(sys, "ps1"):
         failure = None
     reason = None if failure is None else reason_of(failure)
-    if _daemons.are_alive():
+    if daemons_are_alive():
         reason = reason or "the program ended while a daemon thread took steps"
     for communicator in list(_open):
         if reason is not None and not communicator.closed:
@@ -64,3 +65,27 @@ def _leave_to_the_parent() -> None:
 # atexit runs in reverse order, so this precedes the native module's notice of the end.
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+# Daemons that take steps. One that came back from native code when the interpreter has
+# ended would end the process by a signal, so it is waited for at exit.
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_EXIT_SECONDS = 5.0
+
+
+def note_daemon() -> None:
+    """Local: this thread takes steps."""
+    thread = threading.current_thread()
+    if thread.daemon:
+        _threads.add(thread)
+
+
+def daemons_are_alive() -> bool:
+    return any(thread.is_alive() for thread in _threads)
+
+
+def wait_for_daemons() -> None:
+    """Blocks until all of them have ended, for some seconds at most."""
+    end = time.monotonic() + _EXIT_SECONDS
+    for thread in list(_threads):
+        thread.join(max(0.0, end - time.monotonic()))

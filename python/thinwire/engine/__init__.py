@@ -3,8 +3,8 @@
 steps.
 """
 
+from ..report import EngineReport
 from ._engine import Engine
 from ._initialize import add_config_arguments, initialize
-from ._report import EngineReport
 
 __all__ = ["Engine", "EngineReport", "add_config_arguments", "initialize"]

@@ -11,18 +11,17 @@ import torch
 from torch.utils.data import DataLoader
 
 from .. import _core
-from .._writes import Marks
+from .._memory import Marks
 from ..comm.host_group import HostGroup
 from ..errors import FailedPrecondition
+from ..report import EngineReport
 from ._buffers import ModuleBuffers
 from ._client import Client
 from ._hooks import FOREIGN, Link
 from ._memory import EngineMemory
-from ._monitoring import Monitoring
 from ._optimizer import EngineOptimizer
 from ._others import ModuleOthers
-from ._progress import Progress
-from ._report import EngineReport
+from ._progress import Monitoring, Progress
 from .leaders import Core
 
 _INSIDE = (

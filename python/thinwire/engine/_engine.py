@@ -11,24 +11,23 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from .. import _core, _daemons, _log
+from .. import _core, _log
 from .._agreement import agreed, telling_others
 from ..comm import communicator_for
+from ..comm.lifetime import note_daemon
 from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
+from ..report import EngineReport
 from ._build import leaders_for, link_for, make_parts, make_plan, require_shareable
 from ._inquiries import Inquiries
 from ._modules import ModuleParts
-from ._monitoring import Monitoring
-from ._optimizer import EngineOptimizer
+from ._optimizer import ConfigSchedule, EngineOptimizer
 from ._others import ModuleOthers
-from ._progress import Progress
-from ._report import EngineReport
+from ._progress import Monitoring, Progress
 from ._saving import Saving
-from ._schedule import ConfigSchedule
 from ._unavailable import NotHere
 from ._values import Values
 
@@ -242,7 +241,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         then only destroy() is allowed.
         """
         core = self._made
-        _daemons.note_thread()
+        note_daemon()
         with self._telling_others("step()"):
             if self._backwards:
                 self._require_same_parameters(at_start=False)

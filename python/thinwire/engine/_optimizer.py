@@ -16,10 +16,10 @@ from .._agreement import agreed
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
 from ..optim._experts import KEY as EXPERTS
-from ..optim._moments import ParameterState
 from ..optim._options import names_of_python, number_of, rate_of
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
+from ..optim._torch_state import ParameterState
 from ._client import Client
 from ._groups import Groups, defaults_of
 from ._unavailable import refusal
@@ -349,3 +349,30 @@ _INSTEAD = {
 
 for _name, _text in _INSTEAD.items():
     setattr(EngineOptimizer, _name, refusal(_name, _text))
+
+
+class ConfigSchedule:
+    """Learning rates as the configuration has them; engine.step() advances it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def get_last_lr(self) -> list[float]:
+        """Returns the rates of the next step, one per group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    get_lr = get_last_lr
+
+    def step(self, *_: Any) -> NoReturn:
+        """Raises FailedPrecondition: engine.step() advances the schedule."""
+        raise FailedPrecondition(
+            "engine.step() advances the configuration's schedule: remove "
+            "lr_scheduler.step()"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns an empty dict: the engine has the number of applied steps."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Does nothing: there is nothing to load."""

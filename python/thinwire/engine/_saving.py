@@ -27,8 +27,14 @@ from .._paths import path_of
 from ..errors import Error, Unavailable
 from ..optim._edits import may_be_behind
 from ..optim._run import SAVED_AS, saved_in
-from ._client_state import CLIENT_STATE, from_text, to_text
-from ._counters import pack, require_restorable, restore
+from ._counters import (
+    CLIENT_STATE,
+    from_text,
+    pack,
+    require_restorable,
+    restore,
+    to_text,
+)
 from ._modules import ModuleParts
 from ._tags import names_in, read_latest, require_tag, write_latest
 from .leaders import Core

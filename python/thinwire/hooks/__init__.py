@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks for wrappers of torch that average gradients themselves."""
 
+from ..report import HookReport
 from ._ddp import Hook, ddp_hook
 from ._fsdp import FsdpHook, fsdp_hook
-from ._report import HookReport
 
 __all__ = ["FsdpHook", "Hook", "HookReport", "ddp_hook", "fsdp_hook"]

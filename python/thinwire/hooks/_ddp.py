@@ -24,6 +24,7 @@ from ..comm.lifetime import reason_of
 from ..comm.modules import register_hook
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
+from ..report import HookReport
 from . import _state
 from ._parameters import (
     averaged,
@@ -31,7 +32,6 @@ from ._parameters import (
     refuse_on_all_ranks,
     require_options,
 )
-from ._report import HookReport
 from ._scale import Jumps, ScaledHook
 from ._thread import Exchanges
 

@@ -15,10 +15,11 @@ from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 from torch.utils.dlpack import from_dlpack
 
-from .. import _averages, _core, _daemons, _log
+from .. import _averages, _core, _log
 from .._agreement import agreed, telling_others
 from .._memory import FlatMemory
 from ..comm import communicator_for
+from ..comm.lifetime import note_daemon
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
 from . import _state
@@ -26,7 +27,6 @@ from ._edits import Edits
 from ._experts import Experts, in_order
 from ._given import PerParameter, per_place
 from ._lifetime import close_user, closing
-from ._moments import ParameterState
 from ._native import Native, make_config, make_native
 from ._notices import Notices
 from ._options import (
@@ -48,6 +48,7 @@ from ._parameters import (
 from ._run import RunTotals
 from ._settings import Settings, set_rate
 from ._telemetry import Telemetry
+from ._torch_state import ParameterState
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -318,7 +319,7 @@ class _Optimizer(torch.optim.Optimizer):
         close() is allowed.
         """
         native = self._made
-        _daemons.note_thread()
+        note_daemon()
         loss = None
         if closure is not None:
             with torch.enable_grad():

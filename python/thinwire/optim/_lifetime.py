@@ -9,7 +9,7 @@ import os
 import weakref
 from typing import Any
 
-from .. import _daemons
+from ..comm.lifetime import wait_for_daemons
 
 _numbers = itertools.count()
 _open: dict[int, tuple[int, Any]] = {}
@@ -48,4 +48,4 @@ def _close_all() -> None:
     for process, user in list(_open.values()):
         if process == os.getpid():
             user.close()
-    _daemons.wait()
+    wait_for_daemons()

@@ -16,7 +16,7 @@ from ..._checkpoints import Loaded, SavedByLeader, own_of_host, packed, unpacked
 from ..._log import logger
 from ...comm.host_group import HostGroup, leaders_here, threads_of_leader
 from ...errors import BY_CODE, CommFailure, Error, FailedPrecondition
-from .._report import EngineReport
+from ...report import EngineReport
 
 _TOLD = (
     *("loss_scale", "loss_factor", "steps", "skipped_steps"),
