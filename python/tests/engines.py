@@ -9,6 +9,7 @@ from typing import Any
 
 import thinwire
 import torch
+from thinwire import _core
 
 MICRO = 4
 _ONE_AT_A_TIME = threading.Lock()
@@ -101,6 +102,11 @@ def make(comm: Any, config: Any, **arguments: Any) -> thinwire.Engine:
     arguments.setdefault("model", Net(seed=comm.rank))
     engine, *_ = thinwire.initialize(config=config, process_group=comm, **arguments)
     return engine
+
+
+def alone(config: Any, **arguments: Any) -> thinwire.Engine:
+    """An engine of one rank, without a process group."""
+    return make(_core.local_group(1)[0], copy.deepcopy(config), **arguments)
 
 
 def train(

@@ -14,7 +14,7 @@ import devices
 import pytest
 import ranks
 import torch
-from engines import BF16, ONEBIT
+from engines import BF16, ONEBIT, alone
 from torch import nn
 
 ADAM = {
@@ -31,14 +31,7 @@ Case = Callable[[torch.device], Any]
 
 
 def engine_of(model: nn.Module, config: dict[str, Any] = ADAM, **arguments: Any) -> Any:
-    import thinwire
-    from thinwire import _core
-
-    comm = _core.local_group(1)[0]
-    engine, *_ = thinwire.initialize(
-        model=model, config=copy.deepcopy(config), process_group=comm, **arguments
-    )
-    return engine
+    return alone(config, model=model, **arguments)
 
 
 def seeded(make: Callable[[], nn.Module], device: torch.device) -> nn.Module:

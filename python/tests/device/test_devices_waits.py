@@ -5,6 +5,7 @@ without it the test device gives other bits or names the race."""
 from __future__ import annotations
 
 import importlib.machinery
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,8 @@ def used(window: Any) -> dict[str, Any]:
 
 
 def counters() -> dict[str, Any]:
+    import engines
     import thinwire
-    from thinwire import _core
 
     device, found = devices.device(), {}
     for name, section in CONFIGURATIONS.items():
@@ -80,9 +81,7 @@ def counters() -> dict[str, Any]:
             "thinwire": SMALL_BUCKETS,
             **section,
         }
-        engine, *_ = thinwire.initialize(
-            model=model, config=config, process_group=_core.local_group(1)[0]
-        )
+        engine = engines.alone(config, model=model)
         x = inputs(device, next(model.parameters()).dtype)
 
         def window(engine: Any = engine, x: torch.Tensor = x) -> None:
@@ -117,8 +116,7 @@ def test_one_wait_for_a_window_and_every_copy_beside_the_host() -> None:
 def order_of_copies() -> dict[str, list[int]]:
     """How many parameters each copy to the device has in one step, and then 0 for the end
     of the step."""
-    import thinwire
-    from thinwire import _core
+    import engines
 
     found = {}
     for name, section in CONFIGURATIONS.items():
@@ -130,11 +128,7 @@ def order_of_copies() -> dict[str, list[int]]:
         }
         if "zero_optimization" in section:
             config["optimizer"] = {"type": "AdamW"}
-        engine, *_ = thinwire.initialize(
-            model=model.to(devices.device()),
-            config=config,
-            process_group=_core.local_group(1)[0],
-        )
+        engine = engines.alone(config, model=model.to(devices.device()))
         memory = engine._memory
         copies: list[int] = []
         to_device, note_written = memory.staging.to_device, memory.note_written
@@ -171,73 +165,77 @@ def test_parameters_return_while_others_are_updated() -> None:
 
 # ---- mutants
 
-STAGING, LINK = "thinwire/_staging.py", "thinwire/engine/_staging.py"
-MUTANTS = {
-    "the copy does not wait for the gradient": (
-        STAGING,
-        "        stream.wait_event(self._current().record_event())\n",
-        "",
-    ),
-    "the gradient is freed too early": (
-        STAGING,
-        "        tensor.record_stream(stream)\n",
-        "",
-    ),
-    "parameters are overwritten while they are read": (
-        STAGING,
-        "        stream.wait_event(current.record_event())\n",
-        "",
-    ),
-    "the forward does not wait for parameters": (
-        STAGING,
-        "        current.wait_event(stream.record_event())\n",
-        "",
-    ),
-    "a parameter is sent before it is final": (
-        STAGING,
-        "            if self._missing[k] == 0 and size > 0:\n",
-        "            if size > 0:\n",
-    ),
-    "parameters of an unfinished bucket stay behind": (
-        STAGING,
-        "self._missing) if missing >= 0)\n",
-        "self._missing) if missing > 10**9)\n",
-    ),
-    "a plain step does not wait for gradients": (
-        STAGING,
-        "        self.staging.wait()\n        for gradient, view in zip",
-        "        for gradient, view in zip",
-    ),
-    "arrays are written while they are sent": (
-        STAGING,
-        "        changed = self.look()\n        self.staging.wait()\n",
-        "        changed = self.look()\n",
-    ),
-    "a window ends before gradients have arrived": (
-        LINK,
-        "            self.memory.staging.wait()\n        self._hand_over(",
-        "            pass\n        self._hand_over(",
-    ),
-    "a gradient is handed over before it has arrived": (
-        LINK,
-        "event is None or event.query()",
-        "True",
-    ),
-    "a cancelled backward writes later": (
-        LINK,
-        "        self.memory.staging.wait()\n        self._pending.clear()\n",
-        "        self._pending.clear()\n",
-    ),
-    "two gradients in one backward": (
-        LINK,
-        "        if index in self._taken:\n",
-        "        if False:\n",
-    ),
+# By file: what is removed, or what is there and what replaces it.
+MUTANTS: dict[str, dict[str, str | tuple[str, str]]] = {
+    "thinwire/_staging.py": {
+        "the copy does not wait for the gradient": (
+            "        stream.wait_event(self._current().record_event())\n"
+        ),
+        "the gradient is freed too early": "        tensor.record_stream(stream)\n",
+        "parameters are overwritten while they are read": (
+            "        stream.wait_event(current.record_event())\n"
+        ),
+        "the forward does not wait for parameters": (
+            "        current.wait_event(stream.record_event())\n"
+        ),
+        "a parameter is sent before it is final": "self._missing[k] == 0 and ",
+        "parameters of an unfinished bucket stay behind": (
+            "self._missing) if missing >= 0)",
+            "self._missing) if missing > 10**9)",
+        ),
+        "a plain step does not wait for gradients": (
+            "        self.staging.wait()\n        for gradient, view in zip",
+            "        for gradient, view in zip",
+        ),
+        "arrays are written while they are sent": (
+            "        changed = self.look()\n        self.staging.wait()\n",
+            "        changed = self.look()\n",
+        ),
+    },
+    "thinwire/engine/_staging.py": {
+        "a window ends before gradients have arrived": (
+            "            self.memory.staging.wait()\n        self._hand_over(",
+            "            pass\n        self._hand_over(",
+        ),
+        "a gradient is handed over before it has arrived": (
+            "event is None or event.query()",
+            "True",
+        ),
+        "a cancelled backward writes later": (
+            "        self.memory.staging.wait()\n        self._pending.clear()\n",
+            "        self._pending.clear()\n",
+        ),
+        "two gradients in one backward": ("if index in self._taken:", "if False:"),
+    },
+    "thinwire/engine/leaders/link.py": {
+        "a sum does not wait for its gradients": (
+            "                self._sums.wait_event(event)\n"
+        ),
+        "a gradient is freed before its sum": (
+            "tensor.record_stream(self._sums)",
+            "pass",
+        ),
+        "a window ends before its sums have arrived": (
+            "                self.memory.staging.wait()\n",
+            "                pass\n",
+        ),
+        "a backward does not wait for sums of earlier ones": (
+            "                self._stream_now().wait_event(event)\n"
+        ),
+        "a sum of earlier backwards is freed too early": (
+            "                before.record_stream(self._stream_now())\n"
+        ),
+    },
 }
+*OF_ONE_RANK, OF_LEADERS = MUTANTS.values()
 
 
-def mutate(file: str, old: str, new: str) -> None:
-    """Before thinwire is imported: `file` of it has other text."""
+def mutate(mutant: str) -> None:
+    """Before thinwire is imported: a file of it has other text."""
+    if mutant == "":
+        return
+    ((file, change),) = ((f, of[mutant]) for f, of in MUTANTS.items() if mutant in of)
+    old, new = (change, "") if isinstance(change, str) else change
     kind = importlib.machinery.SourceFileLoader
     get_code = kind.get_code
 
@@ -291,14 +289,10 @@ def everything(device: torch.device) -> list[float]:
 
 def engine_losses(config: dict[str, Any], batches: torch.Tensor) -> list[torch.Tensor]:
     import engines
-    import thinwire
-    from thinwire import _core
 
     losses = []
     model = nn.ModuleList([nn.Linear(64, 64) for _ in range(4)]).to(batches.device)
-    engine, *_ = thinwire.initialize(
-        model=model, config=config, process_group=_core.local_group(1)[0]
-    )
+    engine = engines.alone(config, model=model)
     for k, x in enumerate(batches):
         used = model if k % 2 == 0 else model[:3]
         for layer in used:
@@ -323,8 +317,7 @@ def engine_losses(config: dict[str, Any], batches: torch.Tensor) -> list[torch.T
 
 def one_mutant(name: str) -> str:
     """What shows that a wait is missing; empty: nothing does."""
-    if name:
-        mutate(*MUTANTS[name])
+    mutate(name)
     device = devices.device()
     try:
         if not devices.alike(everything(torch.device("cpu")), everything(device)):
@@ -355,46 +348,15 @@ def reentrant() -> str:
 
 
 @pytest.mark.skipif(not devices.IS_FENCE, reason="races are seen by the test device")
-@pytest.mark.parametrize("name", ["", *MUTANTS])
+@pytest.mark.parametrize("name", ["", *chain(*OF_ONE_RANK)])
 def test_every_wait_is_needed(name: str) -> None:
     (found,) = devices.run(1, __file__, "one_mutant", name)
     assert (found != "") == (name != ""), found
 
 
-OF_LEADERS = "thinwire/engine/leaders/link.py"
-MUTANTS_OF_LEADERS = {
-    "a sum does not wait for its gradients": (
-        OF_LEADERS,
-        "                self._sums.wait_event(event)\n",
-        "",
-    ),
-    "a gradient is freed before its sum": (
-        OF_LEADERS,
-        "                tensor.record_stream(self._sums)\n",
-        "                pass\n",
-    ),
-    "a window ends before its sums have arrived": (
-        OF_LEADERS,
-        "                self.memory.staging.wait()\n",
-        "                pass\n",
-    ),
-    "a backward does not wait for sums of earlier ones": (
-        OF_LEADERS,
-        "                self._stream_now().wait_event(event)\n",
-        "",
-    ),
-    "a sum of earlier backwards is freed too early": (
-        OF_LEADERS,
-        "                before.record_stream(self._stream_now())\n",
-        "",
-    ),
-}
-
-
 def mutant_of_leaders(name: str) -> str:
     """The error of this rank, or the norms of the last steps' gradients."""
-    if name:
-        mutate(*MUTANTS_OF_LEADERS[name])
+    mutate(name)
     import leader_cases
 
     try:
@@ -406,7 +368,7 @@ def mutant_of_leaders(name: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.skipif(not devices.IS_FENCE, reason="races are seen by the test device")
-@pytest.mark.parametrize("name", ["", *MUTANTS_OF_LEADERS])
+@pytest.mark.parametrize("name", ["", *OF_LEADERS])
 def test_every_wait_of_leaders_is_needed(name: str) -> None:
     found = devices.run(4, __file__, "mutant_of_leaders", name)
     is_seen = len(set(found)) > 1 or not found[0].startswith("norms")
@@ -513,16 +475,13 @@ def test_pinned_memory_that_is_refused_during_a_run() -> None:
 
 def counted() -> dict[str, int]:
     """Bytes that memory_use() counts on the host."""
-    import thinwire
-    from thinwire import _core
+    import engines
 
     device, found = devices.device(), {}
     for name, zero in (("array", {}), ("ring", {"stage": 2})):
         model = nn.Linear(300, 300).to(device)
         config = {"optimizer": {"type": "AdamW"}, "zero_optimization": zero}
-        engine, *_ = thinwire.initialize(
-            model=model, config=config, process_group=_core.local_group(1)[0]
-        )
+        engine = engines.alone(config, model=model)
         use = engine.memory_use()
         found |= {"parameters": use["parameters"], name: use["gradients"]}
         engine.destroy()

@@ -11,7 +11,18 @@ import optim_cases as cases
 import pytest
 import thinwire
 import torch
-from engines import BF16, FP16, ONEBIT, Net, config_of, loss_of, make, train, zero
+from engines import (
+    BF16,
+    FP16,
+    ONEBIT,
+    Net,
+    alone,
+    config_of,
+    loss_of,
+    make,
+    train,
+    zero,
+)
 from local_ranks import by_ranks
 from thinwire import compat, optim
 from thinwire.comm import run_local_ranks
@@ -19,12 +30,6 @@ from thinwire.config import named_backend
 from thinwire.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 pytestmark = pytest.mark.quick
-
-
-def alone(config: Any, **arguments: Any) -> thinwire.Engine:
-    arguments.setdefault("model", Net())
-    engine, *_ = thinwire.initialize(config=config, **arguments)
-    return engine
 
 
 LAMB = {"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}}

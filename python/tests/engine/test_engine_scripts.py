@@ -15,70 +15,9 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 CONFIGS = Path(__file__).resolve().parents[3] / "examples" / "configs"
 
 # The configuration of DeepSpeed's CIFAR-10 tutorial, with a smaller batch.
-CIFAR = {
-    "train_batch_size": 16,
-    "steps_per_print": 4,
-    "optimizer": {
-        "type": "Adam",
-        "params": {
-            "lr": 0.01,
-            "betas": [0.8, 0.999],
-            "eps": 1e-8,
-            "weight_decay": 3e-7,
-        },
-    },
-    "scheduler": {
-        "type": "WarmupLR",
-        "params": {"warmup_min_lr": 0, "warmup_max_lr": 0.01, "warmup_num_steps": 4},
-    },
-    "gradient_clipping": 1.0,
-    "prescale_gradients": False,
-    "bf16": {"enabled": False},
-    "fp16": {
-        "enabled": False,
-        "fp16_master_weights_and_grads": False,
-        "loss_scale": 0,
-        "loss_scale_window": 500,
-        "hysteresis": 2,
-        "min_loss_scale": 1,
-        "initial_scale_power": 15,
-    },
-    "wall_clock_breakdown": False,
-    "zero_optimization": {
-        "stage": 0,
-        "allgather_partitions": True,
-        "reduce_scatter": True,
-        "allgather_bucket_size": 50000000,
-        "reduce_bucket_size": 50000000,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "cpu_offload": False,
-    },
-}
+CIFAR = json.loads((SCRIPTS / "cifar.json").read_text())
 # From Hugging Face's documentation: ZeRO 2 with offload, most values "auto".
-HUGGING_FACE = {
-    "bf16": {"enabled": True},
-    "optimizer": {
-        "type": "AdamW",
-        "params": {"lr": 5e-3, "betas": "auto", "eps": "auto", "weight_decay": "auto"},
-    },
-    "zero_optimization": {
-        "stage": 2,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "allgather_partitions": True,
-        "allgather_bucket_size": 2e8,
-        "overlap_comm": True,
-        "reduce_scatter": True,
-        "reduce_bucket_size": 2e8,
-        "contiguous_gradients": True,
-    },
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "steps_per_print": 2000,
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": 8,
-    "wall_clock_breakdown": False,
-}
+HUGGING_FACE = json.loads((SCRIPTS / "hugging_face.json").read_text())
 # From DeepSpeed's 1-bit Adam tutorial for BERT, with an earlier freeze.
 ONEBIT = json.loads((CONFIGS / "onebit_adam_bert.json").read_text()) | {
     "train_batch_size": 32,

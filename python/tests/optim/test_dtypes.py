@@ -218,6 +218,9 @@ def test_what_is_refused() -> None:
     model = Net(torch.bfloat16)
     with pytest.raises(InvalidArgument, match="two dtypes"):
         thinwire.LeanOnebitAdam(model.parameters(), freeze_step=2)
+    half = [torch.nn.Parameter(torch.ones(33, dtype=torch.float16))]
+    with pytest.raises(InvalidArgument, match="float32 or bfloat16 with lean_onebit"):
+        thinwire.LeanOnebitAdam(half)
     model.last.half()
     with pytest.raises(InvalidArgument, match="or float32 beside one of 16 bits"):
         thinwire.AdamW(model.parameters())
