@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files that one host sees later than another, or that go while they are read.
-#include "checkpoint/await_files.h"
+#include "checkpoint/found.h"
 
 #include <gtest/gtest.h>
 

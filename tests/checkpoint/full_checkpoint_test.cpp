@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "checkpoint/extra.h"
+#include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "checkpoint/tiny_checkpoint.h"
@@ -52,12 +52,11 @@ TEST(FullCheckpoint, HasWhatTheApplicationAddedInFilesThatAreOpen) {
   SavedArrays arrays(files, path, manifest);
   for (const SavedFile& saved : manifest.files)
     files.remove_file(path + '/' + saved.name);
-  ExtraReader extras(files, path, manifest, arrays);
-  const StateDict common = extras.common();
+  const StateDict common = arrays.extra();
   EXPECT_EQ(common.array("seen").as<std::int64_t>()[0], 3);
   EXPECT_EQ(common.integer("next"), 17);
   for (const int rank : {0, 1}) {
-    const StateDict own = extras.of_rank(rank);
+    const StateDict own = arrays.extra_of_rank(rank);
     EXPECT_EQ(own.array("random").size(), static_cast<std::size_t>(rank) + 2);
     EXPECT_EQ(own.integer("rank"), rank);
   }
@@ -86,9 +85,8 @@ TEST(FullCheckpoint, DamageToAnyTensorIsFoundAndNamed) {
       EXPECT_THROW(
           {
             SavedArrays arrays(files, path, manifest);
-            ExtraReader extras(files, path, manifest, arrays);
-            static_cast<void>(extras.common());
-            for (int r = 0; r < 2; ++r) static_cast<void>(extras.of_rank(r));
+                      static_cast<void>(arrays.extra());
+            for (int r = 0; r < 2; ++r) static_cast<void>(arrays.extra_of_rank(r));
           },
           Error);
     }
