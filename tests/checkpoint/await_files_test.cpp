@@ -4,11 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/commit/root.h"
 #include "checkpoint/commit/scenarios.h"
-#include "checkpoint/dummy.h"
 #include "support/errors.h"
-#include "support/ranks.h"
 
 namespace thinwire::checkpoint::await_files_test {
 namespace {
@@ -16,16 +13,13 @@ namespace {
 using std::chrono::milliseconds;
 using test::expect_error;
 using test::FaultFileSystem;
+using test::on_ranks;
 
 constexpr int kRanks = 3;
 const std::string kRoot = test::kScenarioRoot;
 
-void on_ranks(const std::function<void(comm::Communicator&)>& body) {
-  test::run_ranks("local", kRanks, body);
-}
-
 Found save(FaultFileSystem& disk) {
-  on_ranks([&](comm::Communicator& comm) {
+  on_ranks(kRanks, [&](comm::Communicator& comm) {
     test::save_dummy(disk.of_rank(comm.rank()), comm, kRoot,
                      {.step = 1, .tag = 1});
   });
@@ -46,7 +40,7 @@ void cut(FaultFileSystem& disk, const std::string& path, std::uint64_t bytes) {
 TEST(AwaitFiles, WaitsForNothingThatIsThere) {
   FaultFileSystem disk(kRanks);
   const Found found = save(disk);
-  on_ranks([&](comm::Communicator& comm) {
+  on_ranks(kRanks, [&](comm::Communicator& comm) {
     await_files(comm, disk.of_rank(comm.rank()), found);
   });
   EXPECT_EQ(disk.waited(), milliseconds(0));
@@ -56,7 +50,7 @@ TEST(AwaitFiles, LooksAgainForWhatShowsLate) {
   FaultFileSystem disk(kRanks);
   const Found found = save(disk);
   disk.hide(2, found.manifest.files.back().name, 5);
-  on_ranks([&](comm::Communicator& comm) {
+  on_ranks(kRanks, [&](comm::Communicator& comm) {
     await_files(comm, disk.of_rank(comm.rank()), found);
   });
   EXPECT_EQ(disk.waited(), milliseconds(1 + 2 + 4 + 8 + 16));
@@ -75,7 +69,7 @@ TEST(AwaitFiles, LooksAgainAtWhatIsShort) {
     EXPECT_EQ(rank, 1);
     if (++waits == 3) cut(elsewhere, path, found.manifest.files.back().bytes);
   });
-  on_ranks([&](comm::Communicator& comm) {
+  on_ranks(kRanks, [&](comm::Communicator& comm) {
     FaultFileSystem& files = comm.rank() == 1 ? elsewhere : disk;
     await_files(comm, files.of_rank(comm.rank()), found);
   });
@@ -88,7 +82,7 @@ TEST(AwaitFiles, GivesUpAfterItsPatienceAndNamesRankAndFile) {
   const Found found = save(disk);
   static_cast<void>(save(elsewhere));
   cut(elsewhere, last_file(found), 10);
-  on_ranks([&](comm::Communicator& comm) {
+  on_ranks(kRanks, [&](comm::Communicator& comm) {
     FaultFileSystem& files = comm.rank() == 2 ? elsewhere : disk;
     expect_error(ErrorCode::kUnavailable,
                  {last_file(found), "rank 2 on host", "sees 10 of",
@@ -106,7 +100,7 @@ TEST(AwaitFiles, WhatRank0MissesIsMissing) {
   FaultFileSystem disk(kRanks);
   const Found found = save(disk);
   const auto refused = [&](std::string_view what) {
-    on_ranks([&](comm::Communicator& comm) {
+    on_ranks(kRanks, [&](comm::Communicator& comm) {
       expect_error(
           ErrorCode::kCorruptCheckpoint, {last_file(found), what},
           [&] { await_files(comm, disk.of_rank(comm.rank()), found); });

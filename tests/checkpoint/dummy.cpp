@@ -2,12 +2,14 @@
 #include "checkpoint/dummy.h"
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include <span>
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/tiny_checkpoint.h"
+#include "support/ranks.h"
 
 namespace thinwire::test {
 namespace {
@@ -106,6 +108,17 @@ LoadedDummy load_dummy(checkpoint::FileSystem& files, const std::string& root) {
     if (!problem.empty()) loaded.problem = problem;
   }
   return loaded;
+}
+
+std::int64_t newest_tag(checkpoint::FileSystem& files,
+                        const std::string& root) {
+  const LoadedDummy loaded = load_dummy(files, root);
+  EXPECT_EQ(loaded.problem, "");
+  return loaded.tag.value_or(-1);
+}
+
+void on_ranks(int world, const std::function<void(comm::Communicator&)>& body) {
+  run_ranks("local", world, body);
 }
 
 checkpoint::Root::Committed save_dummy(checkpoint::FileSystem& files,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,12 @@ struct LoadedDummy {
 };
 [[nodiscard]] LoadedDummy load_dummy(checkpoint::FileSystem& files,
                                      const std::string& root);
+/// Returns the newest one's tag, -1 where there is none. All must be right.
+[[nodiscard]] std::int64_t newest_tag(checkpoint::FileSystem& files,
+                                      const std::string& root);
+
+/// Calls body(communicator) for ranks that are threads.
+void on_ranks(int world, const std::function<void(comm::Communicator&)>& body);
 
 /// Collective: one save by a Root of its own.
 checkpoint::Root::Committed save_dummy(checkpoint::FileSystem& files,

@@ -85,8 +85,9 @@ TEST(FullCheckpoint, DamageToAnyTensorIsFoundAndNamed) {
       EXPECT_THROW(
           {
             SavedArrays arrays(files, path, manifest);
-                      static_cast<void>(arrays.extra());
-            for (int r = 0; r < 2; ++r) static_cast<void>(arrays.extra_of_rank(r));
+            static_cast<void>(arrays.extra());
+            for (int r = 0; r < 2; ++r)
+              static_cast<void>(arrays.extra_of_rank(r));
           },
           Error);
     }

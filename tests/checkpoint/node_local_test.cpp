@@ -18,7 +18,6 @@
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/long.h"
-#include "support/ranks.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 
@@ -62,7 +61,7 @@ class Hosts {
                 options);
   }
   void run(const std::function<void(comm::Communicator&)>& body) {
-    test::run_ranks("local", world(), body);
+    test::on_ranks(world(), body);
   }
 
  private:
@@ -309,7 +308,7 @@ TEST(NodeLocal, CopiedTogetherItLoadsAndBeforeThatItSaysWhatIsMissing) {
   const auto root_of = [&](int rank) {
     return folder.in(fmt::format("host{}", rank));
   };
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+  test::on_ranks(2, [&](comm::Communicator& comm) {
     Trained run(comm, 0.5f);
     run.optimizer.step(run.params, std::vector<float>(run.params.size(), 1));
     const std::string root = root_of(comm.rank());

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/saved_arrays.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "thinwire/core/checksum.h"
 

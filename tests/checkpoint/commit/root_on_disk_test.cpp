@@ -9,7 +9,6 @@
 #include "checkpoint/read/verified_file.h"
 #include "support/errors.h"
 #include "support/folder.h"
-#include "support/ranks.h"
 
 namespace thinwire::checkpoint::root_on_disk_test {
 namespace {
@@ -21,15 +20,13 @@ using test::Folder;
 FileSystem& disk() { return posix_file_system(); }
 
 void save(const std::string& root, const Dummy& dummy) {
-  test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+  test::on_ranks(3, [&](comm::Communicator& comm) {
     test::save_dummy(disk(), comm, root, dummy);
   });
 }
 
 std::int64_t newest(const std::string& root) {
-  const test::LoadedDummy loaded = test::load_dummy(disk(), root);
-  EXPECT_EQ(loaded.problem, "");
-  return loaded.tag.value_or(-1);
+  return test::newest_tag(disk(), root);
 }
 
 TEST(RootOnDisk, SavesSavesAgainAndRetains) {
@@ -39,7 +36,7 @@ TEST(RootOnDisk, SavesSavesAgainAndRetains) {
   save(root, {1, 2});
   EXPECT_EQ(newest(root), 2);
   save(root, {2, 3});
-  test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+  test::on_ranks(3, [&](comm::Communicator& comm) {
     Root directory(disk(), comm, root, test::kRun, test::quick_options());
     directory.retain({.keep_last = 1}, "");
   });
@@ -70,7 +67,8 @@ TEST(RootOnDisk, AFileThatIsALinkIsNone) {
     const auto found = find_checkpoints(disk(), folder.path());
     ASSERT_EQ(found.size(), 2U);
     EXPECT_FALSE(found[1].complete);
-    EXPECT_NE(found[1].problem.find(name), std::string::npos);
+    EXPECT_NE(found[1].problem.find(name + ": it is not a regular file"),
+              std::string::npos);
     std::filesystem::remove(directory + name);
     std::filesystem::rename(directory + "elsewhere", directory + name);
   }
@@ -134,7 +132,7 @@ TEST(RootOnDisk, LargeFilesAreHashedPieceByPiece) {
     }
   };
   file.tensors = {{"x", "fragments/0"}, {"y", ""}};
-  test::run_ranks("local", 1, [&](comm::Communicator& comm) {
+  test::on_ranks(1, [&](comm::Communicator& comm) {
     Root root(disk(), comm, folder.path(), test::kRun, test::quick_options());
     Root::Contents contents;
     contents.files = {file};

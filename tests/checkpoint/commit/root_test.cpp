@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
+#include <stdexcept>
 
 #include "checkpoint/commit/scenarios.h"
-#include "checkpoint/dummy.h"
 #include "checkpoint/read/verified_file.h"
 #include "support/errors.h"
-#include "support/ranks.h"
 
 namespace thinwire::checkpoint::root_test {
 namespace {
@@ -20,22 +20,17 @@ using test::dummy_contents;
 using test::expect_error;
 using test::FaultFileSystem;
 using test::kRun;
+using test::on_ranks;
 using test::write_dummy;
 using Names = std::vector<std::string>;
 
 const std::string kRoot = test::kScenarioRoot;
 
 std::int64_t newest(FaultFileSystem& disk) {
-  const test::LoadedDummy loaded = test::load_dummy(disk.of_rank(0), kRoot);
-  EXPECT_EQ(loaded.problem, "");
-  return loaded.tag.value_or(-1);
+  return test::newest_tag(disk.of_rank(0), kRoot);
 }
 
 Names names(FaultFileSystem& disk) { return disk.of_rank(0).list(kRoot); }
-
-void on_ranks(int world, const std::function<void(comm::Communicator&)>& body) {
-  test::run_ranks("local", world, body);
-}
 
 TEST(Root, WhatAllRanksWriteIsThereWithItsHashes) {
   for (const int world : {1, 2, 3, 4}) {
@@ -80,6 +75,7 @@ TEST(Root, FillsInWhoWroteItAndWhen) {
   }));
 }
 
+// After a restart of another run, too.
 TEST(Root, OrdersCheckpointsByTheirIndexWhateverTheClockSays) {
   FaultFileSystem disk(2);
   on_ranks(2, [&](comm::Communicator& comm) {
@@ -99,20 +95,12 @@ TEST(Root, OrdersCheckpointsByTheirIndexWhateverTheClockSays) {
   EXPECT_EQ(found[0].name, "step-0000000010");
   EXPECT_EQ(found[1].name, "step-0000000030");
   EXPECT_EQ(found[2].name, "step-0000000020");
-}
-
-// After a restart too, and after one of another run.
-TEST(Root, ANewBranchIsNewest) {
-  FaultFileSystem disk(1);
   on_ranks(1, [&](comm::Communicator& comm) {
-    FileSystem& files = disk.of_rank(0);
-    test::save_dummy(files, comm, kRoot, {50, 1});
-    test::save_dummy(files, comm, kRoot, {60, 2});
     const auto done =
-        test::save_dummy(files, comm, kRoot, {40, 3}, test::kOtherRun);
-    EXPECT_EQ(done.save_index, 3);
+        test::save_dummy(disk.of_rank(0), comm, kRoot, {5, 4}, test::kOtherRun);
+    EXPECT_EQ(done.save_index, 4);
   });
-  EXPECT_EQ(newest(disk), 3);
+  EXPECT_EQ(newest(disk), 4);
 }
 
 // A directory and a file that happen to have the name, and another run's.
@@ -190,22 +178,22 @@ TEST(Root, AttachmentsHaveNamesOfTheirOwn) {
   FaultFileSystem disk(2);
   on_ranks(2, [&](comm::Communicator& comm) {
     Root root = test::open_root(disk, comm);
-    const auto refused = [&](std::vector<Attachment> attachments,
-                             std::string_view what) {
+    using All = std::vector<Attachment>;
+    for (const auto& [attachments, what] :
+         {std::pair(All{{"../x"}}, "got ../x"),
+          {All{{""}}, "letters"},
+          {All{{".x"}}, "got .x"},
+          {All{{std::string(129, 'x')}}, "at most 128"},
+          {All{{"manifest.json"}}, "no other file"},
+          {All{{"model.safetensors"}}, "no other file"},
+          {All{{"x"}, {"x"}}, "no other file"},
+          {All{{"x", std::string((16 << 20) + 1, 'x')}}, "at most 16 MiB"}}) {
       Root::Contents contents = dummy_contents(comm, {1, 1});
       if (comm.rank() == 0) contents.attachments = attachments;
       expect_error(ErrorCode::kInvalidArgument,
                    {"rank 0: attachments[].", what},
                    [&] { root.write(std::move(contents)); });
-    };
-    refused({{"../x"}}, "got ../x");
-    refused({{""}}, "letters");
-    refused({{".x"}}, "got .x");
-    refused({{std::string(129, 'x')}}, "at most 128");
-    refused({{"manifest.json"}}, "no other file");
-    refused({{"model.safetensors"}}, "no other file");
-    refused({{"x"}, {"x"}}, "no other file");
-    refused({{"x", std::string((16 << 20) + 1, 'x')}}, "at most 16 MiB");
+    }
     write_dummy(root, comm, {1, 1});
   });
   EXPECT_EQ(newest(disk), 1);
@@ -252,6 +240,133 @@ TEST(Root, SettingsAreChecked) {
     expect_error(ErrorCode::kInvalidArgument, {"keep_every", "got -2"},
                  [&] { root.retain({.keep_every = -2}, ""); });
   });
+}
+
+using Body = std::function<void(comm::Communicator&)>;
+
+class FailingRank : public testing::Test {
+ protected:
+  FailingRank() {
+    on_ranks(3, [&](comm::Communicator& comm) {
+      test::save_dummy(disk_.of_rank(comm.rank()), comm, kRoot, {1, 1});
+    });
+  }
+
+  // Rank 1 does `instead` where its second tensor is read.
+  static void write(Root& root, comm::Communicator& comm, const Body& instead) {
+    Root::Contents contents = dummy_contents(comm, {2, 2});
+    if (comm.rank() == 1) {
+      contents.files[0].read = [&](std::size_t tensor, std::uint64_t,
+                                   std::span<std::byte>) {
+        if (tensor > 0) instead(comm);
+      };
+    }
+    root.write(std::move(contents));
+  }
+
+  FaultFileSystem disk_{3};
+};
+
+TEST_F(FailingRank, ThatThrowsIsNamedOnAllAndTrainingGoesOn) {
+  on_ranks(3, [&](comm::Communicator& comm) {
+    Root root = test::open_root(disk_, comm);
+    expect_error(ErrorCode::kFailedPrecondition, {"rank 1: no such tensor"},
+                 [&] {
+                   write(root, comm, [](comm::Communicator&) {
+                     throw std::runtime_error("no such tensor");
+                   });
+                 });
+    comm.barrier();
+    if (comm.rank() == 0) {
+      EXPECT_EQ(newest(disk_), 1);
+      EXPECT_EQ(names(disk_).size(), 3U)
+          << "something of the failed save is left";
+    }
+    comm.barrier();
+    write_dummy(root, comm, {2, 3});
+  });
+  EXPECT_EQ(newest(disk_), 3);
+}
+
+TEST_F(FailingRank, ThatIsGoneBeforeASaveLeavesNothing) {
+  EXPECT_THROW(on_ranks(3,
+                        [&](comm::Communicator& comm) {
+                          Root root = test::open_root(disk_, comm);
+                          if (comm.rank() == 1)
+                            throw std::runtime_error("killed");
+                          expect_error(ErrorCode::kCommFailure, {}, [&] {
+                            write_dummy(root, comm, {2, 2});
+                          });
+                        }),
+               std::runtime_error);
+  EXPECT_EQ(newest(disk_), 1);
+}
+
+// The others may still be writing, so the next start tidies.
+TEST_F(FailingRank, ThatIsGoneInTheMiddleCommitsNothing) {
+  EXPECT_THROW(on_ranks(3,
+                        [&](comm::Communicator& comm) {
+                          Root root = test::open_root(disk_, comm);
+                          write(root, comm, [](comm::Communicator& own) {
+                            own.give_up("killed");
+                          });
+                        }),
+               Error);
+  EXPECT_EQ(newest(disk_), 1);
+  EXPECT_EQ(names(disk_).size(), 4U);
+  on_ranks(3, [&](comm::Communicator& comm) {
+    const Root root = test::open_root(disk_, comm);
+  });
+  EXPECT_EQ(names(disk_).size(), 3U);
+}
+
+TEST(Everywhere, TheLowestRanksErrorIsThrownOnAll) {
+  for (const int world : {1, 2, 3, 4}) {
+    on_ranks(world, [&](comm::Communicator& comm) {
+      const int last = world - 1;
+      const std::string rank = std::to_string(last);
+      expect_error(ErrorCode::kUnavailable,
+                   {"rank " + rank + ": no disk on " + rank}, [&] {
+                     everywhere(comm, [&] {
+                       if (comm.rank() == last)
+                         throw Error(ErrorCode::kUnavailable,
+                                     "no disk on " + rank);
+                     });
+                   });
+      expect_error(ErrorCode::kFailedPrecondition, {"rank 0: 0"}, [&] {
+        everywhere(comm, [&] {
+          throw std::runtime_error(std::to_string(comm.rank()));
+        });
+      });
+      int calls = 0;
+      everywhere(comm, [&] { ++calls; });
+      EXPECT_EQ(calls, 1);
+    });
+  }
+}
+
+TEST(Everywhere, TextsOfAnyLengthReachAllRanks) {
+  for (const int world : {1, 2, 3}) {
+    for (const std::size_t size : {0, 1, 1025}) {
+      on_ranks(world, [&](comm::Communicator& comm) {
+        const auto text = [&](int rank) {
+          return std::string(size * static_cast<std::size_t>(rank + 1),
+                             static_cast<char>('a' + rank));
+        };
+        EXPECT_EQ(broadcast_text(comm, text(comm.rank())), text(0));
+        const auto all = gather_texts(comm, text(comm.rank()));
+        ASSERT_EQ(all.size(), static_cast<std::size_t>(world));
+        for (int rank = 0; rank < world; ++rank)
+          EXPECT_EQ(all[static_cast<std::size_t>(rank)], text(rank));
+      });
+    }
+  }
+}
+
+TEST(RandomId, IsNew) {
+  std::set<std::string> ids;
+  for (int i = 0; i < 100; ++i) ids.insert(random_id());
+  EXPECT_EQ(ids.size(), 100U);
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "support/ranks.h"
-
 namespace thinwire::test {
 namespace {
 
@@ -13,7 +11,7 @@ using checkpoint::Root;
 
 FaultDisk after_saves(const std::vector<Dummy>& dummies) {
   FaultFileSystem disk(kScenarioRanks);
-  run_ranks("local", kScenarioRanks, [&](comm::Communicator& comm) {
+  on_ranks(kScenarioRanks, [&](comm::Communicator& comm) {
     Root root = open_root(disk, comm);
     for (const Dummy& dummy : dummies) write_dummy(root, comm, dummy);
   });
@@ -26,7 +24,7 @@ FaultDisk in_the_middle(const Dummy& first, const Dummy& second,
                         const std::function<bool(FaultFileSystem&)>& is_it) {
   FaultFileSystem disk(kScenarioRanks, after_saves({first}));
   disk.keep_moments();
-  run_ranks("local", kScenarioRanks, [&](comm::Communicator& comm) {
+  on_ranks(kScenarioRanks, [&](comm::Communicator& comm) {
     Root root = open_root(disk, comm);
     write_dummy(root, comm, second);
   });

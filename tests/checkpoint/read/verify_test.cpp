@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "checkpoint/dummy.h"
-#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/saved_arrays.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "checkpoint/tiny_checkpoint.h"
 #include "support/errors.h"
