@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "engine/by_hand.h"
-#include "engine/checkpoint/all_worlds.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/kept_log.h"
 #include "support/same_bits.h"
+#include "thinwire/comm/local.h"
 #include "thinwire/engine/make_optimizer.h"
 #include "thinwire/engine/telemetry.h"
 #include "thinwire/optim/nesterov.h"
@@ -23,7 +23,6 @@ namespace thinwire::engine::engine_outer_test {
 
 namespace {
 
-using all_worlds::kQuick;
 using config::Config;
 using optim::Phase;
 using test::outer_config;
@@ -32,6 +31,8 @@ using thinwire::test::expect_error;
 using thinwire::test::Folder;
 using thinwire::test::KeptLog;
 using thinwire::test::same_bytes;
+
+const checkpoint::SaveOptions kQuick{.durable = false};
 
 Buffer params_of(const Sharded& training) {
   Buffer copy(training.params.size(), training.params.dtype());

@@ -1,23 +1,139 @@
 // SPDX-License-Identifier: Apache-2.0
 // From any number of ranks to any other: what moves, what is owed, and that
-// training goes on.
+// training goes on. THINWIRE_TEST_LONG takes all pairs of 1, 2, 3, 4, 5, 8.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
+#include <string>
+#include <variant>
+#include <vector>
 
-#include "engine/checkpoint/all_worlds.h"
+#include "engine/by_hand.h"
+#include "engine/checkpoint/saved.h"
 #include "support/folder.h"
+#include "support/long.h"
 #include "support/same_bits.h"
+#include "support/sanitizers.h"
+#include "thinwire/comm/local.h"
 
-namespace thinwire::engine::all_worlds::all_worlds_test {
+namespace thinwire::engine::all_worlds_test {
 
 namespace {
 
+using config::Config;
 using optim::Axis;
 using optim::Sharing;
+using test::Saved;
+using test::Sharded;
 using thinwire::test::Folder;
+using thinwire::test::is_long;
+using Doubles = std::vector<double>;
+
+const checkpoint::SaveOptions kQuick{.durable = false};
+
+// Returns the numbers of ranks that are tried.
+std::vector<int> worlds() {
+  if (!is_long()) return {1, 2, 3};
+  return thinwire::test::fewer_if_sanitized<int>({1, 2, 3, 4, 5, 8}, 3);
+}
+
+// Sizes around those of blocks, in two groups.
+ParameterLayout awkward_layout() {
+  return ParameterLayout::of({{"empty", {0}, 0},
+                              {"one", {1}, 0},
+                              {"b1023", {1023}, 1},
+                              {"b1024", {1024}, 0},
+                              {"b1025", {1025}, 1},
+                              {"b4097", {4097}, 0}});
+}
+
+// Several buckets, and nothing is clipped.
+Config config_of(const std::string& optimizer) {
+  Config config{.optimizer = test::optimizer_case(optimizer)};
+  config.comm.bucket_elements = 2048;
+  return config;
+}
+
+// Every element has a gradient on every rank, and none stands out.
+std::vector<float> gradient(std::int64_t t, int rank) {
+  const std::size_t n = awkward_layout().size();
+  std::vector<float> values = test::initial_params(n, 4);
+  const auto own =
+      test::initial_params(n, static_cast<int>(16 * t) + rank + 100);
+  for (std::size_t i = 0; i < n; ++i) values[i] = 0.3f * values[i] + own[i];
+  return values;
+}
+
+struct Trained : Sharded {
+  Trained(comm::Communicator& c, const Config& config)
+      : Sharded(c, config, {.layout = awkward_layout()}) {}
+
+  EngineReport step(std::int64_t t) {
+    const std::vector<float> values = gradient(t, comm.rank());
+    Buffer own(values.size(), DType::kFloat32);
+    kernels::convert(values, own.view());
+    engine.begin_backward();
+    for (std::size_t k = 0; k < layout.parameters().size(); ++k)
+      hand_over(own, k);
+    engine.end_backward();
+    return engine.step();
+  }
+};
+
+struct Plan {
+  std::string from{};  ///< Loaded, unless empty.
+  std::int64_t first = 1;
+  std::int64_t steps = 0;
+};
+
+// Ranks that train as planned and save; returns the checkpoint. A save
+// compares the ranks' replicas, so they are equal then.
+std::string run(int world, const Config& config, const std::string& root,
+                const Plan& plan) {
+  std::string saved;
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    Trained training(comm, config);
+    if (!plan.from.empty()) static_cast<void>(training.engine.load(plan.from));
+    for (std::int64_t t = plan.first; t < plan.first + plan.steps; ++t)
+      EXPECT_TRUE(training.step(t).applied);
+    const auto report = training.engine.save(root, {}, kQuick);
+    if (comm.rank() == 0) saved = report.path;
+  });
+  return saved;
+}
+
+Doubles doubles(const Buffer& values) {
+  std::vector<float> all(values.size());
+  kernels::convert(values.view(), all);
+  return {all.begin(), all.end()};
+}
+
+// Returns the mean of an array over the ranks that saved it.
+Doubles mean_of_ranks(Saved& saved, const std::string& name) {
+  Doubles mean;
+  const int world = saved.manifest().world;
+  for (int r = 0; r < world; ++r) {
+    const Doubles own = doubles(saved.arrays().read_all(name, r));
+    mean.resize(std::max(mean.size(), own.size()));
+    for (std::size_t i = 0; i < own.size(); ++i) mean[i] += own[i] / world;
+  }
+  return mean;
+}
+
+constexpr double kBeta = 0.9;
+
+Doubles mean_gradient(int world, std::int64_t t) {
+  Doubles mean(awkward_layout().size());
+  for (int r = 0; r < world; ++r) {
+    const std::vector<float> own = gradient(t, r);
+    for (std::size_t i = 0; i < own.size(); ++i)
+      mean[i] += double{own[i]} / world;
+  }
+  return mean;
+}
 
 // ---- what moves
 
@@ -106,91 +222,132 @@ TEST_P(AllWorlds, LoadWhatAnyOtherHasSavedAndGoOn) {
 
 // ---- what is owed
 
-// The momentum, and the mean of the ranks' residuals plus the servers'.
+// What all ranks have together.
 struct Account {
   Doubles momentum;
-  Doubles owed;
-  Doubles unit;  ///< Of what travels, per element.
+  Doubles owed;   // the mean of the ranks' residuals, and the servers'
+  Doubles unit;   // of what travels, per element
+  Doubles total;  // momenta and what is owed; 0/1 Adam: d (theta + u) and that
 };
 
 Account account(const std::string& path) {
   Saved saved(path);
-  const auto has = [&](const char* name) {
-    return saved.arrays().find(name) != nullptr;
-  };
   const std::size_t n = awkward_layout().size();
-  Account all{doubles(saved.arrays().read_all("exp_avg", -1)), Doubles(n),
-              Doubles(n, 1)};
-  const auto add = [&](const Doubles& values) {
-    for (std::size_t i = 0; i < values.size(); ++i) all.owed[i] += values[i];
+  const auto mean = [&](const char* name) {
+    const checkpoint::SavedArray* const array = saved.arrays().find(name);
+    if (array == nullptr) return Doubles(n);
+    return checkpoint::SavedArrays::is_per_rank(*array)
+               ? mean_of_ranks(saved, name)
+               : doubles(saved.arrays().read_all(name, -1));
   };
-  if (has("worker_error")) add(mean_of_ranks(saved, "worker_error"));
-  if (has("server_error"))
-    add(doubles(saved.arrays().read_all("server_error", -1)));
-  if (!has("scaling_coeff")) return all;
-  const Buffer scales = saved.arrays().read_all("scaling_coeff", -1);
-  const ParameterLayout layout = awkward_layout();
-  for (std::size_t k = 0; k < layout.parameters().size(); ++k) {
-    const Parameter& p = layout.parameters()[k];
-    std::fill_n(all.unit.begin() + static_cast<std::ptrdiff_t>(p.offset),
-                p.size, scales.as<double>()[k]);
+  Account all{mean("exp_avg"), mean("worker_error"), Doubles(n, 1), Doubles(n)};
+  const Doubles of_servers = mean("server_error");
+  if (saved.arrays().find("scaling_coeff") != nullptr) {
+    const Buffer scales = saved.arrays().read_all("scaling_coeff", -1);
+    const ParameterLayout layout = awkward_layout();
+    for (std::size_t k = 0; k < layout.parameters().size(); ++k) {
+      const Parameter& p = layout.parameters()[k];
+      std::fill_n(all.unit.begin() + static_cast<std::ptrdiff_t>(p.offset),
+                  p.size, scales.as<double>()[k]);
+    }
+  }
+  const bool is_local = saved.arrays().find("momentum_accumulator") != nullptr;
+  const std::vector<float> theta = saved.params();
+  const Doubles u = mean("momentum_accumulator");
+  const Doubles d = mean("denominator");
+  for (std::size_t i = 0; i < n; ++i) {
+    all.owed[i] += of_servers[i];
+    all.total[i] = all.owed[i] + (is_local ? d[i] * (double{theta[i]} + u[i])
+                                           : all.unit[i] * all.momentum[i]);
   }
   return all;
 }
 
-// y + e + d = x + e + d of before, x being the mean of the ranks' momenta.
-void expect_nothing_lost(const Account& before, const Account& after, int world,
-                         std::int64_t t) {
+// Of 0/1 Adam every step lowers the total by lr m^, and a sync moves nothing
+// but what travels. Of others y + e + d = x + e + d of before, x being the mean
+// of the ranks' momenta.
+void expect_step(const Config& config, const Account& before,
+                 const Account& after, int world, std::int64_t t) {
+  const auto* const local =
+      std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer);
+  const ParameterLayout layout = awkward_layout();
   const Doubles mean = mean_gradient(world, t);
-  for (std::size_t i = 0; i < mean.size(); ++i) {
-    const double x = kBeta * before.momentum[i] + (1 - kBeta) * mean[i];
-    const double want = before.unit[i] * x + before.owed[i];
-    const double got = after.unit[i] * after.momentum[i] + after.owed[i];
-    ASSERT_NEAR(got, want, 1e-5 * (1 + std::abs(want))) << "element " << i;
+  for (const Parameter& p : layout.parameters()) {
+    const double lr = local == nullptr
+                          ? 0
+                          : local->groups[p.group].learning_rate.value_or(
+                                local->learning_rate) /
+                                (1 - std::pow(kBeta, static_cast<double>(t)));
+    for (std::size_t i = p.offset; i < p.offset + p.size; ++i) {
+      const double m = kBeta * before.momentum[i] + (1 - kBeta) * mean[i];
+      const double want = local == nullptr ? before.unit[i] * m + before.owed[i]
+                                           : before.total[i] - lr * m;
+      ASSERT_NEAR(after.total[i], want, 1e-5 * (1 + std::abs(want)))
+          << "element " << i;
+    }
   }
 }
 
 class AllWorldsOwe : public ::testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, AllWorldsOwe,
-                         ::testing::Values("onebit_adam", "onebit_lamb"),
+                         ::testing::Values("onebit_adam", "onebit_lamb",
+                                           "zero_one_adam"),
                          [](const auto& tested) { return tested.param; });
 
-// Step by step, so the sum over all steps is what it would be.
+// Step by step, so the sum over all steps is what it would be. 0/1 Adam is
+// between two syncs.
 TEST_P(AllWorldsOwe, WhatTheyHaveLoadedUntilItIsDelivered) {
   const Config config = config_of(GetParam());
-  const std::int64_t steps = is_long() ? 20 : 3;
-  for (const int before : worlds()) {
-    const Folder folder;
-    const std::string saved =
-        run(before, config, folder.in("saved"), {.steps = 6});
-    const Account first = account(saved);
-    EXPECT_EQ(largest(first.owed) > 0, before > 1);
-    for (const int after : worlds()) {
-      SCOPED_TRACE(fmt::format("{} -> {}", before, after));
-      const std::string root = folder.in(fmt::format("on{}", after));
-      std::vector<std::string> paths;
-      comm::run_local_ranks(after, [&](comm::Communicator& comm) {
-        Trained training(comm, config);
-        static_cast<void>(training.engine.load(saved));
-        for (std::int64_t t = 7; t < 7 + steps; ++t) {
-          training.step(t);
-          const auto report = training.engine.save(root, {}, kQuick);
-          if (comm.rank() == 0) paths.push_back(report.path);
+  const bool is_local = GetParam() == "zero_one_adam";
+  const std::int64_t steps = is_long() ? 20 : is_local ? 7 : 3;
+  const std::vector<std::int64_t> moments =
+      !is_local    ? std::vector<std::int64_t>{6}
+      : !is_long() ? std::vector<std::int64_t>{8}
+                   : std::vector<std::int64_t>{6, 7, 8};
+  for (const std::int64_t done : moments)
+    for (const int before : worlds()) {
+      const Folder folder;
+      const std::string saved =
+          run(before, config, folder.in("saved"), {.steps = done});
+      const Account first = account(saved);
+      if (is_local)
+        EXPECT_EQ(Saved(saved).manifest().steps_behind, done - 6);
+      else
+        EXPECT_EQ(largest(first.owed) > 0, before > 1);
+      for (const int after : worlds()) {
+        SCOPED_TRACE(fmt::format("{} -> {} after {}", before, after, done));
+        const std::string root = folder.in(fmt::format("on{}", after));
+        std::vector<std::string> paths;
+        comm::run_local_ranks(after, [&](comm::Communicator& comm) {
+          Trained training(comm, config);
+          static_cast<void>(training.engine.load(saved));
+          for (std::int64_t t = done + 1; t <= done + steps; ++t) {
+            training.step(t);
+            const auto report = training.engine.save(root, {}, kQuick);
+            if (comm.rank() == 0) paths.push_back(report.path);
+          }
+        });
+        Account last = first;
+        std::int64_t syncs = 0;
+        for (std::int64_t t = done + 1; t <= done + steps; ++t) {
+          const auto& path = paths[static_cast<std::size_t>(t - done - 1)];
+          Account now = account(path);
+          SCOPED_TRACE(fmt::format("step {}", t));
+          ASSERT_NO_FATAL_FAILURE(expect_step(config, last, now, after, t));
+          if (Saved(path).manifest().steps_behind == 0) ++syncs;
+          last = std::move(now);
         }
-      });
-      Account last = first;
-      for (std::int64_t t = 7; t < 7 + steps; ++t) {
-        Account now = account(paths[static_cast<std::size_t>(t - 7)]);
-        SCOPED_TRACE(fmt::format("step {}", t));
-        ASSERT_NO_FATAL_FAILURE(expect_nothing_lost(last, now, after, t));
-        last = std::move(now);
+        if (is_local) {
+          EXPECT_GE(syncs, 2);
+          EXPECT_LT(syncs, steps);
+        } else {
+          EXPECT_EQ(largest(last.owed) > 0, after > 1);
+        }
       }
-      EXPECT_EQ(largest(last.owed) > 0, after > 1);
     }
-  }
 }
 
 }  // namespace
 
-}  // namespace thinwire::engine::all_worlds::all_worlds_test
+}  // namespace thinwire::engine::all_worlds_test

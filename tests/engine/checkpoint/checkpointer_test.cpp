@@ -2,22 +2,21 @@
 // When runs are saved, what stays, and how signals stop them.
 #include "thinwire/engine/checkpointer.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 
 #include "engine/by_hand.h"
 #include "support/errors.h"
 #include "support/folder.h"
+#include "support/kept_log.h"
 #include "support/ranks.h"
 #include "thinwire/checkpoint/inspect.h"
-#include "thinwire/core/log.h"
 
 namespace thinwire::engine::checkpointer_test {
 
@@ -27,6 +26,7 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using test::Driven;
 using thinwire::test::expect_error;
+using thinwire::test::KeptLog;
 
 config::Config config_of(const std::string& optimizer) {
   return {.optimizer = test::optimizer_case(optimizer)};
@@ -34,13 +34,6 @@ config::Config config_of(const std::string& optimizer) {
 
 class Checkpoints : public ::testing::Test {
  protected:
-  Checkpoints() {
-    set_log_sink([this](LogLevel level, std::string_view text) {
-      lines.push_back(fmt::format("{}: {}", to_string(level), text));
-    });
-  }
-  ~Checkpoints() override { set_log_sink({}); }
-
   // The steps of the complete ones.
   [[nodiscard]] std::set<std::int64_t> steps() const {
     std::set<std::int64_t> steps;
@@ -49,14 +42,10 @@ class Checkpoints : public ::testing::Test {
       if (its.complete) steps.insert(its.step);
     return steps;
   }
-  [[nodiscard]] std::size_t lines_with(std::string_view part) const {
-    return static_cast<std::size_t>(
-        std::count_if(lines.begin(), lines.end(), [part](const auto& line) {
-          return line.find(part) != std::string::npos;
-        }));
-  }
-  [[nodiscard]] CheckpointerOptions options() const {
+  [[nodiscard]] CheckpointerOptions options(
+      std::int64_t every_steps = 0) const {
     return {.root = root.string(),
+            .every_steps = every_steps,
             .keep_last = 0,
             .asynchronous = false,
             .save = {.durable = false}};
@@ -64,27 +53,50 @@ class Checkpoints : public ::testing::Test {
 
   const thinwire::test::Folder folder;
   const fs::path root = folder.in("checkpoints");
-  std::vector<std::string> lines;  // Called by one at a time.
 };
 
-EngineReport step(Driven& driven, std::int64_t t, bool overflows = false) {
-  driven.backward({.step = t, .overflows = overflows});
-  return driven.engine.step();
-}
+// A run that is saved as the options say.
+struct Saving {
+  Saving(comm::Communicator& comm, const config::Config& config,
+         const CheckpointerOptions& how)
+      : driven(comm, config), checkpointer(driven.engine, how) {}
+
+  EngineReport step(std::int64_t t, bool overflows = false) {
+    const auto report = driven.step({.step = t, .overflows = overflows});
+    checkpointer.after_step(report);
+    return report;
+  }
+  void steps(std::int64_t count) {
+    for (std::int64_t t = 1; t <= count; ++t) step(t);
+  }
+  // Until it is stopped; asks for that after step `from`.
+  std::int64_t until_stopped(std::int64_t from,
+                             const std::function<void()>& ask) {
+    std::int64_t t = 0;
+    while (!checkpointer.stop_requested() && t < 1000) {
+      const auto report = driven.step({.step = ++t});
+      if (t == from) ask();
+      checkpointer.after_step(report);
+    }
+    EXPECT_LT(t, 1000);
+    return t;
+  }
+
+  Driven driven;
+  Checkpointer checkpointer;
+};
 
 TEST_F(Checkpoints, AreSavedEverySoManySteps) {
   for (const bool asynchronous : {false, true})
     for (const int world : {1, 3}) {
       fs::remove_all(root);
-      lines.clear();
+      const KeptLog log;
       comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-        Driven driven(comm, config_of("adam"));
-        CheckpointerOptions how = options();
-        how.every_steps = 3;
+        CheckpointerOptions how = options(3);
         how.asynchronous = asynchronous;
-        Checkpointer checkpointer(driven.engine, how);
-        for (std::int64_t t = 1; t <= 7; ++t)
-          checkpointer.after_step(step(driven, t));
+        Saving run(comm, config_of("adam"), how);
+        Checkpointer& checkpointer = run.checkpointer;
+        run.steps(7);
         checkpointer.finish();
         EXPECT_EQ(checkpointer.totals().saves, 3);
         EXPECT_EQ(checkpointer.totals().failed, 0);
@@ -96,9 +108,9 @@ TEST_F(Checkpoints, AreSavedEverySoManySteps) {
         EXPECT_FALSE(checkpointer.stop_requested());
       });
       EXPECT_EQ(steps(), (std::set<std::int64_t>{3, 6, 7}));
-      EXPECT_EQ(lines.size(), 3u) << "of rank 0";
-      EXPECT_EQ(lines_with("info: saved " + root.string()), 3u);
-      EXPECT_EQ(lines_with("training held for"), 3u);
+      EXPECT_EQ(log.lines().size(), 3u) << "of rank 0";
+      EXPECT_EQ(log.count("saved " + root.string()), 3u);
+      EXPECT_EQ(log.count("training held for"), 3u);
     }
 }
 
@@ -107,27 +119,21 @@ TEST_F(Checkpoints, CountAppliedStepsAlone) {
     config::Config config = config_of("adam");
     config.precision.dtype = DType::kFloat16;
     config.precision.loss_scale.initial_scale = 1024;
-    Driven driven(comm, config);
-    CheckpointerOptions how = options();
-    how.every_steps = 2;
-    Checkpointer checkpointer(driven.engine, how);
+    Saving run(comm, config, options(2));
     for (std::int64_t t = 1; t <= 7; ++t)  // applied: 1, 2, 5, 6
-      checkpointer.after_step(step(driven, t, t == 3 || t == 4 || t == 7));
-    EXPECT_EQ(checkpointer.totals().saves, 2);
+      run.step(t, t == 3 || t == 4 || t == 7);
+    EXPECT_EQ(run.checkpointer.totals().saves, 2);
   });
   EXPECT_EQ(steps(), (std::set<std::int64_t>{2, 4}));
 }
 
 TEST_F(Checkpoints, AreNotDueAtOnceInAResumedRun) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    CheckpointerOptions how = options();
-    how.every_steps = 4;
     for (const std::int64_t first : {1, 6}) {
-      Driven driven(comm, config_of("onebit_adam"));
-      Checkpointer checkpointer(driven.engine, how);
+      Saving run(comm, config_of("onebit_adam"), options(4));
       int value = 0;
       if (first > 1) {
-        const auto report = driven.engine.load(root.string());
+        const auto report = run.driven.engine.load(root.string());
         EXPECT_EQ(report.step, first - 1);
         value = static_cast<int>(report.extra.common.integer("value"));
         EXPECT_EQ(report.extra.own.integer("rank"), comm.rank());
@@ -139,9 +145,9 @@ TEST_F(Checkpoints, AreNotDueAtOnceInAResumedRun) {
         return all;
       };
       for (std::int64_t t = first; t < first + 5; ++t)
-        checkpointer.after_step(step(driven, t), extra);
-      EXPECT_EQ(checkpointer.totals().saves, 1);
-      checkpointer.finish(extra);
+        run.checkpointer.after_step(run.driven.step({.step = t}), extra);
+      EXPECT_EQ(run.checkpointer.totals().saves, 1);
+      run.checkpointer.finish(extra);
       EXPECT_EQ(value, first == 1 ? 2 : 4);
     }
   });
@@ -150,14 +156,10 @@ TEST_F(Checkpoints, AreNotDueAtOnceInAResumedRun) {
 
 TEST_F(Checkpoints, KeepWhatRetentionSays) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("adam"));
-    CheckpointerOptions how = options();
-    how.every_steps = 1;
+    CheckpointerOptions how = options(1);
     how.keep_last = 2;
     how.keep_every = 4;
-    Checkpointer checkpointer(driven.engine, how);
-    for (std::int64_t t = 1; t <= 7; ++t)
-      checkpointer.after_step(step(driven, t));
+    Saving(comm, config_of("adam"), how).steps(7);
   });
   EXPECT_EQ(steps(), (std::set<std::int64_t>{4, 6, 7}));
 }
@@ -166,27 +168,23 @@ TEST_F(Checkpoints, KeepWhatRetentionSays) {
 TEST_F(Checkpoints, OfLocalStepsWaitForTheNextSync) {
   std::set<std::int64_t> want;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("zero_one_adam"));
+    Saving run(comm, config_of("zero_one_adam"), options(5));
     Driven plain(comm, config_of("zero_one_adam"));
-    CheckpointerOptions how = options();
-    how.every_steps = 5;
-    Checkpointer checkpointer(driven.engine, how);
     bool is_due = false;
     bool waited = false;
     std::set<std::int64_t> expected;
     for (std::int64_t t = 1; t <= 24; ++t) {
-      const EngineReport report = step(driven, t);
+      const EngineReport report = run.step(t);
       is_due = is_due || t % 5 == 0;
       waited = waited || (is_due && report.phase == optim::Phase::kLocal);
       if (is_due && report.phase != optim::Phase::kLocal) {
         expected.insert(t);
         is_due = false;
       }
-      checkpointer.after_step(report);
-      static_cast<void>(step(plain, t));
+      plain.step({.step = t});
     }
     EXPECT_TRUE(waited) << "the case has no local step where a save is due";
-    EXPECT_EQ(test::floats(driven.engine.masters()),
+    EXPECT_EQ(test::floats(run.driven.engine.masters()),
               test::floats(plain.engine.masters()));
     if (comm.rank() == 0) want = expected;
   });
@@ -195,15 +193,14 @@ TEST_F(Checkpoints, OfLocalStepsWaitForTheNextSync) {
 
 TEST_F(Checkpoints, AreSavedByRankZerosClock) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("adam"));
     CheckpointerOptions how = options();
     // Other ranks' clocks do not count.
     how.every = comm.rank() == 0 ? milliseconds(1) : std::chrono::hours(1);
-    Checkpointer checkpointer(driven.engine, how);
+    Saving run(comm, config_of("adam"), how);
     std::int64_t t = 0;
-    while (checkpointer.totals().saves < 2) {
+    while (run.checkpointer.totals().saves < 2) {
       ASSERT_LT(t, 1000);
-      checkpointer.after_step(step(driven, ++t));
+      run.step(++t);
     }
   });
   EXPECT_EQ(steps().size(), 2u);
@@ -216,17 +213,12 @@ TEST_F(Checkpoints, OneRanksWishStopsAllAfterTheSameStep) {
     fs::remove_all(root);
     std::vector<std::int64_t> stopped(3);
     comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of("zero_one_adam"));
-      Checkpointer checkpointer(driven.engine, options());
-      std::int64_t t = 0;
-      while (!checkpointer.stop_requested()) {
-        ASSERT_LT(t, 1000);
-        const EngineReport report = step(driven, ++t);
-        if (t == 5 && comm.rank() == asking) checkpointer.request_stop();
-        checkpointer.after_step(report);
-      }
-      stopped[static_cast<std::size_t>(comm.rank())] = t;
-      EXPECT_EQ(checkpointer.totals().saves, 1);
+      Saving run(comm, config_of("zero_one_adam"), options());
+      stopped[static_cast<std::size_t>(comm.rank())] =
+          run.until_stopped(5, [&] {
+            if (comm.rank() == asking) run.checkpointer.request_stop();
+          });
+      EXPECT_EQ(run.checkpointer.totals().saves, 1);
     });
     EXPECT_GE(stopped[0], 5);
     EXPECT_EQ(stopped[1], stopped[0]);
@@ -239,32 +231,24 @@ TEST_F(Checkpoints, AWindowIsFinishedBeforeAStop) {
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     config::Config config = config_of("adam");
     config.gradient_accumulation_steps = 2;
-    Driven driven(comm, config);
-    Checkpointer checkpointer(driven.engine, options());
-    checkpointer.request_stop();
-    driven.backward({.step = 1, .micro = 0});
-    checkpointer.after_step(driven.engine.step());
-    EXPECT_FALSE(checkpointer.stop_requested());
-    driven.backward({.step = 1, .micro = 1});
-    checkpointer.after_step(driven.engine.step());
-    EXPECT_TRUE(checkpointer.stop_requested());
+    Saving run(comm, config, options());
+    run.checkpointer.request_stop();
+    for (const std::int64_t micro : {0, 1}) {
+      run.checkpointer.after_step(run.driven.step({1, micro}));
+      EXPECT_EQ(run.checkpointer.stop_requested(), micro == 1);
+    }
   });
   EXPECT_EQ(steps(), (std::set<std::int64_t>{1}));
 }
 
 TEST_F(Checkpoints, ASignalStopsRanks) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("adam"));
     CheckpointerOptions how = options();
     how.signals = {SIGUSR1, SIGUSR2};
-    Checkpointer checkpointer(driven.engine, how);
-    std::int64_t t = 0;
-    while (!checkpointer.stop_requested()) {
-      ASSERT_LT(t, 1000);
-      const EngineReport report = step(driven, ++t);
-      if (t == 3 && comm.rank() == 0) raise(SIGUSR2);
-      checkpointer.after_step(report);
-    }
+    Saving run(comm, config_of("adam"), how);
+    run.until_stopped(3, [&] {
+      if (comm.rank() == 0) raise(SIGUSR2);
+    });
   });
   EXPECT_EQ(steps().size(), 1u);
   struct sigaction now {};
@@ -303,45 +287,37 @@ TEST_F(Checkpoints, ASecondSignalDoesWhatItDidBefore) {
 TEST_F(Checkpoints, APeriodicSaveThatFailsIsALineAndTheLastOneThrows) {
   std::ofstream(root) << "a file in the way\n";
   for (const bool asynchronous : {false, true}) {
-    lines.clear();
+    const KeptLog log;
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of("adam"));
-      CheckpointerOptions how = options();
-      how.every_steps = 2;
+      CheckpointerOptions how = options(2);
       how.asynchronous = asynchronous;
-      Checkpointer checkpointer(driven.engine, how);
-      for (std::int64_t t = 1; t <= 5; ++t)
-        checkpointer.after_step(step(driven, t));
+      Saving run(comm, config_of("adam"), how);
+      run.steps(5);
       expect_error(ErrorCode::kUnavailable, {root.string()},
-                   [&] { checkpointer.finish(); });
-      EXPECT_EQ(checkpointer.totals().saves, 0);
-      EXPECT_EQ(checkpointer.totals().failed, 2);
-      checkpointer.request_stop();
+                   [&] { run.checkpointer.finish(); });
+      EXPECT_EQ(run.checkpointer.totals().saves, 0);
+      EXPECT_EQ(run.checkpointer.totals().failed, 2);
+      run.checkpointer.request_stop();
       expect_error(ErrorCode::kUnavailable, {root.string()}, [&] {
-        for (std::int64_t t = 6; t < 1000; ++t)
-          checkpointer.after_step(step(driven, t));
+        for (std::int64_t t = 6; t < 1000; ++t) run.step(t);
       });
-      EXPECT_FALSE(checkpointer.stop_requested());
+      EXPECT_FALSE(run.checkpointer.stop_requested());
     });
-    EXPECT_GE(lines_with("warning: a checkpoint could not be saved, training "
-                         "continues: "),
-              2u);
-    EXPECT_EQ(lines_with("saved"), lines_with("could not be saved"));
+    EXPECT_GE(
+        log.count("a checkpoint could not be saved, training continues: "), 2u);
+    EXPECT_EQ(log.count("saved"), log.count("could not be saved"));
   }
 }
 
 TEST_F(Checkpoints, WhatTheyNeedComesBackAfterAFailure) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("adam"));
-    CheckpointerOptions how = options();
-    how.every_steps = 1;
-    Checkpointer checkpointer(driven.engine, how);
+    Saving run(comm, config_of("adam"), options(1));
     if (comm.rank() == 0) std::ofstream(root) << "in the way\n";
-    checkpointer.after_step(step(driven, 1));
+    run.step(1);
     if (comm.rank() == 0) fs::remove(root);
-    checkpointer.after_step(step(driven, 2));
-    EXPECT_EQ(checkpointer.totals().failed, 1);
-    EXPECT_EQ(checkpointer.totals().saves, 1);
+    run.step(2);
+    EXPECT_EQ(run.checkpointer.totals().failed, 1);
+    EXPECT_EQ(run.checkpointer.totals().saves, 1);
   });
   EXPECT_EQ(steps(), (std::set<std::int64_t>{2}));
 }
