@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "engine/by_hand.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -38,88 +40,90 @@ INSTANTIATE_TEST_SUITE_P(All, EngineAccumulation,
                                to_string(std::get<0>(tested.param)));
                          });
 
+// Who ends a window: the configuration's number of backwards, step(), or the
+// caller.
+enum class Ends { kByNumber, kByStep, kByCaller };
+
 // Sums are fp32 from the second backward on, and rounded for exact averages.
+void expect_sums(
+    comm::Communicator& comm, const Config& config, Ends ends,
+    const std::function<std::int64_t(std::int64_t)>& backwards_of) {
+  ByHand hand(comm, config,
+              {.max_grad_norm = config.gradient_clipping,
+               .lagged_clipping = config.lagged_clipping,
+               .bucket_elements = 16384});
+  Driven driven(comm, config);
+  constexpr Order orders[] = {Order::kReverse, Order::kPartly, Order::kPerRank,
+                              Order::kSilent};
+  std::int64_t applied = 0;
+  for (std::int64_t t = 1; t <= 6; ++t) {
+    const std::int64_t count = backwards_of(t);
+    const bool overflows = t == 3 && comm.rank() == 0;
+    const auto want =
+        hand.step(t, count, *config.gradient_accumulation_steps, overflows);
+    for (std::int64_t micro = 0; micro < count; ++micro) {
+      const bool is_last = micro == count - 1;
+      if (ends == Ends::kByCaller) {
+        driven.engine.set_accumulation_boundary(is_last);
+        EXPECT_EQ(driven.engine.is_boundary(), is_last);
+      }
+      driven.backward({t, micro, overflows && micro == 0},
+                      orders[(t + micro) % 4]);
+      EXPECT_EQ(driven.engine.is_boundary(), is_last || ends == Ends::kByStep);
+      if (ends == Ends::kByStep && !is_last) continue;
+      const EngineReport report = driven.engine.step();
+      EXPECT_EQ(report.at_boundary, is_last);
+      EXPECT_EQ(report.applied, is_last && t != 3);
+      if (report.applied) ++applied;
+      EXPECT_EQ(report.steps, applied);
+      if (report.applied) {
+        EXPECT_EQ(report.grad_norm, want.grad_norm);
+      }
+    }
+    EXPECT_EQ(driven.engine.loss_scale(), hand.loss_scale());
+    ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
+        << count << " backwards, step " << t;
+  }
+}
+
+// With 1-bit Adam also if compressed momentum is exchanged during backward.
 TEST_P(EngineAccumulation, EqualsTheSumWrittenByHand) {
   const auto& [dtype, optimizer] = GetParam();
-  for (const int world : {1, 3})
-    for (const std::int64_t count : {1, 2, 3, 4})
-      comm::run_local_ranks(world, [&, &type = dtype, &name = optimizer](
-                                       comm::Communicator& comm) {
-        const Config config = config_of(name.c_str(), type, count);
-        ByHand hand(comm, config, {.bucket_elements = 16384});
-        Driven driven(comm, config);
-        constexpr Order orders[] = {Order::kReverse, Order::kPartly,
-                                    Order::kPerRank, Order::kSilent};
-        for (std::int64_t t = 1; t <= 6; ++t) {
-          const bool overflows = t == 3 && comm.rank() == 0;
-          const auto want = hand.step(t, count, count, overflows);
-          for (std::int64_t micro = 0; micro < count; ++micro) {
-            driven.backward({t, micro, overflows && micro == 0},
-                            orders[(t + micro) % 4]);
-            EXPECT_EQ(driven.engine.is_boundary(), micro == count - 1);
-            const EngineReport report = driven.engine.step();
-            EXPECT_EQ(report.at_boundary, micro == count - 1);
-            EXPECT_EQ(report.applied, report.at_boundary && t != 3);
-            if (!report.at_boundary) continue;
-            EXPECT_EQ(report.grad_norm, want.grad_norm);
-          }
-          EXPECT_EQ(driven.engine.loss_scale(), hand.loss_scale());
-          ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
-              << count << " backwards, step " << t;
-        }
-      });
+  for (const bool is_early : {false, true})
+    for (const int world : {1, 3})
+      for (const std::int64_t count : {1, 2, 3, 4}) {
+        if (is_early && optimizer != "onebit_adam") continue;
+        Config config = config_of(optimizer, dtype, count);
+        if (is_early) config.gradient_clipping = 20;
+        config.lagged_clipping = is_early;
+        config.comm.compressed_during_backward = is_early;
+        comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+          expect_sums(comm, config, Ends::kByNumber,
+                      [count](std::int64_t) { return count; });
+        });
+      }
 }
 
 // Without a boundary that anybody set, step() ends the window.
 TEST_P(EngineAccumulation, UnmanagedSumsWhateverCameBeforeStep) {
   const auto& [dtype, optimizer] = GetParam();
-  comm::run_local_ranks(2, [&, &type = dtype,
-                            &name = optimizer](comm::Communicator& comm) {
-    const Config config = config_of(name.c_str(), type, 1, /*managed=*/false);
-    ByHand hand(comm, config, {.bucket_elements = 16384});
-    Driven driven(comm, config);
-    for (std::int64_t t = 1; t <= 6; ++t) {
-      const std::int64_t count = 1 + t % 3;
-      hand.step(t, count, 1, false);
-      for (std::int64_t micro = 0; micro < count; ++micro) {
-        driven.backward({t, micro}, Order::kPerRank);
-        EXPECT_TRUE(driven.engine.is_boundary());
-      }
-      const EngineReport report = driven.engine.step();
-      EXPECT_TRUE(report.at_boundary);
-      EXPECT_EQ(report.steps, t);
-      ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view())) << t;
-    }
+  const Config config = config_of(optimizer, dtype, 1, /*managed=*/false);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    expect_sums(comm, config, Ends::kByStep,
+                [](std::int64_t t) { return 1 + t % 3; });
   });
 }
 
 // The loss is divided by the configured number, whoever says when.
 TEST_P(EngineAccumulation, TheCallersBoundaryDecides) {
   const auto& [dtype, optimizer] = GetParam();
-  for (const bool managed : {true, false})
-    comm::run_local_ranks(
-        2, [&, &type = dtype, &name = optimizer](comm::Communicator& comm) {
-          const Config config = config_of(name.c_str(), type, 2, managed);
-          ByHand hand(comm, config, {.bucket_elements = 16384});
-          Driven driven(comm, config);
-          for (std::int64_t t = 1; t <= 6; ++t) {
-            const std::int64_t count = 1 + t % 4;
-            const auto want = hand.step(t, count, 2, false);
-            for (std::int64_t micro = 0; micro < count; ++micro) {
-              driven.engine.set_accumulation_boundary(micro == count - 1);
-              EXPECT_EQ(driven.engine.is_boundary(), micro == count - 1);
-              driven.backward({t, micro}, Order::kReverse);
-              const EngineReport report = driven.engine.step();
-              EXPECT_EQ(report.at_boundary, micro == count - 1);
-              EXPECT_EQ(report.steps, report.at_boundary ? t : t - 1);
-              if (report.at_boundary) {
-                EXPECT_EQ(report.grad_norm, want.grad_norm);
-              }
-            }
-            ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
-                << t;
-          }
-        });
+  for (const bool managed : {true, false}) {
+    const Config config = config_of(optimizer, dtype, 2, managed);
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      expect_sums(comm, config, Ends::kByCaller,
+                  [](std::int64_t t) { return 1 + t % 4; });
+    });
+  }
 }
 
 // A micro-batch would be lost, or added to gradients that have left.
@@ -151,30 +155,6 @@ TEST(EngineAccumulationErrors, NoBackwardAfterTheLastOneOfAWindow) {
             EXPECT_EQ(floats(driven.params.view()), floats(hand.params.view()));
           }
         });
-}
-
-// "no_sync": the backward after it is the window's last.
-TEST(EngineAccumulation, SumsWhatCameWithoutABoundary) {
-  for (const DType dtype : kDTypes)
-    for (const std::int64_t count : {1, 2, 5})
-      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-        const Config config = config_of("adam", dtype);
-        ByHand hand(comm, config, {.bucket_elements = 16384});
-        Driven driven(comm, config);
-        for (std::int64_t t = 1; t <= 3; ++t) {
-          hand.step(t, count + 1, 1, false);
-          driven.engine.set_accumulation_boundary(false);
-          for (std::int64_t micro = 0; micro < count; ++micro) {
-            driven.backward({t, micro});
-            EXPECT_FALSE(driven.engine.step().at_boundary);
-          }
-          driven.engine.set_accumulation_boundary(std::nullopt);
-          driven.backward({t, count});
-          EXPECT_TRUE(driven.engine.step().applied);
-          ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
-              << t;
-        }
-      });
 }
 
 TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {

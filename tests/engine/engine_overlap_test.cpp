@@ -126,6 +126,31 @@ TEST(EngineOverlap, SendsOncePerWindow) {
   });
 }
 
+// Otherwise others could pass without anything being sent early.
+TEST(EngineOverlap, SendsCompressedMomentumInTheLastBackward) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    Config config = config_of("onebit_adam", 5000);
+    config.gradient_accumulation_steps = 2;
+    config.comm.compressed_during_backward = true;
+    Driven driven(comm, config);
+    for (std::int64_t t = 1; t <= 5; ++t) {
+      driven.backward({t, 0});
+      (void)driven.engine.step();
+      const std::uint64_t before = comm.counters().bytes_sent;
+      driven.backward({t, 1});
+      const std::uint64_t in_backward = comm.counters().bytes_sent - before;
+      const EngineReport report = driven.engine.step();
+      EXPECT_EQ(report.bytes_sent, comm.counters().bytes_sent - before);
+      EXPECT_EQ(report.late_elements, 0u);
+      if (t > 3) {
+        EXPECT_EQ(report.phase, optim::Phase::kCompressed);
+        EXPECT_GT(in_backward, report.bytes_sent / 2);
+      }
+      (void)driven.engine.state_dict();  // nothing is under way any more
+    }
+  });
+}
+
 TEST(EngineBytes, CountWhatBackwardSent) {
   for (const int world : {1, 2, 3, 4})
     for (const DType dtype : {DType::kFloat32, DType::kFloat16})
