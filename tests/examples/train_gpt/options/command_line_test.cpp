@@ -4,10 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
-#include <cstring>
-#include <iterator>
-#include <sstream>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,18 +21,8 @@ namespace {
 using Signals = std::vector<int>;
 using test::ScopedVariable;
 
-// The words of a line.
-Options parse_line(const std::string& line) {
-  std::istringstream words(line);
-  const std::vector<std::string> all(std::istream_iterator<std::string>(words),
-                                     {});
-  std::vector<const char*> arguments;
-  for (const std::string& word : all) arguments.push_back(word.c_str());
-  return parse(std::move(arguments));
-}
-
 TEST(CommandLine, ReadsEveryFlag) {
-  const Options options = parse_line(
+  const Options options = parse(
       "b.txt --optimizer adam --steps 30 --batch=2 --context 16 --layers 2 "
       "--width 24 --heads 3 --lr 2e-3 --semantics corrected --clip 0 "
       "--seed 18446744073709551615 --out o --quiet --comm local --ranks 3 "
@@ -63,7 +52,7 @@ TEST(CommandLine, ReadsEveryFlag) {
 }
 
 TEST(CommandLine, WhatIsNotGivenIsUnset) {
-  const Options options = parse({});
+  const Options options = parse("");
   EXPECT_EQ(options.optimizer, std::nullopt);
   EXPECT_EQ(options.lr, std::nullopt);
   EXPECT_EQ(options.freeze_step, std::nullopt);
@@ -73,55 +62,52 @@ TEST(CommandLine, WhatIsNotGivenIsUnset) {
 }
 
 TEST(CommandLine, TheLaterOfTwoValuesCounts) {
-  EXPECT_EQ(parse({"--steps", "3", "--steps", "5"}).steps, 5);
+  EXPECT_EQ(parse("--steps 3 --steps 5").steps, 5);
 }
 
 TEST(CommandLine, NamesFlagRangeAndValue) {
-  EXPECT_THROW(static_cast<void>(parse_all({})), CLI::ParseError);  // no --data
-  for (const char* flag : {"--steps", "--batch", "--context", "--layers",
-                           "--width", "--heads", "--freeze-step"})
-    expect_usage_error({flag, "must be in 1 .. 2147483647", "got '0'"},
-                       {flag, "0"});
-  for (const char* flag : {"--warmup-steps", "--keep-last", "--keep-every"})
-    expect_usage_error({flag, "must be in 0 .. 2147483647", "got '-1'"},
-                       {flag, "-1"});
-  for (const char* flag : {"--lr", "--weight-decay", "--clip"})
+  EXPECT_THROW(static_cast<void>(parse_all("")), CLI::ParseError);  // no --data
+  for (const std::string flag : {"--steps", "--batch", "--context", "--layers",
+                                 "--width", "--heads", "--freeze-step"})
+    expect_usage_error(flag + " 0",
+                       {flag, "must be in 1 .. 2147483647", "got '0'"});
+  for (const std::string flag :
+       {"--warmup-steps", "--keep-last", "--keep-every"})
+    expect_usage_error(flag + " -1",
+                       {flag, "must be in 0 .. 2147483647", "got '-1'"});
+  for (const std::string flag : {"--lr", "--weight-decay", "--clip"})
     for (const char* value : {"-1", "nan", "inf", "fast"})
-      expect_usage_error({flag, "must be finite and at least 0", value},
-                         {flag, value});
-  expect_usage_error({"--steps", "must be in", "many"}, {"--steps", "many"});
-  expect_usage_error({"--freeze-step", "or auto, got 'soon'"},
-                     {"--freeze-step", "soon"});
-  expect_usage_error({"--optimizer", "adam, onebit_adam, lamb", "'sgd'"},
-                     {"--optimizer", "sgd"});
-  expect_usage_error({"--semantics", "one of corrected, deepspeed", "'exact'"},
-                     {"--semantics", "exact"});
-  expect_usage_error({"--comm", "one of local, mpi", "'tcp'"},
-                     {"--comm", "tcp"});
-  expect_usage_error({"--ranks", "1 .. 1024", "'0'"},
-                     {"--comm", "local", "--ranks", "0"});
-  expect_usage_error({"--heads must be a divisor of --width 128, got 3"},
-                     {"--heads", "3"});
-  expect_usage_error({"--ranks needs --comm local"}, {"--ranks", "2"});
+      expect_usage_error(flag + ' ' + value,
+                         {flag, "must be finite and at least 0", value});
+  expect_usage_error("--steps many", {"--steps", "must be in", "many"});
+  expect_usage_error("--freeze-step soon",
+                     {"--freeze-step", "or auto, got 'soon'"});
+  expect_usage_error("--optimizer sgd",
+                     {"--optimizer", "adam, onebit_adam, lamb", "'sgd'"});
+  expect_usage_error("--semantics exact",
+                     {"--semantics", "one of corrected, deepspeed", "'exact'"});
+  expect_usage_error("--comm tcp", {"--comm", "one of local, mpi", "'tcp'"});
+  expect_usage_error("--comm local --ranks 0", {"--ranks", "1 .. 1024", "'0'"});
+  expect_usage_error("--heads 3",
+                     {"--heads must be a divisor of --width 128, got 3"});
+  expect_usage_error("--ranks 2", {"--ranks needs --comm local"});
 }
 
 TEST(CommandLine, UnknownFlagsNameTheNearest) {
-  expect_usage_error({"no flag --warmup; the nearest is --warmup-steps"},
-                     {"--warmup", "3"});
-  expect_usage_error({"no flag --stpes; the nearest is --steps"},
-                     {"--stpes=3"});
-  expect_usage_error({"no flag --clip-norm; the nearest is --clip"},
-                     {"--clip-norm", "rms"});
-  // Not --validate-every, which is a key and no flag.
-  expect_usage_error(
-      {"no flag --variance-refresh; the nearest is --save-every"},
-      {"--variance-refresh", "9"});
+  for (const auto& [flag, nearest] :
+       {std::pair{"--warmup 3", "--warmup; the nearest is --warmup-steps"},
+        std::pair{"--stpes=3", "--stpes; the nearest is --steps"},
+        std::pair{"--clip-norm rms", "--clip-norm; the nearest is --clip"},
+        // Not --validate-every, which is a key and no flag.
+        std::pair{"--variance-refresh 9",
+                  "--variance-refresh; the nearest is --save-every"}})
+    expect_usage_error(flag, {std::string("no flag ") + nearest});
 }
 
 // Each replacement is one that --set takes.
 TEST(CommandLine, FlagsOfEarlierVersionsNameTheSetting) {
   for (const auto& [flag, setting, optimizer] :
-       std::initializer_list<std::array<const char*, 3>>{
+       std::initializer_list<std::array<std::string, 3>>{
            {"--accumulate", "gradient_accumulation_steps=2", "adam"},
            {"--precision", "bf16.enabled=true", "adam"},
            {"--precision", "fp16.enabled=true", "adam"},
@@ -134,58 +120,54 @@ TEST(CommandLine, FlagsOfEarlierVersionsNameTheSetting) {
             "zero_one_adam"},
            {"--validate-every", "train_gpt.validate_every=5", "adam"},
            {"--validate-bytes", "train_gpt.validate_bytes=64", "adam"}}) {
-    SCOPED_TRACE(setting);
-    const std::string key(setting, std::strchr(setting, '='));
-    expect_usage_error({std::string("no flag ") + flag + "; write --set ", key},
-                       {flag, "1"});
-    EXPECT_NO_THROW(parse({"--optimizer", optimizer, "--set", setting}));
+    const std::string key = setting.substr(0, setting.find('='));
+    expect_usage_error(flag + " 1",
+                       {"no flag " + flag + "; write --set ", key});
+    EXPECT_NO_THROW(parse("--optimizer " + optimizer + " --set " + setting));
   }
 }
 
 TEST(CommandLine, KeysWithoutAFlagAreSet) {
-  const Options options = parse({"--set", "train_gpt.validate_every=5", "--set",
-                                 "train_gpt.validate_bytes=64"});
+  const Options options = parse(
+      "--set train_gpt.validate_every=5 --set train_gpt.validate_bytes=64");
   EXPECT_EQ(options.validate_every, 5);
   EXPECT_EQ(options.validate_bytes, 64u);
-  expect_usage_error({"--set", "--validate-every", "got '-1'"},
-                     {"--set", "train_gpt.validate_every=-1"});
-  expect_usage_error({"validate_every or validate_bytes", "got steps"},
-                     {"--set", "train_gpt.steps=3"});
+  expect_usage_error("--set train_gpt.validate_every=-1",
+                     {"--set", "--validate-every", "got '-1'"});
+  expect_usage_error("--set train_gpt.steps=3",
+                     {"validate_every or validate_bytes", "got steps"});
 }
 
-TEST_F(ConfigFile, NeitherInputNorTelemetryLiesInTheOutput) {
-  const std::string folder = path + "_out";
+TEST(CommandLine, NeitherInputNorTelemetryLiesInTheOutput) {
+  const test::Folder all;
+  const std::string folder = all.in("out");
   const auto refused = [](const std::string& file, const std::string& out) {
-    const std::string setting = "telemetry.path=" + file;
-    expect_usage_error({"telemetry.path: '" + file, "--out '" + out},
-                       {"--out", out.c_str(), "--set", setting.c_str()});
-    expect_usage_error({"--data: '" + file, "--out '" + out},
-                       {file.c_str(), "--out", out.c_str()});
+    expect_usage_error("--out " + out + " --set telemetry.path=" + file,
+                       {"telemetry.path: '" + file, "--out '" + out});
+    expect_usage_error(file + " --out " + out,
+                       {"--data: '" + file, "--out '" + out});
   };
   refused(folder + "/metrics.jsonl", folder);
   refused(folder + "/new/../metrics.jsonl", folder + "/.");
   refused(folder + "/deeper/a.txt", folder);
   std::filesystem::create_directory(folder);
-  const std::string link = path + "_link";
+  const std::string link = all.in("link");
   std::filesystem::create_symlink(folder, link);
   refused(folder + "/metrics.jsonl", link);
   std::filesystem::remove(link);
   const std::string loop = folder + "/metrics.jsonl";
   std::filesystem::create_symlink(loop, loop);
   refused(loop, folder);
-  EXPECT_NO_THROW(parse({loop.c_str(), "--out", link.c_str()}));
-  std::filesystem::remove_all(folder);
+  EXPECT_NO_THROW(parse(loop + " --out " + link));
   // Beside it, whatever the names begin with.
-  const std::string beside = folder + ".txt";
-  EXPECT_NO_THROW(parse({beside.c_str(), "--out", folder.c_str()}));
+  EXPECT_NO_THROW(parse(folder + ".txt --out " + folder));
 }
 
 TEST(CommandLine, CompareTakesFolders) {
-  const Invocation invocation =
-      parse_all({"--compare", "a", "b", "--out", "c"});
+  const Invocation invocation = parse_all("--compare a b --out c");
   EXPECT_EQ(invocation.compare, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(invocation.options.out, "c");
-  expect_usage_error({"--compare needs --out"}, {"--compare", "a", "b"});
+  expect_usage_error("--compare a b", {"--compare needs --out"});
 }
 
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
@@ -193,8 +175,7 @@ TEST_F(ConfigFile, GivesWhatFlagsDoNot) {
             "warmup_steps": 5, "weight-decay": 0, "freeze_step": "auto",
             "clip": 3, "quiet": true, "seed": 12, "validate_every": 7,
             "set": ["overlap=false"]}})");
-  const Options options =
-      parse_all({"--config", path.c_str(), "--seed", "3"}).options;
+  const Options options = parse_all(config + "--seed 3").options;
   EXPECT_EQ(options.data, (std::vector<std::string>{"x", "y"}));
   EXPECT_EQ(options.steps, 30);
   EXPECT_EQ(options.lr, 0.002);
@@ -212,7 +193,7 @@ TEST_F(ConfigFile, IsCheckedLikeFlags) {
                               std::initializer_list<std::string> parts) {
     SCOPED_TRACE(text);
     write(text);
-    expect_usage_error(parts, {"--config", path.c_str()});
+    expect_usage_error(config, parts);
   };
   refused(R"({"train_gpt": {"step": 30}})",
           {path, "train_gpt has no key step; the nearest is steps"});
@@ -230,18 +211,17 @@ TEST_F(ConfigFile, IsCheckedLikeFlags) {
   refused(R"({"train_gpt": )", {path});
   refused("[]", {path, "object"});
   std::filesystem::remove(path);
-  expect_usage_error({path}, {"--config", path.c_str()});
+  expect_usage_error(config, {path});
 }
 
 // ---- saving
 
-Saving saving(std::vector<const char*> arguments) {
-  arguments.insert(arguments.begin(), {"--data", "a.txt"});
-  return parse_all(std::move(arguments)).saving;
+Saving saving(const std::string& flags) {
+  return parse_all("--data a.txt " + flags).saving;
 }
 
 TEST(Saving, HappensOnlyIfAskedFor) {
-  const Saving none = saving({});
+  const Saving none = saving("");
   EXPECT_FALSE(none.is_periodic());
   EXPECT_EQ(none.files.root, "out/train_gpt/checkpoints");
   EXPECT_EQ(none.files.keep_last, 2);
@@ -251,12 +231,10 @@ TEST(Saving, HappensOnlyIfAskedFor) {
 }
 
 TEST(Saving, FollowsAllFlags) {
-  const std::vector<const char*> flags{
-      "--out",         "o",        "--save-every",      "20",
-      "--keep-last",   "5",        "--keep-every",      "100",
-      "--save-sync",   "--resume", "c/step-1",          "--resume-fallback",
-      "--checkpoints", "c",        "--resume-new-data", "--save-on",
-      "USR2,TERM,INT"};
+  const std::string flags =
+      "--out o --save-every 20 --keep-last 5 --keep-every 100 --save-sync "
+      "--resume c/step-1 --resume-fallback --checkpoints c --resume-new-data "
+      "--save-on USR2,TERM,INT";
   const Saving all = saving(flags);
   EXPECT_EQ(all.files.every_steps, 20);
   EXPECT_EQ(all.files.every.count(), 0);
@@ -272,69 +250,73 @@ TEST(Saving, FollowsAllFlags) {
 }
 
 TEST(Saving, TellsTimesFromSteps) {
-  const Saving timed = saving({"--save-every", "10min"});
+  const Saving timed = saving("--save-every 10min");
   EXPECT_EQ(timed.files.every, std::chrono::minutes(10));
   EXPECT_EQ(timed.files.every_steps, 0);
   EXPECT_TRUE(timed.is_periodic());
-  for (const char* wrong : {"0", "-1", "10 min", "min", "1.5", "9999999999"})
-    expect_usage_error(
-        {"--save-every", "must be steps in 1 .. ", "10min", wrong},
-        {"--save-every", wrong});
+  for (const std::string wrong :
+       {"0", "-1", "10 min", "min", "1.5", "9999999999"})
+    expect_usage_error_of(
+        [&] {
+          return parse_words({"--data", "a.txt", "--save-every", wrong});
+        },
+        {"--save-every", "must be steps in 1 .. ", "10min", wrong});
 }
 
 TEST(Saving, ResumeAloneIsAuto) {
-  EXPECT_EQ(parse({"--resume"}).resume, kAutoResume);
-  EXPECT_EQ(parse({"--resume", "--steps", "7"}).resume, kAutoResume);
-  EXPECT_EQ(parse({"--resume", "auto"}).resume, kAutoResume);
-  EXPECT_EQ(parse({"--resume", "a", "--resume", "b"}).resume, "b");
+  for (const char* alone : {"--resume", "--resume --steps 7", "--resume auto"})
+    EXPECT_EQ(parse(alone).resume, kAutoResume) << alone;
+  EXPECT_EQ(parse("--resume a --resume b").resume, "b");
 }
 
 TEST(Saving, NamesWhatIsWrong) {
-  expect_usage_error({"--save-on", "USR1, USR2, TERM, INT", "HUP"},
-                     {"--save-on", "USR1,HUP"});
-  expect_usage_error({"--resume-fallback needs --resume"},
-                     {"--resume-fallback"});
-  expect_usage_error({"--resume-new-data needs --resume"},
-                     {"--resume-new-data"});
-  for (const char* same : {"o", "./o", "o/", "p/../o"})
-    expect_usage_error({"--checkpoints must be another directory than --out"},
-                       {"--out", "o", "--checkpoints", same});
-  for (const char* flag : {"--checkpoints", "--resume"})
-    expect_usage_error({flag, "must be a directory, got ''"}, {flag, ""});
+  expect_usage_error("--save-on USR1,HUP",
+                     {"--save-on", "USR1, USR2, TERM, INT", "HUP"});
+  for (const std::string flag : {"--resume-fallback", "--resume-new-data"})
+    expect_usage_error(flag, {flag + " needs --resume"});
+  for (const std::string same : {"o", "./o", "o/", "p/../o"})
+    expect_usage_error("--out o --checkpoints " + same,
+                       {"--checkpoints must be another directory than --out"});
+  for (const std::string flag : {"--checkpoints", "--resume"})
+    expect_usage_error_of(
+        [&] {
+          return parse_words({"--data", "a.txt", flag, ""});
+        },
+        {flag, "must be a directory, got ''"});
 }
 
 // SIGTERM is mpirun's word for a rank that has died.
 TEST(Saving, SignalsDependOnTheLauncher) {
   const Signals all{SIGUSR1, SIGTERM, SIGINT};
-  EXPECT_EQ(saving({"--save-every", "5"}).signals, all);
-  EXPECT_EQ(saving({"--resume"}).signals, all);
-  EXPECT_EQ(saving({"--checkpoints", "c"}).signals, all);
+  for (const char* saves : {"--save-every 5", "--resume", "--checkpoints c"})
+    EXPECT_EQ(saving(saves).signals, all) << saves;
   {
     const ScopedVariable size("OMPI_COMM_WORLD_SIZE", "4");
-    EXPECT_EQ(saving({"--save-every", "5"}).signals, Signals{SIGUSR1});
-    EXPECT_EQ(saving({"--save-on", "USR2"}).signals, Signals{SIGUSR2});
-    expect_usage_error({"--save-on must be USR1 or USR2 under mpirun", "TERM"},
-                       {"--save-on", "TERM"});
+    EXPECT_EQ(saving("--save-every 5").signals, Signals{SIGUSR1});
+    EXPECT_EQ(saving("--save-on USR2").signals, Signals{SIGUSR2});
+    expect_usage_error("--save-on TERM",
+                       {"--save-on must be USR1 or USR2 under mpirun", "TERM"});
   }
   const ScopedVariable size("PMI_SIZE", "4");
-  EXPECT_EQ(saving({"--save-every", "5"}).signals, Signals{SIGUSR1});
+  EXPECT_EQ(saving("--save-every 5").signals, Signals{SIGUSR1});
   const ScopedVariable tasks("SLURM_STEP_NUM_TASKS", "4");
-  EXPECT_EQ(saving({"--save-every", "5"}).signals, all);
+  EXPECT_EQ(saving("--save-every 5").signals, all);
 }
 
 TEST_F(ConfigFile, SaysOfSavingWhatNoFlagDoes) {
   write(R"({"thinwire": {"checkpoint": {"root": "C", "every_steps": 9,
             "keep_last": 4, "asynchronous": false}},
             "train_gpt": {"resume": "auto", "save_on": "USR2"}})");
-  const Saving file = saving({"--config", path.c_str()});
+  const Saving file = saving(config);
   EXPECT_EQ(file.files.root, "C");
   EXPECT_EQ(file.files.every_steps, 9);
   EXPECT_EQ(file.files.keep_last, 4);
   EXPECT_FALSE(file.files.asynchronous);
   EXPECT_EQ(file.signals, Signals{SIGUSR2});
   const Saving flags =
-      saving({"--config", path.c_str(), "--save-every", "2h", "--keep-last",
-              "1", "--checkpoints", "D", "--set", "checkpoint.keep_every=7"});
+      saving(config +
+             "--save-every 2h --keep-last 1 --checkpoints D --set "
+             "checkpoint.keep_every=7");
   EXPECT_EQ(flags.files.root, "D");
   EXPECT_EQ(flags.files.every_steps, 0);
   EXPECT_EQ(flags.files.every, std::chrono::hours(2));

@@ -4,34 +4,43 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
-#include <filesystem>
+#include <algorithm>
 #include <fstream>
 #include <initializer_list>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "examples/train_gpt/options/command_line.h"
+#include "support/folder.h"
 
 namespace thinwire::train_gpt {
 
-inline Invocation parse_all(std::vector<const char*> arguments) {
+inline Invocation parse_words(std::vector<std::string> words) {
   CLI::App app("", "train_gpt");
   CommandLine command_line(app);
-  arguments.insert(arguments.begin(), "train_gpt");
-  app.parse(static_cast<int>(arguments.size()), arguments.data());
+  std::ranges::reverse(words);  // as CLI11 wants them
+  app.parse(words);
   return command_line.finish();
 }
 
-inline Options parse(std::vector<const char*> arguments) {
-  arguments.insert(arguments.begin(), {"--data", "a.txt"});
-  return parse_all(std::move(arguments)).options;
+// A line's words are what stands between spaces.
+inline Invocation parse_all(const std::string& line) {
+  std::istringstream words(line);
+  return parse_words({std::istream_iterator<std::string>(words), {}});
+}
+
+inline Options parse(const std::string& line) {
+  return parse_all("--data a.txt " + line).options;
 }
 
 // Expects wrong usage whose message has all of `parts`.
-inline void expect_usage_error(std::initializer_list<std::string> parts,
-                               std::vector<const char*> arguments) {
+template <class Call>
+void expect_usage_error_of(const Call& call,
+                           std::initializer_list<std::string> parts) {
   try {
-    static_cast<void>(parse(std::move(arguments)));
+    static_cast<void>(call());
   } catch (const CLI::ParseError& error) {
     EXPECT_NE(error.get_exit_code(), 0);
     for (const std::string& part : parts)
@@ -42,17 +51,19 @@ inline void expect_usage_error(std::initializer_list<std::string> parts,
   ADD_FAILURE() << "no error was thrown";
 }
 
+inline void expect_usage_error(const std::string& line,
+                               std::initializer_list<std::string> parts) {
+  SCOPED_TRACE(line);
+  expect_usage_error_of([&] { return parse(line); }, parts);
+}
+
 class ConfigFile : public ::testing::Test {
  protected:
   void write(const std::string& text) { std::ofstream(path) << text; }
-  void TearDown() override { std::filesystem::remove(path); }
 
-  const std::string path =
-      std::filesystem::temp_directory_path() /
-      ("thinwire_command_line_test_" +
-       std::string(
-           ::testing::UnitTest::GetInstance()->current_test_info()->name()) +
-       ".json");
+  const test::Folder folder{};
+  const std::string path = folder.in("config.json");
+  const std::string config = "--config " + path + " ";
 };
 
 }  // namespace thinwire::train_gpt
