@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "examples/train_gpt/report/units.h"
 
@@ -42,38 +45,32 @@ TEST(Progress, WithoutATerminalThereIsALineAtEveryTenth) {
   EXPECT_NE(text.find("250/500  loss 2.500  val 2.250  "), std::string::npos);
 }
 
-// The first steps took 1 s, those of another stage take 0.1 s.
+// Of 1000 steps, the first hundred took 1 s each; or one step took 40 s.
 TEST(Progress, SpeedAndTimeLeftAreOfTheLastTenSeconds) {
-  std::ostringstream out;
-  Progress progress(out, Progress::Style::kLines, "adam", 1000);
-  for (std::int64_t step = 1; step <= 1000; ++step) {
-    StepRow now = row(step);
-    now.seconds = step <= 100 ? 1 : 0.1;
-    progress.step(now);
-  }
-  const std::string text = out.str();
-  EXPECT_NE(text.find("100/1000  loss 2.500  2.05k tokens/s  58.3 KB/step  "
-                      "exact  15:00 left\n"),
-            std::string::npos)
-      << text;
-  EXPECT_NE(text.find("300/1000  loss 2.500  20.5k tokens/s  58.3 KB/step  "
-                      "exact  1:10 left\n"),
-            std::string::npos)
-      << text;
-}
-
-TEST(Progress, AStepThatTakesLongIsTakenAlone) {
-  std::ostringstream out;
-  Progress progress(out, Progress::Style::kLines, "adam", 4);
-  for (std::int64_t step = 1; step <= 2; ++step) {
-    StepRow now = row(step);
-    now.seconds = step == 1 ? 5 : 40;
-    progress.step(now);
-  }
-  EXPECT_NE(out.str().find("2/4  loss 2.500  51 tokens/s  58.3 KB/step  "
-                           "exact  1:20 left\n"),
-            std::string::npos)
-      << out.str();
+  const auto text_of = [](std::int64_t steps, std::vector<double> seconds) {
+    std::ostringstream out;
+    Progress progress(out, Progress::Style::kLines, "adam", steps);
+    for (std::size_t i = 0; i < seconds.size(); ++i) {
+      StepRow now = row(static_cast<std::int64_t>(i) + 1);
+      now.seconds = seconds[i];
+      progress.step(now);
+    }
+    return out.str();
+  };
+  std::vector<double> faster(1000, 0.1);
+  std::fill_n(faster.begin(), 100, 1.0);
+  const std::string many = text_of(1000, faster), few = text_of(4, {5, 40});
+  for (const auto& [text, line] :
+       {std::pair{many,
+                  "100/1000  loss 2.500  2.05k tokens/s  58.3 KB/step  "
+                  "exact  15:00 left\n"},
+        std::pair{many,
+                  "300/1000  loss 2.500  20.5k tokens/s  58.3 KB/step  "
+                  "exact  1:10 left\n"},
+        std::pair{few,
+                  "2/4  loss 2.500  51 tokens/s  58.3 KB/step  exact  "
+                  "1:20 left\n"}})
+    EXPECT_NE(text.find(line), std::string::npos) << text;
 }
 
 TEST(Progress, WithoutATerminalThereIsALineEvery30Seconds) {
@@ -111,29 +108,21 @@ TEST(Progress, QuietPrintsNothing) {
   EXPECT_EQ(Progress::style_for_stderr(true), Progress::Style::kNone);
 }
 
-TEST(Units, BytesHaveThreeDigitsAndAUnit) {
-  EXPECT_EQ(format_bytes(0), "0 B");
-  EXPECT_EQ(format_bytes(999), "999 B");
-  EXPECT_EQ(format_bytes(1000), "1.00 KB");
-  EXPECT_EQ(format_bytes(58'300), "58.3 KB");
-  EXPECT_EQ(format_bytes(999'499), "999 KB");
-  EXPECT_EQ(format_bytes(999'500), "1.00 MB");
-  EXPECT_EQ(format_bytes(5'595'648), "5.60 MB");
-  EXPECT_EQ(format_bytes(3e15), "3000 TB");
-}
-
-TEST(Units, DurationsGrowWithTheirSize) {
-  EXPECT_EQ(format_duration(0), "0 s");
-  EXPECT_EQ(format_duration(59.4), "59 s");
-  EXPECT_EQ(format_duration(59.5), "1:00");
-  EXPECT_EQ(format_duration(187), "3:07");
-  EXPECT_EQ(format_duration(3723), "1:02:03");
-}
-
-TEST(Units, CountsHaveThreeDigits) {
-  EXPECT_EQ(format_count(950), "950");
-  EXPECT_EQ(format_count(20'100), "20.1k");
-  EXPECT_EQ(format_count(932'608), "933k");
+TEST(Units, HaveThreeDigits) {
+  for (const auto& [bytes, text] :
+       {std::pair{0.0, "0 B"}, std::pair{999.0, "999 B"},
+        std::pair{1000.0, "1.00 KB"}, std::pair{58'300.0, "58.3 KB"},
+        std::pair{999'499.0, "999 KB"}, std::pair{999'500.0, "1.00 MB"},
+        std::pair{5'595'648.0, "5.60 MB"}, std::pair{3e15, "3000 TB"}})
+    EXPECT_EQ(format_bytes(bytes), text);
+  for (const auto& [seconds, text] :
+       {std::pair{0.0, "0 s"}, std::pair{59.4, "59 s"}, std::pair{59.5, "1:00"},
+        std::pair{187.0, "3:07"}, std::pair{3723.0, "1:02:03"}})
+    EXPECT_EQ(format_duration(seconds), text);
+  for (const auto& [count, text] :
+       {std::pair{950.0, "950"}, std::pair{20'100.0, "20.1k"},
+        std::pair{932'608.0, "933k"}})
+    EXPECT_EQ(format_count(count), text);
 }
 
 }  // namespace

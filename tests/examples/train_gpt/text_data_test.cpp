@@ -8,6 +8,8 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "support/errors.h"
 #include "support/folder.h"
@@ -67,37 +69,23 @@ TEST(TextData, NoTrainingWindowCrossesTheEndOfAFile) {
   }
 }
 
-TEST(TextData, GlobalBatchDoesNotDependOnHowRanksShareIt) {
-  const TextData data = data_of({counting(5000)}, /*context=*/7);
-  const Batch alone = batch_of(data, {.seed = 5, .sequences = 8}, 3);
-  for (const std::size_t world_size : {2u, 4u, 8u}) {
-    std::vector<std::uint8_t> together;
-    for (std::size_t rank = 0; rank < world_size; ++rank) {
-      const Batch batch = batch_of(data,
-                                   {.seed = 5,
-                                    .rank = rank,
-                                    .world_size = world_size,
-                                    .sequences = 8 / world_size},
-                                   3);
-      together.insert(together.end(), batch.bytes.begin(), batch.bytes.end());
-    }
-    EXPECT_EQ(together, alone.bytes) << world_size << " ranks";
-  }
-}
-
+// However many ranks take them, in however many backwards.
 TEST(TextData, SequencesAreTheSameHoweverTheyAreTaken) {
   const TextData data = data_of({counting(5000)}, /*context=*/7);
   const Batch all = data.sequences_from(48, {.seed = 5, .sequences = 24});
   EXPECT_EQ(all.bytes, batch_of(data, {.seed = 5, .sequences = 24}, 2).bytes);
-  // Two ranks, and three backwards of four sequences each.
-  std::vector<std::uint8_t> together;
-  for (std::int64_t first = 48; first < 72; first += 8)
-    for (const std::size_t rank : {0u, 1u}) {
-      const Batch batch = data.sequences_from(
-          first, {.seed = 5, .rank = rank, .world_size = 2, .sequences = 4});
-      together.insert(together.end(), batch.bytes.begin(), batch.bytes.end());
-    }
-  EXPECT_EQ(together, all.bytes);
+  for (const auto& [world, each] : {std::pair{2u, 12u}, std::pair{4u, 6u},
+                                    std::pair{8u, 3u}, std::pair{2u, 4u}}) {
+    std::vector<std::uint8_t> together;
+    for (std::int64_t first = 48; first < 72; first += world * each)
+      for (std::size_t rank = 0; rank < world; ++rank) {
+        const Batch batch = data.sequences_from(
+            first,
+            {.seed = 5, .rank = rank, .world_size = world, .sequences = each});
+        together.insert(together.end(), batch.bytes.begin(), batch.bytes.end());
+      }
+    EXPECT_EQ(together, all.bytes) << world << " ranks of " << each;
+  }
 }
 
 TEST(TextData, SeedAndStepDecideTheBatch) {
@@ -136,25 +124,19 @@ TEST(TextData, ValidationPredictsEveryHeldOutByteOnceWhereThereAreFew) {
   }
 }
 
-TEST(TextData, ValidationTakes64KiBEvenlyWhereThereIsMore) {
-  const std::size_t held_out = 200'000;
-  const TextData data = data_of({counting(10 * held_out)}, /*context=*/64);
-  EXPECT_EQ(data.validation_windows(), 1024u);
-  // Context 63 does not divide 64 KiB: one window more.
-  EXPECT_EQ(data_of({counting(10 * held_out)}, 63).validation_windows(), 1041u);
-}
-
 TEST(TextData, ValidationTakesAsManyBytesAsAskedForOverAllFiles) {
   const std::vector<std::string> texts = {counting(5000), counting(5000)};
-  const auto windows = [&](std::size_t bytes) {
-    return data_of(texts, /*context=*/7, bytes).validation_windows();
-  };
-  EXPECT_EQ(windows(1), 1u);
-  EXPECT_EQ(windows(70), 10u);
-  EXPECT_EQ(windows(71), 11u);
-  EXPECT_EQ(windows(1'000'000), 2 * (499u / 7));
+  for (const auto& [bytes, windows] :
+       {std::pair{1u, 1u}, std::pair{70u, 10u}, std::pair{71u, 11u},
+        std::pair{1'000'000u, 2 * (499u / 7)}})
+    EXPECT_EQ(data_of(texts, /*context=*/7, bytes).validation_windows(),
+              windows);
   const Batch batch = data_of(texts, 7, 14).validation_batch(0, 2);
   EXPECT_EQ(batch.bytes[0], batch.bytes[8]) << "the first of each file";
+  // By default 64 KiB, which a context of 63 does not divide: one window more.
+  const std::string large = counting(2'000'000);
+  EXPECT_EQ(data_of({large}, 64).validation_windows(), 1024u);
+  EXPECT_EQ(data_of({large}, 63).validation_windows(), 1041u);
 }
 
 TEST(TextData, HashTellsBytesAndFilesApart) {
@@ -180,22 +162,17 @@ TEST(TextData, TooLittleTextIsRefused) {
 }
 
 TEST(TextData, FilesThatCannotBeReadAreNamed) {
-  expect_error(ErrorCode::kUnavailable, {"no/such/file.txt", "No such file"},
-               [] { (void)TextData({"no/such/file.txt"}, 7, 1); });
-  const std::string folder = std::filesystem::temp_directory_path();
-  expect_error(ErrorCode::kUnavailable, {folder, "not a regular file"},
-               [&] { (void)TextData({folder}, 7, 1); });
-}
-
-TEST(TextData, FilesThatMemoryWouldNotHoldAreRefusedBySize) {
-  const auto path =
-      std::filesystem::temp_directory_path() / "thinwire_text_data_test_large";
-  std::ofstream(path).close();
-  std::filesystem::resize_file(path, TextData::kMostBytes + 1);  // a hole
-  expect_error(ErrorCode::kUnavailable,
-               {path.string(), "4294967297 bytes", "the limit is 4294967296"},
-               [&] { (void)TextData({path.string()}, 7, 1); });
-  std::filesystem::remove(path);
+  const test::Folder folder;
+  const std::string large = folder.in("large");
+  std::ofstream(large).close();
+  std::filesystem::resize_file(large, TextData::kMostBytes + 1);  // a hole
+  for (const auto& [path, why] :
+       {std::pair<std::string, std::string>{"no/such/file.txt", "No such file"},
+        {folder.path(), "not a regular file"},
+        {large, "4294967297 bytes"},
+        {large, "the limit is 4294967296"}})
+    expect_error(ErrorCode::kUnavailable, {path, why},
+                 [&] { (void)TextData({path}, 7, 1); });
 }
 
 TEST(PieceOf, CoversEveryWindowOnceAndEvenly) {

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "support/errors.h"
+#include "support/folder.h"
 
 namespace thinwire::train_gpt::run_folder_test {
 namespace {
@@ -42,8 +43,6 @@ StepRow row(std::int64_t step) {
 
 class RunFolder : public ::testing::Test {
  protected:
-  void TearDown() override { fs::remove_all(folder); }
-
   std::string text(const char* name) const {
     std::ifstream file(folder / name);
     return {std::istreambuf_iterator<char>(file), {}};
@@ -65,11 +64,8 @@ class RunFolder : public ::testing::Test {
     static_cast<void>(writer.finish(summary(), {}));
   }
 
-  const fs::path folder =
-      fs::temp_directory_path() /
-      ("thinwire_run_folder_test_" +
-       std::string(
-           ::testing::UnitTest::GetInstance()->current_test_info()->name()));
+  const test::Folder parent{};
+  const fs::path folder = parent.in("run");
 };
 
 TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
@@ -100,7 +96,7 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
             "}\n");
 }
 
-TEST_F(RunFolder, IsReadBackAsItWasWritten) {
+TEST_F(RunFolder, IsReadBackAsItWasWrittenUntilAnotherRunBegins) {
   write_run();
   const RunRecord run = read_run(folder);
   EXPECT_EQ(run.summary, summary());
@@ -113,6 +109,9 @@ TEST_F(RunFolder, IsReadBackAsItWasWritten) {
   EXPECT_EQ(run.validations[0].val_loss, 1.625);
   EXPECT_EQ(run.settings,
             (Settings{{"optimizer", "onebit_adam"}, {"steps", "2"}}));
+  RunWriter(folder).begin("{}");
+  EXPECT_FALSE(fs::exists(folder / "summary.json"));
+  EXPECT_EQ(text("metrics.jsonl"), "");
 }
 
 TEST_F(RunFolder, KeepsListsAndWhatAConfigurationFileSays) {
@@ -123,13 +122,6 @@ TEST_F(RunFolder, KeepsListsAndWhatAConfigurationFileSays) {
   static_cast<void>(writer.finish(summary(), {}));
   EXPECT_EQ(read_run(folder).settings, (Settings{{"set", list}}));
   EXPECT_EQ(Json::parse(text("config.json")).at("fp16").at("enabled"), true);
-}
-
-TEST_F(RunFolder, ForgetsTheResultsOfAnEarlierRun) {
-  write_run();
-  RunWriter(folder).begin("{}");
-  EXPECT_FALSE(fs::exists(folder / "summary.json"));
-  EXPECT_EQ(text("metrics.jsonl"), "");
 }
 
 TEST_F(RunFolder, OfAResumedRunKeepsWhatWasBefore) {
