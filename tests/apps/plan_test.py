@@ -219,55 +219,43 @@ class Plan(unittest.TestCase):
         text = self.run_plan(*DESCRIBED, "--variance-every", 8)
         self.assertIn("before its freeze, at one variance step in 8 steps", text)
 
-    def test_refuses_what_is_out_of_range(self):
-        for words, part in (
-            (["--params", "0"], "--params: must be in [1, 1000000000000000], got 0"),
+    def test_refuses_what_is_wrong_by_flag_and_value(self):
+        params = "--params: must be in [1, 1000000000000000], got "
+        for flags, *parts in (
+            ("--params 0", f"{params}0"),
+            ("--params nan", f"{params}nan"),
+            ("--compute-ms x", "--compute-ms: must be in [0, 1000000000], got x"),
+            ("--ranks 1", "--ranks: must be in [2, 1000000], got 1"),
+            ("--steps 2.5", "--steps: must be in [1, 100000000], got 2.5"),
             (
-                ["--params", "nan"],
-                "--params: must be in [1, 1000000000000000], got nan",
+                "--ranks-per-host 3",
+                "--ranks-per-host must be a divisor of --ranks 16, got 3",
             ),
-            (["--compute-ms", "x"], "--compute-ms: must be in [0, 1000000000], got x"),
-            (["--ranks", "1"], "--ranks: must be in [2, 1000000], got 1"),
-            (["--steps", "2.5"], "--steps: must be in [1, 100000000], got 2.5"),
+            ("--dtype fp64", "--dtype", "fp64", "bf16"),
+            ("--compute-ms 1 --forward-ms 1", "--compute-ms", "--forward-ms"),
+            ("--freeze-step 5", "--freeze-step: it needs --steps"),
+            ("--warmup-bits 8", "--warmup-bits: it needs --steps"),
+            (
+                "--steps 300 --freeze-step 301",
+                *("--freeze-step: must be at most --steps 300", "got 301"),
+            ),
+            ("--ranks-per-hots 2", "--ranks-per-hots"),
+            ("--config /nowhere/at/all.json", "--config: ", "/nowhere/at/all.json"),
+            *(
+                (f"--config {self.file(text)}", "--config: ", part)
+                for text, part in (
+                    ("{", "not JSON"),
+                    ('{"bf16": {"enabled": 3}}', "bf16.enabled"),
+                    ('{"train_batch_size": 3}', "train_batch_size"),
+                )
+            ),
         ):
-            with self.subTest(words=words):
-                self.refused(parts=[part], described=replaced(words))
-
-    def test_refuses_what_does_not_fit_together(self):
-        self.refused(
-            *["--ranks-per-host", "3"],
-            parts=["--ranks-per-host must be a divisor of --ranks 16, got 3"],
-        )
-        self.refused("--dtype", "fp64", parts=["--dtype", "fp64", "bf16"])
-        self.refused(
-            *["--compute-ms", "1", "--forward-ms", "1"],
-            parts=["--compute-ms", "--forward-ms"],
-        )
-        self.refused("--freeze-step", "5", parts=["--freeze-step: it needs --steps"])
-        self.refused("--warmup-bits", "8", parts=["--warmup-bits: it needs --steps"])
-        self.refused(
-            *["--steps", "300", "--freeze-step", "301"],
-            parts=["--freeze-step: must be at most --steps 300", "got 301"],
-        )
-        self.refused("--ranks-per-hots", "2", parts=["--ranks-per-hots"])
+            with self.subTest(flags=flags):
+                self.refused(parts=parts, described=replaced(flags.split()))
         self.refused(
             parts=["a single rank cannot measure a network", "mpirun", "--link-gbps"],
             described=[],
         )
-
-    def test_refuses_a_configuration_that_is_not_there_or_wrong(self):
-        self.refused(
-            *["--config", "/nowhere/at/all.json"],
-            parts=["--config: ", "/nowhere/at/all.json"],
-        )
-        for text, part in (
-            ("{", "not JSON"),
-            ('{"bf16": {"enabled": 3}}', "bf16.enabled"),
-            ('{"train_batch_size": 3}', "train_batch_size"),
-        ):
-            path = self.file(text)
-            with self.subTest(text=text):
-                self.refused("--config", path, parts=["--config: ", part])
 
     @needs_mpi
     def test_one_rank_under_a_launcher_is_alone(self):
@@ -299,20 +287,12 @@ class Plan(unittest.TestCase):
 
     @needs_mpi
     def test_under_a_launcher_it_refuses_what_is_measured_and_bad_files(self):
-        self.refused(
-            *["--ranks", "2"],
-            parts=["under a launcher the network is measured"],
-            ranks=2,
-            described=[],
-        )
         odd = self.file('{"train_batch_size": 3}')
-        self.refused(
-            "--config",
-            odd,
-            parts=["--config: ", "train_batch_size"],
-            ranks=2,
-            described=[],
-        )
+        for words, *parts in (
+            (["--ranks", "2"], "under a launcher the network is measured"),
+            (["--config", odd], "--config: ", "train_batch_size"),
+        ):
+            self.refused(*words, parts=parts, ranks=2, described=[])
 
 
 if __name__ == "__main__":
