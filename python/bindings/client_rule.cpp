@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client_rule.h"
-
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine.h"
 #include "optim/checks.h"
 #include "optim/saved_state.h"
 #include "support/arrays.h"

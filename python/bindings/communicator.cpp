@@ -20,7 +20,6 @@
 #include "thinwire/comm/hosts.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/comm/registry.h"
-#include "transport.h"
 
 namespace thinwire::python {
 namespace {

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "client_rule.h"
 #include "communicator.h"
 #include "config.h"
 #include "core/require.h"

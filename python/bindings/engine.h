@@ -11,6 +11,7 @@
 #include "support/call.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/engine/engine.h"
+#include "thinwire/optim/update_rule.h"
 
 namespace thinwire::python {
 
@@ -34,6 +35,16 @@ class EngineHandle : public Handle<EngineParts> {
 
   nb::object others = nb::none();
 };
+
+/// Makes rules whose arithmetic is a Python object's: an optimizer of torch
+/// behind an engine. Call with the GIL. The object, engine._client.Client, has
+///   name, description            texts; the same on all ranks
+///   learning_rates               one per group
+///   step(params, grads)          two memoryviews of fp32, params written
+///   pack() -> bytes              its state, the same on all ranks
+///   check(bytes) -> loaded       raises what does not fit, changes nothing
+///   take(loaded)                 does not raise
+[[nodiscard]] optim::MakeRule make_client_rule(nb::object client);
 
 void bind_engine_checkpoints(nb::class_<EngineHandle>& kind);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "options.h"
-
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bindings.h"
 #include "support/arrays.h"
 #include "thinwire/lean/lean_onebit_adam.h"
 #include "thinwire/optim/lamb.h"
@@ -19,6 +19,27 @@ namespace {
 
 using optim::AdamGroup;
 using optim::MaskedGroup;
+
+// Binds a vector of structs like def_rw, as a list of copies, since the vector
+// owns the elements' memory.
+template <class T, class Item>
+void bind_list(nb::class_<T>& kind, const char* name,
+               std::vector<Item> T::*member) {
+  kind.def_prop_rw(
+      name, [member](const T& self) { return self.*member; },
+      [member](T& self, std::vector<Item> values) {
+        self.*member = std::move(values);
+      });
+}
+
+// Binds copy.copy and copy.deepcopy of a struct that holds no references.
+template <class T>
+void bind_copies(nb::class_<T>& kind) {
+  kind.def("__copy__", [](const T& self) { return T(self); })
+      .def(
+          "__deepcopy__",
+          [](const T& self, nb::handle /*memo*/) { return T(self); }, "memo"_a);
+}
 
 // Converts any array of numbers, or a list.
 std::vector<float> to_mask(nb::handle values) {

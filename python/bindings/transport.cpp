@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport.h"
-
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "communicator.h"
 #include "core/require.h"
 #include "support/arrays.h"
 #include "support/errors.h"

@@ -106,7 +106,7 @@ class Client:
                     self._state[on_host] = _on_host(self._state.pop(p))
         self._parameters = [self._stand_ins.get(id(p), p) for p in parameters]
 
-    # ---- called by C++, see python/bindings/client_rule.h
+    # ---- called by C++, see python/bindings/engine.h
 
     @property
     def learning_rates(self) -> list[float]:
