@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""1-bit Adam of the native module on a flat array, for tests of what is below it."""
+"""1-bit Adam of the native module on a flat array, for tests of the module and of what is
+below it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ SECONDS = 40.0
 
 
 def start(timeout: float = LONG) -> tuple[_core.Communicator, native.Training]:
-    comm.init_distributed("gloo")
     group = comm.communicator_for(timeout=timeout)
     return group, native.Training(group).steps(6)
 
@@ -45,6 +44,7 @@ def watch(group: _core.Communicator, training: native.Training) -> list[str]:
 
 def close_late_or_never() -> str:
     """One group is closed after destroy_process_group(), another one is left open."""
+    comm.init_distributed("gloo")
     left_open = start()
     group, training = start()
     dist.destroy_process_group()
@@ -56,6 +56,7 @@ def close_late_or_never() -> str:
 
 
 def end_rank(rank: int, how: str) -> list[str]:
+    comm.init_distributed("gloo")
     group, training = start()
     if group.rank == rank:
         if how == "raise":
@@ -88,26 +89,23 @@ def check_others(got: list[ranks.Rank], gone: int, told: str) -> None:
     assert any(f": rank {gone} {told}" in text for text in texts), texts
 
 
-def test_an_exception_on_one_rank_reaches_all_with_its_text() -> None:
-    got = ranks.call(3, __file__, "end_rank", 1, "raise", seconds=SECONDS)
-    assert got[1].returncode == 1
-    assert "ValueError: data loader broke" in got[1].stderr
-    check_others(got, 1, "gave up: ValueError: data loader broke")
-
-
-def test_a_rank_that_exits() -> None:
-    got = ranks.call(2, __file__, "end_rank", 1, "exit", seconds=SECONDS)
-    assert got[1].returncode == 5
-    check_others(got, 1, "has left or died: ")
-
-
-@pytest.mark.parametrize(("rank", "store"), [(1, "caller"), (0, "rank 0")])
-def test_a_rank_that_is_killed(rank: int, store: str) -> None:
-    """Also the one that holds the store of torch.distributed, where reasons are."""
-    given = (rank, "kill")
-    got = ranks.call(3, __file__, "end_rank", *given, seconds=SECONDS, store=store)
-    assert got[rank].returncode == -signal.SIGKILL
-    check_others(got, rank, "has left or died: ")
+@pytest.mark.parametrize(
+    ("rank", "how", "code", "told"),
+    [
+        (1, "raise", 1, "gave up: ValueError: data loader broke"),
+        (1, "exit", 5, "has left or died: "),
+        (1, "kill", -signal.SIGKILL, "has left or died: "),
+        (0, "kill", -signal.SIGKILL, "has left or died: "),
+    ],
+)
+def test_all_others_hear_of_a_rank_that_ends(
+    rank: int, how: str, code: int, told: str
+) -> None:
+    """Also of rank 0, which holds the store of torch.distributed, where reasons are."""
+    store = "caller" if rank else "rank 0"
+    got = ranks.call(3, __file__, "end_rank", rank, how, seconds=SECONDS, store=store)
+    assert got[rank].returncode == code, ranks.describe(got)
+    check_others(got, rank, told)
 
 
 def die_within_a_message() -> str:
@@ -148,22 +146,23 @@ def go_wrong(case: str) -> list[str]:
     if case == "no group on rank 1":
         return [ranks.failure_of(lambda: comm.communicator_for(timeout=SHORT))]
     group, training = start(SHORT)
-    if group.rank == 1 and case == "silent":
+    is_other = group.rank == 1
+    calls: dict[str, tuple[Any, Any]] = {
+        "another call": (
+            lambda: group.all_to_all(torch.ones(2), torch.empty(2)),
+            lambda: group.all_gather(torch.ones(1), torch.empty(2)),
+        ),
+        "another size": (
+            lambda: group.all_reduce(torch.ones(100)),
+            lambda: group.all_reduce(torch.ones(200)),
+        ),
+    }
+    if case in calls:
+        return [ranks.failure_of(calls[case][is_other])]
+    if is_other and case == "silent":
         time.sleep(1.5 * SHORT)
-    elif group.rank == 1 and case == "another call":
-        output = torch.empty(2)
-        return [ranks.failure_of(lambda: group.all_gather(torch.ones(1), output))]
-    elif case == "another call":
-        return [
-            ranks.failure_of(lambda: group.all_to_all(torch.ones(2), torch.empty(2)))
-        ]
-    elif group.rank == 1 and case == "another size":
-        return [ranks.failure_of(lambda: group.all_reduce(torch.ones(200)))]
-    elif case == "another size":
-        return [ranks.failure_of(lambda: group.all_reduce(torch.ones(100)))]
-    elif group.rank == 1 and case == "give up":
+    if is_other and case == "give up":
         group.give_up("no more data")
-        return [ranks.failure_of(group.barrier)]
     return watch(group, training)
 
 
@@ -227,16 +226,7 @@ def test_give_up_ends_the_own_exchange_and_those_of_peers_within_a_second() -> N
 
 
 def mpi_cases() -> dict[str, list[str]]:
-    results = {}
-    for case in ("give up", "silent"):
-        group = comm.communicator_for(timeout=SHORT)
-        training = native.Training(group).steps(6)
-        if group.rank == 1 and case == "give up":
-            group.give_up("no more data")
-        elif group.rank == 1:
-            time.sleep(1.5 * SHORT)
-        results[case] = watch(group, training)
-    return results
+    return {case: go_wrong(case) for case in ("give up", "silent")}
 
 
 def test_ranks_of_mpi4py_that_do_not_fit_together() -> None:

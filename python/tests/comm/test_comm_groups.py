@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import native
+import optim_cases as cases
 import pytest
 import ranks
 import thinwire
@@ -203,6 +204,22 @@ def test_local_gradients(world_of_one: None) -> None:
         TypeError, match="must be a DistributedDataParallel, got Linear"
     ):
         comm.local_gradients(ddp.module)
+
+
+def train_over_mpi() -> str:
+    net = cases.model()
+    optimizer = cases.make("OnebitAdam", net.parameters(), comm_backend_name="mpi")
+    cases.train(net, optimizer, range(6), optimizer._comm.rank)
+    return f"{optimizer._comm.backend} {cases.bits(net)}"
+
+
+def test_mpi_is_chosen_by_its_name() -> None:
+    ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
+    first, second = ranks.results(2, __file__, "train_over_mpi", launcher="mpirun")
+    assert first == second and first.startswith("mpi4py ")
+    for rank in ranks.call(2, __file__, "train_over_mpi"):
+        assert rank.returncode != 0
+        assert "MPI knows 1: start with mpirun" in rank.stderr
 
 
 def join_by_mpi(port: int) -> list[int]:

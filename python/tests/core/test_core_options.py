@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -142,21 +141,12 @@ def test_another_type_of_optimizer_is_refused() -> None:
 
 
 def test_files_are_read_with_notes(tmp_path: Path) -> None:
-    text = json.dumps(
-        {
-            "train_batch_size": 8,
-            "dump_state": True,
-            "thinwire": {"schedule": {"warmup_steps": 4}},
-        }
+    config, notes = _core.Config.from_json(
+        '{"train_batch_size": 8, "dump_state": true}'
     )
-    config, notes = _core.Config.from_json(text)
     assert config.batch(2) == (8, 4, 1)
-    assert not config.schedule.is_constant
-    rates = [config.schedule.rate(2.0, step) for step in range(5)]
-    assert rates == [0.5, 1.0, 1.5, 2.0, 2.0]
-    by_path = {note.path: note for note in notes}
-    assert not by_path["dump_state"].is_supported
-    assert str(by_path["dump_state"]).startswith("dump_state: ignored (no effect)")
+    (note,) = (note for note in notes if note.path == "dump_state")
+    assert str(note).startswith("dump_state: ignored (no effect)")
     (tmp_path / "config.json").write_text(config.to_json())
     again, _ = _core.Config.from_file(str(tmp_path / "config.json"))
     assert again.to_json() == config.to_json()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from core_cases import Run, all_options, config, layout
+from core_cases import Trained, config, layout
 from core_transports import Mailboxes, StuckTransport, ThreadTransport
 from thinwire import _core, errors
 from thinwire.comm import run_local_ranks
@@ -30,24 +30,6 @@ def run_over_threads(size: int, body: Callable[[_core.Communicator], Any]) -> li
         return result
 
     return run_local_ranks(size, run)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize(
-    ("name", "stage"),
-    [*((name, 0) for name in all_options()), ("adam", 1), ("adam", 2)],
-)
-def test_bits_are_those_of_the_local_transport(
-    size: int, name: str, stage: int
-) -> None:
-    def train(comm: _core.Communicator) -> tuple[torch.Tensor, int]:
-        run = Run(comm, config(all_options()[name], zero_stage=stage))
-        return run.train(5), comm.bytes_sent
-
-    over, local = run_over_threads(size, train), run_local_ranks(size, train)
-    for (params, sent), (local_params, local_sent) in zip(over, local, strict=True):
-        assert torch.equal(params, local_params)
-        assert sent == local_sent
 
 
 def test_collectives() -> None:
@@ -175,14 +157,7 @@ def test_give_up_ends_a_call_that_waits() -> None:
 
 def test_a_second_thread_is_refused() -> None:
     transport = StuckTransport()
-    alone = _core.local_group(1)[0]
-    engine = _core.Engine(
-        alone,
-        layout(),
-        config(),
-        torch.zeros(layout().size),
-        torch.zeros(layout().size),
-    )
+    engine = Trained(_core.local_group(1)[0], config()).engine
 
     def others() -> _core.Others:
         transport.exchange([], [], "", 0, 0)

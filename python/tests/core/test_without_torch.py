@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable
 
 import pytest
-import thinwire
 from thinwire import _core
 
 pytestmark = pytest.mark.quick
@@ -85,12 +84,3 @@ def test_ranks_have_the_same_parameters_after_compressed_steps(size: int) -> Non
     # A bit per element, and a scale per block: a sixteenth of one exact exchange.
     assert all((count > 0) == (size > 1) for count in sent)
     assert max(sent) < SIZE * 4 / 8
-
-
-def test_errors_have_their_classes_and_texts() -> None:
-    with pytest.raises(thinwire.InvalidArgument, match="size"):
-        _core.local_group(0)
-    with pytest.raises(ValueError, match="'soon'"):
-        _core.parse_duration("soon")
-    with pytest.raises(TypeError):
-        _core.Layout(3)  # type: ignore[arg-type]

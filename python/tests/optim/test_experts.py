@@ -82,43 +82,64 @@ def by_torch() -> Values:
     return values_of(model)
 
 
-def engine_of(model: torch.nn.Module, holding: Any, stage: int) -> Any:
-    return thinwire.initialize(
-        model=model,
-        model_parameters=groups_of(model, holding),
-        config={
-            "train_micro_batch_size_per_gpu": 64,
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0}},
-            "zero_optimization": {"stage": stage},
-            "gradient_clipping": 0.5,
-        },
-    )[0]
+class Run:
+    """Steps of an engine of a stage of ZeRO, or of an optimizer by its name."""
+
+    def __init__(self, share: int, kind: int | str) -> None:
+        sharing, holding = example().groups_of(share)
+        self.model = model_of(sharing)
+        groups = groups_of(self.model, holding)
+        self.by: Any
+        if isinstance(kind, int):
+            settings = {"lr": 1e-2, "weight_decay": 0}
+            config = {
+                "train_micro_batch_size_per_gpu": 64,
+                "optimizer": {"type": "AdamW", "params": settings},
+                "zero_optimization": {"stage": kind},
+                "gradient_clipping": 0.5,
+            }
+            given = {"model_parameters": groups, "config": config}
+            self.by, *_ = thinwire.initialize(model=self.model, **given)
+        else:
+            freeze = {"freeze_step": 100} if kind == "OnebitAdam" else {}
+            made = getattr(thinwire, kind)
+            self.by = made(
+                groups, lr=1e-2, weight_decay=0.0, max_grad_norm=0.5, **freeze
+            )
+
+    def step(self, number: int) -> None:
+        loss = loss_of(self.model, number, dist.get_rank())
+        if isinstance(self.by, thinwire.Engine):
+            self.by.backward(loss)
+        else:
+            self.by.zero_grad()
+            loss.backward()
+        self.by.step()
 
 
-def train(stage: int, folder: str) -> tuple[Values, Values]:
-    """Two groups of two to the end, saved in between, and on in groups of any size."""
+def train(kinds: list[int | str], folder: str) -> int:
+    """Two groups of two to the end, saved in between, and on in groups of any size. Returns
+    how many parameters of experts this rank holds."""
     dist.init_process_group("gloo")
     want = by_torch()
-    sharing, holding = example().groups_of(2)
-    model = model_of(sharing)
-    engine = engine_of(model, holding, stage)
-    for step in range(STEPS):
-        if step == STEPS // 2:
-            engine.save_checkpoint(folder)
-        engine.backward(loss_of(engine, step, dist.get_rank()))
-        engine.step()
-    assert close(values_of(model), want)
-    for share in (1, 4, 2):
-        sharing, holding = example().groups_of(share)
-        other = model_of(sharing)
-        resumed = engine_of(other, holding, stage)
-        assert resumed.load_checkpoint(folder)[0] is not None
-        assert resumed.global_steps == STEPS // 2
-        for step in range(STEPS // 2, STEPS):
-            resumed.backward(loss_of(resumed, step, dist.get_rank()))
-            resumed.step()
-        assert close(values_of(other), want), share
-    return values_of(model), want
+    for kind in kinds:
+        run, root = Run(2, kind), f"{folder}/{kind}"
+        for step in range(STEPS):
+            if step == STEPS // 2:
+                thinwire.save(root, run.by)
+            run.step(step)
+        assert close(values_of(run.model), want)
+        if isinstance(kind, str):
+            state = run.by.state_dict()
+            assert all("expert_group" not in g for g in state["param_groups"])
+            run.by.load_state_dict(state)
+        for share in (1, 4, 2):
+            resumed = Run(share, kind)
+            assert thinwire.load(root, resumed.by).step == STEPS // 2
+            for step in range(STEPS // 2, STEPS):
+                resumed.step(step)
+            assert close(values_of(resumed.model), want), (kind, share)
+    return sum(".experts." in name for name in values_of(run.model))
 
 
 def close(values: Values, want: Values) -> bool:
@@ -128,54 +149,12 @@ def close(values: Values, want: Values) -> bool:
     )
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("kinds", [[0, 1, 2], ["AdamW", "OnebitAdam"]])
 def test_a_mixture_trains_as_in_torch_and_goes_on_in_other_groups(
-    stage: int, tmp_path: Path
+    kinds: list[int | str], tmp_path: Path
 ) -> None:
-    ends = ranks.results(WORLD, __file__, "train", stage, str(tmp_path), seconds=110)
-    held = [name for values, _ in ends for name in values]
-    assert len([n for n in held if ".experts." in n]) == 2 * 4 * 4
-
-
-def train_optimizers(folder: str) -> None:
-    dist.init_process_group("gloo")
-    want = by_torch()
-    for kind in ("AdamW", "OnebitAdam"):
-        sharing, holding = example().groups_of(2)
-        model = model_of(sharing)
-        keywords: dict[str, Any] = {"max_grad_norm": 0.5}
-        if kind == "OnebitAdam":
-            keywords["freeze_step"] = 100
-        optimizer = getattr(thinwire, kind)(
-            groups_of(model, holding), lr=1e-2, weight_decay=0.0, **keywords
-        )
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss_of(model, step, dist.get_rank()).backward()
-            optimizer.step()
-            if step == 2:
-                state = optimizer.state_dict()
-                thinwire.save(folder + kind, optimizer)
-        assert close(values_of(model), want)
-        assert all("expert_group" not in g for g in state["param_groups"])
-        optimizer.load_state_dict(state)
-        assert optimizer.report.applied
-        sharing, holding = example().groups_of(4)
-        other = model_of(sharing)
-        resumed = getattr(thinwire, kind)(
-            groups_of(other, holding), lr=1e-2, weight_decay=0.0, **keywords
-        )
-        thinwire.load(folder + kind, resumed)
-        for step in range(3, STEPS):
-            resumed.zero_grad()
-            loss_of(other, step, dist.get_rank()).backward()
-            resumed.step()
-        assert close(values_of(other), want)
-
-
-def test_optimizers_take_groups_of_experts(tmp_path: Path) -> None:
-    folder = str(tmp_path / "run")
-    ranks.results(WORLD, __file__, "train_optimizers", folder, seconds=110)
+    held = ranks.results(WORLD, __file__, "train", kinds, str(tmp_path), seconds=110)
+    assert sum(held) == 2 * 4 * 4
 
 
 @by_ranks(2)

@@ -143,33 +143,3 @@ def test_between_syncs_all_ranks_write_the_same(comm: Any) -> None:
     net.load_state_dict(cases.model().state_dict())
     cases.train(net, optimizer, range(3, 4), comm.rank)
     assert cases.bits(net) != before
-
-
-@by_ranks(2)
-def test_an_engine_follows_what_a_program_writes(comm: Any) -> None:
-    net = cases.model()
-    engine = thinwire.initialize(
-        model=net,
-        optimizer=torch.optim.AdamW(net.parameters(), lr=1e-3),
-        config={"train_micro_batch_size_per_gpu": 5, "thinwire": {"outer": MOVING}},
-        process_group=comm,
-    )[0]
-
-    def step(number: int) -> None:
-        x, y = cases.batch(comm.rank, number)
-        engine.backward(torch.nn.functional.mse_loss(engine(x), y))
-        engine.step()
-
-    for number in range(3):
-        step(number)
-    with engine.evaluation(), torch.no_grad():
-        net[2].bias.fill_(5.0)
-    for number in range(3, 5):
-        step(number)
-    assert engine.report.phase == "compressed"
-    assert (net[2].bias - 5).abs().item() < 0.02
-    step(5)
-    with torch.no_grad():
-        net[2].bias.fill_(6.0)
-    with pytest.raises(FailedPrecondition, match="between local steps"):
-        step(6)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import os
 import pickle
 import warnings
 from typing import Any
@@ -134,25 +133,17 @@ def test_a_group_may_be_added_before_the_first_step() -> None:
 
 
 @by_ranks(2)
-def test_a_group_that_one_rank_refuses_all_do(comm: Any) -> None:
+def test_a_group_that_one_rank_refuses_is_added_nowhere(comm: Any) -> None:
     net = cases.model()
     optimizer = cases.make("OnebitAdam", net[0].parameters(), comm)
-    more = net[comm.rank].parameters() if comm.rank == 0 else net[2].parameters()
+    more = net[0 if comm.rank == 0 else 2].parameters()
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": list(more)})
-    assert len(optimizer.param_groups) == 1
     optimizer.step()
-
-
-@by_ranks(2)
-def test_a_group_that_one_rank_adds_after_a_step_is_refused_there(comm: Any) -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters(), comm)
-    cases.train(net, optimizer, range(1))
     if comm.rank == 1:
         with pytest.raises(FailedPrecondition, match="add_param_group: only before"):
-            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
-    cases.train(net, optimizer, range(1, 2))
+            optimizer.add_param_group({"params": list(net[2].parameters())})
+    optimizer.step()
     assert len(optimizer.param_groups) == 1
 
 
@@ -245,40 +236,6 @@ def test_parameters_begin_with_rank_0s_values_unless_told_otherwise() -> None:
     first, second = (cases.bits(cases.model(seed)) for seed in (0, 1))
     assert run_local_ranks(2, lambda c: body(c, True)) == [first, first]
     assert run_local_ranks(2, lambda c: body(c, False)) == [first, second]
-
-
-def test_equal_gradients_are_found_out() -> None:
-    def body(communicator: Any) -> bool:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
-        cases.train(net, optimizer, range(3), rank=0)
-        return True
-
-    with pytest.warns(UserWarning, match="thinwire.local_gradients") as caught:
-        run_local_ranks(2, body)
-    assert sum("local_gradients" in str(w.message) for w in caught) == 1
-
-
-def test_a_forked_child_may_not_use_it() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
-    cases.train(net, optimizer, range(1))
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        text = "no error"
-        try:
-            optimizer.step()
-        except FailedPrecondition as error:
-            text = str(error)
-        optimizer.close()
-        os.write(write, text.encode())
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert "belongs to the process that forked" in os.read(read, 1000).decode()
-    os.close(read)
-    os.close(write)
-    cases.train(net, optimizer, range(2))
 
 
 def test_the_last_reference_closes() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import optim_cases as cases
 import pytest
 import torch
+from thinwire import _core
 from thinwire.amp import GradScaler
 from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition
@@ -16,13 +17,11 @@ from thinwire.errors import FailedPrecondition
 pytestmark = pytest.mark.quick
 
 
-def ends(
-    communicator: Any, forward: Any, steps: int = 8, kind: str = "OnebitAdam"
-) -> str:
-    """The parameters after `steps`; forward(net, rank, step) makes gradients."""
+def ends(communicator: Any, forward: Any) -> str:
+    """The parameters after 8 steps; forward(net, rank, step) makes gradients."""
     net = cases.model()
-    optimizer = cases.make(kind, net.parameters(), communicator)
-    for step in range(steps):
+    optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+    for step in range(8):
         optimizer.zero_grad()
         forward(net, communicator.rank, step)
         optimizer.step()
@@ -43,17 +42,12 @@ def test_several_backwards_are_one_step() -> None:
 
 
 def test_a_compiled_model() -> None:
-    def run(compiled: bool) -> str:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters())
-        forward = torch.compile(net, backend="aot_eager") if compiled else net
-        for step in range(6):
-            optimizer.zero_grad()
-            cases.loss_of(forward, 0, step).backward()
-            optimizer.step()
-        return cases.bits(net)
+    def compiled(net: Any, rank: int, step: int) -> None:
+        forward = torch.compile(net, backend="aot_eager")
+        cases.loss_of(forward, rank, step).backward()
 
-    assert run(True) == run(False)
+    alone = _core.local_group(1)[0]
+    assert ends(alone, compiled) == ends(alone, plainly)
 
 
 def test_a_compiled_step_is_left_as_it_is() -> None:
@@ -72,17 +66,19 @@ def test_a_compiled_step_is_left_as_it_is() -> None:
 def scaled(
     communicator: Any,
     scaler: Any,
-    dtype: torch.dtype,
-    unscale: bool = False,
+    dtype: torch.dtype = torch.float32,
     kind: str = "OnebitAdam",
+    unscale: bool = False,
+    overflow: int = 5,
 ) -> tuple[str, list[float], list[bool]]:
+    """Parameters, scales, and which steps were applied. One overflows on rank 1."""
     net = cases.model(dtype=dtype)
     optimizer = cases.make(kind, net.parameters(), communicator)
     scales, applied = [], []
     for step in range(8):
         optimizer.zero_grad()
         scaler.scale(cases.loss_of(net, communicator.rank, step)).backward()
-        if step == 5 and communicator.rank == 1:
+        if step == overflow and communicator.rank == 1:
             net[0].weight.grad[0, 0] = float("inf")
         if unscale:
             scaler.unscale_(optimizer)
@@ -95,58 +91,41 @@ def scaled(
     return cases.bits(net), scales, applied
 
 
+def scaled_ranks(*given: Any, **options: Any) -> list[Any]:
+    def body(communicator: Any) -> Any:
+        scaler = GradScaler("cpu", init_scale=16.0)
+        return scaled(communicator, scaler, *given, **options)
+
+    return run_local_ranks(2, body)
+
+
 @pytest.mark.parametrize("kind", ["OnebitAdam", "OuterAdamW"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_an_overflow_on_one_rank_is_one_of_all(dtype: torch.dtype, kind: str) -> None:
-    def body(communicator: Any) -> Any:
-        scaler = GradScaler("cpu", init_scale=16.0)
-        return scaled(communicator, scaler, dtype, kind=kind)
-
-    one, two = run_local_ranks(2, body)
+    one, two = scaled_ranks(dtype, kind)
     assert one == two
     assert one[1] == [16.0] * 5 + [8.0] * 3
     assert one[2] == [True] * 5 + [False] + [True] * 2
 
 
-def test_unscale_may_be_called_before() -> None:
-    def body(communicator: Any, unscale: bool) -> Any:
-        scaler = GradScaler("cpu", init_scale=16.0)
-        return scaled(communicator, scaler, torch.float32, unscale)
-
-    assert run_local_ranks(2, lambda c: body(c, True)) == run_local_ranks(
-        2, lambda c: body(c, False)
-    )
-
-
-def test_a_scale_of_powers_of_two_changes_no_bit() -> None:
-    def body(communicator: Any) -> str:
-        scaler = GradScaler("cpu", init_scale=16.0)
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
-        for step in range(8):
-            optimizer.zero_grad()
-            scaler.scale(cases.loss_of(net, communicator.rank, step)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        return cases.bits(net)
-
-    assert run_local_ranks(2, body) == run_local_ranks(2, lambda c: ends(c, plainly))
+def test_a_scale_of_a_power_of_two_and_unscale_change_no_bit() -> None:
+    assert scaled_ranks(unscale=True) == scaled_ranks()
+    without = run_local_ranks(2, lambda c: ends(c, plainly))
+    assert [bits for bits, _, _ in scaled_ranks(overflow=-1)] == without
 
 
 def test_torchs_scaler_is_refused_on_every_rank() -> None:
     def body(communicator: Any) -> str:
         with pytest.raises(FailedPrecondition) as caught:
-            scaled(communicator, torch.amp.GradScaler("cpu"), torch.float32)
+            scaled(communicator, torch.amp.GradScaler("cpu"))
         return str(caught.value)
 
     assert all("use thinwire.GradScaler" in text for text in run_local_ranks(2, body))
 
 
 def test_one_rank_may_use_torchs_scaler() -> None:
-    from thinwire import _core
-
     alone = _core.local_group(1)[0]
-    _, _, applied = scaled(alone, torch.amp.GradScaler("cpu"), torch.float32)
+    _, _, applied = scaled(alone, torch.amp.GradScaler("cpu"))
     assert all(applied)
 
 
