@@ -63,11 +63,9 @@ def batch(
     return x.to(dtype), x.sum(1)
 
 
-def loss_of(
-    model: Any, rank: int, step: int, dtype: torch.dtype = torch.float32
-) -> torch.Tensor:
+def loss_of(model: Any, rank: int, step: int) -> torch.Tensor:
     """Mean squared error; odd ranks leave a parameter out in every third step."""
-    x, y = batch(rank, step, dtype)
+    x, y = batch(rank, step, dtype_of(model))
     uses_all = rank % 2 == 0 or step % 3 != 0
     return torch.nn.functional.mse_loss(model(x, uses_all), y)
 
@@ -82,7 +80,20 @@ def config_of(**changes: Any) -> dict[str, Any]:
     return copy.deepcopy(config | changes)
 
 
-ONEBIT = {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}}
+def optimizer_of(kind: str, **params: Any) -> dict[str, Any]:
+    """The section of a configuration."""
+    return {"optimizer": {"type": kind, "params": {"lr": 0.01, **params}}}
+
+
+ONEBIT = optimizer_of("OneBitAdam", freeze_step=3)
+# It ends in local steps.
+ZERO_ONE = optimizer_of(
+    "ZeroOneAdam",
+    var_freeze_step=2,
+    var_update_scaler=1,
+    local_step_scaler=2,
+    local_step_clipper=4,
+)
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}}
 BF16 = {"bf16": {"enabled": True}}
 PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": BF16, "fp16": FP16}
@@ -97,6 +108,21 @@ def zero(stage: int, offload: bool = False) -> dict[str, Any]:
     return {"zero_optimization": section}
 
 
+DEEPSPEED = {"thinwire": {"semantics": "deepspeed"}, "gradient_clipping": 0.0}
+RUNS: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "onebit_adam": ONEBIT,
+    "onebit_adam_fp16": ONEBIT | FP16,
+    "onebit_adam_deepspeed": ONEBIT | FP16 | DEEPSPEED,
+    "onebit_lamb_bf16": optimizer_of("OneBitLamb", freeze_step=3) | BF16,
+    "zero_one_adam": ZERO_ONE,
+    "zero_1_fp16": zero(1) | FP16,
+    "zero_1_deepspeed": zero(1) | FP16 | DEEPSPEED,
+    "zero_2": zero(2),
+    "zero_2_bf16": zero(2) | BF16,
+}
+
+
 def make(comm: Any, config: Any, **arguments: Any) -> thinwire.Engine:
     """Ranks start from parameters of their own: rank 0's count."""
     arguments.setdefault("model", Net(seed=comm.rank))
@@ -109,15 +135,24 @@ def alone(config: Any, **arguments: Any) -> thinwire.Engine:
     return make(_core.local_group(1)[0], copy.deepcopy(config), **arguments)
 
 
-def train(
-    engine: thinwire.Engine, steps: range, dtype: torch.dtype = torch.float32
-) -> None:
-    """Whole windows of accumulation."""
+def dtype_of(model: Any) -> torch.dtype:
+    dtype: torch.dtype = next(model.parameters()).dtype
+    return dtype
+
+
+def train(engine: thinwire.Engine, steps: range) -> thinwire.Engine:
+    """Whole windows of accumulation. Returns the engine."""
     for step in steps:
         for micro in range(engine.gradient_accumulation_steps()):
             number = step * 10 + micro
-            engine.backward(loss_of(engine, engine.global_rank, number, dtype))
+            engine.backward(loss_of(engine, engine.global_rank, number))
             engine.step()
+    return engine
+
+
+def trained(comm: Any, steps: int, **changes: Any) -> thinwire.Engine:
+    """An engine of config_of(**changes) after so many steps."""
+    return train(make(comm, config_of(**changes)), range(steps))
 
 
 def flat(model: torch.nn.Module) -> torch.Tensor:

@@ -54,6 +54,20 @@ def make(
     return made(params, process_group=communicator, **arguments)
 
 
+def made(
+    kind: str,
+    communicator: Any = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    named: bool = False,
+    **keywords: Any,
+) -> tuple[torch.nn.Module, Any]:
+    """A model and its optimizer."""
+    net = model(seed, dtype)
+    params = net.named_parameters() if named else net.parameters()
+    return net, make(kind, params, communicator, **keywords)
+
+
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(1000 * rank + step)
     x = torch.randn(5, 7, generator=random)

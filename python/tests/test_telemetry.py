@@ -227,10 +227,7 @@ def test_an_optimizer_writes_a_line_per_step(tmp_path: Path) -> None:
     def body(communicator: Any) -> list[Any]:
         reports = []
         for telemetry in (tmp_path / "steps.jsonl", every):
-            net = cases.model()
-            optimizer = cases.make(
-                "OnebitAdam", net.parameters(), communicator, telemetry=telemetry
-            )
+            net, optimizer = cases.made("OnebitAdam", communicator, telemetry=telemetry)
             optimizer.register_step_post_hook(lambda o, *_: reports.append(o.report))
             cases.train(net, optimizer, range(6), communicator.rank)
         return reports

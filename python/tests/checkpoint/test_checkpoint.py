@@ -18,14 +18,14 @@ from engines import (
     make,
     same_bits,
     train,
+    trained,
 )
 from local_ranks import by_ranks
 
 
 @by_ranks(1)
 def test_the_random_state_goes_on(comm: Any, tmp_path: Path) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(1))
+    engine = trained(comm, 1)
     torch.manual_seed(17)
     engine.save_checkpoint(tmp_path, "a")
     drawn = torch.rand(3)
@@ -93,8 +93,7 @@ def test_a_load_tells_which_numbers_it_replaced(comm: Any, tmp_path: Path) -> No
 
 @by_ranks(1)
 def test_refusals_of_save_and_load(comm: Any, tmp_path: Path) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(1))
+    engine = trained(comm, 1)
     with pytest.raises(TypeError, match="'durible'; did you mean 'durable'"):
         thinwire.save(tmp_path, engine, durible=True)
     for name, given in (("attachments", 5), ("attachments", "abc")):
@@ -150,8 +149,7 @@ def test_an_engine_resumes_and_saves_in_the_background(
 
 @by_ranks(2)
 def test_what_one_rank_refuses_all_do(comm: Any, tmp_path: Path) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(1))
+    engine = trained(comm, 1)
     options = {"durible": True} if comm.rank == 1 else {}
     refused = pytest.raises((TypeError, thinwire.InvalidArgument), match="durible")
     with refused:

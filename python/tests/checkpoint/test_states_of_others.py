@@ -89,6 +89,8 @@ def groups_of(net: torch.nn.Module, kind: str) -> Any:
     """All parameters in one group, or biases in a second one, with names or without."""
     if kind == "one":
         return net.parameters()
+    if kind == "under DDP":
+        return net.named_parameters()
     named = sorted(net.named_parameters(), key=lambda item: item[1].ndim == 1)
     if kind == "two, named":
         return [{"params": named[:2]}, {"params": named[2:]}]
@@ -102,21 +104,26 @@ def save(path: Path, net: torch.nn.Module, optimizer: Any, **more: Any) -> Path:
 
 
 @pytest.mark.parametrize("made", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.parametrize("groups", ["one", "two, named", "two, names in the file"])
+@pytest.mark.parametrize(
+    "groups", ["one", "two, named", "two, names in the file", "under DDP"]
+)
 def test_torchs_adam_goes_on(made: Any, groups: str, tmp_path: Path) -> None:
     """From the same bits and with the same gradients both go the same way but for
     rounding, u = 2^-24: a step leaves moments that differ from exact ones by 5 u more of
     themselves (nothing cancels), so the t-th update by 5 t u (m) + 2.5 t u (the root of
     v) + 8 u of itself, which is at most 3 lr (gradients from 0.5 to 1.5), and subtracting
     it costs u of a weight below 1. Five steps of both optimizers: less than 20 u."""
-    net = cases.model()
-    torchs = made(groups_of(net, groups), lr=0.01, weight_decay=0.0)
+    net = holder = cases.model()
+    if groups == "under DDP":
+        holder = torch.nn.Module()
+        holder.module = net  # as DistributedDataParallel names it
+    torchs = made(groups_of(holder, groups), lr=0.01, weight_decay=0.0)
     for number in range(STEPS):
         step(net, torchs, number)
     name_of = {p: name for name, p in net.named_parameters()}
     names = [name_of[p] for group in torchs.param_groups for p in group["params"]]
     more = {"names": names} if groups.endswith("in the file") else {}
-    convert(TORCH, save(tmp_path / "in.pt", net, torchs, **more), tmp_path / "out")
+    convert(TORCH, save(tmp_path / "in.pt", holder, torchs, **more), tmp_path / "out")
     held = held_by(net, torchs)
     for number in range(STEPS, STEPS + MORE):
         step(net, torchs, number)
@@ -128,38 +135,9 @@ def test_torchs_adam_goes_on(made: Any, groups: str, tmp_path: Path) -> None:
             step(ours, optimizer, number)
         for p, q in zip(ours.parameters(), net.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=0, atol=20 * 2**-24)
-
-    run_local_ranks(2, run)
-
-
-def test_what_was_saved_under_ddp_has_the_names_of_what_it_wraps(
-    tmp_path: Path,
-) -> None:
-    net = cases.model()
-    wrapped = torch.nn.Module()  # as DistributedDataParallel names it
-    wrapped.module = net
-    torchs = torch.optim.Adam(wrapped.named_parameters(), lr=0.01)
-    for number in range(STEPS):
-        step(net, torchs, number)
-    convert(TORCH, save(tmp_path / "in.pt", wrapped, torchs), tmp_path / "out")
-    held = held_by(net, torchs)
-
-    def run(comm: Any) -> None:
-        load(tmp_path / "out", cases.model(seed=1), comm, held)
-
-    run_local_ranks(2, run)
-
-
-def test_a_run_without_names_is_told_to_give_some(tmp_path: Path) -> None:
-    net = cases.model()
-    torchs = torch.optim.Adam(net.parameters(), lr=0.01)
-    step(net, torchs, 0)
-    convert(TORCH, save(tmp_path / "in.pt", net, torchs), tmp_path / "out")
-
-    def run(comm: Any) -> None:
-        ours = thinwire.AdamW(cases.model().parameters(), lr=0.01, process_group=comm)
+        nameless = thinwire.AdamW(cases.model().parameters(), process_group=comm)
         with pytest.raises(CorruptCheckpoint, match="give it named_parameters"):
-            thinwire.load(tmp_path / "out", ours)
+            thinwire.load(tmp_path / "out", nameless)
 
     run_local_ranks(2, run)
 
@@ -358,27 +336,41 @@ def in_fp16(path: Path, kind: str) -> None:
     torch.save(saved, path)
 
 
-LOW_BIT_FLAGS = {
-    "onebit_adam": ("--freeze-step", str(FREEZE_STEP)),
-    "onebit_lamb": ("--freeze-step", str(FREEZE_STEP)),
-    "zero_one_adam": ("--var-update-scaler", "2"),
+FREEZE = ("--freeze-step", str(FREEZE_STEP))
+# Whose states they are, who goes on from them, and flags of the script.
+LOW_BIT: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "onebit_adam": (thinwire.OnebitAdam, thinwire.OnebitAdam, FREEZE),
+    "onebit_lamb": (thinwire.OnebitLamb, thinwire.OnebitLamb, FREEZE),
+    "zero_one_adam": (
+        thinwire.ZeroOneAdam,
+        thinwire.OnebitAdam,
+        ("--var-update-scaler", "2"),
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", LOW_BIT_FLAGS)
+@pytest.mark.parametrize("kind", LOW_BIT)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_deepspeeds_low_bit_states_go_on_with_the_variance_that_they_had(
     kind: str, precision: str, tmp_path: Path
 ) -> None:
-    """All gradients squared were 1, so the bias-corrected v is 1 after any steps."""
+    """All gradients squared were 1, so the bias-corrected v is 1 after any steps. As a state
+    dict they are refused."""
     held = low_bit_file(tmp_path / "in.pt", kind)
     if precision == "fp16":
         in_fp16(tmp_path / "in.pt", kind)
-    convert(DEEPSPEED, tmp_path / "in.pt", tmp_path / "out", *LOW_BIT_FLAGS[kind])
+    own, made, flags = LOW_BIT[kind]
+    convert(DEEPSPEED, tmp_path / "in.pt", tmp_path / "out", *flags)
+    saved = torch.load(tmp_path / "in.pt")["optimizer"]
 
     def run(comm: Any) -> None:
         net = cases.model(seed=1)
-        made = thinwire.OnebitLamb if kind == "onebit_lamb" else thinwire.OnebitAdam
+        before = cases.bits(net)
+        same = own(net.parameters(), betas=(0.9, BETA2), process_group=comm)
+        with pytest.raises(InvalidArgument, match="states_from_deepspeed.py"):
+            same.load_state_dict(saved)
+        assert cases.bits(net) == before
+        same.close()
         optimizer = made(
             net.named_parameters(), lr=0.01, freeze_step=100, process_group=comm
         )
@@ -414,35 +406,3 @@ def test_low_bit_states_that_do_not_say_enough_are_named(
     torch.save(saved, path)
     flags = ("--freeze-step", "2")
     assert "a flat group has" in refused(DEEPSPEED, path, capsys, *flags)
-
-
-@pytest.mark.parametrize("kind", LOW_BIT_FLAGS)
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_deepspeeds_low_bit_states_are_no_state_dict(
-    kind: str, precision: str, tmp_path: Path
-) -> None:
-    low_bit_file(tmp_path / "in.pt", kind)
-    if precision == "fp16":
-        in_fp16(tmp_path / "in.pt", kind)
-    saved = torch.load(tmp_path / "in.pt")["optimizer"]
-
-    def run(comm: Any) -> None:
-        net = cases.model(seed=1)
-        made = {
-            "onebit_adam": thinwire.OnebitAdam,
-            "onebit_lamb": thinwire.OnebitLamb,
-            "zero_one_adam": thinwire.ZeroOneAdam,
-        }[kind]
-        optimizer = made(
-            net.parameters(),
-            lr=0.01,
-            betas=(0.9, BETA2),
-            process_group=comm,
-        )
-        before = [p.detach().clone() for p in net.parameters()]
-        with pytest.raises(InvalidArgument, match="states_from_deepspeed.py"):
-            optimizer.load_state_dict(saved)
-        for p, q in zip(net.parameters(), before, strict=True):
-            assert same_bits(p, q)
-
-    run_local_ranks(2, run)

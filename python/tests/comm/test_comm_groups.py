@@ -207,8 +207,7 @@ def test_local_gradients(world_of_one: None) -> None:
 
 
 def train_over_mpi() -> str:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters(), comm_backend_name="mpi")
+    net, optimizer = cases.made("OnebitAdam", comm_backend_name="mpi")
     cases.train(net, optimizer, range(6), optimizer._comm.rank)
     return f"{optimizer._comm.backend} {cases.bits(net)}"
 

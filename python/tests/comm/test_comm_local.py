@@ -19,8 +19,7 @@ def test_a_rank_that_returns_early_is_named_at_once() -> None:
     """Its optimizer lives on in the results, as in a program that collects them."""
 
     def body(communicator: Any) -> Any:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        net, optimizer = cases.made("OnebitAdam", communicator)
         cases.train(net, optimizer, range(6 - communicator.rank), communicator.rank)
         return optimizer
 

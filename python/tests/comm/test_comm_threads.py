@@ -130,8 +130,7 @@ def fork_amid_training() -> list[Any]:
 def fork_and_leave() -> int:
     """The child ends as scripts do: by sys.exit(), with all destructors."""
     comm.init_distributed("gloo")
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     cases.train(net, optimizer, range(6), dist.get_rank())
     child = os.fork()
     if child == 0:
@@ -149,8 +148,7 @@ def test_a_forked_child_with_a_group_and_an_optimizer_leaves() -> None:
 
 def leave_amid_steps_of_a_daemon() -> str:
     comm.init_distributed("gloo")
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     begun = threading.Event()
 
     def train_for_ever() -> None:

@@ -21,6 +21,7 @@ from engines import (
     loss_of,
     make,
     train,
+    trained,
     zero,
 )
 from local_ranks import by_ranks
@@ -43,7 +44,7 @@ def test_the_loss_scale_can_be_set() -> None:
         engine = make(comm, config_of(**FP16))
         assert engine.optimizer.cur_scale == engine.optimizer.loss_scale == 256
         engine.optimizer.loss_scale = 64
-        train(engine, range(1), torch.float16)
+        train(engine, range(1))
         assert engine.report is not None
         with pytest.raises(InvalidArgument, match=r"loss_scale must be in \["):
             engine.optimizer.loss_scale = 0
@@ -67,7 +68,7 @@ def test_names_of_the_wrappers_mean_what_they_say(comm: Any) -> None:
     assert optimizer.clip_grad == 1.0
     assert optimizer.custom_loss_scaler is False
     assert optimizer.external_loss_scale is None
-    loss = loss_of(engine, comm.rank, 0, torch.float16)
+    loss = loss_of(engine, comm.rank, 0)
     optimizer.backward(loss)
     engine.step()
     assert engine.was_step_applied()
@@ -116,15 +117,13 @@ def test_lambs_coefficients_are_those_of_its_parameters() -> None:
             cases.make("AdamW", cases.model().parameters(), comm).get_lamb_coeffs()
             == []
         )
-        net = cases.model()
-        onebit = cases.make("OnebitLamb", net.parameters(), comm)
+        net, onebit = cases.made("OnebitLamb", comm)
         cases.train(net, onebit, range(6), comm.rank)
         saved = onebit.state_dict()["thinwire"]["lamb_coeffs"]
         assert onebit.get_lamb_coeffs() == saved.tolist()
         found = []
         for stage in (0, 2):
-            engine = make(comm, config_of(**LAMB, **zero(stage)))
-            train(engine, range(2))
+            engine = trained(comm, 2, **LAMB, **zero(stage))
             found.append(engine.get_lamb_coeffs())
             assert engine.optimizer.get_lamb_coeffs() == found[-1]
         assert found[0] == found[1]
@@ -150,8 +149,7 @@ def test_memory_is_told_by_kind() -> None:
         assert sorted(use) == sorted([*kinds, "peak"])
 
     run_local_ranks(2, run)
-    net = cases.model()
-    optimizer = cases.make("AdamW", net.parameters())
+    net, optimizer = cases.made("AdamW")
     cases.train(net, optimizer, range(1))
     assert optimizer.memory_use()["states"] >= 8 * sum(
         p.numel() for p in net.parameters()
@@ -187,7 +185,7 @@ def test_breakdowns_are_logged(caplog: Any) -> None:
 def test_whole_values_are_read_and_set(comm: Any, stage: int) -> None:
     engine = make(comm, config_of(**BF16, **zero(stage)))
     weight, name = engine.module.last.weight, "last.weight"
-    train(engine, range(2), torch.bfloat16)
+    train(engine, range(2))
     whole = engine.full_parameter(weight)
     assert whole.shape == weight.shape
     assert whole.dtype == torch.float32
@@ -201,7 +199,7 @@ def test_whole_values_are_read_and_set(comm: Any, stage: int) -> None:
     compat.safe_set_full_fp32_param(weight, wanted)
     assert torch.equal(engine.full_parameter(weight), wanted)
     assert torch.equal(weight.detach(), wanted.bfloat16())
-    train(engine, range(2, 3), torch.bfloat16)
+    train(engine, range(2, 3))
     change = (engine.full_parameter(weight) - wanted).abs()
     assert 0 < change.max() < 0.05
     for wrong in (torch.zeros(3), "no.such", weight.clone()):
@@ -361,8 +359,7 @@ def test_gradients_are_the_means_of_the_ranks_with_zero() -> None:
 
 
 def test_moments_are_shown_in_the_state_of_a_parameter() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     cases.train(net, optimizer, range(2))
     saved = optimizer.state_dict()["state"]
     for number, parameter in enumerate(net.parameters()):
@@ -384,8 +381,7 @@ def test_moments_are_shown_in_the_state_of_a_parameter() -> None:
 @by_ranks(2)
 def test_moments_are_shown_by_an_engine_without_zero(comm: Any) -> None:
     for stage in (0, 1):
-        engine = make(comm, config_of(**zero(stage)))
-        train(engine, range(1))
+        engine = trained(comm, 1, **zero(stage))
         weight = engine.module.first.weight
         state = engine.optimizer.state[weight]
         assert ("exp_avg" in state) == (stage == 0)
@@ -429,10 +425,8 @@ def test_names_of_backends_are_accepted_with_a_line(name: Any, caplog: Any) -> N
     caplog.set_level("INFO", "thinwire")
 
     def run(comm: Any) -> list[str]:
-        net = cases.model()
-        optimizer = cases.make(
+        net, optimizer = cases.made(
             "OnebitAdam",
-            net.parameters(),
             comm,
             comm_backend_name=name,
             cuda_aware=True,

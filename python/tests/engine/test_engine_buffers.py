@@ -39,15 +39,15 @@ def test_buffers(how: str) -> None:
         engine = make(comm, config_of(thinwire={"buffers": how}, **FP16), model=model)
         start = model.norm.running_mean.clone()
         assert start.dtype == torch.float16
-        train(engine, range(1), torch.float16)
+        train(engine, range(1))
         own = model.norm.running_mean.clone()
         with engine.evaluation():
             assert not engine(torch.zeros(4, 7).half()).requires_grad
             inside = model.norm.running_mean.clone()
             refused = pytest.raises(thinwire.FailedPrecondition, match="evaluation")
             with refused, torch.enable_grad():
-                engine.backward(loss_of(engine, comm.rank, 1, torch.float16))
-        train(engine, range(1, 2), torch.float16)
+                engine.backward(loss_of(engine, comm.rank, 1))
+        train(engine, range(1, 2))
         return (
             [start, own, inside],
             model.norm.num_batches_tracked,

@@ -11,9 +11,8 @@ import thinwire
 import torch
 from engines import (
     BF16,
-    DTYPES,
     FP16,
-    ONEBIT,
+    RUNS,
     Net,
     config_of,
     flat,
@@ -21,31 +20,12 @@ from engines import (
     make,
     same_bits,
     train,
+    trained,
     zero,
 )
 from local_ranks import by_ranks
 from safetensors import safe_open
 from thinwire.comm import run_local_ranks
-
-LAMB = {"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}}
-ZERO_ONE = {
-    "optimizer": {
-        "type": "ZeroOneAdam",
-        "params": {"lr": 0.01, "var_freeze_step": 2, "local_step_scaler": 2},
-    }
-}
-DEEPSPEED = {"thinwire": {"semantics": "deepspeed"}, "gradient_clipping": 0.0}
-RUNS: dict[str, tuple[dict[str, Any], str]] = {
-    "adam": ({}, "fp32"),
-    "onebit_adam": (ONEBIT, "fp32"),
-    "onebit_adam_fp16": (ONEBIT | FP16, "fp16"),
-    "onebit_adam_deepspeed": (ONEBIT | FP16 | DEEPSPEED, "fp16"),
-    "onebit_lamb_bf16": (LAMB | BF16, "bf16"),
-    "zero_one_adam": (ZERO_ONE, "fp32"),
-    "zero_1_fp16": (zero(1) | FP16, "fp16"),
-    "zero_2": (zero(2), "fp32"),
-    "zero_2_bf16": (zero(2) | BF16, "bf16"),
-}
 
 
 def saved_names(checkpoint: Path) -> set[str]:
@@ -62,24 +42,22 @@ def others(module: torch.nn.Module) -> torch.Tensor:
 def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
     name: str, tmp_path: Path
 ) -> None:
-    changes, precision = RUNS[name]
-    dtype = DTYPES[precision]
+    changes = RUNS[name]
     for stop in (2, 5):
 
         def run(comm: Any, stop: int = stop) -> None:
-            whole = make(comm, config_of(**changes))
-            train(whole, range(stop), dtype)
+            whole = trained(comm, stop, **changes)
             assert whole.save_checkpoint(tmp_path, client_state={"epoch": stop})
-            train(whole, range(stop, 8), dtype)
+            train(whole, range(stop, 8))
             resumed = make(comm, config_of(**changes))
-            train(resumed, range(3, 4), dtype)  # overwritten by what is loaded
+            train(resumed, range(3, 4))  # overwritten by what is loaded
             path, client_state = resumed.load_checkpoint(tmp_path)
             step = f"step-{whole.global_steps - 8 + stop - whole.skipped_steps:010d}"
             assert path.startswith(str(tmp_path / f"global_step{stop}" / "step-")), step
             assert client_state == {"epoch": stop}
             assert resumed.global_steps == resumed.micro_steps == stop
             assert resumed.global_samples == stop * resumed.train_batch_size()
-            train(resumed, range(stop, 8), dtype)
+            train(resumed, range(stop, 8))
             assert same_bits(flat(resumed.module), flat(whole.module))
             assert resumed.loss_scale() == whole.loss_scale()
             assert resumed.report.phase == whole.report.phase
@@ -114,8 +92,7 @@ def test_any_number_of_ranks_and_any_stage_goes_on(tmp_path: Path) -> None:
 
 def test_buffers_frozen_and_tied_parameters_come_back(tmp_path: Path) -> None:
     def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(3))
+        engine = trained(comm, 3)
         with torch.no_grad():
             engine.module.frozen.add_(comm.rank + 1)
         engine.save_checkpoint(tmp_path, "a")
@@ -136,8 +113,7 @@ def test_buffers_frozen_and_tied_parameters_come_back(tmp_path: Path) -> None:
 
 def test_frozen_ones_are_left_out_on_request(tmp_path: Path) -> None:
     def run(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(1))
+        engine = trained(comm, 1)
         engine.save_checkpoint(tmp_path, "all")
         engine.save_checkpoint(tmp_path, "less", exclude_frozen_parameters=True)
 
@@ -167,15 +143,14 @@ def test_weights_into_a_running_engine(comm: Any) -> None:
         (zero(2) | FP16, torch.float16),
         ({}, None),
     ):
-        engine = make(comm, config_of(**changes))
-        train(engine, range(2), dtype or torch.float32)
+        engine = trained(comm, 2, **changes)
         other = Net(seed=9).to(dtype or torch.float32)
         engine.load_module_state_dict(other.state_dict())
         assert same_bits(flat(engine.module), flat(other))
         name = "first.weight"
         master = torch.from_dlpack(engine._native.full_parameter(name))
         assert torch.equal(master, other.first.weight.detach().float().view(-1))
-        train(engine, range(2, 3), dtype or torch.float32)
+        train(engine, range(2, 3))
         moved = (flat(engine.module) - flat(other)).abs().max()
         assert 0 < moved < 0.2  # a step from there
     with pytest.raises(thinwire.FailedPrecondition, match="assign=True"):

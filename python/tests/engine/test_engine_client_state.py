@@ -17,6 +17,7 @@ from engines import (
     make,
     same_bits,
     train,
+    trained,
 )
 from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
@@ -32,8 +33,7 @@ def test_client_state_comes_back(comm: Any, tmp_path: Path) -> None:
         "n": {"a": {}},
     }
 
-    engine = make(comm, config_of())
-    train(engine, range(1))
+    engine = trained(comm, 1)
     own = state if comm.rank == 0 else {"epoch": 4}
     engine.save_checkpoint(tmp_path, "a", client_state=own)
     assert engine.load_checkpoint(tmp_path, "a")[1] == state
@@ -48,8 +48,7 @@ def test_client_state_comes_back(comm: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_a_client_state_is_refused_on_all_ranks(
     comm: Any, tmp_path: Path
 ) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(1))
+    engine = trained(comm, 1)
     with pytest.raises(
         (KeyError, thinwire.InvalidArgument), match="global_steps, optimizer"
     ):
@@ -70,8 +69,7 @@ def test_what_cannot_be_a_client_state_is_refused_on_all_ranks(
 
 @by_ranks(2)
 def test_tags_must_be_the_same_on_all_ranks(comm: Any, tmp_path: Path) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(1))
+    engine = trained(comm, 1)
     with pytest.raises(thinwire.InvalidArgument, match='tag.*"a1" on rank 1'):
         engine.save_checkpoint(tmp_path, f"a{comm.rank}")
     for tag in ("", "..", "a/b", "latest", "x" * 300):
@@ -113,8 +111,7 @@ def test_a_tag_that_is_used_again_has_the_newest(tmp_path: Path) -> None:
 
 @by_ranks(2)
 def test_weights_alone_have_the_saved_masters(comm: Any, tmp_path: Path) -> None:
-    engine = make(comm, config_of(**BF16))
-    train(engine, range(3), torch.bfloat16)
+    engine = trained(comm, 3, **BF16)
     engine.save_checkpoint(tmp_path, "a")
     masters = torch.from_dlpack(engine._native.masters())
     for alone in ({"load_optimizer_states": False}, {"load_module_only": True}):
@@ -123,7 +120,7 @@ def test_weights_alone_have_the_saved_masters(comm: Any, tmp_path: Path) -> None
         assert same_bits(torch.from_dlpack(other._native.masters()), masters)
         assert other.global_steps == (3 if "load_optimizer_states" in alone else 0)
         assert other.optimizer.state_dict()["thinwire"]["engine_steps"] == 0
-        train(other, range(3, 4), torch.bfloat16)
+        train(other, range(3, 4))
         assert other.was_step_applied()
 
 
@@ -154,8 +151,7 @@ def test_strictness(comm: Any, tmp_path: Path) -> None:
             super().__init__(seed)
             self.more = torch.nn.Parameter(torch.ones(3))
 
-    engine = make(comm, config_of())
-    train(engine, range(2))
+    engine = trained(comm, 2)
     engine.save_checkpoint(tmp_path, "a")
     larger = make(comm, config_of(), model=Larger())
     with pytest.raises(thinwire.CorruptCheckpoint, match="more"):
@@ -183,8 +179,7 @@ def test_save_16bit_model(comm: Any, tmp_path: Path) -> None:
 def test_parameters_that_were_moved_take_what_is_loaded(
     comm: Any, tmp_path: Path
 ) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(2))
+    engine = trained(comm, 2)
     engine.save_checkpoint(tmp_path)
     values = flat(engine.module)
     train(engine, range(2, 3))

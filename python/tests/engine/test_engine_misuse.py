@@ -19,6 +19,7 @@ from engines import (
     make,
     same_bits,
     train,
+    trained,
     zero,
 )
 from local_ranks import by_ranks
@@ -71,8 +72,7 @@ def test_an_exception_in_backward_leaves_a_new_window(comm: Any) -> None:
 
 @by_ranks(1)
 def test_what_scripts_do_without_harm(comm: Any) -> None:
-    want = make(comm, config_of())
-    train(want, range(4))
+    want = trained(comm, 4)
     engine = make(comm, config_of())
     engine.train()
     for step in range(4):
@@ -208,7 +208,7 @@ def test_inquiries(comm: Any) -> None:
     assert engine.steps_per_print() == 7 and engine.get_mom() == [(0.9, 0.999)]
     assert (engine.global_rank, engine.world_size) == (comm.rank, 2)
     assert engine.dp_world_size == 2 and engine.device == torch.device("cpu")
-    train(engine, range(1), torch.bfloat16)
+    train(engine, range(1))
     assert engine.get_global_grad_norm() == engine.report.grad_norm > 0
     assert (
         engine.mean(float(comm.rank)) == engine.mean(torch.tensor([comm.rank])) == 0.5

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import thinwire
 import torch
-from engines import FP16, config_of, flat, loss_of, make, train, zero
+from engines import FP16, flat, loss_of, train, trained, zero
 from local_ranks import by_ranks
 from thinwire import CommFailure, InvalidArgument
 from thinwire.comm import run_local_ranks
@@ -33,8 +33,7 @@ def test_a_setting_that_one_rank_refuses_ends_the_backward_of_all(
     told = threading.Event()
 
     def body(comm: Any) -> None:
-        engine = make(comm, config_of(**config))
-        train(engine, range(2))
+        engine = trained(comm, 2, **config)
         if comm.rank == 1:
             engine.optimizer.param_groups[0][key] = value
             with pytest.raises(thinwire.Error, match=key):
@@ -52,8 +51,7 @@ def test_a_gradient_that_one_rank_lost_ends_the_step_of_all() -> None:
     told = threading.Event()
 
     def body(comm: Any) -> None:
-        engine = make(comm, config_of())
-        train(engine, range(2))
+        engine = trained(comm, 2)
         engine.backward(loss_of(engine, comm.rank, 3))
         if comm.rank == 1:
             engine.module.first.weight.grad = None
@@ -73,8 +71,7 @@ def test_a_gradient_that_one_rank_lost_ends_the_step_of_all() -> None:
 
 @by_ranks(2)
 def test_a_loss_scale_that_one_rank_refuses_is_refused_on_all(comm: Any) -> None:
-    engine = make(comm, config_of(**FP16))
-    train(engine, range(2), torch.float16)
+    engine = trained(comm, 2, **FP16)
     for wrong in ("x", None, True, [512.0]):
         bad: Any = wrong if comm.rank == 1 else 512.0
         kind = TypeError if comm.rank == 1 else InvalidArgument
@@ -83,7 +80,7 @@ def test_a_loss_scale_that_one_rank_refuses_is_refused_on_all(comm: Any) -> None
         with pytest.raises(TypeError, match="must be a number"):
             engine.optimizer.loss_scale = wrong  # type: ignore[assignment]
     engine.optimizer.loss_scale = 64.0
-    train(engine, range(2, 3), torch.float16)
+    train(engine, range(2, 3))
     assert engine.report is not None and engine.report.loss_scale == 64
 
 
@@ -102,8 +99,7 @@ def test_a_loss_scale_that_one_rank_refuses_is_refused_on_all(comm: Any) -> None
 def test_a_state_that_one_rank_refuses_is_refused_on_all(
     comm: Any, stage: int, spoil: Any
 ) -> None:
-    engine = make(comm, config_of(**zero(stage)))
-    train(engine, range(2))
+    engine = trained(comm, 2, **zero(stage))
     state = {k: v for k, v in engine.optimizer.state_dict().items()}
     before = flat(engine.module)
     with pytest.raises(thinwire.Error) as caught:
@@ -118,8 +114,7 @@ def test_a_state_that_one_rank_refuses_is_refused_on_all(
 def test_a_load_whose_argument_one_rank_refuses_fails_on_all(
     comm: Any, tmp_path: Any
 ) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(2))
+    engine = trained(comm, 2)
     engine.save_checkpoint(tmp_path, "a")
     for bad in (
         {"tag": 5},

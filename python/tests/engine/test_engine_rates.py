@@ -19,41 +19,10 @@ from engines import (
     same_bits,
     send_others,
     train,
+    trained,
 )
 from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
-
-
-@pytest.mark.parametrize("kind", ["group", "scheduler"])
-@by_ranks(2)
-def test_learning_rates_that_are_written_count(comm: Any, kind: str) -> None:
-    def schedule(optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-    model = Net(seed=comm.rank)
-    plain = thinwire.AdamW(model.parameters(), lr=0.01, process_group=comm)
-    section = {"type": "AdamW", "params": {"lr": 0.01}}
-    chosen = {} if kind == "group" else {"lr_scheduler": schedule}
-    engine = make(comm, config_of(optimizer=section, gradient_clipping=0.0), **chosen)
-    other = None if kind == "group" else schedule(plain)
-    send_others(model, comm)
-    for step in range(5):
-        if kind == "group":
-            rate = 0.01 * (step % 3)
-            engine.optimizer.param_groups[0]["lr"] = rate
-            plain.param_groups[0]["lr"] = rate
-        assert engine.get_lr() == [plain.param_groups[0]["lr"]]
-        used = engine.get_lr()[0]
-        plain.zero_grad()
-        loss_of(model, comm.rank, step).backward()
-        plain.step()
-        engine.backward(loss_of(engine, comm.rank, step))
-        engine.step()
-        assert engine.report.learning_rate == used
-        if other is not None:
-            other.step()
-        assert same_bits(flat(engine.module), flat(model))
-    plain.close()
 
 
 @by_ranks(1)
@@ -140,8 +109,7 @@ def test_a_scheduler_that_the_script_steps(recwarn: Any) -> None:
 @pytest.mark.parametrize("told", [True, False])
 @by_ranks(1)
 def test_a_checkpoint_puts_rates_back(comm: Any, told: bool, tmp_path: Any) -> None:
-    engine = make(comm, config_of())
-    train(engine, range(1))
+    engine = trained(comm, 1)
     engine.save_checkpoint(tmp_path)
     engine.optimizer.param_groups[0]["lr"] = 0.5
     if told:
@@ -187,7 +155,7 @@ def test_lines_of_the_log(caplog: Any) -> None:
     def run(comm: Any) -> None:
         engine = make(comm, config_of(**ONEBIT, **FP16, steps_per_print=3))
         for step in range(7):
-            loss = loss_of(engine, comm.rank, step, torch.float16)
+            loss = loss_of(engine, comm.rank, step)
             infinite = step in (1, 2)
             engine.backward(loss.half() * (float("inf") if infinite else 1))
             engine.step()

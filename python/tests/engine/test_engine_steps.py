@@ -17,7 +17,7 @@ from engines import (
     make,
     same_bits,
     send_others,
-    train,
+    trained,
     zero,
 )
 from local_ranks import by_ranks
@@ -57,8 +57,7 @@ def test_an_engine_equals_the_optimizer_alone(comm: Any, name: str, world: int) 
     section = {"type": name, "params": {"lr": 0.01, **options}}
 
     want = by_optimizer(comm, kind, 6, **options)
-    engine = make(comm, config_of(optimizer=section))
-    train(engine, range(6))
+    engine = trained(comm, 6, optimizer=section)
     assert same_bits(flat(engine.module), want)
     engine.destroy()
 
@@ -107,14 +106,14 @@ def test_boundaries_by_hand(comm: Any) -> None:
 @by_ranks(2)
 def test_losses_of_16_bits_are_widened(comm: Any) -> None:
     engine = make(comm, config_of(**FP16))
-    narrow = loss_of(engine, comm.rank, 0, torch.float16).half()
+    narrow = loss_of(engine, comm.rank, 0).half()
     engine.backward(narrow)
     engine.step()
     # The seed of a loss of 16 bits is the loss scale, which fits here.
     assert engine.was_step_applied()
     large = make(comm, config_of(fp16={"enabled": True, "initial_scale_power": 20}))
     before = flat(large.module)
-    large.backward(loss_of(large, comm.rank, 0, torch.float16).half())
+    large.backward(loss_of(large, comm.rank, 0).half())
     large.step()
     assert not large.was_step_applied()
     assert large.skipped_steps == large.global_steps == 1
@@ -128,7 +127,7 @@ def test_overflow_on_one_rank_skips_on_all(comm: Any) -> None:
     scheduler = lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1))
     engine = make(comm, config_of(**FP16), lr_scheduler=scheduler)
     for step in range(4):
-        loss = loss_of(engine, comm.rank, step, torch.float16)
+        loss = loss_of(engine, comm.rank, step)
         overflows = step == 1 and comm.rank == 1
         engine.backward(loss * float("inf") if overflows else loss)
         engine.step()

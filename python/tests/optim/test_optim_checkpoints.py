@@ -18,8 +18,7 @@ pytestmark = pytest.mark.quick
 
 
 def made(comm: Any, **keywords: Any) -> tuple[Any, Any, Any]:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters(), comm, **keywords)
+    net, optimizer = cases.made("OnebitAdam", comm, **keywords)
     return net, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
@@ -90,8 +89,7 @@ def test_a_group_that_cannot_be_followed_is_refused_on_all_ranks(
 
 
 def test_a_state_dict_without_its_states_says_where_they_are() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     cases.train(net, optimizer, range(6))
     with states_beside([optimizer]):
         saved = optimizer.state_dict()

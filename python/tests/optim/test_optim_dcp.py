@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 @pytest.mark.parametrize("kind", ["AdamW", "OnebitAdam"])
 def test_a_state_goes_there_and_back(kind: str, tmp_path: Any) -> None:
-    net = cases.model()
-    optimizer = cases.make(kind, net.parameters())
+    net, optimizer = cases.made(kind)
     stepped: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
     state = get_optimizer_state_dict(net, optimizer)
@@ -30,8 +29,7 @@ def test_a_state_goes_there_and_back(kind: str, tmp_path: Any) -> None:
     saved = get_optimizer_state_dict(net, optimizer)
     dcp.save({"optimizer": saved}, checkpoint_id=tmp_path)
 
-    twin = cases.model()
-    other = cases.make(kind, twin.parameters(), lr=0.5)
+    twin, other = cases.made(kind, lr=0.5)
     read = {"optimizer": get_optimizer_state_dict(twin, other)}
     dcp.load(read, checkpoint_id=tmp_path)
     twin.load_state_dict(net.state_dict())
@@ -46,8 +44,7 @@ def test_a_state_goes_there_and_back(kind: str, tmp_path: Any) -> None:
 
 
 def test_the_compressed_stage_is_refused_by_name() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     cases.train(net, optimizer, range(6))
     state = get_optimizer_state_dict(net, optimizer)
     other = cases.make("OnebitAdam", net.parameters())

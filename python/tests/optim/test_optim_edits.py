@@ -68,8 +68,7 @@ def test_a_step_goes_on_from_what_was_written(
     comm: Any, kind: str, write: Write, dtype: torch.dtype
 ) -> None:
     for stop in STOPS.get(kind, (6,)):
-        net = cases.model(dtype=dtype)
-        optimizer = cases.make(kind, net.parameters(), comm, lr=1e-4)
+        net, optimizer = cases.made(kind, comm, lr=1e-4, dtype=dtype)
         cases.train(net, optimizer, range(stop), comm.rank)
         write(net)
         for step in range(stop, stop + 3):
@@ -82,8 +81,7 @@ def test_a_step_goes_on_from_what_was_written(
 def test_what_was_written_is_evaluated_and_saved(
     comm: Any, kind: str, tmp_path: Path
 ) -> None:
-    net = cases.model(dtype=torch.bfloat16)
-    optimizer = cases.make(kind, net.parameters(), comm)
+    net, optimizer = cases.made(kind, comm, dtype=torch.bfloat16)
     cases.train(net, optimizer, range(15), comm.rank)
     of_the_data(net)
     with optimizer.evaluation():
@@ -108,8 +106,7 @@ def test_weights_loaded_before_an_empty_or_a_torch_state_stay() -> None:
     moments.step()
     fresh = torch.optim.AdamW(cases.model().parameters(), lr=1e-4)
     for state in (moments.state_dict(), fresh.state_dict()):
-        net = cases.model(dtype=torch.bfloat16)
-        optimizer = cases.make("AdamW", net.parameters(), lr=1e-4)
+        net, optimizer = cases.made("AdamW", lr=1e-4, dtype=torch.bfloat16)
         of_the_data(net)
         optimizer.load_state_dict(state)
         cases.train(net, optimizer, range(1))
@@ -120,8 +117,7 @@ def test_nothing_written_changes_nothing() -> None:
     def run(comm: Any) -> list[str]:
         ends = []
         for touch in (False, True):
-            net = cases.model()
-            optimizer = cases.make("ZeroOneAdam", net.parameters(), comm)
+            net, optimizer = cases.made("ZeroOneAdam", comm)
             for step in range(30):
                 cases.train(net, optimizer, [step], comm.rank)
                 if touch and comm.rank == 0:  # counted by autograd, the same values
@@ -135,8 +131,7 @@ def test_nothing_written_changes_nothing() -> None:
 
 @by_ranks(2)
 def test_writes_that_leave_ranks_different_are_refused(comm: Any) -> None:
-    net = cases.model()
-    optimizer = cases.make("ZeroOneAdam", net.parameters(), comm)
+    net, optimizer = cases.made("ZeroOneAdam", comm)
     step = 0
     while optimizer._native.optimizer.steps_behind == 0:
         cases.train(net, optimizer, [step], comm.rank)

@@ -64,8 +64,7 @@ def test_a_parameter_is_saved_without_its_neighbours() -> None:
 
 @pytest.mark.quick
 def test_a_deep_copy_of_the_model_is_its_own() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     other = copy.deepcopy(net)
     was = cases.bits(other)
     cases.train(net, optimizer, range(2))
@@ -102,8 +101,7 @@ def test_tied_frozen_and_empty_parameters() -> None:
 
 @pytest.mark.quick
 def test_a_parameter_that_is_frozen_later_is_refused() -> None:
-    net = cases.model()
-    optimizer = cases.make("AdamW", net.named_parameters())
+    net, optimizer = cases.made("AdamW", named=True)
     cases.train(net, optimizer, range(2))
     net[0].weight.requires_grad_(False)
     bits, steps = cases.bits(net), optimizer._made.optimizer.steps
@@ -118,8 +116,7 @@ def test_a_parameter_that_is_frozen_later_is_refused() -> None:
 @pytest.mark.parametrize("how", ["to", "data", "strides"])
 def test_moved_parameters_are_taken_in_again(how: str) -> None:
     def run(move: bool) -> str:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters())
+        net, optimizer = cases.made("OnebitAdam")
         for step in range(8):
             optimizer.zero_grad()
             cases.loss_of(net, 0, step).backward()
@@ -139,8 +136,7 @@ def test_moved_parameters_are_taken_in_again(how: str) -> None:
 
 @pytest.mark.quick
 def test_other_dtype_shape_are_refused() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.named_parameters())
+    net, optimizer = cases.made("OnebitAdam", named=True)
     cases.train(net, optimizer, range(1))
     net.to(torch.bfloat16)
     with pytest.raises(
@@ -157,8 +153,7 @@ def test_other_dtype_shape_are_refused() -> None:
 
 @pytest.mark.quick
 def test_autograd_notices_that_parameters_were_written() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     optimizer.zero_grad()
     loss = cases.loss_of(net, 0, 0)
     loss.backward(retain_graph=True)
@@ -262,8 +257,7 @@ def test_parameters_in_channels_last_are_warned_of() -> None:
 
 @pytest.mark.quick
 def test_the_text_of_an_optimizer_says_where_its_run_is() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters(), freeze_step=4)
+    net, optimizer = cases.made("OnebitAdam", freeze_step=4)
     cases.train(net, optimizer, range(6))
     text = repr(optimizer)
     assert "Parameter Group 0" in text

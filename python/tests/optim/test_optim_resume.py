@@ -32,20 +32,17 @@ def through_a_file(value: Any) -> Any:
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_a_resumed_run_has_the_same_bits(kind: str, stop: int, dtype: Any) -> None:
     def whole(communicator: Any) -> tuple[str, list[str]]:
-        net = cases.model(dtype=dtype)
-        optimizer = cases.make(kind, net.parameters(), communicator)
+        net, optimizer = cases.made(kind, communicator, dtype=dtype)
         phases = cases.train(net, optimizer, range(18), communicator.rank)
         return cases.bits(net), phases[stop:]
 
     def first(communicator: Any) -> tuple[Any, Any]:
-        net = cases.model(dtype=dtype)
-        optimizer = cases.make(kind, net.parameters(), communicator)
+        net, optimizer = cases.made(kind, communicator, dtype=dtype)
         cases.train(net, optimizer, range(stop), communicator.rank)
         return through_a_file(net.state_dict()), through_a_file(optimizer.state_dict())
 
     def second(communicator: Any) -> tuple[str, list[str]]:
-        net = cases.model(seed=9, dtype=dtype)
-        optimizer = cases.make(kind, net.parameters(), communicator)
+        net, optimizer = cases.made(kind, communicator, seed=9, dtype=dtype)
         weights, state = saved[communicator.rank]
         net.load_state_dict(weights)
         optimizer.load_state_dict(state)
@@ -113,16 +110,14 @@ def test_a_fresh_optimizer_loads_its_own_state() -> None:
 
 def test_states_of_other_ranks_are_refused() -> None:
     def save(communicator: Any) -> Any:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        net, optimizer = cases.made("OnebitAdam", communicator)
         cases.train(net, optimizer, range(6), communicator.rank)
         return optimizer.state_dict()
 
     saved = run_local_ranks(2, save)
 
     def load(communicator: Any) -> str:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        net, optimizer = cases.made("OnebitAdam", communicator)
         before = cases.bits(net)
         with pytest.raises(CorruptCheckpoint) as caught:
             optimizer.load_state_dict(saved[(communicator.rank + 1) % 2])
@@ -170,8 +165,7 @@ def test_moments_of_torch(kind: str, torchs: Any) -> None:
 
 
 def test_states_that_do_not_fit_change_nothing() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     cases.train(net, optimizer, range(6))
     good = optimizer.state_dict()
     other = cases.make("OnebitAdam", cases.model().parameters())

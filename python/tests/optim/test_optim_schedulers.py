@@ -100,8 +100,7 @@ def test_steps_and_resumes(name: str, lr: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["OneCycleLR", "CyclicLR"])
 def test_cycled_betas_are_refused_by_name(kind: str) -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     if kind == "OneCycleLR":
         schedulers.OneCycleLR(optimizer, 1e-2, total_steps=9)
     else:
@@ -118,8 +117,7 @@ def test_cycled_betas_are_refused_by_name(kind: str) -> None:
 
 def test_weight_decay_may_change() -> None:
     def run_with(decays: list[float]) -> str:
-        net = cases.model()
-        optimizer = cases.make("AdamW", net.parameters(), weight_decay=decays[0])
+        net, optimizer = cases.made("AdamW", weight_decay=decays[0])
         for step, decay in enumerate(decays):
             optimizer.param_groups[0]["weight_decay"] = decay
             cases.train(net, optimizer, [step])

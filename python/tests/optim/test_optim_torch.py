@@ -22,16 +22,14 @@ pytestmark = pytest.mark.quick
 
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_it_learns(kind: str) -> None:
-    net = cases.model()
-    optimizer = cases.make(kind, net.parameters())
+    net, optimizer = cases.made(kind)
     first = float(cases.loss_of(net, 0, 0).detach())
     cases.train(net, optimizer, [0] * 60)
     assert float(cases.loss_of(net, 0, 0).detach()) < 0.5 * first
 
 
 def test_a_closure_is_run_with_gradients_and_its_loss_returned() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
 
     def closure() -> torch.Tensor:
         assert torch.is_grad_enabled()
@@ -49,8 +47,7 @@ def test_a_closure_is_run_with_gradients_and_its_loss_returned() -> None:
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_and_its_variants_are_the_same(set_to_none: bool) -> None:
     def run(zero: Any) -> str:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters())
+        net, optimizer = cases.made("OnebitAdam")
         for step in range(6):
             zero(net, optimizer)
             cases.loss_of(net, 0, step).backward()
@@ -84,8 +81,7 @@ def test_step_hooks_and_profiler() -> None:
 
 
 def test_named_parameters() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.named_parameters())
+    net, optimizer = cases.made("OnebitAdam", named=True)
     names = [name for name, _ in net.named_parameters()]
     assert optimizer.param_groups[0]["param_names"] == names
     assert "0.weight 33x7" in optimizer.state_dict()["thinwire"]["layout"]
@@ -148,8 +144,7 @@ def test_a_group_that_one_rank_refuses_is_added_nowhere(comm: Any) -> None:
 
 
 def test_the_norm_may_be_set_before_the_first_step() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     assert optimizer.max_grad_norm == 0
     optimizer.set_max_grad_norm(1e-3)
     assert optimizer.max_grad_norm == 1e-3
@@ -169,8 +164,7 @@ def test_copies_are_refused() -> None:
 
 
 def test_close_is_idempotent_and_named_afterwards() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
     cases.train(net, optimizer, range(1))
     optimizer.close()
     optimizer.close()
@@ -186,8 +180,7 @@ def test_a_step_that_is_not_finite_changes_nothing_anywhere(
     caplog.set_level(logging.INFO, "thinwire")
 
     def body(communicator: Any) -> tuple[bool, bool, int]:
-        net = cases.model()
-        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        net, optimizer = cases.made("OnebitAdam", communicator)
         cases.train(net, optimizer, range(2), communicator.rank)
         before = cases.bits(net)
         for _ in range(5):
@@ -213,8 +206,7 @@ def test_ranks_stay_equal_and_the_phases_are_logged(
     caplog.set_level(logging.INFO, "thinwire")
 
     def body(communicator: Any) -> tuple[str, list[str]]:
-        net = cases.model(seed=communicator.rank)
-        optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+        net, optimizer = cases.made("OnebitAdam", communicator, seed=communicator.rank)
         phases = cases.train(net, optimizer, range(8), communicator.rank)
         return cases.bits(net), phases
 

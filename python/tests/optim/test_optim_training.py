@@ -19,8 +19,7 @@ pytestmark = pytest.mark.quick
 
 def ends(communicator: Any, forward: Any) -> str:
     """The parameters after 8 steps; forward(net, rank, step) makes gradients."""
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters(), communicator)
+    net, optimizer = cases.made("OnebitAdam", communicator)
     for step in range(8):
         optimizer.zero_grad()
         forward(net, communicator.rank, step)
@@ -51,8 +50,7 @@ def test_a_compiled_model() -> None:
 
 
 def test_a_compiled_step_is_left_as_it_is() -> None:
-    net = cases.model()
-    optimizer = cases.make("OnebitAdam", net.parameters())
+    net, optimizer = cases.made("OnebitAdam")
 
     @torch.compile(backend="eager")
     def step() -> None:
@@ -72,8 +70,7 @@ def scaled(
     overflow: int = 5,
 ) -> tuple[str, list[float], list[bool]]:
     """Parameters, scales, and which steps were applied. One overflows on rank 1."""
-    net = cases.model(dtype=dtype)
-    optimizer = cases.make(kind, net.parameters(), communicator)
+    net, optimizer = cases.made(kind, communicator, dtype=dtype)
     scales, applied = [], []
     for step in range(8):
         optimizer.zero_grad()
