@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed package: versions, what the module links, what an import costs, doctor."""
+"""The installed package: versions, what the module links, what an import costs, doctor, types."""
 
 import importlib.metadata
 import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -208,3 +209,14 @@ def test_exit_codes_of_the_program(start: str) -> None:
         done = run(*program, *wrong)
         assert (done.returncode, done.stdout) == (2, ""), wrong
         assert f"{name}: " in done.stderr
+
+
+def test_mypy_strict_finds_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", "build/mypy-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
