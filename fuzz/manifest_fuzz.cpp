@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest_text.h"
 #include "thinwire/core/error.h"
 
 extern "C" int manifest_fuzz(const std::uint8_t* data, std::size_t size) {

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "checkpoint/commit/root.h"
-#include "checkpoint/disk/keep_looking.h"
-#include "checkpoint/read/named_states.h"
+#include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "comm/host_name.h"

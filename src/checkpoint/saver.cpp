@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "checkpoint/commit/root.h"
-#include "checkpoint/format/manifest_text.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/mean.h"
 #include "checkpoint/replicas.h"
 #include "checkpoint/rows.h"

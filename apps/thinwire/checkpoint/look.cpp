@@ -13,9 +13,8 @@
 
 #include "apps/thinwire/checkpoint/commands.h"
 #include "apps/thinwire/checkpoint/opened.h"
-#include "checkpoint/commit/root_directory.h"
+#include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/format/fields.h"
-#include "checkpoint/read/locate.h"
 #include "checkpoint/read/verified_file.h"
 #include "thinwire/checkpoint/inspect.h"
 

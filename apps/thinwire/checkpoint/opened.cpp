@@ -6,9 +6,9 @@
 #include <utility>
 #include <variant>
 
+#include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/format/fields.h"
 #include "checkpoint/mean.h"
-#include "checkpoint/read/locate.h"
 #include "checkpoint/read/verified_file.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"

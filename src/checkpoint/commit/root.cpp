@@ -14,12 +14,11 @@
 #include <utility>
 
 #include "checkpoint/commit/commit.h"
-#include "checkpoint/commit/directories.h"
 #include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/commit/root_directory.h"
 #include "checkpoint/commit/write_file.h"
 #include "checkpoint/format/fields.h"
-#include "checkpoint/format/manifest_text.h"
+#include "checkpoint/format/manifest.h"
 #include "comm/host_name.h"
 #include "core/json.h"
 #include "core/require.h"

@@ -8,12 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/commit/directories.h"
 #include "checkpoint/commit/find_checkpoints.h"
+#include "checkpoint/commit/ranks.h"
 #include "checkpoint/commit/write_file.h"
-#include "checkpoint/disk/keep_looking.h"
+#include "checkpoint/disk/file_system.h"
 #include "thinwire/checkpoint/checkpoint.h"
-#include "thinwire/comm/agreement.h"
 #include "thinwire/comm/communicator.h"
 
 namespace thinwire::checkpoint {
@@ -124,17 +123,5 @@ class Root {
   std::int64_t save_index_ = 0;  // of the last save
   std::int64_t index_at_start_ = 0;
 };
-
-/// Collective: every rank's text, in rank order.
-using comm::gather_texts;
-/// Collective: rank 0's text.
-[[nodiscard]] std::string broadcast_text(comm::Communicator& comm,
-                                         const std::string& text);
-/// Collective.
-[[nodiscard]] std::uint64_t sum_over_ranks(comm::Communicator& comm,
-                                           std::uint64_t own);
-/// Collective: calls `body` on every rank; where it threw on one, all throw the
-/// lowest one's Error, with "rank R: " in front.
-void everywhere(comm::Communicator& comm, const std::function<void()>& body);
 
 }  // namespace thinwire::checkpoint

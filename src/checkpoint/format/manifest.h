@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/format/safetensors.h"
+#include "core/json.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/state.h"
 
@@ -98,5 +99,29 @@ inline constexpr const char* kOwnParameters = "own_parameters";
 /// feature.
 [[nodiscard]] Manifest parse_manifest(std::string_view text,
                                       const std::string& file);
+
+// ---- what writing and parsing share
+
+inline constexpr std::string_view kManifestFormat = "thinwire.checkpoint";
+inline constexpr int kManifestMajor = 1;
+inline constexpr int kManifestMinor = 0;
+
+/// 16 hexadecimal digits.
+[[nodiscard]] std::string hash_text(std::uint64_t hash);
+/// Returns the end of a manifest that begins with `text`.
+[[nodiscard]] std::string manifest_end(std::string_view text);
+
+/// One of the list of files. file_from_json() throws Error(kCorruptCheckpoint),
+/// which names `from`.
+[[nodiscard]] Json file_to_json(const SavedFile& file);
+[[nodiscard]] SavedFile file_from_json(const Json& value,
+                                       const std::string& from);
+/// [{"name": ..., "integer" | "real" | "text": ...}], by name. Throws
+/// Error(kInvalidArgument) for a name or a text that is not UTF-8.
+[[nodiscard]] Json scalars_to_json(const StateDict& state);
+/// Adds one of that list. Throws Error(kCorruptCheckpoint) naming file and
+/// member.
+void add_scalar(StateDict& state, const Json& scalar, const std::string& file,
+                std::string_view member);
 
 }  // namespace thinwire::checkpoint

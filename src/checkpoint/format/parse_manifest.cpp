@@ -10,7 +10,6 @@
 
 #include "checkpoint/format/fields.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest_text.h"
 #include "core/json.h"
 #include "thinwire/core/error.h"
 

@@ -28,6 +28,18 @@ inline constexpr const char* kExtraOfRank = "extra_of_rank/";
 /// The name of a rank's file of states.
 [[nodiscard]] std::string state_file_name(int rank, int world);
 
+/// The file of states beside weights of other programs, which `thinwire
+/// checkpoint export --states` writes. It has the tensors exp_avg/NAME,
+/// exp_avg_sq/NAME and, if there are masters, masters/NAME of each parameter,
+/// in fp32 and its shape. It also has the int64 "step".
+inline constexpr std::string_view kNamedStates = "optimizer.safetensors";
+
+/// Adds the file's arrays and scalars to a manifest that has the parameters.
+/// They are those of an Adam or LAMB checkpoint, except the optimizer and its
+/// learning rates. Throws Error(kCorruptCheckpoint), which names the file.
+void describe_named_states(FileSystem& files, const std::string& directory,
+                           Manifest& manifest);
+
 /// A part of an array that lies in one file: a row of an index tensor. Never
 /// empty.
 struct SavedPiece {

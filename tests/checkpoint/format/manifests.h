@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/manifest_text.h"
 
 /// A manifest with something in every member.
 // `test::` means these and what all modules share.

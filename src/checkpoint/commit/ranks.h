@@ -1,15 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "checkpoint/commit/root_directory.h"
 #include "thinwire/checkpoint/options.h"
+#include "thinwire/comm/agreement.h"
 #include "thinwire/comm/communicator.h"
 
 namespace thinwire::checkpoint {
+
+/// Collective: every rank's text, in rank order.
+using comm::gather_texts;
+/// Collective: rank 0's text.
+[[nodiscard]] std::string broadcast_text(comm::Communicator& comm,
+                                         const std::string& text);
+/// Collective.
+[[nodiscard]] std::uint64_t sum_over_ranks(comm::Communicator& comm,
+                                           std::uint64_t own);
+/// Collective: calls `body` on every rank; where it threw on one, all throw the
+/// lowest one's Error, with "rank R: " in front.
+void everywhere(comm::Communicator& comm, const std::function<void()>& body);
 
 /// Which ranks write into one directory: all of them, or those of a host.
 struct Directories {
