@@ -25,18 +25,6 @@ inline at::Device device_of(int rank = 0) {
   return at::Device(at::kPrivateUse1, static_cast<at::DeviceIndex>(rank));
 }
 
-inline at::Tensor input(const at::Device& device, int rank, int batch) {
-  return at::sin(at::arange(80, at::kFloat) * (0.3 + batch + 0.17 * rank))
-      .view({4, 20})
-      .to(device);
-}
-
-inline at::Tensor loss_of(Net& net, int rank, int batch) {
-  const at::Tensor& weight = net.last->weight;
-  const at::Tensor x = input(weight.device(), rank, batch);
-  return net.forward(x.to(weight.scalar_type())).to(at::kFloat).square().mean();
-}
-
 inline std::vector<float> values_of(const nn::Module& module) {
   std::vector<float> all;
   for (const at::Tensor& p : module.parameters()) {

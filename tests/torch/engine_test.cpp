@@ -2,7 +2,6 @@
 #include "thinwire/torch/engine.h"
 
 #include <gtest/gtest.h>
-#include <stdexcept>
 
 #include "support/errors.h"
 #include "torch/net.h"
@@ -91,23 +90,6 @@ TEST(TorchEngine, LeavesFrozenParametersAlone) {
   });
 }
 
-TEST(TorchEngine, DividesByTheNumberOfBackwards) {
-  run(2, [](comm::Communicator& comm) {
-    Net plain;
-    Net net;
-    ByHand hand(comm, plain);
-    Engine engine(net, comm, config_of(DType::kFloat32, 2));
-    for (int t = 0; t < 3; ++t) {
-      hand.step({2 * t, 2 * t + 1}, 0.5);
-      engine.backward(loss_of(net, comm, 2 * t));
-      EXPECT_FALSE(engine.step().at_boundary);
-      engine.backward(loss_of(net, comm, 2 * t + 1));
-      EXPECT_TRUE(engine.step().applied);
-      ASSERT_EQ(floats(engine.params()), hand.params());
-    }
-  });
-}
-
 TEST(TorchEngine, SumsWithoutSync) {
   run(2, [](comm::Communicator& comm) {
     Net plain;
@@ -187,40 +169,6 @@ TEST(TorchEngineErrors, Item52ABackwardOfItsOwnIsNoBackward) {
                      [&] { engine.backward(loss_of(net, comm, 1)); });
       }
     });
-}
-
-TEST(TorchEngineErrors, AFailedBackwardLeavesNothingBehind) {
-  run(1, [](comm::Communicator& comm) {
-    Net plain;
-    Net net;
-    ByHand hand(comm, plain);
-    Engine engine(net, comm, config_of(DType::kFloat32, 2));
-    for (int t = 1; t <= 3; ++t) {
-      hand.step({t, t + 10}, 0.5);
-      for (int micro = 0; micro < 2; ++micro) {
-        for (int before = 0; before < micro; ++before) {
-          engine.backward(loss_of(net, comm, 77));
-          engine.step();
-        }
-        // Some gradients are there by then, others are not.
-        const at::Tensor x = at::ones({4, 20});
-        const at::Tensor y = at::tanh(net.first->forward(x));
-        y.register_hook([](const at::Tensor&) {
-          throw std::runtime_error("no gradient of this");
-        });
-        EXPECT_THROW(engine.backward(net.second->forward(y).sum()),
-                     std::exception);
-        EXPECT_EQ(net.second->weight.grad().count_nonzero().item<int>(), 0);
-        expect_error(ErrorCode::kFailedPrecondition, {"no backward"},
-                     [&] { engine.step(); });
-      }
-      engine.backward(loss_of(net, comm, t));
-      engine.step();
-      engine.backward(loss_of(net, comm, t + 10));
-      EXPECT_TRUE(engine.step().applied);
-      ASSERT_EQ(floats(engine.params()), hand.params());
-    }
-  });
 }
 
 TEST(TorchEngineErrors, NameWhatWasReplacedAddedOrFrozen) {

@@ -90,22 +90,16 @@ TEST(ModuleMemory, GradientsLandInTheFlatArray) {
   const auto have = memory.grads().subview(place.offset, place.size);
   EXPECT_TRUE(std::equal(have.as<float>().begin(), have.as<float>().end(),
                          want.const_data_ptr<float>()));
+  // "idle" is not used.
+  const Parameter& idle = memory.layout().parameter("idle");
+  EXPECT_EQ(copy(memory.grads().subview(idle.offset, idle.size)),
+            std::vector<float>(6));
   // Twice the backward, twice the gradient; and then none.
   run_backward(homed);
   EXPECT_EQ(have.as<float>()[0], 2 * want[0][0].item<float>());
   memory.zero_grad();
   EXPECT_EQ(copy(memory.grads()), std::vector<float>(memory.grads().size()));
   memory.check();
-}
-
-TEST(ModuleMemory, UnusedParametersHaveGradientZero) {
-  TiedNet net;
-  ModuleMemory memory(net);
-  run_backward(net);
-  memory.check();
-  const Parameter& place = memory.layout().parameter("idle");
-  EXPECT_EQ(copy(memory.grads().subview(place.offset, place.size)),
-            std::vector<float>(6));
 }
 
 TEST(ModuleMemory, KeepsGradientsThatAreThere) {
@@ -126,15 +120,6 @@ TEST(ModuleMemory, LeavesFixedParametersWhereTheyAre) {
   EXPECT_EQ(net.first->weight.const_data_ptr<float>(), before);
 }
 
-TEST(ModuleMemory, TiedParametersCountOnce) {
-  TiedNet net;
-  net.register_module("again", net.second);
-  ModuleMemory memory(net);
-  EXPECT_EQ(memory.layout().parameters().size(), 4u);
-  run_backward(net);
-  memory.check();
-}
-
 TEST(ModuleMemory, StridedParametersAreLaidOutRowByRow) {
   nn::Module module;
   at::Tensor weight = module.register_parameter(
@@ -145,24 +130,6 @@ TEST(ModuleMemory, StridedParametersAreLaidOutRowByRow) {
   weight.sum().backward();
   memory.check();
   EXPECT_EQ(copy(memory.grads()), std::vector<float>(6, 1.0f));
-}
-
-TEST(ModuleMemory, GroupsComeFromTheCaller) {
-  TiedNet net;
-  const ModuleMemory memory(net, [](std::string_view name, const at::Tensor&) {
-    return name.ends_with("bias") ? 1u : 0u;
-  });
-  EXPECT_EQ(memory.layout().num_groups(), 2u);
-  EXPECT_EQ(memory.layout().parameter("first.bias").group, 1u);
-}
-
-TEST(ModuleMemory, TensorsMayOutliveIt) {
-  TiedNet net;
-  std::optional<ModuleMemory> memory(net);
-  const float value = net.first->bias[0].item<float>();
-  memory.reset();
-  run_backward(net);
-  EXPECT_EQ(net.first->bias[0].item<float>(), value);
 }
 
 TEST(ModuleMemoryCheck, FindsDroppedGradients) {

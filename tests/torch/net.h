@@ -50,12 +50,20 @@ struct Net : nn::Module {
   bool uses_side = true;
 };
 
+inline at::Tensor input(const at::Device& device, int rank, int batch) {
+  return at::sin(at::arange(80, at::kFloat) * (0.3 + batch + 0.17 * rank))
+      .view({4, 20})
+      .to(device);
+}
+
+template <class Module>
+at::Tensor loss_of(Module& net, int rank, int batch) {
+  const at::Tensor& weight = net.last->weight;
+  const at::Tensor x = input(weight.device(), rank, batch);
+  return net.forward(x.to(weight.scalar_type())).to(at::kFloat).square().mean();
+}
 inline at::Tensor loss_of(Net& net, const comm::Communicator& comm, int batch) {
-  const at::Tensor x =
-      at::sin(at::arange(80, at::kFloat) * (0.3 + batch + 0.17 * comm.rank()))
-          .view({4, 20});
-  const at::ScalarType dtype = net.last->weight.scalar_type();
-  return net.forward(x.to(dtype)).to(at::kFloat).square().mean();
+  return loss_of(net, comm.rank(), batch);
 }
 
 inline config::Config config_of(DType dtype = DType::kFloat32,

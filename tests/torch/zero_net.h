@@ -46,16 +46,6 @@ struct ZeroNet : Net {
   bool swaps = false;
 };
 
-inline at::Tensor loss_of(ZeroNet& net, int rank, int batch) {
-  const at::Tensor x =
-      at::sin(at::arange(80, at::kFloat) * (0.3 + batch + 0.17 * rank))
-          .view({4, 20});
-  return net.forward(x.to(net.last->weight.scalar_type()))
-      .to(at::kFloat)
-      .square()
-      .mean();
-}
-
 // Buckets that are smaller than some parameters; two groups.
 inline config::Config zero_config(int stage, DType dtype = DType::kFloat32,
                                   std::int64_t accumulation_steps = 1) {
