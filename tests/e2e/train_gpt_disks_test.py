@@ -11,7 +11,6 @@ fail if THINWIRE_REQUIRE names mount. THINWIRE_TEST_LONG=1 takes forty cuts.
 
 import contextlib
 import fcntl
-import json
 import os
 import random
 import shutil
@@ -62,19 +61,13 @@ class TrainGpt(Runs):
 
     def start(self, name, extra=""):
         out = f"--out {self.folder / name} {extra}".split()
-        return subprocess.Popen(
-            [train_gpt_runs.PROGRAM, "--data", str(self.text), *FLAGS.split(), *out],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return self.begin(["--data", str(self.text), *FLAGS.split(), *out])
 
     def complete(self, name, extra=""):
         process = self.start(name, extra)
         _, errors = process.communicate(timeout=300)
         self.assertEqual(process.returncode, 0, errors)
-        summary = json.loads((self.folder / name / "summary.json").read_text())
-        return summary["params_checksum"], errors
+        return self.summary_of(self.folder / name)["params_checksum"], errors
 
     def cut_power(self):
         place = os.open(self.place, os.O_RDONLY)
@@ -113,8 +106,7 @@ class TrainGpt(Runs):
             with self.subTest(cut=cut):
                 checksum, errors = self.complete(f"end{cut}", on_disk)
                 self.assertEqual(checksum, whole, errors)
-                summary = (self.folder / f"end{cut}" / "summary.json").read_text()
-                resumed += "resumed_from" in json.loads(summary)
+                resumed += "resumed_from" in self.summary_of(self.folder / f"end{cut}")
             self.unmount()
             disk.unlink()
             after.unlink()

@@ -67,8 +67,7 @@ class TrainGpt(Runs):
         return self.train(name, flags)["final_val_loss"]
 
     def losses(self, name):
-        rows = [row for row in self.metrics(name) if "loss" in row]
-        return {row["step"]: row["loss"] for row in rows}
+        return {row["step"]: row["loss"] for row in self.step_rows(name)}
 
     def check_ranks(self, optimizer):
         whole = self.loss("whole", optimizer, 4)

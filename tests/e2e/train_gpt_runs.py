@@ -49,6 +49,19 @@ class Runs(unittest.TestCase):
             env={**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})},
         )
 
+    def begin(self, arguments, ranks=0, timeout="60s", **how):
+        """Starts it, and kills it if the test leaves it behind."""
+        process = subprocess.Popen(
+            [*launcher(ranks), PROGRAM, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "THINWIRE_TIMEOUT": timeout},
+            **how,
+        )
+        self.addCleanup(process.kill)
+        return process
+
     def train(self, name, extra, **how):
         """A small training run that must succeed; returns its summary."""
         out = self.folder / name
@@ -63,6 +76,10 @@ class Runs(unittest.TestCase):
     def metrics(self, name):
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
+
+    def step_rows(self, name):
+        """Those of steps, without those of validations."""
+        return [row for row in self.metrics(name) if "loss" in row]
 
     def check_fails(self, arguments, code, *parts, **how):
         done = self.run_program(arguments, **how)

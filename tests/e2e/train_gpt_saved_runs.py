@@ -3,11 +3,8 @@
 
 import json
 import os
-import subprocess
 import time
 
-import train_gpt_runs
-from mpi_launcher import launcher
 from train_gpt_runs import Runs
 
 # Steps of some 10 ms, so that a kill comes between two of them.
@@ -50,16 +47,7 @@ class SavedRuns(Runs):
         return ["--data", str(self.text), *flags.split()]
 
     def start(self, name, extra, ranks=0, timeout="60s", **how):
-        process = subprocess.Popen(
-            [*launcher(ranks), train_gpt_runs.PROGRAM, *self.arguments(name, extra)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "THINWIRE_TIMEOUT": timeout},
-            **how,
-        )
-        self.addCleanup(process.kill)
-        return process
+        return self.begin(self.arguments(name, extra), ranks, timeout, **how)
 
     def complete(self, name, extra, code=0, **how):
         process = self.start(name, extra, **how)
@@ -78,7 +66,7 @@ class SavedRuns(Runs):
         return rows
 
     def summary(self, name):
-        return json.loads((self.folder / name / "summary.json").read_text())
+        return self.summary_of(self.folder / name)
 
     def checkpoints(self, name):
         found = (self.folder / name / "checkpoints").glob("step-*")

@@ -11,7 +11,6 @@ skipped, or fail if THINWIRE_REQUIRE names mpi.
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -125,10 +124,7 @@ class TrainGpt(SavedRuns):
         extra = f"{STEPS} {SIZE}".replace("--save-every 4", "")
         out = self.folder / "run"
         arguments = f"{extra} --steps 100000 --quiet --data {self.text} --out {out}"
-        process = subprocess.Popen(
-            [train_gpt_runs.PROGRAM, *arguments.split()], stderr=subprocess.PIPE
-        )
-        self.addCleanup(process.kill)
+        process = self.begin(arguments.split())
         self.wait_for("run", process, lambda rows: len(rows) > 4)
         process.send_signal(signal.SIGUSR1)
         process.communicate(timeout=60)

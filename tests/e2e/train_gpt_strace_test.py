@@ -10,7 +10,6 @@ names strace. THINWIRE_TEST_LONG=1 takes every k, until none is reached.
 """
 
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -67,8 +66,7 @@ class TrainGpt(Runs):
         return done, "(INJECTED)" in text or "killed by SIGKILL" in text
 
     def checksum(self, name):
-        summary = json.loads((self.folder / name / "summary.json").read_text())
-        return summary["params_checksum"]
+        return self.summary_of(self.folder / name)["params_checksum"]
 
     def check_goes_on(self, inject):
         """One run that is hit after its first saves, and again without. False:

@@ -19,6 +19,7 @@ from train_gpt_runs import Runs
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "telemetry.md"
 STEPS, RESIDUAL_EVERY = 12, 4
+FROZEN_AT_3 = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
 # Of the guide's table: those that are objects, and what is in them.
 OBJECTS = ("seconds", "memory")
 NOT_ALWAYS = "residual_ratio"
@@ -82,13 +83,13 @@ class TrainGpt(Runs):
             self.assertLessEqual(line["bytes_between_hosts"], line["bytes_sent"])
             self.assertGreater(line["memory"]["parameters"], 0)
 
-    def check(self, name, extra, phases, warmup_bits=0, syncs=()):
+    def check(self, name, extra, warmup_bits=0, syncs=()):
         files = self.telemetry_of(
             name, extra, f"--set telemetry.residual_every={RESIDUAL_EVERY}"
         )
         self.assertEqual(list(files), [""])
         lines = files[""]
-        self.check_lines(lines, phases, warmup_bits, syncs)
+        self.check_lines(lines, FROZEN_AT_3, warmup_bits, syncs)
         for line in lines:
             wanted = (
                 line["phase"] == "compressed" and line["step"] % RESIDUAL_EVERY == 0
@@ -99,19 +100,16 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_onebit_adam(self):
-        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
-        self.check("onebit", "--optimizer onebit_adam --freeze-step 3", phases)
+        self.check("onebit", "--optimizer onebit_adam --freeze-step 3")
 
     @needs_mpi
     def test_low_bit_warm_up(self):
-        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
         extra = "--optimizer onebit_adam --freeze-step 3 --set warmup_bits=8"
-        self.check("warm", extra, phases, warmup_bits=8)
+        self.check("warm", extra, warmup_bits=8)
 
     @needs_mpi
     def test_lean_onebit_adam(self):
-        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
-        self.check("lean", "--optimizer lean_onebit_adam --freeze-step 3", phases)
+        self.check("lean", "--optimizer lean_onebit_adam --freeze-step 3")
 
     # The interval between syncs is 1 for a while, then 2; validations, after
     # every step here but some, make a local step's ranks equal outside of it.
@@ -128,24 +126,16 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_outer_loop(self):
-        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
-        extra = "--set outer.sync_every=1 --set outer.warmup_steps=3"
-        self.check(
-            "outer",
-            f"--optimizer adam {extra}",
-            phases,
-            warmup_bits=8,
-            syncs=range(4, STEPS + 1),
-        )
+        extra = "--optimizer adam --set outer.sync_every=1 --set outer.warmup_steps=3"
+        self.check("outer", extra, warmup_bits=8, syncs=range(4, STEPS + 1))
 
     @needs_mpi
     def test_every_rank_writes_its_own(self):
         extra = "--optimizer onebit_adam --freeze-step 3"
         files = self.telemetry_of("all", extra, "--set telemetry.every_rank=true")
         self.assertEqual(list(files), [".rank0", ".rank1"])
-        phases = ["exact"] * 3 + ["compressed"] * (STEPS - 3)
         for lines in files.values():
-            self.check_lines(lines, phases)
+            self.check_lines(lines, FROZEN_AT_3)
         same = ("step", "phase", "grad_norm", "lr", "clip_factor")
         first, second = files.values()
         for one, other in zip(first, second, strict=True):

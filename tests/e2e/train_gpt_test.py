@@ -12,14 +12,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import train_gpt_runs
-from mpi_launcher import launcher, needs_mpi
+from mpi_launcher import needs_mpi
 from train_gpt_runs import SMALL, Runs
+from train_gpt_saved_runs import ranks_of
 
 SUMMARY_FIELDS = [
     "optimizer",
@@ -70,7 +69,7 @@ class TrainGpt(Runs):
             self.assertEqual(summary["params_checksum"], threads["params_checksum"])
             self.assertEqual(summary["final_val_loss"], threads["final_val_loss"])
         losses = [
-            [row["loss"] for row in self.metrics(name) if "loss" in row]
+            [row["loss"] for row in self.step_rows(name)]
             for name in ("threads", "processes", "doubled")
         ]
         self.assertEqual(losses[0], losses[1])
@@ -84,7 +83,7 @@ class TrainGpt(Runs):
     def test_same_bits_zero_one_adam(self):
         # Long enough for every phase: 16 variance steps, then every other one.
         self.check_same_bits(2, "zero_one_adam --steps 60")
-        rows = [row for row in self.metrics("processes") if "loss" in row]
+        rows = self.step_rows("processes")
         phases = [row["phase"] for row in rows]
         self.assertEqual(phases[:16], ["exact"] * 16)
         self.assertEqual(phases[16:30], ["compressed", "exact"] * 7)
@@ -119,26 +118,11 @@ class TrainGpt(Runs):
             "wall_clock_breakdown": False,
         }
         config.write_text(json.dumps(keys))
-        done = self.run_program(
-            [
-                *[
-                    "--steps",
-                    "8",
-                    "--layers",
-                    "1",
-                    "--width",
-                    "32",
-                    "--heads",
-                    "2",
-                    "--context",
-                    "16",
-                ],
-                *("--data", str(self.text)),
-                *("--out", str(self.folder / "ds")),
-                *("--config", str(config)),
-            ],
-            ranks=2,
+        arguments = (
+            f"--steps 8 --layers 1 --width 32 --heads 2 --context 16 --data {self.text}"
         )
+        where = f"--out {self.folder / 'ds'} --config {config}"
+        done = self.run_program(f"{arguments} {where}".split(), ranks=2)
         self.assertEqual(done.returncode, 0, done.stderr)
         for key in (
             "gradient_accumulation_steps: supported",
@@ -148,7 +132,7 @@ class TrainGpt(Runs):
             "wall_clock_breakdown: supported",
         ):
             self.assertIn(f"config: {key}", done.stderr)
-        rows = [row for row in self.metrics("ds") if "loss" in row]
+        rows = self.step_rows("ds")
         self.assertEqual([row["loss_scale"] for row in rows], [1024] * 8)
         phases = ["exact"] * 4 + ["compressed"] * 4
         self.assertEqual([row["phase"] for row in rows], phases)
@@ -211,7 +195,7 @@ class TrainGpt(Runs):
         out = self.folder / "again"
         done = self.run_program(["--config", str(config), "--out", str(out)])
         self.assertEqual(done.returncode, 0, done.stderr)
-        again = json.loads((out / "summary.json").read_text())
+        again = self.summary_of(out)
         self.assertEqual(again["params_checksum"], first["params_checksum"])
         other = self.train("other", "--seed 6")
         self.assertNotEqual(other["params_checksum"], first["params_checksum"])
@@ -262,18 +246,11 @@ class TrainGpt(Runs):
             self.assertEqual(done.returncode, 0)
             self.assertIn(part, done.stdout)
 
-    def long_run(self, *launcher, flags=()):
+    def long_run(self, ranks=0, flags=""):
         """Starts a run without an end, and waits for its first results."""
         out = self.folder / "long"
         arguments = f"{SMALL} --steps 1000000 --batch 1 --data {self.text} --out {out}"
-        process = subprocess.Popen(
-            [*launcher, train_gpt_runs.PROGRAM, *arguments.split(), *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "THINWIRE_TIMEOUT": "20s"},
-        )
-        self.addCleanup(process.kill)
+        process = self.begin(f"{arguments} {flags}".split(), ranks, timeout="20s")
         metrics = out / "metrics.jsonl"
         deadline = time.monotonic() + 120
         while not (metrics.exists() and metrics.stat().st_size > 0):
@@ -284,18 +261,16 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_a_killed_rank_ends_the_others_with_a_named_error(self):
-        process = self.long_run(*launcher(3))
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
+        process = self.long_run(ranks=3)
+        os.kill(ranks_of(process)[1], signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
         self.assertNotEqual(process.returncode, 0)
         self.assertRegex(errors, r"train_gpt: rank \d: .*SIGTERM")
 
     @needs_mpi
     def test_a_hung_rank_ends_the_others_with_a_named_error(self):
-        process = self.long_run(*launcher(3))
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        victim = int(children.read_text().split()[1])
+        process = self.long_run(ranks=3)
+        victim = ranks_of(process)[1]
         os.kill(victim, signal.SIGSTOP)
         try:
             _, errors = process.communicate(timeout=120)
@@ -312,8 +287,8 @@ class TrainGpt(Runs):
         _, errors = process.communicate(timeout=60)
         self.assertEqual(process.returncode, code, errors)
         out = self.folder / "long"
-        summary = json.loads((out / "summary.json").read_text())
-        steps = [row["step"] for row in self.metrics("long") if "loss" in row]
+        summary = self.summary_of(out)
+        steps = [row["step"] for row in self.step_rows("long")]
         self.assertEqual(summary["stopped_by"], name)
         self.assertEqual(summary["stopped_at"], steps[-1])
         self.assertEqual(steps, list(range(1, steps[-1] + 1)))
@@ -334,11 +309,11 @@ class TrainGpt(Runs):
         self.assertIn(f"onebit_adam, {mark} ", table)
 
     def test_sigint_ends_a_run_of_threads_with_a_summary(self):
-        process = self.long_run(flags=["--comm", "local", "--ranks", "2"])
+        process = self.long_run(flags="--comm local --ranks 2")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, errors)
-        summary = json.loads((self.folder / "long" / "summary.json").read_text())
+        summary = self.summary_of(self.folder / "long")
         self.assertEqual(summary["stopped_by"], "SIGINT")
         self.assertRegex(errors, "train_gpt: stopped by SIGINT at step")
 

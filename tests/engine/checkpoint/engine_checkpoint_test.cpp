@@ -282,25 +282,6 @@ TEST(OtherSettings, OfThePresentRunHold) {
   });
 }
 
-TEST(OtherSettings, PrecisionMayChange) {
-  const DType dtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-  for (const DType before : dtypes)
-    for (const DType after : dtypes) {
-      const Folder folder;
-      save_run<Driven>(2, config_of("adam", before), folder.in("run"), 3);
-      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-        Driven old(comm, config_of("adam", before));
-        static_cast<void>(old.engine.load(folder.in("run")));
-        Driven run(comm, config_of("adam", after));
-        static_cast<void>(run.engine.load(folder.in("run")));
-        EXPECT_GT(run.engine.optimizer().progress().steps, 0);
-        EXPECT_EQ(test::floats(run.engine.masters()),
-                  test::floats(old.engine.masters()));
-        EXPECT_TRUE(step(run, 4, false).applied);
-      });
-    }
-}
-
 TEST(OtherSettings, OptimizersThatFollowEachOther) {
   const Folder folder;
   const auto config = [](const char* name) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an Engine carries from step to step: learning rates, saved states, and
-// parameters that are equal for an evaluation.
+// What an Engine carries from step to step: learning rates, saved states, values
+// that a caller sets, and parameters that are equal for an evaluation.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -13,10 +13,7 @@ namespace thinwire::engine::engine_state_test {
 
 using config::Config;
 using config::Decay;
-using config::LearningRateSchedule;
-using config::LrRangeTest;
 using config::WarmupAndDecay;
-using config::WarmupLr;
 
 namespace {
 
@@ -24,6 +21,8 @@ using test::ByHand;
 using test::config_of;
 using test::Driven;
 using test::floats;
+using test::Sharded;
+using test::zero_config;
 using thinwire::test::expect_error;
 
 // ---- learning rates
@@ -58,28 +57,6 @@ TEST(EngineSchedule, CountsAppliedStepsAlone) {
       for (std::size_t g = 0; g < 2; ++g)
         EXPECT_EQ(driven.engine.optimizer().groups().learning_rate(g), 0);
     });
-}
-
-TEST(EngineSchedule, BeginsAsTheConfigurationSays) {
-  comm::run_local_ranks(1, [](comm::Communicator& comm) {
-    const auto first_rates = [&](const LearningRateSchedule& schedule) {
-      Config config = config_of("adam", DType::kFloat32);
-      config.schedule = schedule;
-      Driven driven(comm, config);
-      driven.backward({.step = 1});
-      const double reported = driven.engine.step().learning_rate;
-      EXPECT_EQ(reported, driven.engine.optimizer().groups().learning_rate(0));
-      return std::pair(reported,
-                       driven.engine.optimizer().groups().learning_rate(1));
-    };
-    using Rates = std::pair<double, double>;
-    EXPECT_EQ(first_rates({}), (Rates{0.01, 0.03}));
-    EXPECT_EQ(first_rates({WarmupLr{.warmup_min_lr = 0.5}}), (Rates{0.5, 0.5}));
-    EXPECT_EQ(first_rates({WarmupAndDecay{.warmup_steps = 2}}),
-              (Rates{0.005, 0.015}));
-    EXPECT_EQ(first_rates({LrRangeTest{.lr_range_test_min_lr = 0.125}}),
-              (Rates{0.125, 0.125}));
-  });
 }
 
 // ---- states
@@ -132,7 +109,7 @@ TEST(EngineMasters, AreTheParametersThatWereSet) {
   for (const int stage : {0, 1, 2})
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
       comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-        test::Sharded run(comm, test::zero_config(stage, dtype));
+        Sharded run(comm, zero_config(stage, dtype));
         run.backward({.step = 1});
         expect_error(ErrorCode::kFailedPrecondition,
                      {"read_masters: inside a window of accumulation"},
@@ -154,6 +131,60 @@ TEST(EngineMasters, AreTheParametersThatWereSet) {
         run.backward({.step = 2});
         EXPECT_TRUE(run.engine.step().applied);
       });
+}
+
+// ---- whole values and the loss scale
+
+TEST(EngineValues, FullParametersAreSetWhereverTheyAre) {
+  for (const int stage : {0, 2})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+        Sharded sharded(comm, zero_config(stage, dtype));
+        const std::vector<float> values{1.0F + 0x1p-20F, 2, 3};
+        const auto before = sharded.engine.whole_values().parameter("block");
+        sharded.engine.whole_values().set_parameter("last", values);
+        EXPECT_EQ(sharded.engine.whole_values().parameter("last"), values);
+        EXPECT_EQ(sharded.engine.whole_values().parameter("block"), before);
+        const std::size_t at = sharded.layout.parameter("last").offset;
+        EXPECT_EQ(test::floats(sharded.params.view().subview(at, 3)),
+                  (std::vector<float>{
+                      dtype == DType::kFloat32 ? values[0] : 1.0F, 2, 3}));
+      });
+}
+
+TEST(EngineValues, FullStatesAreTheSameWithZeroAndWithout) {
+  comm::run_local_ranks(2, [](comm::Communicator& comm) {
+    std::vector<std::vector<float>> found;
+    for (const int stage : {0, 1, 2}) {
+      Sharded sharded(comm, zero_config(stage));
+      sharded.step({1});
+      found.push_back(sharded.engine.whole_values().state("odd", "exp_avg"));
+    }
+    EXPECT_NE(found[0], std::vector<float>(33 * 17));
+    EXPECT_EQ(found[1], found[0]);
+    EXPECT_EQ(found[2], found[0]);
+  });
+}
+
+TEST(EngineValues, TheLossScaleContinuesFromWhatIsSet) {
+  for (const int stage : {0, 1})
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Sharded sharded(comm, zero_config(stage, DType::kFloat16));
+      sharded.engine.set_loss_scale(64);
+      EXPECT_EQ(sharded.engine.loss_scale(), 64);
+      EXPECT_EQ(sharded.engine.loss_factor(), 64);
+      EXPECT_EQ(sharded.step({1, 0, true}).loss_scale, 64);
+      EXPECT_EQ(sharded.engine.loss_scale(), 32);
+      for (const double wrong : {0.0, -1.0, 1e30})
+        expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "in ["},
+                     [&] { sharded.engine.set_loss_scale(wrong); });
+      expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "16", "17"},
+                   [&] { sharded.engine.set_loss_scale(16 + comm.rank()); });
+      EXPECT_EQ(sharded.engine.loss_scale(), 32);
+      Sharded bf16(comm, zero_config(stage, DType::kBFloat16));
+      expect_error(ErrorCode::kFailedPrecondition, {"set_loss_scale", "fp16"},
+                   [&] { bf16.engine.set_loss_scale(2); });
+    });
 }
 
 // ---- evaluation
