@@ -3,10 +3,10 @@
 //
 // Trains train_gpt's model with one optimizer at a time, under mpirun. The file
 // CONTROL/thinwire.RANK is a pipe with lines "WHAT STEPS"; rank 0 answers each
-// with a line of JSON. WHAT is OPTIMIZER[+KEY=VALUE...]. A KEY is "zero", for
-// ZeRO's stage, or a key of the object "thinwire". "exchange:" before it means
-// steps that compute no gradients. WHAT "computing" is a step that exchanges
-// nothing. bench/network/run controls it.
+// with a line of JSON. WHAT is OPTIMIZER[+KEY=VALUE...] with keys of
+// train_gpt's
+// --set. "exchange:" before it means steps that compute no gradients. WHAT
+// "computing" is a step that exchanges nothing. bench/network/run controls it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <span>
 #include <sstream>
@@ -53,7 +54,6 @@ constexpr std::string_view kComputing = "computing";
 struct What {
   bool computes = true;
   std::string optimizer;
-  std::int64_t zero = 0;
   std::vector<std::string> settings{};
 
   explicit What(std::string_view text) {
@@ -63,13 +63,8 @@ struct What {
     }
     std::istringstream words{std::string(text)};
     std::getline(words, optimizer, '+');
-    for (std::string setting; std::getline(words, setting, '+');) {
-      constexpr std::string_view kZero = "zero=";
-      if (setting.starts_with(kZero))
-        zero = std::stoll(setting.substr(kZero.size()));
-      else
-        settings.push_back(setting);
-    }
+    for (std::string setting; std::getline(words, setting, '+');)
+      settings.push_back(setting);
   }
 };
 
@@ -79,7 +74,6 @@ config::Config config_of(const What& what) {
   train_gpt::Options options;
   options.optimizer = what.optimizer;
   options.set = what.settings;
-  options.set.push_back(fmt::format("zero_optimization.stage={}", what.zero));
   options.steps = 100'000;
   options.warmup_steps = 0;
   options.freeze_step = kExactSteps;
@@ -209,18 +203,18 @@ class Steps {
     comm_.all_reduce(std::span(slowest), comm::ReduceOp::kMax);
     if (comm_.rank() != 0) return;
     for (double& seconds : slowest) seconds /= static_cast<double>(steps);
-    std::string counts;
-    for (const auto& [phase, count] : phases)
-      counts +=
-          fmt::format("{}\"{}\": {}", counts.empty() ? "" : ", ", phase, count);
-    fmt::print(
-        "{{\"variant\": \"{}\", \"steps\": {}, \"seconds\": {:.6f}, "
-        "\"backward\": {:.6f}, \"update\": {:.6f}, \"waiting\": {:.6f}, "
-        "\"payload\": {:.0f}, \"phases\": {{{}}}, \"loss\": {:.6f}, "
-        "\"params\": {}}}\n",
-        what, steps, slowest[0], slowest[1], slowest[2], slowest[3],
-        static_cast<double>(bytes) / static_cast<double>(steps), counts, loss,
-        training.model.layout().size());
+    const nlohmann::json answer = {
+        {"variant", what},
+        {"steps", steps},
+        {"seconds", slowest[0]},
+        {"backward", slowest[1]},
+        {"update", slowest[2]},
+        {"waiting", slowest[3]},
+        {"payload", static_cast<double>(bytes) / static_cast<double>(steps)},
+        {"phases", phases},
+        {"loss", loss},
+        {"params", training.model.layout().size()}};
+    fmt::print("{}\n", answer.dump());
     std::fflush(stdout);
   }
 

@@ -5,13 +5,13 @@ import math
 import statistics
 
 from results import of_flat, runs_to_loss, sets
-from variants import NAMES, PEER, PLANNED, PLANNED_RUNS, base, title
+from variants import PEER, PLANNED, PLANNED_RUNS, WAYS, base, title
 
 SHARES = 6  # moments at which long runs are compared
 
 
 def in_order(rows):
-    return sorted(rows, key=lambda row: list(NAMES).index(base(row.variant)))
+    return sorted(rows, key=lambda row: list(WAYS).index(base(row.variant)))
 
 
 def rate(mbit):

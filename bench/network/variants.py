@@ -2,81 +2,88 @@
 """The variants to train, by torch DDP in ddp.py and by Thinwire in
 network_steps.cpp."""
 
-NAMES = {
-    "ddp_fp32": "torch DDP, fp32",
-    "ddp_bf16": "torch DDP, bf16 hook",
-    "ddp_hook8": "torch DDP, thinwire.ddp_hook, 8 bits",
-    "ddp_hook4": "torch DDP, thinwire.ddp_hook, 4 bits",
-    "ddp_powersgd1": "torch DDP, PowerSGD rank 1",
-    "ddp_powersgd4": "torch DDP, PowerSGD rank 4",
-    "adam": "Thinwire, Adam (exact)",
-    "adam_serial": "Thinwire, Adam (exact), without overlap",
-    "zero_adam": "Thinwire, ZeRO-2, Adam (exact)",
-    "zero_adam_serial": "Thinwire, ZeRO-2, Adam (exact), without overlap",
-    "zero_4_4": "Thinwire, ZeRO-2, Adam, 4 bits",
-    "onebit_adam": "Thinwire, 1-bit Adam",
-    "onebit_adam_warm8": "Thinwire, 1-bit Adam, warm-up over 8 bits",
-    "onebit_adam_warm4": "Thinwire, 1-bit Adam, warm-up over 4 bits",
-    "onebit_adam_early": "Thinwire, 1-bit Adam, during backward",
-    "lean_onebit_adam": "Thinwire, lean 1-bit Adam",
-    "onebit_lamb": "Thinwire, 1-bit LAMB",
-    "zero_one_adam": "Thinwire, 0/1 Adam",
-    "outer_15": "Thinwire, outer loop, interval 15",
-    "outer_grows": "Thinwire, outer loop, interval 1 to 16",
-    "python_onebit_adam": "Thinwire, 1-bit Adam, Python",
-    "exchange": "1-bit Adam without forward and backward",
-}
-# The argument of network_steps, if it is not the name.
-FEW_BITS = "zero_bits_up=4+zero_bits_down=4"
-TOLD = {
-    "adam_serial": "adam+overlap=false",
-    "zero_adam": "adam+zero=2",
-    "zero_adam_serial": "adam+zero=2+overlap=false",
-    "zero_4_4": f"adam+zero=2+{FEW_BITS}",
-    "onebit_adam_early": (
-        "onebit_adam+lagged_clipping=true+compressed_during_backward=true"
-    ),
-    "exchange": "exchange:onebit_adam",
-} | {
-    # This is a step of the warm-up.
-    f"onebit_adam_warm{bits}": (
-        f"onebit_adam+warmup_bits={bits}+optimizer.params.freeze_step=100000"
+from dataclasses import dataclass
+
+DENSE, SEVERAL_BITS, ONE_BIT = range(3)  # what steps send; fewer are made if it is much
+
+
+@dataclass(frozen=True)
+class Way:
+    title: str
+    kind: int = ONE_BIT
+    # OPTIMIZER+KEY=VALUE... with train_gpt's keys, of a step and of a run; by default
+    # the name, and what a step has.
+    step: str = ""
+    run: str = ""
+    # These steps are called exact, although their exchange is low-bit, because their
+    # Adam is exact.
+    called_exact: bool = False
+
+
+def warm_up(bits):
+    run = f"onebit_adam+warmup_bits={bits}"
+    return Way(
+        f"Thinwire, 1-bit Adam, warm-up over {bits} bits",
+        SEVERAL_BITS,
+        f"{run}+optimizer.params.freeze_step=100000",  # so it is a step of the warm-up
+        run,
+        True,
     )
-    for bits in (8, 4)
+
+
+STAGE_2 = "adam+zero_optimization.stage=2"
+WAYS = {
+    "ddp_fp32": Way("torch DDP, fp32", DENSE),
+    "ddp_bf16": Way("torch DDP, bf16 hook", DENSE),
+    "ddp_hook8": Way("torch DDP, thinwire.ddp_hook, 8 bits", SEVERAL_BITS),
+    "ddp_hook4": Way("torch DDP, thinwire.ddp_hook, 4 bits", SEVERAL_BITS),
+    "ddp_powersgd1": Way("torch DDP, PowerSGD rank 1"),
+    "ddp_powersgd4": Way("torch DDP, PowerSGD rank 4"),
+    "adam": Way("Thinwire, Adam (exact)", DENSE),
+    "adam_serial": Way(
+        "Thinwire, Adam (exact), without overlap", DENSE, "adam+overlap=false"
+    ),
+    "zero_adam": Way("Thinwire, ZeRO-2, Adam (exact)", DENSE, STAGE_2),
+    "zero_adam_serial": Way(
+        "Thinwire, ZeRO-2, Adam (exact), without overlap",
+        DENSE,
+        f"{STAGE_2}+overlap=false",
+    ),
+    "zero_4_4": Way(
+        "Thinwire, ZeRO-2, Adam, 4 bits",
+        SEVERAL_BITS,
+        f"{STAGE_2}+zero_bits_up=4+zero_bits_down=4",
+        called_exact=True,
+    ),
+    "onebit_adam": Way("Thinwire, 1-bit Adam"),
+    "onebit_adam_warm8": warm_up(8),
+    "onebit_adam_warm4": warm_up(4),
+    "onebit_adam_early": Way(
+        "Thinwire, 1-bit Adam, during backward",
+        step="onebit_adam+lagged_clipping=true+compressed_during_backward=true",
+    ),
+    "lean_onebit_adam": Way("Thinwire, lean 1-bit Adam"),
+    "onebit_lamb": Way("Thinwire, 1-bit LAMB"),
+    "zero_one_adam": Way("Thinwire, 0/1 Adam"),
+    "python_onebit_adam": Way("Thinwire, 1-bit Adam, Python"),
+}
+ALL = tuple(WAYS)
+WAYS |= {
+    "outer_15": Way(
+        "Thinwire, outer loop, interval 15",
+        run="onebit_adam+outer.sync_every=15+outer.learning_rate=0.7+outer.momentum=0.6",
+    ),
+    "outer_grows": Way(
+        "Thinwire, outer loop, interval 1 to 16",
+        run="onebit_adam+outer.sync_every=16+outer.sync_growth=150",
+    ),
+    "exchange": Way(
+        "1-bit Adam without forward and backward", step="exchange:onebit_adam"
+    ),
 }
 
 # Forward, backward and exact Adam's update, in a group of one.
 COMPUTING = "computing"
-DENSE = (
-    "ddp_fp32",
-    "ddp_bf16",
-    "adam",
-    "adam_serial",
-    "zero_adam",
-    "zero_adam_serial",
-)
-COMPRESSED = (
-    "ddp_hook8",
-    "ddp_hook4",
-    "ddp_powersgd1",
-    "ddp_powersgd4",
-    "zero_4_4",
-    "onebit_adam_warm8",
-    "onebit_adam_warm4",
-    "onebit_adam",
-    "onebit_adam_early",
-    "lean_onebit_adam",
-    "onebit_lamb",
-    "zero_one_adam",
-    "python_onebit_adam",
-)
-# These steps are called exact, although their exchange is low-bit, because their Adam
-# is exact.
-CALLED_EXACT = ("zero_4_4", "onebit_adam_warm8", "onebit_adam_warm4")
-# These send a byte or half a byte for each element.
-SEVERAL_BITS = (*CALLED_EXACT, "ddp_hook8", "ddp_hook4")
-ALL = (*DENSE, *COMPRESSED)
-
 # The names in `thinwire plan`.
 PLANNED = {
     "exact": "adam",
@@ -128,17 +135,6 @@ EXACT_STEPS = {
 COMPRESSED_STEPS = dict.fromkeys(
     ("onebit_adam_warm8", "onebit_adam_warm4", "zero_one_adam"), "onebit_adam"
 )
-# Flags of train_gpt for a run.
-RUN_FLAGS = {
-    "zero_adam": "adam+zero_optimization.stage=2",
-    "zero_4_4": f"adam+zero_optimization.stage=2+{FEW_BITS}",
-    "onebit_adam_warm8": "onebit_adam+warmup_bits=8",
-    "onebit_adam_warm4": "onebit_adam+warmup_bits=4",
-    "outer_15": (
-        "onebit_adam+outer.sync_every=15+outer.learning_rate=0.7+outer.momentum=0.6"
-    ),
-    "outer_grows": "onebit_adam+outer.sync_every=16+outer.sync_growth=150",
-}
 
 # Longer runs, made in full over one slow link.
 OF_A_SLOW_RUN = ("outer_15", "onebit_adam_warm8", "outer_grows", "zero_4_4")
@@ -161,20 +157,22 @@ def base(variant):
 def told(variant):
     """Returns the name for network_steps. On hosts of several ranks the exchange is
     hierarchical unless the variant is flat."""
-    text = TOLD.get(base(variant), base(variant))
+    text = WAYS[base(variant)].step if base(variant) in WAYS else ""
+    text = text or base(variant)
     return f"{text}+hierarchy=flat" if variant.endswith(FLAT) else text
 
 
 def run_flags(variant):
     """Returns the flags with which train_gpt makes a run in this way."""
-    optimizer, *settings = RUN_FLAGS.get(variant, variant).split("+")
+    way = WAYS[variant]
+    optimizer, *settings = (way.run or way.step or variant).split("+")
     return ["--optimizer", optimizer, *(f"--set={text}" for text in settings)]
 
 
 def title(variant):
     where = {FLAT: ", flat", BY_HOST: ", by host"}
     suffix = variant.removeprefix(base(variant))
-    return NAMES[base(variant)] + where.get(suffix, "")
+    return WAYS[base(variant)].title + where.get(suffix, "")
 
 
 def owner(variant):
@@ -192,19 +190,14 @@ def warm_steps(variant):
 def steps_of(variant, mbit, ranks):
     """Returns the steps in a row, fewer if they take long. 0/1 Adam takes whole turns
     of a sync and three local steps."""
-    kind = 2
-    if base(variant) in DENSE:
-        kind = 0
-    elif base(variant) in SEVERAL_BITS:
-        kind = 1
     steps = {25: (1, 2, 4), 100: (2, 4, 4), 1000: (4, 8, 8)}.get(mbit, (8, 8, 8))
-    return steps[kind] * 2 // ranks
+    return steps[WAYS[base(variant)].kind] * 2 // ranks
 
 
 def is_compressed(variant):
-    return base(variant) in (*COMPRESSED, "exchange")
+    return variant != COMPUTING and WAYS[base(variant)].kind != DENSE
 
 
 def must_be_compressed(variant):
     """Returns whether none of its steps may be exact."""
-    return is_compressed(variant) and base(variant) not in CALLED_EXACT
+    return is_compressed(variant) and not WAYS[base(variant)].called_exact
