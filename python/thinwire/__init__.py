@@ -42,46 +42,23 @@ if TYPE_CHECKING:
     from .config import Config
     from .engine import Engine, EngineReport, add_config_arguments, initialize
     from .hooks import FsdpHook, Hook, HookReport, ddp_hook, fsdp_hook
-    from .optim import (
-        AdamW,
-        Lamb,
-        LeanOnebitAdam,
-        OnebitAdam,
-        OnebitLamb,
-        ZeroOneAdam,
-    )
+    from .optim import AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam
     from .report import StepReport
 
+_NAMES_IN = {
+    "_checkpoints": "LoadReport",
+    "amp": "GradScaler",
+    "checkpoint": "load resume save",
+    "comm": "Mpi4pyTransport ProcessGroupTransport broadcast_buffers init_distributed "
+    "local_gradients run_local_ranks seeded",
+    "config": "Config",
+    "engine": "Engine add_config_arguments initialize",
+    "hooks": "FsdpHook Hook ddp_hook fsdp_hook",
+    "optim": "AdamW Lamb LeanOnebitAdam OnebitAdam OnebitLamb ZeroOneAdam",
+    "report": "EngineReport HookReport StepReport",
+}
 _MODULE_OF = {
-    "AdamW": "optim",
-    "Config": "config",
-    "Engine": "engine",
-    "EngineReport": "engine",
-    "FsdpHook": "hooks",
-    "GradScaler": "amp",
-    "Hook": "hooks",
-    "HookReport": "hooks",
-    "Lamb": "optim",
-    "LeanOnebitAdam": "optim",
-    "LoadReport": "_checkpoints",
-    "Mpi4pyTransport": "comm",
-    "OnebitAdam": "optim",
-    "OnebitLamb": "optim",
-    "ProcessGroupTransport": "comm",
-    "StepReport": "report",
-    "ZeroOneAdam": "optim",
-    "add_config_arguments": "engine",
-    "broadcast_buffers": "comm",
-    "ddp_hook": "hooks",
-    "fsdp_hook": "hooks",
-    "init_distributed": "comm",
-    "initialize": "engine",
-    "load": "checkpoint",
-    "local_gradients": "comm",
-    "resume": "checkpoint",
-    "run_local_ranks": "comm",
-    "save": "checkpoint",
-    "seeded": "comm",
+    name: module for module, names in _NAMES_IN.items() for name in names.split()
 }
 _MODULES = {"checkpoint", "comm", "compat", "integrations", "optim"}
 _TORCH = (2, 8)

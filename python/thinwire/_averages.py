@@ -32,9 +32,7 @@ def require_free(parameters: Iterable[torch.Tensor], kind: Kind) -> None:
 
 
 def note(
-    parameters: Iterable[torch.Tensor],
-    kind: Kind,
-    closer: weakref.finalize[..., Any],
+    parameters: Iterable[torch.Tensor], kind: Kind, closer: weakref.finalize[..., Any]
 ) -> None:
     """Notes that `kind` averages the parameters until `closer` has run. Local."""
     for parameter in parameters:

@@ -77,11 +77,7 @@ class GradScaler(torch.amp.GradScaler):
             optimizer._found_inf_is_agreed = False
 
     def _step_in_fp16(
-        self,
-        optimizer: _Optimizer,
-        state: dict[str, Any],
-        *args: Any,
-        **kwargs: Any,
+        self, optimizer: _Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         # The optimizer's own exchange agrees on overflows, and masters use the
         # gradients divided in fp32.

@@ -161,7 +161,8 @@ def resume(
 
     chosen, found_at = agreed(trained._comm, checked)
     if not isinstance(trained, _Optimizer):
-        return trained._resume(found_at, chosen)
+        loaded = trained._restored(found_at, chosen, not chosen.weights_only)
+        return None if loaded is None else loaded[0]
     native, beside = agreed(
         trained._comm, lambda: (_at_home(trained), _beside(module, trained))
     )
@@ -192,17 +193,17 @@ def resume(
         return None
     if beside is not None:
         beside.write_back()
-    loaded = Loaded.of(found, trained._comm.rank)
-    groups = loaded.common.get(GROUPS)
+    saved = Loaded.of(found, trained._comm.rank)
+    groups = saved.common.get(GROUPS)
     if chosen.weights_only:
         trained._written()
-        return finish_load(loaded, sets_random_state=False)
+        return finish_load(saved, sets_random_state=False)
     asked = numbers_of(trained.param_groups)
     trained._loaded()
-    trained._notices.run.continue_from(saved_in(loaded))
+    trained._notices.run.continue_from(saved_in(saved))
     if groups is not None:
         from_text(groups, trained.param_groups)
-    report = finish_load(loaded, sets_random_state=True)
+    report = finish_load(saved, sets_random_state=True)
     report.notes.extend(
         f"{name} is {number:g} now, as saved; the script had {asked[name]:g}"
         for name, number in numbers_of(trained.param_groups).items()

@@ -141,14 +141,6 @@ SaveReport save_engine(const EngineHandle& self, const std::string& root,
   });
 }
 
-LoadFound load_engine(const EngineHandle& self, const std::string& path,
-                      const LoadOptions* options, const nb::object& accept) {
-  const LoadOptions chosen = to_load_options(options, accept);
-  return LoadFound(with_others(self, "load", [&](engine::Engine& engine) {
-    return engine.load(path, chosen);
-  }));
-}
-
 std::optional<LoadFound> resume_engine(const EngineHandle& self,
                                        const std::string& path,
                                        const LoadOptions* options,
@@ -197,8 +189,6 @@ void bind_engine_checkpoints(nb::class_<EngineHandle>& kind) {
   kind.def("set_others", &set_others, "others"_a.none())
       .def("save", &save_engine, "root"_a, "extra"_a.none() = nb::none(),
            "options"_a.none() = nb::none())
-      .def("load", &load_engine, "path"_a, "options"_a.none() = nb::none(),
-           nb::kw_only(), "accept"_a.none() = nb::none())
       .def("resume", &resume_engine, "path"_a, "options"_a.none() = nb::none(),
            nb::kw_only(), "accept"_a.none() = nb::none())
       .def("wait_for_save", &wait_for_save)

@@ -68,11 +68,7 @@ class Client:
         allowed: list[tuple[str, Any, Any]] = [
             ("zero_optimization.stage", config.zero.stage, 0),
             ("thinwire.semantics", config.semantics, _core.Semantics.corrected),
-            (
-                "the type of masters",
-                config.precision.master_dtype,
-                _core.DType.float32,
-            ),
+            ("the type of masters", config.precision.master_dtype, _core.DType.float32),
         ]
         for what, value, only in allowed:
             if value != only:

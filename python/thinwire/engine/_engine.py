@@ -184,10 +184,7 @@ class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
         return self.module(*args, **kwargs)
 
     def backward(
-        self,
-        loss: torch.Tensor,
-        retain_graph: bool = False,
-        scale_wrt_gas: bool = True,
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
         """Computes and collects the gradients of `loss`, a scalar. Collective.
 

@@ -59,12 +59,10 @@ def groups_of(
 
 def trainable(groups: Groups) -> list[Place]:
     """Returns the distinct parameters to train, in order, or raises naming one."""
-    places: list[Place] = []
-    for place in _parameters.distinct(groups):
+    places = list(_parameters.distinct(groups))
+    for place in places:
         _parameters._require_supported(place, None)
-        if places:
-            _parameters.require_same_device(place, places[0])
-        places.append(place)
+        _parameters.require_same_device(place, places[0])
     if not places:
         raise FailedPrecondition(
             "model: no parameter requires a gradient, so there is nothing to train"

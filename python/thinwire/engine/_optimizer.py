@@ -223,10 +223,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         return float(self.param_groups[0]["lr"])
 
     def backward(
-        self,
-        loss: torch.Tensor,
-        create_graph: bool = False,
-        retain_graph: bool = False,
+        self, loss: torch.Tensor, create_graph: bool = False, retain_graph: bool = False
     ) -> None:
         """Runs Engine.backward(): it scales the loss, but does not divide it by
         gradient_accumulation_steps, which the caller does here.

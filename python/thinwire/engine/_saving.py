@@ -37,7 +37,6 @@ from ._counters import (
 )
 from ._modules import ModuleParts
 from ._tags import names_in, read_latest, require_tag, write_latest
-from .leaders import Core
 from .leaders.core import LedCore
 
 
@@ -137,18 +136,13 @@ class Saving(ModuleParts):
         differences = {} if load_module_strict else self._differences(root)
         options = load_options(dict(weights_only=only_weights, **differences))
 
-        def accept(found: _core.LoadReport) -> None:
-            from_text(found)
-            if not only_weights:
-                random_state_in(found)
-            if not load_module_only:
-                require_restorable(self, found, load_lr_scheduler_states)
-
-        native = self._before_loading().load(root, options, accept=accept)
-        report = self._loaded(native, only_weights)
-        if not load_module_only:
-            restore(self, native, load_lr_scheduler_states)
-        return report.path, from_text(native)
+        loaded = self._restored(
+            root, options, not load_module_only, load_lr_scheduler_states
+        )
+        if loaded is None:
+            raise Unavailable(f"{root}: there is no complete checkpoint")
+        report, state = loaded
+        return report.path, state
 
     def save_16bit_model(
         self,
@@ -206,25 +200,32 @@ class Saving(ModuleParts):
         """Blocks until an asynchronous save is done, and raises its error. Collective."""
         self._made.wait_for_save()
 
-    def _resume(self, path: str, options: _core.LoadOptions) -> LoadReport | None:
+    def _restored(
+        self,
+        path: str,
+        options: _core.LoadOptions,
+        counters: bool,
+        with_scheduler: bool = True,
+    ) -> tuple[LoadReport, dict[str, Any]] | None:
+        """Loads the newest checkpoint, if there is one, and its client_state. Collective."""
+
         def accept(found: _core.LoadReport) -> None:
+            from_text(found)
             if not options.weights_only:
                 random_state_in(found)
-                require_restorable(self, found, with_scheduler=True)
+            if counters:
+                require_restorable(self, found, with_scheduler)
 
-        native = self._before_loading().resume(path, options, accept=accept)
+        # Otherwise a relocated parameter would overwrite the loaded values.
+        agreed(self._comm, self._memory.home)
+        native = self._made.resume(path, options, accept=accept)
         if native is None:
             _log.forward(self._comm)
             return None
         report = self._loaded(native, options.weights_only)
-        if not options.weights_only:
-            restore(self, native, with_scheduler=True)
-        return report
-
-    def _before_loading(self) -> Core:
-        # Otherwise a relocated parameter would overwrite the loaded values.
-        agreed(self._comm, self._memory.home)
-        return self._made
+        if counters:
+            restore(self, native, with_scheduler)
+        return report, from_text(native)
 
     def _loaded(self, native: Found, only_weights: bool) -> LoadReport:
         found = native

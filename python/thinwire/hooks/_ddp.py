@@ -26,12 +26,7 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
 from ..report import HookReport
 from . import _state
-from ._parameters import (
-    averaged,
-    description,
-    refuse_on_all_ranks,
-    require_options,
-)
+from ._parameters import averaged, description, refuse_on_all_ranks, require_options
 from ._scale import Jumps, ScaledHook
 from ._thread import Exchanges
 
@@ -83,37 +78,27 @@ class Hook(ScaledHook):
     """
 
     def __init__(
-        self,
-        ddp: DistributedDataParallel,
-        bits: int,
-        exact_steps: int,
-        residual_dtype: torch.dtype,
-        hierarchy: str,
-        process_group: Any,
+        self, ddp: DistributedDataParallel, options: dict[str, Any], process_group: Any
     ) -> None:
-        """Makes and registers the hook. Collective."""
+        """Makes and registers the hook; ddp_hook() explains `options`. Collective."""
         comm = _communicator(ddp, process_group)
         own_comm = comm is not process_group
         try:
-            found = agreed(
-                comm,
-                lambda: _checked(
-                    ddp, comm, bits, exact_steps, residual_dtype, hierarchy
-                ),
-            )
-            options = f"{bits} {exact_steps} {residual_dtype} {hierarchy}"
+            found = agreed(comm, lambda: _checked(ddp, comm, **options))
             comm.require_same(
                 "bits, exact_steps, residual_dtype, hierarchy or parameters",
                 f"{options}\n{description(found)}",
             )
-            self._comm, self._bits, self._exact_steps = comm, bits, exact_steps
+            self._comm, self._bits = comm, options["bits"]
+            self._exact_steps = options["exact_steps"]
             self._group = ddp.process_group
             self._shapes = {name: p.shape for name, p in found.items()}
             self._units = {id(p): unit for unit, p in enumerate(found.values())}
             self._sizes = [p.numel() for p in found.values()]
-            is_bf16 = residual_dtype == torch.bfloat16
+            is_bf16 = options["residual_dtype"] == torch.bfloat16
+            hierarchy = _core.Hierarchy[options["hierarchy"]]
             self._mean = _core.LowBitMean(
-                comm, self._sizes, bits, is_bf16, _core.Hierarchy[hierarchy]
+                comm, self._sizes, self._bits, is_bf16, hierarchy
             )
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
@@ -121,7 +106,7 @@ class Hook(ScaledHook):
             self._jumps = Jumps()
             self._has_warned = False
             self._backwards = 0
-            self._pass = _Pass(0, exact_steps > 0, 1)
+            self._pass = _Pass(0, self._exact_steps > 0, 1)
             self._stagings: dict[torch.device, Staging] = {}
             self._on_host: dict[Any, torch.Tensor] = {}
             self._parts: deque[_Part] = deque()  # in flight, the oldest first
@@ -392,7 +377,13 @@ def ddp_hook(
                 f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
             )
         )
-    return Hook(ddp, bits, exact_steps, residual_dtype, hierarchy, process_group)
+    options = {
+        "bits": bits,
+        "exact_steps": exact_steps,
+        "residual_dtype": residual_dtype,
+        "hierarchy": hierarchy,
+    }
+    return Hook(ddp, options, process_group)
 
 
 def _communicator(

@@ -96,9 +96,7 @@ class FsdpHook(ScaledHook):
         own: torch.Tensor = from_dlpack(self._exchange.error())
         comm = self._comm
         place = comm.rank, comm.size
-        return {
-            "worker": _state.saved_worker(comm, own, place, self._shapes, mean),
-        }
+        return {"worker": _state.saved_worker(comm, own, place, self._shapes, mean)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads what state_dict() has returned on any number of ranks. Collective: all
@@ -193,10 +191,7 @@ class _ReduceScatter:
 
 
 def fsdp_hook(
-    module: FSDPModule,
-    bits: int = 8,
-    *,
-    residual_dtype: torch.dtype = torch.float32,
+    module: FSDPModule, bits: int = 8, *, residual_dtype: torch.dtype = torch.float32
 ) -> FsdpHook:
     """Makes the reduce-scatters of an FSDP2 module (torch's fully_shard()) send their
     gradients in 8 or 4 bits, with error feedback. Collective, before the first forward.

@@ -62,10 +62,7 @@ def saved_worker(
 
 
 def checked(
-    state: Mapping[str, Any],
-    shapes: Shapes,
-    place: tuple[int, int],
-    dtype: torch.dtype,
+    state: Mapping[str, Any], shapes: Shapes, place: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Returns both residuals and the backwards, or raises CorruptCheckpoint. Local."""
     own = checked_worker(state, shapes, place, "ddp", dtype)

@@ -18,10 +18,7 @@ PerParameter: TypeAlias = Tensors | Sequence[Tensors]
 
 
 def per_place(
-    name: str,
-    given: PerParameter,
-    groups: list[dict[str, Any]],
-    places: list[Place],
+    name: str, given: PerParameter, groups: list[dict[str, Any]], places: list[Place]
 ) -> list[torch.Tensor | None]:
     """Returns the tensors in the order of `places`, or raises naming the entry."""
     lists = _by_group(name, given, len(groups))

@@ -28,10 +28,7 @@ from ._parameters import Place
 
 # Keys of a group that C++ reads at construction; groups may have other programs' keys
 # too.
-FIXED_KEYS = (
-    *("betas", "eps", "non_freeze", "max_coeff", "min_coeff"),
-    EXPERTS,
-)
+FIXED_KEYS = (*("betas", "eps", "non_freeze", "max_coeff", "min_coeff"), EXPERTS)
 # Keys of a group that are options of the whole optimizer, and their names in a file.
 WHOLE = {
     "max_grad_norm": "gradient_clipping",

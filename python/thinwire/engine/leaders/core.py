@@ -203,18 +203,6 @@ class LedCore:
 
         return SavedByLeader(**self._shared(save))
 
-    def load(
-        self,
-        path: str,
-        options: _core.LoadOptions,
-        *,
-        accept: Callable[[_core.LoadReport], None],
-    ) -> Loaded:
-        found = self._shared(
-            lambda: self._loaded(self._own.load(path, options, accept=accept))
-        )
-        return Loaded(**found).of_rank(self._comm.rank)
-
     def resume(
         self,
         path: str,
@@ -224,7 +212,7 @@ class LedCore:
     ) -> Loaded | None:
         def resume() -> dict[str, Any] | None:
             found = self._own.resume(path, options, accept=accept)
-            return None if found is None else self._loaded(found)
+            return None if found is None else asdict(Loaded.of(found, self._comm.rank))
 
         found = self._shared(resume)
         return None if found is None else Loaded(**found).of_rank(self._comm.rank)
@@ -273,9 +261,6 @@ class LedCore:
                 raise FailedPrecondition(f"the leader of this host: {code}: {text}")
             raise BY_CODE[code](text)
         return said["result"]
-
-    def _loaded(self, native: _core.LoadReport) -> dict[str, Any]:
-        return asdict(Loaded.of(native, self._comm.rank))
 
 
 def _groups(config: _core.Config) -> str:
