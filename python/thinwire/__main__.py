@@ -75,7 +75,7 @@ def main() -> int:
             from ._device_report import run_device_report
 
             return run_device_report(arguments.file, arguments.params)
-        from ._telemetry import to_tensorboard
+        from ._monitors import to_tensorboard
 
         lines = to_tensorboard(arguments.files, arguments.directory)
     except Error as error:

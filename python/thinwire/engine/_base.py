@@ -15,12 +15,11 @@ from .._memory import Marks
 from ..comm.host_group import HostGroup
 from ..errors import FailedPrecondition
 from ..report import EngineReport
-from ._buffers import ModuleBuffers
 from ._client import Client
 from ._hooks import FOREIGN, Link
 from ._memory import EngineMemory
 from ._optimizer import EngineOptimizer
-from ._others import ModuleOthers
+from ._others import ModuleBuffers, ModuleOthers
 from ._progress import Monitoring, Progress
 from .leaders import Core
 

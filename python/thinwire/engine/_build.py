@@ -19,12 +19,11 @@ from ..errors import InvalidArgument
 from ..optim._experts import KEY as EXPERTS
 from ..optim._experts import Experts, in_order
 from ..optim._parameters import Place, marked, warn_of_order
-from ._buffers import ModuleBuffers
-from ._client import Client
-from ._convert import take_over
+from ._client import Client, take_over
 from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_of
 from ._hooks import Link
 from ._memory import TYPES, EngineMemory
+from ._others import ModuleBuffers
 from ._staging import StagedEngineMemory, StagedLink
 from .leaders import Core
 from .leaders.core import LedCore

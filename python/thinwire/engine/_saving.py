@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,8 +25,8 @@ from .._checkpoints import (
     random_state_in,
     save_options,
 )
-from .._paths import path_of
-from ..errors import Error, Unavailable
+from .._paths import path_of, require_utf8
+from ..errors import Error, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
 from ..optim._run import SAVED_AS, saved_in
 from ._counters import (
@@ -36,7 +38,6 @@ from ._counters import (
     to_text,
 )
 from ._modules import ModuleParts
-from ._tags import names_in, read_latest, require_tag, write_latest
 from .leaders.core import LedCore
 
 
@@ -272,3 +273,62 @@ class Saving(ModuleParts):
         if done["error"]:
             raise Unavailable(done["error"])
         return done["result"]
+
+
+LATEST = "latest"
+_MOST_BYTES = 200
+
+
+def require_tag(tag: str) -> None:
+    """Raises InvalidArgument unless it can be the name of a directory."""
+    require_utf8("tag", tag)
+    if (
+        not 0 < len(tag.encode()) <= _MOST_BYTES
+        or tag in (".", "..", LATEST)
+        or any(c in tag for c in "/\\\0\n\r")
+    ):
+        raise InvalidArgument(
+            f"tag: must be a file name of 1 to {_MOST_BYTES} bytes other than "
+            f"'{LATEST}', got {tag!r:.60}"
+        )
+
+
+def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
+    """Puts the tag into `latest`, which has the old one until the new file is whole."""
+    temporary = os.path.join(directory, f".latest-{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(tag)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, os.path.join(directory, LATEST))
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return tag
+
+
+def read_latest(directory: str | os.PathLike[str]) -> str:
+    """Returns the tag in `latest`; empty if there is no such file."""
+    path = os.path.join(directory, LATEST)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read(_MOST_BYTES + 1).rstrip("\r\n")
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise Unavailable(f"{path}: is not UTF-8: {error}") from None
+
+
+def names_in(root: str) -> list[str]:
+    """Returns the names of parameters in the newest complete checkpoint, if any."""
+    if not os.path.isdir(root):
+        return []
+    for found in _core.inspect(root):
+        if found["complete"]:
+            with open(os.path.join(found["path"], "manifest.json"), "rb") as file:
+                return [
+                    parameter["name"] for parameter in json.load(file)["parameters"]
+                ]
+    return []
