@@ -29,7 +29,7 @@ from ._checkpoints import (
 from ._paths import path_of
 from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
-from .optim._run import SAVED_AS, saved_in
+from .optim._notices import SAVED_AS, saved_in
 from .optim._settings import from_text, numbers_of, parse, to_text
 
 if TYPE_CHECKING:

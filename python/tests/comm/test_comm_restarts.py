@@ -17,7 +17,7 @@ import pytest
 import ranks
 from thinwire import CommFailure
 from thinwire.comm import run_local_ranks
-from thinwire.comm.attempt import store_of_attempt
+from thinwire.comm.launch import store_of_attempt
 from torch.distributed import HashStore, Store
 
 LAUNCHES: dict[str, Callable[[], list[str]]] = {

@@ -22,8 +22,6 @@ from ..optim._experts import Experts
 from ..optim._lifetime import closing
 from ..report import EngineReport
 from ._build import leaders_for, link_for, make_parts, make_plan, require_shareable
-from ._inquiries import Inquiries
-from ._modules import ModuleParts
 from ._optimizer import ConfigSchedule, EngineOptimizer
 from ._others import ModuleOthers
 from ._progress import Monitoring, Progress
@@ -32,7 +30,7 @@ from ._unavailable import NotHere
 from ._values import Values
 
 
-class Engine(NotHere, Inquiries, Values, Saving, ModuleParts):
+class Engine(NotHere, Values, Saving):
     """Trains a module by a configuration; initialize() makes it.
 
         loss = engine(batch)

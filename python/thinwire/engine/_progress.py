@@ -16,7 +16,7 @@ from ..report import EngineReport
 from .leaders import Core
 
 if TYPE_CHECKING:
-    from ._inquiries import Inquiries
+    from ._base import EngineBase
 
 
 class Progress:
@@ -33,7 +33,7 @@ class Progress:
         self.run = self._notices.run
         self._noted_loss = False
 
-    def after(self, engine: Inquiries, report: EngineReport) -> None:
+    def after(self, engine: EngineBase, report: EngineReport) -> None:
         skipped = self._core.skipped_steps
         self._notices.after_step(report, report.steps, self._core.freeze_step)
         if not report.applied:

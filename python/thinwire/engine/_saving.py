@@ -28,7 +28,8 @@ from .._checkpoints import (
 from .._paths import path_of, require_utf8
 from ..errors import Error, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
-from ..optim._run import SAVED_AS, saved_in
+from ..optim._notices import SAVED_AS, saved_in
+from ._base import EngineBase
 from ._counters import (
     CLIENT_STATE,
     from_text,
@@ -37,11 +38,10 @@ from ._counters import (
     restore,
     to_text,
 )
-from ._modules import ModuleParts
 from .leaders.core import LedCore
 
 
-class Saving(ModuleParts):
+class Saving(EngineBase):
     """save_checkpoint(), load_checkpoint() and save_16bit_model() of Engine."""
 
     def save_checkpoint(

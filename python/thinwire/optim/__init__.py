@@ -42,7 +42,7 @@ from torch.optim.optimizer import ParamsT
 from .. import _core
 from . import _options as names
 from ._base import _Optimizer as _Optimizer
-from ._run import RunTotals
+from ._notices import RunTotals
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -28,7 +28,7 @@ from ._experts import Experts, in_order
 from ._given import PerParameter, per_place
 from ._lifetime import close_user, closing
 from ._native import Native, make_config, make_native
-from ._notices import Notices
+from ._notices import Notices, RunTotals
 from ._options import (
     OF_DEEPSPEED,
     CommonKeywords,
@@ -45,7 +45,6 @@ from ._parameters import (
     warn_of_order,
     with_names,
 )
-from ._run import RunTotals
 from ._settings import Settings, set_rate
 from ._telemetry import Telemetry
 from ._torch_state import ParameterState
