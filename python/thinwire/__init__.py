@@ -112,9 +112,7 @@ __all__ = [
 
 
 def _require_torch() -> None:
-    """Raises ImportError if torch is older than pyproject.toml requires, which pip's
-    --no-deps permits.
-    """
+    """Raises ImportError if torch is too old, which pip's --no-deps permits."""
     import torch
 
     found = torch.__version__

@@ -57,9 +57,7 @@ def _process_groups() -> str:
 
 
 def _accelerators() -> str:
-    """Returns the devices beside the CPU that this torch finds, how copies to them go, and
-    with how many threads a leader computes.
-    """
+    """Returns the devices beside the CPU, how copies go, and a leader's threads."""
     import torch
 
     from ._staging import Staging

@@ -17,10 +17,8 @@ _CHUNK = 256
 
 
 class Marks:
-    """Sums of a flat array's bits, which change if its values do, however they were
-    written. numpy, `.data` and the like do not change autograd's counters of versions.
-    Values that are restored, such as after an evaluation with averaged ones, are no
-    change.
+    """Sums of a flat array's bits, which change however its values were written. numpy and
+    `.data` do not count autograd's versions up. Values that are restored are no change.
     """
 
     def __init__(self, *flat: torch.Tensor) -> None:
@@ -154,11 +152,8 @@ class FlatMemory:
 
     @torch.no_grad()
     def home(self) -> bool:
-        """Makes every parameter a view. One that was moved since (`model.to()`, `.data
-        =`) keeps its present value. Returns whether there was any.
-
-        Raises FailedPrecondition naming a parameter of another dtype, shape or kind of
-        device than at first; nothing has changed then.
+        """Makes every parameter a view, with its present value. Returns whether one was moved.
+        Raises FailedPrecondition naming one of another kind; nothing has changed then.
         """
         moved = [k for k in range(len(self.parameters)) if not self._is_home(k)]
         for k in moved:
@@ -184,14 +179,8 @@ class FlatMemory:
             parameter.data = _alone(view)
 
     def take_in_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
-        """Returns this step's gradients as one array. Gradients that are views are in
-        place, missing ones count as 0, and others are copied. If all have one other
-        dtype than the parameters, so has the array; if they differ, it is fp32.
-        Gradients of fp32 parameters beside 16-bit ones are fp32. `given` is empty or
-        has one entry per parameter, which replaces the parameter's own gradient unless
-        it is None.
-
-        Raises InvalidArgument naming a parameter whose gradient is sparse.
+        """Returns this step's gradients as one array, fp32 unless all have one dtype. Missing
+        ones count as 0, and `given` ones replace the parameters' own. Raises InvalidArgument.
         """
         found = [p.grad for p in self.parameters]
         if given:
@@ -288,10 +277,7 @@ def _is_same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _alone(view: torch.Tensor) -> torch.Tensor:
-    """Returns the same memory as a storage of its own. torch.save, safetensors and
-    Accelerate count, compare or save storages, and then find only this parameter's
-    bytes.
-    """
+    """Returns the memory as a storage of its own, as torch.save and others count storages."""
     return from_dlpack(view)
 
 

@@ -95,16 +95,10 @@ _PHASES = {"exact": 0, "compressed": 1, "local": 2}
 
 
 def to_tensorboard(paths: Sequence[str], directory: str) -> int:
-    """Converts files of steps into one run for TensorBoard. Local. Returns the number
-    of lines.
+    """Converts files of steps into one run for TensorBoard. Returns the number of lines.
 
-    Files of steps are those of thinwire.telemetry.path, and train_gpt's metrics.jsonl.
-    Every number becomes "thinwire/NAME". A phase is 0 for exact, 1 for compressed and 2
-    for local. A torn last line is left out. If a number occurs twice for one step, the
-    last one counts. Another conversion replaces the run.
-
-    Raises InvalidArgument naming the file and the line, and Unavailable if the
-    directory cannot be written.
+    A torn last line is left out, and a number's last value for a step counts. Another
+    conversion replaces the run. Raises InvalidArgument naming the line, or Unavailable.
     """
     points: dict[tuple[int, str], tuple[float, float | None]] = {}
     lines = 0

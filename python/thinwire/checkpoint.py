@@ -252,9 +252,7 @@ def _at_home(optimizer: _Optimizer) -> Native:
 
 
 def _to_save(optimizer: _Optimizer) -> Native:
-    """Returns the state to write, with the present rates of param_groups, because a
-    scheduler has set them since the last step.
-    """
+    """Returns the state to write, with the rates that a scheduler has set since."""
     native = _at_home(optimizer)
     optimizer._settings.apply(optimizer.param_groups, native)
     optimizer._settings.apply_masks(optimizer.param_groups, native)

@@ -35,12 +35,9 @@ is made after another one has ended the other one's name, and so its addresses."
 
 
 class HostGroup:
-    """The ranks of one host, of which the first is the leader. They sum and share
-    tensors of their devices in the device's own process group, such as NCCL's. It is a
-    group that the program does not know. Texts travel over gloo.
-
-    A rank that waits for the device's group learns within a second that another one has
-    died or given up. It then ends the device's group, and all ranks learn of that.
+    """The ranks of one host, of which the first is the leader, and the process group of
+    their devices. A rank that waits learns within a second that another one has died or
+    given up. It then ends the device's group, of which all ranks learn.
     """
 
     ranks: list[int]

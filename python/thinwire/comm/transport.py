@@ -143,9 +143,7 @@ class ChannelTransport:
         return part
 
     def give_up(self, reason: str) -> None:
-        """Tells all ranks of the group that this one cannot continue. Any thread; does
-        not block.
-        """
+        """Tells all ranks that this one cannot continue. Any thread; does not block."""
         if self._channel.given_up is None and os.getpid() == self._process:
             self._channel.given_up = reason
             self._channel.give_up(reason)

@@ -115,9 +115,7 @@ def _has_groups(mpu: Any) -> bool:
 
 
 def _require_mpu(mpu: Any, process_group: Any) -> None:
-    """Raises an error unless `mpu` can be used with `process_group`, the argument as
-    given.
-    """
+    """Raises an error unless `mpu` and the given `process_group` can be used."""
     if mpu is not None and not _has_groups(mpu):
         raise InvalidArgument(
             f"mpu: must have get_data_parallel_group(), got {type(mpu).__name__}"

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How FSDP2 lays out the gradients of a reduce-scatter.
-
-For W ranks the dimension 0 of each parameter is padded to a multiple of W and cut into W
-chunks. Row r of the buffer has chunk r of all parameters that need a gradient, in the
-order of FSDP2's parameter group.
+"""How FSDP2 lays out the gradients of a reduce-scatter: row r of the buffer has chunk r
+of dimension 0, padded to W chunks, of each parameter in its group's order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of optimizers beside the files of a trainer.
 
-Trainers save the state dict of rank 0's optimizer and load it on all ranks. A low-bit
-optimizer would lose the residuals of the other ranks. So every rank takes part in a
-checkpoint of Thinwire's own, which is loaded instead.
+Trainers save rank 0's states only. So every rank saves a checkpoint of Thinwire's.
 """
 
 from __future__ import annotations

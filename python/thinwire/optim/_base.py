@@ -442,9 +442,7 @@ class _Optimizer(torch.optim.Optimizer):
         _state.load(self, state_dict)
 
     def __repr__(self) -> str:
-        """Returns torch's text of the groups, and the settings of this optimizer and
-        its run.
-        """
+        """Returns torch's text, and the settings of this optimizer and its run."""
         text = super().__repr__()
         native = self._native
         if native is None or not self._closer.alive or os.getpid() != self._process:
