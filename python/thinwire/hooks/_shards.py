@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How FSDP2 lays out the gradients of a reduce-scatter: row r of the buffer has chunk r
-of dimension 0, padded to W chunks, of each parameter in its group's order.
+"""How FSDP2 lays out the gradients of a reduce-scatter.
+
+Dimension 0 of each parameter is padded and cut into one chunk per rank. Row r of the
+buffer has chunk r of all parameters, in the order of FSDP2's group.
 """
 
 from __future__ import annotations
