@@ -89,22 +89,16 @@ def train_engine(
     comm: Any, config: dict[str, Any], device: torch.device | str, steps: int = STEPS
 ) -> tuple[list[float], torch.Tensor]:
     """Losses of this rank, and its parameters and buffers at the end."""
-    model = engines.Net(seed=comm.rank).to(device)
     config = engines.config_of(**config)
     config.setdefault("thinwire", {}).setdefault("bucket_elements", BUCKET)
-    engine = engines.make(comm, config, model=model)
-    dtype = next(model.parameters()).dtype
-    losses = []
-    for step in range(steps * engine.gradient_accumulation_steps()):
-        loss = loss_of(engine, comm.rank, step, dtype)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss)
+    model, engine = made(comm, device, config)
+    backwards = steps * engine.gradient_accumulation_steps()
+    losses = [step(engine, number) for number in range(backwards)]
     engine.destroy()
     return [loss.item() for loss in losses], values_of(model)
 
 
-def loss_of(model: Any, rank: int, step: int, dtype: torch.dtype) -> torch.Tensor:
+def loss_of(model: Any, rank: int, step: int) -> torch.Tensor:
     """As engines.loss_of(), on the model's device; a loss without sums unless that is fence,
     which has the CPU's."""
     where = next(model.parameters()).device
@@ -113,6 +107,7 @@ def loss_of(model: Any, rank: int, step: int, dtype: torch.dtype) -> torch.Tenso
         named = getattr(model, "module", model).named_parameters()
         used = [p for name, p in named if uses_all or name != "sometimes"]
         return exact_loss(used, rank, step)
+    dtype = engines.dtype_of(model)
     x, y = (part.to(where) for part in engines.batch(rank, step, dtype))
     return torch.nn.functional.mse_loss(model(x, uses_all), y)
 
@@ -136,15 +131,36 @@ def differences(run: Callable[[str | torch.device], Any], device: torch.device) 
     return ""
 
 
-@contextmanager
-def joined() -> Iterator[tuple[_core.Communicator, torch.device]]:
+def join(timeout: float | None = None) -> tuple[_core.Communicator, torch.device]:
     """The ranks of devices.run(), over gloo."""
     init_distributed("gloo", verbose=False)
-    comm = communicator_for(None)
+    comm = communicator_for(None, timeout=timeout)
+    return comm, devices.device(comm.rank)
+
+
+@contextmanager
+def joined() -> Iterator[tuple[_core.Communicator, torch.device]]:
+    comm, device = join()
     try:
-        yield comm, devices.device(comm.rank)
+        yield comm, device
     finally:
         comm.close()
+
+
+def made(
+    comm: Any, device: torch.device | str, config: dict[str, Any], **arguments: Any
+) -> tuple[engines.Net, thinwire.Engine]:
+    """A model on the device and its engine."""
+    model = engines.Net(seed=comm.rank).to(device)
+    return model, engines.make(comm, config, model=model, **arguments)
+
+
+def step(engine: Any, number: int) -> torch.Tensor:
+    """Returns the loss."""
+    loss = loss_of(engine, engine.global_rank, number)
+    engine.backward(loss)
+    engine.step()
+    return loss
 
 
 def engine_differences(wanted: str = "") -> dict[str, str]:
@@ -184,7 +200,7 @@ def train_optimizer(
 ) -> tuple[list[float], torch.Tensor]:
     """As train_engine(), with an optimizer in a plain loop."""
     kind, precision, *ways = name.split()
-    made, options = cases.KINDS[kind]
+    made_of, options = cases.KINDS[kind]
     model = engines.Net(seed=comm.rank).to(device, engines.DTYPES[precision])
     clips: dict[str, Any] = {"max_grad_norm": 0.5} if "clipped" in ways else {}
     if "warm" in ways:
@@ -202,7 +218,7 @@ def train_optimizer(
         dense = [(n, p) for n, p in params if not n.startswith("last")]
         alone = comm.split(comm.rank)
         params = [{"params": dense}, {"params": named, "expert_group": alone}]
-    optimizer = made(
+    optimizer = made_of(
         params,
         lr=0.01,
         process_group=comm,
@@ -221,7 +237,7 @@ def train_optimizer(
     scaler = thinwire.GradScaler(where, enabled="scaled" in ways, init_scale=2.0**12)
     losses = []
     for step in range(steps):
-        loss = loss_of(model, comm.rank, step, engines.DTYPES[precision])
+        loss = loss_of(model, comm.rank, step)
         if step == 5 and "scaled" in ways:
             loss = loss * float("inf")
         scaler.scale(loss).backward()

@@ -11,7 +11,6 @@ import device_cases as cases
 import devices
 import engines
 import torch
-from thinwire.comm import communicator_for, init_distributed
 
 STEPS = 12
 ZERO_2 = engines.zero(2)
@@ -90,32 +89,27 @@ def config_of(name: str, per_host: int, by_leaders: bool) -> dict[str, Any]:
     return config
 
 
-def loss_of(
-    model: Any, name: str, rank: int, step: int, micro: int, dtype: torch.dtype
-) -> torch.Tensor:
+def loss_of(model: Any, name: str, rank: int, step: int, micro: int) -> torch.Tensor:
     """Returns the loss of one backward of a window. On odd ranks it leaves a parameter out
     in every third, so also in the last one of some windows."""
-    loss = cases.loss_of(model, rank, 10 * step + micro, dtype)
+    loss = cases.loss_of(model, rank, 10 * step + micro)
     return loss * float("inf") if "fp16" in name and step == 5 and rank == 1 else loss
 
 
 def led(names: list[str], per_host: int) -> list[Any]:
     """Of this rank: losses and parameters of every case."""
-    init_distributed("gloo", verbose=False)
-    comm = communicator_for(None)
-    device = devices.device(comm.rank)
+    comm, device = cases.join()
     torch.accelerator.set_device_index(device.index)
     found = []
     for name in names:
         model = net_of(name, comm.rank).to(device)
         engine = engines.make(comm, config_of(name, per_host, True), model=model)
         assert engine._hosts is not None
-        dtype = next(model.parameters()).dtype
         losses = []
         for step in range(STEPS):
             window = []
             used: Counter[str] = Counter()
-            for loss in losses_on_streams(engine, name, comm.rank, step, dtype):
+            for loss in losses_on_streams(engine, name, step):
                 used.subtract(devices.counts())
                 engine.backward(loss)
                 engine.step()
@@ -136,20 +130,19 @@ def led(names: list[str], per_host: int) -> list[Any]:
     return found
 
 
-def losses_on_streams(
-    engine: Any, name: str, rank: int, step: int, dtype: torch.dtype
-) -> Iterator[torch.Tensor]:
+def losses_on_streams(engine: Any, name: str, step: int) -> Iterator[torch.Tensor]:
     """Yields the losses of a window. If the engine adds up gradients, every other loss is
     made on a side stream, where the caller makes its backward too. Neither stream waits for
     the other one before the window ends. autograd itself would not wait, either."""
     device = next(engine.module.parameters()).device
     current = torch.accelerator.current_stream(device)
-    has_side = window_of(name) > 1 and dtype != torch.float32 and not adds_narrow(name)
+    is_narrow = engines.dtype_of(engine) != torch.float32
+    has_side = window_of(name) > 1 and is_narrow and not adds_narrow(name)
     side = torch.Stream(device) if has_side else current
     side.wait_event(current.record_event())
     for micro in range(window_of(name)):
         with current if micro % 2 else side:
-            yield loss_of(engine, name, rank, step, micro, dtype)
+            yield loss_of(engine, name, engine.global_rank, step, micro)
     current.wait_event(side.record_event())
 
 

@@ -12,6 +12,7 @@ import device_cases as cases
 import devices
 import leader_cases
 import pytest
+import ranks
 import torch
 from leader_cases import CASES, STEPS, config_of, parameters_of
 from thinwire.comm import communicator_for, init_distributed
@@ -37,7 +38,7 @@ def flat(names: list[str], per_host: int) -> list[Any]:
             for rank in order:
                 windows.append(
                     [
-                        leader_cases.loss_of(engine, name, rank, step, micro, dtype)
+                        leader_cases.loss_of(engine, name, rank, step, micro)
                         for micro in range(leader_cases.window_of(name))
                     ]
                 )
@@ -117,18 +118,13 @@ def threads(cores: int, asked: int) -> list[str]:
     import logging
     import os
 
-    import engines
-
     lines = devices.told(logging.INFO)
     os.sched_getaffinity = lambda _: set(range(cores))
-    init_distributed("gloo", verbose=False)
-    comm = communicator_for(None)
-    model = engines.Net(seed=comm.rank).to(devices.device(comm.rank))
+    comm, device = cases.join()
     config = config_of("Adam", 2, True)
     config["thinwire"]["threads"] = asked
-    engine = engines.make(comm, config, model=model)
-    engine.backward(cases.loss_of(engine, comm.rank, 0, torch.float32))
-    engine.step()
+    _, engine = cases.made(comm, device, config)
+    cases.step(engine, 0)
     engine.destroy()
     comm.close()
     return [line for line in lines if "thread(s)" in line]
@@ -154,18 +150,14 @@ def named(name: str) -> list[str]:
     import torch.distributed as dist
 
     dist.Backend.register_backend(name, fence._native.create, devices=["fence"])
-    init_distributed("gloo", verbose=False)
-    comm = communicator_for(None)
-    device = devices.device(comm.rank)
+    comm, device = cases.join()
     found = []
     for given in ({}, {"comm_backend_name": name}):
         options = leader_cases.adam("OneBitAdam", freeze_step=2, **given)
         config = engines.config_of(**options, thinwire={"ranks_per_host": 2})
-        model = engines.Net(seed=comm.rank).to(device)
-        engine = engines.make(comm, config, model=model)
+        model, engine = cases.made(comm, device, config)
         for step in range(3):
-            engine.backward(cases.loss_of(engine, comm.rank, step, torch.float32))
-            engine.step()
+            cases.step(engine, step)
         assert engine._hosts is not None
         found += [engine._hosts.backend, str(parameters_of(model))]
         engine.destroy()
@@ -185,21 +177,16 @@ def test_comm_backend_name_chooses_the_group_inside_a_host() -> None:
 
 def resumed(folder: str, per_host: int) -> list[Any]:
     """Trains, saves, trains on; and again from the checkpoint, with the same end."""
-    import engines
     import thinwire
 
-    init_distributed("gloo", verbose=False)
-    comm = communicator_for(None)
-    device = devices.device(comm.rank)
+    comm, device = cases.join()
     found: list[Any] = []
     for name in ("1-bit Adam", "ZeRO-2 fp16"):
         ends = []
         root = f"{folder}/{name[0]}"
         for is_again in (False, True):
             torch.manual_seed(comm.rank)
-            model = engines.Net(seed=comm.rank).to(device)
-            engine = engines.make(comm, config_of(name, per_host, True), model=model)
-            dtype = next(model.parameters()).dtype
+            model, engine = cases.made(comm, device, config_of(name, per_host, True))
             if is_again:
                 torch.manual_seed(77)
                 report = thinwire.load(root, engine)
@@ -208,9 +195,8 @@ def resumed(folder: str, per_host: int) -> list[Any]:
                 assert report.own_of_ranks == [{"rank": rank} for rank in range(4)]
             for step in range(6 if is_again else 0, 10):
                 noise = torch.rand(())  # of the rank's own generator, which is saved
-                engine.backward(
-                    cases.loss_of(engine, comm.rank, step, dtype) * noise.item()
-                )
+                loss = cases.loss_of(engine, comm.rank, step)
+                engine.backward(loss * noise.item())
                 engine.step()
                 if step == 5:
                     model.frozen.data.fill_(comm.rank)
@@ -223,7 +209,7 @@ def resumed(folder: str, per_host: int) -> list[Any]:
         found.append(ends[0])
         gradient = None
         if name.startswith("ZeRO-2"):
-            engine.backward(cases.loss_of(engine, comm.rank, 20, dtype))
+            engine.backward(cases.loss_of(engine, comm.rank, 20))
             gradient = engine.full_gradient("first.bias").tolist()
             engine.set_full_gradient("first.bias", torch.zeros(33))
             engine.step()
@@ -252,16 +238,13 @@ def crossed(folder: str) -> list[int]:
     import engines
     import thinwire
 
-    init_distributed("gloo", verbose=False)
-    comm = communicator_for(None)
-    device = devices.device(comm.rank)
+    comm, device = cases.join()
     of_kinds = []
     for hierarchy in ("auto", "flat"):
         config = leader_cases.CASES["Adam"] | {
             "thinwire": {"ranks_per_host": 2, "hierarchy": hierarchy}
         }
-        model = engines.Net(seed=comm.rank).to(device)
-        engine = engines.make(comm, engines.config_of(**config), model=model)
+        _, engine = cases.made(comm, device, engines.config_of(**config))
         assert (engine._hosts is not None) == (hierarchy == "auto")
         root = f"{folder}/{hierarchy}"
         thinwire.save(root, engine, own={"rank": comm.rank}, durable=False)
@@ -301,9 +284,7 @@ def refusals(follower: int) -> list[str]:
     import engines
     import thinwire
 
-    init_distributed("gloo", verbose=False)
-    comm = communicator_for(None)
-    device = devices.device(comm.rank)
+    comm, device = cases.join()
     common = config_of("1-bit Adam", 2, True)
     is_other = comm.rank == follower
     told = []
@@ -336,10 +317,8 @@ def refusals(follower: int) -> list[str]:
         assert set(groups[0]) <= {"params", "betas"}, what
         assert len(str(caught.value)) < 1000, what
         told.append(f"{what}: {caught.value}")
-    model = engines.Net(seed=comm.rank).to(device)
-    engine = engines.make(comm, common, model=model)
-    engine.backward(cases.loss_of(engine, comm.rank, 0, torch.float32))
-    engine.step()
+    _, engine = cases.made(comm, device, common)
+    cases.step(engine, 0)
     assert engine.global_steps == 1
     engine.destroy()
     comm.close()
@@ -367,20 +346,16 @@ def lost(what: str) -> dict[str, Any]:
     import signal
     import time
 
-    import engines
     import thinwire
 
-    init_distributed("gloo", verbose=False)
-    comm = communicator_for(None, timeout=TIMEOUT)
-    device = devices.device(comm.rank)
-    model = engines.Net(seed=comm.rank).to(device)
-    engine = engines.make(comm, config_of("1-bit Adam", 2, True), model=model)
+    comm, device = cases.join(TIMEOUT)
+    _, engine = cases.made(comm, device, config_of("1-bit Adam", 2, True))
     moment, victim = what.split()
     is_victim = comm.rank == int(victim)
     began = 0.0
     for step in range(8):
         began = time.monotonic()
-        loss = cases.loss_of(engine, comm.rank, step, torch.float32)
+        loss = cases.loss_of(engine, comm.rank, step)
         try:
             if step == 5 and is_victim and moment == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -403,44 +378,29 @@ def lost(what: str) -> dict[str, Any]:
     return {"error": "", "seconds": 0.0, "step": -1}
 
 
+def long(what: str) -> Any:
+    return pytest.param(what, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     "what",
     [
-        "before 1",
-        "inside 2",
-        "group 1",
-        pytest.param("before 0", marks=pytest.mark.long),
-        pytest.param("before 2", marks=pytest.mark.long),
-        pytest.param("before 3", marks=pytest.mark.long),
-        pytest.param("group 2", marks=pytest.mark.long),
+        *("before 1", "inside 2", "group 1", "hangs 3"),
+        *map(long, ("before 0", "before 2", "before 3", "group 2")),
     ],
 )
 def test_all_ranks_name_the_one_that_is_lost(what: str) -> None:
-    import ranks
-
     devices.require()
-    victim = int(what.split()[1])
+    moment, victim = what.split()
+    named = f"waiting for rank {victim}" if moment == "hangs" else f"rank {victim}"
+    if moment == "group":
+        named = "fence_ccl: aborted" if devices.IS_FENCE else ""
     got = ranks.call(4, __file__, "lost", what, seconds=60)
     for rank in got:
-        if rank.rank == victim and not what.startswith("group"):
-            assert rank.returncode != 0
+        if rank.rank == int(victim) and moment != "group":
+            assert moment == "hangs" or rank.returncode != 0
             continue
         assert rank.value is not None, ranks.describe(got)
         where = f"rank {rank.rank}: {rank.value}"
         assert rank.value["seconds"] < TIMEOUT + 2, where
-        if what.startswith("group"):
-            named = "fence_ccl: aborted" if devices.IS_FENCE else ""
-            assert named in rank.value["error"] and rank.value["error"], where
-        else:
-            assert f"rank {victim}" in rank.value["error"], where
-
-
-def test_all_ranks_name_the_host_of_one_that_hangs() -> None:
-    import ranks
-
-    devices.require()
-    got = ranks.call(4, __file__, "lost", "hangs 3", seconds=60)
-    for rank in got[:3]:
-        assert rank.value is not None, ranks.describe(got)
-        assert rank.value["seconds"] < TIMEOUT + 2, rank.value
-        assert "waiting for rank 3" in rank.value["error"], rank.value
+        assert named in rank.value["error"] and rank.value["error"], where
