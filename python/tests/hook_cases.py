@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
@@ -37,6 +40,24 @@ def net(dtype: torch.dtype = torch.float32) -> Net:
 def wrapped(module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
     """In buckets of a few kilobytes, which DDP rebuilds after the first backward."""
     return DistributedDataParallel(module, **{"bucket_cap_mb": 0.004, **options})
+
+
+needs_fsdp = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"),
+    reason="needs torch 2.13",
+)
+
+
+def sharded(module: Any, **options: Any) -> Any:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(module.first, mesh=mesh, **options)
+    return fully_shard(module, mesh=mesh, **options)
+
+
+def chunk(size: torch.Size, rank: int, ranks_now: int) -> slice:
+    """The elements of a parameter of which this rank has the shard."""
+    rows, width = -(-size[0] // ranks_now), size[1:].numel()
+    return slice(*(min(size[0], rows * r) * width for r in (rank, rank + 1)))
 
 
 def loss_of(

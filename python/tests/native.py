@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""1-bit Adam of the native module on a flat array, for tests of the module and of what is
-below it."""
+"""1-bit Adam and an engine of the native module on flat arrays, for tests of the module and of
+what is below it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from thinwire import _core
+from thinwire.optim._options import DTYPES
 
 SHAPES = [("w1", [33, 7]), ("b", [1]), ("none", [0]), ("w2", [65, 17]), ("row", [1025])]
 
@@ -56,3 +57,30 @@ class Training:
         }
         assert {"worker_error", "server_error"} <= arrays.keys()
         return arrays | {"params": digest(self.params), "bytes": self.bytes_sent}
+
+
+def layout() -> _core.Layout:
+    return _core.Layout(
+        [("w", (33, 7), 0), ("empty", (0, 3), 0), ("b", (1025,), 1), ("s", (), 0)]
+    )
+
+
+def config(dtype: torch.dtype = torch.float32, zero_stage: int = 0) -> _core.Config:
+    made = _core.Config()
+    made.precision.dtype = DTYPES[dtype]
+    made.zero.stage = zero_stage
+    return made
+
+
+def scratch() -> _core.SaveOptions:
+    options = _core.SaveOptions()
+    options.durable = False
+    return options
+
+
+class Trained:
+    """One rank's engine and its memory."""
+
+    def __init__(self, comm: _core.Communicator, chosen: _core.Config) -> None:
+        self.params, self.grads = (torch.ones(layout().size) for _ in range(2))
+        self.engine = _core.Engine(comm, layout(), chosen, self.params, self.grads)

@@ -22,7 +22,7 @@ def test_the_interpreter_ends(last: str) -> None:
     script = f"""
         import threading, time, torch
         from thinwire import _core
-        from core_cases import config, layout
+        from native import config, layout
         entered = threading.Event()
         class Sleeping:
             name, rank, size = "sleeping", 0, 2

@@ -12,8 +12,8 @@ from typing import Any
 import native
 import pytest
 import torch
-from core_cases import Trained, config, layout, scratch
 from local_ranks import by_ranks
+from native import Trained, config, layout, scratch
 from thinwire import _core, errors
 from thinwire.comm import run_local_ranks
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from core_cases import Trained, config, layout
 from core_transports import Mailboxes, StuckTransport, ThreadTransport
+from native import Trained, config, layout
 from thinwire import _core, errors
 from thinwire.comm import run_local_ranks
 

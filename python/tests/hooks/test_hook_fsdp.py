@@ -1,149 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""thinwire.fsdp_hook: the bits of plain loops, states, and what is refused."""
+"""thinwire.fsdp_hook: mixed precision, states, and what is refused."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import hook_cases as cases
-import pytest
 import ranks
 import thinwire
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"),
-    reason="needs torch 2.13",
-)
-STEPS = 4
-# Dtype of the model, options of fully_shard(), loss scale, backwards of a step.
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "bfloat16": {"dtype": "bfloat16", "scale": 2.0},
-    "unused": {"leaves_out": True},
-    "accumulated": {"backwards": 2, "scale": 4096.0},
-}
-
-
-def wrapped(net: torch.nn.Module, **options: Any) -> Any:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    fully_shard(net.first, mesh=mesh, **options)
-    return fully_shard(net, mesh=mesh, **options)
-
-
-def chunk(size: torch.Size, rank: int, ranks_now: int) -> slice:
-    """The elements of a parameter of which this rank has the shard."""
-    rows, width = -(-size[0] // ranks_now), size[1:].numel()
-    return slice(*(min(size[0], rows * r) * width for r in (rank, rank + 1)))
-
-
-class Naive(cases.Naive):
-    """The mean of all ranks' gradients, shard by shard and block by block."""
-
-    def blocks(self, size: torch.Size) -> Iterator[slice]:
-        for rank in range(self.ranks):
-            shard = chunk(size, rank, self.ranks)
-            for begin in range(shard.start, shard.stop, cases.BLOCK):
-                yield slice(begin, min(begin + cases.BLOCK, shard.stop))
-
-    def average(
-        self, unit: int, gradients: Sequence[torch.Tensor], scale: float = 1
-    ) -> torch.Tensor:
-        first = gradients[0]
-        if self.ranks == 1:
-            return first
-        result = torch.empty(first.numel())
-        for part in self.blocks(first.shape):
-            result[part] = self.mean(unit, part, gradients, scale) * scale
-        return result.view_as(first).to(first.dtype)
-
-
-def train(runs: list[tuple[int, str]]) -> list[list[bool]]:
-    rank, size = cases.join()
-    results = [compare(rank, size, *run) for run in runs]
-    dist.destroy_process_group()
-    return results
-
-
-def compare(rank: int, size: int, bits: int, name: str) -> list[bool]:
-    """Gradients of the hook and of plain loops, compared in each step. SGD steps the whole
-    model, and shards are copied from it: torch rounds bf16 otherwise in a part.
-    """
-    case = CASES[name]
-    scale, backwards = case.get("scale", 1.0), case.get("backwards", 1)
-    net = cases.net(getattr(torch, case.get("dtype", "float32")))
-    plain = copy.deepcopy(net)
-    fsdp = wrapped(net)
-    hook = thinwire.fsdp_hook(fsdp, bits)
-    hook.set_loss_scale(scale)
-    naive = Naive(list(plain.parameters()), size, bits)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
-    equal, sent = [], hook.bytes_sent
-
-    def loss(module: torch.nn.Module, of_rank: int, number: int) -> torch.Tensor:
-        given = {"uses_aside": number % 3 > 0 or of_rank == 1}
-        return scale * cases.loss_of(
-            module, of_rank, number, **(given if case.get("leaves_out") else {})
-        )
-
-    for step in range(STEPS):
-        numbers = range(backwards * step, backwards * (step + 1))
-        fsdp.zero_grad()
-        for number in numbers:
-            fsdp.set_requires_gradient_sync(number == numbers[-1])
-            loss(fsdp, rank, number).backward()
-        every = []
-        for other in range(size):
-            plain.zero_grad()
-            for number in numbers:
-                loss(plain, other, number).backward()
-            every.append(cases.gradients_of(plain))
-        pairs = list(zip(fsdp.parameters(), plain.parameters(), strict=True))
-        for unit, (own, want) in enumerate(pairs):
-            want.grad = naive.average(unit, [g[unit] for g in every], scale)
-            shard = want.grad.flatten()[chunk(want.shape, rank, size)]
-            assert own.grad is not None
-            equal.append(torch.equal(own.grad.to_local().flatten(), shard))
-            want.grad /= scale
-        optimizer.step()
-        for own, want in pairs:
-            shard = want.detach().flatten()[chunk(want.shape, rank, size)]
-            own.detach().to_local().copy_(shard.view_as(own.to_local()))
-    announced = int(str(hook).split()[4])
-    equal.append(hook.bytes_sent - sent == STEPS * announced)
-    worker = hook.state_dict()["worker"]
-    for unit, kept in enumerate(worker.values()):
-        for other in range(size):
-            want = naive.worker[other][unit]
-            equal.append(torch.equal(kept[other].flatten(), want))
-    hook.close()
-    return equal
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_bits_of_plain_loops(n: int) -> None:
-    runs = [(4, "plain"), (8, "plain")]
-    if n == 2:
-        runs += [(4, name) for name in CASES if name != "plain"]
-    for found in ranks.results(n, __file__, "train", runs, seconds=100):
-        for run, equal in zip(runs, found, strict=True):
-            assert all(equal), run
+pytestmark = cases.needs_fsdp
 
 
 def reduced_in_float32() -> bool:
     """Parameters in bf16 for the model and in fp32 for the optimizer."""
     rank, _ = cases.join()
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    fsdp = wrapped(cases.net(), mp_policy=policy)
+    fsdp = cases.sharded(cases.net(), mp_policy=policy)
     hook = thinwire.fsdp_hook(fsdp)
     cases.loss_of(fsdp, rank, 0).backward()
-    exact = wrapped(cases.net(), mp_policy=policy)
+    exact = cases.sharded(cases.net(), mp_policy=policy)
     cases.loss_of(exact, rank, 0).backward()
     near = [
         torch.allclose(a.grad.to_local(), b.grad.to_local(), atol=0.02)
@@ -169,7 +50,7 @@ def run(fsdp: Any, rank: int, steps: range) -> list[torch.Tensor]:
 def save(folder: str) -> bool:
     """Writes states, and continues from one with the same bits."""
     rank, _ = cases.join()
-    fsdp = wrapped(cases.net())
+    fsdp = cases.sharded(cases.net())
     hook = thinwire.fsdp_hook(fsdp, 4)
     run(fsdp, rank, range(3))
     state, mean = hook.state_dict(), hook.state_dict(mean=True)
@@ -177,7 +58,7 @@ def save(folder: str) -> bool:
         torch.save(state, f"{folder}/all")
         torch.save(mean, f"{folder}/mean")
     want = run(fsdp, rank, range(3, 6))
-    other = wrapped(cases.net())
+    other = cases.sharded(cases.net())
     again = thinwire.fsdp_hook(other, 4)
     again.load_state_dict(state)
     found = run(other, rank, range(3, 6))
@@ -192,7 +73,7 @@ def load(folder: str) -> float:
     cases.join()
     want = torch.load(f"{folder}/all")["worker"]
     assert max(float(values.abs().max()) for values in want.values()) > 1e-4
-    hook = thinwire.fsdp_hook(wrapped(cases.net()), 4)
+    hook = thinwire.fsdp_hook(cases.sharded(cases.net()), 4)
     far = 0.0
     for name in ("all", "mean"):
         hook.load_state_dict(torch.load(f"{folder}/{name}"))
@@ -228,7 +109,7 @@ def refusals() -> list[str]:
     def refused(text: str, module: Any, *bits: Any, **more: Any) -> None:
         told(text, lambda: thinwire.fsdp_hook(module, *bits, **more))
 
-    fsdp = wrapped(cases.net())
+    fsdp = cases.sharded(cases.net())
     no_module = "TypeError: module must be an FSDPModule (fully_shard()), got Net"
     refused(no_module, cases.net())
     refused("bits must be 4 or 8, got 3", fsdp, 8 if rank == 0 else 3)
@@ -236,11 +117,11 @@ def refusals() -> list[str]:
     dtypes = "residual_dtype must be float32 or bfloat16"
     refused(dtypes, fsdp, residual_dtype=torch.float16)
     narrow = "reduced in float32 or bfloat16, got torch.float16 for 'aside.weight'"
-    refused(narrow, wrapped(cases.net(torch.float16)))
+    refused(narrow, cases.sharded(cases.net(torch.float16)))
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("hosts", "ranks"))
     two = fully_shard(cases.net(), mesh=mesh)
     refused("over a mesh of one dimension, got 2", two)
-    custom = wrapped(cases.net())
+    custom = cases.sharded(cases.net())
     custom.set_custom_reduce_scatter(Own())
     refused("a reduce-scatter of its own already, Own", custom)
     hook = thinwire.fsdp_hook(fsdp)
@@ -258,7 +139,7 @@ def refusals() -> list[str]:
     cases.loss_of(whole, rank, 0)
     early = "needs sharded parameters, but they are whole: call it before the first"
     refused(early, whole)
-    other = wrapped(cases.net())
+    other = cases.sharded(cases.net())
     one = no_module if rank == 0 else no_module.removeprefix("TypeError: ")
     refused(one, cases.net() if rank == 0 else other)
     fsdp.set_gradient_divide_factor(3.0)

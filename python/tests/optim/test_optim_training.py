@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 import optim_cases as cases
 import pytest
+import thinwire
 import torch
-from thinwire import _core
+from local_ranks import by_ranks
+from thinwire import _core, optim
 from thinwire.amp import GradScaler
 from thinwire.comm import run_local_ranks
-from thinwire.errors import FailedPrecondition
+from thinwire.errors import FailedPrecondition, InvalidArgument
 
 pytestmark = pytest.mark.quick
 
@@ -147,3 +152,131 @@ def test_our_scaler_leaves_other_optimizers_to_torch() -> None:
     off.scale(cases.loss_of(net, 0, 0)).backward()
     off.step(ours)
     assert ours.report is not None and ours.report.applied
+
+
+OUTER: Any = {"sync_every": 3, "warmup_steps": 2}
+
+
+def test_local_steps_send_nothing_and_the_log_says_what_travels(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "thinwire")
+
+    def body(comm: Any) -> None:
+        net = cases.model()
+        optimizer = optim.OnebitAdam(
+            net.parameters(),
+            freeze_step=2,
+            outer={"sync_every": 3},
+            telemetry=str(tmp_path / "steps.jsonl"),
+            process_group=comm,
+        )
+        cases.train(net, optimizer, range(5), comm.rank)
+
+    run_local_ranks(2, body)
+    lines = [json.loads(x) for x in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    # The first local step compares the ranks.
+    sent = [line["bytes_sent"] > 0 for line in lines]
+    assert sent == [True, True, True, False, True]
+    for key in ("drift", "rho"):
+        assert [key in line for line in lines] == [False, False, False, False, True]
+    told = [text for text in caplog.messages if "what up to 3 local steps" in text]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "outer,error,text",
+    [
+        ({"sync_evry": 3}, TypeError, "'sync_evry'; did you mean 'sync_every'"),
+        ({"momentum": 0.5}, InvalidArgument, "outer must have the key 'sync_every'"),
+        ({"sync_every": 0}, InvalidArgument, r"outer\['sync_every'\] must be >= 1"),
+        ({"sync_every": 2.5}, TypeError, r"outer\['sync_every'\]: must be int"),
+        (
+            {"sync_every": 2, "bits_up": 2},
+            InvalidArgument,
+            "outer.bits_up must be 0, 4",
+        ),
+        ({"sync_every": 2, "momentum": 1.0}, InvalidArgument, r"in \[0, 1\), got 1"),
+        (3, TypeError, "outer: must be a dict or None, got 3"),
+    ],
+)
+def test_bad_options_are_named(outer: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        optim.AdamW(cases.model().parameters(), outer=outer)
+
+
+def test_optimizers_with_an_exchange_of_their_own_have_no_outer_loop() -> None:
+    for kind in (optim.ZeroOneAdam, optim.OnebitLamb, optim.LeanOnebitAdam):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'outer'"):
+            kind(cases.model().parameters(), outer=OUTER)
+
+
+@by_ranks(2)
+def test_initialize_wraps_any_optimizer_of_torch(comm: Any, tmp_path: Path) -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 5,
+        "thinwire": {"outer": OUTER, "fallback": "off"},
+    }
+
+    def make(seed: int) -> Any:
+        net = cases.model(seed=seed)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        return thinwire.initialize(
+            model=net, optimizer=sgd, config=config, process_group=comm
+        )[0]
+
+    def run(engine: Any, steps: range) -> list[str]:
+        phases = []
+        for step in steps:
+            x, y = cases.batch(comm.rank, step)
+            engine.backward(torch.nn.functional.mse_loss(engine(x), y))
+            engine.step()
+            phases.append(engine.report.phase)
+        return phases
+
+    engine = make(0)
+    assert run(engine, range(6)) == [
+        *("exact", "exact", "local", "local", "compressed", "local")
+    ]
+    engine.save_checkpoint(str(tmp_path))
+    resumed = make(3)
+    resumed.load_checkpoint(str(tmp_path))
+    run(engine, range(6, 7))
+    run(resumed, range(6, 7))
+    assert cases.bits(resumed.module) == cases.bits(engine.module)
+    thinwire.save(tmp_path / "synced", engine, local_steps="synchronize")
+    resumed = make(4)
+    thinwire.load(tmp_path / "synced", resumed)
+    run(engine, range(7, 11))
+    run(resumed, range(7, 11))
+    assert cases.bits(resumed.module) == cases.bits(engine.module)
+
+
+MOVING: Any = {"sync_every": 2, "learning_rate": 0.7, "momentum": 0.6}
+
+
+@by_ranks(2)
+def test_what_a_program_writes_takes_effect(comm: Any) -> None:
+    net = cases.model()
+    optimizer = optim.AdamW(net.parameters(), lr=1e-3, outer=MOVING, process_group=comm)
+    for _ in range(3):
+        cases.train(net, optimizer, range(2), comm.rank)
+        with torch.no_grad():
+            net[2].bias.fill_(5.0)
+        cases.train(net, optimizer, range(2, 4), comm.rank)
+        assert (net[2].bias - 5).abs().item() < 0.02
+
+
+@by_ranks(2)
+def test_between_syncs_all_ranks_write_the_same(comm: Any) -> None:
+    net = cases.model()
+    optimizer = optim.AdamW(net.parameters(), lr=1e-3, outer=MOVING, process_group=comm)
+    cases.train(net, optimizer, range(3), comm.rank)
+    before = cases.bits(net)
+    with torch.no_grad():
+        net[2].bias.fill_(5.0)
+    with pytest.raises(FailedPrecondition, match="all of them on all ranks"):
+        cases.train(net, optimizer, range(3, 4), comm.rank)
+    net.load_state_dict(cases.model().state_dict())
+    cases.train(net, optimizer, range(3, 4), comm.rank)
+    assert cases.bits(net) != before
