@@ -29,6 +29,13 @@ SYSTEM = {
 }
 
 
+def said_by(*arguments: str, code: int = 0, **variables: str) -> str:
+    """Returns what Python prints, and of a program that fails its errors."""
+    done = run(sys.executable, *arguments, **variables)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
+
+
 @pytest.mark.quick
 def test_versions_agree() -> None:
     declared = re.search(r"VERSION ([\d.]+)\n", (ROOT / "CMakeLists.txt").read_text())
@@ -105,27 +112,22 @@ def test_the_wheel_holds_the_notice_of_every_library_inside() -> None:
         assert re.search(r"(?i)permission|redistribution|licen[sc]e", notice), name
 
 
-@pytest.mark.quick
-def test_an_import_brings_nothing_else() -> None:
-    code = "import json, sys, thinwire; print(json.dumps(sorted(sys.modules)))"
-    done = run(sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
-    packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert "thinwire" in packages
-    assert not packages & {"torch", "numpy", "mpi4py", "transformers", "accelerate"}
-    assert not packages & {"lightning", "safetensors"}
+TRAINERS = {"mpi4py", "transformers", "accelerate", "lightning"}
 
 
-def test_optimizers_bring_no_trainer_and_no_mpi() -> None:
-    code = (
-        "import json, sys, thinwire; thinwire.OnebitAdam, thinwire.initialize; "
-        "print(json.dumps(sorted(sys.modules)))"
-    )
-    done = run(sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
-    packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert "torch" in packages
-    assert not packages & {"mpi4py", "transformers", "accelerate", "lightning"}
+@pytest.mark.parametrize(
+    ("used", "brings", "not_brings"),
+    [
+        ("thinwire", "thinwire", {"torch", "numpy", "safetensors", *TRAINERS}),
+        ("thinwire.OnebitAdam, thinwire.initialize", "torch", TRAINERS),
+    ],
+)
+def test_an_import_brings_nothing_else(
+    used: str, brings: str, not_brings: set[str]
+) -> None:
+    code = f"import json, sys, thinwire; {used}; print(json.dumps([*sys.modules]))"
+    packages = {name.partition(".")[0] for name in json.loads(said_by("-c", code))}
+    assert brings in packages and not packages & not_brings
 
 
 def test_every_name_is_there() -> None:
@@ -139,9 +141,8 @@ def test_every_name_is_there() -> None:
 def test_doctor_says_what_there_is() -> None:
     import torch
 
-    done = run(sys.executable, "-m", "thinwire", "doctor", THINWIRE_NUM_THREADS="3")
-    assert done.returncode == 0, done.stderr
-    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    said = said_by("-m", "thinwire", "doctor", THINWIRE_NUM_THREADS="3").splitlines()
+    lines = dict(line.split(maxsplit=1) for line in said)
     assert lines["version"] == thinwire.__version__
     assert lines["kernels"].startswith(_core.cpu_target())
     assert lines["threads"] == "3 per rank (THINWIRE_NUM_THREADS)"
@@ -150,7 +151,7 @@ def test_doctor_says_what_there_is() -> None:
     assert lines["devices"].startswith(("none beside the CPU", "1 of kind", "2 of "))
     assert lines["tested"] == f"tensors on devices: {_devices.label_of_all()}"
     # Not "ready: all" where the kernel gives no huge pages.
-    assert re.match("ready: (everything|works)", done.stdout.splitlines()[-1])
+    assert re.match("ready: (everything|works)", said[-1])
 
 
 def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
@@ -162,26 +163,21 @@ def test_doctor_fails_where_torch_is_missing(tmp_path: Path) -> None:
 
 
 def test_doctor_names_a_variable_that_no_run_would_accept() -> None:
-    done = run(sys.executable, "-m", "thinwire", "doctor", THINWIRE_COMM="tcp")
-    assert done.returncode == 1
-    assert re.search("THINWIRE_COMM must be .*, got [\"']tcp[\"']", done.stderr)
+    told = said_by("-m", "thinwire", "doctor", code=1, THINWIRE_COMM="tcp")
+    assert re.search("THINWIRE_COMM must be .*, got [\"']tcp[\"']", told)
 
 
 def test_a_torch_that_is_too_old_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("__version__ = '2.7.1+cpu'\n")
     script = "import thinwire; thinwire.OnebitAdam"
-    done = run(sys.executable, "-c", script, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1
-    assert "ImportError: thinwire needs torch 2.8 or newer; found 2.7.1+cpu" in (
-        done.stderr
-    )
+    told = said_by("-c", script, code=1, PYTHONPATH=str(tmp_path))
+    assert "ImportError: thinwire needs torch 2.8 or newer; found 2.7.1+cpu" in told
 
 
 def doctor_of_a_rank_with_threads() -> list[str]:
     threads = str(1 + int(os.environ["RANK"]) % 2)
-    done = run(sys.executable, "-m", "thinwire", "doctor", THINWIRE_NUM_THREADS=threads)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    said = said_by("-m", "thinwire", "doctor", THINWIRE_NUM_THREADS=threads)
+    return said.splitlines()
 
 
 def test_doctor_speaks_once_and_has_a_line_for_each_difference() -> None:
@@ -226,9 +222,7 @@ DESCRIBED = ("--ranks", "2", "--link-gbps", "0.1")
 
 
 def output(*arguments: str, code: int = 0) -> str:
-    done = ranks.program(sys.executable, "-m", "thinwire", *arguments)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stderr if code else done.stdout
+    return said_by("-m", "thinwire", *arguments, code=code)
 
 
 def plan(*flags: str, code: int = 0) -> str:

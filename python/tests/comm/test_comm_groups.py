@@ -16,6 +16,7 @@ import ranks
 import thinwire
 import torch
 import torch.distributed as dist
+from core_transports import Mailboxes, ThreadTransport
 from thinwire import _core, comm
 from thinwire.comm import run_local_ranks
 from thinwire.comm.duration import timeout_of
@@ -104,25 +105,10 @@ def test_what_is_no_group(wrong: Any) -> None:
         comm.communicator_for(wrong)
 
 
-class Alone:
-    """The smallest transport."""
-
-    name, rank, size = "alone", 0, 1
-
-    def exchange(self, *_: Any) -> None:
-        raise AssertionError("one rank has nothing to exchange")
-
-    def split(self, *_: Any) -> Alone:
-        return self
-
-    def give_up(self, reason: str) -> None:
-        pass
-
-
 @pytest.mark.quick
 def test_a_transport_of_the_users() -> None:
-    group = comm.communicator_for(Alone())
-    assert group.backend == "alone"
+    group = comm.communicator_for(ThreadTransport(Mailboxes(1), 0))
+    assert group.backend == "threads"
     assert native.Training(group).steps(6).phase == "compressed"
 
 

@@ -2,9 +2,9 @@
 """The native module on arrays of Python's own, on any Python that has no torch."""
 
 import struct
-import threading
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from thinwire import _core
@@ -16,29 +16,12 @@ SIZE = 1025 + 33
 
 def on_ranks(work: Callable[[_core.Communicator], bytes], size: int) -> list[bytes]:
     """Returns the results of `work` on all ranks, which are threads."""
-    results: list[bytes | Exception] = [b""] * size
-
-    def run(communicator: _core.Communicator) -> None:
-        try:
-            results[communicator.rank] = work(communicator)
-        except Exception as error:  # noqa: BLE001
-            results[communicator.rank] = error
-            communicator.give_up(str(error))
-
     group = _core.local_group(size, timeout=20.0)
-    threads = [threading.Thread(target=run, args=(member,)) for member in group]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(size) as pool:
+        results = list(pool.map(work, group))
     for member in group:
         member.close()
-    done = []
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-        done.append(result)
-    return done
+    return results
 
 
 def test_ranks_add_up_in_order() -> None:

@@ -154,22 +154,6 @@ def test_a_loss_through_another_engines_module(comm: Any) -> None:
 
 
 @by_ranks(1)
-def test_settings_that_cannot_change(comm: Any) -> None:
-    for key, value in (("betas", (0.5, 0.5)), ("weight_decay", 0.3)):
-        engine = make(comm, config_of())
-        engine.backward(loss_of(engine, 0, 0))
-        before = engine.optimizer.param_groups[0][key]
-        engine.optimizer.param_groups[0][key] = value
-        with pytest.raises(thinwire.FailedPrecondition, match=key):
-            engine.step()
-        engine.optimizer.param_groups[0][key] = before
-        engine.step()
-        engine.optimizer.param_groups[0][key] = value
-        with pytest.raises(thinwire.FailedPrecondition, match=key):
-            engine.backward(loss_of(engine, 1, 0))
-
-
-@by_ranks(1)
 def test_sparse_gradients_are_refused_by_name(comm: Any) -> None:
     class Words(torch.nn.Module):
         def __init__(self) -> None:

@@ -15,6 +15,8 @@ from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks, seeded
 from thinwire.errors import InvalidArgument
 
+pytestmark = pytest.mark.quick
+
 WIDE = ("norm.weight", "norm.bias", "scale")
 FOUR_BITS = {
     "zero_optimization": {"stage": 2},
@@ -92,7 +94,6 @@ def engine_of(comm: Any, dtype: torch.dtype, **changes: Any) -> Any:
 EXACT = {"AdamW": "AdamW", "Lamb": "Lamb", "OnebitAdam": "AdamW", "OnebitLamb": "Lamb"}
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", list(EXACT))
 def test_each_part_is_trained_as_in_an_optimizer_of_its_own(
@@ -113,7 +114,6 @@ def test_each_part_is_trained_as_in_an_optimizer_of_its_own(
         run_local_ranks(world, body)
 
 
-@pytest.mark.quick
 @by_ranks(2)
 def test_what_is_written_into_either_part_counts(comm: Any) -> None:
     model = Net(torch.bfloat16)
@@ -136,7 +136,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_engines_train_as_the_plain_optimizer(dtype: torch.dtype) -> None:
     def body(comm: Any) -> None:
@@ -163,7 +162,6 @@ def test_engines_train_as_the_plain_optimizer(dtype: torch.dtype) -> None:
         run_local_ranks(world, body)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     "kind", [k for k in cases.KINDS if not k.startswith(("Lean", "Outer"))]
 )
@@ -194,26 +192,18 @@ def test_plain_optimizers_are_saved_and_loaded(kind: str, tmp_path: Path) -> Non
         run_local_ranks(world, body)
 
 
-@pytest.mark.quick
 @by_ranks(2)
-def test_with_the_semantics_of_deepspeed_all_is_converted(comm: Any) -> None:
-    engine = engine_of(
-        comm, torch.float16, thinwire={"semantics": "deepspeed"}, **zero(2)
-    )
-    assert {p.dtype for p in engine.module.parameters()} == {torch.float16}
-
-
-@pytest.mark.quick
-@by_ranks(2)
-def test_a_model_of_fp32_alone_is_converted(comm: Any) -> None:
-    config = config_of(**BF16)
+def test_a_model_of_fp32_alone_and_with_deepspeeds_semantics_is_converted(
+    comm: Any,
+) -> None:
+    semantics = {"thinwire": {"semantics": "deepspeed"}}
+    whole = engine_of(comm, torch.float16, **semantics, **zero(2))
+    assert {p.dtype for p in whole.module.parameters()} == {torch.float16}
     model = Net(torch.float32)
-    engine, *_ = thinwire.initialize(model=model, config=config, process_group=comm)
+    thinwire.initialize(model=model, config=config_of(**BF16), process_group=comm)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    engine.destroy()
 
 
-@pytest.mark.quick
 def test_what_is_refused() -> None:
     model = Net(torch.bfloat16)
     with pytest.raises(InvalidArgument, match="two dtypes"):

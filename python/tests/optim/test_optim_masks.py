@@ -95,20 +95,14 @@ def test_a_mask_that_one_rank_refuses_is_refused_on_all(kind: str, steps: int) -
         assert "must be the same on all ranks" in text and torch.equal(value, other)
 
 
-def write_data(mask: torch.Tensor) -> None:
-    mask.data[:2] = 0
+WRITES: dict[str, Any] = {
+    "data": lambda mask: mask.data[:2].fill_(0),
+    "numpy": lambda mask: mask.numpy()[:2].fill(0),
+    "places": lambda mask: mask.data.copy_(mask.flip(0)),  # the sum of its bits stays
+}
 
 
-def write_numpy(mask: torch.Tensor) -> None:
-    mask.numpy()[:2] = 0
-
-
-def change_places(mask: torch.Tensor) -> None:
-    """The sum of its bits stays."""
-    mask.data.copy_(mask.flip(0))
-
-
-@pytest.mark.parametrize("write", [write_data, write_numpy, change_places])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 @by_ranks(2)
 def test_what_is_written_past_autograd_into_a_mask_counts(

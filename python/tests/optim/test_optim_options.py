@@ -15,6 +15,8 @@ from thinwire import _core
 from thinwire.comm import run_local_ranks
 from thinwire.errors import InvalidArgument
 
+pytestmark = pytest.mark.quick
+
 KINDS = [*dict.fromkeys(kind for kind, _ in cases.KINDS.values())]
 # Python has no use for these, or sets them from something else.
 INTERNAL = {"groups", "decoupled_decay", "state_dtype", "exchange"}
@@ -79,7 +81,6 @@ def one() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.ones(33))]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_field_of_cpp_has_a_keyword_with_its_default(kind: Any) -> None:
     options = kind._options()
@@ -112,7 +113,6 @@ CASES = [
 ]
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("kind,name", CASES, ids=lambda x: getattr(x, "__name__", x))
 def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
     """Ranks that differ in it are told so by C++, which compares all that it was given."""
@@ -138,7 +138,6 @@ def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
     assert all("same on all ranks" in text for text in texts), texts
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("kind", KINDS)
 def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
     with pytest.raises(TypeError, match="'max_grad_nrm'; did you mean 'max_grad_norm'"):
@@ -149,7 +148,6 @@ def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
         kind(one(), zzz=1)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     "name,instead",
     [
@@ -167,7 +165,6 @@ def test_keywords_of_earlier_versions_say_what_to_write(
         cases.make("OnebitAdam", one(), **{name: None})
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     "name", ["amsgrad", "maximize", "foreach", "fused", "capturable", "differentiable"]
 )
@@ -205,7 +202,6 @@ WRONG_VALUES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick
 def test_wrong_values_are_named_and_nothing_moves() -> None:
     params = one()
     before = params[0].data_ptr()
@@ -216,7 +212,6 @@ def test_wrong_values_are_named_and_nothing_moves() -> None:
             assert params[0].data_ptr() == before
 
 
-@pytest.mark.quick
 def test_a_refusal_on_one_rank_reaches_all() -> None:
     def body(communicator: Any) -> str:
         keywords = {"hierarchy": "ring"} if communicator.rank == 1 else {}
@@ -229,7 +224,6 @@ def test_a_refusal_on_one_rank_reaches_all() -> None:
     assert all("rank 1 refused" in texts[r] and "hierarchy" in texts[r] for r in (0, 2))
 
 
-@pytest.mark.quick
 def test_a_group_may_stay_exact() -> None:
     def body(communicator: Any) -> list[set[str]]:
         first, second = one()[0], one()[0]
@@ -258,7 +252,6 @@ GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("text", GROUPS)
 def test_wrong_values_of_groups_are_named(text: str) -> None:
     kind, group = GROUPS[text]
@@ -268,7 +261,6 @@ def test_wrong_values_of_groups_are_named(text: str) -> None:
         cases.make(kind, [group])
 
 
-@pytest.mark.quick
 @by_ranks(2)
 def test_ranks_agree_on_who_broadcasts(communicator: Any) -> None:
     with pytest.raises(InvalidArgument, match="broadcast="):
