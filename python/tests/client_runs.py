@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import time
 import warnings
@@ -15,6 +14,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import devices
 import ranks
 import thinwire
 import torch
@@ -35,27 +35,14 @@ class Reports:
         optimizer.register_step_post_hook(lambda o, *_: self.all.append(o.report))
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 @contextlib.contextmanager
 def told() -> Iterator[list[str]]:
     """Collects warnings that name a helper, logged or warned."""
-    lines, logger, found = Lines(), logging.getLogger("thinwire"), []
-    logger.addHandler(lines)
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            yield found
-    finally:
-        logger.removeHandler(lines)
-    texts = [*lines.texts, *(str(w.message) for w in warned)]
+    lines, found = devices.told(), []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        yield found
+    texts = [*lines, *(str(w.message) for w in warned)]
     ANNOUNCED.extend(text for text in texts if "from now on ranks exchange" in text)
     found += [text for text in texts if any(name in text for name in HELPERS)]
 

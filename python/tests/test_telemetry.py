@@ -86,14 +86,20 @@ def convert(*paths: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.quick
 def test_every_number_of_a_line_becomes_a_point(tmp_path: Path) -> None:
-    file = tmp_path / "steps.jsonl"
+    """Of two files of one run, such as the engine's lines and train_gpt's."""
+    file, other = tmp_path / "steps.jsonl", tmp_path / "metrics.jsonl"
     torn = '{"step": 3, "ti'
     file.write_text("".join(json.dumps(line) + "\n" for line in LINES) + torn)
-    done = convert(file, tmp_path / "charts")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("5 lines of ")
-    assert "pip install tensorboard" in done.stdout
-    assert charts_in(tmp_path / "charts") == CHARTS
+    other.write_text('{"step": 300, "time": 10, "lr": 0.25, "loss": 3.5}\n')
+    *before, (_, lr, step, _) = CHARTS
+    more = [["thinwire/loss", 3.5, step, 10.0], ["thinwire/lr", lr, step, 10.0]]
+    for files, points in (([file], CHARTS), ([file, other], before + more)):
+        done = convert(
+            *files, tmp_path / "charts"
+        )  # the second time replaces the first
+        assert done.returncode == 0, done.stderr
+        assert "pip install tensorboard" in done.stdout
+        assert charts_in(tmp_path / "charts") == points
 
 
 @pytest.mark.quick
@@ -110,26 +116,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     done = convert(tmp_path / "none", tmp_path / "charts")
     assert done.returncode == 1
     assert "cannot read the file" in done.stderr
-
-
-@pytest.mark.quick
-def test_two_files_of_a_run_become_one_run(tmp_path: Path) -> None:
-    """Memory from the engine's lines, the loss from train_gpt's."""
-    telemetry, metrics = tmp_path / "steps.jsonl", tmp_path / "metrics.jsonl"
-    telemetry.write_text(
-        '{"step": 1, "time": 1, "lr": 0.5, "memory": {"states": 64}}\n'
-    )
-    metrics.write_text('{"step": 1, "time": 2, "lr": 0.5, "loss": 3.5}\n')
-    charts = tmp_path / "charts"
-    expected = [
-        ["thinwire/loss", 3.5, 1, 2.0],
-        ["thinwire/lr", 0.5, 1, 2.0],
-        ["thinwire/memory/states", 64.0, 1, 1.0],
-    ]
-    for _ in range(2):  # the second time replaces the first
-        done = convert(telemetry, metrics, charts)
-        assert done.returncode == 0, done.stderr
-        assert charts_in(charts) == expected
 
 
 @pytest.mark.quick

@@ -19,40 +19,24 @@ OTHER = Run("Some GPU", "2026-11-25", "a" * 40, ("test_devices_use.py",))
 
 
 @pytest.mark.quick
-def test_the_guide_has_the_table() -> None:
+def test_documents_have_the_tables() -> None:
+    costs = runpy.run_path(str(ROOT / "bench/devices/table.py"))["table"]()
     guide = (ROOT / "docs/guide/devices.md").read_text()
-    found = re.search(
-        r"<!-- devices: begin -->\n(.*)\n<!-- devices: end -->", guide, re.DOTALL
-    )
-    assert found and found[1] == _devices.table(), _devices.table()
-
-
-@pytest.mark.quick
-def test_the_guide_has_the_computed_times() -> None:
-    table = runpy.run_path(str(ROOT / "bench/devices/table.py"))["table"]()
-    guide = (ROOT / "docs/guide/devices.md").read_text()
-    found = re.search(
-        r"<!-- costs: begin -->\n(.*)\n<!-- costs: end -->", guide, re.DOTALL
-    )
-    assert found and found[1] == table, table
-
-
-@pytest.mark.quick
-def test_the_readme_has_the_line() -> None:
+    for name, table in (("devices", _devices.table()), ("costs", costs)):
+        between = rf"<!-- {name}: begin -->\n(.*)\n<!-- {name}: end -->"
+        found = re.search(between, guide, re.DOTALL)
+        assert found and found[1] == table, table
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert _devices.in_short() in readme, _devices.in_short()
 
 
 @pytest.mark.quick
-def test_tested_files_are_there() -> None:
-    for _, file in FEATURES:
-        assert (ROOT / "python/tests/device" / file).is_file(), file
-
-
-@pytest.mark.quick
 def test_runs_name_files_of_the_features() -> None:
+    files = {file for _, file in FEATURES}
+    for file in files:
+        assert (ROOT / "python/tests/device" / file).is_file(), file
     for run in RUNS:
-        assert run.files and set(run.files) <= {file for _, file in FEATURES}, run
+        assert run.files and set(run.files) <= files, run
 
 
 @pytest.mark.quick

@@ -35,110 +35,6 @@ pytestmark = pytest.mark.quick
 
 # Between local steps writing is refused, and some early steps are long.
 FOLLOWED = RUNS.keys() - {"zero_one_adam", "onebit_lamb_bf16", "onebit_adam_deepspeed"}
-
-
-def load(module: torch.nn.Module) -> None:
-    state = copy.deepcopy(module.state_dict())
-    state["first.weight"].fill_(3.0)
-    module.load_state_dict(state)
-
-
-@torch.no_grad()
-def write(module: Any) -> None:
-    module.first.weight.fill_(3.0)
-
-
-def write_data(module: Any) -> None:
-    module.first.weight.data.fill_(3.0)
-
-
-def replace_data(module: Any) -> None:
-    module.first.weight.data = torch.full_like(module.first.weight, 3.0)
-
-
-@pytest.mark.parametrize("edit", [load, write, write_data, replace_data])
-@pytest.mark.parametrize("name", sorted(FOLLOWED))
-@by_ranks(2)
-def test_what_is_written_between_steps_counts(comm: Any, name: str, edit: Any) -> None:
-    changes = RUNS[name]
-    engine = trained(comm, 2, **changes)
-    edit(engine.module)
-    train(engine, range(2, 3))
-    assert engine.report.applied
-    weight = engine.module.first.weight.detach().float()
-    assert (weight - 3.0).abs().max() < 0.1  # a step from there
-
-
-@pytest.mark.parametrize("name", ["zero_2_bf16", "zero_1_fp16"])
-@by_ranks(2)
-def test_values_that_are_put_back_are_no_edit(comm: Any, name: str) -> None:
-    changes = RUNS[name]
-    want, engine = (
-        make(comm, config_of(**changes)),
-        make(comm, config_of(**changes)),
-    )
-    for step in range(4):
-        train(want, range(step, step + 1))
-        train(engine, range(step, step + 1))
-        kept = copy.deepcopy(engine.module.state_dict())
-        write(engine.module)
-        engine.module.load_state_dict(kept)
-    assert same_bits(flat(engine.module), flat(want.module))
-
-
-@by_ranks(2)
-def test_what_is_written_is_saved(comm: Any, tmp_path: Any) -> None:
-    engine, other = make(comm, config_of(**BF16)), make(comm, config_of(**BF16))
-    train(engine, range(2))
-    write(engine.module)
-    engine.save_checkpoint(tmp_path)
-    other.load_checkpoint(tmp_path)
-    third = make(comm, config_of(**BF16))
-    third.optimizer.load_state_dict(engine.optimizer.state_dict())
-    for loaded in (other, third):
-        assert bool((loaded.module.first.weight == 3.0).all())
-
-
-@by_ranks(1)
-def test_inside_a_window_writing_is_refused(comm: Any) -> None:
-    for once_more in (True, False):
-        engine = make(comm, config_of(**BF16, gradient_accumulation_steps=2))
-        engine.backward(loss_of(engine, comm.rank, 0))
-        engine.step()
-        if not once_more:
-            engine.backward(loss_of(engine, comm.rank, 1))
-        with torch.no_grad():
-            engine.module.first.weight[-1, -1] += 1
-        with pytest.raises(
-            thinwire.FailedPrecondition, match="inside a window of accumulation"
-        ):
-            if once_more:
-                engine.backward(loss_of(engine, comm.rank, 1))
-            engine.step()
-
-
-@by_ranks(2)
-def test_between_local_steps_writing_is_refused(comm: Any) -> None:
-    engine = make(comm, config_of(**ZERO_ONE))
-    step = 0
-    while engine.report is None or engine.report.phase != "local":
-        train(engine, range(step, step + 1))
-        step += 1
-    kept = copy.deepcopy(engine.module.state_dict())
-    write(engine.module)
-    with pytest.raises(thinwire.FailedPrecondition, match="between local steps"):
-        engine.backward(loss_of(engine, comm.rank, step * 10))
-    engine.module.load_state_dict(kept)
-    with engine.evaluation():
-        write(engine.module)
-    train(engine, range(step, step + 8))
-    weight = engine.module.first.weight.detach()
-    assert (weight - 3.0).abs().max() < 0.2
-    engine.load_module_state_dict(Net(seed=5).state_dict())
-    with engine.evaluation():
-        comm.require_same("parameters", str(flat(engine.module).sum().item()))
-
-
 HALF = 0.5
 
 
@@ -169,6 +65,87 @@ def load_halves(net: torch.nn.Module) -> None:
 
 
 WAYS = (in_place, of_the_data, other_data, through_dlpack, load_halves)
+
+
+def distance(net: torch.nn.Module) -> float:
+    return max(float((p.detach().float() - HALF).abs().max()) for p in net.parameters())
+
+
+@pytest.mark.parametrize("write", WAYS)
+@pytest.mark.parametrize("name", sorted(FOLLOWED))
+@by_ranks(2)
+def test_what_is_written_between_steps_counts(comm: Any, name: str, write: Any) -> None:
+    engine = trained(comm, 2, **RUNS[name])
+    write(engine.module)
+    train(engine, range(2, 3))
+    assert engine.report.applied
+    assert distance(engine.module) < 0.1  # a step from there
+
+
+@pytest.mark.parametrize("name", ["zero_2_bf16", "zero_1_fp16"])
+@by_ranks(2)
+def test_values_that_are_put_back_are_no_edit(comm: Any, name: str) -> None:
+    want, engine = (make(comm, config_of(**RUNS[name])) for _ in range(2))
+    for step in range(4):
+        train(want, range(step, step + 1))
+        train(engine, range(step, step + 1))
+        kept = copy.deepcopy(engine.module.state_dict())
+        in_place(engine.module)
+        engine.module.load_state_dict(kept)
+    assert same_bits(flat(engine.module), flat(want.module))
+
+
+@by_ranks(2)
+def test_what_is_written_is_saved(comm: Any, tmp_path: Any) -> None:
+    engine = trained(comm, 2, **BF16)
+    of_the_data(engine.module)
+    engine.save_checkpoint(tmp_path)
+    other, third = (make(comm, config_of(**BF16)) for _ in range(2))
+    other.load_checkpoint(tmp_path)
+    third.optimizer.load_state_dict(engine.optimizer.state_dict())
+    for loaded in (other, third):
+        assert bool((loaded.module.first.weight == HALF).all())
+
+
+@by_ranks(1)
+def test_inside_a_window_writing_is_refused(comm: Any) -> None:
+    for once_more in (True, False):
+        engine = make(comm, config_of(**BF16, gradient_accumulation_steps=2))
+        engine.backward(loss_of(engine, comm.rank, 0))
+        engine.step()
+        if not once_more:
+            engine.backward(loss_of(engine, comm.rank, 1))
+        with torch.no_grad():
+            engine.module.first.weight[-1, -1] += 1
+        with pytest.raises(
+            thinwire.FailedPrecondition, match="inside a window of accumulation"
+        ):
+            if once_more:
+                engine.backward(loss_of(engine, comm.rank, 1))
+            engine.step()
+
+
+@by_ranks(2)
+def test_between_local_steps_writing_is_refused(comm: Any) -> None:
+    engine = make(comm, config_of(**ZERO_ONE))
+    step = 0
+    while engine.report is None or engine.report.phase != "local":
+        train(engine, range(step, step + 1))
+        step += 1
+    kept = copy.deepcopy(engine.module.state_dict())
+    in_place(engine.module)
+    with pytest.raises(thinwire.FailedPrecondition, match="between local steps"):
+        engine.backward(loss_of(engine, comm.rank, step * 10))
+    engine.module.load_state_dict(kept)
+    with engine.evaluation():
+        in_place(engine.module)
+    train(engine, range(step, step + 8))
+    assert distance(engine.module) < 0.2
+    engine.load_module_state_dict(Net(seed=5).state_dict())
+    with engine.evaluation():
+        comm.require_same("parameters", str(flat(engine.module).sum().item()))
+
+
 # ZeroOneAdam is in its local stage after 14 steps, with and without an exchange since.
 STOPS = {"ZeroOneAdam": (6, 14, 15, 16), "LeanOnebitAdam": (2, 6)}
 KINDS = ("AdamW", "OnebitAdam", "LeanOnebitAdam", "ZeroOneAdam")
@@ -176,10 +153,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CASES = [*itertools.product(KINDS, DTYPES)]
 CASES.remove(("LeanOnebitAdam", torch.float16))  # refused
 Write = Callable[[torch.nn.Module], None]
-
-
-def distance(net: torch.nn.Module) -> float:
-    return max(float((p.detach().float() - HALF).abs().max()) for p in net.parameters())
 
 
 @pytest.mark.parametrize("kind,dtype", CASES)

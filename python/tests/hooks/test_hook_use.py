@@ -166,20 +166,23 @@ class ClosesFirst:
         return getattr(self.mean, name)
 
 
-def closed_in_backward() -> tuple[str, float]:
+def heard(action: Any) -> tuple[str, float]:
+    """Returns the error, and after how many seconds."""
+    begin = time.monotonic()
+    return ranks.failure_of(action), time.monotonic() - begin
+
+
+def hooked() -> tuple[int, Any, Any]:
     rank, _ = cases.join()
     ddp = cases.wrapped(cases.net())
-    hook = thinwire.ddp_hook(ddp)
+    return rank, ddp, thinwire.ddp_hook(ddp)
+
+
+def closed_in_backward() -> tuple[str, float]:
+    rank, ddp, hook = hooked()
     cases.loss_of(ddp, rank, 0).backward()
     hook._mean = ClosesFirst(hook)
-    begin = time.monotonic()
-    text = ranks.failure_of(lambda: cases.loss_of(ddp, rank, 1).backward())
-    return text, time.monotonic() - begin
-
-
-def test_a_hook_that_is_closed_during_backward_ends_it() -> None:
-    for text, seconds in ranks.results(2, __file__, "closed_in_backward"):
-        assert "closed" in text and seconds < 20
+    return heard(lambda: cases.loss_of(ddp, rank, 1).backward())
 
 
 class Broken:
@@ -195,28 +198,21 @@ class Broken:
 
 
 def without_a_scale() -> tuple[str, float]:
-    rank, _ = cases.join()
-    ddp = cases.wrapped(cases.net())
-    hook = thinwire.ddp_hook(ddp)
+    rank, ddp, hook = hooked()
     hook.watch(Broken())
-    begin = time.monotonic()
-    text = ranks.failure_of(lambda: cases.loss_of(ddp, rank, 0).backward())
-    return text, time.monotonic() - begin
+    return heard(lambda: cases.loss_of(ddp, rank, 0).backward())
 
 
 def of_other_scales(first: int) -> tuple[str, float]:
     """Rank 1 has another loss scale from this backward on."""
-    rank, _ = cases.join()
-    ddp = cases.wrapped(cases.net())
-    hook = thinwire.ddp_hook(ddp)
+    rank, ddp, hook = hooked()
     hook.set_loss_scale(4.0)
     for step in range(8):
         if step >= first and rank == 1:
             hook.set_loss_scale(8.0)
-        begin = time.monotonic()
-        text = ranks.failure_of(lambda k=step: cases.loss_of(ddp, rank, k).backward())
+        text, seconds = heard(lambda k=step: cases.loss_of(ddp, rank, k).backward())
         if text:
-            return f"backward {step}: {text}", time.monotonic() - begin
+            return f"backward {step}: {text}", seconds
     return "", 0.0
 
 
@@ -224,14 +220,13 @@ def of_something_else(comm: str) -> tuple[str, float]:
     rank, _ = cases.join()
     ddp = cases.wrapped(cases.net())
     os.environ["THINWIRE_COMM"] = comm
-    begin = time.monotonic()
-    text = ranks.failure_of(lambda: thinwire.ddp_hook(ddp.module if rank == 1 else ddp))
-    return text, time.monotonic() - begin
+    return heard(lambda: thinwire.ddp_hook(ddp.module if rank == 1 else ddp))
 
 
 @pytest.mark.parametrize(
     "what,given,text",
     [
+        ("closed_in_backward", [], "closed"),
         ("without_a_scale", [], "no scale here"),
         ("of_other_scales", [0], "backward 0: .*loss scale must be the same"),
         ("of_other_scales", [2], 'backward 3: .*"4.0" on rank 0 and "8.0" on rank 1'),
@@ -305,9 +300,7 @@ def test_refusals_name_what_is_refused() -> None:
 
 
 def loses_a_rank() -> dict[str, Any]:
-    rank, _ = cases.join()
-    ddp = cases.wrapped(cases.net())
-    thinwire.ddp_hook(ddp)
+    rank, ddp, _ = hooked()
     for step in range(3):
         if step == 2 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
