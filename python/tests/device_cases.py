@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -42,47 +43,42 @@ FEW_BITS = {"thinwire": {"zero_bits_up": 4, "zero_bits_down": 4}}
 
 def engine_cases(world: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Configurations by name."""
-    for kind, options in OPTIMIZERS.items():
-        of_kind = {"optimizer": {"type": kind, "params": {"lr": 0.01, **options}}}
-        for precision, section in engines.PRECISIONS.items():
-            yield f"{kind} {precision}", of_kind | section
-            accumulation = {"gradient_accumulation_steps": 2}
-            if kind in ("AdamW", "OneBitAdam"):
-                yield (
-                    f"{kind} {precision} accumulation",
-                    of_kind | section | accumulation,
-                )
-            if kind == "Lamb":
-                yield f"Lamb {precision} ZeRO-2", of_kind | section | engines.zero(2)
-            if kind != "AdamW":
-                continue
-            for stage in (1, 2):
-                zero = engines.zero(stage)
-                yield f"{kind} {precision} ZeRO-{stage}", of_kind | section | zero
-            yield (
-                f"{kind} {precision} ZeRO-2 accumulation",
-                of_kind | section | engines.zero(2) | accumulation,
-            )
-            yield (
-                f"{kind} {precision} offload",
-                of_kind | section | engines.zero(2, offload=True),
-            )
-    onebit = {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 8}}
-    adam = {"type": "AdamW", "params": {"lr": 0.01}}
+    windows = {"gradient_accumulation_steps": 2}
+    zero_2 = engines.zero(2)
+    ways: dict[str, dict[str, dict[str, Any]]] = {
+        "AdamW": {
+            " accumulation": windows,
+            " ZeRO-1": engines.zero(1),
+            " ZeRO-2": zero_2,
+            " ZeRO-2 accumulation": zero_2 | windows,
+            " offload": engines.zero(2, offload=True),
+        },
+        "OneBitAdam": {" accumulation": windows},
+        "Lamb": {" ZeRO-2": zero_2},
+    }
+    for precision, section in engines.PRECISIONS.items():
+        for kind, options in OPTIMIZERS.items():
+            of_kind = engines.optimizer_of(kind, **options) | section
+            for way, more in ({"": {}} | ways.get(kind, {})).items():
+                yield f"{kind} {precision}{way}", of_kind | more
+    onebit = engines.optimizer_of("OneBitAdam", freeze_step=8)
+    adam = engines.optimizer_of("AdamW")
     for precision, section in engines.PRECISIONS.items():
         for optimizer, warmup in ((onebit, {}), (adam, {"warmup_steps": 8})):
-            loop = {"optimizer": optimizer, "thinwire": {"outer": OUTER | warmup}}
-            yield f"{optimizer['type']} {precision} outer loop", loop | section
-    warm = {"optimizer": onebit, "thinwire": {"warmup_bits": 8}}
+            loop = optimizer | {"thinwire": {"outer": OUTER | warmup}}
+            yield (
+                f"{optimizer['optimizer']['type']} {precision} outer loop",
+                loop | section,
+            )
     for precision in ("fp32", "bf16"):
         section = engines.PRECISIONS[precision]
-        yield f"OneBitAdam {precision} warm-up in 8 bits", warm | section
+        warm = onebit | {"thinwire": {"warmup_bits": 8}} | section
+        yield f"OneBitAdam {precision} warm-up in 8 bits", warm
         yield f"lean {precision}", LEAN | section
-        few = {**FEW_BITS, **engines.zero(2), **section}
-        yield f"ZeRO-2 over 4 bits {precision}", few
+        yield f"ZeRO-2 over 4 bits {precision}", FEW_BITS | zero_2 | section
     if world == 4:
         hosts = {"thinwire": {"hierarchy": "by_host", "ranks_per_host": 2}}
-        yield "OneBitAdam on two hosts", {"optimizer": onebit, **hosts}
+        yield "OneBitAdam on two hosts", onebit | hosts
 
 
 def train_engine(
@@ -173,26 +169,19 @@ def engine_differences(wanted: str = "") -> dict[str, str]:
         }
 
 
-def plain_cases(world: int) -> Iterator[str]:
+PLAIN = """AdamW fp32 scaled, OnebitAdam fp16 scaled, OnebitAdam fp32 clipped,
+OnebitAdam fp32 warm, OnebitAdam fp32 outer, OnebitAdam bf16 outer,
+OnebitAdam fp16 scaled outer, OnebitAdam bf16 edited, AdamW bf16 given,
+OnebitAdam bf16 mixed, OnebitAdam fp32 masked, AdamW fp32 experts"""
+
+
+def plain_cases(world: int) -> list[str]:
     """Optimizers and dtypes, and ways to use them."""
-    if world == 4:
-        yield "OnebitAdam fp32 hosts"
-    for kind in cases.KINDS:
-        for precision in engines.DTYPES:
-            if (kind, precision) != ("LeanOnebitAdam", "fp16"):
-                yield f"{kind} {precision}"
-    yield "AdamW fp32 scaled"
-    yield "OnebitAdam fp16 scaled"
-    yield "OnebitAdam fp32 clipped"
-    yield "OnebitAdam fp32 warm"
-    yield "OnebitAdam fp32 outer"
-    yield "OnebitAdam bf16 outer"
-    yield "OnebitAdam fp16 scaled outer"
-    yield "OnebitAdam bf16 edited"
-    yield "AdamW bf16 given"
-    yield "OnebitAdam bf16 mixed"
-    yield "OnebitAdam fp32 masked"
-    yield "AdamW fp32 experts"
+    pairs = itertools.product(cases.KINDS, engines.DTYPES)
+    all_pairs = [f"{kind} {precision}" for kind, precision in pairs]
+    all_pairs.remove("LeanOnebitAdam fp16")
+    hosts = ["OnebitAdam fp32 hosts"] if world == 4 else []
+    return [*hosts, *all_pairs, *" ".join(PLAIN.split()).split(", ")]
 
 
 def train_optimizer(

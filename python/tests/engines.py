@@ -82,7 +82,7 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 def optimizer_of(kind: str, **params: Any) -> dict[str, Any]:
     """The section of a configuration."""
-    return {"optimizer": {"type": kind, "params": {"lr": 0.01, **params}}}
+    return {"optimizer": {"type": kind, "params": {"lr": 0.01} | params}}
 
 
 ONEBIT = optimizer_of("OneBitAdam", freeze_step=3)

@@ -13,45 +13,37 @@ import engines
 import torch
 
 STEPS = 12
-ZERO_2 = engines.zero(2)
+ADAM = engines.optimizer_of("AdamW")
+ONEBIT = engines.optimizer_of("OneBitAdam", freeze_step=4)
+ZERO_2 = ADAM | engines.zero(2)
+ZERO_ONE = engines.optimizer_of(
+    "ZeroOneAdam", var_freeze_step=4, var_update_scaler=2, local_step_scaler=3
+)
 
 
-def adam(kind: str, **options: Any) -> dict[str, Any]:
-    return {"optimizer": {"type": kind, "params": {"lr": 0.01, **options}}}
+def windows(steps: int) -> dict[str, Any]:
+    return {"gradient_accumulation_steps": steps}
 
 
+IN_BF16 = {"data_types": {"grad_accum_dtype": "bf16"}}
 CASES: dict[str, dict[str, Any]] = {
-    "Adam": adam("AdamW"),
-    "1-bit Adam": adam("OneBitAdam", freeze_step=4),
-    "1-bit Adam, warm-up in 8 bits": adam("OneBitAdam", freeze_step=4)
-    | {"thinwire": {"warmup_bits": 8}},
-    "0/1 Adam": adam(
-        "ZeroOneAdam", var_freeze_step=4, var_update_scaler=2, local_step_scaler=3
-    ),
-    "LAMB": adam("Lamb"),
-    "ZeRO-2": adam("AdamW") | ZERO_2,
-    "ZeRO-1 bf16": adam("AdamW")
-    | {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
-    "Adam bf16": adam("AdamW") | engines.BF16,
-    "ZeRO-2 fp16": adam("AdamW") | ZERO_2 | engines.FP16,
+    "Adam": ADAM,
+    "1-bit Adam": ONEBIT,
+    "1-bit Adam, warm-up in 8 bits": ONEBIT | {"thinwire": {"warmup_bits": 8}},
+    "0/1 Adam": ZERO_ONE,
+    "LAMB": engines.optimizer_of("Lamb"),
+    "ZeRO-2": ZERO_2,
+    "ZeRO-1 bf16": ADAM | {"zero_optimization": {"stage": 1}} | engines.BF16,
+    "Adam bf16": ADAM | engines.BF16,
+    "ZeRO-2 fp16": ZERO_2 | engines.FP16,
     "lean": cases.LEAN,
-    "clipped": adam("AdamW") | {"gradient_clipping": 0.5},
-    "Adam, windows of 3": adam("AdamW") | {"gradient_accumulation_steps": 3},
-    "1-bit Adam bf16, windows of 2": adam("OneBitAdam", freeze_step=4)
-    | engines.BF16
-    | {"gradient_accumulation_steps": 2},
-    "Adam bf16, windows of 3": adam("AdamW")
-    | engines.BF16
-    | {"gradient_accumulation_steps": 3},
-    "Adam bf16, windows of 3 that add up in bf16": adam("AdamW")
-    | engines.BF16
-    | {"gradient_accumulation_steps": 3}
-    | {"data_types": {"grad_accum_dtype": "bf16"}},
-    "ZeRO-2, windows of 3": adam("AdamW") | ZERO_2 | {"gradient_accumulation_steps": 3},
-    "ZeRO-2 fp16, windows of 2": adam("AdamW")
-    | ZERO_2
-    | {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 4}}
-    | {"gradient_accumulation_steps": 2},
+    "clipped": ADAM | {"gradient_clipping": 0.5},
+    "Adam, windows of 3": ADAM | windows(3),
+    "1-bit Adam bf16, windows of 2": ONEBIT | engines.BF16 | windows(2),
+    "Adam bf16, windows of 3": ADAM | engines.BF16 | windows(3),
+    "Adam bf16, windows of 3 in bf16": ADAM | engines.BF16 | windows(3) | IN_BF16,
+    "ZeRO-2, windows of 3": ZERO_2 | windows(3),
+    "ZeRO-2 fp16, windows of 2": ZERO_2 | engines.FP16 | windows(2),
 }
 
 

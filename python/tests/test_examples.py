@@ -136,16 +136,20 @@ def test_initialize(tmp_path: Path) -> None:
     assert (tmp_path / "latest").exists()
 
 
-def test_trainer(tmp_path: Path) -> None:
-    script = EXAMPLES / "trainer.py"
-    assert "compressed" in output_of(2, script, "--steps", 52, "--out", tmp_path)
-    assert (tmp_path / "checkpoint-52" / "thinwire").is_dir()
-
-
-def test_accelerate_loop(tmp_path: Path) -> None:
-    script = EXAMPLES / "accelerate_loop.py"
-    assert "compressed" in output_of(2, script, "--epochs", 1, "--out", tmp_path)
-    assert (tmp_path / "thinwire").is_dir()
+@pytest.mark.parametrize(
+    ("script", "arguments", "folder"),
+    [
+        ("trainer.py", ("--steps", 52), "checkpoint-52/thinwire"),
+        ("accelerate_loop.py", ("--epochs", 1), "thinwire"),
+    ],
+)
+def test_loops_of_trainers(
+    script: str, arguments: tuple[object, ...], folder: str, tmp_path: Path
+) -> None:
+    assert "compressed" in output_of(
+        2, EXAMPLES / script, *arguments, "--out", tmp_path
+    )
+    assert (tmp_path / folder).is_dir()
 
 
 def test_lightning_loop(tmp_path: Path) -> None:

@@ -146,10 +146,7 @@ def test_what_torch_has_that_cannot_go_on_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(
-        made: Any = torch.optim.Adam,
-        kind: str = "one",
-        change: Any = lambda saved: None,
-        **options: Any,
+        change: Any, made: Any = torch.optim.Adam, kind: str = "one", **options: Any
     ) -> str:
         net = cases.model()
         optimizer = made(groups_of(net, kind), lr=0.01, **options)
@@ -160,34 +157,50 @@ def test_what_torch_has_that_cannot_go_on_is_named(
         torch.save(saved, path)
         return refused(TORCH, path, capsys)
 
-    def of_state(change: Any) -> Any:
-        return lambda saved: change(saved["optimizer"]["state"])
+    def entry(number: int, **changes: Any) -> Any:
+        return lambda saved: saved["optimizer"]["state"][number].update(changes)
 
-    longer = of_state(lambda state: state[3].update(step=torch.tensor(7.0)))
-    assert told(change=longer).endswith("got 1 of '0.weight', 7 of '2.bias'")
-    assert "'0.weight' has max_exp_avg_sq: AMSGrad" in told(amsgrad=True)
-    assert "'2.weight' has no exp_avg" in told(change=of_state(lambda s: s.pop(2)))
-    assert "'0.weight' has no exp_avg" in told(torch.optim.SGD)
-    nan = of_state(lambda state: state[1].update(exp_avg=torch.full((33,), math.nan)))
-    assert "exp_avg of '0.bias' must be finite" in told(change=nan)
-    less = of_state(lambda state: state[1]["exp_avg_sq"].sub_(1))
-    assert "exp_avg_sq of '0.bias' must be finite and at least 0" in told(change=less)
-    half = of_state(lambda state: state[3].update(step=torch.tensor(0.5)))
-    assert "step of '2.bias' must be a whole number, got 0.5" in told(change=half)
-    other = of_state(lambda state: state[1].update(exp_avg_sq=torch.ones(32)))
-    assert "exp_avg_sq of '0.bias' must have the shape" in told(change=other)
-    assert "must have 'names' of 4 parameters" in told(kind="two, unnamed")
-    buffer = told(change=lambda saved: saved["model"].update(shift=torch.ones(1)))
-    assert "must have 'names' of 4 parameters" in buffer
-    none = told(change=lambda saved: saved.update(optimizer=None))
-    assert "must have state dicts 'model' and 'optimizer'" in none
-    assert "must have the same step, got None" in told(
-        change=lambda saved: saved.update(
-            model={"a": torch.ones(1)},
-            optimizer={"state": {}, "param_groups": []},
-            names=[],
-        )
-    )
+    def nothing(saved: Any) -> None:
+        pass
+
+    none = {
+        "model": {"a": torch.ones(1)},
+        "optimizer": {"state": {}, "param_groups": []},
+        "names": [],
+    }
+    for text, change in (
+        ("got 1 of '0.weight', 7 of '2.bias'", entry(3, step=torch.tensor(7.0))),
+        ("'2.weight' has no exp_avg", lambda saved: saved["optimizer"]["state"].pop(2)),
+        (
+            "exp_avg of '0.bias' must be finite",
+            entry(1, exp_avg=torch.full((33,), math.nan)),
+        ),
+        (
+            "exp_avg_sq of '0.bias' must be finite and at least 0",
+            entry(1, exp_avg_sq=torch.full((33,), -1.0)),
+        ),
+        (
+            "step of '2.bias' must be a whole number, got 0.5",
+            entry(3, step=torch.tensor(0.5)),
+        ),
+        (
+            "exp_avg_sq of '0.bias' must have the shape",
+            entry(1, exp_avg_sq=torch.ones(32)),
+        ),
+        (
+            "must have 'names' of 4 parameters",
+            lambda saved: saved["model"].update(shift=torch.ones(1)),
+        ),
+        (
+            "must have state dicts 'model' and 'optimizer'",
+            lambda saved: saved.update(optimizer=None),
+        ),
+        ("must have the same step, got None", lambda saved: saved.update(none)),
+    ):
+        assert text in told(change), text
+    assert "'0.weight' has max_exp_avg_sq: AMSGrad" in told(nothing, amsgrad=True)
+    assert "'0.weight' has no exp_avg" in told(nothing, torch.optim.SGD)
+    assert "must have 'names' of 4 parameters" in told(nothing, kind="two, unnamed")
     missing = refused(TORCH, tmp_path / "there is none.pt", capsys)
     assert "there is none.pt" in missing
     (tmp_path / "empty.pt").touch()

@@ -10,6 +10,7 @@ from typing import Any
 
 import device_cases as cases
 import devices
+import engines
 import leader_cases
 import pytest
 import ranks
@@ -21,7 +22,6 @@ from thinwire.comm import communicator_for, init_distributed
 def flat(names: list[str], per_host: int) -> list[Any]:
     """The same on one rank per host, on the CPU: losses by rank of led(). It accumulates its
     host's batches, or has one backward of them all."""
-    import engines
 
     init_distributed("gloo", verbose=False)
     comm = communicator_for(None)
@@ -145,7 +145,6 @@ def test_leaders_divide_the_cores_of_their_machine() -> None:
 
 def named(name: str) -> list[str]:
     """The groups inside hosts of engines whose files name no backend, and this one."""
-    import engines
     import fence
     import torch.distributed as dist
 
@@ -153,7 +152,7 @@ def named(name: str) -> list[str]:
     comm, device = cases.join()
     found = []
     for given in ({}, {"comm_backend_name": name}):
-        options = leader_cases.adam("OneBitAdam", freeze_step=2, **given)
+        options = engines.optimizer_of("OneBitAdam", freeze_step=2, **given)
         config = engines.config_of(**options, thinwire={"ranks_per_host": 2})
         model, engine = cases.made(comm, device, config)
         for step in range(3):
@@ -235,7 +234,6 @@ def test_a_run_goes_on_from_a_checkpoint_of_leaders(tmp_path: Any) -> None:
 def crossed(folder: str) -> list[int]:
     """Own values that this rank gets with and without leaders, from a checkpoint of the
     other kind."""
-    import engines
     import thinwire
 
     comm, device = cases.join()
@@ -271,8 +269,8 @@ def test_own_values_are_those_of_the_rank_with_leaders_and_without(
 DIFFERENT: dict[str, dict[str, Any]] = {
     "gradient_accumulation_steps": {"gradient_accumulation_steps": 3},
     "train_micro_batch_size_per_gpu": {"train_micro_batch_size_per_gpu": 2},
-    "lr": leader_cases.adam("OneBitAdam", freeze_step=4, lr=0.02),
-    "type": leader_cases.adam("AdamW"),
+    "lr": engines.optimizer_of("OneBitAdam", freeze_step=4, lr=0.02),
+    "type": leader_cases.ADAM,
     "bf16": {"bf16": {"enabled": True}},
     "hierarchy": {"thinwire": {"ranks_per_host": 2, "hierarchy": "flat"}},
 }
@@ -281,7 +279,6 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 def refusals(follower: int) -> list[str]:
     """What this rank is told if that follower has another configuration, parameter or
     group. An engine of equal ones then trains."""
-    import engines
     import thinwire
 
     comm, device = cases.join()

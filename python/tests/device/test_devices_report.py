@@ -165,23 +165,19 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("file", "params", "said"),
+    ("file", "options", "said"),
     [
-        ("missing/report.txt", 10, "--file: must be a file that can be written, got '"),
-        ("report.txt", 0, "--params: must be >= 1, got 0"),
+        ("missing/report.txt", {}, "--file: must be a file that can be written, got '"),
+        ("report.txt", {"params": 0}, "--params: must be >= 1, got 0"),
+        ("report.txt", {"limit": -1}, "limit: must be > 0"),
     ],
 )
 def test_it_refuses_what_it_could_not_end_with(
-    file: str, params: int, said: str, tmp_path: Path
+    file: str, options: dict[str, int], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(thinwire.errors.InvalidArgument, match=re.escape(said)):
-        _device_report.run_device_report(str(tmp_path / file), params)
+        run_device_report(str(tmp_path / file), **options)
     assert not (tmp_path / file).exists()
-
-
-def test_it_needs_time(tmp_path: Path) -> None:
-    with pytest.raises(thinwire.errors.InvalidArgument, match="limit: must be > 0"):
-        _device_report.run_device_report(str(tmp_path / "report.txt"), limit=-1)
 
 
 def test_it_names_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

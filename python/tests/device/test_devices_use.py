@@ -355,37 +355,38 @@ def test_an_engines_checkpoint_is_loaded_by_any_number_of_ranks_on_any_device(
                 assert devices.alike(values, expected), kind
 
 
+def moved(kind: Any, dtype: torch.dtype, *places: Any, **options: Any) -> Any:
+    """The parameters after steps in one place and, from their state, one in another."""
+    state: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
+    for place, steps in zip(places, (range(5), range(9, 10)), strict=True):
+        torch.manual_seed(0)
+        net = perceptron().to(place, dtype)
+        optimizer = kind(net.parameters(), lr=0.01, **options)
+        if state:
+            net.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+        for number in steps:
+            x = x_of(number, torch.device(place)).to(dtype)
+            net(x).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state, weights = optimizer.state_dict(), net.state_dict()
+    return values(net)
+
+
 def states() -> list[Any]:
     """state_dict() and load_state_dict() between devices, and torch's own states."""
     import thinwire
 
-    device = devices.device()
-    found = []
-    for (first, second), (kind, dtype) in itertools.product(
-        ((device, "cpu"), ("cpu", device)),
-        ((thinwire.OnebitAdam, torch.bfloat16), (thinwire.AdamW, torch.float32)),
+    device, found = devices.device(), []
+    for kind, dtype, options in (
+        (thinwire.OnebitAdam, torch.bfloat16, {"freeze_step": 3}),
+        (thinwire.AdamW, torch.float32, {}),
     ):
-        options = {"freeze_step": 3} if kind is thinwire.OnebitAdam else {}
-        ends = []
-        for places in (("cpu", "cpu"), (first, second)):
-            torch.manual_seed(0)
-            net = perceptron().to(places[0], dtype)
-            optimizer = kind(net.parameters(), lr=0.01, **options)
-            for step in range(5):
-                x = x_of(step, torch.device(places[0])).to(dtype)
-                net(x).float().square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            state, weights = optimizer.state_dict(), net.state_dict()
-            net = perceptron().to(places[1], dtype)
-            optimizer = kind(net.parameters(), lr=0.01, **options)
-            net.load_state_dict(weights)
-            optimizer.load_state_dict(state)
-            x = x_of(9, torch.device(places[1])).to(dtype)
-            net(x).float().square().mean().backward()
-            optimizer.step()
-            ends.append(values(net))
-        found.append(devices.alike(*ends))
+        want = moved(kind, dtype, "cpu", "cpu", **options)
+        for places in ((device, "cpu"), ("cpu", device)):
+            found.append(devices.alike(moved(kind, dtype, *places, **options), want))
     own = perceptron().to(device, torch.bfloat16)
     moments = torch.optim.AdamW(own.parameters())
     own(x_of(0, device).bfloat16()).float().sum().backward()

@@ -259,21 +259,12 @@ def everything(device: torch.device) -> list[float]:
     losses = []
     torch.manual_seed(0)
     batches = torch.randn(12, 8, 64).to(device)
+    zero_one = {"lr": 0.01, "var_freeze_step": 2}
     for section in (
-        {
-            "optimizer": {
-                "type": "ZeroOneAdam",
-                "params": {"lr": 0.01, "var_freeze_step": 2},
-            },
-            "thinwire": buckets,
-        },
-        {
-            "optimizer": {"type": "AdamW"},
-            "zero_optimization": {"stage": 2},
-            "thinwire": buckets,
-        },
+        {"optimizer": {"type": "ZeroOneAdam", "params": zero_one}},
+        {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}},
     ):
-        losses += engine_losses(section, batches)
+        losses += engine_losses(section | {"thinwire": buckets}, batches)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
     optimizer = thinwire.OnebitAdam(
         model.parameters(), lr=0.01, freeze_step=3, **buckets

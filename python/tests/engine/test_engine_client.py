@@ -156,35 +156,6 @@ def test_16_bits_have_masters_in_fp32(comm: Any, precision: str) -> None:
     )
 
 
-@by_ranks(2)
-def test_accumulation_clipping_and_the_configurations_schedule(comm: Any) -> None:
-    config = config_of(
-        gradient_accumulation_steps=3,
-        gradient_clipping=0.05,
-        scheduler={
-            "type": "WarmupLR",
-            "params": {"warmup_max_lr": 0.1, "warmup_num_steps": 4},
-        },
-    )
-
-    model, plain = Net(seed=5), Net(seed=5)
-    client = of_torch("SGD", model.parameters(), lr=0.1)
-    engine = make(comm, config, model=model, optimizer=client)
-    theirs = of_torch("SGD", plain.parameters(), lr=0.1)
-    for step in range(5):
-        theirs.zero_grad()
-        for micro in range(3):
-            (loss_of(plain, comm.rank, 10 * step + micro) / 3).backward()
-        average(plain, comm)
-        torch.nn.utils.clip_grad_norm_(trained(plain), 0.05)
-        theirs.param_groups[0]["lr"] = engine.get_lr()[0]
-        theirs.step()
-        train(engine, range(step, step + 1))
-        assert engine.report.clip_factor < 1
-        torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=1e-4)
-    assert engine.get_lr() == [0.1] and engine.get_mom() == [0.9]
-
-
 def made_for_resuming(
     comm: Any, kind: str, config: Any, turns: bool = False
 ) -> tuple[Any, torch.optim.Optimizer]:

@@ -264,15 +264,10 @@ def train_halves(stage: int) -> None:
     engine.step()
     assert abs(engine.report.grad_norm - 5) < 1e-6
     assert abs(engine.report.clip_factor - 0.2) < 1e-6
-    before = model.weight.item()
     broken = float("inf") if dist.get_rank() == 3 else 1.0
     engine.backward(engine.module.weight.sum() * broken)
     engine.step()
     assert not engine.report.applied
-    assert model.weight.item() == before
-    engine.backward(engine.module.weight.sum())
-    engine.step()
-    assert engine.report.applied
 
 
 @pytest.mark.parametrize("stage", [0, 2])
@@ -292,23 +287,16 @@ def lose_a_rank() -> list[str]:
         {"params": [("dense", dense)]},
         {"params": [("expert", expert)], "expert_group": pairs[rank // 2]},
     ]
-    said = []
-    named: Any = groups
+    named = [*groups]
     if rank == 3:
-        named = [groups[0], {**groups[1], "params": [("other", expert)]}]
-    try:
-        thinwire.AdamW(named)
-    except thinwire.InvalidArgument as error:
-        said.append(str(error))
+        named[1] = {**groups[1], "params": [("other", expert)]}
+    said = [ranks.failure_of(lambda: thinwire.AdamW(named))]
     optimizer = thinwire.AdamW(groups)
     comm = optimizer._experts.all[0]
     if rank == 3:
         comm.give_up("no more data")
     elif rank == 2:
-        try:
-            comm.barrier()
-        except thinwire.CommFailure as error:
-            said.append(str(error))
+        said.append(ranks.failure_of(comm.barrier))
     dist.barrier()
     return said
 
