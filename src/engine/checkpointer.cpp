@@ -4,14 +4,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "core/require.h"
-#include "engine/signal_flag.h"
+#include "thinwire/core/error.h"
 #include "thinwire/core/log.h"
 
 namespace thinwire::engine {
@@ -45,6 +49,93 @@ struct Word {
             .is_saving = (packed & 4) != 0,
             .steps = packed >> 8};
   }
+};
+
+// ---- signals
+
+struct Watched {
+  int users = 0;               // under the mutex
+  struct sigaction before {};  // set before the handler is
+  std::atomic<bool> raised{false};
+};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+std::mutex signals_mutex;
+std::array<Watched, 65> all_signals;
+
+Watched& watched(int signal) {
+  return all_signals[static_cast<std::size_t>(signal)];
+}
+
+extern "C" void set_flag(int signal) {
+  Watched& its = watched(signal);
+  if (!its.raised.exchange(true)) return;
+  const int saved = errno;
+  sigaction(signal, &its.before, nullptr);
+  raise(signal);  // arrives when this handler has returned
+  errno = saved;
+}
+
+void watch(int signal) {
+  Watched& its = watched(signal);
+  if (its.users > 0) {
+    ++its.users;
+    return;
+  }
+  its.raised = false;
+  struct sigaction action {};
+  action.sa_handler = set_flag;
+  action.sa_flags = SA_RESTART;
+  if (sigaction(signal, nullptr, &its.before) != 0 ||
+      sigaction(signal, &action, nullptr) != 0)
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("signals: {} cannot be caught: {}", signal,
+                            std::strerror(errno)));
+  its.users = 1;
+}
+
+void unwatch(int signal) noexcept {
+  Watched& its = watched(signal);
+  if (--its.users > 0) return;
+  struct sigaction now {};
+  // Not where somebody else has taken it since.
+  if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == set_flag)
+    sigaction(signal, &its.before, nullptr);
+}
+
+// Makes signals set a flag of the process instead of their action, as long as
+// the object exists. A second signal of a kind has its action again. Several
+// objects may exist at once, for example if ranks are threads.
+class SignalFlag {
+ public:
+  explicit SignalFlag(const std::vector<int>& signals) : signals_(signals) {
+    const std::lock_guard lock(signals_mutex);
+    for (auto signal = signals_.begin(); signal != signals_.end(); ++signal) {
+      try {
+        watch(*signal);
+      } catch (...) {
+        std::for_each(signals_.begin(), signal, unwatch);
+        throw;
+      }
+    }
+  }
+  ~SignalFlag() {
+    const std::lock_guard lock(signals_mutex);
+    std::for_each(signals_.begin(), signals_.end(), unwatch);
+  }
+  SignalFlag(const SignalFlag&) = delete;
+  SignalFlag& operator=(const SignalFlag&) = delete;
+
+  // Returns whether a signal has arrived since the first of the present objects
+  // was made.
+  [[nodiscard]] bool is_raised() const noexcept {
+    return std::any_of(signals_.begin(), signals_.end(), [](int signal) {
+      return watched(signal).raised.load();
+    });
+  }
+
+ private:
+  const std::vector<int> signals_;
 };
 
 std::string size_text(std::uint64_t bytes) {

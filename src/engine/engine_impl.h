@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +13,6 @@
 
 #include "comm/host_name.h"
 #include "core/require.h"
-#include "engine/engine_clock.h"
 #include "engine/engine_rates.h"
 #include "engine/fallback.h"
 #include "engine/gradient_marks.h"
@@ -29,6 +29,16 @@
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::engine {
+
+/// Replaces the clock by which an engine judges whether compressed steps are
+/// faster. It is read twice in each step at a boundary: before the optimizer's
+/// step and after it. For tests.
+class EngineClock {
+ public:
+  using Now = std::function<std::chrono::steady_clock::time_point()>;
+  /// Sets the clock. Call it before the first step.
+  static void set(Engine& engine, Now now);
+};
 
 /// Refuses a call that only ZeRO can serve.
 [[noreturn]] void refuse_without_zero(std::string_view caller);

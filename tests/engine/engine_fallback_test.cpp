@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/by_hand.h"
-#include "engine/engine_clock.h"
+#include "engine/engine_impl.h"
 #include "support/kept_log.h"
 #include "support/ranks.h"
 #include "thinwire/optim/onebit_adam.h"
@@ -73,20 +73,6 @@ class TimedRun {
   std::uint64_t asked_ = 0;
   std::chrono::steady_clock::time_point now_{};
 };
-
-TEST(EngineFallback, IsSilentWhereCompressedStepsPay) {
-  for (const Fallback fallback : {Fallback::kWarn, Fallback::kHold}) {
-    const thinwire::test::KeptLog log(LogLevel::kWarning);
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      TimedRun run(comm, fallback);
-      run.expect_steps(kFreezeStep, kPays, Phase::kExact);
-      const Lengths half{kPays.outside, kPays.inside / 3};
-      run.expect_steps(25, half, Phase::kCompressed);
-      EXPECT_FALSE(run.engine().state_dict().has_scalar("freeze_held_until"));
-    });
-    EXPECT_TRUE(log.lines().empty()) << log.lines().front();
-  }
-}
 
 TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {
   const thinwire::test::KeptLog log(LogLevel::kWarning);

@@ -34,12 +34,6 @@ double scheduled(std::size_t group, std::int64_t step) {
          std::min(1.0, static_cast<double>(step) / 4);
 }
 
-template <class Trained>
-EngineReport step(Trained& trained, std::int64_t t) {
-  trained.backward({.step = t});
-  return trained.engine.step();
-}
-
 double rate(const Engine& engine, std::size_t group) {
   return engine.optimizer().groups().learning_rate(group);
 }
@@ -48,18 +42,18 @@ TEST(EngineRates, ARateSetByHandHolds) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Driven driven(comm, config_of(dtype));
-      step(driven, 1);
+      driven.step({1});
       driven.engine.learning_rates().set(1, 0.5);
       for (std::int64_t t = 2; t <= 3; ++t) {
-        EXPECT_DOUBLE_EQ(step(driven, t).learning_rate, scheduled(0, t));
+        EXPECT_DOUBLE_EQ(driven.step({t}).learning_rate, scheduled(0, t));
         EXPECT_EQ(rate(driven.engine, 1), 0.5);
       }
       driven.engine.learning_rates().set(0);
       const auto before = floats(driven.params.view());
-      EXPECT_EQ(step(driven, 4).learning_rate, 0);
+      EXPECT_EQ(driven.step({4}).learning_rate, 0);
       EXPECT_EQ(floats(driven.params.view()), before);
       driven.engine.learning_rates().set_schedule({});
-      EXPECT_DOUBLE_EQ(step(driven, 5).learning_rate, scheduled(0, 5));
+      EXPECT_DOUBLE_EQ(driven.step({5}).learning_rate, scheduled(0, 5));
       EXPECT_DOUBLE_EQ(rate(driven.engine, 1), scheduled(1, 5));
     });
 }
@@ -74,31 +68,13 @@ TEST(EngineRates, AScheduleOfOnesOwnIsAskedBeforeEveryStep) {
         });
     for (std::int64_t t = 1; t <= 3; ++t) {
       const double half = std::pow(0.5, static_cast<double>(t - 1));
-      EXPECT_DOUBLE_EQ(step(driven, t).learning_rate, 0.01 * half);
+      EXPECT_DOUBLE_EQ(driven.step({t}).learning_rate, 0.01 * half);
       EXPECT_DOUBLE_EQ(rate(driven.engine, 1), 0.03 * half);
     }
     driven.engine.learning_rates().set(0, 0.25);
-    EXPECT_EQ(step(driven, 4).learning_rate, 0.25);
+    EXPECT_EQ(driven.step({4}).learning_rate, 0.25);
     EXPECT_DOUBLE_EQ(rate(driven.engine, 1), 0.03 / 8);
   });
-}
-
-TEST(EngineRates, ANewRateGivesTheSameBitsAsThatOfTheOptions) {
-  for (const int stage : {0, 2})
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Config config = test::zero_config(stage);
-      test::Sharded changed(comm, config);
-      auto& adam = std::get<optim::AdamOptions>(config.optimizer);
-      adam.learning_rate = 0.125;
-      for (auto& group : adam.groups) group.learning_rate.reset();
-      test::Sharded given(comm, config);
-      changed.engine.learning_rates().set(0.125);
-      for (std::int64_t t = 1; t <= 3; ++t) {
-        step(changed, t);
-        step(given, t);
-        EXPECT_EQ(floats(changed.params.view()), floats(given.params.view()));
-      }
-    });
 }
 
 // ZeRO's own setter is within reach: it does what it says.
@@ -107,10 +83,10 @@ TEST(EngineRates, ZerosSetterWorksToo) {
     Config config = test::zero_config(2);
     config.schedule = config_of().schedule;
     test::Sharded sharded(comm, config);
-    step(sharded, 1);
+    sharded.step({1});
     sharded.engine.zero().groups().set_learning_rate(0, 0.5);
     for (std::int64_t t = 2; t <= 3; ++t) {
-      EXPECT_EQ(step(sharded, t).learning_rate, 0.5);
+      EXPECT_EQ(sharded.step({t}).learning_rate, 0.5);
       EXPECT_DOUBLE_EQ(rate(sharded.engine, 1), scheduled(1, t));
     }
   });
@@ -146,19 +122,19 @@ TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
       Config config = test::zero_config(stage);
       config.schedule = config_of().schedule;
       test::Sharded first(comm, config);
-      step(first, 1);
+      first.step({1});
       EXPECT_FALSE(
           first.engine.state_dict().has_array("engine_learning_rates"));
       first.engine.learning_rates().set(1, 0.5);
-      step(first, 2);
+      first.step({2});
       StateDict state = first.engine.state_dict();
       test::Sharded second(comm, config);
       second.engine.learning_rates().set(0, 0.25);  // loading takes it back
       kernels::convert(first.params.view(), second.params.view());
       second.engine.load_state_dict(state);
       for (std::int64_t t = 3; t <= 4; ++t) {
-        EXPECT_DOUBLE_EQ(step(second, t).learning_rate, scheduled(0, t));
-        step(first, t);
+        EXPECT_DOUBLE_EQ(second.step({t}).learning_rate, scheduled(0, t));
+        first.step({t});
         EXPECT_EQ(rate(second.engine, 1), 0.5);
         EXPECT_EQ(floats(second.params.view()), floats(first.params.view()));
       }

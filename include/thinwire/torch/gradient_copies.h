@@ -133,7 +133,6 @@ class TakenOnce {
   explicit TakenOnce(const ModuleMemory& memory) : memory_(memory) {}
 
   void begin() { taken_.assign(memory_.tensors().size(), false); }
-  [[nodiscard]] bool has(std::size_t index) const { return taken_[index]; }
   /// Throws Error(kFailedPrecondition) naming a parameter's second gradient.
   void take(std::size_t index) {
     if (taken_[index])

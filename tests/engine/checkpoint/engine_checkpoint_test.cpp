@@ -144,8 +144,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-template <class Run>
-EngineReport step(Run& run, std::int64_t t, bool overflows) {
+EngineReport step(Sharded& run, std::int64_t t, bool overflows) {
   const std::int64_t backwards =
       run.engine.config().gradient_accumulation_steps.value_or(1);
   EngineReport report;
@@ -216,58 +215,16 @@ TEST_P(SameRanks, GoOnWithTheSameBits) {
   });
 }
 
-// ---- other numbers of ranks
-
-// One checkpoint of `world` ranks after `steps` steps.
-template <class Run>
-void save_run(int world, const Config& config, const std::string& root,
-              std::int64_t steps, const std::string& from = {}) {
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Run run(comm, config);
-    if (!from.empty()) static_cast<void>(run.engine.load(from));
-    for (std::int64_t t = 1; t <= steps; ++t)
-      step(run, t, t == 2 || (t == 6 && comm.rank() == 0));
-    static_cast<void>(run.engine.save(root, {}, kQuick));
-  });
-}
-
-// Exact states have the same bits, whoever has them.
-TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    const Folder folder;
-    Config config = config_of("adam", dtype);
-    save_run<Driven>(3, config, folder.in("a"), 3);
-    std::string from = folder.in("a");
-    int number = 0;
-    for (const int world : {1, 3, 2, 4}) {
-      for (const int stage : {1, 2}) {
-        const std::string to = folder.in(fmt::format("run{}", number++));
-        save_run<Sharded>(world, test::zero_config(stage, dtype), to, 0, from);
-        from = to;
-      }
-      const std::string to = folder.in(fmt::format("run{}", number++));
-      save_run<Driven>(world, config, to, 0, from);
-      from = to;
-    }
-    comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-      Driven first(comm, config);
-      Driven last(comm, config);
-      static_cast<void>(first.engine.load(folder.in("a")));
-      static_cast<void>(last.engine.load(from));
-      EXPECT_GT(first.engine.optimizer().progress().steps, 0);
-      EXPECT_TRUE(same_bytes(first.params.view(), last.params.view()));
-      EXPECT_TRUE(
-          same_state(first.engine.state_dict(), last.engine.state_dict()));
-    });
-  }
-}
-
 // ---- other settings
 
 TEST(OtherSettings, OfThePresentRunHold) {
   const Folder folder;
   Config config = config_of("adam", DType::kFloat32);
-  save_run<Driven>(2, config, folder.in("run"), 2);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Driven run(comm, config);
+    for (std::int64_t t = 1; t <= 2; ++t) run.step({t});
+    static_cast<void>(run.engine.save(folder.in("run"), {}, kQuick));
+  });
   config.gradient_clipping = 0.5;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config);
@@ -279,37 +236,6 @@ TEST(OtherSettings, OfThePresentRunHold) {
     for (const std::string& note : report.notes)
       noted = noted || note.find("gradient_clipping") != std::string::npos;
     EXPECT_TRUE(noted);
-  });
-}
-
-TEST(OtherSettings, OptimizersThatFollowEachOther) {
-  const Folder folder;
-  const auto config = [](const char* name) {
-    return config_of(name, DType::kFloat32);
-  };
-  save_run<Driven>(2, config("adam"), folder.in("adam"), 2);
-  save_run<Driven>(2, config("lamb"), folder.in("lamb"), 2);
-  save_run<Driven>(2, config("onebit_adam"), folder.in("early"), 2);
-  save_run<Driven>(2, config("onebit_adam"), folder.in("late"), 5);
-  save_run<Driven>(2, config("onebit_adam"), folder.in("a"), 3,
-                   folder.in("adam"));
-  save_run<Driven>(2, config("onebit_lamb"), folder.in("b"), 3,
-                   folder.in("lamb"));
-  save_run<Driven>(2, config("adam"), folder.in("c"), 3, folder.in("early"));
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven run(comm, config("adam"));
-    const Buffer before = Buffer(run.params.size(), DType::kFloat32);
-    expect_error(ErrorCode::kCorruptCheckpoint, {"variance", "kWeights"}, [&] {
-      static_cast<void>(run.engine.load(folder.in("late")));
-    });
-    expect_error(ErrorCode::kCorruptCheckpoint, {"lamb"}, [&] {
-      static_cast<void>(run.engine.load(folder.in("lamb")));
-    });
-    // Its weights will do.
-    const auto report = run.engine.load(folder.in("late"),
-                                        {.what = checkpoint::What::kWeights});
-    EXPECT_EQ(report.step, 5 - 1);  // one was skipped
-    EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
   });
 }
 
@@ -344,7 +270,7 @@ TEST(EngineCheckpoint, RanksThatHaveDriftedApartAreNotMixed) {
   const Folder folder;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config_of("adam", DType::kFloat32));
-    step(run, 1, false);
+    run.step({1});
     if (comm.rank() == 1)
       run.params.as<float>()[run.layout.parameter("long").offset + 7] += 1;
     expect_error(ErrorCode::kInvalidArgument, {"parameter long"}, [&] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an Engine carries from step to step: learning rates, saved states, values
-// that a caller sets, and parameters that are equal for an evaluation.
+// What an Engine carries from step to step: learning rates, saved states,
+// values that a caller sets, and parameters that are equal for an evaluation.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -222,28 +222,6 @@ TEST(EngineEvaluation, HasEqualParametersOnAllRanks) {
     });
     EXPECT_GT(differed, 0);  // or nothing was tested
   }
-}
-
-// In the middle of a window: its gradients wait.
-TEST(EngineEvaluation, LeavesAWindowAsItWas) {
-  comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Config config = config_of("adam", DType::kFloat16);
-    config.gradient_accumulation_steps = 3;
-    ByHand hand(comm, config, {.bucket_elements = 16384});
-    Driven driven(comm, config);
-    for (std::int64_t t = 1; t <= 2; ++t) {
-      hand.step(t, 3, 3, false);
-      for (std::int64_t micro = 0; micro < 3; ++micro) {
-        driven.engine.begin_evaluation();
-        driven.engine.end_evaluation();
-        driven.backward({t, micro});
-        driven.engine.begin_evaluation();
-        driven.engine.end_evaluation();
-        driven.engine.step();
-      }
-      ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view())) << t;
-    }
-  });
 }
 
 }  // namespace
