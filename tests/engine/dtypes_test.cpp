@@ -425,28 +425,5 @@ TEST(DtypesRefused, ByNameBeforeAnythingHasChanged) {
   });
 }
 
-TEST(DtypesRefused, GradientsThatAreCutElsewhere) {
-  comm::run_local_ranks(1, [](comm::Communicator& comm) {
-    const auto layout = ParameterLayout::of({{"a", {5}}, {"b", {3}}});
-    Buffer narrow(5, DType::kBFloat16);
-    Buffer wide(3, DType::kFloat32);
-    Buffer grads(8, DType::kBFloat16);
-    Config config = of(DType::kBFloat16, 0);
-    config.optimizer = optim::AdamOptions{};
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"grads must be float32 from element 5 on"}, [&] {
-                   Engine(comm, layout, config,
-                          View::joined(narrow.view(), wide.view()),
-                          grads.view());
-                 });
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"params must be bfloat16 of 8 elements, got float32"}, [&] {
-                   Engine(comm, layout, config,
-                          View::joined(wide.view(), narrow.view()),
-                          grads.view());
-                 });
-  });
-}
-
 }  // namespace
 }  // namespace thinwire::engine::dtypes_test

@@ -173,26 +173,65 @@ class Refused {
 TEST(EngineErrors, MemoryMustFitTheLayoutAndTheConfiguration) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     const ParameterLayout layout = test::model_layout();
-    Refused(comm, DType::kFloat16)
-        .expect(kArgument, {"params must be float32", "got float16"}, layout,
-                config_of());
-    Refused(comm).expect(kArgument, {"params must be float16", "got float32"},
-                         layout, config_of(DType::kFloat16));
-    Refused(comm, DType::kFloat32, layout.size() - 1)
-        .expect(kArgument, {"params must be", "38360", "38359"}, layout,
-                config_of());
-    std::vector<float> right(layout.size());
-    std::vector<float> wrong(layout.size() + 1);
-    expect_error(kArgument, {"grads must be", "38361"}, [&] {
-      const Engine engine(comm, layout, config_of(), right, wrong);
-    });
-    expect_error(kArgument, {"initial must be float32", "38361"}, [&] {
-      const Engine engine(comm, layout, config_of(), right, right, wrong);
-    });
-    const Buffer half(layout.size(), DType::kFloat16);
-    expect_error(kArgument, {"initial must be float32", "float16"}, [&] {
-      const Engine engine(comm, layout, config_of(), right, right, half.view());
-    });
+    const std::size_t n = layout.size();
+    Buffer right(n, DType::kFloat32);
+    Buffer few(n - 1, DType::kFloat32);
+    Buffer many(n + 1, DType::kFloat32);
+    Buffer half(n, DType::kFloat16);
+    Buffer narrow(n - 3, DType::kBFloat16);
+    Buffer wide(3, DType::kFloat32);
+    Buffer brain(n, DType::kBFloat16);
+    const Config own = config_of();
+    const Config in_bf16 = config_of(DType::kBFloat16);
+    struct Row {
+      std::vector<std::string_view> parts;
+      Config config;
+      View params, grads;
+      ConstView initial{};
+    };
+    const Row rows[] = {
+        {{"params must be float32", "got float16"},
+         own,
+         half.view(),
+         half.view()},
+        {{"params must be float16", "got float32"},
+         config_of(DType::kFloat16),
+         right.view(),
+         right.view()},
+        {{"params must be", "38360", "38359"}, own, few.view(), few.view()},
+        {{"grads must be", "38361"}, own, right.view(), many.view()},
+        {{"initial must be float32", "38361"},
+         own,
+         right.view(),
+         right.view(),
+         many.view()},
+        {{"initial must be float32", "float16"},
+         own,
+         right.view(),
+         right.view(),
+         half.view()},
+        {{"grads must be empty", "gradient_ready", "got 38360 elements"},
+         test::zero_config(2),
+         right.view(),
+         right.view()},
+        {{"grads must be float32 of 38360", "of 0"},
+         test::zero_config(1),
+         right.view(),
+         View{}},
+        {{"grads must be float32 from element 38357 on"},
+         in_bf16,
+         View::joined(narrow.view(), wide.view()),
+         brain.view()},
+        {{"params must be bfloat16 of 38360 elements", "got float32"},
+         in_bf16,
+         View::joined(wide.view(), narrow.view()),
+         brain.view()}};
+    for (const Row& row : rows)
+      for (const std::string_view part : row.parts)
+        expect_error(kArgument, {part}, [&] {
+          const Engine engine(comm, layout, row.config, row.params, row.grads,
+                              row.initial);
+        });
   });
 }
 
