@@ -32,14 +32,18 @@ const std::uint8_t* bytes_of(const std::string& text) {
   return reinterpret_cast<const std::uint8_t*>(text.data());
 }
 
+// The eight bytes in front of a header of that size.
+std::string length_of(std::size_t header) {
+  std::string length(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i)
+    length[i] = static_cast<char>(header >> 8 * i & 255);
+  return length;
+}
+
 // Without the padding, which mutations would waste themselves on.
 std::string short_file(const std::string& file) {
   const std::size_t end = file.find_last_not_of(' ', 4095) + 1;
-  std::string header = file.substr(8, end - 8);
-  std::string length(8, '\0');
-  for (std::size_t i = 0; i < 8; ++i)
-    length[i] = static_cast<char>(header.size() >> 8 * i & 255);
-  return length + header + file.substr(4096);
+  return length_of(end - 8) + file.substr(8, end - 8) + file.substr(4096);
 }
 
 TEST(Fuzz, HeadersAreReadOrRefused) {
@@ -60,13 +64,8 @@ TEST(Fuzz, HeadersAreReadOrRefused) {
     // Mostly the header as a text whose length fits, at times the bytes.
     std::string other = mutate(i % 8 == 0 ? file : file.substr(8),
                                corpus[at / 7 % corpus.size()]);
-    if (i % 8 != 0) {
-      const std::size_t header = other.rfind('}') + 1;  // npos + 1 is 0
-      std::string length(8, '\0');
-      for (std::size_t k = 0; k < 8; ++k)
-        length[k] = static_cast<char>(header >> 8 * k & 255);
-      other = length + other;
-    }
+    if (i % 8 != 0)  // npos + 1 is 0
+      other = length_of(other.rfind('}') + 1) + other;
     safetensors_fuzz(bytes_of(other), other.size());
   }
 }

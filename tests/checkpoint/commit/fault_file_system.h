@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/commit/fault_disk.h"
@@ -44,25 +45,60 @@ class FaultFileSystem {
     bool writes_half = false;   ///< If it is a write.
     bool lasts = false;         ///< All later ones too.
   };
-  void set_fault(const Fault& fault);
-  [[nodiscard]] bool has_failed() const;
+  void set_fault(const Fault& fault) {
+    const std::lock_guard lock(mutex_);
+    fault_ = fault;
+    log_.clear();
+    has_failed_ = false;
+  }
+  [[nodiscard]] bool has_failed() const {
+    const std::lock_guard lock(mutex_);
+    return has_failed_;
+  }
 
-  void ignore(Sync kind);
-  void set_free_bytes(std::uint64_t bytes);
+  void ignore(Sync kind) {
+    const std::lock_guard lock(mutex_);
+    ignored_.insert(kind);
+  }
+  void set_free_bytes(std::uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    free_bytes_ = bytes;
+  }
   /// `exists` does not see names that end like this, for so many calls of a
   /// rank.
-  void hide(int rank, const std::string& ending, int calls);
+  void hide(int rank, const std::string& ending, int calls) {
+    const std::lock_guard lock(mutex_);
+    hidden_ = {rank, ending, calls};
+  }
 
   /// Called when a rank waits, which takes no time here.
-  void set_waiting(std::function<void(int rank)> waiting);
+  void set_waiting(std::function<void(int rank)> waiting) {
+    const std::lock_guard lock(mutex_);
+    waiting_ = std::move(waiting);
+  }
   /// Returns the time that all ranks have waited.
-  [[nodiscard]] std::chrono::milliseconds waited() const;
+  [[nodiscard]] std::chrono::milliseconds waited() const {
+    const std::lock_guard lock(mutex_);
+    return waited_;
+  }
 
-  [[nodiscard]] std::vector<std::string> log() const;
-  [[nodiscard]] FaultDisk disk() const;
+  [[nodiscard]] std::vector<std::string> log() const {
+    const std::lock_guard lock(mutex_);
+    return log_;
+  }
+  [[nodiscard]] FaultDisk disk() const {
+    const std::lock_guard lock(mutex_);
+    return disk_;
+  }
   /// From now on keep the disk as it is after every change.
-  void keep_moments();
-  [[nodiscard]] std::vector<FaultDisk> take_moments();
+  void keep_moments() {
+    const std::lock_guard lock(mutex_);
+    keeps_moments_ = true;
+  }
+  [[nodiscard]] std::vector<FaultDisk> take_moments() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(moments_, {});
+  }
 
  private:
   class OfRank;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/format/safetensors.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -122,8 +123,15 @@ TEST(Safetensors, TheLengthOfAHeaderIsCheckedBeforeItIsRead) {
   expect(std::uint64_t{1} << 63, 4096);
 }
 
+// The header of one tensor, t.
+std::string of(std::string_view dtype, std::string_view shape,
+               std::string_view offsets) {
+  return fmt::format(R"({{"t":{{"dtype":{},"shape":{},"data_offsets":{}}}}})",
+                     dtype, shape, offsets);
+}
+
 struct Refused {
-  std::string_view json;
+  std::string json;
   std::uint64_t data;
   std::string_view why;
 };
@@ -141,38 +149,23 @@ TEST(Safetensors, HeadersThatAreWrongAreRefusedByName) {
       {R"({"t":[]})", 0, "\"t\" must be an object"},
       {R"({"t":{}})", 0, "\"t\" has no dtype"},
       {R"({"t":{"dtype":"F32","shape":[1]}})", 4, "has no data_offsets"},
-      {R"({"t":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4,
-       "unknown dtype \"F31\""},
-      {R"({"t":{"dtype":4,"shape":[1],"data_offsets":[0,4]}})", 4,
-       "unknown dtype 4"},
-      {R"({"t":{"dtype":"F32","shape":1,"data_offsets":[0,4]}})", 4, "shape"},
-      {R"({"t":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4,
-       "shape"},
-      {R"({"t":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", 4,
-       "shape"},
-      {R"({"t":{"dtype":"F32","shape":[18446744073709551617],)"
-       R"("data_offsets":[0,4]}})",
-       4, "shape"},
-      {R"({"t":{"dtype":"F32","shape":[4294967296,4294967296],)"
-       R"("data_offsets":[0,0]}})",
-       0, "shape"},
-      {R"({"t":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],)"
-       R"("data_offsets":[0,4]}})",
-       4, "up to 16 sizes"},
-      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", 4,
-       "data_offsets"},
-      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4,
-       "data_offsets"},
-      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,"4"]}})", 4,
-       "data_offsets"},
-      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 8,
+      {of(R"("F31")", "[1]", "[0,4]"), 4, "unknown dtype \"F31\""},
+      {of("4", "[1]", "[0,4]"), 4, "unknown dtype 4"},
+      {of(R"("F32")", "1", "[0,4]"), 4, "shape"},
+      {of(R"("F32")", "[-1]", "[0,4]"), 4, "shape"},
+      {of(R"("F32")", "[1.0]", "[0,4]"), 4, "shape"},
+      {of(R"("F32")", "[18446744073709551617]", "[0,4]"), 4, "shape"},
+      {of(R"("F32")", "[4294967296,4294967296]", "[0,0]"), 0, "shape"},
+      {of(R"("F32")", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", "[0,4]"), 4,
+       "up to 16 sizes"},
+      {of(R"("F32")", "[1]", "[0]"), 4, "data_offsets"},
+      {of(R"("F32")", "[1]", "[4,0]"), 4, "data_offsets"},
+      {of(R"("F32")", "[1]", R"([0,"4"])"), 4, "data_offsets"},
+      {of(R"("F32")", "[1]", "[0,8]"), 8,
        "has 8 bytes, its shape and dtype need 4"},
-      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8,
-       "without holes"},
-      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5,
-       "the tensors have 4 bytes"},
-      {R"({"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 3,
-       "the tensors have 4 bytes"},
+      {of(R"("F32")", "[1]", "[4,8]"), 8, "without holes"},
+      {of(R"("F32")", "[1]", "[0,4]"), 5, "the tensors have 4 bytes"},
+      {of(R"("F32")", "[1]", "[0,4]"), 3, "the tensors have 4 bytes"},
       {R"({"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
        R"("u":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
        3, "\"u\" begins at 1, not at 2"},
