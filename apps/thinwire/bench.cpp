@@ -11,9 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "apps/thinwire/bench/checkpoint_rows.h"
-#include "apps/thinwire/bench/exchange_rows.h"
-#include "apps/thinwire/bench/measure.h"
 #include "apps/thinwire/bench/result.h"
 #include "apps/thinwire/bench/rows.h"
 #include "thinwire/comm/registry.h"

@@ -14,8 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/thinwire/bench/exchange_rows.h"
-#include "apps/thinwire/bench/interleave.h"
+#include "apps/thinwire/bench/rows.h"
 #include "apps/thinwire/bench/saved_training.h"
 #include "thinwire/comm/local.h"
 

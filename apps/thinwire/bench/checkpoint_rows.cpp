@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Saves and loads of one rank with Adam in fp32, as users call them. Each is
 // compared with the plainest code that moves the same bytes.
-#include "apps/thinwire/bench/checkpoint_rows.h"
+#include "apps/thinwire/bench/rows.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/thinwire/bench/measure.h"
 #include "apps/thinwire/bench/saved_training.h"
 #include "apps/thinwire/bench/scratch_folder.h"
 #include "checkpoint/disk/file_system.h"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/bench/exchange_rows.h"
 
 #include <memory>
 #include <vector>
 
-#include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/rows.h"
 #include "exchange/exact_average.h"
 #include "optim/step_pieces.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/bench/measure.h"
+#include "apps/thinwire/bench/rows.h"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "apps/thinwire/bench/interleave.h"
-#include "apps/thinwire/bench/limits.h"
 #include "kernels/prefetch.h"
 #include "thinwire/kernels/processor.h"
 

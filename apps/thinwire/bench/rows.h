@@ -8,16 +8,21 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "apps/thinwire/bench/interleave.h"
 #include "apps/thinwire/bench/limits.h"
+#include "apps/thinwire/bench/result.h"
+#include "thinwire/comm/communicator.h"
 #include "thinwire/core/thread_pool.h"
 
 namespace thinwire::apps::bench {
 
 /// Allocates and fills arrays, and returns a function that runs over them once.
 /// The pool must outlive that function.
-using Prepare = std::function<Variant(std::size_t elements, ThreadPool& pool)>;
+using PrepareRow = Variant(std::size_t elements, ThreadPool& pool);
+using Prepare = std::function<PrepareRow>;
 
 /// One line of the result, which reads or writes arrays in memory.
 struct Row {
@@ -47,19 +52,75 @@ struct Row {
 [[nodiscard]] Prepare zero_step(DType dtype, int backwards = 1);
 [[nodiscard]] Prepare onebit_adam_step(DType residuals = DType::kFloat32);
 [[nodiscard]] Prepare onebit_lamb_step();
-Variant prepare_local_step(std::size_t elements, ThreadPool& pool);
-Variant prepare_sync_step(std::size_t elements, ThreadPool& pool);
-Variant prepare_norm(std::size_t elements, ThreadPool& pool);
-Variant prepare_norm_during_backward(std::size_t elements, ThreadPool& pool);
+PrepareRow prepare_local_step, prepare_sync_step, prepare_norm,
+    prepare_norm_during_backward;
 
 /// These are in codec_rows.cpp.
-Variant prepare_encode(std::size_t elements, ThreadPool& pool);
-Variant prepare_decode(std::size_t elements, ThreadPool& pool);
-Variant prepare_momentum_encode(std::size_t elements, ThreadPool& pool);
-Variant prepare_serve(std::size_t elements, ThreadPool& pool);
-Variant prepare_apply(std::size_t elements, ThreadPool& pool);
+PrepareRow prepare_encode, prepare_decode, prepare_momentum_encode,
+    prepare_serve, prepare_apply;
 
 /// Returns values in (-1, 1), none of them 0, the same in every run.
 [[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);
+
+/// Groups adjacent rows that differ only in Row::prefetch. A group is measured
+/// in the same rounds and over the same memory.
+[[nodiscard]] std::vector<std::vector<const Row*>> in_groups(
+    std::span<const Row* const> rows);
+
+/// Measures the rows of one group and their limit in turns, and the limit of
+/// reading if they only read. Writes to stderr if something else kept the
+/// machine busy.
+[[nodiscard]] std::vector<Result> measure(std::span<const Row* const> group,
+                                          const Settings& settings);
+
+/// Writes a line to stderr if rounds of this row began on a busy machine.
+void say_if_busy(const std::string& row, const Interleaved& measured);
+
+/// One line of the result, which all ranks of a job measure together.
+struct ExchangeRow {
+  std::string name;
+  /// Prepares like Row::prepare; the returned function is collective.
+  std::function<std::function<void()>(comm::Communicator& comm,
+                                      std::size_t elements, ThreadPool& pool)>
+      prepare;
+};
+
+[[nodiscard]] std::span<const ExchangeRow> exchange_rows();
+
+/// Returns the seconds of the slowest rank; all begin together.
+[[nodiscard]] double slowest_seconds(comm::Communicator& comm,
+                                     const std::function<void()>& body);
+
+/// Measures a row. Collective; every rank gets the times of the slowest rank.
+[[nodiscard]] Result measure(comm::Communicator& comm, const ExchangeRow& row,
+                             const Settings& settings);
+
+/// A row that writes or reads files, and its limit.
+struct CheckpointRow {
+  struct Work {
+    Variant row;
+    Variant limit;
+    double bytes_per_element = 0;
+    int threads = 1;
+  };
+
+  std::string name;
+  std::string_view limit;
+  bool in_memory = false;  ///< /dev/shm, otherwise the current directory.
+  std::size_t most_elements = 0;  ///< A larger size would show nothing else.
+  /// Prepares work in `folder`, which must outlive the returned work.
+  std::function<Work(std::size_t elements, const std::string& folder)> prepare;
+};
+
+[[nodiscard]] std::span<const CheckpointRow> checkpoint_rows();
+
+/// Returns why this machine cannot run the row, such as missing space, or an
+/// empty text.
+[[nodiscard]] std::string why_not(const CheckpointRow& row,
+                                  std::size_t elements);
+
+/// Measures in a folder of its own and removes it.
+[[nodiscard]] Result measure(const CheckpointRow& row,
+                             const Settings& settings);
 
 }  // namespace thinwire::apps::bench

@@ -12,10 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/thinwire/bench/checkpoint_rows.h"
 #include "apps/thinwire/bench/echo_transport.h"
-#include "apps/thinwire/bench/exchange_rows.h"
-#include "apps/thinwire/bench/measure.h"
 #include "apps/thinwire/bench/result.h"
 #include "apps/thinwire/bench/rows.h"
 #include "support/errors.h"

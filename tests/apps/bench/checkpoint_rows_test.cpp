@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "apps/thinwire/bench/checkpoint_rows.h"
+#include "apps/thinwire/bench/rows.h"
 
 #include <gtest/gtest.h>
 
