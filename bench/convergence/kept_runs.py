@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all studies share: rows, runs that are kept from one call to the next, and the
-table of their results."""
+"""Rows of a study, runs that are kept from one call to the next, and the table of their
+results."""
 
 import argparse
 import json
@@ -211,7 +211,7 @@ def read(result):
 
 def conduct(given, rows, folder, study):
     """Makes the missing runs, in the order of seeds, and writes and prints the table.
-    `study` has train(row, seed), read(row, seed), cells(results, row) and COLUMNS.
+    `study` has the functions train, read and cells, and COLUMNS.
     Returns the results, and whether all runs succeeded."""
     chosen = [row for row in rows if re.search(given.only, row.name)]
     with ThreadPoolExecutor(given.jobs) as pool:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whole steps, as users call them. Gradients of mixed precision are first
 // looked through for their norm and for overflow. An echo stands in for the
-// other ranks of low-bit optimizers, so a row has all that a step does on one
+// other ranks of low-bit optimizers. A row thus has all that a step does on one
 // rank, without the network. ZeRO's group is one rank, whose shard is
 // everything.
 #include <algorithm>
