@@ -103,6 +103,8 @@ void unwatch(int signal) noexcept {
     sigaction(signal, &its.before, nullptr);
 }
 
+}  // namespace
+
 // Makes signals set a flag of the process instead of their action, as long as
 // the object exists. A second signal of a kind has its action again. Several
 // objects may exist at once, for example if ranks are threads.
@@ -137,6 +139,8 @@ class SignalFlag {
  private:
   const std::vector<int> signals_;
 };
+
+namespace {
 
 std::string size_text(std::uint64_t bytes) {
   constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB"};
