@@ -29,7 +29,7 @@ _OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """Fields of a native LoadReport that need no conversion."""
+    """Fields of a load's native results that need no conversion."""
 
     path: str
     step: int
@@ -48,7 +48,7 @@ class _Report:
     """Bytes that all ranks read."""
 
 
-def _report_fields(native: Found) -> dict[str, Any]:
+def _report_fields(native: Loaded) -> dict[str, Any]:
     return {field.name: getattr(native, field.name) for field in fields(_Report)}
 
 
@@ -68,7 +68,7 @@ class LoadReport(_Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(_Report):
-    """A native LoadReport with tensors, as it travels to followers."""
+    """A load's native results with tensors, as they travel to followers."""
 
     scalars: dict[str, Any]
     common: dict[str, Any]
@@ -76,23 +76,16 @@ class Loaded(_Report):
     own_of_ranks: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, native: _core.LoadReport, rank: int) -> Loaded:
-        """Takes the report; leaders have saved the own values of their hosts' ranks."""
-        own_of_ranks = _divided([tensors(own) for own in native.own_of_ranks])
-        return cls(
-            **_report_fields(native),
-            scalars=tensors(native.scalars),
-            common=tensors(native.common),
-            own={},
-            own_of_ranks=own_of_ranks,
-        ).of_rank(rank)
+    def of(cls, native: Mapping[str, Any], rank: int) -> Loaded:
+        """Takes a native result; leaders have saved the own values of their hosts."""
+        arrays = {name: tensors(native[name]) for name in ("scalars", "common")}
+        own_of_ranks = _divided([tensors(own) for own in native["own_of_ranks"]])
+        found = {**native, **arrays, "own": {}, "own_of_ranks": own_of_ranks}
+        return cls(**found).of_rank(rank)
 
     def of_rank(self, rank: int) -> Loaded:
         known = rank < len(self.own_of_ranks)
         return replace(self, own=self.own_of_ranks[rank] if known else {})
-
-
-Found = _core.LoadReport | Loaded
 
 
 @dataclass(frozen=True)
@@ -168,7 +161,7 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
     return chosen
 
 
-def random_state_in(found: Found) -> torch.Tensor | None:
+def random_state_in(found: Loaded) -> torch.Tensor | None:
     """Returns the saved state of torch's CPU generator. Raises CorruptCheckpoint."""
     saved = found.own.get(RANDOM)
     if saved is None:

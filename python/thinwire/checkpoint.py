@@ -167,7 +167,8 @@ def resume(
         trained._comm, lambda: (_at_home(trained), _beside(module, trained))
     )
 
-    def accept(found: _core.LoadReport) -> None:
+    def accept(native: dict[str, Any]) -> None:
+        found = Loaded.of(native, trained._comm.rank)
         if not chosen.weights_only:
             random_state_in(found)
             parse(found.common.get(GROUPS, "[]"), trained.param_groups)

@@ -64,13 +64,12 @@ SaveReport save(const CommunicatorHandle& comm, const ParameterLayout& layout,
 }
 
 // NOLINTNEXTLINE(readability-function-size): the arguments of _core.resume
-std::optional<LoadFound> resume(const CommunicatorHandle& comm,
-                                const ParameterLayout& layout,
-                                nb::handle params,
-                                const OptimizerHandle& optimizer,
-                                const std::string& path, const Others* others,
-                                const LoadOptions* options,
-                                const nb::object& accept) {
+std::optional<State> resume(const CommunicatorHandle& comm,
+                            const ParameterLayout& layout, nb::handle params,
+                            const OptimizerHandle& optimizer,
+                            const std::string& path, const Others* others,
+                            const LoadOptions* options,
+                            const nb::object& accept) {
   const Array array(params, "params");
   const auto group = comm.get();
   const LoadOptions chosen = to_load_options(options, accept);
@@ -79,7 +78,7 @@ std::optional<LoadFound> resume(const CommunicatorHandle& comm,
         training(*group, layout, array.view(), parts, others), path, chosen);
   });
   if (!report) return std::nullopt;
-  return LoadFound(std::move(*report));
+  return fields_of(*report);
 }
 
 State to_dict(const checkpoint::Description& found) {
@@ -141,16 +140,16 @@ SaveReport save_engine(const EngineHandle& self, const std::string& root,
   });
 }
 
-std::optional<LoadFound> resume_engine(const EngineHandle& self,
-                                       const std::string& path,
-                                       const LoadOptions* options,
-                                       const nb::object& accept) {
+std::optional<State> resume_engine(const EngineHandle& self,
+                                   const std::string& path,
+                                   const LoadOptions* options,
+                                   const nb::object& accept) {
   const LoadOptions chosen = to_load_options(options, accept);
   auto report = with_others(self, "resume", [&](engine::Engine& engine) {
     return engine.resume(path, chosen);
   });
   if (!report) return std::nullopt;
-  return LoadFound(std::move(*report));
+  return fields_of(*report);
 }
 
 void wait_for_save(const EngineHandle& self) {

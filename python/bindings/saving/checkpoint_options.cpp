@@ -72,31 +72,6 @@ void bind_load_options(nb::module_& module) {
 
 using checkpoint::LoadReport;
 
-template <auto kMember>
-auto member(const LoadFound& found) {
-  return found.report.*kMember;
-}
-
-// Copies a report, whose arrays are moved when Python gets it.
-LoadReport copy_of(const LoadReport& report) {
-  LoadReport copy{
-      .path = report.path,
-      .step = report.step,
-      .run = report.run,
-      .world = report.world,
-      .optimizer = report.optimizer,
-      .precision = report.precision,
-      .config = report.config,
-      .scalars = report.scalars.part(""),
-      .extra = {report.extra.common.part(""), report.extra.own.part("")},
-      .own_of_ranks = {},
-      .notes = report.notes,
-      .bytes = report.bytes};
-  for (const StateDict& own : report.own_of_ranks)
-    copy.own_of_ranks.push_back(own.part(""));
-  return copy;
-}
-
 }  // namespace
 
 checkpoint::Extra to_extra(nb::handle pair) {
@@ -121,13 +96,25 @@ void bind_checkpoint_options(nb::module_& module) {
   bind_load_options(module);
 }
 
-LoadFound::LoadFound(LoadReport&& loaded)
-    : report(std::move(loaded)),
-      scalars(to_python(std::move(report.scalars))),
-      common(to_python(std::move(report.extra.common))),
-      own(to_python(std::move(report.extra.own))) {
-  for (StateDict& state : report.own_of_ranks)
-    own_of_ranks.append(to_python(std::move(state)));
+State fields_of(const LoadReport& report) {
+  nb::list own_of_ranks;
+  for (const StateDict& own : report.own_of_ranks)
+    own_of_ranks.append(to_python(own.part("")));
+  State all;
+  all["path"] = report.path;
+  all["step"] = report.step;
+  all["run"] = report.run;
+  all["world"] = report.world;
+  all["optimizer"] = report.optimizer;
+  all["precision"] = report.precision;
+  all["config"] = report.config;
+  all["notes"] = report.notes;
+  all["seconds"] = report.seconds;
+  all["bytes"] = report.bytes;
+  all["scalars"] = to_python(report.scalars.part(""));
+  all["common"] = to_python(report.extra.common.part(""));
+  all["own_of_ranks"] = own_of_ranks;
+  return all;
 }
 
 checkpoint::LoadOptions to_load_options(const checkpoint::LoadOptions* options,
@@ -137,9 +124,8 @@ checkpoint::LoadOptions to_load_options(const checkpoint::LoadOptions* options,
   if (callable.is_none()) return chosen;
   const auto held = std::make_shared<Reference>(callable);
   chosen.accept = [held](const LoadReport& found) {
-    with_gil(ErrorCode::kCorruptCheckpoint, [&] {
-      static_cast<void>(held->get()(LoadFound(copy_of(found))));
-    });
+    with_gil(ErrorCode::kCorruptCheckpoint,
+             [&] { static_cast<void>(held->get()(fields_of(found))); });
   };
   return chosen;
 }
@@ -157,21 +143,6 @@ void bind_checkpoint_reports(nb::module_& module) {
             "SaveReport(path='{}', step={}, bytes={}, seconds={:.3f})",
             report.path, report.step, report.bytes, report.seconds);
       });
-  nb::class_<LoadFound>(module, "LoadReport")
-      .def_prop_ro("path", &member<&LoadReport::path>)
-      .def_prop_ro("step", &member<&LoadReport::step>)
-      .def_prop_ro("run", &member<&LoadReport::run>)
-      .def_prop_ro("world", &member<&LoadReport::world>)
-      .def_prop_ro("optimizer", &member<&LoadReport::optimizer>)
-      .def_prop_ro("precision", &member<&LoadReport::precision>)
-      .def_prop_ro("config", &member<&LoadReport::config>)
-      .def_ro("scalars", &LoadFound::scalars)
-      .def_ro("common", &LoadFound::common)
-      .def_ro("own", &LoadFound::own)
-      .def_ro("own_of_ranks", &LoadFound::own_of_ranks)
-      .def_prop_ro("notes", &member<&LoadReport::notes>)
-      .def_prop_ro("seconds", &member<&LoadReport::seconds>)
-      .def_prop_ro("bytes", &member<&LoadReport::bytes>);
 }
 
 }  // namespace thinwire::python

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.dlpack
 
-from .._checkpoints import OWN_NAMES, Found
+from .._checkpoints import OWN_NAMES, Loaded
 from ..errors import CorruptCheckpoint, InvalidArgument
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ def pack(engine: EngineBase) -> dict[str, Any]:
     return values
 
 
-def require_restorable(engine: EngineBase, found: Found, with_scheduler: bool) -> None:
+def require_restorable(engine: EngineBase, found: Loaded, with_scheduler: bool) -> None:
     """Raises CorruptCheckpoint unless restore() can use the values. Local."""
     _counters_in(engine, found)
     if with_scheduler:
         _scheduler_state_in(engine, found)
 
 
-def restore(engine: EngineBase, report: Found, with_scheduler: bool) -> None:
+def restore(engine: EngineBase, report: Loaded, with_scheduler: bool) -> None:
     """Sets what was accepted; another program's steps count as backwards. Local."""
     for name, value in _counters_in(engine, report).items():
         setattr(engine, name, value)
@@ -53,7 +53,7 @@ def restore(engine: EngineBase, report: Found, with_scheduler: bool) -> None:
         engine.lr_scheduler.load_state_dict(state)
 
 
-def _counters_in(engine: EngineBase, found: Found) -> dict[str, int]:
+def _counters_in(engine: EngineBase, found: Loaded) -> dict[str, int]:
     text = found.common.get(_COUNTERS)
     if text is None:
         samples = found.step * engine._batch[0]
@@ -72,7 +72,7 @@ def _counters_in(engine: EngineBase, found: Found) -> dict[str, int]:
     return counters
 
 
-def _scheduler_state_in(engine: EngineBase, found: Found) -> dict[str, Any] | None:
+def _scheduler_state_in(engine: EngineBase, found: Loaded) -> dict[str, Any] | None:
     saved = found.common.get(_SCHEDULER)
     if saved is None or not engine._own_scheduler:
         return None
@@ -128,7 +128,7 @@ def to_text(client_state: Mapping[str, Any]) -> str:
     return json.dumps(client_state)
 
 
-def from_text(report: Found) -> dict[str, Any]:
+def from_text(report: Loaded) -> dict[str, Any]:
     """Returns the saved value; empty if there was none. Raises CorruptCheckpoint."""
     text = report.common.get(CLIENT_STATE, "{}")
     try:

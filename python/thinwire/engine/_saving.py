@@ -15,7 +15,6 @@ import torch
 from .. import _core, _log
 from .._agreement import agreed
 from .._checkpoints import (
-    Found,
     Loaded,
     LoadReport,
     Saved,
@@ -210,7 +209,8 @@ class Saving(EngineBase):
     ) -> tuple[LoadReport, dict[str, Any]] | None:
         """Loads the newest checkpoint, if there is one, and its client_state. Collective."""
 
-        def accept(found: _core.LoadReport) -> None:
+        def accept(native: dict[str, Any]) -> None:
+            found = Loaded.of(native, self.global_rank)
             from_text(found)
             if not options.weights_only:
                 random_state_in(found)
@@ -223,15 +223,15 @@ class Saving(EngineBase):
         if native is None:
             _log.forward(self._comm)
             return None
-        report = self._loaded(native, options.weights_only)
-        if counters:
-            restore(self, native, with_scheduler)
-        return report, from_text(native)
-
-    def _loaded(self, native: Found, only_weights: bool) -> LoadReport:
         found = native
         if not isinstance(found, Loaded):
             found = Loaded.of(found, self.global_rank)
+        report = self._loaded(found, options.weights_only)
+        if counters:
+            restore(self, found, with_scheduler)
+        return report, from_text(found)
+
+    def _loaded(self, found: Loaded, only_weights: bool) -> LoadReport:
         self._others.write_back()
         if self._hosts is not None:  # followers have not read the file
             trained = self._memory.parameters
@@ -239,7 +239,7 @@ class Saving(EngineBase):
             self._buffers_of_module.make_equal(_core.Buffers.broadcast)
         self._written(is_behind=may_be_behind(self._config, self._native.phase))
         if not only_weights:
-            self.optimizer.loaded(self._native, native.scalars)
+            self.optimizer.loaded(self._native, found.scalars)
             self._progress.run.continue_from(saved_in(found))
         self.optimizer.show_rates(self._config, self._native.steps)
         _log.forward(self._comm)

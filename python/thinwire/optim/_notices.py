@@ -14,7 +14,7 @@ from .._log import logger
 from ..report import StepReport
 
 if TYPE_CHECKING:
-    from .._checkpoints import Found
+    from .._checkpoints import Loaded
 
 SAVED_AS = "thinwire/run"
 """Its name among the values that each rank saves."""
@@ -87,7 +87,7 @@ class Run:
         self._exactly = exactly
 
 
-def saved_in(report: Found) -> str | None:
+def saved_in(report: Loaded) -> str | None:
     """Returns this rank's text, otherwise that of the first rank that saved."""
     for values in (report.own, *report.own_of_ranks):
         text = values.get(SAVED_AS)

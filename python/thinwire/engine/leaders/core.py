@@ -208,7 +208,7 @@ class LedCore:
         path: str,
         options: _core.LoadOptions,
         *,
-        accept: Callable[[_core.LoadReport], None],
+        accept: Callable[[dict[str, Any]], None],
     ) -> Loaded | None:
         def resume() -> dict[str, Any] | None:
             found = self._own.resume(path, options, accept=accept)
