@@ -62,18 +62,27 @@ def fields(message: bytes) -> dict[int, Any]:
     return found
 
 
+def records_in(file: Path) -> list[bytes]:
+    """Checks the checksums of a file's records."""
+    found, data = [], file.read_bytes()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        for part in (data[:12], data[12 : 16 + length]):
+            crc = _event_file.crc32c(part[:-4])
+            masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            assert part[-4:] == struct.pack("<I", masked)
+        found.append(data[12 : 12 + length])
+        data = data[16 + length :]
+    return found
+
+
 def charts_in(directory: Path) -> list[list[Any]]:
     """[name, value, step, time] of each point, in the file's order."""
     points = []
     for path in sorted(directory.glob("events.out.tfevents.*")):
-        data = path.read_bytes()
-        events = []
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            events.append(fields(data[12 : 12 + length]))
-            data = data[16 + length :]
-        assert events[0][3] == b"brain.Event:2"
-        for event in events[1:]:
+        first, *events = map(fields, records_in(path))
+        assert first[3] == b"brain.Event:2"
+        for event in events:
             point = fields(fields(event[5])[1])
             points.append([point[1].decode(), point[2], event.get(2, 0), event[1]])
     return points
@@ -119,27 +128,17 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.quick
-def test_records_have_the_checksums_of_the_format(tmp_path: Path) -> None:
-    assert (
-        _event_file.crc32c(b"123456789") == 0xE3069283
-    )  # the polynomial's check value
+def test_records_have_the_bytes_of_the_format(tmp_path: Path) -> None:
+    check = _event_file.crc32c(b"123456789")
+    assert check == 0xE3069283  # the polynomial's check value
     file = _event_file.EventFile(str(tmp_path), "x")
     file.add("a", 1.0, -1, 2.0)
     file.flush()
-    data = (tmp_path / "events.out.tfevents.x").read_bytes()
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        for part in (data[:12], data[12 : 16 + length]):
-            crc = _event_file.crc32c(part[:-4])
-            masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-            assert part[-4:] == struct.pack("<I", masked)
-        last, data = data[12 : 12 + length], data[16 + length :]
-    point = b"\x0a\x01a\x15\x00\x00\x80\x3f"
-    assert last == (
+    assert records_in(tmp_path / "events.out.tfevents.x")[-1] == (
         b"\x09\x00\x00\x00\x00\x00\x00\x00\x40"
         + b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
         + b"\x2a\x0a\x0a\x08"
-        + point
+        + b"\x0a\x01a\x15\x00\x00\x80\x3f"
     )
 
 

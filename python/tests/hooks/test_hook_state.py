@@ -22,48 +22,50 @@ import torch.distributed.checkpoint as dcp
 BACKWARDS = 3
 
 
-def hooked(bits: int = 4) -> Any:
-    ddp = cases.wrapped(cases.net())
-    return ddp, thinwire.ddp_hook(ddp, bits)
+def hooked(kind: str = "ddp") -> Any:
+    if kind == "ddp":
+        ddp = cases.wrapped(cases.net())
+        return ddp, thinwire.ddp_hook(ddp, 4)
+    fsdp = cases.sharded(cases.net())
+    return fsdp, thinwire.fsdp_hook(fsdp, 4)
 
 
-def run(ddp: Any, rank: int, steps: range) -> None:
+def run(module: Any, rank: int, steps: range) -> list[torch.Tensor]:
+    """Returns this rank's gradients, or parts of them."""
     for step in steps:
-        ddp.zero_grad()
-        cases.loss_of(ddp, rank, step).backward()
+        module.zero_grad()
+        cases.loss_of(module, rank, step).backward()
+    return [getattr(g, "to_local", g.clone)() for g in cases.gradients_of(module)]
 
 
 def owed(state: dict[str, Any], ranks_now: int) -> dict[str, Any]:
     """Returns the mean of the workers' residuals plus the servers', which averages lack."""
     assert all(len(w) in (1, ranks_now) for w in state["worker"].values())
+    servers = state.get("server", {})  # FSDP's hook has none
     return {
-        name: worker.double().mean(0) + state["server"][name].double()
+        name: worker.double().mean(0) + servers.get(name, torch.zeros(())).double()
         for name, worker in state["worker"].items()
     }
 
 
-def save(folder: str) -> list[bool]:
+def save(kind: str, folder: str) -> list[bool]:
     """Writes states, and goes on from one with the same bits."""
     rank, size = cases.join()
-    ddp, hook = hooked()
-    run(ddp, rank, range(BACKWARDS))
+    module, hook = hooked(kind)
+    run(module, rank, range(BACKWARDS))
     state, mean = hook.state_dict(), hook.state_dict(mean=True)
     if rank == 0:
         torch.save(state, f"{folder}/all")
         torch.save(mean, f"{folder}/mean")
-    dcp.save({"hook": mean}, checkpoint_id=f"{folder}/dcp")
-    equal = [
-        torch.allclose(a, b, atol=1e-9)
-        for a, b in zip(
-            owed(state, size).values(), owed(mean, size).values(), strict=True
-        )
-    ]
-    run(ddp, rank, range(BACKWARDS, 2 * BACKWARDS))
-    other, again = hooked()
+    if kind == "ddp":
+        dcp.save({"hook": mean}, checkpoint_id=f"{folder}/dcp")
+    of_all, of_mean = owed(state, size), owed(mean, size)
+    equal = [torch.allclose(of_all[name], of_mean[name], atol=1e-9) for name in of_all]
+    want = run(module, rank, range(BACKWARDS, 2 * BACKWARDS))
+    other, again = hooked(kind)
     again.load_state_dict(state)
-    run(other, rank, range(BACKWARDS, 2 * BACKWARDS))
-    gradients = [cases.gradients_of(d) for d in (ddp, other)]
-    equal += [torch.equal(a, b) for a, b in zip(*gradients, strict=True)]
+    found = run(other, rank, range(BACKWARDS, 2 * BACKWARDS))
+    equal += map(torch.equal, found, want)
     equal.append(int(again.state_dict()["backwards"]) == 2 * BACKWARDS)
     hook.close()
     again.close()
@@ -71,14 +73,14 @@ def save(folder: str) -> list[bool]:
     return equal
 
 
-def load(folder: str) -> dict[str, Any]:
+def load(kind: str, folder: str) -> dict[str, Any]:
     """Loads the states on another number of ranks. What they owe stays, or is paid."""
     rank, size = cases.join()
     before = torch.load(f"{folder}/all")
     want = owed(before, len(next(iter(before["worker"].values()))))
     far = []
-    for name in ("all", "mean", "dcp"):
-        ddp, hook = hooked()
+    for name in ("all", "mean", *(["dcp"] if kind == "ddp" else [])):
+        module, hook = hooked(kind)
         if name == "dcp":
             state = hook.state_dict(mean=True)
             dcp.load({"hook": state}, checkpoint_id=f"{folder}/dcp")
@@ -87,28 +89,33 @@ def load(folder: str) -> dict[str, Any]:
         hook.load_state_dict(state)
         now = hook.state_dict()
         far += [float((owed(now, size)[key] - want[key]).abs().max()) for key in want]
-        if size == 1:
-            run(ddp, rank, range(1))
+        if size == 1 and kind == "ddp":
+            gradients = run(module, rank, range(1))
             plain = cases.net()
-            cases.loss_of(plain, 0, 0).backward()
-            for own, exact, key in zip(
-                cases.gradients_of(ddp), cases.gradients_of(plain), want, strict=True
-            ):
-                far.append(float((own - exact - want[key]).abs().max()))
+            exact = run(plain, 0, range(1))
+            for own, g, key in zip(gradients, exact, want, strict=True):
+                far.append(float((own - g - want[key]).abs().max()))
             far += [float(v.abs().max()) for v in hook.state_dict()["worker"].values()]
         hook.close()
     dist.destroy_process_group()
     return {"far": max(far), "size": max(float(v.abs().max()) for v in want.values())}
 
 
-@pytest.mark.parametrize(("n", "others"), [(3, (2, 1)), (2, (4,))])
+@pytest.mark.parametrize(
+    ("kind", "n", "others"),
+    [
+        ("ddp", 3, (2, 1)),
+        ("ddp", 2, (4,)),
+        pytest.param("fsdp", 2, (1, 3), marks=cases.needs_fsdp),
+    ],
+)
 def test_residuals_of_other_ranks_are_as_large(
-    n: int, others: tuple[int, ...], tmp_path: Path
+    kind: str, n: int, others: tuple[int, ...], tmp_path: Path
 ) -> None:
-    for equal in ranks.results(n, __file__, "save", str(tmp_path)):
+    for equal in ranks.results(n, __file__, "save", kind, str(tmp_path)):
         assert all(equal)
     for m in others:
-        for found in ranks.results(m, __file__, "load", str(tmp_path)):
+        for found in ranks.results(m, __file__, "load", kind, str(tmp_path)):
             assert found["far"] < 1e-6 * found["size"] + 1e-9
             assert found["size"] > 1e-4
 
