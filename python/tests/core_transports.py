@@ -20,12 +20,6 @@ class Mailboxes:
             for source in range(size)
             for target in range(size)
         }
-        self.parts: dict[object, Mailboxes] = {}
-        self.lock = threading.Lock()
-
-    def part(self, key: object, size: int) -> Mailboxes:
-        with self.lock:
-            return self.parts.setdefault(key, Mailboxes(size))
 
 
 @dataclass
@@ -57,14 +51,8 @@ class ThreadTransport:
             except queue.Empty:
                 raise TimeoutError(f"nothing from rank {peer}") from None
 
-    def split(
-        self, color: int, key: int, operation: str, sequence: int, seconds: float
-    ) -> ThreadTransport | None:
-        """Here all ranks go to one part, in reverse, or none does."""
-        if color < 0:
-            return None
-        part = self.boxes.part((color, sequence), self.size)
-        return ThreadTransport(part, self.size - 1 - self.rank)
+    def split(self, *_: object) -> None:
+        return None
 
     def give_up(self, reason: str) -> None:
         self.reasons.append(reason)

@@ -61,19 +61,6 @@ def test_collectives() -> None:
     run_local_ranks(3, use)
 
 
-def test_split_asks_the_transport() -> None:
-    def use(comm: _core.Communicator) -> tuple[int, str]:
-        assert comm.split(-1) is None
-        part = comm.split(0)
-        values = torch.tensor([float(part.rank)])
-        part.broadcast(values, 0)
-        assert values.item() == 0
-        assert part.timeout == 30
-        return part.rank, part.backend
-
-    assert run_over_threads(2, use) == [(1, "threads"), (0, "threads")]
-
-
 class Failing(ThreadTransport):
     failure: BaseException
 
