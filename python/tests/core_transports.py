@@ -68,12 +68,7 @@ class StuckTransport:
         self.released = threading.Event()
         self.views: list[memoryview] = []
 
-    def exchange(
-        self,
-        sends: Messages,
-        receives: Messages,
-        *_: object,
-    ) -> None:
+    def exchange(self, sends: Messages, receives: Messages, *_: object) -> None:
         self.views += [view for _, view in sends + receives]
         self.entered.set()
         self.released.wait(30)

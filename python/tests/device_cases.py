@@ -208,12 +208,7 @@ def train_optimizer(
         alone = comm.split(comm.rank)
         params = [{"params": dense}, {"params": named, "expert_group": alone}]
     optimizer = made_of(
-        params,
-        lr=0.01,
-        process_group=comm,
-        bucket_elements=BUCKET,
-        **options,
-        **clips,
+        params, lr=0.01, process_group=comm, bucket_elements=BUCKET, **options, **clips
     )
     if "masked" in ways:
         of_group = optimizer.param_groups[0]["params"]

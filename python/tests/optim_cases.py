@@ -46,17 +46,15 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     return made.to(dtype)
 
 
-def make(
-    kind: str, params: Any, communicator: Any = None, **keywords: Any
-) -> optim._Optimizer:
+def make(kind: str, params: Any, comm: Any = None, **keywords: Any) -> optim._Optimizer:
     made, usual = KINDS[kind]
     arguments: dict[str, Any] = {"lr": 1e-2, "weight_decay": 1e-2, **usual, **keywords}
-    return made(params, process_group=communicator, **arguments)
+    return made(params, process_group=comm, **arguments)
 
 
 def made(
     kind: str,
-    communicator: Any = None,
+    comm: Any = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     named: bool = False,
@@ -65,7 +63,7 @@ def made(
     """A model and its optimizer."""
     net = model(seed, dtype)
     params = net.named_parameters() if named else net.parameters()
-    return net, make(kind, params, communicator, **keywords)
+    return net, make(kind, params, comm, **keywords)
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:

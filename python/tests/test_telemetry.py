@@ -209,12 +209,12 @@ def lines_in(path: Path) -> list[dict[str, Any]]:
 def test_an_optimizer_writes_a_line_per_step(tmp_path: Path) -> None:
     every = {"path": tmp_path / "all.jsonl", "every": 2, "every_rank": True}
 
-    def body(communicator: Any) -> list[Any]:
+    def body(comm: Any) -> list[Any]:
         reports = []
         for telemetry in (tmp_path / "steps.jsonl", every):
-            net, optimizer = cases.made("OnebitAdam", communicator, telemetry=telemetry)
+            net, optimizer = cases.made("OnebitAdam", comm, telemetry=telemetry)
             optimizer.register_step_post_hook(lambda o, *_: reports.append(o.report))
-            cases.train(net, optimizer, range(6), communicator.rank)
+            cases.train(net, optimizer, range(6), comm.rank)
         return reports
 
     reports, _ = run_local_ranks(2, body)

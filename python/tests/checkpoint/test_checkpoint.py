@@ -10,16 +10,7 @@ from typing import Any
 import pytest
 import thinwire
 import torch
-from engines import (
-    Net,
-    config_of,
-    flat,
-    loss_of,
-    make,
-    same_bits,
-    train,
-    trained,
-)
+from engines import Net, config_of, flat, loss_of, make, same_bits, train, trained
 from local_ranks import by_ranks
 
 

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same bits and bytes, whatever carries them."""
+"""The same bits and bytes, whatever carries them, and beside forks, threads that hold the
+GIL, other collectives and other optimizers."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
+import threading
 from typing import Any
 
 import native
+import optim_cases as cases
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 from thinwire import comm
 
 
@@ -69,3 +76,168 @@ def split_thrice() -> list[Any]:
 def test_parts_do_not_take_each_others_messages() -> None:
     got = ranks.results(3, __file__, "split_thrice")
     assert got == [[1, 3, 1, 3, 1], [1, 3, 1, 3, 1], [1, 3, 2, 3, 2]]
+
+
+STEPS = 200
+
+
+def train_alone() -> str:
+    """STEPS steps with a group of its own; what has become of the parameters."""
+    group = comm.communicator_for()
+    training = native.Training(group).steps(STEPS)
+    training.optimizer.close()
+    group.close()
+    return native.digest(training.params)
+
+
+def train_with_collectives_of_the_user() -> str:
+    """Trains while another thread calls collectives on the default group."""
+    values = torch.ones(1000)
+
+    def collect() -> None:
+        for _ in range(STEPS):
+            dist.all_reduce(values)
+            values.div_(dist.get_world_size())
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    result = train_alone()
+    thread.join()
+    assert torch.equal(values, torch.ones(1000))
+    return result
+
+
+def train_two_on_threads() -> list[str]:
+    """Groups are made in one order; their steps are free."""
+    groups = [comm.communicator_for() for _ in range(2)]
+    results: list[str] = ["", ""]
+
+    def run(index: int) -> None:
+        training = native.Training(groups[index]).steps(STEPS)
+        training.optimizer.close()
+        results[index] = native.digest(training.params)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for group in groups:
+        group.close()
+    return results
+
+
+def all_kinds() -> dict[str, Any]:
+    comm.init_distributed("gloo")
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"alone": train_alone()}
+    results["collectives"] = train_with_collectives_of_the_user()
+    results["two on threads"] = train_two_on_threads()
+    # The default of 5 ms makes every exchange wait that long for the GIL, twice.
+    sys.setswitchinterval(1e-4)
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            pass
+
+    spinning = threading.Thread(target=spin)
+    spinning.start()
+    try:
+        results["spinning"] = train_alone()
+    finally:
+        stop.set()
+        spinning.join()
+    dist.destroy_process_group()
+    return results
+
+
+def test_200_steps_beside_everything_else_give_the_same_bits() -> None:
+    first, second = ranks.results(2, __file__, "all_kinds", seconds=100)
+    alone = first["alone"]
+    for found in (first, second):
+        assert found == {
+            "alone": alone,
+            "collectives": alone,
+            "two on threads": [alone, alone],
+            "spinning": alone,
+        }
+
+
+def fork_amid_training() -> list[Any]:
+    comm.init_distributed("gloo")
+    group = comm.communicator_for()
+    training = native.Training(group).steps(6)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        texts = [
+            ranks.failure_of(lambda: training.steps(1)),
+            ranks.failure_of(group.barrier),
+            ranks.failure_of(lambda: comm.communicator_for(group).barrier()),
+        ]
+        training.optimizer.close()
+        os.write(write, "\n".join(texts).encode())
+        # As multiprocessing and DataLoader end theirs: torch.distributed's own groups
+        # do not survive the end of the interpreter in a child.
+        os._exit(7)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        texts = pipe.read().splitlines()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    training.steps(6)
+    return [texts, code, training.digests()]
+
+
+def fork_and_leave() -> int:
+    """The child ends as scripts do: by sys.exit(), with all destructors."""
+    comm.init_distributed("gloo")
+    net, optimizer = cases.made("OnebitAdam")
+    cases.train(net, optimizer, range(6), dist.get_rank())
+    child = os.fork()
+    if child == 0:
+        told = ranks.failure_of(optimizer.step)
+        optimizer.close()
+        sys.exit(0 if "belongs to the process that forked" in told else told)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    cases.train(net, optimizer, range(6, 9), dist.get_rank())
+    return code
+
+
+def test_a_forked_child_with_a_group_and_an_optimizer_leaves() -> None:
+    assert ranks.results(2, __file__, "fork_and_leave") == [0, 0]
+
+
+def leave_amid_steps_of_a_daemon() -> str:
+    comm.init_distributed("gloo")
+    net, optimizer = cases.made("OnebitAdam")
+    begun = threading.Event()
+
+    def train_for_ever() -> None:
+        for step in itertools.count():
+            cases.train(net, optimizer, [step], dist.get_rank())
+            begun.set()
+
+    threading.Thread(target=train_for_ever, daemon=True).start()
+    begun.wait()
+    return "left"
+
+
+def test_the_interpreter_ends_amid_steps_of_a_daemon_thread() -> None:
+    for _ in range(3):  # it ended by a signal in two of three times
+        name = "leave_amid_steps_of_a_daemon"
+        assert ranks.results(2, __file__, name) == ["left", "left"]
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
+    got = ranks.results(2, __file__, "fork_amid_training")
+    undisturbed = comm.run_local_ranks(
+        2, lambda group: native.Training(group).steps(12).digests()
+    )
+    for (texts, code, digests), expected in zip(got, undisturbed, strict=True):
+        assert code == 7
+        assert digests == expected
+        assert len(texts) == 3
+        for text in texts:
+            assert text.startswith("FailedPrecondition: this ")
+            assert "which has forked: make another one here" in text

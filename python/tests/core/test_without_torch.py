@@ -25,9 +25,9 @@ def on_ranks(work: Callable[[_core.Communicator], bytes], size: int) -> list[byt
 
 
 def test_ranks_add_up_in_order() -> None:
-    def work(communicator: _core.Communicator) -> bytes:
-        values = array("f", [communicator.rank + 1.0] * SIZE)
-        communicator.all_reduce(values)
+    def work(comm: _core.Communicator) -> bytes:
+        values = array("f", [comm.rank + 1.0] * SIZE)
+        comm.all_reduce(values)
         return values.tobytes()
 
     assert on_ranks(work, 3) == [array("f", [6.0] * SIZE).tobytes()] * 3
@@ -36,7 +36,7 @@ def test_ranks_add_up_in_order() -> None:
 def onebit_adam(steps: int, sent: list[int]) -> Callable[[_core.Communicator], bytes]:
     """Parameters after `steps`, of which two are exact; `sent`: bytes of the last."""
 
-    def work(communicator: _core.Communicator) -> bytes:
+    def work(comm: _core.Communicator) -> bytes:
         config = _core.Config()
         options = _core.OnebitAdamOptions()
         options.learning_rate = 0.01
@@ -44,14 +44,14 @@ def onebit_adam(steps: int, sent: list[int]) -> Callable[[_core.Communicator], b
         config.optimizer = options
         layout = _core.Layout([("a", [1025], 0), ("b", [3, 11], 0)])
         params = array("f", [1.0] * SIZE)
-        optimizer = _core.Optimizer(communicator, layout, config, params)
+        optimizer = _core.Optimizer(comm, layout, config, params)
         for step in range(steps):
-            sign = 1.0 if step % 2 == communicator.rank % 2 else -0.5
+            sign = 1.0 if step % 2 == comm.rank % 2 else -0.5
             grads = array("f", [sign * (i % 7 - 2.5) for i in range(SIZE)])
             report = optimizer.step(params, grads)
             assert report.applied
         assert report.phase == "compressed"
-        sent[communicator.rank] = report.bytes_sent
+        sent[comm.rank] = report.bytes_sent
         optimizer.close()
         return params.tobytes()
 

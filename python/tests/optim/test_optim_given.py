@@ -38,18 +38,18 @@ def groups_of(net: torch.nn.Module, number: int) -> list[dict[str, Any]]:
 def train_both(kind: str, number: int, form: Forms, dtype: torch.dtype) -> None:
     """One run has its gradients in the parameters, the other is given them."""
 
-    def body(communicator: Any) -> None:
+    def body(comm: Any) -> None:
         usual, given = cases.model(), cases.model()
-        first = cases.make(kind, groups_of(usual, number), communicator)
-        second = cases.make(kind, groups_of(given, number), communicator)
+        first = cases.make(kind, groups_of(usual, number), comm)
+        second = cases.make(kind, groups_of(given, number), comm)
         copies = [
             [torch.zeros_like(p, dtype=dtype) for p in group["params"]]
             for group in second.param_groups
         ]
         for step in range(STEPS):
-            cases.train(usual, first, [step], communicator.rank)
+            cases.train(usual, first, [step], comm.rank)
             grads = torch.autograd.grad(
-                cases.loss_of(given, communicator.rank, step), list(given.parameters())
+                cases.loss_of(given, comm.rank, step), list(given.parameters())
             )
             of = dict(zip(given.parameters(), grads, strict=True))
             lists = [[of[p] for p in group["params"]] for group in second.param_groups]
@@ -157,13 +157,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("given", "text"), WRONG.values(), ids=WRONG)
 @by_ranks(2)
 def test_what_does_not_fit_on_one_rank_is_refused_on_all(
-    communicator: Any, given: dict[str, Any], text: str
+    comm: Any, given: dict[str, Any], text: str
 ) -> None:
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    optimizer = cases.make("OnebitAdam", params, communicator)
+    optimizer = cases.make("OnebitAdam", params, comm)
     fits = {name: params_of(2) for name in given}
     with pytest.raises((Error, TypeError), match=text):
-        optimizer.step(**(given if communicator.rank == 1 else fits))
+        optimizer.step(**(given if comm.rank == 1 else fits))
     assert all(torch.equal(p, torch.ones(3)) for p in params)
     optimizer.step(**fits)  # nobody has been left behind
 

@@ -25,13 +25,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(kind: str, communicator: Any, mask: torch.Tensor | None, **named: Any) -> Any:
+def make(kind: str, comm: Any, mask: torch.Tensor | None, **named: Any) -> Any:
     parameter = torch.nn.Parameter(torch.ones(4))
     group = {"params": [parameter]} | ({} if mask is None else {"exp_avg_mask": mask})
     arguments = KINDS[kind] | named
-    made = getattr(thinwire, kind)(
-        [group], lr=0.1, process_group=communicator, **arguments
-    )
+    made = getattr(thinwire, kind)([group], lr=0.1, process_group=comm, **arguments)
     return made, parameter
 
 
@@ -48,10 +46,8 @@ def step(optimizer: Any, parameter: torch.Tensor, times: int) -> torch.Tensor:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 @by_ranks("ranks")
-def test_a_mask_that_changes_is_followed(
-    communicator: Any, kind: str, ranks: int
-) -> None:
-    optimizer, parameter = make(kind, communicator, None)
+def test_a_mask_that_changes_is_followed(comm: Any, kind: str, ranks: int) -> None:
+    optimizer, parameter = make(kind, comm, None)
     step(optimizer, parameter, 4)
     group = optimizer.param_groups[0]
     group["exp_avg_mask"] = LIVE.clone()
@@ -72,12 +68,12 @@ def test_a_mask_that_changes_is_followed(
 def test_a_mask_that_one_rank_refuses_is_refused_on_all(kind: str, steps: int) -> None:
     """In an exact step and after the freeze; then all go on."""
 
-    def body(communicator: Any) -> tuple[str, torch.Tensor]:
-        optimizer, parameter = make(kind, communicator, None)
+    def body(comm: Any) -> tuple[str, torch.Tensor]:
+        optimizer, parameter = make(kind, comm, None)
         step(optimizer, parameter, steps)
         before = parameter.detach().clone()
         group = optimizer.param_groups[0]
-        group["exp_avg_mask"] = "x" if communicator.rank == 0 else LIVE.clone()
+        group["exp_avg_mask"] = "x" if comm.rank == 0 else LIVE.clone()
         with pytest.raises(
             (InvalidArgument, TypeError), match="exp_avg_mask"
         ) as caught:
@@ -106,10 +102,10 @@ WRITES: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 @by_ranks(2)
 def test_what_is_written_past_autograd_into_a_mask_counts(
-    communicator: Any, write: Any, dtype: torch.dtype
+    comm: Any, write: Any, dtype: torch.dtype
 ) -> None:
     mask = torch.tensor([1, 1, 0, 1]).to(dtype)
-    optimizer, parameter = make("OnebitAdam", communicator, mask)
+    optimizer, parameter = make("OnebitAdam", comm, mask)
     step(optimizer, parameter, 4)
     write(mask)
     moved = step(optimizer, parameter, 1)
@@ -167,10 +163,10 @@ def test_the_scripts_mask_wins_at_a_load(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def body(communicator: Any) -> list[str]:
-        optimizer, parameter = make(kind, communicator, first)
+    def body(comm: Any) -> list[str]:
+        optimizer, parameter = make(kind, comm, first)
         step(optimizer, parameter, 4)
-        other, own = make(kind, communicator, then)
+        other, own = make(kind, comm, then)
         notes = []
         if through_files:
             thinwire.save(tmp_path, optimizer, 4)
@@ -195,12 +191,10 @@ def test_the_scripts_mask_wins_at_a_load(
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"ZeroOneAdam"}))
 @by_ranks(2)
-def test_after_a_load_the_step_of_the_freeze_is_told(
-    communicator: Any, kind: str
-) -> None:
-    optimizer, parameter = make(kind, communicator, None)
+def test_after_a_load_the_step_of_the_freeze_is_told(comm: Any, kind: str) -> None:
+    optimizer, parameter = make(kind, comm, None)
     step(optimizer, parameter, 4)  # frozen after step 2
-    other, own = make(kind, communicator, None, freeze_step=3)
+    other, own = make(kind, comm, None, freeze_step=3)
     own.data.copy_(parameter.data)
     assert other.freeze_step == 3
     other.load_state_dict(optimizer.state_dict())

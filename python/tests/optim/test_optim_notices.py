@@ -22,18 +22,13 @@ def one() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.ones(33))]
 
 
-def run(
-    kind: type[Any],
-    steps: int,
-    ranks: int = 2,
-    **options: Any,
-) -> list[str]:
+def run(kind: type[Any], steps: int, ranks: int = 2, **options: Any) -> list[str]:
     """Returns the warnings of runs in which so many steps compress nothing."""
 
-    def body(communicator: Any) -> None:
+    def body(comm: Any) -> None:
         params = one()
-        optimizer = kind(params, process_group=communicator, lr=0.0, **options)
-        params[0].grad = torch.full((33,), 1.0 + communicator.rank)
+        optimizer = kind(params, process_group=comm, lr=0.0, **options)
+        params[0].grad = torch.full((33,), 1.0 + comm.rank)
         for _ in range(steps):
             optimizer.step()
 
@@ -108,17 +103,17 @@ def test_the_freeze_is_announced_once_per_run_with_bytes(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="thinwire")
 
-    def body(communicator: Any) -> tuple[Any, Any, list[int]]:
+    def body(comm: Any) -> tuple[Any, Any, list[int]]:
         net, other = cases.model(), cases.model()
-        first = cases.make(kind, net.named_parameters(), communicator)
+        first = cases.make(kind, net.named_parameters(), comm)
         sent = []
 
         def note(optimizer: Any) -> None:
             sent.append(optimizer.report.bytes_sent)
 
-        rank = communicator.rank
+        rank = comm.rank
         cases.train(net, first, range(saved_after), rank, lambda: note(first))
-        second = cases.make(kind, other.named_parameters(), communicator)
+        second = cases.make(kind, other.named_parameters(), comm)
         carry(tmp_path / kind, first, second)
         rest = range(saved_after, 30)
         cases.train(other, second, rest, rank, lambda: note(second))

@@ -125,11 +125,11 @@ def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
     ):
         base["freeze_step"] = "auto"
 
-    def body(communicator: Any) -> str:
+    def body(comm: Any) -> str:
         value = OTHER_OF.get((kind.__name__, name), OTHER[name])
-        other = {name: value} if communicator.rank == 1 else {}
+        other = {name: value} if comm.rank == 1 else {}
         try:
-            kind(one(), process_group=communicator, **base, **other)
+            kind(one(), process_group=comm, **base, **other)
         except InvalidArgument as error:
             return str(error)
         return ""
@@ -213,10 +213,10 @@ def test_wrong_values_are_named_and_nothing_moves() -> None:
 
 
 def test_a_refusal_on_one_rank_reaches_all() -> None:
-    def body(communicator: Any) -> str:
-        keywords = {"hierarchy": "ring"} if communicator.rank == 1 else {}
+    def body(comm: Any) -> str:
+        keywords = {"hierarchy": "ring"} if comm.rank == 1 else {}
         with pytest.raises(InvalidArgument) as caught:
-            cases.make("OnebitAdam", one(), communicator, **keywords)
+            cases.make("OnebitAdam", one(), comm, **keywords)
         return str(caught.value)
 
     texts = run_local_ranks(3, body)
@@ -225,12 +225,12 @@ def test_a_refusal_on_one_rank_reaches_all() -> None:
 
 
 def test_a_group_may_stay_exact() -> None:
-    def body(communicator: Any) -> list[set[str]]:
+    def body(comm: Any) -> list[set[str]]:
         first, second = one()[0], one()[0]
         groups = [{"params": [first]}, {"params": [second], "non_freeze": True}]
-        optimizer = cases.make("OnebitAdam", groups, communicator, freeze_step=1)
+        optimizer = cases.make("OnebitAdam", groups, comm, freeze_step=1)
         for _ in range(3):
-            first.grad = second.grad = torch.full((33,), 1.0 + communicator.rank)
+            first.grad = second.grad = torch.full((33,), 1.0 + comm.rank)
             optimizer.step()
         return [set(entry) for entry in optimizer.state_dict()["state"].values()]
 
@@ -262,6 +262,6 @@ def test_wrong_values_of_groups_are_named(text: str) -> None:
 
 
 @by_ranks(2)
-def test_ranks_agree_on_who_broadcasts(communicator: Any) -> None:
+def test_ranks_agree_on_who_broadcasts(comm: Any) -> None:
     with pytest.raises(InvalidArgument, match="broadcast="):
-        cases.make("AdamW", one(), communicator, broadcast=communicator.rank == 0)
+        cases.make("AdamW", one(), comm, broadcast=comm.rank == 0)

@@ -31,22 +31,22 @@ def through_a_file(value: Any) -> Any:
 @pytest.mark.parametrize("stop", [2, 6, 14])
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_a_resumed_run_has_the_same_bits(kind: str, stop: int, dtype: Any) -> None:
-    def whole(communicator: Any) -> tuple[str, list[str]]:
-        net, optimizer = cases.made(kind, communicator, dtype=dtype)
-        phases = cases.train(net, optimizer, range(18), communicator.rank)
+    def whole(comm: Any) -> tuple[str, list[str]]:
+        net, optimizer = cases.made(kind, comm, dtype=dtype)
+        phases = cases.train(net, optimizer, range(18), comm.rank)
         return cases.bits(net), phases[stop:]
 
-    def first(communicator: Any) -> tuple[Any, Any]:
-        net, optimizer = cases.made(kind, communicator, dtype=dtype)
-        cases.train(net, optimizer, range(stop), communicator.rank)
+    def first(comm: Any) -> tuple[Any, Any]:
+        net, optimizer = cases.made(kind, comm, dtype=dtype)
+        cases.train(net, optimizer, range(stop), comm.rank)
         return through_a_file(net.state_dict()), through_a_file(optimizer.state_dict())
 
-    def second(communicator: Any) -> tuple[str, list[str]]:
-        net, optimizer = cases.made(kind, communicator, seed=9, dtype=dtype)
-        weights, state = saved[communicator.rank]
+    def second(comm: Any) -> tuple[str, list[str]]:
+        net, optimizer = cases.made(kind, comm, seed=9, dtype=dtype)
+        weights, state = saved[comm.rank]
         net.load_state_dict(weights)
         optimizer.load_state_dict(state)
-        phases = cases.train(net, optimizer, range(stop, 18), communicator.rank)
+        phases = cases.train(net, optimizer, range(stop, 18), comm.rank)
         return cases.bits(net), phases
 
     # Between two exchanges.
@@ -109,20 +109,20 @@ def test_a_fresh_optimizer_loads_its_own_state() -> None:
 
 
 def test_states_of_other_ranks_are_refused() -> None:
-    def save(communicator: Any) -> Any:
-        net, optimizer = cases.made("OnebitAdam", communicator)
-        cases.train(net, optimizer, range(6), communicator.rank)
+    def save(comm: Any) -> Any:
+        net, optimizer = cases.made("OnebitAdam", comm)
+        cases.train(net, optimizer, range(6), comm.rank)
         return optimizer.state_dict()
 
     saved = run_local_ranks(2, save)
 
-    def load(communicator: Any) -> str:
-        net, optimizer = cases.made("OnebitAdam", communicator)
+    def load(comm: Any) -> str:
+        net, optimizer = cases.made("OnebitAdam", comm)
         before = cases.bits(net)
         with pytest.raises(CorruptCheckpoint) as caught:
-            optimizer.load_state_dict(saved[(communicator.rank + 1) % 2])
+            optimizer.load_state_dict(saved[(comm.rank + 1) % 2])
         assert cases.bits(net) == before
-        cases.train(net, optimizer, range(2), communicator.rank)
+        cases.train(net, optimizer, range(2), comm.rank)
         return str(caught.value)
 
     for texts in (run_local_ranks(2, load), run_local_ranks(3, load)):

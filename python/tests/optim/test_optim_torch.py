@@ -179,13 +179,13 @@ def test_a_step_that_is_not_finite_changes_nothing_anywhere(
 ) -> None:
     caplog.set_level(logging.INFO, "thinwire")
 
-    def body(communicator: Any) -> tuple[bool, bool, int]:
-        net, optimizer = cases.made("OnebitAdam", communicator)
-        cases.train(net, optimizer, range(2), communicator.rank)
+    def body(comm: Any) -> tuple[bool, bool, int]:
+        net, optimizer = cases.made("OnebitAdam", comm)
+        cases.train(net, optimizer, range(2), comm.rank)
         before = cases.bits(net)
         for _ in range(5):
-            cases.loss_of(net, communicator.rank, 3).backward()
-            if communicator.rank == 1:
+            cases.loss_of(net, comm.rank, 3).backward()
+            if comm.rank == 1:
                 net[0].weight.grad[0, 0] = float("nan")
             optimizer.step()
         assert optimizer.report is not None
@@ -205,9 +205,9 @@ def test_ranks_stay_equal_and_the_phases_are_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "thinwire")
 
-    def body(communicator: Any) -> tuple[str, list[str]]:
-        net, optimizer = cases.made("OnebitAdam", communicator, seed=communicator.rank)
-        phases = cases.train(net, optimizer, range(8), communicator.rank)
+    def body(comm: Any) -> tuple[str, list[str]]:
+        net, optimizer = cases.made("OnebitAdam", comm, seed=comm.rank)
+        phases = cases.train(net, optimizer, range(8), comm.rank)
         return cases.bits(net), phases
 
     with warnings.catch_warnings():
@@ -220,9 +220,9 @@ def test_ranks_stay_equal_and_the_phases_are_logged(
 
 
 def test_parameters_begin_with_rank_0s_values_unless_told_otherwise() -> None:
-    def body(communicator: Any, broadcast: bool) -> str:
-        net = cases.model(seed=communicator.rank)
-        cases.make("AdamW", net.parameters(), communicator, broadcast=broadcast)
+    def body(comm: Any, broadcast: bool) -> str:
+        net = cases.model(seed=comm.rank)
+        cases.make("AdamW", net.parameters(), comm, broadcast=broadcast)
         return cases.bits(net)
 
     first, second = (cases.bits(cases.model(seed)) for seed in (0, 1))

@@ -22,12 +22,12 @@ from thinwire.errors import FailedPrecondition, InvalidArgument
 pytestmark = pytest.mark.quick
 
 
-def ends(communicator: Any, forward: Any) -> str:
+def ends(comm: Any, forward: Any) -> str:
     """The parameters after 8 steps; forward(net, rank, step) makes gradients."""
-    net, optimizer = cases.made("OnebitAdam", communicator)
+    net, optimizer = cases.made("OnebitAdam", comm)
     for step in range(8):
         optimizer.zero_grad()
-        forward(net, communicator.rank, step)
+        forward(net, comm.rank, step)
         optimizer.step()
     return cases.bits(net)
 
@@ -67,7 +67,7 @@ def test_a_compiled_step_is_left_as_it_is() -> None:
 
 
 def scaled(
-    communicator: Any,
+    comm: Any,
     scaler: Any,
     dtype: torch.dtype = torch.float32,
     kind: str = "OnebitAdam",
@@ -75,12 +75,12 @@ def scaled(
     overflow: int = 5,
 ) -> tuple[str, list[float], list[bool]]:
     """Parameters, scales, and which steps were applied. One overflows on rank 1."""
-    net, optimizer = cases.made(kind, communicator, dtype=dtype)
+    net, optimizer = cases.made(kind, comm, dtype=dtype)
     scales, applied = [], []
     for step in range(8):
         optimizer.zero_grad()
-        scaler.scale(cases.loss_of(net, communicator.rank, step)).backward()
-        if step == overflow and communicator.rank == 1:
+        scaler.scale(cases.loss_of(net, comm.rank, step)).backward()
+        if step == overflow and comm.rank == 1:
             net[0].weight.grad[0, 0] = float("inf")
         if unscale:
             scaler.unscale_(optimizer)
@@ -94,9 +94,9 @@ def scaled(
 
 
 def scaled_ranks(*given: Any, **options: Any) -> list[Any]:
-    def body(communicator: Any) -> Any:
+    def body(comm: Any) -> Any:
         scaler = GradScaler("cpu", init_scale=16.0)
-        return scaled(communicator, scaler, *given, **options)
+        return scaled(comm, scaler, *given, **options)
 
     return run_local_ranks(2, body)
 
@@ -117,9 +117,9 @@ def test_a_scale_of_a_power_of_two_and_unscale_change_no_bit() -> None:
 
 
 def test_torchs_scaler_is_refused_on_every_rank() -> None:
-    def body(communicator: Any) -> str:
+    def body(comm: Any) -> str:
         with pytest.raises(FailedPrecondition) as caught:
-            scaled(communicator, torch.amp.GradScaler("cpu"))
+            scaled(comm, torch.amp.GradScaler("cpu"))
         return str(caught.value)
 
     assert all("use thinwire.GradScaler" in text for text in run_local_ranks(2, body))
