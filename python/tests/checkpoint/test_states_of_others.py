@@ -163,39 +163,22 @@ def test_what_torch_has_that_cannot_go_on_is_named(
     def nothing(saved: Any) -> None:
         pass
 
-    none = {
-        "model": {"a": torch.ones(1)},
-        "optimizer": {"state": {}, "param_groups": []},
-        "names": [],
-    }
+    def top(**changes: Any) -> Any:
+        return lambda saved: saved.update(changes)
+
+    less, seven, half = torch.full((33,), -1.0), torch.tensor(7.0), torch.tensor(0.5)
+    nan, short = math.nan * less, torch.ones(32)
+    none = {"model": {"a": less}, "optimizer": {"state": {}, "param_groups": []}}
     for text, change in (
-        ("got 1 of '0.weight', 7 of '2.bias'", entry(3, step=torch.tensor(7.0))),
+        ("got 1 of '0.weight', 7 of '2.bias'", entry(3, step=seven)),
         ("'2.weight' has no exp_avg", lambda saved: saved["optimizer"]["state"].pop(2)),
-        (
-            "exp_avg of '0.bias' must be finite",
-            entry(1, exp_avg=torch.full((33,), math.nan)),
-        ),
-        (
-            "exp_avg_sq of '0.bias' must be finite and at least 0",
-            entry(1, exp_avg_sq=torch.full((33,), -1.0)),
-        ),
-        (
-            "step of '2.bias' must be a whole number, got 0.5",
-            entry(3, step=torch.tensor(0.5)),
-        ),
-        (
-            "exp_avg_sq of '0.bias' must have the shape",
-            entry(1, exp_avg_sq=torch.ones(32)),
-        ),
-        (
-            "must have 'names' of 4 parameters",
-            lambda saved: saved["model"].update(shift=torch.ones(1)),
-        ),
-        (
-            "must have state dicts 'model' and 'optimizer'",
-            lambda saved: saved.update(optimizer=None),
-        ),
-        ("must have the same step, got None", lambda saved: saved.update(none)),
+        ("exp_avg of '0.bias' must be finite", entry(1, exp_avg=nan)),
+        ("exp_avg_sq of '0.bias' must be finite and at", entry(1, exp_avg_sq=less)),
+        ("of '2.bias' must be a whole number, got 0.5", entry(3, step=half)),
+        ("exp_avg_sq of '0.bias' must have the shape", entry(1, exp_avg_sq=short)),
+        ("'names' of 4", lambda saved: saved["model"].update(shift=less)),
+        ("must have state dicts 'model' and 'optimizer'", top(optimizer=None)),
+        ("must have the same step, got None", top(**none, names=[])),
     ):
         assert text in told(change), text
     assert "'0.weight' has max_exp_avg_sq: AMSGrad" in told(nothing, amsgrad=True)

@@ -131,15 +131,15 @@ def compare(rank: int, size: int, kind: str, bits: int, name: str) -> dict[str, 
             for own, want in pairs:
                 values = own if is_ddp else own.to_local()
                 values.copy_(part_of(want).view_as(values))
+    if not is_ddp:
+        announced = int(str(hook).split()[4])
+        equal.append(hook.bytes_sent - sent == STEPS * announced)
     state = hook.state_dict()
     for unit, kept in enumerate(state["worker"].values()):
         for other in range(hosts):
             equal.append(torch.equal(kept[other].flatten(), naive.worker[other][unit]))
     for unit, kept in enumerate(state.get("server", {}).values()):
         equal.append(torch.equal(kept.flatten(), naive.server[unit]))
-    if not is_ddp:
-        announced = int(str(hook).split()[4])
-        equal.append(hook.bytes_sent - sent == STEPS * announced)
     result = {"equal": equal, "text": str(hook)}
     hook.close()
     return result

@@ -146,22 +146,7 @@ def test_moments_of_torch(kind: str, torchs: Any) -> None:
     entry = ours.state_dict()["state"][0]
     assert torch.equal(entry["exp_avg"], theirs.state[net[0].weight]["exp_avg"])
     assert int(entry["step"]) == 3
-    if kind != "AdamW":
-        cases.train(net, ours, range(3, 4))
-        return
-    twin = cases.model()
-    twin.load_state_dict(net.state_dict())
-    reference = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=1e-2)
-    reference.load_state_dict(theirs.state_dict())
-    for group in reference.param_groups:
-        group["decoupled_weight_decay"] = True
-    for step in range(3, 6):
-        for model, optimizer in ((net, ours), (twin, reference)):
-            optimizer.zero_grad()
-            cases.loss_of(model, 0, step).backward()
-            optimizer.step()
-    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+    cases.train(net, ours, range(3, 4))
 
 
 def test_states_that_do_not_fit_change_nothing() -> None:
