@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import thinwire
@@ -153,6 +154,19 @@ def train(engine: thinwire.Engine, steps: range) -> thinwire.Engine:
 def trained(comm: Any, steps: int, **changes: Any) -> thinwire.Engine:
     """An engine of config_of(**changes) after so many steps."""
     return train(make(comm, config_of(**changes)), range(steps))
+
+
+def by_optimizer(comm: Any, made: Callable[[Net], Any], steps: int) -> torch.Tensor:
+    """The parameters after train() with an optimizer in a plain loop."""
+    model = Net(seed=comm.rank)
+    optimizer = made(model)
+    send_others(model, comm)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, comm.rank, step * 10).backward()
+        optimizer.step()
+    optimizer.close()
+    return flat(model)
 
 
 def flat(model: torch.nn.Module) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+import thinwire
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -125,3 +126,12 @@ def gradients_of(module: torch.nn.Module) -> list[torch.Tensor]:
 def join() -> tuple[int, int]:
     dist.init_process_group("gloo")
     return dist.get_rank(), dist.get_world_size()
+
+
+def hooked(kind: str = "ddp") -> tuple[Any, Any]:
+    """A wrapper of DDP or FSDP, and its hook."""
+    if kind == "ddp":
+        ddp = wrapped(net())
+        return ddp, thinwire.ddp_hook(ddp)
+    fsdp = sharded(net())
+    return fsdp, thinwire.fsdp_hook(fsdp, 4)

@@ -12,12 +12,12 @@ from engines import (
     FP16,
     ONEBIT,
     Net,
+    by_optimizer,
     config_of,
     flat,
     loss_of,
     make,
     same_bits,
-    send_others,
     train,
     trained,
 )
@@ -121,23 +121,19 @@ def test_groups_have_settings_of_their_own(comm: Any) -> None:
             {"params": rest, "weight_decay": 0.0, "lr": 0.02},
         ]
 
+    keywords = {
+        "lr": 0.01,
+        "freeze_step": 3,
+        "max_grad_norm": 1.0,
+        "process_group": comm,
+    }
+    plain = by_optimizer(comm, lambda m: thinwire.OnebitAdam(groups(m), **keywords), 6)
     model = Net(seed=comm.rank)
-    plain = thinwire.OnebitAdam(
-        groups(model), lr=0.01, freeze_step=3, max_grad_norm=1.0, process_group=comm
-    )
-    send_others(model, comm)
-    other = Net(seed=comm.rank)
-    engine = make(
-        comm, config_of(**ONEBIT), model=other, model_parameters=groups(other)
-    )
+    given = {"model": model, "model_parameters": groups(model)}
+    engine = make(comm, config_of(**ONEBIT), **given)
     assert [g["lr"] for g in engine.optimizer.param_groups] == [0.01, 0.02]
-    for step in range(6):
-        plain.zero_grad()
-        loss_of(model, comm.rank, step * 10).backward()
-        plain.step()
     train(engine, range(6))
-    assert same_bits(flat(engine.module), flat(model))
-    plain.close()
+    assert same_bits(flat(engine.module), plain)
 
 
 def test_lines_of_the_log(caplog: Any) -> None:

@@ -15,33 +15,18 @@ from engines import (
     BF16,
     DTYPES,
     FP16,
-    Net,
+    by_optimizer,
     config_of,
     flat,
     loss_of,
     make,
+    optimizer_of,
     same_bits,
-    send_others,
     trained,
     zero,
 )
 from local_ranks import by_ranks
 from thinwire.comm import run_local_ranks
-
-
-def by_optimizer(comm: Any, kind: Any, steps: int, **options: Any) -> torch.Tensor:
-    model = Net(seed=comm.rank)
-    optimizer = kind(
-        model.parameters(), lr=0.01, max_grad_norm=1.0, process_group=comm, **options
-    )
-    send_others(model, comm)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(model, comm.rank, step * 10).backward()
-        optimizer.step()
-    optimizer.close()
-    return flat(model)
-
 
 OURS = {
     "AdamW": (thinwire.AdamW, {"weight_decay": 0.1}),
@@ -60,10 +45,10 @@ OURS = {
 @by_ranks("world")
 def test_an_engine_equals_the_optimizer_alone(comm: Any, name: str, world: int) -> None:
     kind, options = OURS[name]
-    section = {"type": name, "params": {"lr": 0.01, **options}}
-
-    want = by_optimizer(comm, kind, 6, **options)
-    engine = trained(comm, 6, optimizer=section)
+    section = optimizer_of(name, **options)
+    options = options | {"lr": 0.01, "max_grad_norm": 1.0, "process_group": comm}
+    want = by_optimizer(comm, lambda m: kind(m.parameters(), **options), 6)
+    engine = trained(comm, 6, **section)
     assert same_bits(flat(engine.module), want)
     engine.destroy()
 

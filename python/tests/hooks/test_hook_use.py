@@ -172,14 +172,9 @@ def heard(action: Any) -> tuple[str, float]:
     return ranks.failure_of(action), time.monotonic() - begin
 
 
-def hooked() -> tuple[int, Any, Any]:
-    rank, _ = cases.join()
-    ddp = cases.wrapped(cases.net())
-    return rank, ddp, thinwire.ddp_hook(ddp)
-
-
 def closed_in_backward() -> tuple[str, float]:
-    rank, ddp, hook = hooked()
+    rank, _ = cases.join()
+    ddp, hook = cases.hooked()
     cases.loss_of(ddp, rank, 0).backward()
     hook._mean = ClosesFirst(hook)
     return heard(lambda: cases.loss_of(ddp, rank, 1).backward())
@@ -198,14 +193,16 @@ class Broken:
 
 
 def without_a_scale() -> tuple[str, float]:
-    rank, ddp, hook = hooked()
+    rank, _ = cases.join()
+    ddp, hook = cases.hooked()
     hook.watch(Broken())
     return heard(lambda: cases.loss_of(ddp, rank, 0).backward())
 
 
 def of_other_scales(first: int) -> tuple[str, float]:
     """Rank 1 has another loss scale from this backward on."""
-    rank, ddp, hook = hooked()
+    rank, _ = cases.join()
+    ddp, hook = cases.hooked()
     hook.set_loss_scale(4.0)
     for step in range(8):
         if step >= first and rank == 1:
@@ -300,7 +297,8 @@ def test_refusals_name_what_is_refused() -> None:
 
 
 def loses_a_rank() -> dict[str, Any]:
-    rank, ddp, _ = hooked()
+    rank, _ = cases.join()
+    ddp, _hook = cases.hooked()
     for step in range(3):
         if step == 2 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
