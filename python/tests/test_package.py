@@ -115,6 +115,7 @@ def test_the_wheel_holds_the_notice_of_every_library_inside() -> None:
 TRAINERS = {"mpi4py", "transformers", "accelerate", "lightning"}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("used", "brings", "not_brings"),
     [

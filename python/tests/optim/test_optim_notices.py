@@ -71,22 +71,12 @@ def test_a_run_that_compresses_is_not_warned() -> None:
     assert run(thinwire.AdamW, 1003) == []
 
 
-def announced(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno >= logging.WARNING and "from now on" in record.getMessage()
-    ]
-    caplog.clear()
-    return found
-
-
 def by_checkpoint(folder: Path, old: Any, new: Any) -> None:
     thinwire.save(folder, old)
     thinwire.load(folder, new)
 
 
-def by_state_dict(folder: Path, old: Any, new: Any) -> None:
+def by_state_dict(_: Path, old: Any, new: Any) -> None:
     new.load_state_dict(old.state_dict())
 
 
@@ -120,7 +110,7 @@ def test_the_freeze_is_announced_once_per_run_with_bytes(
         return first.totals, second.totals, sent
 
     (first, second, sent), _ = run_local_ranks(2, body)
-    lines = announced(caplog)
+    lines = [line for line in caplog.messages if "from now on" in line]
     wanted = ["momentum in one bit"]
     if kind == "ZeroOneAdam":
         wanted.append("nothing in most steps")

@@ -138,30 +138,19 @@ def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
     assert all("same on all ranks" in text for text in texts), texts
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
-    with pytest.raises(TypeError, match="'max_grad_nrm'; did you mean 'max_grad_norm'"):
-        kind(one(), max_grad_nrm=1.0)
-    with pytest.raises(TypeError, match="'weight_decy'; did you mean 'weight_decay'"):
-        kind(one(), weight_decy=0.1)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'$"):
-        kind(one(), zzz=1)
+INSTEAD = {
+    "variance_refresh": "later freeze_step",
+    "calibrated_clipping": "leave it out",
+    "scale": "leave it out",
+    "exchanged": "leave it out",
+    "semantics": "configuration of thinwire.initialize",
+}
 
 
-@pytest.mark.parametrize(
-    "name,instead",
-    [
-        ("variance_refresh", "later freeze_step"),
-        ("calibrated_clipping", "leave it out"),
-        ("scale", "leave it out"),
-        ("exchanged", "leave it out"),
-        ("semantics", "configuration of thinwire.initialize"),
-    ],
-)
-def test_keywords_of_earlier_versions_say_what_to_write(
-    name: str, instead: str
-) -> None:
-    with pytest.raises(TypeError, match=f"no keyword '{name}' any more: .*{instead}"):
+@pytest.mark.parametrize("name", INSTEAD)
+def test_keywords_of_earlier_versions_say_what_to_write(name: str) -> None:
+    text = f"no keyword '{name}' any more: .*{INSTEAD[name]}"
+    with pytest.raises(TypeError, match=text):
         cases.make("OnebitAdam", one(), **{name: None})
 
 
