@@ -7,9 +7,8 @@
 #include <utility>
 
 #include "deepspeed/low_bit.h"
-#include "deepspeed/validate.h"
 #include "optim/low_bit/denominator/block_denominators.h"
-#include "optim/low_bit/gradients/exact_groups.h"
+#include "optim/low_bit/gradients/local_gradients.h"
 #include "optim/saved_state.h"
 
 namespace thinwire::deepspeed {

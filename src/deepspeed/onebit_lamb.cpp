@@ -10,8 +10,6 @@
 #include <utility>
 
 #include "deepspeed/low_bit.h"
-#include "deepspeed/validate.h"
-#include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
 #include "optim/low_bit/denominator/block_denominators.h"
 #include "optim/saved_state.h"

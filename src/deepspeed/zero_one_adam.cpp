@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "deepspeed/low_bit.h"
-#include "deepspeed/validate.h"
 #include "optim/saved_state.h"
 #include "optim/zero_one_schedule.h"
 

@@ -6,8 +6,9 @@
 #include <algorithm>
 
 #include "core/require.h"
-#include "deepspeed/torch_adam.h"
+#include "deepspeed/rounded_sum.h"
 #include "deepspeed/zero_impl.h"
+#include "optim/checks.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/error.h"
 #include "thinwire/deepspeed/loss_scaler.h"
@@ -139,6 +140,31 @@ optim::ParameterGroups& ZeroOptimizer::groups() { return impl_->adam; }
 
 optim::Progress ZeroOptimizer::progress() const {
   return {.steps = impl_->counts.steps, .skipped = impl_->counts.skipped};
+}
+
+void ZeroOptions::validate() const {
+  require(stage == 1 || stage == 2, "stage", "1 or 2", stage);
+  optim::require_model_dtype("dtype", dtype);
+  require(accumulation_dtype == DType::kFloat32 || accumulation_dtype == dtype,
+          "accumulation_dtype", fmt::format("float32 or {}", to_string(dtype)),
+          to_string(accumulation_dtype));
+  optim::require_model_dtype("communication_dtype",
+                             communication_dtype.value_or(dtype));
+  require_predivide(predivide);
+  exchange.validate();
+  if (dtype == DType::kFloat16)
+    static_cast<void>(loss_scaler(zero_loss_scaler(loss_scale)));
+}
+
+std::string ZeroOptions::describe() const {
+  return fmt::format(
+      "deepspeed stage={} dtype={} communication_dtype={} "
+      "accumulation_dtype={} "
+      "average={} round_robin={} reduce_scatter={} prescale={} predivide={} "
+      "{}\n{}",
+      stage, to_string(dtype), to_string(communication_dtype.value_or(dtype)),
+      to_string(accumulation_dtype), average, round_robin, reduce_scatter,
+      prescale, predivide, loss_scale.describe(), exchange.describe());
 }
 
 }  // namespace thinwire::deepspeed

@@ -60,7 +60,7 @@ class CodedDenominators {
     return blocks_.heavy();
   }
 
-  // ---- state: coded_denominators_state.cpp
+  // ---- state
   void add_to(optim::State& state) const;
   /// Values of a saved state.
   struct Saved {

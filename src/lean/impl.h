@@ -97,7 +97,7 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   /// Returns an array of the exact stage's state on this rank.
   [[nodiscard]] Buffer of_exact(const char* name) const;
 
-  // ---- a stage other than the state's: stage.cpp
+  // ---- a stage other than the state's: freeze.cpp
   /// Returns whether the next step is compressed. After a load the caller's
   /// freeze_step may name the other stage than the state's.
   [[nodiscard]] bool will_be_frozen() const {

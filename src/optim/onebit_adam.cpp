@@ -12,7 +12,7 @@
 
 #include "core/require.h"
 #include "optim/low_bit/freeze/freeze.h"
-#include "optim/low_bit/gradients/exact_groups.h"
+#include "optim/low_bit/gradients/local_gradients.h"
 #include "optim/low_bit/impl.h"
 #include "optim/low_bit/momentum/early_momentum.h"
 

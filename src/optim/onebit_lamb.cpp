@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2104.06069, Algorithm 1; docs/algorithms/onebit-lamb.md has the same
 // lines. The compressed momentum is in low_bit/momentum, the trust ratios are
-// in lamb_coefficients.cpp.
+// in lamb_step.cpp.
 #include "thinwire/optim/onebit_lamb.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,6 @@
 
 #include "core/require.h"
 #include "kernels/pooled_norm.h"
-#include "optim/lamb_coefficients.h"
 #include "optim/lamb_step.h"
 #include "optim/low_bit/freeze/freeze.h"
 #include "optim/low_bit/impl.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "optim/low_bit/freeze/stage_plan.h"
+#include "optim/low_bit/freeze/freeze_point.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/zero_one_adam.h"
 

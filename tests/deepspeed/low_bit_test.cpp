@@ -89,8 +89,7 @@ TEST(DeepSpeedState, LosesResiduals) {
     OnebitAdam one(comm, layout, options);
     std::vector<float> params = test::normal(layout.size(), 3);
     const auto step = [&](OnebitAdam& optimizer, std::int64_t t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      (void)optimizer.step(params, grads);
+      (void)test::step_of(optimizer, params, t, comm.rank());
     };
     const auto largest_residual = [](const OnebitAdam& optimizer) {
       float most = 0;
@@ -123,10 +122,8 @@ TEST(DeepSpeedState, IsTheRanksOwn) {
         comm, layout, optim::ZeroOneAdamOptions{.var_freeze_step = 2}));
     for (const auto& optimizer : optimizers) {
       std::vector<float> params = test::normal(layout.size(), 3);
-      for (std::int64_t t = 1; t <= 4; ++t) {
-        auto grads = test::gradient(layout.size(), t, comm.rank());
-        (void)optimizer->step(params, grads);
-      }
+      for (std::int64_t t = 1; t <= 4; ++t)
+        (void)test::step_of(*optimizer, params, t, comm.rank());
       const optim::State state = optimizer->state();
       EXPECT_NE(state.find("worker_error"), nullptr);
       for (const optim::StateArray& array : state.arrays) {

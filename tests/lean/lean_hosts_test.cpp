@@ -109,6 +109,8 @@ Options options() {
 class LeanHosts : public ::testing::TestWithParam<LeanRanks> {};
 INSTANTIATE_TEST_SUITE_P(All, LeanHosts, ::testing::ValuesIn(all_ranks()),
                          ranks_name);
+INSTANTIATE_TEST_SUITE_P(Flat, LeanHosts, ::testing::Values(LeanRanks{3}),
+                         ranks_name);
 
 TEST_P(LeanHosts, AGradientThatIsNotFiniteOnOneRankChangesNothing) {
   for (const DType dtype : {DType::kFloat32, kB16})
@@ -123,15 +125,20 @@ TEST_P(LeanHosts, AGradientThatIsNotFiniteOnOneRankChangesNothing) {
               t % 2 == 0 ? std::numeric_limits<float>::infinity()
                          : std::numeric_limits<float>::quiet_NaN();
         const StateDict before = copy_of(run.optimizer->state());
-        const auto report = run.step(bad);
+        optim::EarlyGradients& early = *run.optimizer->early();
+        if (t % 2 == 0 && early.reduces())
+          early.reduce(bad, early.buckets()[0]);
+        const auto report = run.optimizer->step(run.params.view(), bad);
         EXPECT_FALSE(report.applied);
+        EXPECT_EQ(run.optimizer->progress().skipped, t);
         const auto per_host =
             static_cast<std::size_t>(comm.hosts().ranks_per_host);
         const auto& ranks = comm.hosts().ranks;
         const int last = comm.size() - 1;
-        EXPECT_EQ(report.nonfinite_rank, t <= test::kLateFreeze
-                                             ? last
-                                             : ranks[ranks.size() - per_host]);
+        EXPECT_EQ(report.nonfinite_rank,
+                  t <= test::kLateFreeze || comm.hosts().is_flat()
+                      ? last
+                      : ranks[ranks.size() - per_host]);
         const StateDict after = copy_of(run.optimizer->state());
         for (const optim::StateArray& array : run.optimizer->state().arrays)
           EXPECT_TRUE(test::same_bytes(before.array(array.name),
@@ -156,13 +163,18 @@ TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
         run.optimizer->step(run.params.view(), whole.view());
         const auto buckets = early.optimizer->early()->buckets();
         ASSERT_GT(buckets.size(), 2u);
-        EXPECT_TRUE(early.optimizer->early()->reduces());
-        EXPECT_FALSE(early.optimizer->early()->measures());
+        const bool reduces = early.optimizer->early()->reduces();
+        EXPECT_EQ(reduces, t <= test::kLateFreeze || !comm.hosts().is_flat());
+        EXPECT_EQ(early.optimizer->early()->measures(), !reduces);
         for (std::size_t b = buckets.size(); b-- > 1;)
-          early.optimizer->early()->reduce(begun.view(), buckets[b]);
+          if (reduces)
+            early.optimizer->early()->reduce(begun.view(), buckets[b]);
+          else
+            early.optimizer->early()->measure(begun.view(), buckets[b]);
         early.optimizer->early()->finish();
         early.optimizer->step(early.params.view(), begun.view());
         EXPECT_TRUE(test::same_bits<float>(early.full(), run.full())) << t;
+        if (early.optimizer->early()->measures()) continue;
         test::expect_error(ErrorCode::kFailedPrecondition, {"measure:"}, [&] {
           early.optimizer->early()->measure(ConstView(own), buckets[0]);
         });

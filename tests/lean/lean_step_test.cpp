@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of lean 1-bit Adam: what they skip, send, keep and refuse.
+// Steps of lean 1-bit Adam: what they send, keep and refuse. What they skip and
+// reduce early is in lean_hosts_test.cpp.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,65 +22,6 @@ constexpr DType kB16 = DType::kBFloat16;
 
 std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {
   return test::gradient(run.layout.size(), t, rank);
-}
-
-TEST(LeanSteps, AGradientThatIsNotFiniteOnOneRankSkipsTheStepEverywhere) {
-  for (const DType dtype : {DType::kFloat32, kB16})
-    test::run_ranks("local", 3, [&](comm::Communicator& comm) {
-      const Options o{.learning_rate = 0.01, .freeze = {.step = 2}};
-      LeanRun run(comm, test::small_layout(), dtype, o);
-      LeanRun without(comm, test::small_layout(), dtype, o);
-      for (std::int64_t t = 1; t <= 5; ++t) {
-        const auto own = grads(run, t, comm.rank());
-        auto bad = own;
-        if (comm.rank() == 1)
-          bad[7] = t % 2 == 0 ? std::numeric_limits<float>::infinity()
-                              : std::numeric_limits<float>::quiet_NaN();
-        const auto before = run.full();
-        const bool early = t % 2 == 0 && run.optimizer->early()->reduces();
-        optim::StepReport report;
-        if (early) {
-          run.optimizer->early()->reduce(bad,
-                                         run.optimizer->early()->buckets()[0]);
-          report = run.optimizer->step(run.params.view(), bad);
-        } else {
-          report = run.step(bad);
-        }
-        EXPECT_FALSE(report.applied);
-        EXPECT_EQ(report.nonfinite_rank, 1);
-        EXPECT_EQ(run.optimizer->progress().skipped, t);
-        EXPECT_TRUE(test::same_bits<float>(run.full(), before));
-        run.step(own);
-        without.step(own);
-        EXPECT_EQ(run.optimizer->progress().steps, t);
-        EXPECT_TRUE(test::same_bits<float>(run.full(), without.full())) << t;
-      }
-    });
-}
-
-TEST(LeanSteps, BucketsSentOrMeasuredEarlyChangeNothing) {
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    const Options o{.freeze = {.step = 2},
-                    .compression = {.exchange = {.max_grad_norm = 1,
-                                                 .bucket_elements = 1024}}};
-    LeanRun run(comm, test::small_layout(), kB16, o);
-    LeanRun early(comm, test::small_layout(), kB16, o);
-    for (std::int64_t t = 1; t <= 5; ++t) {
-      run.step(grads(run, t, comm.rank()));
-      auto own = grads(run, t, comm.rank());
-      const auto buckets = early.optimizer->early()->buckets();
-      ASSERT_GT(buckets.size(), 2u);
-      EXPECT_NE(early.optimizer->early()->reduces(),
-                early.optimizer->early()->measures());
-      for (std::size_t b = buckets.size(); b-- > 1;)
-        if (early.optimizer->early()->reduces())
-          early.optimizer->early()->reduce(own, buckets[b]);
-        else
-          early.optimizer->early()->measure(ConstView(own), buckets[b]);
-      early.optimizer->step(early.params.view(), own);
-      EXPECT_TRUE(test::same_bits<float>(early.full(), run.full())) << t;
-    }
-  });
 }
 
 // Parameters that fill cells, so that both optimizers have the same blocks.

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "optim/support.h"
+#include "support/environment.h"
 #include "support/errors.h"
 
 namespace thinwire::optim::data_parallel_test {
@@ -94,6 +97,23 @@ TEST(DataParallel, RefusesViewsThatDoNotFit) {
         ErrorCode::kInvalidArgument, {"max_grad_norm", "-1"},
         [&] { test::exact_adam({}, {.max_grad_norm = -1})(comm, layout); });
   });
+}
+
+// Variables that an optimizer's loops go by are looked at when it is made, on
+// every rank, and not in the middle of its first step.
+TEST(Environment, IsRefusedOnEveryRankWhenAnOptimizerIsMade) {
+  for (const char* variable : {"THINWIRE_PREFETCH", "THINWIRE_NUM_THREADS"})
+    for (const auto& make : {test::exact_adam({}), test::onebit_adam({})}) {
+      const test::ScopedVariable bad(variable, "fast");
+      std::atomic<int> refusals = 0;
+      comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+        test::expect_error(
+            ErrorCode::kInvalidArgument, {variable, "'fast'"},
+            [&] { const auto made = make(comm, test::small_layout()); });
+        ++refusals;
+      });
+      EXPECT_EQ(refusals, 3);
+    }
 }
 
 }  // namespace

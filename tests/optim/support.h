@@ -128,6 +128,14 @@ inline MakeOptimizer zero_one_adam(optim::ZeroOneAdamOptions options) {
   };
 }
 
+/// Takes step t of a rank, with gradient().
+inline optim::StepReport step_of(optim::Optimizer& optimizer,
+                                 std::vector<float>& params, std::int64_t t,
+                                 int rank) {
+  auto grads = gradient(params.size(), t, rank);
+  return optimizer.step(params, grads);
+}
+
 /// Parameters of every rank after `steps` steps from the same start.
 inline std::vector<std::vector<float>> train(
     int world, const ParameterLayout& layout, const MakeOptimizer& make,

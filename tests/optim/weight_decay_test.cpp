@@ -117,8 +117,7 @@ TEST_P(WeightDecay, IsNoPartOfTheState) {
     std::vector<float> params = test::normal(layout.size(), 3);
     const auto step = [&](Optimizer& optimizer, std::vector<float>& of,
                           std::int64_t t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      optimizer.step(of, grads);
+      test::step_of(optimizer, of, t, comm.rank());
     };
     for (std::int64_t t = 1; t <= GetParam().steps; ++t) {
       step(*first, params, t);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixed precision saved after any call and continued elsewhere: the same bits,
-// the loss scale's among them.
+// Mixed precision saved after any call and continued elsewhere, also from other
+// precision: the same bits, the loss scale's among them.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <deque>
 
+#include "optim/other_ranks.h"
 #include "optim/states.h"
 #include "precision/support.h"
 #include "support/errors.h"
@@ -27,20 +28,47 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(Resume, ContinuesBitEqualFromEveryCall) {
   const auto& [world, dtype, tested] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
+  std::vector<test::Saved> saved(static_cast<std::size_t>(world));
   comm::run_local_ranks(world, [&, dtype = dtype,
                                 &test_case = tested](auto& comm) {
     Training main(comm, layout, test_case.make, test::with_moving_scale(dtype));
     std::deque<Training> resumed;
+    bool was_behind = false;
     for (std::int64_t call = 1; call <= test_case.steps * 4 / 3; ++call) {
       // Another initial scale and other masters: the state brings its own.
       MixedPrecisionOptions other = test::with_moving_scale(dtype);
       other.loss_scale.initial_scale = 8;
-      Training& latest =
-          resumed.emplace_back(comm, layout, test_case.make, other);
-      latest.optimizer->set_masters(std::vector<float>(layout.size(), 7.0f));
-      latest.optimizer->load_state_dict(copy_of(main.optimizer->state()));
-      latest.optimizer->write_params(latest.params.view());
-      if (resumed.size() > 6) resumed.pop_front();
+      const auto begun = [&]() -> Training& {
+        Training& run =
+            resumed.emplace_back(comm, layout, test_case.make, other);
+        run.optimizer->set_masters(std::vector<float>(layout.size(), 7.0f));
+        return run;
+      };
+      Training& loaded = begun();
+      loaded.optimizer->load_state_dict(copy_of(main.optimizer->state()));
+      loaded.optimizer->write_params(loaded.params.view());
+
+      // As a checkpoint does: from the weights of the last exchange, which are
+      // equal on all ranks.
+      const optim::Optimizer& optimizer = *main.optimizer;
+      comm.barrier();
+      saved[static_cast<std::size_t>(comm.rank())] = test::save(optimizer);
+      comm.barrier();
+      Training& adopted = begun();
+      test::adopt(comm, *adopted.optimizer, saved);
+      Buffer weights = test::converted(
+          optim::exchanged_params(optimizer, main.params.view()), dtype);
+      Buffer first = test::copied(weights.view());
+      comm.broadcast(first.view(), 0);
+      EXPECT_TRUE(test::same_bytes(weights.view(), first.view()));
+      was_behind = was_behind || optim::steps_behind(optimizer) > 0;
+      adopted.params = std::move(weights);
+      adopted.optimizer->local_steps()->repeat(adopted.params.view());
+      EXPECT_TRUE(test::same_bytes(adopted.params.view(), main.params.view()))
+          << "before call " << call;
+      EXPECT_TRUE(test::same_bytes(adopted.optimizer->masters(),
+                                   main.optimizer->masters()));
+      while (resumed.size() > 12) resumed.pop_front();
 
       const auto grads =
           test::gradient_that_overflows(layout, call, comm.rank());
@@ -57,6 +85,7 @@ TEST_P(Resume, ContinuesBitEqualFromEveryCall) {
             << "call " << call;
       }
     }
+    EXPECT_EQ(was_behind, test_case.name == "zero_one_adam");
     if (dtype == DType::kFloat16) {
       EXPECT_GT(main.optimizer->progress().skipped, 0);
     }
@@ -172,6 +201,67 @@ TEST(Masters, AreSynchronizedToParametersThatFitOnly) {
     }
     test::expect_error(ErrorCode::kInvalidArgument, {"params"},
                        [&] { run.optimizer->write_params(other.view()); });
+  });
+}
+
+// ---- other precision
+
+constexpr auto kCorrupt = ErrorCode::kCorruptCheckpoint;
+
+TEST(AdoptMasters, ComeFromFp32ParametersWithANewLossScale) {
+  const ParameterLayout layout = test::grouped_layout();
+  for (const LowBitCase& tested : test::every_optimizer())
+    comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+      const auto wide = tested.make(comm, layout);
+      std::vector<float> params = test::normal(layout.size(), 3);
+      for (std::int64_t t = 1; t <= 5; ++t) {
+        auto grads = test::gradient_with_gaps(layout, t, 0);
+        wide->step(params, grads);
+      }
+      for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        Training run(comm, layout, tested.make, test::with_moving_scale(dtype));
+        StateDict state = copy_of(wide->state());
+        test::expect_error(kCorrupt, {"masters"}, [&] {
+          static_cast<void>(run.optimizer->adopt(copy_of(wide->state())));
+        });
+        state.put("masters", params);
+        run.optimizer->adopt(std::move(state))();
+        run.optimizer->local_steps()->repeat(run.params.view());
+        EXPECT_TRUE(test::same_bytes(run.optimizer->masters(), params));
+        EXPECT_TRUE(run.params_are_rounded_masters());
+        EXPECT_EQ(run.optimizer->loss_scale(),
+                  dtype == DType::kFloat16 ? 4096 : 1);
+        // And back: the fp32 optimizer needs nothing else.
+        const auto back = tested.make(comm, layout);
+        back->adopt(copy_of(run.optimizer->state()))();
+        EXPECT_TRUE(
+            test::same_state(copy_of(back->state()), copy_of(wide->state())))
+            << tested.name;
+      }
+    });
+}
+
+TEST(AdoptLossScale, IsKeptFromFp16ToFp16Only) {
+  const ParameterLayout layout = test::grouped_layout();
+  const auto make = test::exact_adam({.learning_rate = 0.01});
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    Training half(comm, layout, make, test::with_moving_scale(DType::kFloat16));
+    for (std::int64_t call = 1; call <= 5; ++call)
+      (void)half.step(test::gradient_that_overflows(layout, call, 0));
+    ASSERT_NE(half.optimizer->loss_scale(), 4096);
+    Training brain(comm, layout, make,
+                   test::with_moving_scale(DType::kBFloat16));
+    brain.optimizer->adopt(copy_of(half.optimizer->state()))();
+    EXPECT_EQ(brain.optimizer->loss_scale(), 1);
+    EXPECT_FALSE(copy_of(brain.optimizer->state()).has_scalar("loss_scale"));
+    Training again(comm, layout, make,
+                   test::with_moving_scale(DType::kFloat16));
+    again.optimizer->adopt(copy_of(half.optimizer->state()))();
+    EXPECT_EQ(again.optimizer->loss_scale(), half.optimizer->loss_scale());
+    again.optimizer->adopt(copy_of(brain.optimizer->state()))();
+    EXPECT_EQ(again.optimizer->loss_scale(), 4096);
+    EXPECT_TRUE(test::same_bytes(again.optimizer->masters(),
+                                 half.optimizer->masters()));
   });
 }
 

@@ -11,7 +11,7 @@
 
 #include "exchange/records/places.h"
 #include "optim/low_bit/gradients/host_gradients.h"
-#include "optim/low_bit/masks.h"
+#include "optim/low_bit/layout.h"
 #include "optim/low_bit/options.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-bit optimizers by host: the bits of plain loops, the automatic freeze,
-// clipping, gradients that are not finite, and what is sent.
+// clipping, and what is sent. Gradients that are not finite:
+// nonfinite_test.cpp.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
-#include <string_view>
 #include <vector>
 
 #include "optim/low_bit/by_host.h"
-#include "optim/low_bit/cases.h"
 #include "optim/naive/lamb.h"
 #include "optim/naive/onebit_adam.h"
 #include "optim/naive/zero_one_adam.h"
@@ -161,8 +158,8 @@ std::vector<StepReport> reports(Ranks ranks, const test::MakeOptimizer& make,
     const auto optimizer = make(comm, layout);
     Floats params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= steps; ++t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      const StepReport report = optimizer->step(params, grads);
+      const StepReport report =
+          test::step_of(*optimizer, params, t, comm.rank());
       if (comm.rank() == 0) of_first.push_back(report);
     }
   });
@@ -213,55 +210,6 @@ TEST_P(ByHost, TheCalibratedNormIsThatOfTheMean) {
     EXPECT_NEAR(compressed[t].grad_norm, exact[t].grad_norm,
                 0.03 * exact[t].grad_norm);
   }
-}
-
-// ---- gradients that are not finite
-
-bool same_memory(ConstView a, ConstView b) {
-  return a.bytes() == b.bytes() &&
-         (a.bytes() == 0 || std::memcmp(a.data(), b.data(), a.bytes()) == 0);
-}
-
-TEST_P(ByHost, AnOverflowOnOneRankChangesNothingAnywhere) {
-  const Ranks ranks = GetParam();
-  const ParameterLayout layout = test::grouped_layout();
-  for (const auto& tested : test::low_bit_cases())
-    run_by_host(ranks, [&](comm::Communicator& comm) {
-      const auto optimizer = tested.make(comm, layout);
-      Floats params = test::normal(layout.size(), 3);
-      for (std::int64_t t = 1; t <= tested.steps; ++t) {
-        const StateDict before = copy_of(optimizer->state());
-        const Floats params_before = params;
-        const bool is_local = optimizer->progress().phase == Phase::kLocal;
-        auto bad = test::gradient(layout.size(), t, comm.rank());
-        if (comm.rank() == ranks.size() - 1)
-          bad[static_cast<std::size_t>(t) * 37 % layout.size()] =
-              std::numeric_limits<float>::infinity();
-        const StepReport report =
-            optimizer->step(StepInput{.params = params,
-                                      .grads = bad,
-                                      .skip_if_any_rank_nonfinite = true});
-        EXPECT_FALSE(report.applied);
-        if (report.phase == Phase::kCompressed || is_local) {
-          EXPECT_EQ(report.nonfinite_rank, ranks.size() - ranks.per_host);
-        }
-        EXPECT_EQ(params, params_before);
-        const StateDict after = copy_of(optimizer->state());
-        for (const char* array : {"worker_error", "server_error", "exp_avg"})
-          if (report.residuals_cleared &&
-              array != std::string_view("exp_avg")) {
-            // The low-bit average has no residuals any more.
-            Floats kept(after.array(array).size());
-            kernels::convert(after.array(array), kept);
-            EXPECT_EQ(kept, Floats(kept.size())) << array;
-          } else if (before.has_array(array)) {
-            EXPECT_TRUE(same_memory(before.array(array), after.array(array)))
-                << array;
-          }
-        auto good = test::gradient(layout.size(), t, comm.rank());
-        (void)optimizer->step(params, good);
-      }
-    });
 }
 
 // ---- what is sent, and early

@@ -23,8 +23,7 @@ struct Trained {
   Trained(comm::Communicator& comm, const test::MakeOptimizer& make)
       : optimizer(make(comm, test::small_layout())), rank(comm.rank()) {}
   StepReport step() {
-    auto grads = test::gradient(params.size(), ++number, rank);
-    return optimizer->step(params, grads);
+    return test::step_of(*optimizer, params, ++number, rank);
   }
 
   std::unique_ptr<Optimizer> optimizer;

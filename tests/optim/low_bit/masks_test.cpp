@@ -76,8 +76,7 @@ class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
   }
   static StepReport step(Optimizer& optimizer, std::vector<float>& params,
                          std::int64_t t, int rank) {
-    auto grads = test::gradient(params.size(), t, rank);
-    return optimizer.step(params, grads);
+    return test::step_of(optimizer, params, t, rank);
   }
   // Parameters of the masked elements.
   static std::vector<float> masked_of(const std::vector<float>& params) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A gradient that is not finite on one rank, in every phase of 1-bit LAMB and
-// 0/1 Adam.
+// A gradient that is not finite on one rank, in every phase of the low-bit
+// optimizers, flat and by host.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "optim/low_bit/by_host.h"
 #include "optim/low_bit/cases.h"
 #include "optim/states.h"
 #include "thinwire/kernels/cast.h"
@@ -16,14 +17,19 @@ namespace thinwire::optim::nonfinite_test {
 namespace {
 
 using test::LowBitCase;
+using test::by_host::Ranks;
 
 class LowBitNonfinite
-    : public ::testing::TestWithParam<std::tuple<int, LowBitCase>> {};
+    : public ::testing::TestWithParam<std::tuple<Ranks, LowBitCase>> {};
 INSTANTIATE_TEST_SUITE_P(
     All, LowBitNonfinite,
-    ::testing::Combine(::testing::Values(1, 2, 3),
+    ::testing::Combine(::testing::Values(Ranks{1, 1}, Ranks{2, 1}, Ranks{3, 1},
+                                         Ranks{2, 2}, Ranks{2, 4}),
                        ::testing::ValuesIn(test::low_bit_cases())),
-    test::kNameAndWorld);
+    [](const auto& tested) {
+      const auto& [ranks, named] = tested.param;
+      return fmt::format("{}_{}x{}", named.name, ranks.hosts, ranks.per_host);
+    });
 
 std::vector<float> widened(ConstView values) {
   std::vector<float> floats(values.size());
@@ -31,39 +37,40 @@ std::vector<float> widened(ConstView values) {
   return floats;
 }
 
-TEST_P(LowBitNonfinite, ChangesNothingWhereRanksExchange) {
-  const auto& [world, tested] = GetParam();
+TEST_P(LowBitNonfinite, ChangesNothingWhereRanksSkipTogether) {
+  const auto& [ranks, tested] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
-  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+  const int per_host = ranks.per_host;
+  test::by_host::run_by_host(ranks, [&, &test_case = tested](auto& comm) {
     const auto optimizer = test_case.make(comm, layout);
     std::vector<float> params = test::normal(layout.size(), 3);
-    std::int64_t skipped = 0;
     for (std::int64_t t = 1; t <= test_case.steps; ++t) {
       auto grads = test::gradient_with_gaps(layout, t, comm.rank());
-      if (optimizer->progress().phase != Phase::kLocal) {
-        const StateDict state = copy_of(optimizer->state());
-        const auto before = params;
-        const int guilty = static_cast<int>(t) % comm.size();
-        auto bad = grads;
-        if (comm.rank() == guilty)
-          bad[static_cast<std::size_t>(t)] =
-              t % 2 == 0 ? -std::numeric_limits<float>::quiet_NaN()
-                         : std::numeric_limits<float>::infinity();
-        const StepReport report = optimizer->step(params, bad);
-        EXPECT_FALSE(report.applied) << "step " << t;
-        EXPECT_EQ(report.nonfinite_rank, guilty) << "step " << t;
-        EXPECT_EQ(params, before) << "step " << t;
-        EXPECT_EQ(optimizer->progress().skipped, ++skipped);
-        // The low-bit average has no residuals any more.
-        std::set<std::string> changed = {"skipped_steps"};
-        const StateDict after = copy_of(optimizer->state());
-        if (report.residuals_cleared)
-          for (const char* const name : {"worker_error", "server_error"}) {
-            changed.insert(name);
-            for (const float e : widened(after.array(name))) EXPECT_EQ(e, 0);
-          }
-        EXPECT_TRUE(test::same_state(after, state, changed)) << "step " << t;
-      }
+      const StateDict state = copy_of(optimizer->state());
+      const auto before = params;
+      const int guilty = static_cast<int>(t) % comm.size();
+      auto bad = grads;
+      if (comm.rank() == guilty)
+        bad[static_cast<std::size_t>(t)] =
+            t % 2 == 0 ? -std::numeric_limits<float>::quiet_NaN()
+                       : std::numeric_limits<float>::infinity();
+      const StepReport report = optimizer->step(StepInput{
+          .params = params, .grads = bad, .skip_if_any_rank_nonfinite = true});
+      EXPECT_FALSE(report.applied) << "step " << t;
+      // Of a host's mean nobody knows whose gradient it was.
+      EXPECT_EQ(report.nonfinite_rank / per_host, guilty / per_host)
+          << "step " << t;
+      EXPECT_EQ(params, before) << "step " << t;
+      EXPECT_EQ(optimizer->progress().skipped, t);
+      // The low-bit average has no residuals any more.
+      std::set<std::string> changed = {"skipped_steps"};
+      const StateDict after = copy_of(optimizer->state());
+      if (report.residuals_cleared)
+        for (const char* const name : {"worker_error", "server_error"}) {
+          changed.insert(name);
+          for (const float e : widened(after.array(name))) EXPECT_EQ(e, 0);
+        }
+      EXPECT_TRUE(test::same_state(after, state, changed)) << "step " << t;
       EXPECT_TRUE(optimizer->step(params, grads).applied);
       EXPECT_EQ(optimizer->progress().steps, t);
     }

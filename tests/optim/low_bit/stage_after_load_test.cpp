@@ -63,8 +63,7 @@ class StageAfterLoad : public ::testing::TestWithParam<std::tuple<int, Kind>> {
   }
   void step(Optimizer& optimizer, std::vector<float>& params, std::int64_t t,
             int rank) const {
-    auto grads = test::gradient(layout.size(), t, rank);
-    ASSERT_TRUE(optimizer.step(params, grads).applied);
+    ASSERT_TRUE(test::step_of(optimizer, params, t, rank).applied);
   }
   [[nodiscard]] MakeOptimizer of(std::optional<std::int64_t> step) const {
     return std::get<1>(GetParam()).make(step);
@@ -210,10 +209,8 @@ TEST(StageAfterLoadOfOnebitAdam, AnAutomaticFreezeThatHasHappenedStays) {
         .freeze = {.step = kAutoFreeze, .min_step = 1, .max_step = 4}};
     auto params = test::normal(layout.size(), 3);
     OnebitAdam first(comm, layout, o);
-    for (std::int64_t t = 1; t <= 6; ++t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      first.step(params, grads);
-    }
+    for (std::int64_t t = 1; t <= 6; ++t)
+      (void)test::step_of(first, params, t, comm.rank());
     ASSERT_GT(first.freeze()->frozen_at(), 0);
     for (OnebitAdamOptions later :
          {OnebitAdamOptions{.freeze = {.step = kAutoFreeze}},
@@ -234,10 +231,8 @@ TEST(StageAfterLoadOfOnebitAdam, AVarianceThatWentOnMovingIsRefused) {
     const OnebitAdamOptions o{.freeze = {.step = 2}};
     auto params = test::normal(layout.size(), 3);
     OnebitAdam first(comm, layout, o);
-    for (std::int64_t t = 1; t <= 4; ++t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      first.step(params, grads);
-    }
+    for (std::int64_t t = 1; t <= 4; ++t)
+      (void)test::step_of(first, params, t, comm.rank());
     OnebitAdam second(comm, layout, o);
     StateDict moving = copy_of(first.state());
     moving.put_integer("variance_is_unbiased", 1);
@@ -266,8 +261,7 @@ TEST(StageAfterLoadOfZeroOneAdam, IntervalsThatAreNotNamedAreTheStates) {
     for (std::int64_t t = 1; t <= 21; ++t) {
       for (auto [optimizer, values] :
            {std::pair(&unbroken, &params), std::pair(resumed.get(), &same)}) {
-        auto grads = test::gradient(layout.size(), t, comm.rank());
-        optimizer->step(*values, grads);
+        test::step_of(*optimizer, *values, t, comm.rank());
       }
       ASSERT_EQ(params, same) << t;
       if (t % 5 != 0) continue;

@@ -1,13 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/freeze/freeze_point.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "optim/saved_state.h"
+#include "thinwire/core/error.h"
+#include "thinwire/optim/run_length.h"
 
 namespace thinwire::optim {
+
+AutoFreeze::AutoFreeze(const FreezeOptions& o) : ratio_(o.ratio) {
+  const auto part_of_total = [&](std::int64_t nth, std::int64_t otherwise) {
+    return o.total_steps ? (*o.total_steps + nth - 1) / nth : otherwise;
+  };
+  const std::int64_t fifth = part_of_total(5, 100'000);
+  earliest_ = std::max({o.lr_warmup_steps.value_or(0), part_of_total(10, 0),
+                        std::min(o.min_step, fifth)});
+  latest_ = std::max(o.max_step.value_or(fifth), earliest_);
+}
+
+bool AutoFreeze::observe(double norm) {
+  norms_.push_back(norm);
+  const auto step = static_cast<std::int64_t>(norms_.size());
+  if (step >= latest_) return true;
+  const std::int64_t window = std::max<std::int64_t>(50, step / 2);
+  if (step < earliest_ || step <= window) return false;
+  const double before = norms_[static_cast<std::size_t>(step - window - 1)];
+  // Two zeros: nothing has a gradient yet, so nothing has settled.
+  return norm > 0 && before > 0 &&
+         std::min(norm / before, before / norm) >= ratio_;
+}
+
+void AutoFreeze::add_to(State& state) const {
+  state.add_free("exp_avg_sq_norms", norms_);
+}
+
+void AutoFreeze::load(const StateDict& state) {
+  constexpr const char* kName = "exp_avg_sq_norms";
+  norms_ = saved_values<double>(state, kName, state.array(kName).size(),
+                                Sign::kNotNegative);
+}
+
+StagePlan StagePlan::after(const StateDict& state, const char* key) const {
+  StagePlan plan = *this;
+  plan.step_ = own_;
+  if (named_ || !state.has_scalar(key)) return plan;
+  plan.step_ = state.integer(key);
+  if (plan.step_ < 1 && plan.step_ != kAutoFreeze)
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("the state's {} must be >= 1, got {}", key, plan.step_));
+  return plan;
+}
+
+bool StagePlan::names_later(std::int64_t steps) const {
+  return named_ && *named_ != kAutoFreeze && steps < *named_;
+}
+
+bool StagePlan::names_passed(std::int64_t steps) const {
+  return named_ && *named_ != kAutoFreeze && steps >= *named_;
+}
+
+std::string note_of_return(std::string_view option, std::int64_t planned,
+                           std::int64_t steps, bool variance_was_dropped) {
+  return fmt::format(
+      "{} is {} and lies ahead of step {} of the state, which was past its "
+      "own: "
+      "the first stage goes on{}",
+      option, planned, steps,
+      variance_was_dropped
+          ? "; the state has no variance, so it is what its denominators say"
+          : "");
+}
+
+std::string note_of_end(std::string_view option, std::int64_t planned,
+                        std::int64_t steps) {
+  return fmt::format(
+      "{} is {} and step {} of the state is not before it, although the state "
+      "was in its first stage: that ends now",
+      option, planned, steps);
+}
 
 namespace {
 

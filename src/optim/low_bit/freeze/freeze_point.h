@@ -3,19 +3,85 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
-#include "optim/low_bit/freeze/auto_freeze.h"
-#include "optim/low_bit/freeze/stage_plan.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/momentum.h"
 #include "optim/low_bit/momentum/momentum_exchange.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/freeze_options.h"
 #include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
+
+/// Decides when the variance has settled enough to be frozen: its
+/// bias-corrected L1 norm and that of half of the steps so far ago, at least
+/// 50, are within a ratio. Over a shorter window a running mean hardly moves.
+/// All ranks see the same norms, since exact steps leave the same variance
+/// everywhere.
+class AutoFreeze {
+ public:
+  explicit AutoFreeze(const FreezeOptions& options = {});
+
+  /// Step 1, 2, ...: `norm` is its bias-corrected L1 norm of the variance. True
+  /// if this step, still exact, is the last one.
+  [[nodiscard]] bool observe(double norm);
+
+  void add_to(State& state) const;
+  void load(const StateDict& state);
+
+ private:
+  std::int64_t earliest_;  // not before this step
+  std::int64_t latest_;    // at this one at the latest
+  double ratio_;
+  std::vector<double> norms_;  // of steps 1, 2, ...
+};
+
+/// The last step of the first stage as options and a state have it. A number
+/// that the caller names decides the stage, after a load too; one that is
+/// derived or a default gives way to that of a state.
+class StagePlan {
+ public:
+  StagePlan() = default;
+  /// `named` may be kAutoFreeze; `planned` is what follows from all options.
+  StagePlan(std::optional<std::int64_t> named, std::int64_t planned)
+      : named_(named), own_(planned), step_(planned) {}
+
+  /// May be kAutoFreeze.
+  [[nodiscard]] std::int64_t step() const { return step_; }
+  /// `key`: the option's name.
+  void save(StateDict& state, const char* key) const {
+    state.put_integer(key, step_);
+  }
+  /// With what a state says, where nothing is named. States of versions before
+  /// 0.8 say nothing. Throws Error(kCorruptCheckpoint).
+  [[nodiscard]] StagePlan after(const StateDict& state, const char* key) const;
+
+  /// Returns whether the caller has named a step that is later than `steps`.
+  [[nodiscard]] bool names_later(std::int64_t steps) const;
+  /// Returns whether the caller has named a step that has passed.
+  [[nodiscard]] bool names_passed(std::int64_t steps) const;
+
+ private:
+  std::optional<std::int64_t> named_;
+  std::int64_t own_ = 1;
+  std::int64_t step_ = 1;
+};
+
+/// Returns a load's note on exact steps that continue because `planned` lies
+/// ahead.
+[[nodiscard]] std::string note_of_return(std::string_view option,
+                                         std::int64_t planned,
+                                         std::int64_t steps,
+                                         bool variance_was_dropped);
+/// "freeze_step is 3 and step 6 is past it: compression begins now".
+[[nodiscard]] std::string note_of_end(std::string_view option,
+                                      std::int64_t planned, std::int64_t steps);
 
 /// The step after which a 1-bit optimizer freezes its variance. The caller
 /// plans it, the variance decides, or a gate puts it off. It is part of the

@@ -13,6 +13,27 @@
 
 namespace thinwire::optim {
 
+void ExactGroups::begin(View grads) {
+  if (model_.observer != nullptr)
+    for (const Range& r : model_.layout.exact)
+      model_.observer->exact(r, grads.subview(r.offset, r.size));
+  queued_ = exchange::queue_sums(model_.comm, grads, model_.layout.exact,
+                                 model_.settings.exchange.bucket_elements);
+}
+
+void ExactGroups::finish(std::int64_t number, const StepInput& in,
+                         double grad_scale, StepMeter& step) {
+  step.wait_for(queued_);
+  queued_.clear();
+  const double divisor = exchange::sum_divisor(model_.comm, in.grads.dtype());
+  const UpdateArrays arrays =
+      update_arrays(in, static_cast<float>(grad_scale / divisor));
+  for (const Range& r : model_.layout.exact) {
+    model_.adam.apply_part(number, r, part_of(arrays, r), model_.pool);
+    if (in.final_range) in.final_range(r);
+  }
+}
+
 LocalGradients::LocalGradients(LowBitModel& model)
     : model_(model),
       exact_(model.comm, model.pool, model.size(),

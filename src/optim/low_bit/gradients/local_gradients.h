@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "exchange/exact_average.h"
 #include "optim/gradient_agreement.h"
@@ -11,6 +12,24 @@
 #include "thinwire/optim/state.h"
 
 namespace thinwire::optim {
+
+/// Groups that are never compressed (non_freeze). In a compressed step their
+/// gradients travel exactly, while the others are encoded.
+class ExactGroups {
+ public:
+  explicit ExactGroups(LowBitModel& model) : model_(model) {}
+
+  /// Sends the gradients. Collective, queued.
+  void begin(View grads);
+  /// Waits for the sums and takes Adam's step `number` with them. Each rank's
+  /// gradients are multiplied by `grad_scale`.
+  void finish(std::int64_t number, const StepInput& in, double grad_scale,
+              StepMeter& step);
+
+ private:
+  LowBitModel& model_;
+  std::vector<comm::Work> queued_;
+};
 
 /// The ranks' gradients of one step. They are averaged, or clipped on each
 /// rank, or the step is skipped on all ranks because a gradient was not finite.

@@ -3,12 +3,23 @@
 // applied, block by block. kernels/sign_compress.h has the arithmetic,
 // exchange/compressed_all_reduce.h the exchange with its error feedback.
 #include "optim/low_bit/momentum/momentum_exchange.h"
-#include "kernels/pooled_norm.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <tuple>
 #include <utility>
+#include <vector>
+
+#include "core/ranges.h"
+#include "exchange/residuals.h"
+#include "kernels/pooled_norm.h"
+#include "optim/saved_state.h"
+#include "thinwire/core/checksum.h"
+#include "thinwire/core/error.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
 
@@ -121,6 +132,205 @@ void MomentumExchange::follow_observer() {
 void MomentumExchange::set_active(exchange::ActiveMask active) {
   active_ = std::move(active);
   if (all_) all_->set_active(active_);
+}
+
+namespace {
+
+void add(ConstView values, float* to) {
+  std::vector<float> floats(values.size());
+  kernels::convert(values, std::span(floats));
+  for (std::size_t i = 0; i < floats.size(); ++i) to[i] += floats[i];
+}
+
+// The blocks that a rank serves depend on the buckets and on who shares a host,
+// even where their number of elements does not.
+std::int64_t residual_layout(const LowBitModel& model,
+                             const exchange::BlockLayout& layout) {
+  std::vector<std::int32_t> servers;
+  for (const exchange::Block& block : layout.blocks())
+    servers.push_back(block.server);
+  const std::vector<int>& ranks = model.comm.hosts().ranks;
+  servers.insert(servers.end(), ranks.begin(), ranks.end());
+  return static_cast<std::int64_t>(checksum(servers));
+}
+
+// By default buckets had 2^20 elements until version 0.5. In a hierarchical
+// exchange they had at least as many for each rank of a host until 0.7.0. A
+// rank does not have the residuals of what another one served then.
+[[noreturn]] void refuse_residual_layout(const LowBitModel& model,
+                                         std::int64_t saved) {
+  const std::size_t own = model.settings.exchange.bucket_elements;
+  const std::string what = fmt::format(
+      "the state's residual_layout is of another bucket size than this "
+      "optimizer's bucket_elements {}",
+      own);
+  for (const int ranks : {1, model.comm.hosts().ranks_per_host}) {
+    exchange::BlockOptions former = model.block_options();
+    former.bucket_elements = static_cast<std::size_t>(ranks) << 20;
+    if (!model.has_given_blocks &&
+        saved == residual_layout(
+                     model, exchange::BlockLayout(model.layout.units, former)))
+      throw Error(
+          ErrorCode::kCorruptCheckpoint,
+          fmt::format("{}: set it to {}, the default of earlier versions", what,
+                      former.bucket_elements));
+  }
+  throw Error(ErrorCode::kCorruptCheckpoint, what + ", or of other hosts");
+}
+
+// Returns the elements of the blocks of some servers as the fewest ranges.
+std::vector<Range> elements_of(const exchange::BlockLayout& layout,
+                               std::size_t first, std::size_t end) {
+  std::vector<Range> ranges;
+  for (const exchange::Block& block : layout.blocks()) {
+    const auto server = static_cast<std::size_t>(block.server);
+    if (server < first || server >= end) continue;
+    append_joined(ranges, block.values);
+  }
+  return ranges;
+}
+
+// A low-bit ZeRO has residuals of gradients, and none of servers.
+bool has_both_residuals(const StateDict& state) {
+  return state.has_array("worker_error") && state.has_array("server_error");
+}
+
+std::vector<Range> served_elements(const LowBitModel& model) {
+  return elements_of(model.layout.blocks, model.places.own,
+                     model.places.own + 1);
+}
+
+}  // namespace
+
+std::vector<Range> encoded_elements(const LowBitModel& model) {
+  return elements_of(model.layout.blocks, model.places.first,
+                     model.places.end());
+}
+
+std::optional<RankResiduals> take_residuals(StateDict& state,
+                                            const LowBitModel& model) {
+  if (!has_both_residuals(state)) return std::nullopt;
+  const auto take = [&](const char* name, const std::vector<Range>& ranges) {
+    return take_floats(state, name, model.settings.residual_dtype,
+                       total_size(ranges));
+  };
+  RankResiduals taken;
+  taken.worker = take("worker_error", encoded_elements(model));
+  taken.server = take("server_error", served_elements(model));
+  return taken;
+}
+
+void MomentumExchange::add_to(
+    State& state, const std::optional<ResidualViews>& of_gradients) const {
+  state.shard = served_elements(model_);
+  state.encoded = encoded_elements(model_);
+  const auto residuals =
+      of_gradients ? of_gradients
+      : all_       ? ResidualViews{all_->worker_error(), all_->server_error()}
+                   : restored_.views();
+  if (!residuals) return;
+  state.add_elements(kWorkerError, Sharing::kMean, *state.encoded,
+                     residuals->worker);
+  state.add_elements("server_error", Sharing::kSharded, state.shard,
+                     residuals->server);
+}
+
+MomentumExchange::Saved MomentumExchange::read(StateDict& state) const {
+  Saved saved{.residuals = take_residuals(state, model_), .all = {}};
+  if (saved.residuals && model_.compresses() && !all_) saved.all = make_all();
+  return saved;
+}
+
+void MomentumExchange::restore(Saved&& saved) {
+  clear_residuals();
+  if (!saved.residuals) return;
+  if (!model_.compresses())
+    return restored_.restore(*std::move(saved.residuals));
+  if (!all_) all_ = std::move(saved.all);
+  all_->take_errors(std::move(saved.residuals->worker),
+                    std::move(saved.residuals->server));
+}
+
+void MomentumExchange::clear_residuals() {
+  if (all_) all_->clear_errors();
+  (void)restored_.release();
+}
+
+void MomentumExchange::inherit(RankResiduals&& of_gradients,
+                               std::span<const HeavyElement> heavy) {
+  const exchange::Places& places = model_.places;
+  const bool adds = all_ && model_.settings.warmup_bits.hands_over_each_step;
+  for (auto [side, own, first, end] :
+       {std::tuple(&of_gradients.worker,
+                   adds ? all_->worker_error() : ConstView(), places.first,
+                   places.end()),
+        std::tuple(&of_gradients.server,
+                   adds ? all_->server_error() : ConstView(), places.own,
+                   places.own + 1)}) {
+    if (side->empty()) continue;
+    std::size_t at = 0;
+    for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
+      const exchange::Block& block = model_.layout.blocks.blocks()[b];
+      const auto server = static_cast<std::size_t>(block.server);
+      if (server < first || server >= end) continue;
+      const std::size_t size = block.residual.size;
+      exchange::Residual error(side->view(), {at, size});
+      inherit_block(b, error.floats(), of_gradients.clip, heavy);
+      if (adds) add(own.subview(at, size), error.floats());
+      error.store();
+      at += size;
+    }
+  }
+  if (model_.compresses() && of_gradients.server.empty())
+    of_gradients.server = copy_of(all().server_error());
+  if (model_.compresses())
+    all().take_errors(std::move(of_gradients.worker),
+                      std::move(of_gradients.server));
+  else
+    restored_.restore(std::move(of_gradients));
+}
+
+void MomentumExchange::inherit_block(
+    std::size_t b, float* error, double clip,
+    std::span<const HeavyElement> heavy) const {
+  const Range& at = model_.block(b);
+  const double beta1 =
+      model_.adam.group_options(model_.layout.block_group[b]).beta1;
+  const auto weight = static_cast<float>((1 - beta1) * clip);
+  const std::uint32_t* const words = active(b);
+  for (std::size_t i = 0; i < at.size; ++i)
+    error[i] =
+        exchange::is_active(words, i) ? weight * error[i] * form_.unit(b) : 0;
+  for (const HeavyElement& element : heavy_in(heavy, at))
+    error[element.index - at.offset] *= element.factor;
+}
+
+void add_residual_owner(State& state, const LowBitModel& model) {
+  if (state.find(kWorkerError) == nullptr) return;
+  state.owner.put_integer("world_size", model.comm.size());
+  state.owner.put_integer("rank", model.comm.rank());
+  state.owner.put_integer("residual_layout",
+                          residual_layout(model, model.layout.blocks));
+}
+
+void require_residual_owner(const StateDict& state, const LowBitModel& model) {
+  if (!has_both_residuals(state)) return;
+  const comm::Communicator& comm = model.comm;
+  if (state.integer("world_size") != comm.size() ||
+      state.integer("rank") != comm.rank())
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("residuals of rank {} of {} do not fit rank {} of {}",
+                    state.integer("rank"), state.integer("world_size"),
+                    comm.rank(), comm.size()));
+  const std::int64_t saved = saved_ranks_per_host(state);
+  if (saved != comm.hosts().ranks_per_host)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("residuals of {} ranks per host do not fit {}",
+                            saved, comm.hosts().ranks_per_host));
+  if (const std::int64_t layout = state.integer("residual_layout");
+      layout != residual_layout(model, model.layout.blocks))
+    refuse_residual_layout(model, layout);
 }
 
 }  // namespace thinwire::optim

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "optim/low_bit/masks.h"
 #include "optim/low_bit/momentum/kept_momentum.h"
 #include "optim/low_bit/momentum/momentum_exchange.h"
 
