@@ -214,17 +214,12 @@ void expect_refused(comm::Communicator& comm, const Checkpoint& from,
   EXPECT_EQ(run.optimizer->progress().steps, 0);
 }
 
-TEST(LeanState, OfSingleFloatsDoesNotFitSixteenBits) {
-  const Checkpoint from = saved_by(2, DType::kFloat32, 4, options());
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    expect_refused(comm, from, DType::kBFloat16, options(),
-                   "of float32 parameters");
-  });
-}
-
 TEST(LeanState, SaysWhatDoesNotFit) {
   const Checkpoint from = saved_by(2, DType::kBFloat16, 4, options());
+  const Checkpoint single = saved_by(2, DType::kFloat32, 4, options());
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+    expect_refused(comm, single, DType::kBFloat16, options(),
+                   "of float32 parameters");
     expect_refused(comm, from, DType::kBFloat16, options(4),
                    "denominator_bits is 8, this optimizer's 4");
     expect_refused(comm, from, DType::kFloat32, options(),

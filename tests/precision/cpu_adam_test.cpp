@@ -169,32 +169,6 @@ TEST_P(CpuAdamDTypes, Item78StoreRoundedToNearestEven) {
     ASSERT_EQ(std::isnan(wide.as<float>()[i]), nan(i)) << i;
 }
 
-// A tie goes to the even neighbour: -lr * u is half of bf16's place at 1.
-TEST(CpuAdam, Item78BreaksTiesToEven) {
-  const ParameterLayout layout = ParameterLayout::of({{"p", {2}}});
-  Adam rule(layout, {.learning_rate = 1,
-                     .beta1 = 0,
-                     .beta2 = 0,
-                     .epsilon = 255,
-                     .bias_correction = false});
-  // u = g / (|g| + eps) = -1 / 256.
-  Buffer params =
-      test::converted(std::vector<float>{1, 1 + 0x1p-7f}, DType::kBFloat16);
-  const std::vector<float> grads(2, -1.0f);
-  ThreadPool pool(1);
-  rule.apply(1, {params.view(), grads}, pool);
-  std::vector<float> exact = {1, 1 + 0x1p-7f};
-  Adam in_fp32(layout, {.learning_rate = 1,
-                        .beta1 = 0,
-                        .beta2 = 0,
-                        .epsilon = 255,
-                        .bias_correction = false});
-  in_fp32.apply(1, {exact, grads}, pool);
-  ASSERT_EQ(exact, (std::vector<float>{1 + 0x1p-8f, 1 + 0x1.8p-7f}));
-  EXPECT_EQ(to_float(params.as<BFloat16>()[0]), 1);
-  EXPECT_EQ(to_float(params.as<BFloat16>()[1]), 1 + 0x1p-6f);
-}
-
 TEST(CpuAdam, Item78Fp32ParametersWith16BitStateAreAnError) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     const ParameterLayout layout = ParameterLayout::of({{"p", {3}}});

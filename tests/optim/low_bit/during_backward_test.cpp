@@ -290,61 +290,45 @@ TEST(DuringBackward, RefusesWhatItCannotDo) {
                      [&] { zero_one.validate(layout); });
 }
 
+// Begun by a compressed step during backward, or by an exact one of few bits.
+// The destructor completes what has begun, on all ranks.
 TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
   const ParameterLayout layout = test::late_layout();
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(
-        comm, layout,
-        {.freeze = {.step = 1},
-         .compression = {
-             .exchange = {.during_backward = true, .bucket_elements = 900}}});
-    std::vector<float> params = test::normal(layout.size(), 3);
-    auto grads = test::gradient(layout.size(), 1, comm.rank());
-    (void)optimizer.step(params, grads);
-    const StateDict state = copy_of(optimizer.state());
-    const std::vector<Range> buckets = optimizer.early()->buckets();
-    ASSERT_GT(buckets.size(), 3u);
-    grads = test::gradient(layout.size(), 2, comm.rank());
-    optimizer.early()->reduce(grads, buckets.back());
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"range", "apart from what is under way"},
-        [&] { optimizer.early()->reduce(grads, buckets.back()); });
-    test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"}, [&] {
-      optimizer.early()->reduce(grads, {0, 5});
+  const Range last{2048, layout.size() - 2048};
+  const ExchangeOptions early{.during_backward = true, .bucket_elements = 900};
+  for (const OnebitAdamOptions& o :
+       {OnebitAdamOptions{.freeze = {.step = 1},
+       .compression = {.exchange = early}},
+        OnebitAdamOptions{.freeze = {.step = 100, .warmup_bits = 8},
+        .compression = {.exchange = {.bucket_elements = 900}}}})
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      OnebitAdam optimizer(comm, layout, o);
+      std::vector<float> params = test::normal(layout.size(), 3);
+      (void)test::step_of(optimizer, params, 1, comm.rank());
+      const StateDict state = copy_of(optimizer.state());
+      auto grads = test::gradient(layout.size(), 2, comm.rank());
+      optimizer.early()->reduce(grads, last);
+      for (const Range& again : {last, Range{3072, 1024}})
+        test::expect_error(ErrorCode::kInvalidArgument,
+                           {"range", "apart from what is under way"},
+                           [&] { optimizer.early()->reduce(grads, again); });
+      test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"}, [&] {
+        optimizer.early()->reduce(grads, {0, 5});
+      });
+      for (const auto& call : std::vector<std::function<void()>>{
+               [&] { (void)copy_of(optimizer.state()); },
+               [&] { optimizer.load_state_dict(state); },
+               [&] { (void)optimizer.residual_ratio(); }})
+        test::expect_error(ErrorCode::kFailedPrecondition,
+                           {"between reduce() and step()", "warmup_bits"},
+                           call);
+      auto others = grads;
+      test::expect_error(ErrorCode::kInvalidArgument,
+                         {"StepInput.grads", "reduce()"},
+                         [&] { (void)optimizer.step(params, others); });
+      EXPECT_TRUE(optimizer.step(params, grads).applied);
+      optimizer.early()->reduce(grads, last);  // and goes with it
     });
-    for (const auto& call : std::vector<std::function<void()>>{
-             [&] { (void)copy_of(optimizer.state()); },
-             [&] { optimizer.load_state_dict(state); },
-             [&] { (void)optimizer.residual_ratio(); }})
-      test::expect_error(ErrorCode::kFailedPrecondition,
-                         {"between reduce() and step()"}, call);
-    auto others = grads;
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"StepInput.grads", "reduce()"},
-                       [&] { (void)optimizer.step(params, others); });
-    EXPECT_TRUE(optimizer.step(params, grads).applied);
-  });
-}
-
-// The destructor completes what has begun, on all ranks.
-TEST(DuringBackward, MayBeDestroyedUnderWay) {
-  const ParameterLayout layout = test::late_layout();
-  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-    std::vector<float> params = test::normal(layout.size(), 3);
-    auto grads = test::gradient(layout.size(), 1, comm.rank());
-    {
-      OnebitAdam optimizer(
-          comm, layout,
-          {.freeze = {.step = 1},
-           .compression = {
-               .exchange = {.during_backward = true, .bucket_elements = 900}}});
-      (void)optimizer.step(params, grads);
-      const std::vector<Range> buckets = optimizer.early()->buckets();
-      for (std::size_t k = buckets.size(); k-- > 1;)
-        optimizer.early()->reduce(grads, buckets[k]);
-    }
-    comm.barrier();
-  });
 }
 
 TEST(DuringBackward, TakesASecondSetOfResidualsAndRecords) {

@@ -244,32 +244,6 @@ TEST(WarmUpInFewBits, SkipsWhereASumOverflows) {
   });
 }
 
-TEST(WarmUpInFewBits, RefusesWhatWouldDisturbWhatHasBegun) {
-  const ParameterLayout layout = test::late_layout();
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, layout, with_bits(8));
-    Floats params = test::normal(layout.size(), 3);
-    Floats grads = test::gradient(layout.size(), 1, comm.rank());
-    optimizer.early()->reduce(grads, {1024, 2048});
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"range", "apart from what is under way"}, [&] {
-                         optimizer.early()->reduce(grads, {2048, 1024});
-                       });
-    test::expect_error(ErrorCode::kInvalidArgument, {"range", "1024"}, [&] {
-      optimizer.early()->reduce(grads, {0, 5});
-    });
-    test::expect_error(ErrorCode::kFailedPrecondition,
-                       {"between reduce() and step()", "warmup_bits"},
-                       [&] { (void)copy_of(optimizer.state()); });
-    Floats others = grads;
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"StepInput.grads", "reduce()"},
-                       [&] { (void)optimizer.step(params, others); });
-    EXPECT_TRUE(optimizer.step(params, grads).applied);
-    optimizer.early()->reduce(grads, {1024, 2048});  // and goes with it
-  });
-}
-
 // ---- options, and what a state says
 
 std::int64_t bits_in(const Optimizer& optimizer) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements whose first gradient comes after the freeze. Their steps are held
-// equal to plain loops in onebit_adam_plain_test.cpp.
+// equal to plain loops in onebit_adam_plain_test.cpp, and with gradients of 16
+// bits in by_host_test.cpp.
 #include <gtest/gtest.h>
 
 #include <limits>
 
 #include "optim/low_bit/late_cases.h"
 #include "optim/states.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim::late_elements_test {
 namespace {
@@ -55,29 +55,6 @@ TEST_P(LateElements, CostNothingBesideTheirStep) {
       }
     }
   });
-}
-
-// What is averaged exactly is rounded to 16 bits once more, so gradients are
-// short in compressed steps only.
-TEST_P(LateElements, ComeToLifeByGradientsOf16Bits) {
-  const auto& [world, tested] = GetParam();
-  const ParameterLayout layout = test::late_layout();
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16})
-    comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
-      const auto shortened = test_case.make(comm, layout);
-      const auto wide = test_case.make(comm, layout);
-      std::vector<float> params = test::normal(layout.size(), 3);
-      std::vector<float> want = params;
-      for (std::int64_t t = 1; t <= kFirstLate + 3; ++t) {
-        auto grads = test::late_gradient(layout, t, comm.rank());
-        Buffer brief(layout.size(), t > kLateFreeze ? dtype : DType::kFloat32);
-        kernels::convert(ConstView(grads), brief.view());
-        kernels::convert(brief.view(), View(grads));
-        shortened->step({.params = params, .grads = brief.view()});
-        wide->step(want, grads);
-        ASSERT_EQ(params, want) << "step " << t;
-      }
-    });
 }
 
 class MaskedForEver : public ::testing::TestWithParam<int> {};
