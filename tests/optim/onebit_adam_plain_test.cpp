@@ -102,7 +102,8 @@ TEST_P(PlainLoops, EqualOnebitAdam) {
   const ParameterLayout layout = test::late_layout();
   OnebitAdamOptions options = variant.options;
   options.freeze.step = test::kLateFreeze;
-  test::expect_same_run(world, layout, {.steps = 10, .gradient = gradients.of},
+  test::expect_same_run({world}, layout,
+                        {.steps = 10, .gradient = gradients.of},
                         test::naive::OnebitAdam(world, layout, options,
                                                 test::normal(layout.size(), 3)),
                         test::onebit_adam(options));
@@ -127,7 +128,8 @@ TEST_P(PlainLoops, EqualOnebitLamb) {
   const auto& [world, gradients, variant] = GetParam();
   const ParameterLayout layout = test::late_layout();
   const OnebitLambOptions options = lamb_options(variant.options);
-  test::expect_same_run(world, layout, {.steps = 10, .gradient = gradients.of},
+  test::expect_same_run({world}, layout,
+                        {.steps = 10, .gradient = gradients.of},
                         test::naive::OnebitLamb(world, layout, options,
                                                 test::normal(layout.size(), 3)),
                         test::onebit_lamb(options));

@@ -17,7 +17,7 @@ constexpr std::int64_t kFreeze = 3;
 
 void expect_naive(int world, const ParameterLayout& layout,
                   const OnebitLambOptions& options, const Drive& run) {
-  test::expect_same_run(world, layout, run,
+  test::expect_same_run({world}, layout, run,
                         test::naive::OnebitLamb(world, layout, options,
                                                 test::normal(layout.size(), 3)),
                         test::onebit_lamb(options));

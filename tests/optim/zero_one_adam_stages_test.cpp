@@ -20,7 +20,7 @@ std::vector<std::vector<Seen>> seen_in(int world, const ParameterLayout& layout,
                                        const test::Drive& run,
                                        const ZeroOneAdamOptions& options) {
   return test::drive<Seen>(
-      world, layout, run, test::zero_one_adam(options),
+      {world}, layout, run, test::zero_one_adam(options),
       [](Optimizer& optimizer, const StepReport& report,
          const std::vector<float>& params) {
         return Seen{report, optimizer.progress().phase, params};

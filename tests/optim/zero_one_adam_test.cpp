@@ -17,7 +17,7 @@ using test::Drive;
 void expect_naive(int world, const ParameterLayout& layout,
                   const ZeroOneAdamOptions& options, const Drive& run) {
   test::expect_same_run(
-      world, layout, run,
+      {world}, layout, run,
       test::naive::ZeroOneAdam(world, layout, options,
                                test::normal(layout.size(), 3)),
       test::zero_one_adam(options));

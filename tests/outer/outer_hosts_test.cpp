@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "optim/low_bit/by_host.h"
+#include "optim/naive/drive.h"
 #include "optim/states.h"
 #include "optim/support.h"
 #include "outer/naive_outer.h"
@@ -19,8 +19,6 @@ namespace thinwire::test::outer_hosts {
 
 namespace {
 
-using by_host::Ranks;
-using by_host::run_by_host;
 using optim::StepReport;
 using outer::OuterLoop;
 using outer::OuterOptions;
@@ -29,13 +27,14 @@ using outer_loop::onebit_inside;
 using Floats = std::vector<float>;
 
 class OuterHosts : public ::testing::TestWithParam<Ranks> {};
-INSTANTIATE_TEST_SUITE_P(All, OuterHosts, ::testing::ValuesIn(by_host::kRanks),
-                         by_host::name_of);
+INSTANTIATE_TEST_SUITE_P(All, OuterHosts, ::testing::ValuesIn(kByHost),
+                         name_of_ranks);
 
 // A host that has the mean of its ranks' gradients is one rank of a flat loop.
 TEST_P(OuterHosts, AreTheWorkers) {
   const Ranks ranks = GetParam();
-  const by_host::Given given{.layout = grouped_layout()};
+  const ParameterLayout layout = grouped_layout();
+  const Drive given{.steps = 9, .gradient = late_on_one_rank};
   for (const bool onebit : {false, true})
     for (const int bits : {0, 4, 8}) {
       const OuterOptions options{.sync_every = 2,
@@ -46,16 +45,16 @@ TEST_P(OuterHosts, AreTheWorkers) {
                                  .warmup_steps = 3,
                                  .warmup_bits = 0};
       const outer::MakeInner make =
-          onebit ? onebit_inside(given.layout, 3) : adam_inside(given.layout);
+          onebit ? onebit_inside(layout, 3) : adam_inside(layout);
       const auto size = static_cast<std::size_t>(ranks.size());
       const auto steps = static_cast<std::size_t>(given.steps);
       std::vector<std::vector<Floats>> got(steps, std::vector<Floats>(size));
       run_by_host(ranks, [&](comm::Communicator& comm) {
-        OuterLoop optimizer(comm, given.layout, make, options);
-        Floats params = normal(given.layout.size(), 3);
+        OuterLoop optimizer(comm, layout, make, options);
+        Floats params = normal(layout.size(), 3);
         for (std::size_t t = 0; t < steps; ++t) {
-          Floats grads = by_host::gradient_of(
-              given, static_cast<std::int64_t>(t) + 1, comm.rank());
+          Floats grads = late_on_one_rank(
+              layout, static_cast<std::int64_t>(t) + 1, comm.rank());
           const StepReport report = optimizer.step(params, grads);
           // The first local step compares ranks.
           if (report.phase == optim::Phase::kLocal && t > 3) {
@@ -64,11 +63,11 @@ TEST_P(OuterHosts, AreTheWorkers) {
           got[t][static_cast<std::size_t>(comm.rank())] = params;
         }
       });
-      NaiveOuter naive(ranks.hosts, given.layout, make, options,
-                       normal(given.layout.size(), 3));
-      const auto of_hosts = by_host::means(given, ranks);
+      NaiveOuter naive(ranks.hosts, layout, make, options,
+                       normal(layout.size(), 3));
       for (std::size_t t = 0; t < steps; ++t) {
-        naive.step(of_hosts[t]);
+        naive.step(
+            given.of_workers(ranks, layout, static_cast<std::int64_t>(t) + 1));
         for (std::size_t r = 0; r < size; ++r) {
           const auto host = r / static_cast<std::size_t>(ranks.per_host);
           ASSERT_TRUE(same_bytes(got[t][r], naive.params[host]))

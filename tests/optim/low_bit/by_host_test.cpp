@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-#include "optim/low_bit/by_host.h"
+#include "optim/naive/drive.h"
 #include "optim/naive/lamb.h"
 #include "optim/naive/onebit_adam.h"
 #include "optim/naive/zero_one_adam.h"
@@ -18,105 +18,120 @@
 namespace thinwire::optim::by_host_test {
 namespace {
 
-using namespace test::by_host;
+using test::Drive;
+using test::Ranks;
+using test::run_by_host;
+using Floats = std::vector<float>;
+
+// Larger at first.
+Floats settling(const ParameterLayout& layout, std::int64_t t, int rank) {
+  Floats g = test::late_on_one_rank(layout, t, rank);
+  for (float& value : g) value *= 1 + 3 * std::exp(-static_cast<float>(t) / 2);
+  return g;
+}
+
+Drive driven(DType dtype, std::int64_t exact_steps = 3) {
+  return {.steps = 9,
+          .gradient = test::late_on_one_rank,
+          .dtype = dtype,
+          .exact_steps = exact_steps};
+}
+
+// Options that cut blocks, buckets and groups otherwise.
+template <class Options>
+std::vector<Options> variants(const Options& plain) {
+  Options masks = test::with_second_group(plain);
+  masks.groups[0].exp_avg_mask =
+      test::every_third_masked(test::grouped_layout(), 0);
+  masks.compression.exchange.bucket_elements = 400;
+  masks.compression.exchange.num_threads = 3;
+  Options small = plain;
+  small.compression.exchange.bucket_elements = 1;
+  small.compression.residual_dtype = DType::kBFloat16;
+  return {plain, masks, small};
+}
+
+template <class Naive, class Options>
+void expect_plain_loops(Ranks ranks, const Drive& run, Options options,
+                        test::MakeOptimizer (*make)(Options)) {
+  const ParameterLayout layout = test::grouped_layout();
+  if (options.groups.empty()) options.groups.resize(2);
+  test::expect_same_run(
+      ranks, layout, run,
+      Naive(ranks.hosts, layout, options, test::normal(layout.size(), 3)),
+      make(options));
+}
 
 class ByHost : public ::testing::TestWithParam<Ranks> {};
-INSTANTIATE_TEST_SUITE_P(All, ByHost, ::testing::ValuesIn(kRanks), name_of);
+INSTANTIATE_TEST_SUITE_P(All, ByHost, ::testing::ValuesIn(test::kByHost),
+                         test::name_of_ranks);
 
 TEST_P(ByHost, OnebitAdamHasTheBitsOfPlainLoops) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
     for (const auto& o : variants(
-             OnebitAdamOptions{.learning_rate = 0.02, .freeze = {.step = 3}})) {
-      OnebitAdamOptions own = o;
-      if (own.groups.empty()) own.groups.resize(2);
-      const Given given{.dtype = dtype};
-      expect_same_run(
-          GetParam(), given,
-          test::naive::OnebitAdam(GetParam().hosts, given.layout, own,
-                                  test::normal(given.layout.size(), 3)),
-          test::onebit_adam(own));
-    }
+             OnebitAdamOptions{.learning_rate = 0.02, .freeze = {.step = 3}}))
+      expect_plain_loops<test::naive::OnebitAdam>(GetParam(), driven(dtype), o,
+                                                  test::onebit_adam);
+}
+
+// Flat, outliers of 16 bits are bounded in 16 bits; plain loops are not.
+bool bounds_otherwise(Ranks ranks, DType dtype) {
+  return ranks.per_host == 1 && dtype != DType::kFloat32;
 }
 
 TEST_P(ByHost, OnebitLambHasThemToo) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     for (const auto& o : variants(
-             OnebitLambOptions{.learning_rate = 0.02, .freeze = {.step = 3}})) {
-      OnebitLambOptions own = o;
-      if (own.groups.empty()) own.groups.resize(2);
-      const Given given{.dtype = dtype};
-      // Flat, outliers of 16 bits are bounded in 16 bits; plain loops are not.
-      if (GetParam().per_host == 1 && dtype != DType::kFloat32) continue;
-      expect_same_run(
-          GetParam(), given,
-          test::naive::OnebitLamb(GetParam().hosts, given.layout, own,
-                                  test::normal(given.layout.size(), 3)),
-          test::onebit_lamb(own));
-    }
+             OnebitLambOptions{.learning_rate = 0.02, .freeze = {.step = 3}}))
+      if (!bounds_otherwise(GetParam(), dtype))
+        expect_plain_loops<test::naive::OnebitLamb>(GetParam(), driven(dtype),
+                                                    o, test::onebit_lamb);
 }
 
 TEST_P(ByHost, WarmUpsOverFewBitsHaveThemToo) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     for (const int bits : {4, 8}) {
-      const Given given{.dtype = dtype, .exact_steps = 0};
-      const Floats start = test::normal(given.layout.size(), 3);
-      for (OnebitAdamOptions o :
-           variants(OnebitAdamOptions{.learning_rate = 0.02,
-           .freeze = {.step = 3, .warmup_bits = bits}})) {
-        o.groups.resize(2);
-        expect_same_run(
-            GetParam(), given,
-            test::naive::OnebitAdam(GetParam().hosts, given.layout, o, start),
-            test::onebit_adam(o));
-      }
-      // Flat, outliers of 16 bits are bounded in 16 bits; plain loops are not.
-      if (GetParam().per_host == 1 && dtype != DType::kFloat32) continue;
-      for (OnebitLambOptions o :
-           variants(OnebitLambOptions{.learning_rate = 0.02,
-           .freeze = {.step = 3, .warmup_bits = bits}})) {
-        o.groups.resize(2);
-        expect_same_run(
-            GetParam(), given,
-            test::naive::OnebitLamb(GetParam().hosts, given.layout, o, start),
-            test::onebit_lamb(o));
-      }
+      const FreezeOptions freeze{.step = 3, .warmup_bits = bits};
+      for (const auto& o :
+           variants(OnebitAdamOptions{.learning_rate = 0.02, .freeze = freeze}))
+        expect_plain_loops<test::naive::OnebitAdam>(
+            GetParam(), driven(dtype, 0), o, test::onebit_adam);
+      if (bounds_otherwise(GetParam(), dtype)) continue;
+      for (const auto& o :
+           variants(OnebitLambOptions{.learning_rate = 0.02, .freeze = freeze}))
+        expect_plain_loops<test::naive::OnebitLamb>(
+            GetParam(), driven(dtype, 0), o, test::onebit_lamb);
     }
 }
 
 // Variance steps 1, 2, 4, 6, 1-bit steps 3 and 5, then syncs and local steps.
 TEST_P(ByHost, ZeroOneAdamTakesTheLocalStepsOfAHostTogether) {
-  for (const auto& o : variants(ZeroOneAdamOptions{.learning_rate = 0.01,
-                       .var_freeze_step = 6,
-                       .var_update_scaler = 2,
-                       .local_step_scaler = 2,
-                       .local_step_clipper = 4})) {
-    ZeroOneAdamOptions own = o;
-    if (own.groups.empty()) own.groups.resize(2);
-    const Given given{.steps = 18};
+  for (ZeroOneAdamOptions o : variants(ZeroOneAdamOptions{.learning_rate = 0.01,
+                              .var_freeze_step = 6,
+                              .var_update_scaler = 2,
+                              .local_step_scaler = 2,
+                              .local_step_clipper = 4}))
     for (const int bits : {0, 8}) {
-      own.warmup_bits = bits;
-      expect_same_run(
-          GetParam(), given,
-          test::naive::ZeroOneAdam(GetParam().hosts, given.layout, own,
-                                   test::normal(given.layout.size(), 3)),
-          test::zero_one_adam(own));
+      o.warmup_bits = bits;
+      expect_plain_loops<test::naive::ZeroOneAdam>(
+          GetParam(), {.steps = 18, .gradient = test::late_on_one_rank}, o,
+          test::zero_one_adam);
     }
-  }
 }
 
 // ---- the automatic freeze
 
 // The last exact step, found in plain loops.
 std::int64_t automatic_freeze(Ranks ranks, const OnebitAdamOptions& options,
-                              const Given& given) {
+                              const Drive& run) {
+  const ParameterLayout layout = test::grouped_layout();
   OnebitAdamOptions never = options;
-  never.freeze.step = given.steps;
-  test::naive::OnebitAdam exact(ranks.hosts, given.layout, never,
-                                test::normal(given.layout.size(), 3));
-  const auto grads = means(given, ranks);
+  never.freeze.step = run.steps;
+  test::naive::OnebitAdam exact(ranks.hosts, layout, never,
+                                test::normal(layout.size(), 3));
   std::vector<double> norms;
-  for (std::int64_t t = 1; t < given.steps; ++t) {
-    exact.step(grads[static_cast<std::size_t>(t - 1)]);
+  for (std::int64_t t = 1; t < run.steps; ++t) {
+    exact.step(run.of_workers(ranks, layout, t));
     double sum = 0;
     for (const float v : exact.variance()) sum += double{v};
     norms.push_back(sum /
@@ -126,7 +141,7 @@ std::int64_t automatic_freeze(Ranks ranks, const OnebitAdamOptions& options,
     const double ratio = norms.back() / before;
     if (std::min(ratio, 1 / ratio) >= options.freeze.ratio) return t;
   }
-  return given.steps;
+  return run.steps;
 }
 
 // Gradients that become smaller: the variance has not settled at first.
@@ -136,15 +151,16 @@ TEST_P(ByHost, TheAutomaticFreezeComesWhenTheVarianceHasSettled) {
       .beta2 = 0.9,
       .freeze = {.step = kAutoFreeze, .min_step = 52, .ratio = 0.8}};
   options.groups.resize(2);
-  const Given given{.steps = 90, .exact_steps = 90, .settles = true};
+  const Drive run{.steps = 90, .gradient = settling};
   OnebitAdamOptions fixed = options;
-  fixed.freeze.step = automatic_freeze(GetParam(), options, given);
+  fixed.freeze.step = automatic_freeze(GetParam(), options, run);
   EXPECT_GT(fixed.freeze.step, 55);
   EXPECT_LT(fixed.freeze.step, 88);
-  expect_same_run(GetParam(), given,
-                  test::naive::OnebitAdam(GetParam().hosts, given.layout, fixed,
-                                          test::normal(given.layout.size(), 3)),
-                  test::onebit_adam(options));
+  const ParameterLayout layout = test::grouped_layout();
+  test::expect_same_run(GetParam(), layout, run,
+                        test::naive::OnebitAdam(GetParam().hosts, layout, fixed,
+                                                test::normal(layout.size(), 3)),
+                        test::onebit_adam(options));
 }
 
 // ---- clipping

@@ -12,9 +12,9 @@
 #include <tuple>
 #include <vector>
 
-#include "optim/low_bit/by_host.h"
 #include "optim/low_bit/cases.h"
 #include "optim/low_bit/late_cases.h"
+#include "optim/naive/drive.h"
 #include "optim/other_ranks.h"
 #include "optim/states.h"
 #include "support/errors.h"
@@ -25,7 +25,7 @@
 namespace thinwire::optim::few_bits_test {
 namespace {
 
-using test::naive::Floats;
+using Floats = std::vector<float>;
 
 OnebitAdamOptions with_bits(int bits, std::int64_t freeze_step = 1000) {
   OnebitAdamOptions o{.learning_rate = 0.02,
@@ -143,13 +143,13 @@ struct After {
 
 // Parameters after every step, of every rank, flat or by host. Rank 1 has a
 // gradient that is not finite in two of them, at another place each.
-std::vector<std::vector<After>> run(test::by_host::Ranks ranks,
+std::vector<std::vector<After>> run(test::Ranks ranks,
                                     const test::MakeOptimizer& make,
                                     DType dtype, const HandOver& hand_over,
                                     std::size_t bad = 0) {
   const ParameterLayout layout = test::late_layout();
   std::vector<std::vector<After>> all(static_cast<std::size_t>(ranks.size()));
-  test::by_host::run_by_host(ranks, [&](comm::Communicator& comm) {
+  test::run_by_host(ranks, [&](comm::Communicator& comm) {
     const auto optimizer = make(comm, layout);
     Floats params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= 8; ++t) {
@@ -178,8 +178,7 @@ std::vector<std::vector<After>> run(test::by_host::Ranks ranks,
 }
 
 TEST(WarmUpInFewBits, BegunDuringBackwardHasTheSameBits) {
-  for (const test::by_host::Ranks ranks :
-       {test::by_host::Ranks{2, 1}, {3, 1}, {2, 2}})
+  for (const test::Ranks ranks : {test::Ranks{2, 1}, {3, 1}, {2, 2}})
     for (const DType dtype :
          {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
       for (const bool is_lamb : {false, true}) {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "optim/low_bit/by_host.h"
 #include "optim/low_bit/cases.h"
+#include "optim/naive/drive.h"
 #include "optim/states.h"
 #include "thinwire/kernels/cast.h"
 
@@ -17,7 +17,7 @@ namespace thinwire::optim::nonfinite_test {
 namespace {
 
 using test::LowBitCase;
-using test::by_host::Ranks;
+using test::Ranks;
 
 class LowBitNonfinite
     : public ::testing::TestWithParam<std::tuple<Ranks, LowBitCase>> {};
@@ -27,8 +27,9 @@ INSTANTIATE_TEST_SUITE_P(
                                          Ranks{2, 2}, Ranks{2, 4}),
                        ::testing::ValuesIn(test::low_bit_cases())),
     [](const auto& tested) {
-      const auto& [ranks, named] = tested.param;
-      return fmt::format("{}_{}x{}", named.name, ranks.hosts, ranks.per_host);
+      const Ranks& ranks = std::get<0>(tested.param);
+      return fmt::format("{}_{}x{}", std::get<1>(tested.param).name,
+                         ranks.hosts, ranks.per_host);
     });
 
 std::vector<float> widened(ConstView values) {
@@ -41,7 +42,7 @@ TEST_P(LowBitNonfinite, ChangesNothingWhereRanksSkipTogether) {
   const auto& [ranks, tested] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   const int per_host = ranks.per_host;
-  test::by_host::run_by_host(ranks, [&, &test_case = tested](auto& comm) {
+  test::run_by_host(ranks, [&, &test_case = tested](auto& comm) {
     const auto optimizer = test_case.make(comm, layout);
     std::vector<float> params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= test_case.steps; ++t) {
