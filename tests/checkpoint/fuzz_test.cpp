@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/dummy.h"
 #include "checkpoint/format/manifests.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/tiny_checkpoint.h"

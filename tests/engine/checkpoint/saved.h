@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/saved_arrays.h"
+#include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "thinwire/kernels/cast.h"
 
