@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "checkpoint/read/saved_arrays.h"
@@ -111,12 +112,9 @@ class SavePlan {
     for (const Parameter& p : whole_.layout.parameters())
       manifest.parameters.push_back(
           {p.name, p.shape, p.group, {dtype_of_whole(p), false}});
-    if (saves_others())
-      for (const OtherTensor& other : training_.others)
-        manifest.others.push_back({other.name,
-                                   other.shape,
-                                   0,
-                                   {other.values.dtype(), other.is_bool}});
+    for (const OtherTensor& other : others())
+      manifest.others.push_back(
+          {other.name, other.shape, 0, {other.values.dtype(), other.is_bool}});
     manifest.aliases = training_.aliases;
     for (const StateArray& array : state_.arrays)
       manifest.arrays.push_back({array.name, array.axis, array.sharing,
@@ -146,9 +144,8 @@ class SavePlan {
     for (const WeightFile& file : weight_files_)
       for (std::size_t i = file.first; i < file.end; ++i)
         map.add(whole_.layout.parameters()[i].name, Json::of(file.name));
-    if (saves_others())
-      for (const OtherTensor& other : training_.others)
-        map.add(other.name, Json::of(weight_files_.front().name));
+    for (const OtherTensor& other : others())
+      map.add(other.name, Json::of(weight_files_.front().name));
     index.add("weight_map", std::move(map));
     all.push_back({"model.safetensors.index.json", write_json(index)});
     return all;
@@ -163,8 +160,10 @@ class SavePlan {
     int rank = 0;
   };
 
-  bool saves_others() const {
-    return options_.frozen && !training_.others.empty();
+  // Tensors beside the parameters that are saved.
+  std::span<const OtherTensor> others() const {
+    if (!options_.frozen) return {};
+    return training_.others;
   }
 
   void plan_weights() {
@@ -230,9 +229,9 @@ class SavePlan {
                  {training_.params.dtype_at(p.offset), false},
                  converted(weights_.subview(p.offset, p.size)));
     }
-    if (file.first == 0 && rank_ == 0 && saves_others() &&
+    if (file.first == 0 && rank_ == 0 &&
         file.name == weight_files_.front().name)
-      for (const OtherTensor& other : training_.others)
+      for (const OtherTensor& other : others())
         add_tensor(tensors, other.name, other.shape,
                    {other.values.dtype(), other.is_bool},
                    StateArray::from(other.values));
