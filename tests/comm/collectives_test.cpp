@@ -44,43 +44,12 @@ class Collectives : public ::testing::TestWithParam<Param> {
     });
   }
 
-  [[nodiscard]] double sum(std::size_t i) const {
-    double result = 0;
-    for (int rank = 0; rank < group.world_size; ++rank)
-      result += sample(rank, i);
-    return result;
-  }
-
   // Rank r's counts when pieces differ: r, and every third one is empty.
   [[nodiscard]] std::size_t ragged(int from, int to) const {
     return (from + to) % 3 == 2 ? 0
                                 : n + static_cast<std::size_t>(from + 2 * to);
   }
 };
-
-TEST_P(Collectives, AllReduceSumsEveryElementOnEveryRank) {
-  for_each_dtype([&](Communicator& comm, DType dtype) {
-    Buffer data = test::filled(
-        dtype, n, [&](std::size_t i) { return sample(comm.rank(), i); });
-    comm.all_reduce(data.view());
-    for (std::size_t i = 0; i < n; ++i)
-      ASSERT_EQ(get(data.view(), i), sum(i)) << i;
-  });
-}
-
-TEST_P(Collectives, AllReduceMaxFindsTheLargestOfEveryElement) {
-  for_each_dtype([&](Communicator& comm, DType dtype) {
-    Buffer data = test::filled(
-        dtype, n, [&](std::size_t i) { return sample(comm.rank(), i); });
-    comm.all_reduce(data.view(), ReduceOp::kMax);
-    for (std::size_t i = 0; i < n; ++i) {
-      double want = 0;
-      for (int rank = 0; rank < comm.size(); ++rank)
-        want = std::max(want, sample(rank, i));
-      ASSERT_EQ(get(data.view(), i), want) << i;
-    }
-  });
-}
 
 TEST_P(Collectives, AllGatherCollectsEveryRanksInput) {
   for_each_dtype([&](Communicator& comm, DType dtype) {
@@ -106,25 +75,6 @@ TEST_P(Collectives, AllGatherTakesItsInputFromItsOwnPlaceInOutput) {
     comm.all_gather(own, output);
     for (std::size_t i = 0; i < output.size(); ++i)
       ASSERT_EQ(output[i], sample(static_cast<int>(i / n), i % n)) << i;
-  });
-}
-
-TEST_P(Collectives, AllGatherTakesUnequalAndEmptyPieces) {
-  for_each_dtype([&](Communicator& comm, DType dtype) {
-    std::vector<std::size_t> counts;
-    for (int rank = 0; rank < comm.size(); ++rank)
-      counts.push_back(ragged(rank, 0));
-    const Buffer input =
-        test::filled(dtype, counts[static_cast<std::size_t>(comm.rank())],
-                     [&](std::size_t i) { return sample(comm.rank(), i); });
-    Buffer output(std::accumulate(counts.begin(), counts.end(), std::size_t{0}),
-                  dtype);
-    comm.all_gather(input.view(), output.view(), counts);
-    std::size_t at = 0;
-    for (int rank = 0; rank < comm.size(); ++rank)
-      for (std::size_t i = 0; i < counts[static_cast<std::size_t>(rank)]; ++i)
-        ASSERT_EQ(get(output.view(), at++), sample(rank, i))
-            << "rank " << rank << " element " << i;
   });
 }
 
