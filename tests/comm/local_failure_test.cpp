@@ -3,11 +3,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "support/endings.h"
 #include "support/errors.h"
 #include "support/hosts.h"
 #include "thinwire/comm/local.h"
@@ -16,35 +16,21 @@ namespace thinwire::comm::local_failure_test {
 namespace {
 
 using std::chrono::milliseconds;
+using test::end_soon;
 using test::expect_error;
+using test::expect_soon;
+using test::kFailure;
+using test::kLong;
+using test::lose_one;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kFailure = ErrorCode::kCommFailure;
-// Long: whoever ends well before it has been told, and has not timed out.
-constexpr CommunicatorOptions kLong{.timeout = std::chrono::minutes(2)};
-constexpr auto kSoon = std::chrono::seconds(30);
-
-void expect_soon(const std::function<void()>& body) {
-  const auto begin = Clock::now();
-  body();
-  EXPECT_LT(Clock::now() - begin, kSoon);
-}
-
 TEST(LocalFailure, ARankThatThrowsIsNamedWithItsReason) {
-  expect_soon([] {
-    const auto run = [] {
-      run_local_ranks(
-          4,
-          [](Communicator& comm) {
-            std::vector<float> data(33);
-            comm.all_reduce(data);
-            if (comm.rank() == 2) throw std::runtime_error("disk full");
-            expect_error(kFailure, {"all_reduce", "gave up", "disk full"},
-                         [&] { comm.all_reduce(data); });
-          },
-          kLong);
-    };
-    EXPECT_THROW(run(), std::runtime_error);
+  lose_one(4, [](Communicator& comm) {
+    std::vector<float> data(33);
+    comm.all_reduce(data);
+    if (comm.rank() == 2) throw std::runtime_error("disk full");
+    expect_error(kFailure, {"all_reduce", "gave up", "disk full"},
+                 [&] { comm.all_reduce(data); });
   });
 }
 
@@ -107,85 +93,60 @@ TEST(LocalFailure, ARankThatNeverComesIsNamedAfterTheTimeOut) {
 }
 
 TEST(LocalFailure, AnotherSizeIsAFailureThatNamesBoth) {
-  expect_soon([] {
-    run_local_ranks(
-        2,
-        [](Communicator& comm) {
-          std::vector<float> data(comm.rank() == 0 ? 10 : 7);
-          // Whichever rank sees it first tells the other, with its reason.
-          expect_error(kFailure, {"broadcast", "40", "28"},
-                       [&] { comm.broadcast(data, 0); });
-        },
-        kLong);
+  end_soon(2, [](Communicator& comm) {
+    std::vector<float> data(comm.rank() == 0 ? 10 : 7);
+    // Whichever rank sees it first tells the other, with its reason.
+    expect_error(kFailure, {"broadcast", "40", "28"},
+                 [&] { comm.broadcast(data, 0); });
   });
 }
 
 TEST(LocalFailure, AnotherCollectiveIsAFailureThatNamesBoth) {
-  expect_soon([] {
-    run_local_ranks(
-        2,
-        [](Communicator& comm) {
-          std::vector<float> data(2);
-          std::vector<float> all(4);
-          expect_error(kFailure, {"all_reduce", "all_gather"}, [&] {
-            if (comm.rank() == 0)
-              comm.all_reduce(data);
-            else
-              comm.all_gather(data, all);
-          });
-        },
-        kLong);
+  end_soon(2, [](Communicator& comm) {
+    std::vector<float> data(2);
+    std::vector<float> all(4);
+    expect_error(kFailure, {"all_reduce", "all_gather"}, [&] {
+      if (comm.rank() == 0)
+        comm.all_reduce(data);
+      else
+        comm.all_gather(data, all);
+    });
   });
 }
 
 TEST(LocalFailure, ARankThatSendsWhatNobodyExpectsIsToldSo) {
-  expect_soon([] {
-    run_local_ranks(
-        2,
-        [](Communicator& comm) {
-          const auto rank = static_cast<std::size_t>(comm.rank());
-          std::vector<float> input(2);
-          std::vector<float> output(2);
-          std::vector<std::size_t> sent = {1, 1};
-          std::vector<std::size_t> received = {1, 1};
-          if (rank == 0) received = {1, 0};
-          output.resize(rank == 0 ? 1 : 2);
-          expect_error(kFailure, {"all_to_all", "4 bytes", "0 were expected"},
-                       [&] { comm.all_to_all(input, sent, output, received); });
-        },
-        kLong);
+  end_soon(2, [](Communicator& comm) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    std::vector<float> input(2);
+    std::vector<float> output(2);
+    std::vector<std::size_t> sent = {1, 1};
+    std::vector<std::size_t> received = {1, 1};
+    if (rank == 0) received = {1, 0};
+    output.resize(rank == 0 ? 1 : 2);
+    expect_error(kFailure, {"all_to_all", "4 bytes", "0 were expected"},
+                 [&] { comm.all_to_all(input, sent, output, received); });
   });
 }
 
 TEST(LocalFailure, OtherCountsAreAFailureThatNamesBothSizes) {
-  expect_soon([] {
-    run_local_ranks(
-        3,
-        [](Communicator& comm) {
-          std::vector<float> input(9);
-          std::vector<float> output(3);
-          std::vector<std::size_t> counts = {3, 3, 3};
-          if (comm.rank() == 1) counts = {4, 3, 2};
-          expect_error(kFailure, {"reduce_scatter", "bytes", "were expected"},
-                       [&] { comm.reduce_scatter(input, output, counts); });
-        },
-        kLong);
+  end_soon(3, [](Communicator& comm) {
+    std::vector<float> input(9);
+    std::vector<float> output(3);
+    std::vector<std::size_t> counts = {3, 3, 3};
+    if (comm.rank() == 1) counts = {4, 3, 2};
+    expect_error(kFailure, {"reduce_scatter", "bytes", "were expected"},
+                 [&] { comm.reduce_scatter(input, output, counts); });
   });
 }
 
 TEST(LocalFailure, ARankThatHasLeftIsNamed) {
-  expect_soon([] {
-    run_local_ranks(
-        3,
-        [](Communicator& comm) {
-          comm.barrier();
-          if (comm.rank() == 1) return;
-          std::vector<float> data(33);
-          expect_error(kFailure, {"all_reduce", "rank"},
-                       [&] { comm.all_reduce(data); });
-          expect_error(kFailure, {"already failed"}, [&] { comm.barrier(); });
-        },
-        kLong);
+  end_soon(3, [](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 1) return;
+    std::vector<float> data(33);
+    expect_error(kFailure, {"all_reduce", "rank"},
+                 [&] { comm.all_reduce(data); });
+    expect_error(kFailure, {"already failed"}, [&] { comm.barrier(); });
   });
 }
 
@@ -277,42 +238,29 @@ TEST(LocalFailure, DestructionEndsWithinTheTimeOutOfAHungPeer) {
     static_cast<void>(group[0]->queue_all_reduce(values));
   group[0].reset();
   EXPECT_GE(Clock::now() - begin, milliseconds(300));
-  EXPECT_LT(Clock::now() - begin, kSoon);
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));
 }
 
 TEST(LocalFailure, FailureOfAGroupReachesThoseWhoWaitForItsMembers) {
-  expect_soon([] {
-    const auto run = [] {
-      run_local_ranks(
-          4,
-          [](Communicator& comm) {
-            const auto half = comm.split(comm.rank() / 2);
-            if (comm.rank() == 3) throw std::runtime_error("disk full");
-            std::vector<float> data(33);
-            half->all_reduce(data);
-            expect_error(kFailure, {"all_reduce", "gave up"},
-                         [&] { comm.all_reduce(data); });
-          },
-          kLong);
-    };
-    EXPECT_THROW(run(), std::runtime_error);
+  lose_one(4, [](Communicator& comm) {
+    const auto half = comm.split(comm.rank() / 2);
+    if (comm.rank() == 3) throw std::runtime_error("disk full");
+    std::vector<float> data(33);
+    half->all_reduce(data);
+    expect_error(kFailure, {"all_reduce", "gave up"},
+                 [&] { comm.all_reduce(data); });
   });
 }
 
 TEST(LocalFailure, GivingUpReachesThoseWhoWaitInAPart) {
-  expect_soon([] {
-    run_local_ranks(
-        4,
-        [](Communicator& comm) {
-          const auto half = comm.split(comm.rank() / 2);
-          const auto pair = half->split(0);
-          std::vector<float> data(33);
-          if (comm.rank() == 3) comm.give_up("disk full");
-          if (comm.rank() < 2) return pair->all_reduce(data);
-          expect_error(kFailure, {"all_reduce", "disk full"},
-                       [&] { pair->all_reduce(data); });
-        },
-        kLong);
+  end_soon(4, [](Communicator& comm) {
+    const auto half = comm.split(comm.rank() / 2);
+    const auto pair = half->split(0);
+    std::vector<float> data(33);
+    if (comm.rank() == 3) comm.give_up("disk full");
+    if (comm.rank() < 2) return pair->all_reduce(data);
+    expect_error(kFailure, {"all_reduce", "disk full"},
+                 [&] { pair->all_reduce(data); });
   });
 }
 

@@ -9,7 +9,6 @@
 #include "optim/states.h"
 #include "support/errors.h"
 #include "thinwire/optim/data_parallel.h"
-#include "thinwire/optim/lamb.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "zero/support.h"
 
@@ -20,13 +19,6 @@ using test::Saved;
 using test::two_groups;
 using test::unscaled;
 using test::ZeroRun;
-
-MakeRule lamb_rule() {
-  return [](const ParameterLayout& shard) {
-    return std::make_unique<optim::Lamb>(
-        shard, optim::LambOptions{.learning_rate = 0.01});
-  };
-}
 
 ZeroOptions scaling(int stage, DType dtype) {
   ZeroOptions options = unscaled(stage, dtype);
@@ -113,7 +105,7 @@ std::vector<float> whole(comm::Communicator& comm, const MakeRule& rule,
 TEST(ZeroAdopt, EveryWayOfSharingGoesOnAlike) {
   for (const MakeRule& rule :
        {test::adam_rule({.learning_rate = 0.01, .weight_decay = 0.1}),
-        lamb_rule()})
+        test::lamb_rule({.learning_rate = 0.01})})
     for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
       const Checkpoint from = saved_by(3, rule, 2, dtype);
       for (const int world : {1, 2, 3})

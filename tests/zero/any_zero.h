@@ -8,7 +8,6 @@
 #include <random>
 #include <vector>
 
-#include "thinwire/optim/lamb.h"
 #include "zero/support.h"
 
 namespace thinwire::test {
@@ -93,11 +92,8 @@ inline std::vector<float> gradient(const AnyZero& drawn, int rank, int step,
 
 inline std::unique_ptr<optim::UpdateRule> rule_of(const AnyZero& drawn,
                                                   const ParameterLayout& of) {
-  if (drawn.is_lamb)
-    return std::make_unique<optim::Lamb>(
-        of, optim::LambOptions{.weight_decay = 0.1});
-  return std::make_unique<optim::Adam>(of,
-                                       optim::AdamOptions{.weight_decay = 0.1});
+  return (drawn.is_lamb ? lamb_rule({.weight_decay = 0.1})
+                        : adam_rule({.weight_decay = 0.1}))(of);
 }
 
 /// One rank's results.

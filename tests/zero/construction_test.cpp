@@ -7,7 +7,6 @@
 
 #include "optim/states.h"
 #include "support/errors.h"
-#include "thinwire/optim/lamb.h"
 #include "zero/support.h"
 
 namespace thinwire::zero::construction_test {
@@ -69,11 +68,7 @@ TEST(ZeroConstruction, ArgumentsFitTheLayout) {
     refused({"make_rule", "null"},
             [](const ParameterLayout&) { return nullptr; }, view, {});
     options.master_dtype = DType::kFloat16;
-    refused({"master_dtype", "lamb", "float16"},
-            [](const ParameterLayout& shard) {
-              return std::make_unique<optim::Lamb>(shard, optim::LambOptions{});
-            },
-            view, {});
+    refused({"master_dtype", "lamb", "float16"}, test::lamb_rule(), view, {});
     options.master_dtype = DType::kFloat32;
     const auto experts = [&](std::vector<ExpertGroup> groups) {
       options.experts = std::move(groups);

@@ -17,6 +17,7 @@
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/optim/adam.h"
+#include "thinwire/optim/lamb.h"
 #include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::test {
@@ -29,6 +30,12 @@ using Backward = exchange::Backward;
 inline MakeRule adam_rule(optim::AdamOptions options = {}) {
   return [options](const ParameterLayout& shard) {
     return std::make_unique<optim::Adam>(shard, options);
+  };
+}
+
+inline MakeRule lamb_rule(optim::LambOptions options = {}) {
+  return [options](const ParameterLayout& shard) {
+    return std::make_unique<optim::Lamb>(shard, options);
   };
 }
 
@@ -149,6 +156,19 @@ inline ZeroOptions unscaled(int stage, DType dtype = DType::kFloat16) {
           .dtype = dtype,
           .loss_scale = {.initial_scale = 1, .dynamic = false},
           .exchange = {.bucket_elements = 2048}};
+}
+
+inline std::vector<float> ones(const ZeroRun& run) {
+  return std::vector<float>(run.layout.size(), 1);
+}
+
+/// The gradients of parameters number `from` and below, the last one first.
+inline void collect_some(ZeroRun& run, const Buffer& grads, std::size_t from) {
+  for (std::size_t i = run.layout.parameters().size(); i-- > from;) {
+    const Parameter& p = run.layout.parameters()[i];
+    run.optimizer->gradients().collect(i,
+                                       grads.view().subview(p.offset, p.size));
+  }
 }
 
 /// Takes steps of two backwards each, of which every third overflows.
