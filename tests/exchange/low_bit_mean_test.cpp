@@ -326,19 +326,20 @@ TEST(MeanOfParts, OfOneRankIsItsOwn) {
   });
 }
 
-// With a residual, a code may lie above the largest value of fp16.
-TEST(MeanOfParts, SaturatesFiniteGradientsOf16Bits) {
+template <class T>
+void expect_saturation(T largest, T less, double loss_scale) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     ThreadPool pool(1);
     const std::vector<std::size_t> sizes{1024}, units{0};
     LowBitMean mean(comm, pool, sizes, {.bits = 4});
     for (int pass = 0; pass < 8; ++pass) {
-      std::vector<Half> values(1024, to_half(65504.0f));
-      // Rounded down, so that the next pass adds a residual to 65504.
+      std::vector<T> values(1024, largest);
+      // Rounded down, so that the next pass adds a residual to the largest.
       for (std::size_t i = 1; pass % 2 == 0 && i < values.size(); i += 3)
-        values[i] = to_half(60000.0f);
-      EXPECT_TRUE(mean.average({.values = values, .units = units}));
-      for (const Half value : values) {
+        values[i] = less;
+      EXPECT_TRUE(mean.average(
+          {.values = values, .units = units, .loss_scale = loss_scale}));
+      for (const T value : values) {
         ASSERT_TRUE(std::isfinite(to_float(value)));
         ASSERT_GT(to_float(value), 40000.0f);
       }
@@ -346,22 +347,11 @@ TEST(MeanOfParts, SaturatesFiniteGradientsOf16Bits) {
   });
 }
 
-// bf16 ends below fp32, which rounds to infinity from there on.
-TEST(MeanOfParts, SaturatesFiniteGradientsOfBFloat16) {
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    ThreadPool pool(1);
-    const std::vector<std::size_t> sizes{1024}, units{0};
-    LowBitMean mean(comm, pool, sizes, {.bits = 4});
-    for (int pass = 0; pass < 8; ++pass) {
-      std::vector<BFloat16> values(1024, to_bfloat16(0x1.FEp127f));
-      for (std::size_t i = 1; pass % 2 == 0 && i < values.size(); i += 3)
-        values[i] = to_bfloat16(0x1.D4p127f);
-      EXPECT_TRUE(
-          mean.average({.values = values, .units = units, .loss_scale = 4096}));
-      for (const BFloat16 value : values)
-        ASSERT_TRUE(std::isfinite(to_float(value)));
-    }
-  });
+// With a residual, a code may lie above the largest value of fp16. bf16 ends
+// below fp32, which rounds to infinity from there on.
+TEST(MeanOfParts, SaturatesFiniteGradientsOf16Bits) {
+  expect_saturation(to_half(65504.0f), to_half(60000.0f), 1);
+  expect_saturation(to_bfloat16(0x1.FEp127f), to_bfloat16(0x1.D4p127f), 4096);
 }
 
 TEST(MeanOfParts, RefusesPartsThatAreNone) {

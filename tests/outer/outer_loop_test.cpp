@@ -6,8 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "optim/other_ranks.h"
-#include "optim/states.h"
 #include "optim/support.h"
 #include "outer/naive_outer.h"
 #include "outer/support.h"
@@ -165,49 +163,6 @@ TEST(OuterLoop, LocalStepsAreThoseOfTheInnerOptimizerAndSendNothing) {
           same_bytes(optim::exchanged_params(optimizer, params), start));
     }
     EXPECT_EQ(optim::steps_behind(optimizer), 8);
-  });
-}
-
-// +1 in one element of one rank is +learning_rate (1 + momentum) / W of all.
-TEST(OuterLoop, MovesTheWayThatRanksHaveMoved) {
-  const ParameterLayout layout = ParameterLayout::of({{"w", {4}}});
-  run_ranks("local", 4, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, sgd_inside(layout, 1),
-                        {.sync_every = 1,
-                         .learning_rate = 0.5,
-                         .momentum = 0.25,
-                         .bits_up = 0,
-                         .bits_down = 0});
-    Floats params(4);
-    Floats grads(4);
-    if (comm.rank() == 2) grads[1] = -1;
-    optimizer.step(params, grads);
-    EXPECT_EQ(params, (Floats{0, 0.5f * 1.25f / 4, 0, 0}));
-  });
-}
-
-// What the way down has rounded away arrives while nobody moves.
-TEST(OuterLoop, TheAnchorReachesTheExactValuesOfRanksThatStandStill) {
-  const ParameterLayout layout = awkward_layout();
-  run_ranks("local", 3, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, sgd_inside(layout, 0.1),
-                        {.sync_every = 1});
-    Floats params = normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 1000; ++t) {
-      Floats grads(layout.size());
-      if (t <= 3) grads = gradient(layout.size(), t, comm.rank());
-      optimizer.step(params, grads);
-    }
-    const Saved saved = save(optimizer);
-    std::size_t at = 0;
-    const auto exact = saved.values.array("outer.masters").as<float>();
-    for (const Range& range : saved.what.find("outer.masters")->ranges)
-      for (std::size_t i = range.offset; i < range.end(); ++i)
-        EXPECT_EQ(params[i], exact[at++]) << i;
-    Floats gathered(3 * layout.size());
-    comm.all_gather(std::span<const float>(params), std::span(gathered));
-    for (std::size_t i = 0; i < gathered.size(); ++i)
-      ASSERT_EQ(gathered[i], params[i % params.size()]);
   });
 }
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "support/errors.h"
 #include "support/sanitizers.h"
@@ -120,40 +119,6 @@ TEST(LowBitSteps, ReplicasReachMastersThatStandStill) {
         run.step(local(run, comm, 50));
         EXPECT_EQ(run.values(), goal);
       });
-}
-
-// One rank overflows in one bucket, wherever that is.
-TEST(LowBitSteps, ASkippedStepKeepsOrClearsResiduals) {
-  for (const int stage : {1, 2})
-    for (const bool overlap : {true, false})
-      for (const AfterSkip after : {AfterSkip::kKeep, AfterSkip::kClear})
-        test::run_ranks("local", 3, [&](comm::Communicator& comm) {
-          ZeroOptions options =
-              few_bits(stage, kBFloat16,
-                       {.bits_up = 4, .bits_down = 4, .after_skip = after});
-          options.overlap = overlap;
-          const bool keeps =
-              after == AfterSkip::kKeep || (stage == 1 && !overlap);
-          ZeroRun run(comm, two_groups(), test::adam_rule(), options);
-          unsigned t = 0;
-          for (const Range& bucket : run.optimizer->gradients().buckets())
-            for (const float value :
-                 {std::numeric_limits<float>::infinity(),
-                  std::numeric_limits<float>::quiet_NaN()}) {
-              EXPECT_TRUE(run.step(local(run, comm, ++t)).applied);
-              const auto params = run.values(), masters = run.masters();
-              const auto before = residuals(run);
-              auto grads = local(run, comm, ++t);
-              if (comm.rank() == 1) grads[bucket.offset] = value;
-              const auto report = run.step(grads);
-              EXPECT_FALSE(report.applied);
-              EXPECT_EQ(report.residuals_cleared, !keeps);
-              EXPECT_EQ(run.values(), params);
-              EXPECT_EQ(run.masters(), masters);
-              EXPECT_EQ(residuals(run),
-                        keeps ? before : std::vector<float>(before.size()));
-            }
-        });
 }
 
 // The scale can fall no further: the parameter is known at its owner.

@@ -288,24 +288,6 @@ TEST(ShardLayout, Item10ABucketIsCutByOwners) {
                                                         {1, {18, 4}}}));
 }
 
-TEST(ShardLayout, CutsEveryBucketOverAllRanks) {
-  const auto shards = ShardLayout::of(layout_of({3 * kSumChunk, 5 * kSumChunk}),
-                                      2, {.bucket_elements = 4 * kSumChunk});
-  ASSERT_EQ(shards.buckets().size(), 2u);
-  for (const ShardBucket& bucket : shards.buckets())
-    EXPECT_EQ(bucket.counts, (Sizes{2 * kSumChunk, 2 * kSumChunk}));
-  EXPECT_EQ(shards.buckets()[1].positions, Sizes(2, 2 * kSumChunk));
-}
-
-// Or the last rank would own all of what comes in small buckets.
-TEST(ShardLayout, GivesWhatIsLeftOverToRanksInTurn) {
-  const auto shards = ShardLayout::of(layout_of({6 * kSumChunk}), 3,
-                                      {.bucket_elements = kSumChunk});
-  EXPECT_EQ(shards.buckets().size(), 6u);
-  for (int rank = 0; rank < 3; ++rank)
-    EXPECT_EQ(shards.shard_size(rank), 2 * kSumChunk);
-}
-
 // The pieces of local rank l of all hosts form one range.
 TEST(ShardLayout, ByHostPiecesLieInTheOrderOfPlaces) {
   const auto layout = layout_of({5 * kSumChunk, 4000, 3});
