@@ -197,52 +197,44 @@ TEST(ZeroErrors, EarlyRangesAreBucketsOfOneArray) {
 TEST(ZeroErrors, WholeValuesAreOfWhatThereIs) {
   with_pairs([](ZeroRun& run, Pair& pair) {
     ZeroOptimizer& zero = *run.optimizer;
+    WholeValues& whole = zero.whole_values();
     const std::vector<float> values(1500), few(1499);
     const auto refused = [](std::initializer_list<std::string_view> parts,
                             const std::function<void()>& call) {
       expect_error(kArgument, parts, call);
     };
     const auto drop = [](const std::vector<float>&) {};
-    refused({"'firts'", "'first'"},
-            [&] { drop(zero.whole_values().parameter("firts")); });
-    refused({"'firts'"}, [&] { drop(zero.whole_values().gradient("firts")); });
-    refused({"'firts'"},
-            [&] { drop(zero.whole_values().state("firts", "exp_avg")); });
-    refused({"'firts'"},
-            [&] { zero.whole_values().set_parameter("firts", values); });
-    refused({"'firts'"},
-            [&] { zero.whole_values().set_gradient("firts", values); });
-    refused({"'firts'"},
-            [&] { zero.whole_values().set_state("firts", "exp_avg", values); });
+    refused({"'firts'", "'first'"}, [&] { drop(whole.parameter("firts")); });
+    refused({"'firts'"}, [&] { drop(whole.gradient("firts")); });
+    refused({"'firts'"}, [&] { drop(whole.state("firts", "exp_avg")); });
+    refused({"'firts'"}, [&] { whole.set_parameter("firts", values); });
+    refused({"'firts'"}, [&] { whole.set_gradient("firts", values); });
+    refused({"'firts'"}, [&] { whole.set_state("firts", "exp_avg", values); });
     for (const char* key : {"param", "grad"}) {
-      refused({"key", key},
-              [&] { drop(zero.whole_values().state("first", key)); });
-      refused({"key", key},
-              [&] { zero.whole_values().set_state("first", key, values); });
+      refused({"key", key}, [&] { drop(whole.state("first", key)); });
+      refused({"key", key}, [&] { whole.set_state("first", key, values); });
     }
     // Also on ranks that own nothing of the parameter.
     refused({"momentum", "exp_avg"},
-            [&] { drop(zero.whole_values().state("one", "momentum")); });
-    refused({"momentum", "exp_avg"}, [&] {
-      zero.whole_values().set_state("one", "momentum", {{1.0f}});
-    });
+            [&] { drop(whole.state("one", "momentum")); });
+    refused({"momentum", "exp_avg"},
+            [&] { whole.set_state("one", "momentum", {{1.0f}}); });
     refused({"values", "1500", "1499"},
-            [&] { zero.whole_values().set_parameter("first", few); });
+            [&] { whole.set_parameter("first", few); });
     refused({"values", "1500", "1499"},
-            [&] { zero.whole_values().set_gradient("first", few); });
+            [&] { whole.set_gradient("first", few); });
     refused({"values", "1500", "1499"},
-            [&] { zero.whole_values().set_state("first", "exp_avg", few); });
+            [&] { whole.set_state("first", "exp_avg", few); });
     refused({"params"}, [&] { zero.set_masters(few); });
     expect_error(kPrecondition, {"full_gradient"},
-                 [&] { drop(zero.whole_values().gradient("first")); });
+                 [&] { drop(whole.gradient("first")); });
     if (zero.early() == nullptr) {
       Buffer grads(run.layout.size(), DType::kFloat16);
-      expect_error(kPrecondition, {"full_gradient"}, [&] {
-        drop(zero.whole_values().gradient("first", grads.view()));
-      });
+      expect_error(kPrecondition, {"full_gradient"},
+                   [&] { drop(whole.gradient("first", grads.view())); });
     }
     expect_error(kPrecondition, {"set_full_gradient"},
-                 [&] { zero.whole_values().set_gradient("first", values); });
+                 [&] { whole.set_gradient("first", values); });
     refused({"group", "below 2"},
             [&] { zero.groups().set_learning_rate(2, 0.1); });
     refused({"group", "below 2"},

@@ -2,19 +2,18 @@
 // Few bits on the wire have the bits of plain loops, however they get there.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <random>
-
 #include "optim/support.h"
 #include "support/sanitizers.h"
-#include "thinwire/optim/lamb.h"
 #include "zero/naive_wire.h"
 #include "zero/support.h"
+#include "zero/ways.h"
 
 namespace thinwire::zero::low_bit_test {
 namespace {
 
+using test::Handed;
 using test::NaiveWire;
+using test::Way;
 using test::ZeroRun;
 
 constexpr int kSteps = 4;
@@ -54,16 +53,11 @@ std::vector<Case> cases() {
 }
 
 MakeRule make_rule(bool is_lamb) {
-  return [is_lamb](
-             const ParameterLayout& of) -> std::unique_ptr<optim::UpdateRule> {
-    if (is_lamb)
-      return std::make_unique<optim::Lamb>(
-          of, optim::LambOptions{.learning_rate = 0.01, .weight_decay = 0.1});
-    return std::make_unique<optim::Adam>(
-        of, optim::AdamOptions{.learning_rate = 0.01,
-                               .weight_decay = 0.1,
-                               .groups = {{}, {.learning_rate = 0.02}}});
-  };
+  if (is_lamb)
+    return test::lamb_rule({.learning_rate = 0.01, .weight_decay = 0.1});
+  return test::adam_rule({.learning_rate = 0.01,
+                          .weight_decay = 0.1,
+                          .groups = {{}, {.learning_rate = 0.02}}});
 }
 
 // What one rank's backward gives, rounded as it comes; in step 2 the last rank
@@ -99,48 +93,11 @@ double scale_of(const Case& c) {
   return c.dtype == DType::kFloat16 ? kScale : 1;
 }
 
-enum class Handed { kWhole, kEarly, kForwards, kBackwards, kShuffled };
-
-struct Way {
-  int stage = 1;
-  Handed handed = Handed::kWhole;
-  std::size_t bucket = 3000;
-  int threads = 1;
-  bool overlap = true;
-};
-
-std::vector<std::size_t> order_of(const Way& way, std::size_t n, int rank) {
-  std::vector<std::size_t> order(n);
-  for (std::size_t i = 0; i < n; ++i)
-    order[i] = way.handed == Handed::kForwards ? i : n - 1 - i;
-  std::mt19937 random(static_cast<unsigned>(rank));
-  if (way.handed == Handed::kShuffled)
-    std::shuffle(order.begin(), order.end(), random);
-  return order;
-}
-
-void hand_over(ZeroRun& run, const Buffer& grads, const Way& way, int rank,
-               exchange::Backward which = {}) {
-  run.optimizer->gradients().begin(which);
-  const auto parameters = run.layout.parameters();
-  for (const std::size_t i : order_of(way, parameters.size(), rank))
-    run.optimizer->gradients().collect(
-        i, grads.view().subview(parameters[i].offset, parameters[i].size));
-  run.optimizer->gradients().end();
-}
-
 optim::StepReport step(ZeroRun& run, const std::vector<float>& values,
-                       const Way& way, int rank) {
+                       Handed handed, int rank) {
   Buffer grads = test::rounded(values, run.optimizer->options().dtype);
-  if (way.handed == Handed::kWhole || way.handed == Handed::kEarly) {
-    const auto buckets = run.optimizer->gradients().buckets();
-    if (way.handed == Handed::kEarly)
-      for (std::size_t b = buckets.size(); b-- > buckets.size() / 2;)
-        run.optimizer->early()->reduce(grads.view(), buckets[b]);
-    return run.optimizer->step(run.params.view(), grads.view());
-  }
-  hand_over(run, grads, way, rank);
-  return run.optimizer->step();
+  return test::step(*run.optimizer, run.layout, run.params.view(), grads.view(),
+                    handed, static_cast<unsigned>(rank));
 }
 
 class LowBit : public ::testing::TestWithParam<Case> {};
@@ -182,7 +139,7 @@ TEST_P(LowBit, HasTheBitsOfPlainLoops) {
       for (int t = 0; t < kSteps; ++t) {
         const auto at = static_cast<std::size_t>(t);
         const auto report =
-            step(run, gradient(c, t, comm.rank()), way, comm.rank());
+            step(run, gradient(c, t, comm.rank()), way.handed, comm.rank());
         EXPECT_EQ(report.applied, t != 2);
         if (report.applied) {
           EXPECT_EQ(report.grad_norm, norms[at]);
@@ -230,10 +187,11 @@ TEST_P(LowBit, AddsBackwardsUpBeforeItSendsThem) {
                     options(c, stage));
         for (int t = 0; t < kSteps; ++t) {
           for (const int k : {0, 1})
-            hand_over(run,
-                      test::rounded(gradient(c, t, comm.rank(), k), c.dtype),
-                      {.handed = Handed::kBackwards}, comm.rank(),
-                      {.is_first = k == 0, .is_last = is_known && k == 1});
+            test::hand_over(
+                *run.optimizer, run.layout,
+                test::rounded(gradient(c, t, comm.rank(), k), c.dtype).view(),
+                Handed::kBackwards, 0,
+                {.is_first = k == 0, .is_last = is_known && k == 1});
           EXPECT_EQ(run.optimizer->step().applied, t != 2);
           EXPECT_EQ(run.values(), params[static_cast<std::size_t>(t)])
               << "step " << t << ", stage " << stage;

@@ -3,17 +3,16 @@
 // are waited for, changes neither a bit nor what is sent.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <limits>
-#include <numeric>
-#include <random>
 
 #include "support/sanitizers.h"
 #include "zero/support.h"
+#include "zero/ways.h"
 
 namespace thinwire::zero::low_bit_ways_test {
 namespace {
 
+using test::Handed;
 using test::two_groups;
 using test::ZeroRun;
 using Floats = std::vector<float>;
@@ -21,44 +20,21 @@ using Floats = std::vector<float>;
 constexpr unsigned kSteps = 3;
 constexpr auto kFloat32 = DType::kFloat32;
 
-enum class Order { kForwards, kBackwards, kShuffled };
-
 struct Way {
-  Order order = Order::kBackwards;
+  Handed order = Handed::kBackwards;
   bool overlap = true;
   bool is_known = true;  // the last backward, when it begins
 };
 
 std::vector<Way> all_ways_of(unsigned backwards) {
   std::vector<Way> all;
-  for (const Order order :
-       {Order::kForwards, Order::kBackwards, Order::kShuffled})
+  for (const Handed order :
+       {Handed::kForwards, Handed::kBackwards, Handed::kShuffled})
     for (const bool overlap : {true, false})
       for (const bool is_known : {true, false})
         if (is_known || backwards > 1)
           all.push_back({order, overlap, is_known});
   return all;
-}
-
-std::vector<std::size_t> in_order(Order order, std::size_t n, unsigned seed) {
-  std::vector<std::size_t> indices(n);
-  std::iota(indices.begin(), indices.end(), 0);
-  if (order == Order::kBackwards) std::ranges::reverse(indices);
-  if (order == Order::kShuffled)
-    std::shuffle(indices.begin(), indices.end(), std::mt19937(seed));
-  return indices;
-}
-
-// Every rank in an order of its own, in every backward another.
-void backward(ZeroRun& run, const Floats& grads, const Way& way,
-              exchange::Backward which, unsigned seed) {
-  const Buffer own = run.scaled(grads, run.optimizer->options().dtype);
-  run.optimizer->gradients().begin(which);
-  const auto parameters = run.layout.parameters();
-  for (const std::size_t i : in_order(way.order, parameters.size(), seed))
-    run.optimizer->gradients().collect(
-        i, own.view().subview(parameters[i].offset, parameters[i].size));
-  run.optimizer->gradients().end();
 }
 
 struct Case {
@@ -92,11 +68,14 @@ Outcome train(comm::Communicator& comm, const Case& c, const Way& way) {
   Outcome outcome;
   for (unsigned t = 0; t < kSteps; ++t) {
     const std::uint64_t begun = comm.counters().bytes_sent;
+    // Every rank in an order of its own, in every backward another.
     for (unsigned k = 0; k < c.backwards; ++k)
-      backward(
-          run, gradient(c, t, k, comm.rank()), way,
-          {.is_first = k == 0, .is_last = way.is_known && k + 1 == c.backwards},
-          7 * t + 3 * k + static_cast<unsigned>(comm.rank()));
+      test::hand_over(
+          *run.optimizer, run.layout,
+          run.scaled(gradient(c, t, k, comm.rank()), c.dtype).view(), way.order,
+          7 * t + 3 * k + static_cast<unsigned>(comm.rank()),
+          {.is_first = k == 0,
+           .is_last = way.is_known && k + 1 == c.backwards});
     outcome.early += comm.counters().bytes_sent - begun;
     EXPECT_TRUE(run.optimizer->step().applied);
     outcome.params.push_back(run.values());

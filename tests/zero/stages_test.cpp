@@ -9,16 +9,17 @@
 #include "optim/support.h"
 #include "support/hosts.h"
 #include "support/sanitizers.h"
-#include "thinwire/optim/lamb.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "zero/support.h"
+#include "zero/ways.h"
 
 namespace thinwire::zero::stages_test {
 namespace {
 
-using optim::AdamOptions;
 using optim::LambOptions;
 using optim::StepReport;
+using test::Handed;
+using test::Way;
 
 constexpr int kSteps = 4;
 constexpr double kScale = 1024;
@@ -57,20 +58,15 @@ ParameterLayout layout() {
 }
 
 MakeRule make_rule(bool is_lamb) {
-  return [is_lamb](
-             const ParameterLayout& of) -> std::unique_ptr<optim::UpdateRule> {
-    if (is_lamb) {
-      LambOptions lamb{.learning_rate = 0.01, .weight_decay = 0.1};
-      lamb.groups.resize(2);
-      lamb.groups[0].max_coeff = 0.3;  // below the ratios of most parameters
-      lamb.groups[1].weight_decay = 0;
-      return std::make_unique<optim::Lamb>(of, lamb);
-    }
-    return std::make_unique<optim::Adam>(
-        of, AdamOptions{.learning_rate = 0.01,
-                        .weight_decay = 0.1,
-                        .groups = {{}, {.learning_rate = 0.02}}});
-  };
+  if (!is_lamb)
+    return test::adam_rule({.learning_rate = 0.01,
+                            .weight_decay = 0.1,
+                            .groups = {{}, {.learning_rate = 0.02}}});
+  LambOptions lamb{.learning_rate = 0.01, .weight_decay = 0.1};
+  lamb.groups.resize(2);
+  lamb.groups[0].max_coeff = 0.3;  // below the ratios of most parameters
+  lamb.groups[1].weight_decay = 0;
+  return test::lamb_rule(lamb);
 }
 
 optim::ExchangeOptions exchange(std::size_t bucket, int threads) {
@@ -135,16 +131,6 @@ Trace unsharded(const Case& c, comm::Communicator& comm) {
   return trace;
 }
 
-enum class Handed { kWhole, kEarly, kForwards, kBackwards };
-
-struct Way {
-  int stage = 1;
-  Handed handed = Handed::kWhole;
-  std::size_t bucket = 3000;
-  int threads = 1;
-  bool overlap = true;
-};
-
 Trace sharded(const Case& c, const Way& way, comm::Communicator& comm) {
   Buffer params = initial(c);
   ZeroOptimizer optimizer(comm, layout(), make_rule(c.is_lamb), params.view(),
@@ -156,26 +142,9 @@ Trace sharded(const Case& c, const Way& way, comm::Communicator& comm) {
   Trace trace;
   for (int t = 0; t < kSteps; ++t) {
     Buffer grads = gradient(c, t, comm.rank(), optimizer.loss_scale());
-    StepReport report;
-    if (way.handed == Handed::kWhole || way.handed == Handed::kEarly) {
-      const auto buckets = optimizer.gradients().buckets();
-      if (way.handed == Handed::kEarly)
-        for (std::size_t b = buckets.size(); b-- > buckets.size() / 2;)
-          optimizer.early()->reduce(grads.view(), buckets[b]);
-      report = optimizer.step({.params = params.view(), .grads = grads.view()});
-    } else {
-      optimizer.gradients().begin({});
-      const ParameterLayout all = layout();
-      const std::size_t n = all.parameters().size();
-      for (std::size_t k = 0; k < n; ++k) {
-        const std::size_t i = way.handed == Handed::kForwards ? k : n - 1 - k;
-        const Parameter& p = all.parameters()[i];
-        optimizer.gradients().collect(i,
-                                      grads.view().subview(p.offset, p.size));
-      }
-      optimizer.gradients().end();
-      report = optimizer.step();
-    }
+    const StepReport report =
+        test::step(optimizer, layout(), params.view(), grads.view(), way.handed,
+                   /*seed=*/0);
     trace.add(report, params.view());
   }
   return trace;
