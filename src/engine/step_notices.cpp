@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <string_view>
 #include <variant>
 
@@ -41,10 +42,6 @@ std::string skipped_line(const EngineReport& report, std::int64_t skipped,
       "a step was skipped on all ranks after step {}, {} so far: a gradient "
       "was not finite{}{}",
       report.steps, skipped, where, scales);
-}
-
-bool is_power_of_two(std::int64_t count) {
-  return count > 0 && (count & (count - 1)) == 0;
 }
 
 }  // namespace
@@ -113,7 +110,8 @@ void StepNotices::after_step(const EngineReport& report,
   const optim::Progress progress = optimizer.progress();
   if (report.applied)
     tell_of_phase(report, progress.phase);
-  else if (logs_phases_ && is_power_of_two(progress.skipped))
+  else if (logs_phases_ &&
+           std::has_single_bit(static_cast<std::uint64_t>(progress.skipped)))
     log(LogLevel::kInfo, skipped_line(report, progress.skipped, loss_scale));
   if (is_first_ && tells_memory_)
     log(LogLevel::kInfo, memory_line("after the first step", memory_use()));
