@@ -23,21 +23,13 @@ using config::Config;
 
 namespace {
 
+using test::config_of;
 using test::Driven;
 using test::floats;
 using ::thinwire::test::expect_error;
 using ::thinwire::test::kPatient;
 
 constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
-
-Config config_of(const char* optimizer, DType dtype, std::int64_t backwards) {
-  Config config{.optimizer = test::optimizer_case(optimizer),
-                .gradient_accumulation_steps = backwards};
-  config.precision.dtype = dtype;
-  config.precision.loss_scale.initial_scale = 1024;
-  config.comm.bucket_elements = 16384;
-  return config;
-}
 
 void scale(View values, float factor) {
   std::vector<float> all = floats(values);
@@ -73,7 +65,7 @@ std::vector<Loop> loops() {
 Config config_of(const Loop& loop) {
   Config config =
       loop.stage == 0
-          ? config_of(loop.optimizer.c_str(), loop.dtype, loop.backwards)
+          ? config_of(loop.optimizer, loop.dtype, loop.backwards)
           : test::zero_config(loop.stage, loop.dtype, loop.backwards);
   config.comm.overlap = loop.overlap;
   return config;
@@ -151,7 +143,7 @@ TEST(EngineMisuse, IsFoundInTheOneParameterWithAGradient) {
   for (const std::size_t at : {0, 1, 63, 64, 1000, 16769})
     for (const float before : {0.0f, -0.0f, inf}) {
       comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-        Driven driven(comm, config_of("adam", DType::kFloat32, 1));
+        Driven driven(comm, config_of("adam"));
         const Parameter& p = driven.layout.parameter("wide");
         const auto own = driven.grads.view().as<float>().subspan(p.offset);
         for (int round = 0; round < 2; ++round) {
@@ -191,7 +183,7 @@ TEST(EngineMisuse, WhatIsReadOrChangedInTimeIsNone) {
 TEST(EngineMean, AddsInTheOrderOfRanks) {
   for (const int world : {1, 2, 3, 4})
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of("adam", DType::kFloat32, 1));
+      Driven driven(comm, config_of("adam"));
       const auto value = [](int rank) { return rank == 1 ? 1e16 : 1.0; };
       double sum = 0;
       for (int rank = 0; rank < world; ++rank) sum += value(rank);
@@ -238,7 +230,7 @@ TEST(EngineUneven, OfARankThatFallsSilentTheHostIsNamedBeforeItsBatches) {
   comm::run_local_ranks(
       3,
       [](comm::Communicator& comm) {
-        Driven driven(comm, config_of("adam", DType::kFloat32, 1));
+        Driven driven(comm, config_of("adam"));
         if (comm.rank() == 2) {
           std::this_thread::sleep_for(std::chrono::seconds(4));
           return;
@@ -264,7 +256,7 @@ TEST(EngineUneven, ARankThatGoesOnElsewhereIsNamed) {
     comm::run_local_ranks(
         2,
         [&](comm::Communicator& comm) {
-          Driven driven(comm, config_of(optimizer, DType::kFloat32, 1));
+          Driven driven(comm, config_of(optimizer));
           for (std::int64_t t = 1; t <= 6 - comm.rank(); ++t) {
             if (t <= 5) {
               driven.backward({.step = t});
@@ -285,7 +277,7 @@ TEST(EngineUneven, ARankThatGoesOnElsewhereIsNamed) {
 
 TEST(EngineUneven, MeansAreOfAsManySteps) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Driven driven(comm, config_of("zero_one_adam", DType::kFloat32, 1));
+    Driven driven(comm, config_of("zero_one_adam"));
     std::int64_t t = 1;
     for (; driven.engine.optimizer().progress().phase != optim::Phase::kLocal;
          ++t) {
