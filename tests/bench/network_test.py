@@ -173,18 +173,19 @@ class Refusals(Case):
         self.assertFalse(self.out.exists())
         return done.stderr
 
-    def test_other_users_than_root(self):
-        self.assertIn("needs root", self.refuse(1000))
-
-    def test_a_machine_without_ip(self):
-        refusal = self.refuse(0, tc="", unshare="", setpriv="")
-        self.assertIn("ip is not installed: apt-get install iproute2", refusal)
-
-    def test_where_no_namespace_may_be_made(self):
-        why = "echo 'unshare failed: Operation not permitted'; exit 1"
-        refusal = self.refuse(0, ip="", tc="", unshare="", setpriv=why)
-        self.assertIn("no network namespaces", refusal)
-        self.assertIn("Operation not permitted", refusal)
+    def test_a_machine_that_cannot_make_namespaces_is_told_why(self):
+        why = "unshare failed: Operation not permitted"
+        refused = f"echo '{why}'; exit 1"
+        tools = {"tc": "", "unshare": ""}
+        missing = "ip is not installed: apt-get install iproute2"
+        for user, programs, *parts in (
+            (1000, {}, "needs root"),
+            (0, {**tools, "setpriv": ""}, missing),
+            (0, {**tools, "setpriv": refused, "ip": ""}, "no network namespaces", why),
+        ):
+            refusal = self.refuse(user, **programs)
+            for part in parts:
+                self.assertIn(part, refusal)
 
     def test_unknown_arguments(self):
         done = subprocess.run(

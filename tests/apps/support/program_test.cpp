@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <iostream>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "thinwire/core/error.h"
@@ -48,32 +50,19 @@ Outcome run(const std::vector<const char*>& arguments) {
   return outcome;
 }
 
-TEST(Program, EndsWithZeroWhenItIsDone) {
-  const Outcome outcome = run({"work"});
-  EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_EQ(outcome.out, "result\n");
-  EXPECT_EQ(outcome.err, "");
-}
-
-TEST(Program, WritesToStderrWhatTheLibraryLogs) {
-  const Outcome outcome = run({"talk"});
-  EXPECT_EQ(outcome.exit_code, 0);
-  EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(outcome.err,
-            "things: info: lr is; ignored\nthings: warning: odd\n");
-}
-
-TEST(Program, EndsWithOneAndTheReasonWhenItFails) {
-  const Outcome outcome = run({"refuse"});
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(outcome.err, "things: size must be >= 1, got 0\n");
-}
-
-TEST(Program, SaysWhyInOneLineWhateverTheMessage) {
-  const Outcome outcome = run({"differ"});
-  EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_EQ(outcome.err, "things: first line; second line\n");
+TEST(Program, EndsWithACodeAndSaysWhyInOneLine) {
+  for (const auto& [command, code, out, err] : std::initializer_list<
+           std::tuple<const char*, int, const char*, const char*>>{
+           {"work", 0, "result\n", ""},
+           {"talk", 0, "",
+            "things: info: lr is; ignored\nthings: warning: odd\n"},
+           {"refuse", 1, "", "things: size must be >= 1, got 0\n"},
+           {"differ", 1, "", "things: first line; second line\n"}}) {
+    const Outcome outcome = run({command});
+    EXPECT_EQ(outcome.exit_code, code) << command;
+    EXPECT_EQ(outcome.out, out);
+    EXPECT_EQ(outcome.err, err);
+  }
 }
 
 TEST(Program, EndsWithTwoOnWrongUsage) {
