@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 namespace thinwire::dtype_test {
 namespace {
@@ -19,10 +20,6 @@ std::uint32_t bits_of(float value) {
   return std::bit_cast<std::uint32_t>(value);
 }
 float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
-Half half_of(std::uint32_t bits) { return {static_cast<std::uint16_t>(bits)}; }
-BFloat16 bfloat16_of(std::uint32_t bits) {
-  return {static_cast<std::uint16_t>(bits)};
-}
 
 // A binary format with exponents down to `lowest`, that of the smallest normal
 // number, and `digits` bits after the point.
@@ -31,8 +28,24 @@ struct Format {
   int digits;
   int end;  // 2^end is the first power that does not fit
 };
-constexpr Format kHalf = {-14, 10, 16};
-constexpr Format kBFloat16 = {-126, 7, 128};
+
+template <class T>
+constexpr Format kFormat = {-14, 10, 16};
+template <>
+constexpr Format kFormat<BFloat16> = {-126, 7, 128};
+
+template <class T>
+T from(std::uint32_t bits) {
+  return {static_cast<std::uint16_t>(bits)};
+}
+
+template <class T>
+T round_to(float value) {
+  if constexpr (std::is_same_v<T, Half>)
+    return to_half(value);
+  else
+    return to_bfloat16(value);
+}
 
 // `value` rounded to the format in double, where the quotient is exact and
 // nearbyint rounds it to nearest, ties to even.
@@ -47,7 +60,8 @@ double rounded(double value, const Format& format) {
 }
 
 // What the bits mean, by IEEE 754's definition.
-double meaning(std::uint32_t bits, const Format& format, int exponent_bits) {
+double meaning(std::uint32_t bits, const Format& format) {
+  const int exponent_bits = 15 - format.digits;
   const std::uint32_t mantissa = bits & ((1u << format.digits) - 1);
   const std::uint32_t exponent =
       bits >> format.digits & ((1u << exponent_bits) - 1);
@@ -94,46 +108,26 @@ TEST(DTypes, HaveTheSizesOfTheirTypes) {
   expect_size_of_type<std::byte>();
 }
 
-TEST(HalfToFloat, GivesEveryHalfItsMeaning) {
+template <class T>
+class SixteenBits : public ::testing::Test {};
+using SixteenBitTypes = ::testing::Types<Half, BFloat16>;
+TYPED_TEST_SUITE(SixteenBits, SixteenBitTypes);
+
+TYPED_TEST(SixteenBits, HaveTheirMeaningAsFloatsAndComeBack) {
+  const Format& format = kFormat<TypeParam>;
+  // A signalling NaN becomes a quiet one; all its other bits stay.
+  const std::uint32_t quiet = 1u << (format.digits - 1);
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    const double want = meaning(bits, kHalf, 5);
-    const float got = to_float(half_of(bits));
+    const double want = meaning(bits, format);
+    const float got = to_float(from<TypeParam>(bits));
     if (std::isnan(want)) {
       EXPECT_TRUE(std::isnan(got)) << bits;
     } else {
       ASSERT_EQ(static_cast<double>(got), want) << bits;
     }
     ASSERT_EQ(std::signbit(got), bits >> 15 != 0) << bits;
-  }
-}
-
-TEST(HalfToFloat, IsUndoneByToHalf) {
-  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    const bool nan = (bits & 0x7fffu) > 0x7c00u;
-    // A signalling NaN becomes a quiet one; all its other bits stay.
-    ASSERT_EQ(to_half(to_float(half_of(bits))).bits,
-              nan ? bits | 0x200u : bits);
-  }
-}
-
-TEST(BFloat16ToFloat, GivesEveryBFloat16ItsMeaning) {
-  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    const double want = meaning(bits, kBFloat16, 8);
-    const float got = to_float(bfloat16_of(bits));
-    if (std::isnan(want)) {
-      EXPECT_TRUE(std::isnan(got)) << bits;
-    } else {
-      ASSERT_EQ(static_cast<double>(got), want) << bits;
-    }
-    ASSERT_EQ(bits_of(got) >> 31, bits >> 15) << bits;
-  }
-}
-
-TEST(BFloat16ToFloat, IsUndoneByToBFloat16) {
-  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
-    const bool nan = (bits & 0x7fffu) > 0x7f80u;
-    ASSERT_EQ(to_bfloat16(to_float(bfloat16_of(bits))).bits,
-              nan ? bits | 0x40u : bits);
+    ASSERT_EQ(round_to<TypeParam>(got).bits,
+              std::isnan(want) ? bits | quiet : bits);
   }
 }
 
@@ -143,9 +137,9 @@ TEST(BFloat16ToFloat, IsUndoneByToBFloat16) {
 TEST(ToHalf, RoundsToNearestTiesToEvenBetweenAllNeighbours) {
   for (std::uint32_t low = 0; low < 0x7c00; ++low) {
     const std::uint32_t high = low + 1;
-    const float below = to_float(half_of(low));
+    const float below = to_float(from<Half>(low));
     // Past 65504 the next would be 65536, for which infinity stands.
-    const float above = high == 0x7c00 ? 65536.0f : to_float(half_of(high));
+    const float above = high == 0x7c00 ? 65536.0f : to_float(from<Half>(high));
     const float middle = (below + above) / 2;  // one more bit: exact
     const std::uint32_t even = low % 2 == 0 ? low : high;
     const float under = std::nextafter(middle, 0.0f);
@@ -174,49 +168,32 @@ TEST(ToBFloat16, RoundsToNearestTiesToEvenBetweenAllNeighbours) {
 }
 
 // A stride that is prime visits all exponents, signs and last bits.
-template <class Visit>
-void visit_floats(Visit visit) {
+TYPED_TEST(SixteenBits, AreRoundedToAsInDouble) {
   constexpr std::uint32_t kStride = 4999;
-  for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += kStride)
-    visit(float_of(static_cast<std::uint32_t>(bits)));
-}
-
-TEST(ToHalf, EqualsRoundingInDouble) {
-  visit_floats([](float value) {
-    const float got = to_float(to_half(value));
+  for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += kStride) {
+    const float value = float_of(static_cast<std::uint32_t>(bits));
+    const float got = to_float(round_to<TypeParam>(value));
     if (std::isnan(value)) {
-      ASSERT_TRUE(std::isnan(got)) << bits_of(value);
+      ASSERT_TRUE(std::isnan(got)) << bits;
     } else {
-      ASSERT_EQ(static_cast<double>(got), rounded(value, kHalf)) << value;
+      ASSERT_EQ(static_cast<double>(got), rounded(value, kFormat<TypeParam>))
+          << value;
     }
     ASSERT_EQ(std::signbit(got), std::signbit(value)) << value;
-  });
-}
-
-TEST(ToBFloat16, EqualsRoundingInDouble) {
-  visit_floats([](float value) {
-    const float got = to_float(to_bfloat16(value));
-    if (std::isnan(value)) {
-      ASSERT_TRUE(std::isnan(got)) << bits_of(value);
-    } else {
-      ASSERT_EQ(static_cast<double>(got), rounded(value, kBFloat16)) << value;
-    }
-    ASSERT_EQ(std::signbit(got), std::signbit(value)) << value;
-  });
+  }
 }
 
 // Every payload bit alone, whichever half of the float it lies in, quiet or
 // signalling: infinity would be the mistake.
-TEST(NaNs, StayNaNsWithTheirSign) {
+TYPED_TEST(SixteenBits, KeepNaNsWithTheirSign) {
+  const std::uint32_t infinity = (0x7fffu >> kFormat<TypeParam>.digits)
+                                 << kFormat<TypeParam>.digits;
   for (int place = 0; place < 23; ++place)
     for (const std::uint32_t sign : {0u, 0x80000000u}) {
       const float nan = float_of(sign | 0x7f800000u | 1u << place);
-      const Half half = to_half(nan);
-      EXPECT_GT(half.bits & 0x7fffu, 0x7c00u) << place;
-      EXPECT_EQ(half.bits >> 15, sign >> 31) << place;
-      const BFloat16 bfloat = to_bfloat16(nan);
-      EXPECT_GT(bfloat.bits & 0x7fffu, 0x7f80u) << place;
-      EXPECT_EQ(bfloat.bits >> 15, sign >> 31) << place;
+      const TypeParam low = round_to<TypeParam>(nan);
+      EXPECT_GT(low.bits & 0x7fffu, infinity) << place;
+      EXPECT_EQ(low.bits >> 15, sign >> 31) << place;
     }
 }
 
