@@ -206,39 +206,30 @@ TEST(LowBitWireConfig, RefusesHostsThatCannotBe) {
   EXPECT_NO_THROW(config.validate(6));  // looked at by nobody
 }
 
-TEST(LowBitWireConfig, RefusesOtherNumbersThanDeepSpeeds) {
-  const Config base{.optimizer = optim::OnebitAdamOptions{},
-                    .gradient_clipping = 1,
-                    .semantics = Semantics::kDeepSpeed};
-  expect_refused(base,
-                 {[](Config& c) { c.lagged_clipping = true; },
-                  "semantics must be corrected with lagged_clipping"},
-                 2);
-  expect_refused(base,
-                 {[](Config& c) { c.fallback = Fallback::kHold; },
-                  "semantics must be corrected with fallback hold"},
-                 2);
-}
-
-TEST(LowBitWireConfig, RefusesToExchangeBeforeTheNormIsKnown) {
-  const Config base{.optimizer = optim::OnebitAdamOptions{},
-                    .gradient_clipping = 1};
+TEST(LowBitWireConfig, RefusesToClipByANormThatIsNotThatOfTheStep) {
+  Config base{.optimizer = optim::OnebitAdamOptions{}, .gradient_clipping = 1};
   expect_refused(
       base,
       {[](Config& c) { c.comm.compressed_during_backward = true; },
        "(thinwire.compressed_during_backward) must be false if gradients"},
       2);
-  Config lagged = base;
-  lagged.lagged_clipping = true;
-  lagged.comm.compressed_during_backward = true;
-  expect_refused(lagged,
+  Config deepspeed = base;
+  deepspeed.semantics = Semantics::kDeepSpeed;
+  for (const Refusal& refusal : std::vector<Refusal>{
+           {[](Config& c) { c.lagged_clipping = true; },
+            "semantics must be corrected with lagged_clipping"},
+           {[](Config& c) { c.fallback = Fallback::kHold; },
+            "semantics must be corrected with fallback hold"}})
+    expect_refused(deepspeed, refusal, 2);
+  base.comm.compressed_during_backward = true;
+  base.lagged_clipping = true;
+  expect_refused(base,
                  {[](Config& c) { c.comm.hierarchy = Hierarchy::kByHost; },
                   "(thinwire.hierarchy) must be auto or flat with compressed"},
                  2);
-  Config unclipped = base;
-  unclipped.gradient_clipping = 0;
-  unclipped.comm.compressed_during_backward = true;
-  EXPECT_NO_THROW(unclipped.validate(2));
+  base.lagged_clipping = false;
+  base.gradient_clipping = 0;
+  EXPECT_NO_THROW(base.validate(2));
 }
 
 }  // namespace

@@ -19,89 +19,64 @@ using std::chrono::milliseconds;
 using test::expect_error;
 using test::ScopedVariable;
 
-TEST(TimeoutVariable, IsTenMinutesWhenNotSet) {
+TEST(Variables, HaveDefaultsWhenNotSet) {
   for (const char* nothing : {static_cast<const char*>(nullptr), ""}) {
-    const ScopedVariable variable("THINWIRE_TIMEOUT", nothing);
+    const ScopedVariable duration("THINWIRE_TIMEOUT", nothing);
     EXPECT_EQ(timeout(), std::chrono::minutes(10));
-  }
-}
-
-TEST(TimeoutVariable, IsADuration) {
-  const ScopedVariable variable("THINWIRE_TIMEOUT", "500ms");
-  EXPECT_EQ(timeout(), milliseconds(500));
-}
-
-TEST(TimeoutVariable, RefusesEverythingElseNamingItselfAndTheValue) {
-  const ScopedVariable variable("THINWIRE_TIMEOUT", "5 s");
-  expect_error(ErrorCode::kInvalidArgument,
-               {"THINWIRE_TIMEOUT", "ms, s, min or h", "'5 s'"},
-               [] { (void)timeout(); });
-}
-
-TEST(NumThreadsVariable, IsZeroWhenNotSet) {
-  for (const char* nothing : {static_cast<const char*>(nullptr), ""}) {
-    const ScopedVariable variable("THINWIRE_NUM_THREADS", nothing);
+    const ScopedVariable threads("THINWIRE_NUM_THREADS", nothing);
     EXPECT_EQ(num_threads(), 0);
+    const ScopedVariable memory("THINWIRE_PREFETCH", nothing);
+    EXPECT_EQ(prefetch(), Prefetch::kAuto);
+    const ScopedVariable backend("THINWIRE_COMM", nothing);
+    EXPECT_EQ(comm_backend(), std::nullopt);
   }
 }
 
-TEST(NumThreadsVariable, TakesOneTo1024) {
+TEST(Variables, AreReadAsTheirKind) {
+  const ScopedVariable duration("THINWIRE_TIMEOUT", "500ms");
+  EXPECT_EQ(timeout(), milliseconds(500));
   for (const int threads : {1, 2, 1024}) {
     const std::string text = std::to_string(threads);
     const ScopedVariable variable("THINWIRE_NUM_THREADS", text.c_str());
     EXPECT_EQ(num_threads(), threads);
   }
-}
-
-TEST(NumThreadsVariable, RefusesEverythingElseNamingItselfAndTheValue) {
-  for (const char* text : {"0", "-1", "1025", "two", "2.0", "2 ", " 2", "+2",
-                           "99999999999999999999"}) {
-    const ScopedVariable variable("THINWIRE_NUM_THREADS", text);
-    expect_error(
-        ErrorCode::kInvalidArgument,
-        {"THINWIRE_NUM_THREADS", "[1, 1024]", "'" + std::string(text) + "'"},
-        [] { (void)num_threads(); });
-  }
-}
-
-TEST(PrefetchVariable, IsAutomaticWhenNotSet) {
-  for (const char* nothing : {static_cast<const char*>(nullptr), ""}) {
-    const ScopedVariable variable("THINWIRE_PREFETCH", nothing);
-    EXPECT_EQ(prefetch(), Prefetch::kAuto);
-  }
-}
-
-TEST(PrefetchVariable, TakesThreeWords) {
   const ScopedVariable as_it_was("THINWIRE_PREFETCH", "auto");
   EXPECT_EQ(prefetch(), Prefetch::kAuto);
   const ScopedVariable on("THINWIRE_PREFETCH", "on");
   EXPECT_EQ(prefetch(), Prefetch::kOn);
   const ScopedVariable off("THINWIRE_PREFETCH", "off");
   EXPECT_EQ(prefetch(), Prefetch::kOff);
+  const ScopedVariable backend("THINWIRE_COMM", "mpi");
+  EXPECT_EQ(comm_backend(), "mpi");
 }
 
-TEST(PrefetchVariable, RefusesEverythingElseNamingItselfAndTheValue) {
-  for (const char* text :
-       {"1", "0", "ON", "Off", "true", "on ", " on", "fast"}) {
-    const ScopedVariable variable("THINWIRE_PREFETCH", text);
-    expect_error(
-        ErrorCode::kInvalidArgument,
-        {"THINWIRE_PREFETCH", "auto, on or off", "'" + std::string(text) + "'"},
-        [] { (void)prefetch(); });
-  }
-}
-
-TEST(CommVariable, IsTheTextOrNothing) {
-  {
-    const ScopedVariable variable("THINWIRE_COMM", "mpi");
-    EXPECT_EQ(comm_backend(), "mpi");
-  }
-  {
-    const ScopedVariable variable("THINWIRE_COMM", "");
-    EXPECT_EQ(comm_backend(), std::nullopt);
-  }
-  const ScopedVariable variable("THINWIRE_COMM", nullptr);
-  EXPECT_EQ(comm_backend(), std::nullopt);
+TEST(Variables, RefuseEverythingElseNamingThemselvesAndTheValue) {
+  const struct {
+    const char* name;
+    const char* range;
+    std::vector<const char*> texts;
+    void (*read)();
+  } cases[] = {
+      {"THINWIRE_TIMEOUT", "ms, s, min or h", {"5 s"}, [] { (void)timeout(); }},
+      {"THINWIRE_NUM_THREADS",
+       "[1, 1024]",
+       {"0", "-1", "1025", "two", "2.0", "2 ", " 2", "+2",
+        "99999999999999999999"},
+       [] { (void)num_threads(); }},
+      {"THINWIRE_PREFETCH",
+       "auto, on or off",
+       {"1", "0", "ON", "Off", "true", "on ", " on", "fast"},
+       [] { (void)prefetch(); }},
+      {"THINWIRE_RANKS_PER_HOST",
+       "an integer in [1, 1073741824]",
+       {"0", "-2", "two", "2x", "1073741825", "99999999999999"},
+       [] { (void)ranks_per_host(); }}};
+  for (const auto& c : cases)
+    for (const char* text : c.texts) {
+      const ScopedVariable variable(c.name, text);
+      expect_error(ErrorCode::kInvalidArgument,
+                   {c.name, c.range, "'" + std::string(text) + "'"}, c.read);
+    }
 }
 
 TEST(LaunchedRanks, IsTheLargestThatALauncherAnnounces) {
@@ -134,14 +109,6 @@ TEST(RanksPerHost, IsAPositiveNumberOrNotSet) {
   EXPECT_EQ(ranks_per_host(), 0);
   const ScopedVariable eight("THINWIRE_RANKS_PER_HOST", "8");
   EXPECT_EQ(ranks_per_host(), 8);
-  for (const char* text :
-       {"0", "-2", "two", "2x", "1073741825", "99999999999999"}) {
-    const ScopedVariable wrong("THINWIRE_RANKS_PER_HOST", text);
-    test::expect_error(
-        ErrorCode::kInvalidArgument,
-        {"THINWIRE_RANKS_PER_HOST", "an integer in [1, 1073741824]", text},
-        [] { (void)ranks_per_host(); });
-  }
 }
 
 // A launcher inside another one's job counts the ranks of its own.
