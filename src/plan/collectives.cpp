@@ -69,7 +69,7 @@ void GroupTraffic::all_gather(std::span<const double> bytes) {
   const std::size_t ranks = bytes.size();
   if (network_.ranks <= comm::kFewRanks ||
       total_of(bytes) > static_cast<double>(comm::kSmallBytes))
-    return gather(bytes);
+    return all_to_all(bytes);
   const auto on_host = static_cast<std::size_t>(network_.ranks_per_host);
   for (std::size_t reach = 1; reach < ranks; reach *= 2) {
     const std::size_t count = std::min(reach, ranks - reach);
@@ -124,17 +124,15 @@ HostTraffic HostTraffic::anew() const {
   return same;
 }
 
-Pieces HostTraffic::joined(std::span<const double> pieces) const {
-  const auto hosts = static_cast<std::size_t>(outer_.ranks);
-  Pieces result;
-  for (std::size_t at = 0; at < pieces.size(); at += hosts)
-    result.push_back(total_of(pieces.subspan(at, hosts)));
-  return result;
-}
-
+// Inside a host, local ranks have all pieces of their group.
 void HostTraffic::within(std::span<const double> pieces,
                          const Collective& collective) {
-  inside([&](GroupTraffic& group) { collective(group, joined(pieces)); });
+  if (!by_host()) return;
+  const auto hosts = static_cast<std::size_t>(outer_.ranks);
+  Pieces joined;
+  for (std::size_t at = 0; at < pieces.size(); at += hosts)
+    joined.push_back(total_of(pieces.subspan(at, hosts)));
+  inside([&](GroupTraffic& group) { collective(group, joined); });
 }
 
 void HostTraffic::across(std::span<const double> pieces,
@@ -177,12 +175,8 @@ void HostTraffic::straight(std::span<const double> bytes) {
 
 void HostTraffic::all_gather(std::span<const double> bytes) {
   if (goes_straight(bytes)) return straight(bytes);
-  const Collective gather = [](GroupTraffic& group,
-                               std::span<const double> pieces) {
-    group.gather(pieces);
-  };
-  across(bytes, gather);
-  within(bytes, gather);
+  across(bytes, &GroupTraffic::all_to_all);
+  within(bytes, &GroupTraffic::all_to_all);
 }
 
 // A local rank's pieces of the hosts are not neighbours, so they circulate
@@ -194,12 +188,10 @@ void HostTraffic::all_gather_by_rank(std::span<const double> bytes) {
   for (std::size_t l = 0; l < local; ++l)
     for (std::size_t r = l; r < bytes.size(); r += local)
       by_place.push_back(bytes[r]);
-  across(by_place, [](GroupTraffic& group, std::span<const double> pieces) {
-    group.gather(pieces);
-  });
+  across(by_place, &GroupTraffic::all_to_all);
   GroupTraffic inside(inside_);
   for (std::size_t r = 0; r < bytes.size(); r += local)
-    inside.gather(bytes.subspan(r, local));
+    inside.all_to_all(bytes.subspan(r, local));
   sum_ = sum_ + inside.sum();
 }
 

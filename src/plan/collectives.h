@@ -28,11 +28,9 @@ class GroupTraffic {
  public:
   explicit GroupTraffic(const Network& network) : network_(network) {}
 
-  /// An all-to-all in which each piece, of so many bytes, comes from all.
+  /// An all-to-all in which each piece, of so many bytes, comes from all; or
+  /// an all-reduce's gather, in which each goes straight to all others.
   void all_to_all(std::span<const double> bytes);
-  /// A gather in which each piece goes straight to all others; that of an
-  /// all-reduce.
-  void gather(std::span<const double> bytes) { all_to_all(bytes); }
   /// all_gather(): in steps where many ranks gather few bytes.
   void all_gather(std::span<const double> bytes);
   /// The way up of values, in parts that fit the communicator's memory.
@@ -60,8 +58,6 @@ class HostTraffic {
   [[nodiscard]] int local() const noexcept { return inside_.ranks; }
   /// The same groups, which have sent nothing.
   [[nodiscard]] HostTraffic anew() const;
-  /// Inside a host: local ranks have all pieces of their group.
-  [[nodiscard]] Pieces joined(std::span<const double> pieces) const;
 
   using Collective =
       std::function<void(GroupTraffic& group, std::span<const double> pieces)>;

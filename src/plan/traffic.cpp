@@ -94,10 +94,6 @@ void for_buckets(double elements, double most, HostTraffic& all, Body&& body) {
   }
 }
 
-void gather(GroupTraffic& group, std::span<const double> bytes) {
-  group.gather(bytes);
-}
-
 double element_bytes(const Workload& work) {
   return static_cast<double>(size_of(work.dtype));
 }
@@ -112,8 +108,8 @@ void add_average(double elements, double bytes, HostTraffic& all) {
   for_buckets(elements, most, all, [&](const Bucket& slice, HostTraffic& one) {
     const Pieces pieces = equal_pieces(slice.elements, all.ranks());
     one.reduce_scatter(pieces, bytes);
-    one.across(times(pieces, bytes), gather);
-    one.within(times(pieces, bytes), gather);
+    one.across(times(pieces, bytes), &GroupTraffic::all_to_all);
+    one.within(times(pieces, bytes), &GroupTraffic::all_to_all);
   });
 }
 
@@ -123,7 +119,7 @@ void add_average_inside(double elements, double bytes, HostTraffic& all) {
       equal_pieces(elements, static_cast<std::size_t>(all.local()));
   all.inside([&](GroupTraffic& group) {
     group.reduce(pieces, bytes);
-    group.gather(times(pieces, bytes));
+    group.all_to_all(times(pieces, bytes));
   });
 }
 
@@ -133,19 +129,11 @@ void reduce_inside(const Pieces& pieces, double bytes, HostTraffic& all) {
   });
 }
 
-void all_to_all(GroupTraffic& group, std::span<const double> bytes) {
-  group.all_to_all(bytes);
-}
-
 // exchange::TwoPhaseExchange.
 void add_two_phases(const Pieces& records, HostTraffic& all) {
-  const HostTraffic::Collective gather_again =
-      [](GroupTraffic& group, std::span<const double> bytes) {
-        group.all_gather(bytes);
-      };
-  all.across(records, all_to_all);
-  all.across(records, gather_again);
-  all.within(records, gather_again);
+  all.across(records, &GroupTraffic::all_to_all);
+  all.across(records, &GroupTraffic::all_gather);
+  all.within(records, &GroupTraffic::all_gather);
 }
 
 void add_scalars(double bytes, HostTraffic& all) {
@@ -226,7 +214,7 @@ void add_zero(Way way, const Workload& work, double bucket, HostTraffic& all) {
                 HostTraffic inside = traffic.anew();
                 reduce_inside(pieces, bytes, inside);
                 traffic.add(inside, work.backwards);
-                traffic.across(records, all_to_all);
+                traffic.across(records, &GroupTraffic::all_to_all);
                 traffic.all_gather(records);
               });
   all.all_gather_by_rank(

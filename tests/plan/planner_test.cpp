@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <limits>
 #include <string>
-#include <tuple>
 
 #include "support/errors.h"
 #include "thinwire/plan/plan_table.h"
@@ -407,32 +406,35 @@ TEST(Planner, MemoryIsThatOfTheTables) {
 }
 
 TEST(Planner, RefusesWhatIsOutOfRange) {
-  const Workload work{.parameters = 1e6};
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"ranks_per_host must be a divisor of 4"},
-      [&] { (void)plan(work, {.ranks = 4, .ranks_per_host = 3}, {}); });
-  test::expect_error(ErrorCode::kInvalidArgument, {"gbps must be finite and"},
-                     [&] { (void)plan(work, {.gbps = 0}, {}); });
-  test::expect_error(ErrorCode::kInvalidArgument, {"parameters must be >= 1"},
-                     [&] { (void)plan({}, {}, {}); });
-  for (const auto& [sync, variance, what] :
-       {std::tuple(0.5, 0., "steps_per_sync must be finite and >= 1, got 0.5"),
-        std::tuple(4., 0.5, "steps_per_variance_step must be 0, or finite")})
-    test::expect_error(ErrorCode::kInvalidArgument, {what}, [&] {
-      (void)plan({.parameters = 1e6,
-                  .steps_per_sync = sync,
-                  .steps_per_variance_step = variance},
-                 {}, {});
-    });
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"backwards must be finite and >= 1"},
-      [&] { (void)plan({.parameters = 1e6, .backwards = 0}, {}, {}); });
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"processor_seconds_per_byte must be"},
-      [&] { (void)plan(work, {.processor_seconds_per_byte = -1}, {}); });
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"by_host must be false without"},
-      [&] { (void)predict(Way::kExact, true, work, network_of(4, 4, 1), {}); });
+  const struct {
+    Workload work;
+    Network network;
+    const char* text;
+  } cases[] = {{{.parameters = 1e6},
+                {.ranks = 4, .ranks_per_host = 3},
+                "ranks_per_host must be a divisor of 4"},
+               {{.parameters = 1e6}, {.gbps = 0}, "gbps must be finite and"},
+               {{.parameters = 1e6},
+                {.processor_seconds_per_byte = -1},
+                "processor_seconds_per_byte must be"},
+               {{}, {}, "parameters must be >= 1"},
+               {{.parameters = 1e6, .backwards = 0},
+                {},
+                "backwards must be finite and >= 1"},
+               {{.parameters = 1e6, .steps_per_sync = 0.5},
+                {},
+                "steps_per_sync must be finite and >= 1, got 0.5"},
+               {{.parameters = 1e6, .steps_per_variance_step = 0.5},
+                {},
+                "steps_per_variance_step must be 0, or finite"}};
+  for (const auto& c : cases)
+    test::expect_error(ErrorCode::kInvalidArgument, {c.text},
+                       [&] { (void)plan(c.work, c.network, {}); });
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"by_host must be false without"}, [&] {
+                       (void)predict(Way::kExact, true, {.parameters = 1e6},
+                                     network_of(4, 4, 1), {});
+                     });
 }
 
 }  // namespace
