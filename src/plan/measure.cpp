@@ -162,33 +162,27 @@ MeasuredNetwork measure_network(comm::Communicator& comm,
   network.ranks = comm.size();
   network.is_framed = false;
   if (comm.size() == 1) return network;
-  const bool has_hosts = hosts.size > 1 && hosts.ranks_per_host > 1;
-  if (!has_hosts) {
-    const Link link = slowest(comm, measure_link(comm, comm.size(), options));
-    network.gbps = link.bytes_per_second * 8e-9;
-    network.latency_seconds = link.latency;
-    network.message_seconds = link.message;
-    network.processor_seconds_per_byte = link.processor_seconds_per_byte;
-    network.spread = link.spread;
-    return network;
+  std::unique_ptr<comm::Communicator> within, across;
+  if (hosts.size > 1 && hosts.ranks_per_host > 1) {
+    network.ranks_per_host = hosts.ranks_per_host;
+    within = comm.split(hosts.index);
+    across = comm.split(hosts.local_rank, hosts.index);
+    const Link inside =
+        slowest(comm, measure_link(*within, comm.size(), options));
+    network.inner_bytes_per_second = inside.bytes_per_second;
+    network.inner_latency_seconds = inside.latency;
+    network.inner_message_seconds = inside.message;
+    network.inner_processor_seconds_per_byte =
+        inside.processor_seconds_per_byte;
+    network.inner_spread = inside.spread;
   }
-  network.ranks_per_host = hosts.ranks_per_host;
-  const auto within = comm.split(hosts.index);
-  const auto across = comm.split(hosts.local_rank, hosts.index);
-  const Link inside =
-      slowest(comm, measure_link(*within, comm.size(), options));
-  const Link between =
-      slowest(comm, measure_link(*across, comm.size(), options));
-  network.inner_bytes_per_second = inside.bytes_per_second;
-  network.inner_latency_seconds = inside.latency;
-  network.inner_message_seconds = inside.message;
-  network.inner_processor_seconds_per_byte = inside.processor_seconds_per_byte;
-  network.gbps = between.bytes_per_second * hosts.ranks_per_host * 8e-9;
+  const Link between = slowest(
+      comm, measure_link(across ? *across : comm, comm.size(), options));
+  network.gbps = between.bytes_per_second * network.ranks_per_host * 8e-9;
   network.latency_seconds = between.latency;
   network.message_seconds = between.message;
   network.processor_seconds_per_byte = between.processor_seconds_per_byte;
   network.spread = between.spread;
-  network.inner_spread = inside.spread;
   return network;
 }
 

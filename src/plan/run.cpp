@@ -66,9 +66,9 @@ std::vector<Stage> zero_one_stages(const ZeroOneSteps& count,
 }
 
 // Compressed steps in all but their bits and their update.
-Workload of_warmup(Workload work) {
+Workload of_warmup(Workload work, bool during_backward) {
   work.onebit_bits = work.run->warmup_bits;
-  work.compressed_during_backward = true;
+  work.compressed_during_backward = during_backward;
   return work;
 }
 
@@ -103,32 +103,25 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
     planned.exact_steps = count.variance;
     planned.compressed_steps = count.momentum + count.syncs;
     stages = zero_one_stages(count, work);
-  } else if (way == Way::kOuter) {
+  } else if (way == Way::kOuter || way == Way::kOnebitAdam ||
+             way == Way::kLean) {
     planned.exact_steps = std::min(run.freeze_step, run.steps);
     if (network.ranks > 1) planned.warmup_bits = run.warmup_bits;
     const std::int64_t after = run.steps - planned.exact_steps;
-    planned.compressed_steps = static_cast<std::int64_t>(
-        static_cast<double>(after) / work.steps_per_outer_sync);
-    if (planned.warmup_bits != 0) {
-      Workload warmup = of_warmup(work);
-      warmup.compressed_during_backward = false;
-      stages = {{Way::kOnebitAdam, warmup, planned.exact_steps}};
-    } else {
-      stages = {{Way::kExact, work, planned.exact_steps}};
+    planned.compressed_steps =
+        way == Way::kOuter
+            ? static_cast<std::int64_t>(static_cast<double>(after) /
+                                        work.steps_per_outer_sync)
+            : after;
+    Stage first{Way::kExact, work, planned.exact_steps};
+    if (way == Way::kLean) {
+      first.way = zero_over(planned.warmup_bits);
+      first.work = of_one_exchange(work);
+    } else if (planned.warmup_bits != 0) {
+      first.way = Way::kOnebitAdam;
+      first.work = of_warmup(work, way == Way::kOnebitAdam);
     }
-    stages.push_back({way, work, after});
-  } else if (way == Way::kOnebitAdam || way == Way::kLean) {
-    planned.exact_steps = std::min(run.freeze_step, run.steps);
-    planned.compressed_steps = run.steps - planned.exact_steps;
-    if (network.ranks > 1) planned.warmup_bits = run.warmup_bits;
-    if (way == Way::kLean)
-      stages = {{zero_over(planned.warmup_bits), of_one_exchange(work),
-                 planned.exact_steps}};
-    else if (planned.warmup_bits != 0)
-      stages = {{way, of_warmup(work), planned.exact_steps}};
-    else
-      stages = {{Way::kExact, work, planned.exact_steps}};
-    stages.push_back({way, work, planned.compressed_steps});
+    stages = {first, {way, work, after}};
   } else {
     planned.exact_steps = run.steps;
     stages = {{way, work, run.steps}};

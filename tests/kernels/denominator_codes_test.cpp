@@ -93,42 +93,29 @@ TEST_P(DenominatorCodes, TheUpdateHasTheBitsOfTheReference) {
           std::vector<float> want = start;
           Guarded own(start, skip);
           Guarded own_codes(codes, skip);
-          ref::sign_update_coded(m,
-                                 {.params = want.data(),
-                                  .codes = codes.data(),
-                                  .range = range,
-                                  .bits = bits,
-                                  .size = size},
-                                 c);
-          sign_update_coded(m,
-                            {.params = own.data(),
-                             .codes = own_codes.data(),
-                             .range = range,
-                             .bits = bits,
-                             .size = size},
-                            c);
+          CodedUpdateArrays arrays{.params = want.data(),
+                                   .codes = codes.data(),
+                                   .range = range,
+                                   .bits = bits,
+                                   .size = size};
+          ref::sign_update_coded(m, arrays, c);
+          arrays.params = own.data();
+          arrays.codes = own_codes.data();
+          sign_update_coded(m, arrays, c);
           EXPECT_TRUE(own.is(want));
 
           Halves of_ref(start);
           Halves of_own(start);
           Guarded high(of_own.high, skip);
           Guarded low(of_own.low, skip);
-          ref::sign_update_coded(m,
-                                 {.high = of_ref.high.data(),
-                                  .low = of_ref.low.data(),
-                                  .codes = codes.data(),
-                                  .range = range,
-                                  .bits = bits,
-                                  .size = size},
-                                 c);
-          sign_update_coded(m,
-                            {.high = high.data(),
-                             .low = low.data(),
-                             .codes = own_codes.data(),
-                             .range = range,
-                             .bits = bits,
-                             .size = size},
-                            c);
+          arrays.params = nullptr;
+          arrays.high = high.data();
+          arrays.low = low.data();
+          sign_update_coded(m, arrays, c);
+          arrays.high = of_ref.high.data();
+          arrays.low = of_ref.low.data();
+          arrays.codes = codes.data();
+          ref::sign_update_coded(m, arrays, c);
           EXPECT_TRUE(high.is(of_ref.high));
           EXPECT_TRUE(low.is(of_ref.low));
           const std::vector<float> joined = of_ref.joined();
