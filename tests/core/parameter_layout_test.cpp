@@ -36,19 +36,16 @@ TEST(ParameterLayouts, MayBeEmpty) {
   }
 }
 
-TEST(ParameterLayouts, RefuseNamesThatAreNoLine) {
+TEST(ParameterLayouts, RefuseWhatIsNoModel) {
   expect_refused({{"", {3}}}, {"name", "not empty"});
   expect_refused({{"a\nb", {3}}}, {"name", "one line", "a\nb"});
-}
-
-TEST(ParameterLayouts, RefuseANameThatIsUsedTwice) {
   expect_refused({{"a", {3}}, {"b", {3}}, {"a", {1}}}, {"'a'", "twice"});
-}
-
-TEST(ParameterLayouts, RefuseGroupsThatLeaveOneOut) {
   expect_refused({{"a", {1}, 0}, {"b", {1}, 2}}, {"gaps", "{0, 2}"});
   expect_refused({{"a", {1}, 1}}, {"gaps", "{1}"});
   expect_refused({{"a", {1}, kMost}}, {"gaps"});
+  expect_refused({{"big", {kMost, 2}}}, {"'big'", "too many"});
+  expect_refused({{"big", {kMost / 2 + 1, 2}}}, {"'big'", "too many"});
+  expect_refused({{"big", {kMost}}, {"one", {1}}}, {"'one'", "too many"});
 }
 
 TEST(ParameterLayouts, TakeGroupsInAnyOrder) {
@@ -67,12 +64,6 @@ TEST(ParameterLayouts, TakeGroupsThatAreSaidToBe) {
   expect_error(ErrorCode::kInvalidArgument, {"'b'", "below 2", "got 2"}, [] {
     (void)ParameterLayout::of({{"a", {1}, 1}, {"b", {1}, 2}}, 2);
   });
-}
-
-TEST(ParameterLayouts, RefuseMoreElementsThanCanBeCounted) {
-  expect_refused({{"big", {kMost, 2}}}, {"'big'", "too many"});
-  expect_refused({{"big", {kMost / 2 + 1, 2}}}, {"'big'", "too many"});
-  expect_refused({{"big", {kMost}}, {"one", {1}}}, {"'one'", "too many"});
 }
 
 TEST(ParameterLayouts, CountAShapeWithAZeroAsNothing) {

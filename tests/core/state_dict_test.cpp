@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "support/errors.h"
@@ -74,51 +77,32 @@ TEST(StateDicts, HoldEmptyArraysWithTheirType) {
   EXPECT_EQ(state.array("none", DType::kBFloat16, 0).size(), 0u);
 }
 
-TEST(StateDicts, NameTheKeyThatIsMissing) {
+TEST(StateDicts, NameTheKeyThatIsMissingOrOfAnotherKind) {
   StateDict state;
-  state.put("an_array", std::vector<float>(1));
-  state.put_integer("a_scalar", 1);
-  expect_error(ErrorCode::kCorruptCheckpoint, {"array", "'exp_avg'"},
-               [&] { (void)state.array("exp_avg"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'exp_avg'"},
-               [&] { (void)state.array("exp_avg", DType::kFloat32, 1); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"scalar", "'step'"},
-               [&] { (void)state.integer("step"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'ratio'"},
-               [&] { (void)state.real("ratio"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'layout'"},
-               [&] { (void)state.text("layout"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'a_scalar'"},
-               [&] { (void)state.array("a_scalar"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'an_array'"},
-               [&] { (void)state.integer("an_array"); });
-}
-
-TEST(StateDicts, NameTheKeyThatIsOfAnotherKind) {
-  StateDict state;
+  state.put("m", std::vector<float>(3));
   state.put_integer("step", 1);
   state.put_real("ratio", 1);
   state.put_text("layout", "1");
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'step'", "real"},
-               [&] { (void)state.real("step"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'ratio'", "integer"},
-               [&] { (void)state.integer("ratio"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'layout'", "integer"},
-               [&] { (void)state.integer("layout"); });
-  expect_error(ErrorCode::kCorruptCheckpoint, {"'step'", "text"},
-               [&] { (void)state.text("step"); });
-}
-
-TEST(StateDicts, NameWhatAnArrayShouldBeAndWhatItIs) {
-  StateDict state;
-  state.put("m", std::vector<float>(3));
+  const auto refused = [](std::initializer_list<std::string_view> parts,
+                          const std::function<void()>& call) {
+    expect_error(ErrorCode::kCorruptCheckpoint, parts, call);
+  };
+  refused({"array", "'none'"}, [&] { (void)state.array("none"); });
+  refused({"'none'"}, [&] { (void)state.array("none", DType::kFloat32, 1); });
+  refused({"scalar", "'none'"}, [&] { (void)state.integer("none"); });
+  refused({"'none'"}, [&] { (void)state.real("none"); });
+  refused({"'none'"}, [&] { (void)state.text("none"); });
+  refused({"'step'"}, [&] { (void)state.array("step"); });
+  refused({"'m'"}, [&] { (void)state.integer("m"); });
+  refused({"'step'", "real"}, [&] { (void)state.real("step"); });
+  refused({"'ratio'", "integer"}, [&] { (void)state.integer("ratio"); });
+  refused({"'layout'", "integer"}, [&] { (void)state.integer("layout"); });
+  refused({"'step'", "text"}, [&] { (void)state.text("step"); });
   EXPECT_EQ(state.array("m", DType::kFloat32, 3).size(), 3u);
-  expect_error(ErrorCode::kCorruptCheckpoint,
-               {"'m'", "float32 of 4", "float32 of 3"},
-               [&] { (void)state.array("m", DType::kFloat32, 4); });
-  expect_error(ErrorCode::kCorruptCheckpoint,
-               {"'m'", "float16 of 3", "float32 of 3"},
-               [&] { (void)state.array("m", DType::kFloat16, 3); });
+  refused({"'m'", "float32 of 4", "float32 of 3"},
+          [&] { (void)state.array("m", DType::kFloat32, 4); });
+  refused({"'m'", "float16 of 3", "float32 of 3"},
+          [&] { (void)state.array("m", DType::kFloat16, 3); });
 }
 
 }  // namespace
