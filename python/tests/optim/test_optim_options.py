@@ -138,6 +138,16 @@ def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
     assert all("same on all ranks" in text for text in texts), texts
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
+    with pytest.raises(TypeError, match="'max_grad_nrm'; did you mean 'max_grad_norm'"):
+        kind(one(), max_grad_nrm=1.0)
+    with pytest.raises(TypeError, match="'weight_decy'; did you mean 'weight_decay'"):
+        kind(one(), weight_decy=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'$"):
+        kind(one(), zzz=1)
+
+
 INSTEAD = {
     "variance_refresh": "later freeze_step",
     "calibrated_clipping": "leave it out",
