@@ -125,7 +125,7 @@ TEST_P(AdamValues, WithoutDecayAnInfiniteParameterStaysInfinite) {
   EXPECT_EQ(p, -kInfinity);
 }
 
-// How is tested of core, and of the kernels' stores by CastValues.
+// CastValues tests how stores round.
 TEST_P(AdamValues, LowPrecisionIsTheNewParametersRounded) {
   std::vector<float> p = {1 + 3 * 0x1p-11f, -1 - 0x1p-8f, 65520.0f};
   const std::vector<float> m(3, 0.0f);
