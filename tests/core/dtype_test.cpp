@@ -16,9 +16,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-std::uint32_t bits_of(float value) {
-  return std::bit_cast<std::uint32_t>(value);
-}
 float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
 // A binary format with exponents down to `lowest`, that of the smallest normal
