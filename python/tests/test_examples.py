@@ -54,6 +54,15 @@ def test_ddp_hook(tmp_path: Path) -> None:
     assert losses[1] < losses[0]
 
 
+def test_ddp_resnet() -> None:
+    script = EXAMPLES / "ddp_resnet.py"
+    lines = output_of(2, script, "--epochs", 1, "--bits", 8).splitlines()
+    assert lines[0].startswith("thinwire.ddp_hook(8 bits, 2 ranks, ")
+    assert float(lines[1].split()[5]) > 0.9  # chance is 0.25
+    exact, sent = int(lines[0].split()[-3]), int(lines[2].split()[0])
+    assert exact / 4 < sent < exact / 3.8  # and a scale for each block
+
+
 def test_fsdp_hook() -> None:
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         pytest.skip("needs torch 2.13")

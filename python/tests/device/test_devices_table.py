@@ -30,6 +30,20 @@ def test_documents_have_the_tables() -> None:
     assert _devices.in_short() in readme, _devices.in_short()
 
 
+def test_a_step_sends_the_computed_bytes() -> None:
+    parts = runpy.run_path(str(ROOT / "bench/devices/table.py"))["parts"]
+    *rows, said = parts(1 << 20, 20.0, 10.0).splitlines()[2:]
+    # Two ranks with 24.5 bytes of passes per parameter, and with 4 that are copied, which
+    # are read and written.
+    computed = [row.split(" | ")[:3] for row in rows]
+    assert computed == [
+        ["| host passes", "51", "2.6"],
+        ["| copies", "17", "1.7"],
+        ["| exchange", "1", "0.1"],
+    ]
+    assert said.startswith("The ranks send 0.27 MB as computed, 0.27 MB as counted.")
+
+
 @pytest.mark.quick
 def test_runs_name_files_of_the_features() -> None:
     files = {file for _, file in FEATURES}
