@@ -215,6 +215,44 @@ TEST_P(SameRanks, GoOnWithTheSameBits) {
   });
 }
 
+// ---- other numbers of ranks
+
+// Exact states have the same bits, whoever has them: they pass through any
+// number of ranks at any stage.
+TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    const Folder folder;
+    const auto config = [&](int stage) {
+      return stage == 0 ? config_of("adam", dtype)
+                        : test::zero_config(stage, dtype);
+    };
+    std::vector<std::string> paths;
+    const auto save = [&](int world, int stage) {
+      const std::string from = paths.empty() ? "" : paths.back();
+      paths.push_back(folder.in(fmt::format("run{}", paths.size())));
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        Sharded run(comm, config(stage));
+        if (!from.empty()) static_cast<void>(run.engine.load(from));
+        for (std::int64_t t = 1; from.empty() && t <= 3; ++t) run.step({t});
+        static_cast<void>(run.engine.save(paths.back(), {}, kQuick));
+      });
+    };
+    save(3, 0);
+    for (const int world : {1, 3, 2, 4})
+      for (const int stage : {1, 2, 0}) save(world, stage);
+    comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+      Sharded first(comm, config(0));
+      Sharded last(comm, config(0));
+      static_cast<void>(first.engine.load(paths.front()));
+      static_cast<void>(last.engine.load(paths.back()));
+      EXPECT_EQ(first.engine.optimizer().progress().steps, 3);
+      EXPECT_TRUE(same_bytes(first.params.view(), last.params.view()));
+      EXPECT_TRUE(
+          same_state(first.engine.state_dict(), last.engine.state_dict()));
+    });
+  }
+}
+
 // ---- other settings
 
 TEST(OtherSettings, OfThePresentRunHold) {
