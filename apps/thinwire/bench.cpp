@@ -140,11 +140,12 @@ void run_in_job(const BenchFlags& flags) {
   Printer printer(std::cout, flags.json, longest_name(rows),
                   bench::this_machine());
   for (const ExchangeRow* row : rows) {
-    const bench::Result result = bench::measure(*comm, *row,
-                                         {.elements = flags.elements,
-                                          .threads = std::max(1, flags.threads),
-                                          .rounds = flags.rounds,
-                                          .link_gbps = flags.link_gbps});
+    const bench::Result result =
+        bench::measure(*comm, *row,
+                       {.elements = flags.elements,
+                        .threads = std::max(1, flags.threads),
+                        .rounds = flags.rounds,
+                        .link_gbps = flags.link_gbps});
     if (comm->rank() == 0) printer.print(result);
   }
 }

@@ -68,8 +68,9 @@ void run(const ReplayFlags& flags) {
   for (const std::string& name : flags.folders)
     for (const CaseFolder& folder : replay::find_cases(name)) {
       if (!std::regex_search(folder.name, filter)) continue;
-      const replay::Result result = mpi ? replay::replay_on(*mpi, folder, semantics)
-                                : replay::replay_local(folder, semantics);
+      const replay::Result result =
+          mpi ? replay::replay_on(*mpi, folder, semantics)
+              : replay::replay_local(folder, semantics);
       ++count[result.outcome];
       if (prints) print(folder, result);
     }
