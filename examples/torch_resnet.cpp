@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <iostream>
@@ -94,16 +93,8 @@ void train(thinwire::comm::Communicator& comm, thinwire::DType dtype) {
     return model->forward(x.to(type)).to(torch::kFloat);
   };
 
-  // A schedule of its own: it rises for 20 steps, then falls with a cosine.
-  constexpr std::size_t kEpochs = 4;
-  const double per_epoch = std::ceil(1021.0 / static_cast<double>(world) / 16);
-  const double all = per_epoch * static_cast<double>(kEpochs);
-  engine.set_schedule([=](double base, std::int64_t applied_steps) {
-    const auto n = static_cast<double>(applied_steps);
-    return base * std::min((n + 1) / 20, 0.5 + 0.5 * std::cos(M_PI * n / all));
-  });
-
-  for (std::size_t epoch = 1; epoch <= kEpochs; ++epoch) {
+  for (std::size_t epoch = 1; epoch <= 4; ++epoch) {
+    engine.set_learning_rate(epoch <= 3 ? 0.004 : 0.001);
     DistributedRandomSampler sampler(*images.size(), world, rank);
     sampler.set_epoch(epoch);
     double loss_sum = 0;

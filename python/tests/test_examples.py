@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES, DEMO = ROOT / "examples" / "python", ROOT / "python" / "demo"
 ON_DEVICE = Path(__file__).parent / "scripts" / "on_device.py"
+NOVELS = ROOT / "out" / "data"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
@@ -180,6 +181,42 @@ def text(folder: Path) -> Path:
         "".join(f"line {i}: {i * i % 97} and {i % 7}\n" for i in range(4000))
     )
     return path
+
+
+def compare_with_adamw(
+    files: list[Path], n: int, *arguments: object, seconds: float, factor: float
+) -> None:
+    """1-bit Adam's loss is at most `factor` times AdamW's, and it sends less than a
+    tenth after the freeze."""
+    results = {}
+    for optimizer in ("adamw", "onebit_adam"):
+        given = ("--text", *files, "--optimizer", optimizer, *arguments)
+        lines = output_of(
+            n, EXAMPLES / "real_text.py", *given, seconds=seconds
+        ).splitlines()
+        results[optimizer] = json.loads(lines[-1])
+    exact, ours = results["adamw"], results["onebit_adam"]
+    assert ours["eval_loss"] <= factor * exact["eval_loss"], results
+    assert (
+        exact["bytes_per_step"]["exact"] > 10 * ours["bytes_per_step"]["compressed"]
+    ), results
+
+
+def test_real_text_at_a_small_size(tmp_path: Path) -> None:
+    sizes = ("--steps", 40, "--freeze-step", 15, "--layers", 1, "--width", 32)
+    small = (*sizes, "--length", 32, "--out", tmp_path)
+    compare_with_adamw([text(tmp_path)], 2, *small, seconds=110, factor=1.05)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_real_text(tmp_path: Path) -> None:
+    """Four ranks, half a million parameters, 300 steps, novels."""
+    subprocess.run(
+        [ROOT / "scripts" / "get_austen"], check=True, stdout=subprocess.DEVNULL
+    )
+    novels = sorted(NOVELS.glob("*.txt"))
+    compare_with_adamw(novels, 4, "--out", tmp_path, seconds=850, factor=1.02)
 
 
 @pytest.mark.long
