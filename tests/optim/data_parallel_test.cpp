@@ -16,26 +16,6 @@ class DataParallelWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(All, DataParallelWorlds,
                          ::testing::Values(1, 2, 3, 4, 8));
 
-TEST_P(DataParallelWorlds, EqualsTheRuleOnTheRankOrderMean) {
-  const int world = GetParam();
-  const ParameterLayout layout = test::small_layout();
-  const auto params =
-      test::train(world, layout, test::exact_adam({.learning_rate = 0.01}), 4);
-
-  Adam rule(layout, {.learning_rate = 0.01});
-  ThreadPool pool(1);
-  std::vector<float> want = test::normal(layout.size(), 3);
-  for (std::int64_t t = 1; t <= 4; ++t) {
-    std::vector<float> sum = test::gradient(layout.size(), t, 0);
-    for (int r = 1; r < world; ++r) {
-      const auto g = test::gradient(layout.size(), t, r);
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += g[i];
-    }
-    rule.apply(t, {want, sum, static_cast<float>(1.0 / world)}, pool);
-  }
-  for (const auto& mine : params) EXPECT_EQ(mine, want);
-}
-
 TEST_P(DataParallelWorlds, BitsDoNotDependOnBucketsOrThreads) {
   const ParameterLayout layout = test::small_layout();
   const auto run = [&](std::size_t bucket, int threads) {

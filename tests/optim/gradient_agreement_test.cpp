@@ -63,17 +63,6 @@ TEST(GradientAgreement, RefusesStepsOfDifferentOptimizers) {
                      [&] { (void)agreement_on(ranks); });
 }
 
-TEST(CalibratedNorm, FollowsTheRatioOfMeanToRms) {
-  CalibratedNorm norm;
-  EXPECT_EQ(norm.estimate(2), 2);  // nothing measured: rho = 1
-  norm.measure(/*mean_norm=*/1, /*rms_norm=*/4);
-  EXPECT_EQ(norm.estimate(2), 0.5);  // the first ratio itself
-  norm.measure(1, 2);
-  EXPECT_DOUBLE_EQ(norm.estimate(1), 0.9 * 0.25 + 0.1 * 0.5);
-  norm.measure(0, 0);  // says nothing
-  EXPECT_DOUBLE_EQ(norm.estimate(1), 0.9 * 0.25 + 0.1 * 0.5);
-}
-
 // Signal 1, noise 0.5 of the step's samples: rho^2 = 1.5 / (1 + ranks / 2).
 TEST(CalibratedNorm, FollowsTheNumberOfRanks) {
   const auto measured = [](double ranks) {
@@ -97,26 +86,6 @@ TEST(CalibratedNorm, FollowsTheNumberOfRanks) {
 }
 
 // ---- ExchangeOptions::lagged_clipping: what a compressed step is clipped by
-
-TEST(LaggedNorm, IsThatOfTheStepBeforeUnlessTheNormHasDoubled) {
-  LaggedNorm norm;
-  norm.begin(3);
-  EXPECT_EQ(norm.take(4), 3);
-  EXPECT_EQ(norm.take(8), 4);       // twice is no spike yet
-  EXPECT_EQ(norm.take(100), 100);   // a spike counts at once, ...
-  EXPECT_EQ(norm.reference(), 16);  // ... and little afterwards
-  EXPECT_EQ(norm.take(5), 16);
-  EXPECT_EQ(norm.take(5), 5);
-}
-
-TEST(LaggedNorm, BeginsWithTheFirstNormThatIsNotZero) {
-  LaggedNorm norm;
-  EXPECT_EQ(norm.take(3), 3);
-  EXPECT_EQ(norm.reference(), 3);
-  EXPECT_EQ(norm.take(0), 3);
-  EXPECT_EQ(norm.take(7), 7);
-  EXPECT_EQ(norm.reference(), 7);
-}
 
 TEST(LaggedNorm, OutlivesNormsThatAreNotFinite) {
   LaggedNorm norm;

@@ -79,9 +79,6 @@ void expect_plain_loops(int world, const LambOptions& options) {
 
 TEST_P(LambWorlds, EqualPlainLoopsWithBothGroups) {
   expect_plain_loops(GetParam(), with_groups());
-}
-
-TEST_P(LambWorlds, EqualPlainLoopsWithLimitsOfEachGroup) {
   expect_plain_loops(GetParam(), with_limits_of_groups());
 }
 

@@ -42,25 +42,6 @@ TEST(OnebitAdam, ReportsTheResidual) {
   EXPECT_LT(after, 2);
 }
 
-TEST(OnebitAdam, FreezesByItselfTheSameOnAllRanks) {
-  const ParameterLayout layout = test::small_layout();
-  const auto make = test::onebit_adam({.beta2 = 0.99,
-                                       .freeze = {.step = kAutoFreeze,
-                                                  .lr_warmup_steps = 5,
-                                                  .total_steps = 500,
-                                                  .min_step = 20}});
-  std::int64_t frozen_at = 0;
-  const auto params = test::train(
-      3, layout, make, 110, [&](Optimizer& optimizer, const StepReport&) {
-        frozen_at = dynamic_cast<OnebitAdam&>(optimizer).freeze()->frozen_at();
-      });
-  // Gradients whose spread never changes: settled once a window has passed,
-  // before the latest step, 100.
-  EXPECT_GT(frozen_at, 50);
-  EXPECT_LT(frozen_at, 100);
-  for (const auto& mine : params) EXPECT_EQ(mine, params[0]);
-}
-
 TEST(OnebitAdam, LearningRatesMayChangeAtAnyTime) {
   const ParameterLayout layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -76,18 +57,6 @@ TEST(OnebitAdam, LearningRatesMayChangeAtAnyTime) {
                        [&] { optimizer.groups().set_learning_rate(-1.0); });
     test::expect_error(ErrorCode::kInvalidArgument, {"group"},
                        [&] { optimizer.groups().set_learning_rate(1, 0.1); });
-  });
-}
-
-TEST(OnebitAdam, HasNothingToDoForAnEmptyModel) {
-  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-    OnebitAdam optimizer(comm, ParameterLayout::of({{"none", {0}}}),
-                         {.freeze = {.step = 1}});
-    std::vector<float> params, grads;
-    for (int t = 0; t < 3; ++t)
-      EXPECT_TRUE(optimizer.step(params, grads).applied);
-    EXPECT_EQ(optimizer.progress().steps, 3);
-    EXPECT_NO_THROW(optimizer.load_state_dict(copy_of(optimizer.state())));
   });
 }
 

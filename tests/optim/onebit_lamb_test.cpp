@@ -140,39 +140,5 @@ TEST_P(OnebitLambVariants, EqualPlainLoops) {
   expect_naive(world, test::grouped_layout(), options, variant.run);
 }
 
-// Exact steps clamp with the group's limits; compressed ones adapt the average
-// of what was clamped, and go beyond the limits.
-TEST(OnebitLamb, ClampsWithTheLimitsOfTheGroup) {
-  const auto layout = ParameterLayout::of({{"a", {40}, 0}, {"b", {7}, 1}});
-  OnebitLambOptions options = with_limits_of_groups();
-  options.beta2 = 0.9;
-  options.coeff_beta = 0.5;
-  options.freeze.step = 4;
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitLamb optimizer(comm, layout, options);
-    std::vector<float> params = test::normal(layout.size(), 3);
-    std::vector<double> average(2);
-    bool left_the_limits = false;
-    for (std::int64_t t = 1; t <= 12; ++t) {
-      auto grads = shrinking(layout, t, comm.rank());
-      if (optimizer.step(params, grads).phase != Phase::kExact) {
-        for (std::size_t i = 0; i < 2; ++i)
-          left_the_limits |=
-              optimizer.progress().lamb_coeffs[i] > (i == 0 ? 0.2 : 30);
-        continue;
-      }
-      EXPECT_EQ(optimizer.progress().lamb_coeffs, (std::vector{0.2, 20.0}))
-          << t;
-      for (std::size_t i = 0; i < 2; ++i)
-        average[i] = 0.5 * average[i] + (1 - 0.5) * (i == 0 ? 0.2 : 20.0);
-      const StateDict state = copy_of(optimizer.state());
-      const auto frozen = state.array("lamb_coeff_freeze").as<double>();
-      EXPECT_EQ(std::vector<double>(frozen.begin(), frozen.end()), average);
-    }
-    EXPECT_GT(optimizer.freeze()->frozen_at(), 0);
-    EXPECT_TRUE(left_the_limits);
-  });
-}
-
 }  // namespace
 }  // namespace thinwire::optim::onebit_lamb_test

@@ -93,14 +93,36 @@ std::int64_t fires(const FreezeOptions& options,
   return 0;
 }
 
-// On a variance that is settled from the start.
-std::int64_t earliest(const FreezeOptions& options) {
-  return fires(options, [](auto) { return 1.0; });
-}
-
-TEST(AutoFreeze, FiresOnceAWindowHasPassedOnASettledVariance) {
+TEST(AutoFreeze, OfASettledVarianceWaitsForAWindowAndTheEarliestStep) {
+  const auto earliest = [](const FreezeOptions& options) {
+    return fires(options, [](auto) { return 1.0; });
+  };
   // A window of 50 steps at least, and t must exceed it.
   EXPECT_EQ(earliest({.min_step = 1}), 51);
+  EXPECT_EQ(earliest({.min_step = 70}), 70);
+  EXPECT_EQ(earliest({.total_steps = 9000}), 900);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 1500, .total_steps = 9000}), 1500);
+  // A warm-up that ends early is no reason to freeze early.
+  EXPECT_EQ(earliest({.lr_warmup_steps = 50, .total_steps = 9000}), 900);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 0}), 100);
+  EXPECT_EQ(earliest({}), 100);
+  // A short run freezes at a fifth of its steps, whatever the least may be.
+  EXPECT_EQ(earliest({.total_steps = 200}), 40);
+  // The latest step is not before the earliest.
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .total_steps = 1000}), 500);
+  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .max_step = 20}), 500);
+  EXPECT_EQ(earliest({.max_step = 20}), 100);
+  EXPECT_EQ(earliest({.min_step = 10, .max_step = 20}), 20);
+}
+
+// One that grows by a fifth every step, and one of 0.
+TEST(AutoFreeze, OfAVarianceThatNeverSettlesComesAtTheLatestStep) {
+  const auto growing = [](std::int64_t t) {
+    return std::pow(1.2, static_cast<double>(t));
+  };
+  EXPECT_EQ(fires({.min_step = 1, .max_step = 57}, growing), 57);
+  EXPECT_EQ(fires({.min_step = 1, .max_step = 500}, [](auto) { return 0.0; }),
+            500);
 }
 
 TEST(AutoFreeze, AfterTheFirstHundredStepsTheWindowIsHalfOfThem) {
@@ -119,33 +141,6 @@ TEST(AutoFreeze, AfterTheFirstHundredStepsTheWindowIsHalfOfThem) {
   EXPECT_EQ(fires({.min_step = 300}, rises_at_300(1.5)), 599);
 }
 
-TEST(AutoFreeze, WaitsForTheEarliestStepAndNotPastTheLatest) {
-  EXPECT_EQ(earliest({.min_step = 70}), 70);
-  // Grows by a fifth every step: never settled.
-  const auto growing = [](std::int64_t t) {
-    return std::pow(1.2, static_cast<double>(t));
-  };
-  EXPECT_EQ(fires({.min_step = 1, .max_step = 57}, growing), 57);
-}
-
-TEST(AutoFreeze, WaitsForTheWarmUp) {
-  EXPECT_EQ(earliest({.total_steps = 9000}), 900);
-  EXPECT_EQ(earliest({.lr_warmup_steps = 1500, .total_steps = 9000}), 1500);
-  // A warm-up that ends early is no reason to freeze early.
-  EXPECT_EQ(earliest({.lr_warmup_steps = 50, .total_steps = 9000}), 900);
-  EXPECT_EQ(earliest({.lr_warmup_steps = 0}), 100);
-  EXPECT_EQ(earliest({}), 100);
-  // A short run freezes at a fifth of its steps, whatever the least may be.
-  EXPECT_EQ(earliest({.total_steps = 200}), 40);
-}
-
-TEST(AutoFreeze, TheLatestStepIsNotBeforeTheEarliest) {
-  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .total_steps = 1000}), 500);
-  EXPECT_EQ(earliest({.lr_warmup_steps = 500, .max_step = 20}), 500);
-  EXPECT_EQ(earliest({.max_step = 20}), 100);
-  EXPECT_EQ(earliest({.min_step = 10, .max_step = 20}), 20);
-}
-
 TEST(AutoFreeze, FallingAndRisingCountAlike) {
   const auto settles_at_200 = [](double sign) {
     return [sign](std::int64_t t) {
@@ -159,11 +154,6 @@ TEST(AutoFreeze, FallingAndRisingCountAlike) {
   // |ln ratio| <= -ln 0.85 = 0.163: all but 3 of a window's t / 2 steps must
   // lie behind step 200.
   EXPECT_EQ(up, 393);
-}
-
-TEST(AutoFreeze, NeverFiresOnAVarianceOfZeroBeforeTheLatest) {
-  EXPECT_EQ(fires({.min_step = 1, .max_step = 500}, [](auto) { return 0.0; }),
-            500);
 }
 
 }  // namespace

@@ -10,26 +10,13 @@ namespace {
 
 using test::MakeOptimizer;
 
-struct Verified {
-  const char* name;
-  /// With verify_every as given.
-  std::function<MakeOptimizer(std::int64_t every)> make;
-  std::int64_t steps;
-};
-
-template <class Options>
-Verified low_bit(const char* name, MakeOptimizer (*make)(Options),
-                 const Options& options, std::int64_t steps) {
-  return {name,
-          [=](std::int64_t every) {
-            Options o = options;
-            o.compression.exchange.verify_every = every;
-            return make(o);
-          },
-          steps};
-}
+/// With verify_every as given.
+using Verified = test::OpenCase<std::int64_t>;
 
 std::vector<Verified> all() {
+  const auto set = [](auto& options, std::int64_t every) {
+    options.compression.exchange.verify_every = every;
+  };
   return {
       {"adam",
        [](std::int64_t every) {
@@ -41,18 +28,18 @@ std::vector<Verified> all() {
          return test::exact_lamb({.groups = {{}, {}}}, {.verify_every = every});
        },
        4},
-      low_bit("onebit_adam", test::onebit_adam,
-              OnebitAdamOptions{.freeze = {.step = 3}}, 6),
-      low_bit("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 6),
-      low_bit("zero_one_adam", test::zero_one_adam, test::short_zero_one_adam(),
-              20)};
+      test::open_case<std::int64_t>("onebit_adam", test::onebit_adam,
+                                    OnebitAdamOptions{.freeze = {.step = 3}},
+                                    set, 6),
+      test::open_case<std::int64_t>("onebit_lamb", test::onebit_lamb,
+                                    test::short_onebit_lamb(), set, 6),
+      test::open_case<std::int64_t>("zero_one_adam", test::zero_one_adam,
+                                    test::short_zero_one_adam(), set, 20)};
 }
 
 class Verification : public ::testing::TestWithParam<Verified> {};
 INSTANTIATE_TEST_SUITE_P(All, Verification, ::testing::ValuesIn(all()),
-                         [](const auto& tested) {
-                           return std::string(tested.param.name);
-                         });
+                         [](const auto& tested) { return tested.param.name; });
 
 TEST_P(Verification, PassesAndChangesNothingInAHealthyRun) {
   const ParameterLayout layout = test::grouped_layout();
@@ -113,19 +100,16 @@ TEST_P(Verification, LooksEverySoManySteps) {
   EXPECT_EQ(found_at(GetParam().make(0), 2, spoil_w33, {}), 0);
 }
 
-TEST_P(Verification, NamesALearningRateThatDiffers) {
+TEST_P(Verification, NamesARateOrADecayThatDiffers) {
   const auto other_rate = [](Optimizer& optimizer, std::vector<float>&) {
     optimizer.groups().set_learning_rate(1, 0.125);
+  };
+  const auto other_decay = [](Optimizer& optimizer, std::vector<float>&) {
+    optimizer.groups().set_weight_decay(1, 0.125);
   };
   EXPECT_EQ(found_at(GetParam().make(1), 3, other_rate,
                      {"group 1 learning_rate=0.125", "group 1 learning_rate="}),
             3);
-}
-
-TEST_P(Verification, NamesAWeightDecayThatDiffers) {
-  const auto other_decay = [](Optimizer& optimizer, std::vector<float>&) {
-    optimizer.groups().set_weight_decay(1, 0.125);
-  };
   EXPECT_EQ(found_at(GetParam().make(1), 3, other_decay,
                      {"group 1 learning_rate=", "weight_decay=0.125"}),
             3);

@@ -58,30 +58,6 @@ TEST_P(ZeroOneAdamStages, FollowTheSchedule) {
   EXPECT_EQ(got, want);
 }
 
-TEST_P(ZeroOneAdamStages, SynchronizeMakesEqualAndThenSendsNothing) {
-  const ParameterLayout layout = test::grouped_layout();
-  std::vector<std::vector<float>> equal(24 * 8);
-  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
-    ZeroOneAdam optimizer(comm, layout, test::short_zero_one_adam());
-    std::vector<float> params = test::normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 24; ++t) {
-      const Phase phase =
-          test::step_of(optimizer, params, t, comm.rank()).phase;
-      const auto before = comm.counters().bytes_sent;
-      optim::synchronize(optimizer, params);
-      const auto after = comm.counters().bytes_sent;
-      EXPECT_EQ(after > before, phase == Phase::kLocal) << t;
-      optim::synchronize(optimizer, params);
-      EXPECT_EQ(comm.counters().bytes_sent, after) << t;
-      equal[static_cast<std::size_t>((t - 1) * 8 + comm.rank())] = params;
-    }
-  });
-  for (std::size_t t = 0; t < 24; ++t)
-    for (int r = 1; r < GetParam(); ++r)
-      ASSERT_EQ(equal[t * 8 + static_cast<std::size_t>(r)], equal[t * 8])
-          << "step " << t + 1;
-}
-
 TEST(ZeroOneAdam, ExchangesNothingWhereNothingMoved) {
   test::Drive run{.steps = 24};
   run.learning_rate = [](std::int64_t t, std::size_t) {

@@ -69,6 +69,17 @@ std::vector<float> late(const ParameterLayout& layout, std::int64_t t,
                 : test::gradient(layout.size(), t, rank);
 }
 
+// Elements of "dead" have their first gradient in local steps: one on a single
+// rank, the other on all.
+std::vector<float> late_in_local_steps(const ParameterLayout& layout,
+                                       std::int64_t t, int rank) {
+  auto values = test::gradient_with_gaps(layout, t, rank);
+  const std::size_t dead = layout.parameter("dead").offset;
+  if (t > 11 || (t == 11 && rank == 0)) values[dead + 1] = 0.5f;
+  if (t >= 15) values[dead + 3] = -0.25f;
+  return values;
+}
+
 // "dead" has a gradient in the first step only, "seven" in all but the last
 // variance step, so with beta2 = 0 their variance is 0 again.
 std::vector<float> gone(const ParameterLayout& layout, std::int64_t t,
@@ -169,6 +180,7 @@ std::vector<Variant> variants() {
       {"forgets_variance", with([](auto& o) { o.beta2 = 0; }), driven(late)},
       {"gone", with([](auto& o) { o.beta2 = 0; }), driven(gone)},
       {"late", short_run(), driven(late)},
+      {"late_in_local_steps", with_groups(), driven(late_in_local_steps)},
       {"not_finite", short_run(), driven(not_finite_at_times)},
       {"not_finite_and_synchronizes", short_run(), not_finite_and_synchronizes},
       {"rests", with_groups(), rests},

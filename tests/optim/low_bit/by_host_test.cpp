@@ -30,7 +30,7 @@ Floats settling(const ParameterLayout& layout, std::int64_t t, int rank) {
   return g;
 }
 
-Drive driven(DType dtype, std::int64_t exact_steps = 3) {
+Drive driven(DType dtype, std::int64_t exact_steps) {
   return {.steps = 9,
           .gradient = test::late_on_one_rank,
           .dtype = dtype,
@@ -66,41 +66,29 @@ class ByHost : public ::testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(All, ByHost, ::testing::ValuesIn(test::kByHost),
                          test::name_of_ranks);
 
-TEST_P(ByHost, OnebitAdamHasTheBitsOfPlainLoops) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
-    for (const auto& o : variants(
-             OnebitAdamOptions{.learning_rate = 0.02, .freeze = {.step = 3}}))
-      expect_plain_loops<test::naive::OnebitAdam>(GetParam(), driven(dtype), o,
-                                                  test::onebit_adam);
-}
-
-// Flat, outliers of 16 bits are bounded in 16 bits; plain loops are not.
+// Flat, outliers of 16 bits are bounded in 16 bits; plain loops of LAMB are
+// not.
 bool bounds_otherwise(Ranks ranks, DType dtype) {
   return ranks.per_host == 1 && dtype != DType::kFloat32;
 }
 
-TEST_P(ByHost, OnebitLambHasThemToo) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
-    for (const auto& o : variants(
-             OnebitLambOptions{.learning_rate = 0.02, .freeze = {.step = 3}}))
-      if (!bounds_otherwise(GetParam(), dtype))
-        expect_plain_loops<test::naive::OnebitLamb>(GetParam(), driven(dtype),
-                                                    o, test::onebit_lamb);
-}
-
-TEST_P(ByHost, WarmUpsOverFewBitsHaveThemToo) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
-    for (const int bits : {4, 8}) {
+// Warm-ups are exact or over few bits.
+TEST_P(ByHost, TwoStagesHaveTheBitsOfPlainLoops) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+    for (const int bits : {0, 4, 8}) {
+      if (bits != 0 && dtype == DType::kFloat16) continue;
+      const Drive run = driven(dtype, bits == 0 ? 3 : 0);
       const FreezeOptions freeze{.step = 3, .warmup_bits = bits};
       for (const auto& o :
            variants(OnebitAdamOptions{.learning_rate = 0.02, .freeze = freeze}))
-        expect_plain_loops<test::naive::OnebitAdam>(
-            GetParam(), driven(dtype, 0), o, test::onebit_adam);
-      if (bounds_otherwise(GetParam(), dtype)) continue;
+        expect_plain_loops<test::naive::OnebitAdam>(GetParam(), run, o,
+                                                    test::onebit_adam);
+      if (bounds_otherwise(GetParam(), dtype) || dtype == DType::kFloat16)
+        continue;
       for (const auto& o :
            variants(OnebitLambOptions{.learning_rate = 0.02, .freeze = freeze}))
-        expect_plain_loops<test::naive::OnebitLamb>(
-            GetParam(), driven(dtype, 0), o, test::onebit_lamb);
+        expect_plain_loops<test::naive::OnebitLamb>(GetParam(), run, o,
+                                                    test::onebit_lamb);
     }
 }
 

@@ -2,7 +2,9 @@
 // 1-bit LAMB and 0/1 Adam, set up so that a few steps go through all phases.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "optim/support.h"
@@ -14,6 +16,28 @@ struct LowBitCase {
   MakeOptimizer make;
   std::int64_t steps = 0;  ///< Until every phase was there, and some more.
 };
+
+/// An optimizer of which a test sets one thing.
+template <class Value>
+struct OpenCase {
+  std::string name;
+  std::function<MakeOptimizer(const Value&)> make;
+  std::int64_t steps = 0;  ///< Until every phase was there, and some more.
+};
+
+/// `set(options, value)` sets it.
+template <class Value, class Options, class Set>
+OpenCase<Value> open_case(std::string name, MakeOptimizer (*make)(Options),
+                          const Options& options, Set set,
+                          std::int64_t steps = 0) {
+  return {std::move(name),
+          [=](const Value& value) {
+            Options o = options;
+            set(o, value);
+            return make(o);
+          },
+          steps};
+}
 
 /// Exact to step 3; group 1 is exact for ever.
 inline optim::OnebitAdamOptions mixed_onebit_adam() {
@@ -55,8 +79,8 @@ inline optim::ZeroOneAdamOptions short_zero_one_adam() {
   return o;
 }
 
-/// All with grouped_layout().
-inline std::vector<LowBitCase> low_bit_cases() {
+/// All with grouped_layout(), and with the size of buckets as given.
+inline std::vector<OpenCase<std::size_t>> low_bit_cases_of_buckets() {
   const optim::OnebitAdamOptions automatic_adam{
       .beta1 = 0.5, .freeze = {.step = optim::kAutoFreeze, .total_steps = 20}};
   optim::OnebitAdamOptions adam_8_bits = mixed_onebit_adam();
@@ -80,18 +104,32 @@ inline std::vector<LowBitCase> low_bit_cases() {
   zero_one_bf16.compression.residual_dtype = DType::kBFloat16;
   optim::ZeroOneAdamOptions zero_one_8_bits = short_zero_one_adam();
   zero_one_8_bits.warmup_bits = 8;
-  return {{"zero_one_adam_8_bits", zero_one_adam(zero_one_8_bits), 9},
-          {"onebit_adam", onebit_adam(mixed_onebit_adam()), 7},
-          {"onebit_adam_auto", onebit_adam(automatic_adam), 9},
-          {"onebit_adam_8_bits", onebit_adam(adam_8_bits), 6},
-          {"onebit_adam_4_bits_bf16", onebit_adam(adam_4_bits), 6},
-          {"onebit_lamb", onebit_lamb(short_onebit_lamb()), 7},
-          {"onebit_lamb_auto", onebit_lamb(automatic), 9},
-          {"onebit_lamb_bf16", onebit_lamb(lamb_bf16), 6},
-          {"onebit_lamb_8_bits", onebit_lamb(lamb_8_bits), 6},
-          {"onebit_lamb_4_bits_bf16", onebit_lamb(lamb_4_bits), 6},
-          {"zero_one_adam", zero_one_adam(short_zero_one_adam()), 21},
-          {"zero_one_adam_bf16", zero_one_adam(zero_one_bf16), 13}};
+  const auto open = [](const char* name, auto make, const auto& options,
+                       std::int64_t steps) {
+    const auto set = [](auto& o, std::size_t bucket) {
+      o.compression.exchange.bucket_elements = bucket;
+    };
+    return open_case<std::size_t>(name, make, options, set, steps);
+  };
+  return {open("zero_one_adam_8_bits", zero_one_adam, zero_one_8_bits, 9),
+          open("onebit_adam", onebit_adam, mixed_onebit_adam(), 7),
+          open("onebit_adam_auto", onebit_adam, automatic_adam, 9),
+          open("onebit_adam_8_bits", onebit_adam, adam_8_bits, 6),
+          open("onebit_adam_4_bits_bf16", onebit_adam, adam_4_bits, 6),
+          open("onebit_lamb", onebit_lamb, short_onebit_lamb(), 7),
+          open("onebit_lamb_auto", onebit_lamb, automatic, 9),
+          open("onebit_lamb_bf16", onebit_lamb, lamb_bf16, 6),
+          open("onebit_lamb_8_bits", onebit_lamb, lamb_8_bits, 6),
+          open("onebit_lamb_4_bits_bf16", onebit_lamb, lamb_4_bits, 6),
+          open("zero_one_adam", zero_one_adam, short_zero_one_adam(), 21),
+          open("zero_one_adam_bf16", zero_one_adam, zero_one_bf16, 13)};
+}
+
+inline std::vector<LowBitCase> low_bit_cases() {
+  std::vector<LowBitCase> all;
+  for (const auto& open : low_bit_cases_of_buckets())
+    all.push_back({open.name, open.make(900), open.steps});
+  return all;
 }
 
 }  // namespace thinwire::test

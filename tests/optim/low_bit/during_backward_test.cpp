@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "optim/low_bit/cases.h"
@@ -67,18 +66,20 @@ struct Outcome {
 
 constexpr std::int64_t kSteps = 11;
 
-// Element [t - 1][r].
+// Element [t - 1][r]. Saved and loaded after the step `loads_after`; 0: never.
 std::vector<std::vector<Outcome>> run(int world, const OnebitAdamOptions& o,
                                       Gradient gradient,
-                                      const HandOver& hand_over) {
+                                      const HandOver& hand_over,
+                                      std::int64_t loads_after = 0) {
   const ParameterLayout layout = test::late_layout();
   std::vector<std::vector<Outcome>> all(
       kSteps, std::vector<Outcome>(static_cast<std::size_t>(world)));
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
-    OnebitAdam optimizer(comm, layout, o);
+    auto own_optimizer = std::make_unique<OnebitAdam>(comm, layout, o);
     std::vector<float> params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= kSteps; ++t) {
+      OnebitAdam& optimizer = *own_optimizer;
       auto grads = gradient(layout, t, comm.rank());
       const std::uint64_t before = comm.counters().bytes_sent;
       if (optimizer.early()->reduces()) hand_over(optimizer, grads, t);
@@ -93,6 +94,10 @@ std::vector<std::vector<Outcome>> run(int world, const OnebitAdamOptions& o,
              {}};
       if (t == kSteps)
         own.state = std::make_shared<StateDict>(copy_of(optimizer.state()));
+      if (t != loads_after) continue;
+      const StateDict state = copy_of(optimizer.state());
+      own_optimizer = std::make_unique<OnebitAdam>(comm, layout, o);
+      own_optimizer->load_state_dict(state);
     }
   });
   return all;
@@ -158,9 +163,11 @@ TEST_P(DuringBackward, GivesTheSameBitsInWhateverOrderGradientsCome) {
   const auto want = run(world, tested.options, tested.gradient, nothing);
   OnebitAdamOptions early = tested.options;
   early.compression.exchange.during_backward = true;
-  for (const HandOver& hand_over : {HandOver(nothing), HandOver(last_first),
-                                    HandOver(first_first), HandOver(some)}) {
-    const auto got = run(world, early, tested.gradient, hand_over);
+  using Way = std::pair<HandOver, std::int64_t>;
+  for (const auto& [hand_over, loads_after] :
+       {Way(nothing, 0), Way(last_first, 0), Way(last_first, 5),
+        Way(first_first, 0), Way(some, 0)}) {
+    const auto got = run(world, early, tested.gradient, hand_over, loads_after);
     for (std::size_t t = 0; t < got.size(); ++t)
       ASSERT_EQ(got[t], want[t]) << "step " << t + 1;
     for (std::size_t r = 0; r < got.back().size(); ++r)
@@ -230,64 +237,6 @@ TEST(DuringBackward, FindsOutThatTheLossScaleHasChanged) {
       if (comm.rank() == 0) results.push_back(params);
     });
   EXPECT_EQ(results[0], results[1]);
-}
-
-TEST(DuringBackward, ResumesBitEqual) {
-  const ParameterLayout layout = test::late_layout();
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdamOptions o{.freeze = {.step = 3},
-                        .compression = {.exchange = {.max_grad_norm = 20,
-                                                     .lagged_clipping = true,
-                                                     .during_backward = true,
-                                                     .bucket_elements = 900}}};
-    const auto step = [&](OnebitAdam& optimizer, std::vector<float>& params,
-                          std::int64_t t) {
-      auto grads = eventful(layout, t, comm.rank());
-      last_first(optimizer, grads, t);
-      (void)optimizer.step(params, grads);
-    };
-    OnebitAdam whole(comm, layout, o);
-    std::vector<float> params = test::normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 5; ++t) step(whole, params, t);
-    // Also by one that does without: it is no part of the state.
-    for (const bool is_early : {true, false}) {
-      o.compression.exchange.during_backward = is_early;
-      OnebitAdam resumed(comm, layout, o);
-      resumed.load_state_dict(copy_of(whole.state()));
-      std::vector<float> again = params;
-      OnebitAdam kept(comm, layout, o);
-      kept.load_state_dict(copy_of(whole.state()));
-      std::vector<float> want = params;
-      for (std::int64_t t = 6; t <= 10; ++t) {
-        step(resumed, again, t);
-        auto grads = eventful(layout, t, comm.rank());
-        (void)kept.step(want, grads);
-        ASSERT_EQ(again, want) << "step " << t;
-      }
-    }
-  });
-}
-
-TEST(DuringBackward, RefusesWhatItCannotDo) {
-  const ParameterLayout layout = test::late_layout();
-  const auto invalid = [&](OnebitAdamOptions o,
-                           std::initializer_list<std::string_view> words) {
-    test::expect_error(ErrorCode::kInvalidArgument, words,
-                       [&] { o.validate(layout); });
-  };
-  invalid({.compression = {.exchange = {.max_grad_norm = 1,
-                                        .during_backward = true}}},
-          {"during_backward", "max_grad_norm", "lagged_clipping"});
-  OnebitLambOptions lamb;
-  lamb.compression.exchange.during_backward = true;
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"during_backward", "false with onebit_lamb", "got true"},
-                     [&] { lamb.validate(layout); });
-  ZeroOneAdamOptions zero_one;
-  zero_one.compression.exchange.during_backward = true;
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"during_backward", "false with zero_one_adam"},
-                     [&] { zero_one.validate(layout); });
 }
 
 // Begun by a compressed step during backward, or by an exact one of few bits.

@@ -19,60 +19,11 @@ namespace {
 using test::Saved;
 
 // An optimizer whose buckets are of a given size.
-struct Kind {
-  std::string name;
-  std::function<test::MakeOptimizer(std::size_t)> with_buckets;
-  std::int64_t steps = 0;
-};
-
-OnebitAdamOptions short_onebit_adam() {
-  OnebitAdamOptions o{.learning_rate = 0.01, .freeze = {.step = 3}};
-  o.groups.resize(2);
-  o.groups[1].weight_decay = 0.1;
-  o.compression.exchange.max_grad_norm = 1;
-  return o;
-}
-
-template <class Options>
-Kind kind(std::string name, test::MakeOptimizer (*make)(Options),
-          Options options, std::int64_t steps) {
-  return {std::move(name),
-          [=](std::size_t bucket) {
-            Options o = options;
-            o.compression.exchange.bucket_elements = bucket;
-            return make(o);
-          },
-          steps};
-}
-
-std::vector<Kind> kinds() {
-  OnebitAdamOptions mixed = short_onebit_adam();
-  mixed.groups[1].non_freeze = true;
-  OnebitAdamOptions eight_bits = short_onebit_adam();
-  eight_bits.freeze.warmup_bits = 8;
-  OnebitAdamOptions four_bits_mixed = mixed;
-  four_bits_mixed.freeze.warmup_bits = 4;
-  OnebitLambOptions lamb_bf16 = test::short_onebit_lamb();
-  OnebitLambOptions lamb_8_bits = lamb_bf16;
-  lamb_8_bits.freeze.warmup_bits = 8;
-  lamb_bf16.compression.residual_dtype = DType::kBFloat16;
-  ZeroOneAdamOptions zero_one_8_bits = test::short_zero_one_adam();
-  zero_one_8_bits.warmup_bits = 8;
-  return {
-      kind("zero_one_adam_8_bits", test::zero_one_adam, zero_one_8_bits, 9),
-      kind("onebit_adam", test::onebit_adam, short_onebit_adam(), 9),
-      kind("onebit_adam_mixed", test::onebit_adam, mixed, 6),
-      kind("onebit_adam_8_bits", test::onebit_adam, eight_bits, 6),
-      kind("onebit_adam_mixed_4_bits", test::onebit_adam, four_bits_mixed, 6),
-      kind("onebit_lamb_8_bits", test::onebit_lamb, lamb_8_bits, 6),
-      kind("onebit_lamb", test::onebit_lamb, test::short_onebit_lamb(), 7),
-      kind("onebit_lamb_bf16", test::onebit_lamb, lamb_bf16, 6),
-      kind("zero_one_adam", test::zero_one_adam, test::short_zero_one_adam(),
-           21)};
-}
+using Kind = test::OpenCase<std::size_t>;
 
 class OtherRanks : public ::testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(All, OtherRanks, ::testing::ValuesIn(kinds()),
+INSTANTIATE_TEST_SUITE_P(All, OtherRanks,
+                         ::testing::ValuesIn(test::low_bit_cases_of_buckets()),
                          [](const auto& tested) { return tested.param.name; });
 
 // One rank's training: late elements, a group that rests, and gradients that
@@ -97,8 +48,7 @@ struct Trained {
 Trained begin(comm::Communicator& comm, const Kind& tested,
               std::size_t bucket) {
   const ParameterLayout layout = test::grouped_layout();
-  return {tested.with_buckets(bucket)(comm, layout),
-          test::normal(layout.size(), 3)};
+  return {tested.make(bucket)(comm, layout), test::normal(layout.size(), 3)};
 }
 
 // Shows all ranks of `comm` what each of them has saved.

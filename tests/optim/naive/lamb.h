@@ -161,20 +161,14 @@ class OnebitLamb {
     for (const double own : rms)
       scales_.push_back(
           static_cast<float>(own > 0 ? total / with_momentum / own : 1));
-    if (few_bits_) inherit(clip);
-  }
-
-  void inherit(double clip) {
-    OneBit::Factors factors{{}, {}, divides_->ratios()};
+    if (!few_bits_) return;
+    Floats units;
     for (std::size_t l = 0; l < count_; ++l) {
-      const Parameter& param = setup_.layout.parameters()[l];
-      const std::size_t end = param.offset + param.size;
-      factors.weight.resize(
-          end,
-          static_cast<float>((1 - setup_.groups[param.group].beta1) * clip));
-      factors.unit.resize(end, scales_[l]);
+      const Parameter& p = setup_.layout.parameters()[l];
+      units.resize(p.offset + p.size, scales_[l]);
     }
-    bits_.inherit(*few_bits_, factors, divides_->active);
+    bits_.inherit(*few_bits_, clip, units, divides_->ratios(),
+                  divides_->active);
   }
 
   void compressed_step(const std::vector<Floats>& grads, double clip) {

@@ -181,14 +181,18 @@ void OneBit::give_back(const Floats& mean, Range range, const Flags& active) {
       if (active[i] != 0) e[i] = stored(e[i] + mean[i]);
 }
 
-void OneBit::inherit(const FewBits& from, const Factors& factors,
-                     const Flags& active) {
+void OneBit::inherit(const FewBits& from, double clip, const Floats& unit,
+                     const Floats& ratio, const Flags& active) {
+  Floats weight;
+  for (const Parameter& p : setup_.layout.parameters())
+    weight.resize(
+        p.offset + p.size,
+        static_cast<float>((1 - setup_.groups[p.group].beta1) * clip));
   const auto inherit_into = [&](Floats& errors, const Floats& lost) {
     for (std::size_t i = 0; i < lost.size(); ++i)
       if (active[i] != 0)
-        errors[i] = stored(errors[i] +
-                           ((factors.weight[i] * lost[i]) * factors.unit[i]) *
-                               factors.ratio[i]);
+        errors[i] =
+            stored(errors[i] + ((weight[i] * lost[i]) * unit[i]) * ratio[i]);
   };
   for (std::size_t r = 0; r < worker_error.size(); ++r)
     inherit_into(worker_error[r], from.worker_error[r]);

@@ -109,12 +109,10 @@ class OneBit {
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
   void clear();
-  /// The residuals of gradients, times three factors per element.
-  struct Factors {
-    Floats weight, unit, ratio;
-  };
-  void inherit(const FewBits& from, const Factors& factors,
-               const Flags& active);
+  /// The residuals of gradients, as momenta have them: times 1 - beta1 and
+  /// `clip`, and per element the unit of its momentum and its ratio.
+  void inherit(const FewBits& from, double clip, const Floats& unit,
+               const Floats& ratio, const Flags& active);
   /// Back into every rank's residual: what the exchange gave for `range`.
   void give_back(const Floats& mean, Range range, const Flags& active);
 

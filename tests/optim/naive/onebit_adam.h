@@ -68,13 +68,9 @@ class OnebitAdam {
 
   void freeze(double clip) {
     frozen_.emplace(setup_, t_, m_, v_, 10);
-    if (!few_bits_) return;
-    OneBit::Factors factors{{}, Floats(m_.size(), 1.0f), frozen_->ratios()};
-    for (const Parameter& param : setup_.layout.parameters())
-      factors.weight.resize(
-          param.offset + param.size,
-          static_cast<float>((1 - setup_.groups[param.group].beta1) * clip));
-    bits_.inherit(*few_bits_, factors, frozen_->active);
+    if (few_bits_)
+      bits_.inherit(*few_bits_, clip, Floats(m_.size(), 1.0f),
+                    frozen_->ratios(), frozen_->active);
   }
 
   void compressed_step(const std::vector<Floats>& grads, double clip) {

@@ -106,11 +106,8 @@ class ZeroOneAdam {
 
   // Adds what the average has lost to the momentum's residuals.
   void hand_over(double clip) {
-    OneBit::Factors factors{{}, Floats(v_.size(), 1.0f), frozen_->ratios()};
-    for (const std::size_t group : group_of_)
-      factors.weight.push_back(
-          static_cast<float>((1 - setup_.groups[group].beta1) * clip));
-    bits_.inherit(*few_bits_, factors, frozen_->active);
+    bits_.inherit(*few_bits_, clip, Floats(v_.size(), 1.0f), frozen_->ratios(),
+                  frozen_->active);
     few_bits_->clear();
   }
 
