@@ -217,7 +217,7 @@ TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
   }
 }
 
-// ---- traffic and memory
+// ---- traffic and memory; a rank of a flat group is a host
 
 // 256 cells: a bucket of codes is more than the gathers that go straight.
 ParameterLayout whole_cells() {
@@ -227,7 +227,8 @@ ParameterLayout whole_cells() {
 
 TEST(LeanHostsCost, ACardIsCrossedOnce) {
   constexpr double kCells = 256;
-  for (const LeanRanks& ranks : {LeanRanks{4, 2}, LeanRanks{8, 4}}) {
+  for (const LeanRanks& ranks :
+       {LeanRanks{4}, LeanRanks{4, 2}, LeanRanks{8, 4}}) {
     std::array<std::atomic<std::uint64_t>, 5> sent{};
     run_lean_ranks(ranks, [&](comm::Communicator& comm) {
       Options o{.freeze = {.step = 2}};

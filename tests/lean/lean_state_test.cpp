@@ -40,31 +40,53 @@ void copy(const Buffer& from, Buffer& to) {
   std::memcpy(to.data(), from.data(), from.bytes());
 }
 
+// Warm-ups are exact or over few bits; states are those of memory, or those
+// that all ranks saved.
 TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
-  Options o = options();
-  o.compression.exchange.bucket_elements = 2048;
+  const auto expect_same = [](const LeanRun& got, const LeanRun& want) {
+    EXPECT_EQ(got.optimizer->freeze()->frozen_at(),
+              want.optimizer->freeze()->frozen_at());
+    EXPECT_TRUE(test::same_bits<float>(got.full(), want.full()));
+    EXPECT_TRUE(test::same_bytes(got.params.view(), want.params.view()));
+  };
+  const auto body = [&](comm::Communicator& comm, DType dtype, int bits,
+                        std::vector<Saved>& saved) {
+    Options o = options();
+    o.freeze.warmup_bits = bits;
+    o.compression.exchange.bucket_elements = 2048;
+    LeanRun run(comm, test::late_layout(), dtype, o);
+    LeanRun loaded(comm, test::late_layout(), dtype, o);
+    LeanRun adopted(comm, test::late_layout(), dtype, o);
+    for (std::int64_t t = 1; t <= 7; ++t) {
+      SCOPED_TRACE(t);
+      run.step(grads(run, t, comm.rank()));
+      comm.barrier();  // nobody reads the last ones any more
+      saved[static_cast<std::size_t>(comm.rank())] = test::save(*run.optimizer);
+      comm.barrier();
+      copy(run.params, loaded.params);
+      copy(run.params, adopted.params);
+      loaded.optimizer->load_state_dict(copy_of(run.optimizer->state()));
+      test::adopt(comm, *adopted.optimizer, saved);
+      expect_same(loaded, run);
+      expect_same(adopted, run);
+      run.step(grads(run, ++t, comm.rank()));
+      loaded.step(grads(run, t, comm.rank()));
+      adopted.step(grads(run, t, comm.rank()));
+      expect_same(loaded, run);
+      expect_same(adopted, run);
+    }
+  };
   for (const LeanRanks& ranks :
        {LeanRanks{1}, LeanRanks{2}, LeanRanks{3}, LeanRanks{4, 2},
         LeanRanks{8, 4}, LeanRanks{6, 2, test::Placing::kRoundRobin}})
     for (const DType dtype : kDtypes)
-      test::run_lean_ranks(ranks, [&](comm::Communicator& comm) {
-        LeanRun run(comm, test::late_layout(), dtype, o);
-        LeanRun other(comm, test::late_layout(), dtype, o);
-        for (std::int64_t t = 1; t <= 7; ++t) {
-          run.step(grads(run, t, comm.rank()));
-          const StateDict state = copy_of(run.optimizer->state());
-          copy(run.params, other.params);
-          other.optimizer->load_state_dict(state);
-          EXPECT_EQ(other.optimizer->freeze()->frozen_at(),
-                    run.optimizer->freeze()->frozen_at());
-          EXPECT_TRUE(test::same_bits<float>(other.full(), run.full()));
-          run.step(grads(run, ++t, comm.rank()));
-          other.step(grads(run, t, comm.rank()));
-          EXPECT_TRUE(test::same_bits<float>(other.full(), run.full()))
-              << ranks.name() << ' ' << to_string(dtype) << ", step " << t;
-          EXPECT_TRUE(test::same_bytes(other.params.view(), run.params.view()));
-        }
-      });
+      for (const int bits : {0, 4, 8}) {
+        SCOPED_TRACE(ranks.name() + ' ' + std::string(to_string(dtype)));
+        std::vector<Saved> saved(static_cast<std::size_t>(ranks.world));
+        test::run_lean_ranks(ranks, [&](comm::Communicator& comm) {
+          body(comm, dtype, bits, saved);
+        });
+      }
 }
 
 TEST(LeanState, AFrozenOptimizerGoesBackToItsExactStage) {
@@ -140,23 +162,6 @@ TEST(LeanState, OtherRanksTakeUpAllButResidualsAsTheyAre) {
           }
         });
     }
-}
-
-// Codes, lower bits and the rest are the same whoever saved them.
-TEST(LeanState, SharedArraysAreThoseThatWereSaved) {
-  const Checkpoint from = saved_by(3, DType::kBFloat16, 5, options());
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    LeanRun run(comm, test::late_layout(), DType::kBFloat16, options());
-    copy(from.params, run.params);
-    test::adopt(comm, *run.optimizer, from.states);
-    const StateDict state = copy_of(run.optimizer->state());
-    for (const optim::StateArray& array : from.states[0].what.arrays)
-      if (array.sharing == optim::Sharing::kSame) {
-        EXPECT_TRUE(test::same_bytes(state.array(array.name),
-                                     from.states[0].values.array(array.name)))
-            << array.name;
-      }
-  });
 }
 
 // Before a freeze: what Adam was, sharded or not, and 1-bit Adam.

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of lean 1-bit Adam: what they send, keep and refuse. What they skip and
+// Steps of lean 1-bit Adam: what they keep and refuse. What they send, skip and
 // reduce early is in lean_hosts_test.cpp.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <limits>
 
 #include "lean/lean_support.h"
+#include "optim/support.h"
 #include "support/errors.h"
 #include "thinwire/core/memory.h"
-#include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::lean::lean_step_test {
 namespace {
@@ -24,53 +23,10 @@ std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {
   return test::gradient(run.layout.size(), t, rank);
 }
 
-// Parameters that fill cells, so that both optimizers have the same blocks.
 ParameterLayout whole_cells(std::size_t cells) {
   return ParameterLayout::of({{"first", {1024}, 0},
                               {"second", {cells - 3, 1024}, 0},
                               {"last", {2048}, 0}});
-}
-
-TEST(LeanSteps, SendWhatThoseOfOnebitAdamSend) {
-  for (const int world : {2, 3, 4, 8}) {
-    std::atomic<std::uint64_t> of_lean = 0, of_onebit = 0;
-    test::run_ranks("local", world, [&](comm::Communicator& comm) {
-      const ParameterLayout layout = whole_cells(29);
-      // In fp32 both have the same late elements: none.
-      LeanRun run(comm, layout, DType::kFloat32, {.freeze = {.step = 1}});
-      optim::OnebitAdam onebit(comm, layout, {.freeze = {.step = 1}});
-      std::vector<float> params = run.start;
-      for (std::int64_t t = 1; t <= 3; ++t) {
-        auto own = grads(run, t, comm.rank());
-        const auto report = run.step(own);
-        const auto other = onebit.step(params, own);
-        if (t == 1) continue;
-        EXPECT_EQ(report.phase, optim::Phase::kCompressed);
-        EXPECT_EQ(report.collectives, other.collectives);
-        of_lean += report.bytes_sent;
-        of_onebit += other.bytes_sent;
-      }
-    });
-    EXPECT_EQ(of_lean, of_onebit) << world;
-  }
-}
-
-// The freeze: masters, codes and what goes with cells, records; per element of
-// others 4 + 1 + 0.13.
-TEST(LeanSteps, TheFreezeSendsEverythingOnce) {
-  std::atomic<std::uint64_t> sent = 0;
-  const ParameterLayout layout = whole_cells(32);
-  const int world = 4;
-  test::run_ranks("local", world, [&](comm::Communicator& comm) {
-    LeanRun run(comm, layout, kB16, {.freeze = {.step = 2}});
-    const auto exact = run.step(grads(run, 1, comm.rank()));
-    const auto last = run.step(grads(run, 2, comm.rank()));
-    sent += last.bytes_sent - exact.bytes_sent;
-    EXPECT_EQ(last.phase, optim::Phase::kExact);
-    EXPECT_EQ(run.optimizer->progress().phase, optim::Phase::kCompressed);
-  });
-  const std::uint64_t cell = 1024 * (4 + 1) + 16 + 132;
-  EXPECT_EQ(sent, (world - 1) * 32 * cell + world * (world - 1) * 8u);
 }
 
 TEST(LeanSteps, TakeTheMemoryThatIsPromised) {
