@@ -135,34 +135,5 @@ TEST(DeepSpeedState, IsTheRanksOwn) {
   });
 }
 
-// Averaging beforehand, as a 16-bit wrapper does, gives the same exact steps.
-TEST(DeepSpeedExactOptimizer, TakesGradientsThatAreAveraged) {
-  const auto layout = test::small_layout();
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const auto make = [&] {
-      return ExactOptimizer(
-          comm, std::make_unique<optim::Adam>(layout, optim::AdamOptions{}));
-    };
-    ExactOptimizer one = make();
-    ExactOptimizer two = make();
-    std::vector<float> p = test::normal(layout.size(), 3);
-    std::vector<float> q = p;
-    for (std::int64_t t = 1; t <= 3; ++t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      std::vector<float> mean = grads;
-      comm.all_reduce(std::span(mean), comm::ReduceOp::kSum);
-      for (float& g : mean) g /= 2;
-      (void)one.step(p, grads);
-      (void)two.step_averaged({.params = q, .grads = mean});
-      EXPECT_EQ(p, q);
-    }
-    EXPECT_EQ(one.progress().steps, 3);
-    std::vector<float> bad(layout.size(), INFINITY);
-    EXPECT_FALSE(two.step_averaged({.params = q, .grads = bad}).applied);
-    EXPECT_EQ(p, q);
-    EXPECT_EQ(two.progress().skipped, 1);
-  });
-}
-
 }  // namespace
 }  // namespace thinwire::deepspeed::low_bit_test
