@@ -41,6 +41,12 @@ INSTANTIATE_TEST_SUITE_P(
                          std::get<0>(tested.param));
     });
 
+// Every step writes all of them: their memory holds something else before.
+void spoil(Buffer& params) {
+  auto* bytes = static_cast<unsigned char*>(params.data());
+  std::fill(bytes, bytes + params.bytes(), static_cast<unsigned char>(0x5a));
+}
+
 TEST_P(ExactGradients, GiveTheTrajectoryOfTheOptimizerAloneInFp32) {
   const auto& [world, kind, tested] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
@@ -51,6 +57,11 @@ TEST_P(ExactGradients, GiveTheTrajectoryOfTheOptimizerAloneInFp32) {
         const auto alone = test_case.make(comm, layout);
         std::vector<float> params = test::normal(layout.size(), 3);
         for (std::int64_t t = 1; t <= test_case.steps; ++t) {
+          // Group 1 rests for a while, in every phase of 0/1 Adam.
+          const double rate = t == 3 || (t >= 8 && t <= 16) ? 0 : 0.01;
+          run.optimizer->groups().set_learning_rate(1, rate);
+          alone->groups().set_learning_rate(1, rate);
+          spoil(run.params);
           auto grads = test::grid_gradient(layout, t, comm.rank());
           const StepReport report = run.step(grads);
           const StepReport want = alone->step(params, grads);
@@ -61,47 +72,20 @@ TEST_P(ExactGradients, GiveTheTrajectoryOfTheOptimizerAloneInFp32) {
           ASSERT_TRUE(test::same_bits(run.optimizer->masters().as<float>(),
                                       std::span<const float>(params)))
               << "step " << t;
+          ASSERT_TRUE(run.params_are_rounded_masters()) << "step " << t;
+          if (t % 3 != 0) continue;
+          spoil(run.params);
+          optim::synchronize(*run.optimizer, run.params.view());
+          optim::synchronize(*alone, params);
+          ASSERT_TRUE(test::same_bits(run.optimizer->masters().as<float>(),
+                                      std::span<const float>(params)))
+              << "synchronized " << t;
+          ASSERT_TRUE(run.params_are_rounded_masters()) << "synchronized " << t;
         }
         if (kind == Kind::kDynamic) {
           EXPECT_GT(run.optimizer->loss_scale(), 256);
         }
       });
-}
-
-class RoundedMasters : public ::testing::TestWithParam<test::TrainingCase> {};
-INSTANTIATE_TEST_SUITE_P(
-    All, RoundedMasters,
-    ::testing::Combine(::testing::Values(1, 2, 3, 4),
-                       ::testing::Values(DType::kFloat16, DType::kBFloat16),
-                       ::testing::ValuesIn(test::every_optimizer())),
-    test::name_of_training);
-
-// Every step writes all of them: their memory holds something else before.
-void spoil(Buffer& params) {
-  auto* bytes = static_cast<unsigned char*>(params.data());
-  std::fill(bytes, bytes + params.bytes(), static_cast<unsigned char>(0x5a));
-}
-
-TEST_P(RoundedMasters, AreTheParametersAfterEveryStep) {
-  const auto& [world, dtype, tested] = GetParam();
-  const ParameterLayout layout = test::grouped_layout();
-  comm::run_local_ranks(world, [&, dtype = dtype,
-                                &test_case = tested](auto& comm) {
-    Training run(comm, layout, test_case.make, test::with_static_scale(dtype));
-    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
-      // Group 1 rests for a while, in every phase of 0/1 Adam.
-      run.optimizer->groups().set_learning_rate(
-          1, t == 3 || (t >= 8 && t <= 16) ? 0 : 0.01);
-      spoil(run.params);
-      ASSERT_TRUE(
-          run.step(test::grid_gradient(layout, t, comm.rank())).applied);
-      ASSERT_TRUE(run.params_are_rounded_masters()) << "step " << t;
-      if (t % 3 != 0) continue;
-      spoil(run.params);
-      optim::synchronize(*run.optimizer, run.params.view());
-      ASSERT_TRUE(run.params_are_rounded_masters()) << "synchronized " << t;
-    }
-  });
 }
 
 // ---- what is handed on to and from the optimizer inside
