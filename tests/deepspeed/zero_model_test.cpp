@@ -138,10 +138,10 @@ void compare(const Case& c, comm::Communicator& comm) {
         collect(optimizer, backwards.back()[rank],
                 {.is_first = b == 0, .is_last = b + 1 == count});
     }
-    Buffer whole(params.size(), c.dtype);
-    kernels::convert(backwards[0][rank], whole.view());
+    Buffer together(params.size(), c.dtype);
+    kernels::convert(backwards[0][rank], together.view());
     const optim::StepReport report =
-        is_whole ? optimizer.step(params.view(), whole.view())
+        is_whole ? optimizer.step(params.view(), together.view())
                  : optimizer.step();
     ASSERT_EQ(report.applied, plain.step(backwards)) << t;
     if (report.applied) {
