@@ -40,8 +40,8 @@ void copy(const Buffer& from, Buffer& to) {
   std::memcpy(to.data(), from.data(), from.bytes());
 }
 
-// Warm-ups are exact or over few bits; states are those of memory, or those
-// that all ranks saved.
+// Warm-ups are exact or, flat, over few bits; states are those of memory, or
+// those that all ranks saved.
 TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
   const auto expect_same = [](const LeanRun& got, const LeanRun& want) {
     EXPECT_EQ(got.optimizer->freeze()->frozen_at(),
@@ -81,6 +81,7 @@ TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
         LeanRanks{8, 4}, LeanRanks{6, 2, test::Placing::kRoundRobin}})
     for (const DType dtype : kDtypes)
       for (const int bits : {0, 4, 8}) {
+        if (bits != 0 && (ranks.world == 1 || ranks.per_host > 1)) continue;
         SCOPED_TRACE(ranks.name() + ' ' + std::string(to_string(dtype)));
         std::vector<Saved> saved(static_cast<std::size_t>(ranks.world));
         test::run_lean_ranks(ranks, [&](comm::Communicator& comm) {
