@@ -75,53 +75,6 @@ TEST(ShardLayout, Item1SlicesHaveTheirOwnersAndPadding) {
             (std::vector<Fragment>{{2, 1, {2, 5}, 0}, {2, 2, {0, 1}, 5}}));
 }
 
-TEST(ShardLayout, Item2RanksMayOwnNothing) {
-  const auto layout = layout_of({1, 1});
-  const auto shards = ShardLayout::of(layout, 3, kContiguous);
-  EXPECT_EQ(shards.buckets()[0].slice, 2u);
-  EXPECT_EQ(paddings(shards), (Sizes{0, 2, 2}));
-  EXPECT_EQ(shards.shard_size(0), 2u);
-  for (const int rank : {1, 2}) {
-    EXPECT_EQ(shards.shard_size(rank), 0u);
-    EXPECT_TRUE(shards.fragments(rank).empty());
-    const auto own = shards.layout_of_shard(layout, rank);
-    EXPECT_EQ(own.size(), 0u);
-    EXPECT_EQ(own.num_groups(), 1u);
-  }
-}
-
-TEST(ShardLayout, Item3PaddingFillsSlicesThatAreAllAlike) {
-  struct Case {
-    Sizes sizes;
-    int ranks;
-    std::size_t slice;
-    Sizes paddings;
-  };
-  for (const auto& [sizes, ranks, slice, expected] : std::vector<Case>{
-           {{3}, 2, 2, {0, 1}},
-           {{5}, 1, 6, {1}},
-           {{16}, 8, 2, Sizes(8, 0)},
-           {{100, 1, 1}, 2, 52, {0, 2}},
-       }) {
-    const auto shards = ShardLayout::of(layout_of(sizes), ranks, kContiguous);
-    EXPECT_EQ(shards.buckets()[0].slice, slice);
-    EXPECT_EQ(paddings(shards), expected);
-  }
-}
-
-TEST(ShardLayout, Item4SlicesBeginOnFourBytesIn16Bits) {
-  for (int ranks = 1; ranks <= 9; ++ranks)
-    for (std::size_t size = 0; size <= 60; ++size) {
-      const auto shards =
-          ShardLayout::of(layout_of({size}), ranks, kContiguous);
-      const std::size_t slice = shards.buckets()[0].slice;
-      const std::size_t all = slice * static_cast<std::size_t>(ranks);
-      EXPECT_EQ(slice * 2 % 4, 0u);
-      EXPECT_GE(all, size);
-      EXPECT_LT(all, size + 2 * static_cast<std::size_t>(ranks));
-    }
-}
-
 TEST(ShardLayout, Item5RoundRobinGoesByIndexModuloRanks) {
   const auto order = [](std::size_t n, int ranks) {
     return order_of(
@@ -153,46 +106,6 @@ TEST(ShardLayout, Item5RoundRobinCountsWithinTheGroup) {
             (std::vector<Fragment>{{1, 4, {0, 1}, 3}}));
   EXPECT_EQ(fragments_of(shards, 3),
             (std::vector<Fragment>{{0, 3, {0, 2}, 6}, {1, 3, {2, 3}, 4}}));
-}
-
-TEST(ShardLayout, Item7ParametersMayBeEmptyAnywhere) {
-  for (const auto& options : {ShardLayoutOptions{}, kContiguous, kRoundRobin})
-    for (const Sizes& sizes :
-         {Sizes{0, 8, 24}, Sizes{8, 0, 24}, Sizes{8, 24, 0}, Sizes{0, 0}}) {
-      const auto layout = layout_of(sizes);
-      const auto shards = ShardLayout::of(layout, 2, options);
-      EXPECT_EQ(shards.order().size(), sizes.size());
-      EXPECT_EQ(shards.shard_size(0) + shards.shard_size(1), layout.size());
-      for (std::size_t p = 0; p < sizes.size(); ++p)
-        EXPECT_EQ(shards.fragments_of(p).empty(), sizes[p] == 0);
-    }
-  const auto middle = ShardLayout::of(layout_of({8, 0, 24}), 2, kContiguous);
-  EXPECT_EQ(fragments_of(middle, 0),
-            (std::vector<Fragment>{{0, 0, {0, 8}, 0}}));
-  EXPECT_EQ(fragments_of(middle, 2),
-            (std::vector<Fragment>{{0, 2, {0, 8}, 8}, {1, 2, {8, 16}, 0}}));
-  const auto cells =
-      ShardLayout::of(layout_of({kSumChunk, 0, 3 * kSumChunk}), 2);
-  EXPECT_EQ(fragments_of(cells, 2),
-            (std::vector<Fragment>{{0, 2, {0, kSumChunk}, kSumChunk},
-                                   {1, 2, {kSumChunk, 2 * kSumChunk}, 0}}));
-}
-
-TEST(ShardLayout, Item8AGroupWithoutParametersIsKept) {
-  const auto layout = ParameterLayout::of({{"a", {6}, 0}, {"b", {4}, 2}}, 4);
-  for (const auto& options : {ShardLayoutOptions{}, kContiguous}) {
-    const auto shards = ShardLayout::of(layout, 2, options);
-    EXPECT_EQ(shards.shard_size(0) + shards.shard_size(1), 10u);
-    for (const int rank : {0, 1})
-      EXPECT_EQ(shards.layout_of_shard(layout, rank).num_groups(), 4u);
-  }
-  const auto slices = ShardLayout::of(layout, 2, kContiguous);
-  EXPECT_EQ(ranges(slices),
-            (std::vector<Range>{{0, 6}, {0, 0}, {0, 4}, {0, 0}}));
-  EXPECT_EQ(slices.padding(1, 0), 0u);
-  ShardLayoutOptions none = kContiguous;
-  none.groups = {1};
-  EXPECT_EQ(ShardLayout::of(layout, 2, none).shard_size(0), 0u);
 }
 
 TEST(ShardLayout, Item8NothingAtAllCanBeSharded) {
@@ -251,41 +164,6 @@ TEST(ShardLayout, Item9ABucketHoldsNeighboursAlone) {
   options.groups = {1, 1};
   EXPECT_EQ(ranges(ShardLayout::of(layout, 2, options)),
             (std::vector<Range>{{9, kSumChunk}}));
-}
-
-/// What of a bucket goes to whom where it holds parameters in that order;
-/// neighbours of one owner as one.
-struct Sent {
-  int owner;
-  Range range;
-  bool operator==(const Sent&) const = default;
-};
-
-std::vector<Sent> sent(const ShardLayout& shards, const Sizes& order) {
-  std::vector<Sent> result;
-  std::size_t at = 0;
-  for (const std::size_t p : order)
-    for (const Fragment& fragment : shards.fragments_of(p)) {
-      if (!result.empty() && result.back().owner == fragment.owner)
-        result.back().range.size += fragment.range.size;
-      else
-        result.push_back({fragment.owner, {at, fragment.range.size}});
-      at += fragment.range.size;
-    }
-  return result;
-}
-
-TEST(ShardLayout, Item10ABucketIsCutByOwners) {
-  const auto shards = ShardLayout::of(layout_of({10, 7, 5}), 4, kContiguous);
-  EXPECT_EQ(sent(shards, {0, 1, 2}),
-            (std::vector<Sent>{
-                {0, {0, 6}}, {1, {6, 6}}, {2, {12, 6}}, {3, {18, 4}}}));
-  EXPECT_EQ(sent(shards, {2, 1, 0}), (std::vector<Sent>{{2, {0, 1}},
-                                                        {3, {1, 4}},
-                                                        {1, {5, 2}},
-                                                        {2, {7, 5}},
-                                                        {0, {12, 6}},
-                                                        {1, {18, 4}}}));
 }
 
 // The pieces of local rank l of all hosts form one range.
