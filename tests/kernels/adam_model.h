@@ -6,11 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "support/guarded.h"
 #include "support/values.h"
 #include "thinwire/kernels/adam.h"
 
-/// What the tests of kernels that take AdamArrays share.
+/// What the tests of kernels that take AdamCoefficients share.
 namespace thinwire::kernels {
 
 inline std::vector<AdamCoefficients> coefficient_cases() {
@@ -29,55 +28,16 @@ inline std::vector<AdamCoefficients> coefficient_cases() {
   return cases;
 }
 
-/// One model's arrays, to hand to one implementation.
-template <class G, class L>
-struct Model {
-  Model(std::size_t size, std::size_t skip, bool rounds, bool special = true)
-      : params(values(size, 1, special), skip),
-        exp_avg(values(size, 2, special), skip),
-        exp_avg_sq(values(size, 3, special), skip),
-        denominator(test::positive(size, 4), skip),
-        grads(test::rounded_to<G>(values(size, 5, special)), skip),
-        low_precision(std::vector<L>(size), skip),
-        has_low_precision(rounds) {
-    for (float& v : exp_avg_sq.span()) v = std::abs(v);
-  }
+inline std::vector<float> values_of(std::size_t size, std::uint32_t seed,
+                                    bool special = true) {
+  return special ? test::normal_and_special(size, seed)
+                 : test::normal(size, seed);
+}
 
-  static std::vector<float> values(std::size_t size, std::uint32_t seed,
-                                   bool special) {
-    return special ? test::normal_and_special(size, seed)
-                   : test::normal(size, seed);
-  }
-
-  View low() { return has_low_precision ? View(low_precision.span()) : View(); }
-  AdamArrays adam_arrays() {
-    return {.params = params.data(),
-            .exp_avg = exp_avg.data(),
-            .exp_avg_sq = exp_avg_sq.data(),
-            .grads = grads.span(),
-            .low_precision = low()};
-  }
-  FrozenUpdateArrays frozen_arrays() {
-    return {.params = params.data(),
-            .exp_avg = exp_avg.data(),
-            .denominator = denominator.data(),
-            .low_precision = low(),
-            .size = params.span().size()};
-  }
-
-  void expect_equals(Model& want) {
-    EXPECT_TRUE(params.is(want.params.span())) << "params";
-    EXPECT_TRUE(exp_avg.is(want.exp_avg.span())) << "exp_avg";
-    EXPECT_TRUE(exp_avg_sq.is(want.exp_avg_sq.span())) << "exp_avg_sq";
-    EXPECT_TRUE(denominator.is(want.denominator.span())) << "denominator";
-    EXPECT_TRUE(grads.is(want.grads.span())) << "grads";
-    EXPECT_TRUE(low_precision.is(want.low_precision.span())) << "low_precision";
-  }
-
-  test::Guarded<float> params, exp_avg, exp_avg_sq, denominator;
-  test::Guarded<G> grads;
-  test::Guarded<L> low_precision;
-  bool has_low_precision;
-};
+inline std::vector<float> variances_of(std::size_t size, bool special = true) {
+  std::vector<float> values = values_of(size, 3, special);
+  for (float& v : values) v = std::abs(v);
+  return values;
+}
 
 }  // namespace thinwire::kernels

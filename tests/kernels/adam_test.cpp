@@ -4,101 +4,95 @@
 #include <gtest/gtest.h>
 
 #include "kernels/adam_model.h"
-#include "support/guarded.h"
 #include "support/kernel_cases.h"
 #include "support/values.h"
 
 namespace thinwire::kernels::adam_test {
 namespace {
 
-using test::Guarded;
-
 class AdamKernels : public test::KernelTest {
  protected:
-  /// Runs two Models through `got` and `want` and compares all they hold.
-  template <class G, class L, class Got, class Want>
-  void compare(bool rounds, Got got, Want want) {
-    const std::vector<AdamCoefficients> cases = coefficient_cases();
-    for (std::size_t i = 0; i < cases.size(); ++i) {
-      SCOPED_TRACE("coefficients " + std::to_string(i));
-      Model<G, L> mine(size, skip, rounds);
-      Model<G, L> reference(size, 0, rounds);
-      got(mine, cases[i]);
-      want(reference, cases[i]);
-      mine.expect_equals(reference);
-    }
+  std::vector<float> values(std::uint32_t seed) const {
+    return values_of(size, seed);
+  }
+  template <class G>
+  std::vector<G> grads() const {
+    return test::rounded_to<G>(values(5));
   }
 
-  template <class G, class Got, class Want>
-  void compare_stores(Got got, Want want) {
-    compare<G, Half>(false, got, want);
-    compare<G, Half>(true, got, want);
-    compare<G, BFloat16>(true, got, want);
+  template <class G, class L>
+  void compare_adam(bool rounds) {
+    for (const AdamCoefficients& c : coefficient_cases())
+      compare(
+          adam, ref::adam,
+          [&](auto run, auto p, auto m, auto v, auto g, auto low) {
+            run({p.data(), m.data(), v.data(), g, rounds ? View(low) : View()},
+                c);
+          },
+          values(1), values(2), variances_of(size), grads<G>(),
+          std::vector<L>(size));
+  }
+  template <class G>
+  void compare_moments() {
+    for (const AdamCoefficients& c : coefficient_cases())
+      compare(
+          momentum, ref::momentum,
+          [&](auto run, auto m, auto g) { run(m.data(), g, c); }, values(2),
+          grads<G>());
+    const AdamCoefficients c{.l2_decay = 1, .grad_scale = 1 / 3.0f};
+    compare(
+        moments, ref::moments,
+        [&](auto run, auto m, auto v, auto g) {
+          run(m.data(), v.data(), g, c);
+        },
+        values(2), variances_of(size), grads<G>());
+  }
+  template <class L>
+  void compare_frozen_update(bool rounds) {
+    for (const AdamCoefficients& c : coefficient_cases())
+      compare(
+          frozen_update, ref::frozen_update,
+          [&](auto run, auto p, auto m, auto d, auto low) {
+            run({p.data(), m.data(), d.data(), rounds ? View(low) : View(),
+                 size},
+                c);
+          },
+          values(1), values(2), test::positive(size, 4), std::vector<L>(size));
   }
 };
 
 TEST_P(AdamKernels, AdamEqualsReferenceBitForBit) {
-  const auto got = [](auto& model, const auto& c) {
-    adam(model.adam_arrays(), c);
+  const auto stores = [this]<class G>(G /*type*/) {
+    compare_adam<G, Half>(false);
+    compare_adam<G, Half>(true);
+    compare_adam<G, BFloat16>(true);
   };
-  const auto want = [](auto& model, const auto& c) {
-    ref::adam(model.adam_arrays(), c);
-  };
-  compare_stores<float>(got, want);
-  compare_stores<Half>(got, want);
-  compare_stores<BFloat16>(got, want);
+  stores(float{});
+  stores(Half{});
+  stores(BFloat16{});
 }
 
-TEST_P(AdamKernels, MomentumEqualsReferenceBitForBit) {
-  const auto got = [](auto& model, const auto& c) {
-    momentum(model.exp_avg.data(), model.grads.span(), c);
-  };
-  const auto want = [](auto& model, const auto& c) {
-    ref::momentum(model.exp_avg.data(), model.grads.span(), c);
-  };
-  compare<float, Half>(false, got, want);
-  compare<Half, Half>(false, got, want);
-  compare<BFloat16, Half>(false, got, want);
-}
-
-TEST_P(AdamKernels, MomentsEqualReferenceBitForBit) {
-  const AdamCoefficients c{.l2_decay = 1, .grad_scale = 1 / 3.0f};
-  const auto compare_moments = [&](auto got, auto want) {
-    moments(got.exp_avg.data(), got.exp_avg_sq.data(), got.grads.span(), c);
-    ref::moments(want.exp_avg.data(), want.exp_avg_sq.data(), want.grads.span(),
-                 c);
-    got.expect_equals(want);
-  };
-  compare_moments(Model<float, Half>(size, skip, false),
-                  Model<float, Half>(size, 0, false));
-  compare_moments(Model<Half, Half>(size, skip, false),
-                  Model<Half, Half>(size, 0, false));
-  compare_moments(Model<BFloat16, Half>(size, skip, false),
-                  Model<BFloat16, Half>(size, 0, false));
+TEST_P(AdamKernels, MomentumAndMomentsEqualReferenceBitForBit) {
+  compare_moments<float>();
+  compare_moments<Half>();
+  compare_moments<BFloat16>();
 }
 
 TEST_P(AdamKernels, FrozenUpdateEqualsReferenceBitForBit) {
-  const auto got = [](auto& model, const auto& c) {
-    frozen_update(model.frozen_arrays(), c);
-  };
-  const auto want = [](auto& model, const auto& c) {
-    ref::frozen_update(model.frozen_arrays(), c);
-  };
-  compare_stores<float>(got, want);
+  compare_frozen_update<Half>(false);
+  compare_frozen_update<Half>(true);
+  compare_frozen_update<BFloat16>(true);
 }
 
 TEST_P(AdamKernels, DenominatorEqualsReferenceBitForBitAlsoInPlace) {
-  const auto got = [this](auto& model, const auto& c) {
-    float* const v = model.exp_avg_sq.data();
-    denominator(v, model.denominator.data(), size, c);
-    denominator(v, v, size, c);
-  };
-  const auto want = [this](auto& model, const auto& c) {
-    float* const v = model.exp_avg_sq.data();
-    ref::denominator(v, model.denominator.data(), size, c);
-    ref::denominator(v, v, size, c);
-  };
-  compare<float, Half>(false, got, want);
+  for (const AdamCoefficients& c : coefficient_cases())
+    compare(
+        denominator, ref::denominator,
+        [&](auto run, auto v, auto d) {
+          run(v.data(), d.data(), size, c);
+          run(v.data(), v.data(), size, c);
+        },
+        variances_of(size), test::positive(size, 4));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AdamKernels, test::kernel_cases(),

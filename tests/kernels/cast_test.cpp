@@ -3,54 +3,36 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-
-#include "support/guarded.h"
 #include "support/kernel_cases.h"
 #include "support/values.h"
 
 namespace thinwire::kernels::cast_test {
 namespace {
 
-using test::Guarded;
-
 class Casts : public test::KernelTest {
  protected:
-  template <class F, class T>
-  void compare_convert() {
-    Guarded from(test::rounded_to<F>(test::normal_and_special(size, 1)), skip);
-    Guarded to(std::vector<T>(size), skip);
-    std::vector<T> want(size);
-    convert(from.span(), to.span());
-    ref::convert(from.span(), want);
-    EXPECT_TRUE(to.is(want));
-    EXPECT_TRUE(size == 0 ||
-                std::memcmp(to.data(), want.data(), size * sizeof(T)) == 0)
-        << "the bits of a NaN differ";
-  }
-
-  template <class S, class T>
-  void compare_accumulate() {
-    const std::vector<float> start = test::normal_and_special(size, 2);
-    Guarded sum(test::rounded_to<S>(start), skip);
-    std::vector<S> want = test::rounded_to<S>(start);
-    for (const std::uint32_t seed : {3u, 4u, 5u}) {
-      Guarded values(test::rounded_to<T>(test::normal_and_special(size, seed)),
-                     skip);
-      accumulate(sum.span(), values.span());
-      ref::accumulate(want, values.span());
-      EXPECT_TRUE(sum.is(want)) << seed;
-    }
+  template <class A, class B>
+  void compare_pair() {
+    const auto of = [this]<class T>(T /*type*/, std::uint32_t seed) {
+      return test::rounded_to<T>(test::normal_and_special(size, seed));
+    };
+    compare(
+        convert, ref::convert,
+        [](auto run, auto from, auto to) { run(from, to); }, of(A{}, 1),
+        std::vector<B>(size));
+    compare(
+        accumulate, ref::accumulate,
+        [](auto run, auto sum, auto a, auto b, auto c) {
+          for (const auto& values : {a, b, c}) run(sum, values);
+        },
+        of(A{}, 2), of(B{}, 3), of(B{}, 4), of(B{}, 5));
   }
 
   template <class T>
   void compare_with_each() {
-    compare_convert<T, float>();
-    compare_convert<T, Half>();
-    compare_convert<T, BFloat16>();
-    compare_accumulate<T, float>();
-    compare_accumulate<T, Half>();
-    compare_accumulate<T, BFloat16>();
+    compare_pair<T, float>();
+    compare_pair<T, Half>();
+    compare_pair<T, BFloat16>();
   }
 };
 

@@ -6,26 +6,28 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "kernels/implementations.h"
 #include "support/errors.h"
+#include "support/kernel_cases.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::kernels::cast_values_test {
 namespace {
 
-struct Kernels {
-  decltype(&convert) run_convert;
-  decltype(&accumulate) run_accumulate;
-};
-
-class CastValues : public test::ValuesTest<Kernels> {
+/// Every example is held against `ref`, and against the kernels for every
+/// target of this machine.
+class CastValues : public ::testing::TestWithParam<std::string> {
  protected:
+  const bool is_ref = GetParam() == "ref";
+  decltype(&convert) run_convert = is_ref ? ref::convert : convert;
+  decltype(&accumulate) run_accumulate = is_ref ? ref::accumulate : accumulate;
+
   template <class T, class F>
   std::vector<T> converted(const std::vector<F>& from) {
     std::vector<T> to(from.size());
-    impl.run_convert(from, to);
+    run_convert(from, to);
     return to;
   }
 
@@ -33,7 +35,7 @@ class CastValues : public test::ValuesTest<Kernels> {
   S sum_of(S sum, T value) {
     std::vector<S> sums(33, sum);
     const std::vector<T> values(33, value);
-    impl.run_accumulate(sums, values);
+    run_accumulate(sums, values);
     EXPECT_EQ(bits_of(sums.front()), bits_of(sums.back()));
     return sums.front();
   }
@@ -43,6 +45,9 @@ class CastValues : public test::ValuesTest<Kernels> {
   }
   static std::uint32_t bits_of(Half x) { return x.bits; }
   static std::uint32_t bits_of(BFloat16 x) { return x.bits; }
+
+ private:
+  test::ForcedTarget forced_{is_ref ? "" : GetParam()};
 };
 
 template <class T>
@@ -125,7 +130,7 @@ TEST_P(CastValues, Between16BitTypesThereIsOneRounding) {
 TEST_P(CastValues, TheSameTypeIsACopyOfAllBitsAlsoInPlace) {
   auto halves = all_patterns<Half>();
   const auto copy = converted<Half>(halves);
-  impl.run_convert(halves, halves);
+  run_convert(halves, halves);
   for (std::uint32_t i = 0; i < 65536; ++i) {
     ASSERT_EQ(copy[i].bits, i);
     ASSERT_EQ(halves[i].bits, i);
@@ -160,26 +165,24 @@ TEST_P(CastValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
   std::vector<float> two(2, 5.0f);
   std::vector<std::int32_t> integers(2, 5);
   test::expect_error(kInvalid, {"from: dtype", "float64"},
-                     [&] { impl.run_convert(doubles, two); });
+                     [&] { run_convert(doubles, two); });
   test::expect_error(kInvalid, {"to: dtype", "int32"},
-                     [&] { impl.run_convert(two, integers); });
+                     [&] { run_convert(two, integers); });
   test::expect_error(kInvalid, {"to: must have 3 elements, got 2"},
-                     [&] { impl.run_convert(three, two); });
+                     [&] { run_convert(three, two); });
   test::expect_error(kInvalid, {"sum: dtype", "int32"},
-                     [&] { impl.run_accumulate(integers, two); });
+                     [&] { run_accumulate(integers, two); });
   test::expect_error(kInvalid, {"values: dtype", "float64"},
-                     [&] { impl.run_accumulate(two, doubles); });
+                     [&] { run_accumulate(two, doubles); });
   test::expect_error(kInvalid, {"values: must have 2 elements, got 3"},
-                     [&] { impl.run_accumulate(two, three); });
+                     [&] { run_accumulate(two, three); });
   EXPECT_EQ(two, std::vector<float>(2, 5.0f));
   EXPECT_EQ(integers, std::vector<std::int32_t>(2, 5));
 }
 
+INSTANTIATE_TEST_SUITE_P(Ref, CastValues, ::testing::Values("ref"));
 INSTANTIATE_TEST_SUITE_P(All, CastValues,
-                         test::implementations<Kernels>({ref::convert,
-                                                         ref::accumulate},
-                                                        {convert, accumulate}),
-                         test::impl_name<Kernels>);
+                         ::testing::ValuesIn(kernels::cpu_targets()));
 
 }  // namespace
 }  // namespace thinwire::kernels::cast_values_test

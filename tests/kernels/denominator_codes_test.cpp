@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "support/errors.h"
-#include "support/guarded.h"
 #include "support/kernel_cases.h"
 #include "support/masks.h"
 #include "support/same_bits.h"
@@ -16,8 +15,6 @@
 
 namespace thinwire::kernels::denominator_codes_test {
 namespace {
-
-using test::Guarded;
 
 class DenominatorCodes : public test::KernelTest {
  protected:
@@ -34,48 +31,36 @@ INSTANTIATE_TEST_SUITE_P(All, DenominatorCodes,
                          test::case_name);
 
 TEST_P(DenominatorCodes, EncodingHasTheBitsOfTheReference) {
-  for (const bool equal : {false, true})
+  for (const auto& d : {std::vector<float>(size, 1e-42f), denominators()})
     for (const int bits : {8, 4})
       for (const auto& mask : test::masks(size)) {
         const std::uint32_t* active = test::active(mask);
-        const auto d =
-            equal ? std::vector<float>(size, 1e-42f) : denominators();
-        Guarded own(d, skip);
-        Guarded codes(std::vector<std::uint8_t>(code_bytes(size, bits), 0xaa),
-                      skip);
-        std::vector<std::uint8_t> want(code_bytes(size, bits), 0x55);
-        const CodeRange range =
-            encode_denominators(own.data(), active, size, bits, codes.data());
-        EXPECT_EQ(range, ref::encode_denominators(d.data(), active, size, bits,
-                                                  want.data()));
-        EXPECT_TRUE(codes.is(want));
-        for (std::size_t i = 0; i < size; ++i) {
-          const int code = code_at(want.data(), i, bits);
-          const bool off =
-              active != nullptr && (active[i / 32] >> (i % 32) & 1u) == 0;
-          EXPECT_EQ(code, off ? 0 : code_of(d[i], range, bits)) << i;
-        }
+        std::vector<CodeRange> ranges;
+        compare(
+            encode_denominators, ref::encode_denominators,
+            [&](auto run, auto of, auto codes) {
+              ranges.push_back(
+                  run(of.data(), active, size, bits, codes.data()));
+              for (std::size_t i = 0; i < size; ++i) {
+                const bool off =
+                    active != nullptr && (active[i / 32] >> (i % 32) & 1u) == 0;
+                EXPECT_EQ(code_at(codes.data(), i, bits),
+                          off ? 0 : code_of(d[i], ranges[0], bits))
+                    << i;
+              }
+            },
+            d, std::vector<std::uint8_t>(code_bytes(size, bits), 0xaa));
+        EXPECT_EQ(ranges[0], ranges[1]);
       }
 }
-
-struct Halves {
-  explicit Halves(const std::vector<float>& values)
-      : high(values.size()), low(values.size()) {
-    split_float(values.data(), high.data(), low.data(), values.size());
-  }
-  [[nodiscard]] std::vector<float> joined() const {
-    std::vector<float> values(high.size());
-    join_float(high.data(), low.data(), values.data(), values.size());
-    return values;
-  }
-  std::vector<BFloat16> high;
-  std::vector<std::uint16_t> low;
-};
 
 TEST_P(DenominatorCodes, TheUpdateHasTheBitsOfTheReference) {
   const std::vector<float> d = denominators();
   const std::vector<float> momentum = test::normal(size, 8);
   const std::vector<float> start = test::normal(size, 9);
+  std::vector<BFloat16> upper(size);
+  std::vector<std::uint16_t> lower(size);
+  split_float(start.data(), upper.data(), lower.data(), size);
   const auto words = test::random_words((size + 31) / 32, 10);
   for (const int bits : {8, 4})
     for (const auto& mask : test::masks(size))
@@ -90,36 +75,30 @@ TEST_P(DenominatorCodes, TheUpdateHasTheBitsOfTheReference) {
           const MomentumForm m =
               signs ? MomentumForm{.signs = {words.data(), 0.3f}}
                     : MomentumForm{.values = momentum.data()};
-          std::vector<float> want = start;
-          Guarded own(start, skip);
-          Guarded own_codes(codes, skip);
-          CodedUpdateArrays arrays{.params = want.data(),
-                                   .codes = codes.data(),
-                                   .range = range,
-                                   .bits = bits,
-                                   .size = size};
-          ref::sign_update_coded(m, arrays, c);
-          arrays.params = own.data();
-          arrays.codes = own_codes.data();
-          sign_update_coded(m, arrays, c);
-          EXPECT_TRUE(own.is(want));
-
-          Halves of_ref(start);
-          Halves of_own(start);
-          Guarded high(of_own.high, skip);
-          Guarded low(of_own.low, skip);
-          arrays.params = nullptr;
-          arrays.high = high.data();
-          arrays.low = low.data();
-          sign_update_coded(m, arrays, c);
-          arrays.high = of_ref.high.data();
-          arrays.low = of_ref.low.data();
-          arrays.codes = codes.data();
-          ref::sign_update_coded(m, arrays, c);
-          EXPECT_TRUE(high.is(of_ref.high));
-          EXPECT_TRUE(low.is(of_ref.low));
-          const std::vector<float> joined = of_ref.joined();
-          EXPECT_TRUE(test::same_bits<float>(joined, want));
+          // Whole floats, and their halves.
+          compare(
+              sign_update_coded, ref::sign_update_coded,
+              [&](auto run, auto params, auto high, auto low, auto of) {
+                run(m,
+                    {.params = params.data(),
+                     .codes = of.data(),
+                     .range = range,
+                     .bits = bits,
+                     .size = size},
+                    c);
+                run(m,
+                    {.high = high.data(),
+                     .low = low.data(),
+                     .codes = of.data(),
+                     .range = range,
+                     .bits = bits,
+                     .size = size},
+                    c);
+                std::vector<float> joined(size);
+                join_float(high.data(), low.data(), joined.data(), size);
+                EXPECT_TRUE(test::same_bits<float>(joined, params));
+              },
+              start, upper, lower, codes);
         }
 }
 

@@ -17,6 +17,8 @@
 namespace thinwire::kernels::quantize_sum_test {
 namespace {
 
+using test::Guarded;
+
 constexpr int kBits[] = {4, 8};
 constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat16,
                              DType::kBFloat16};
@@ -30,95 +32,89 @@ Buffer rounded(const std::vector<float>& values, DType dtype) {
 
 class QuantizeSum : public test::KernelTest {
  protected:
-  // Off alignment by `skip`, with elements around it that must stay.
-  struct Array {
-    Array(const std::vector<float>& values, DType dtype, std::size_t skip)
-        : all(values.size() + 2 * skip + 2, dtype), first(skip + 1) {
-      size = values.size();
-      ref::convert(std::vector<float>(all.size(), 3.0f), all.view());
-      ref::convert(values, view());
-    }
-    View view() { return all.view().subview(first, size); }
-
-    Buffer all;
-    std::size_t first;
-    std::size_t size = 0;
-  };
-
   std::vector<std::vector<float>> blocks() const {
     return {test::normal(size, 3), std::vector<float>(size, -0.0f),
             std::vector<float>(size, 0x1p-149f),
             test::normal_and_special(size, 4)};
   }
-};
+  template <class T>
+  std::vector<T> rounded_normal(std::uint32_t seed) const {
+    return test::rounded_to<T>(test::normal(size, seed));
+  }
 
-TEST_P(QuantizeSum, EqualsReferenceBitForBit) {
-  for (const int bits : kBits)
-    for (const DType of_values : kFloats)
-      for (const DType of_residual : {DType::kFloat32, DType::kBFloat16})
-        for (const auto& block : blocks()) {
-          Array values(block, of_values, skip);
-          Array residual(test::normal(size, 5), of_residual, skip);
-          Array error(test::normal(size, 6), of_residual, skip);
-          Array want(test::normal(size, 6), of_residual, skip);
-          std::vector<std::uint32_t> words(quantized_words(size, bits), 7u);
-          std::vector<std::uint32_t> want_words = words;
-          const float step = quantize_sum(
-              {values.view(), 0x1.8p-3f, residual.view(), error.view()}, bits,
-              words.data());
-          const float want_step = ref::quantize_sum(
-              {values.view(), 0x1.8p-3f, residual.view(), want.view()}, bits,
-              want_words.data());
-          EXPECT_TRUE(test::same_bits(step, want_step));
-          EXPECT_EQ(words, want_words);
-          EXPECT_TRUE(test::same_bytes(error.all.view(), want.all.view()));
-        }
-}
+  template <class V, class R>
+  void compare_sums() {
+    for (const int bits : kBits)
+      for (const auto& block : blocks())
+        compare(
+            quantize_sum, ref::quantize_sum,
+            [&](auto run, auto values, auto residual, auto error, auto words,
+                auto step) {
+              step[0] =
+                  run({values, 0x1.8p-3f, residual, error}, bits, words.data());
+            },
+            test::rounded_to<V>(block), rounded_normal<R>(5),
+            rounded_normal<R>(6),
+            std::vector<std::uint32_t>(quantized_words(size, bits), 7u),
+            std::vector<float>(1));
+  }
 
-TEST_P(QuantizeSum, WritesItsErrorInPlaceAndTakesResidualsAlone) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-    Array residual(test::normal(size, 8), dtype, skip);
-    Array want(test::normal(size, 8), dtype, skip);
+  // By the kernel that it is made of.
+  template <class R>
+  void compare_in_place() {
+    Guarded residual(rounded_normal<R>(8), skip);
     std::vector<std::uint32_t> words(quantized_words(size, 4));
     std::vector<std::uint32_t> want_words = words;
     const float step =
-        quantize_sum({.residual = residual.view(), .error = residual.view()}, 4,
+        quantize_sum({.residual = residual.span(), .error = residual.span()}, 4,
                      words.data());
-    // By the kernel that it is made of.
+    std::vector<R> want = rounded_normal<R>(8);
     std::vector<float> c(size);
-    ref::convert(want.view(), c);
+    ref::convert(want, c);
     EXPECT_EQ(step,
               ref::quantize(c.data(), 4, want_words.data(), nullptr, size));
-    ref::convert(c, want.view());
+    ref::convert(c, want);
     EXPECT_EQ(words, want_words);
-    EXPECT_TRUE(test::same_bytes(residual.all.view(), want.all.view()));
+    EXPECT_TRUE(residual.is(want));
   }
+
+  template <class T>
+  void compare_added() {
+    for (const auto& block : blocks())
+      compare(
+          add_scaled, ref::add_scaled,
+          [](auto run, auto sum, auto values) { run(sum, values, 0.3f); },
+          test::normal(size, 9), test::rounded_to<T>(block));
+    for (const int bits : kBits)
+      for (const float step : {0.3f, 0.0f, 0x1p-149f, INFINITY, NAN})
+        compare(
+            dequantize_add, ref::dequantize_add,
+            [&](auto run, auto words, auto values) {
+              run({words.data(), step}, bits, values);
+            },
+            test::random_words(quantized_words(size, bits), 10),
+            rounded_normal<T>(11));
+  }
+};
+
+TEST_P(QuantizeSum, EqualsReferenceBitForBit) {
+  compare_sums<float, float>();
+  compare_sums<float, BFloat16>();
+  compare_sums<Half, float>();
+  compare_sums<Half, BFloat16>();
+  compare_sums<BFloat16, float>();
+  compare_sums<BFloat16, BFloat16>();
 }
 
-TEST_P(QuantizeSum, AddScaledEqualsReferenceBitForBit) {
-  for (const DType dtype : kFloats)
-    for (const auto& block : blocks()) {
-      Array values(block, dtype, skip);
-      Array sum(test::normal(size, 9), DType::kFloat32, skip);
-      Array want(test::normal(size, 9), DType::kFloat32, skip);
-      add_scaled(sum.view(), values.view(), 0.3f);
-      ref::add_scaled(want.view(), values.view(), 0.3f);
-      EXPECT_TRUE(test::same_bytes(sum.all.view(), want.all.view()));
-    }
+TEST_P(QuantizeSum, WritesItsErrorInPlaceAndTakesResidualsAlone) {
+  compare_in_place<float>();
+  compare_in_place<BFloat16>();
 }
 
-TEST_P(QuantizeSum, DequantizeAddEqualsReferenceBitForBit) {
-  for (const int bits : kBits) {
-    const auto words = test::random_words(quantized_words(size, bits), 10);
-    for (const DType dtype : kFloats)
-      for (const float step : {0.3f, 0.0f, 0x1p-149f, INFINITY, NAN}) {
-        Array values(test::normal(size, 11), dtype, skip);
-        Array want(test::normal(size, 11), dtype, skip);
-        dequantize_add({words.data(), step}, bits, values.view());
-        ref::dequantize_add({words.data(), step}, bits, want.view());
-        EXPECT_TRUE(test::same_bytes(values.all.view(), want.all.view()));
-      }
-  }
+TEST_P(QuantizeSum, AddScaledAndDequantizeAddEqualReferenceBitForBit) {
+  compare_added<float>();
+  compare_added<Half>();
+  compare_added<BFloat16>();
 }
 
 INSTANTIATE_TEST_SUITE_P(All, QuantizeSum,

@@ -5,15 +5,12 @@
 
 #include <cmath>
 
-#include "support/guarded.h"
 #include "support/kernel_cases.h"
 #include "support/masks.h"
 #include "support/values.h"
 
 namespace thinwire::kernels::quantize_test {
 namespace {
-
-using test::Guarded;
 
 constexpr int kBits[] = {4, 8};
 
@@ -39,42 +36,32 @@ class Quantize : public test::KernelTest {
 };
 
 TEST_P(Quantize, EqualsReferenceBitForBit) {
-  for (const int bits : kBits) {
-    const std::vector<std::uint32_t> garbage =
-        test::random_words(quantized_words(size, bits), 5);
-    for (const auto& mask : test::masks(size)) {
-      for (const auto& block : blocks()) {
-        Guarded c(block, skip);
-        Guarded words(garbage, skip);
-        std::vector<float> want_c = block;
-        std::vector<std::uint32_t> want_words = garbage;
-        const float step =
-            quantize(c.data(), bits, words.data(), test::active(mask), size);
-        const float want_step = ref::quantize(
-            want_c.data(), bits, want_words.data(), test::active(mask), size);
-        EXPECT_TRUE(test::same_bits(step, want_step));
-        EXPECT_TRUE(c.is(want_c)) << bits;
-        EXPECT_TRUE(words.is(want_words)) << bits;
-      }
-    }
-  }
+  for (const int bits : kBits)
+    for (const auto& mask : test::masks(size))
+      for (const auto& block : blocks())
+        compare(
+            quantize, ref::quantize,
+            [&](auto run, auto c, auto words, auto step) {
+              step[0] =
+                  run(c.data(), bits, words.data(), test::active(mask), size);
+            },
+            block, test::random_words(quantized_words(size, bits), 5),
+            std::vector<float>(1));
 }
 
 // All codes, also the one that quantize() never writes.
 TEST_P(Quantize, DequantizeEqualsReferenceBitForBit) {
-  for (const int bits : kBits) {
-    Guarded words(test::random_words(quantized_words(size, bits), 6), skip);
-    for (const auto& mask : test::masks(size)) {
-      for (const float step : {0.3f, 0.0f, 0x1p-149f, INFINITY, NAN}) {
-        Guarded out(test::normal(size, 7), skip);
-        std::vector<float> want(size);
-        const Quantized q{words.data(), step};
-        dequantize(q, bits, test::active(mask), out.data(), size);
-        ref::dequantize(q, bits, test::active(mask), want.data(), size);
-        EXPECT_TRUE(out.is(want)) << bits << " bits, step " << step;
-      }
-    }
-  }
+  for (const int bits : kBits)
+    for (const auto& mask : test::masks(size))
+      for (const float step : {0.3f, 0.0f, 0x1p-149f, INFINITY, NAN})
+        compare(
+            dequantize, ref::dequantize,
+            [&](auto run, auto words, auto out) {
+              run({words.data(), step}, bits, test::active(mask), out.data(),
+                  size);
+            },
+            test::random_words(quantized_words(size, bits), 6),
+            test::normal(size, 7));
 }
 
 TEST_P(Quantize, AverageEqualsReferenceBitForBit) {
@@ -87,15 +74,14 @@ TEST_P(Quantize, AverageEqualsReferenceBitForBit) {
         received.push_back({words.data() + r * stride,
                             r == 1 ? 0 : 0.3f * static_cast<float>(r + 1)});
       }
-      for (const auto& mask : test::masks(size)) {
-        Guarded out(test::normal(size, 9), skip);
-        std::vector<float> want(size);
-        quantized_average(received, bits, 1 / 3.0f, test::active(mask),
-                          out.data(), size);
-        ref::quantized_average(received, bits, 1 / 3.0f, test::active(mask),
-                               want.data(), size);
-        EXPECT_TRUE(out.is(want)) << bits << " bits, " << ranks << " ranks";
-      }
+      for (const auto& mask : test::masks(size))
+        compare(
+            quantized_average, ref::quantized_average,
+            [&](auto run, auto out) {
+              run(received, bits, 1 / 3.0f, test::active(mask), out.data(),
+                  size);
+            },
+            test::normal(size, 9));
     }
   }
 }

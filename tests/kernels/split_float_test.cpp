@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "support/guarded.h"
 #include "support/kernel_cases.h"
 #include "support/long.h"
 #include "support/values.h"
@@ -15,34 +14,30 @@
 namespace thinwire::kernels::split_float_test {
 namespace {
 
-using test::Guarded;
-
 class SplitFloat : public test::KernelTest {};
 INSTANTIATE_TEST_SUITE_P(All, SplitFloat, test::kernel_cases(),
                          test::case_name);
 
 TEST_P(SplitFloat, HasTheBitsOfTheReferenceAndGivesTheFloatsBack) {
   const std::vector<float> values = test::normal_and_special(size, 3);
-  std::vector<BFloat16> want_high(size);
-  std::vector<std::uint16_t> want_low(size);
-  ref::split_float(values.data(), want_high.data(), want_low.data(), size);
-
-  Guarded own(values, skip);
-  Guarded high(std::vector<BFloat16>(size), skip);
-  Guarded low(std::vector<std::uint16_t>(size), skip);
-  split_float(own.data(), high.data(), low.data(), size);
-  EXPECT_TRUE(high.is(want_high));
-  EXPECT_TRUE(low.is(want_low));
-
-  std::vector<float> want(size);
-  ref::join_float(want_high.data(), want_low.data(), want.data(), size);
-  Guarded joined(std::vector<float>(size), skip);
-  join_float(high.data(), low.data(), joined.data(), size);
-  for (std::size_t i = 0; i < size; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(values[i]);
-    EXPECT_EQ(std::bit_cast<std::uint32_t>(joined.data()[i]), bits);
-    EXPECT_EQ(std::bit_cast<std::uint32_t>(want[i]), bits);
-  }
+  std::vector<BFloat16> high(size);
+  std::vector<std::uint16_t> low(size);
+  compare(
+      split_float, ref::split_float,
+      [&](auto run, auto of, auto upper, auto lower) {
+        run(of.data(), upper.data(), lower.data(), size);
+      },
+      values, high, low);
+  ref::split_float(values.data(), high.data(), low.data(), size);
+  compare(
+      join_float, ref::join_float,
+      [&](auto run, auto upper, auto lower, auto joined) {
+        run(upper.data(), lower.data(), joined.data(), size);
+        for (std::size_t i = 0; i < size; ++i)
+          EXPECT_EQ(std::bit_cast<std::uint32_t>(joined[i]),
+                    std::bit_cast<std::uint32_t>(values[i]));
+      },
+      high, low, std::vector<float>(size));
 }
 
 // `high` must be the nearest bf16, of two the one further from zero.

@@ -5,11 +5,14 @@
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels/prefetch.h"
+#include "support/guarded.h"
 #include "thinwire/kernels/cpu_target.h"
 
 /// Cases of kernel tests: every SIMD target of this machine, at lengths around
@@ -49,6 +52,26 @@ class KernelTest : public ::testing::TestWithParam<KernelCase> {
  protected:
   const std::size_t size = std::get<1>(GetParam());
   const std::size_t skip = std::get<2>(GetParam()).skip;
+
+  /// Calls `call(kernel, span...)` with a kernel and with its definition, for
+  /// which the arrays begin alike. The kernel's are guarded and miss their
+  /// alignment. Afterwards all must be alike.
+  template <class Call, class... T>
+  void compare(auto* kernel, auto* reference, const Call& call,
+               const std::vector<T>&... arrays) const {
+    std::tuple<Guarded<T>...> got(Guarded<T>(arrays, skip)...);
+    std::tuple<std::vector<T>...> want(arrays...);
+    std::apply([&](auto&... array) { call(kernel, array.span()...); }, got);
+    std::apply([&](auto&... array) { call(reference, std::span(array)...); },
+               want);
+    const auto expect_same = [](auto& a, auto& b, std::size_t number) {
+      EXPECT_TRUE(a.is(b)) << "array " << number;
+    };
+    [&]<std::size_t... i>(std::index_sequence<i...>) {
+      (expect_same(std::get<i>(got), std::get<i>(want), i), ...);
+    }
+    (std::index_sequence_for<T...>());
+  }
 
  private:
   ForcedTarget target_{std::get<0>(GetParam())};
