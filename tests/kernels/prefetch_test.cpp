@@ -14,42 +14,28 @@ namespace {
 
 using env::Prefetch;
 
-PrefetchChoice automatic(const char* vendor, int family) {
-  return choose_prefetch(Prefetch::kAuto, {.vendor = vendor, .family = family});
-}
-
-TEST(PrefetchChoice, IsOnForIntel) {
-  const PrefetchChoice choice = automatic("GenuineIntel", 6);
-  EXPECT_TRUE(choice.on);
-  EXPECT_EQ(choice.why, "Intel family 6");
-}
-
-TEST(PrefetchChoice, IsOffForAmdAndItsLicensees) {
-  for (const int family : {23, 25, 26}) {
-    const PrefetchChoice choice = automatic("AuthenticAMD", family);
-    EXPECT_FALSE(choice.on);
-    EXPECT_EQ(choice.why, "AMD family " + std::to_string(family));
-  }
-  EXPECT_FALSE(automatic("HygonGenuine", 24).on);
-  EXPECT_EQ(automatic("HygonGenuine", 24).why, "Hygon family 24");
-}
-
-TEST(PrefetchChoice, IsOffWhereNobodyHasMeasured) {
-  EXPECT_FALSE(automatic("CentaurHauls", 7).on);
-  EXPECT_EQ(automatic("CentaurHauls", 7).why, "CentaurHauls family 7");
-  EXPECT_FALSE(automatic("", 0).on);
-  EXPECT_EQ(automatic("", 0).why, "a processor without CPUID");
-}
-
-TEST(PrefetchChoice, TheVariableIsStrongerThanTheProcessor) {
-  for (const char* vendor : {"GenuineIntel", "AuthenticAMD", ""}) {
-    const Processor processor{.vendor = vendor, .family = 6};
-    const PrefetchChoice on = choose_prefetch(Prefetch::kOn, processor);
-    EXPECT_TRUE(on.on);
-    EXPECT_EQ(on.why, "THINWIRE_PREFETCH=on");
-    const PrefetchChoice off = choose_prefetch(Prefetch::kOff, processor);
-    EXPECT_FALSE(off.on);
-    EXPECT_EQ(off.why, "THINWIRE_PREFETCH=off");
+TEST(PrefetchChoice, IsOnWhereItWasMeasuredToHelp) {
+  const struct {
+    const char* vendor;
+    int family;
+    bool on;
+    const char* why;
+  } cases[] = {{"GenuineIntel", 6, true, "Intel family 6"},
+               {"AuthenticAMD", 23, false, "AMD family 23"},
+               {"AuthenticAMD", 26, false, "AMD family 26"},
+               {"HygonGenuine", 24, false, "Hygon family 24"},
+               {"CentaurHauls", 7, false, "CentaurHauls family 7"},
+               {"", 0, false, "a processor without CPUID"}};
+  for (const auto& c : cases) {
+    const Processor processor{.vendor = c.vendor, .family = c.family};
+    const auto expect = [&](Prefetch variable, bool on, const char* why) {
+      const PrefetchChoice choice = choose_prefetch(variable, processor);
+      EXPECT_EQ(choice.on, on) << c.why;
+      EXPECT_EQ(choice.why, why);
+    };
+    expect(Prefetch::kAuto, c.on, c.why);
+    expect(Prefetch::kOn, true, "THINWIRE_PREFETCH=on");
+    expect(Prefetch::kOff, false, "THINWIRE_PREFETCH=off");
   }
 }
 
