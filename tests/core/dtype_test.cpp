@@ -72,37 +72,22 @@ double meaning(std::uint32_t bits, const Format& format) {
                            scale + static_cast<int>(exponent) - 1);
 }
 
-TEST(DTypes, HaveTheSizesAndNamesThatPyTorchUses) {
-  struct Case {
-    DType dtype;
-    std::size_t size;
-    const char* name;
-  };
-  for (const Case& c :
-       {Case{DType::kFloat32, 4, "float32"},
-        Case{DType::kFloat16, 2, "float16"},
-        Case{DType::kBFloat16, 2, "bfloat16"},
-        Case{DType::kFloat64, 8, "float64"}, Case{DType::kInt32, 4, "int32"},
-        Case{DType::kInt64, 8, "int64"}, Case{DType::kUInt8, 1, "uint8"}}) {
-    EXPECT_EQ(size_of(c.dtype), c.size) << c.name;
-    EXPECT_STREQ(to_string(c.dtype), c.name);
-  }
-}
-
 template <class T>
-void expect_size_of_type() {
-  EXPECT_EQ(size_of(dtype_of<T>), sizeof(T)) << to_string(dtype_of<T>);
+void expect_dtype(DType dtype, const char* name) {
+  EXPECT_EQ(dtype_of<T>, dtype) << name;
+  EXPECT_EQ(size_of(dtype), sizeof(T)) << name;
+  EXPECT_STREQ(to_string(dtype), name);
 }
 
-TEST(DTypes, HaveTheSizesOfTheirTypes) {
-  expect_size_of_type<float>();
-  expect_size_of_type<Half>();
-  expect_size_of_type<BFloat16>();
-  expect_size_of_type<double>();
-  expect_size_of_type<std::int32_t>();
-  expect_size_of_type<std::int64_t>();
-  expect_size_of_type<std::uint8_t>();
-  expect_size_of_type<std::byte>();
+TEST(DTypes, HaveTheSizesOfTheirTypesAndTheNamesThatPyTorchUses) {
+  expect_dtype<float>(DType::kFloat32, "float32");
+  expect_dtype<Half>(DType::kFloat16, "float16");
+  expect_dtype<BFloat16>(DType::kBFloat16, "bfloat16");
+  expect_dtype<double>(DType::kFloat64, "float64");
+  expect_dtype<std::int32_t>(DType::kInt32, "int32");
+  expect_dtype<std::int64_t>(DType::kInt64, "int64");
+  expect_dtype<std::uint8_t>(DType::kUInt8, "uint8");
+  expect_dtype<std::byte>(DType::kUInt8, "uint8");
 }
 
 template <class T>
