@@ -15,7 +15,8 @@ usage: check_docs.py [ROOT]
 import difflib
 import re
 import sys
-from pathlib import Path
+
+import check_sources
 
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CPP = ("cpp", "c++", "cc")
@@ -116,13 +117,5 @@ def problems(root):
     return found
 
 
-def main():
-    default = Path(__file__).resolve().parents[2]
-    found = problems(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
-    for problem in found:
-        print(problem)
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_sources.main(problems))

@@ -12,7 +12,8 @@ usage: check_errors.py [ROOT]
 import ast
 import re
 import sys
-from pathlib import Path
+
+import check_sources
 
 FOLDERS = (
     "apps",
@@ -77,7 +78,7 @@ def messages_of(page):
                 yield number, message
 
 
-def problems(page, sources):
+def problems_of(page, sources):
     """All (line, problem) of the page."""
     count = 0
     for number, message in messages_of(page):
@@ -94,9 +95,7 @@ def problems(page, sources):
         yield 1, "there are no messages here"
 
 
-def main():
-    default = Path(__file__).resolve().parents[2]
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+def problems(root):
     page = (root / "docs" / "errors.md").read_text(encoding="utf-8")
     literals = []
     for file in sorted(f for folder in FOLDERS for f in (root / folder).rglob("*.*")):
@@ -104,11 +103,9 @@ def main():
             literals.append(literals_of_cpp(file.read_text(encoding="utf-8")))
         elif file.suffix == ".py":
             literals.append(literals_of_python(file.read_text(encoding="utf-8")))
-    found = list(problems(page, "\n".join(literals)))
-    for line, problem in found:
-        print(f"docs/errors.md:{line}: {problem}")
-    return 1 if found else 0
+    for line, problem in problems_of(page, "\n".join(literals)):
+        yield f"docs/errors.md:{line}: {problem}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_sources.main(problems))

@@ -13,7 +13,8 @@ exits with 1 if there was one.
 import ast
 import sys
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
+
+import check_sources
 
 PACKAGE = "thinwire"
 FOLDERS = ("comm", "optim", "hooks", "engine", "integrations")
@@ -69,29 +70,20 @@ def folder_of(module):
     return None
 
 
-def problems(graph):
+def problems(root):
+    """All problems under `root`, and how many modules were read."""
+    graph, found = imports_of(root), []
     for module, others in graph.items():
         for other in sorted(others):
             here, there = folder_of(module), folder_of(other)
             if here is not None and there is not None and there > here:
-                yield f"{module} may not import {other}"
+                found.append(f"{module} may not import {other}")
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        yield "import circle: " + " <- ".join(error.args[1])
-
-
-def main():
-    default = Path(__file__).resolve().parents[2]
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    graph = imports_of(root)
-    found = list(problems(graph))
-    for line in found:
-        print(line)
-    if not graph:
-        print(f"{root}: there are no modules here")
-    return 1 if found or not graph else 0
+        found.append("import circle: " + " <- ".join(error.args[1]))
+    return found, len(graph)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_sources.main(problems, "modules"))

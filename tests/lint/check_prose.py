@@ -16,7 +16,8 @@ import ast
 import inspect
 import re
 import sys
-from pathlib import Path
+
+import check_sources
 
 FILES = (
     *(
@@ -160,13 +161,5 @@ def problems(root):
                 yield f"{name}:{line}: {problem}"
 
 
-def main():
-    default = Path(__file__).resolve().parents[2]
-    found = list(problems(Path(sys.argv[1]) if len(sys.argv) > 1 else default))
-    for problem in found:
-        print(problem)
-    return 1 if found else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check_sources.main(problems))
