@@ -78,7 +78,6 @@ TEST(LambValues, SumsGoChunkByChunk) {
   const std::size_t size = 2 * kSumChunk + 45;
   Floats p = test::normal(size, 1);
   const Floats grads = test::normal(size, 2);
-  Floats m(size, 0.0f);
   Floats v(size, 0.0f);
   Floats d(size, 1.0f);
   // v stays 0 and d is 1: u = g + p / 4, or g alone.
@@ -91,6 +90,7 @@ TEST(LambValues, SumsGoChunkByChunk) {
   // than those with which the kernels are compared.
   const std::size_t ends[] = {300, 300 + kSumChunk, size};
   for (const auto run : {lamb_moments, ref::lamb_moments}) {
+    Floats m(size, 0.0f);
     std::vector<LambSums> sums(3);
     run({p.data(), m.data(), v.data(), grads, {}}, c, 300, sums);
     for (std::size_t k = 0, begin = 0; k < 3; begin = ends[k++]) {
