@@ -89,11 +89,13 @@ TEST(Buffers, OfNothingHaveNoMemory) {
   EXPECT_TRUE(Buffer().empty());
 }
 
-TEST(Buffers, ThatCannotExistThrowBadAlloc) {
+TEST(Buffers, ThatCannotExistThrowBadAllocAndCountAsNothing) {
+  const std::uint64_t before = memory_use().total();
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   EXPECT_THROW((void)Buffer::of<float>(kMost), std::bad_alloc);
   EXPECT_THROW((void)Buffer::of<double>(kMost / 8), std::bad_alloc);
   EXPECT_THROW((void)Buffer::of<std::uint8_t>(kMost), std::bad_alloc);
+  EXPECT_EQ(memory_use().total(), before);
 }
 
 TEST(Buffers, GiveTheirMemoryAwayWhenMoved) {

@@ -70,9 +70,6 @@ TEST(Views, RefuseAnotherElementTypeNamingBoth) {
                [&] { (void)view.as<BFloat16>(); });
   expect_error(ErrorCode::kInvalidArgument, {"float32", "float64"},
                [&] { (void)ConstView(view).as<double>(); });
-}
-
-TEST(Views, RefuseAnotherElementTypeEvenWhenEmpty) {
   expect_error(ErrorCode::kInvalidArgument, {"float32", "int32"},
                [] { (void)View().as<std::int32_t>(); });
 }

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "examples/train_gpt/options/parsing.h"
-#include "support/errors.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt::training_config_test {
@@ -152,15 +151,6 @@ TEST_F(ConfigFile, KeepsTheSizeThatNoFlagGives) {
   EXPECT_EQ(sizes("--set gradient_accumulation_steps=4"), Counts(6, 4));
 }
 
-TEST_F(ConfigFile, IsNamedByItsKeysIfItContradictsItself) {
-  write(R"({"optimizer": {"type": "OneBitAdam"},
-            "zero_optimization": {"stage": 1}, "thinwire": {"lean": true}})");
-  const Config read = config_of(config);
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"zero_optimization.stage", "it shards by itself"},
-                     [&] { read.validate(2); });
-}
-
 TEST_F(ConfigFile, AutoStandsForWhatFlagsSay) {
   write(R"({"optimizer": {"type": "Adam", "params": {"lr": "auto"}},
             "scheduler": {"type": "WarmupDecayLR", "params":
@@ -173,10 +163,6 @@ TEST_F(ConfigFile, AutoStandsForWhatFlagsSay) {
                                    .warmup_max_lr = 0.25,
                                    .warmup_num_steps = 20}));
   EXPECT_EQ(optimizer_of<optim::AdamOptions>(read).learning_rate, 0.25);
-  EXPECT_EQ(
-      std::get<config::WarmupDecayLr>(
-          config_of(config + "--warmup-steps 0 --steps 70").schedule.shape),
-      (config::WarmupDecayLr{.total_num_steps = 70, .warmup_num_steps = 1}));
   expect_usage_error(config,
                      {path, "scheduler.params.warmup_num_steps", "auto"});
 }
