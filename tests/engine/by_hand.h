@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "thinwire/core/buffer.h"
+#include "thinwire/core/error.h"
 #include "thinwire/engine/engine.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/precision/mixed_precision.h"
@@ -26,6 +27,12 @@
 namespace thinwire::test {}
 namespace thinwire::engine::test {
 using namespace thinwire::test;  // NOLINT(google-build-using-namespace)
+using config::Config;
+
+constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
+constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+/// Nothing outlives the process.
+inline const checkpoint::SaveOptions kQuick{.durable = false};
 
 /// Three buckets of 16384, parameters within and across them, empty
 /// ones, two groups.
@@ -85,13 +92,13 @@ std::vector<OptimizerCase> optimizer_cases();
 config::OptimizerConfig optimizer_case(std::string_view name);
 
 /// It has the buckets of model_layout(), and a loss scale that soon changes.
-inline config::Config config_of(std::string_view optimizer,
-                                DType dtype = DType::kFloat32,
-                                std::optional<std::int64_t> backwards = {},
-                                bool managed = true) {
-  config::Config config{.optimizer = optimizer_case(optimizer),
-                        .gradient_accumulation_steps = backwards,
-                        .managed_gradient_accumulation = managed};
+inline Config config_of(std::string_view optimizer,
+                        DType dtype = DType::kFloat32,
+                        std::optional<std::int64_t> backwards = {},
+                        bool managed = true) {
+  Config config{.optimizer = optimizer_case(optimizer),
+                .gradient_accumulation_steps = backwards,
+                .managed_gradient_accumulation = managed};
   config.precision.dtype = dtype;
   config.precision.loss_scale = {
       .initial_scale = 1024, .window = 2, .hysteresis = 1};
@@ -100,10 +107,9 @@ inline config::Config config_of(std::string_view optimizer,
 }
 
 /// The same with ZeRO, and buckets that are smaller than some parameters.
-inline config::Config zero_config(int stage, DType dtype = DType::kFloat32,
-                                  std::int64_t backwards = 1,
-                                  bool managed = true) {
-  config::Config config = config_of("adam", dtype, backwards, managed);
+inline Config zero_config(int stage, DType dtype = DType::kFloat32,
+                          std::int64_t backwards = 1, bool managed = true) {
+  Config config = config_of("adam", dtype, backwards, managed);
   config.comm.bucket_elements = 0;
   config.zero.stage = stage;
   config.zero.reduce_bucket_size = 5000;
@@ -111,9 +117,9 @@ inline config::Config zero_config(int stage, DType dtype = DType::kFloat32,
 }
 
 /// The same optimizer with an outer loop of three local steps.
-inline config::Config outer_config(std::string_view optimizer,
-                                   DType dtype = DType::kFloat32) {
-  config::Config config = config_of(optimizer, dtype);
+inline Config outer_config(std::string_view optimizer,
+                           DType dtype = DType::kFloat32) {
+  Config config = config_of(optimizer, dtype);
   config.gradient_clipping = 1;
   config.precision.loss_scale.window = 4;
   config.comm.bucket_elements = 0;
@@ -124,7 +130,7 @@ inline config::Config outer_config(std::string_view optimizer,
 
 struct NamedConfig {
   std::string name;
-  config::Config config;
+  Config config;
 };
 
 /// ZeRO in few bits, and lean 1-bit Adam.
@@ -166,7 +172,7 @@ struct MakeByHand {
 /// Parameters, gradients and sums as one would write them around step().
 class ByHand {
  public:
-  ByHand(comm::Communicator& c, const config::Config& config,
+  ByHand(comm::Communicator& c, const Config& config,
          const optim::ExchangeOptions& exchange)
       : dtype(config.precision.dtype),
         params(layout.size(), dtype),
@@ -243,7 +249,7 @@ struct Model {
 /// them.
 class Sharded {
  public:
-  Sharded(comm::Communicator& c, const config::Config& config, Model model = {})
+  Sharded(comm::Communicator& c, const Config& config, Model model = {})
       : layout(std::move(model.layout)),
         comm(c),
         keeps(keeps_gradients(config, c.size())),
@@ -293,8 +299,9 @@ class Sharded {
     }
     engine.end_backward();
   }
-  EngineReport step(const Batch& batch) {
-    backward(batch);
+  EngineReport step(const Batch& batch,
+                    const std::set<std::size_t>& left_out = {}) {
+    backward(batch, left_out);
     return engine.step();
   }
   /// Returns the parameters that have no gradient on this rank.

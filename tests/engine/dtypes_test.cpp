@@ -19,14 +19,8 @@
 #include "thinwire/engine/engine.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::engine::dtypes_test {
+namespace thinwire::engine::test::dtypes_test {
 namespace {
-
-using config::Config;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
-
-const checkpoint::SaveOptions kQuick{.durable = false};
 
 // Groups have parameters of both dtypes; no size is a multiple of anything.
 std::vector<ParameterSpec> narrow_specs() {
@@ -44,7 +38,7 @@ std::vector<ParameterSpec> all_specs() {
 std::vector<float> values_of(const Parameter& p, int step, int rank) {
   const auto seed = static_cast<std::uint32_t>(
       std::hash<std::string>{}(fmt::format("{} {} {}", p.name, step, rank)));
-  std::vector<float> values = thinwire::test::normal(p.size, seed);
+  std::vector<float> values = normal(p.size, seed);
   for (float& value : values) value *= 0.05F;
   return values;
 }
@@ -65,7 +59,7 @@ std::vector<float> all_values(const ParameterLayout& layout, int step,
   return all;
 }
 
-struct Trained : test::Sharded {
+struct Trained : Sharded {
   Trained(comm::Communicator& communicator, const Config& config,
           const std::vector<ParameterSpec>& specs, std::size_t num_wide)
       : Sharded(communicator, config,
@@ -93,7 +87,7 @@ struct Trained : test::Sharded {
     const auto backwards = engine.config().gradient_accumulation_steps;
     for (int k = 1; k < backwards.value_or(1); ++k) {
       backward(1000 + t);
-      static_cast<void>(engine.step());
+      engine.step();
     }
     backward(t, broken);
     return engine.step();
@@ -227,8 +221,7 @@ std::string name_of(const Config& config) {
 class Dtypes : public ::testing::TestWithParam<std::tuple<int, DType>> {
  protected:
   void on_ranks(const std::function<void(comm::Communicator&)>& body) {
-    comm::run_local_ranks(std::get<0>(GetParam()), body,
-                          thinwire::test::kPatient);
+    comm::run_local_ranks(std::get<0>(GetParam()), body, kPatient);
   }
   static DType dtype() { return std::get<1>(GetParam()); }
 };
@@ -426,4 +419,4 @@ TEST(DtypesRefused, ByNameBeforeAnythingHasChanged) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::dtypes_test
+}  // namespace thinwire::engine::test::dtypes_test

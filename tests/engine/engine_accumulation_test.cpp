@@ -9,19 +9,8 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_accumulation_test {
-
-using config::Config;
-
+namespace thinwire::engine::test::engine_accumulation_test {
 namespace {
-
-using test::Batch;
-using test::ByHand;
-using test::config_of;
-using test::Driven;
-using test::floats;
-using test::Order;
-using thinwire::test::expect_error;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
                              DType::kBFloat16};
@@ -168,8 +157,7 @@ TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {
           hand.step(t, 3, 3, false);
           for (std::int64_t fails_in = 0; fails_in < 3; ++fails_in) {
             for (std::int64_t micro = 0; micro < fails_in; ++micro) {
-              driven.backward({90, micro});
-              driven.engine.step();
+              driven.step({90, micro});
             }
             driven.engine.begin_backward();
             const std::vector<float> ones(20, 1.0f);
@@ -177,13 +165,12 @@ TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {
             driven.engine.gradient_ready(0);
             driven.engine.gradient_ready(2);
             driven.engine.cancel_backward();
-            EXPECT_TRUE(test::is_zero(driven.grads.view()));
+            EXPECT_TRUE(is_zero(driven.grads.view()));
             expect_error(ErrorCode::kFailedPrecondition, {"no backward"},
                          [&] { driven.engine.step(); });
           }
           for (std::int64_t micro = 0; micro < 3; ++micro) {
-            driven.backward({t, micro});
-            driven.engine.step();
+            driven.step({t, micro});
           }
           ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
               << t;
@@ -200,10 +187,7 @@ TEST(EngineAccumulationErrors, WhatHasLeftCannotBeCancelled) {
     driven.engine.step();
     if (comm.rank() == 1) {
       expect_error(ErrorCode::kCommFailure, {"rank 0 gave up: no more of it"},
-                   [&] {
-                     driven.backward({.step = 2});
-                     driven.engine.step();
-                   });
+                   [&] { driven.step({.step = 2}); });
       return;
     }
     driven.engine.begin_backward();
@@ -217,4 +201,4 @@ TEST(EngineAccumulationErrors, WhatHasLeftCannotBeCancelled) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_accumulation_test
+}  // namespace thinwire::engine::test::engine_accumulation_test

@@ -10,20 +10,12 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_conformance_test {
-
+namespace thinwire::engine::test::engine_conformance_test {
 namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::SaveOptions;
 using checkpoint::What;
-using config::Config;
-using test::floats;
-using test::Saved;
-using test::Sharded;
-using thinwire::test::Folder;
-
-const SaveOptions kQuick{.durable = false};
 
 // Sizes that four ranks do not divide, in two groups.
 ParameterLayout small_layout() {
@@ -49,7 +41,7 @@ std::string save_run(int world, const Config& config, const std::string& root,
   std::string path;
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Small run(comm, config, layout);
-    if (!from.empty()) static_cast<void>(run.engine.load(from));
+    if (!from.empty()) run.engine.load(from);
     for (std::int64_t t = 1; t <= steps; ++t) run.step({t});
     const auto report = run.engine.save(root, {}, kQuick);
     if (comm.rank() == 0) path = report.path;
@@ -136,7 +128,7 @@ TEST(EngineCheckpoint, Item65MastersComeFromFloatsWhereThereAreSome) {
   ASSERT_NE(saved.masters(), saved.params());
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Small run(comm, small_config(DType::kBFloat16));
-    static_cast<void>(run.engine.load(path, {.what = What::kWeights}));
+    run.engine.load(path, {.what = What::kWeights});
     EXPECT_EQ(floats(run.engine.masters()), saved.masters());
     EXPECT_EQ(floats(run.params.view()), saved.params());
     EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
@@ -164,12 +156,12 @@ TEST(EngineCheckpoint, Item70ChangedClippingHolds) {
   const auto path = save_run(2, config, folder.path(), 2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Small before(comm, config);
-    static_cast<void>(before.engine.load(path));
+    before.engine.load(path);
     EXPECT_EQ(before.step({3}).clip_factor, 1);
     Config changed = config;
     changed.gradient_clipping = 0.25;
     Small after(comm, changed);
-    static_cast<void>(after.engine.load(path));
+    after.engine.load(path);
     const EngineReport report = after.step({3});
     ASSERT_GT(report.grad_norm, 0.5);
     EXPECT_NEAR(report.clip_factor, 0.25 / report.grad_norm, 1e-5);
@@ -192,7 +184,7 @@ TEST(EngineCheckpoint, Item71HalfGoesOnInBFloat16) {
     EXPECT_EQ(now.params(), rounded);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Small run(comm, config);
-      static_cast<void>(run.engine.load(path));
+      run.engine.load(path);
       EXPECT_EQ(run.engine.loss_scale(), 1);
       EXPECT_TRUE(run.step({4}).applied);
     });
@@ -232,13 +224,12 @@ TEST(EngineCheckpoint, Item73FrozenWeightsAreLeftOutWhenAsked) {
     run.engine.set_others([&] {
       return Engine::Others{{{"frozen", {10, 100}, View(own)}}, {}};
     });
-    static_cast<void>(run.engine.load(paths[0]));
+    run.engine.load(paths[0]);
     EXPECT_EQ(own, std::vector<float>(1000, 2.0f));
-    static_cast<void>(run.engine.load(paths[1]));
+    run.engine.load(paths[1]);
     EXPECT_EQ(own, frozen);
   });
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::engine_conformance_test
+}  // namespace thinwire::engine::test::engine_conformance_test

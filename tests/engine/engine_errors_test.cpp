@@ -10,25 +10,13 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_errors_test {
-
-using config::Config;
-using config::WarmupAndDecay;
-
+namespace thinwire::engine::test::engine_errors_test {
 namespace {
 
-using test::ByHand;
-using test::Driven;
-using test::floats;
-using test::Sharded;
-using thinwire::test::expect_error;
-using thinwire::test::kPatient;
-
-constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
-constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+using config::WarmupAndDecay;
 
 Config config_of(DType dtype = DType::kFloat32) {
-  Config config{.optimizer = test::optimizer_case("onebit_adam"),
+  Config config{.optimizer = optimizer_case("onebit_adam"),
                 .gradient_accumulation_steps = 2};
   config.precision.dtype = dtype;
   config.precision.loss_scale.initial_scale = 1024;
@@ -142,8 +130,8 @@ TEST(EngineErrors, NothingIsTrainedDuringAnEvaluation) {
 class Refused {
  public:
   explicit Refused(comm::Communicator& comm, DType dtype = DType::kFloat32,
-                   std::size_t size = test::model_layout().size())
-      : params(test::initial_params(size, comm.rank())),
+                   std::size_t size = model_layout().size())
+      : params(initial_params(size, comm.rank())),
         grads(size, 5.0f),
         comm_(comm),
         dtype_(dtype) {}
@@ -172,7 +160,7 @@ class Refused {
 
 TEST(EngineErrors, MemoryMustFitTheLayoutAndTheConfiguration) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
-    const ParameterLayout layout = test::model_layout();
+    const ParameterLayout layout = model_layout();
     const std::size_t n = layout.size();
     Buffer right(n, DType::kFloat32);
     Buffer few(n - 1, DType::kFloat32);
@@ -237,7 +225,7 @@ TEST(EngineErrors, MemoryMustFitTheLayoutAndTheConfiguration) {
 
 TEST(EngineErrors, TheConfigurationMustBeValid) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    const ParameterLayout layout = test::model_layout();
+    const ParameterLayout layout = model_layout();
     Config config = config_of();
     config.gradient_clipping = -1;
     Refused(comm).expect(kArgument, {"gradient_clipping"}, layout, config);
@@ -291,11 +279,10 @@ TEST(EngineErrors, RanksMustBeToldTheSame) {
               if (comm.rank() == world - 1) apply(config);
               Refused(comm, dtype)
                   .expect(kArgument, {"the same on all ranks", shown},
-                          test::model_layout(), config);
+                          model_layout(), config);
               Driven driven(comm, config_of(dtype));
               driven.backward({1, 0});
-              driven.backward({1, 1});
-              EXPECT_TRUE(driven.engine.step().applied);
+              EXPECT_TRUE(driven.step({1, 1}).applied);
             },
             kPatient);
 }
@@ -324,7 +311,7 @@ TEST(EngineErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
   for (const char* optimizer : {"adam", "onebit_adam", "zero_one_adam"})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Config config = config_of(DType::kFloat16);
-      config.optimizer = test::optimizer_case(optimizer);
+      config.optimizer = optimizer_case(optimizer);
       config.gradient_accumulation_steps = 1;
       config.precision.loss_scale = {
           .initial_scale = 1, .hysteresis = 1, .min_scale = 1};
@@ -335,10 +322,9 @@ TEST(EngineErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
         expect_error(ErrorCode::kNonFinite,
                      {"minimum", "'long' on rank 1", "last good step was"},
                      [&] { driven.engine.step(); });
-        EXPECT_TRUE(test::is_zero(driven.grads.view()));
+        EXPECT_TRUE(is_zero(driven.grads.view()));
         hand.step(t, 1, 1, false);
-        driven.backward({.step = t});
-        EXPECT_EQ(driven.engine.step().steps, t);
+        EXPECT_EQ(driven.step({.step = t}).steps, t);
         ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
             << optimizer << ", step " << t;
       }
@@ -349,10 +335,10 @@ TEST(EngineErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
 TEST(EngineErrors, EndsWhatIsUnderWayBeforeItIsGone) {
   for (const bool is_converted : {false, true})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Config config{.optimizer = test::optimizer_case("adam")};
+      Config config{.optimizer = optimizer_case("adam")};
       config.comm.bucket_elements = 16384;
       if (is_converted) config.communication_dtype = DType::kBFloat16;
-      const std::vector<float> sevens(test::model_layout().size(), 7.0f);
+      const std::vector<float> sevens(model_layout().size(), 7.0f);
       auto driven = std::make_unique<Driven>(comm, config);
       if (comm.rank() == 1)
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -363,10 +349,9 @@ TEST(EngineErrors, EndsWhatIsUnderWayBeforeItIsGone) {
       comm.barrier();
       EXPECT_EQ(floats(grads.view()), sevens);
       Driven another(comm, config);
-      another.backward({.step = 1});
-      EXPECT_TRUE(another.engine.step().applied);
+      EXPECT_TRUE(another.step({.step = 1}).applied);
     });
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_errors_test
+}  // namespace thinwire::engine::test::engine_errors_test

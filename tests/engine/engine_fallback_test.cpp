@@ -14,13 +14,11 @@
 #include "support/ranks.h"
 #include "thinwire/optim/onebit_adam.h"
 
-namespace thinwire::engine::engine_fallback_test {
+namespace thinwire::engine::test::engine_fallback_test {
 namespace {
 
-using config::Config;
 using config::Fallback;
 using optim::Phase;
-using test::Driven;
 
 constexpr std::int64_t kFreezeStep = 8;
 
@@ -56,8 +54,7 @@ class TimedRun {
   /// Returns how ranks averaged.
   Phase step(const Lengths& lengths) {
     next_ = lengths;
-    driven_.backward({.step = ++step_});
-    return driven_.engine.step().phase;
+    return driven_.step({.step = ++step_}).phase;
   }
   /// So many of that phase.
   void expect_steps(int count, const Lengths& lengths, Phase phase) {
@@ -75,7 +72,7 @@ class TimedRun {
 };
 
 TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {
-  const thinwire::test::KeptLog log(LogLevel::kWarning);
+  const KeptLog log(LogLevel::kWarning);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     TimedRun run(comm, Fallback::kWarn);
     run.expect_steps(kFreezeStep, kPays, Phase::kExact);
@@ -89,7 +86,7 @@ TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {
 
 // Every step asks again here: a tenth of so few steps is none.
 TEST(EngineFallback, HoldPutsTheFreezeOffUntilItPays) {
-  const thinwire::test::KeptLog log(LogLevel::kWarning);
+  const KeptLog log(LogLevel::kWarning);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     TimedRun run(comm, Fallback::kHold);
     run.expect_steps(kFreezeStep + 4, kDoesNotPay, Phase::kExact);
@@ -107,4 +104,4 @@ TEST(EngineFallback, HoldPutsTheFreezeOffUntilItPays) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_fallback_test
+}  // namespace thinwire::engine::test::engine_fallback_test

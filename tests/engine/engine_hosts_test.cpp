@@ -13,22 +13,15 @@
 #include "support/ranks.h"
 #include "thinwire/comm/hosts.h"
 
-namespace thinwire::engine::engine_hosts_test {
-
-using config::Config;
-using config::Hierarchy;
-
+namespace thinwire::engine::test::engine_hosts_test {
 namespace {
 
-using test::ByHand;
-using test::Driven;
-using test::floats;
-using thinwire::test::KeptLog;
+using config::Hierarchy;
 
 constexpr std::int64_t kSteps = 6;
 
 Config config_of(const char* optimizer, Hierarchy hierarchy, int each = 0) {
-  Config config{.optimizer = test::optimizer_case(optimizer),
+  Config config{.optimizer = optimizer_case(optimizer),
                 .gradient_clipping = 20};
   config.comm.hierarchy = hierarchy;
   config.comm.ranks_per_host = each;
@@ -50,8 +43,7 @@ Sent expect_equal(comm::Communicator& comm, const Config& config,
   Sent sent;
   for (std::int64_t t = 1; t <= kSteps; ++t) {
     hand.step(t, 1, 1, false);
-    driven.backward({.step = t});
-    const EngineReport report = driven.engine.step();
+    const EngineReport report = driven.step({.step = t});
     sent.bytes += report.bytes_sent;
     sent.between_hosts += report.bytes_between_hosts;
     EXPECT_GT(report.messages, 0u);
@@ -86,10 +78,10 @@ TEST(EngineHosts, FlatIsAsWithoutHosts) {
 
 void expect_refused(int world, int each, std::string_view why) {
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    const ParameterLayout layout = test::model_layout();
+    const ParameterLayout layout = model_layout();
     Buffer params = Buffer::of<float>(layout.size());
     Buffer grads = Buffer::of<float>(layout.size());
-    thinwire::test::expect_error(
+    expect_error(
         ErrorCode::kInvalidArgument,
         {"comm.hierarchy must be auto or flat, got by_host", why}, [&] {
           Engine(comm, layout, config_of("adam", Hierarchy::kByHost, each),
@@ -128,4 +120,4 @@ TEST(EngineHosts, TheLogSaysWhatIsFlatThoughRanksShareHosts) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_hosts_test
+}  // namespace thinwire::engine::test::engine_hosts_test

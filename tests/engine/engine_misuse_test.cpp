@@ -17,19 +17,10 @@
 #include "support/ranks.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine::engine_misuse_test {
-
-using config::Config;
-
+namespace thinwire::engine::test::engine_misuse_test {
 namespace {
 
 using test::config_of;
-using test::Driven;
-using test::floats;
-using ::thinwire::test::expect_error;
-using ::thinwire::test::kPatient;
-
-constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
 
 void scale(View values, float factor) {
   std::vector<float> all = floats(values);
@@ -74,13 +65,13 @@ Config config_of(const Loop& loop) {
 // Runs steps of `loop`, in the `bad`th of which `change` is made on the ranks
 // that `makes_it` names, and expects that it is found there and not before.
 void expect_found(const Loop& loop, std::int64_t bad, int culprits,
-                  const std::function<void(test::Sharded&)>& change,
+                  const std::function<void(Sharded&)>& change,
                   std::string_view what) {
   std::atomic<int> found = 0;
   comm::run_local_ranks(
       loop.world,
       [&](comm::Communicator& comm) {
-        test::Sharded sharded(comm, config_of(loop));
+        Sharded sharded(comm, config_of(loop));
         const auto step = [&](std::int64_t t, bool changes) {
           EngineReport report;
           for (std::int64_t micro = 0; micro < loop.backwards; ++micro) {
@@ -123,7 +114,7 @@ TEST(EngineMisuse, AScaledGradientIsFound) {
       for (const std::int64_t bad : {1, 8})
         expect_found(
             loop, bad, culprits,
-            [](test::Sharded& sharded) { scale(sharded.grads.view(), 0.5f); },
+            [](Sharded& sharded) { scale(sharded.grads.view(), 0.5f); },
             "gradient_clipping");
   }
 }
@@ -133,7 +124,7 @@ TEST(EngineMisuse, AStepOfAnotherOptimizerIsFound) {
     for (const int culprits : {1, loop.world})
       expect_found(
           loop, 3, culprits,
-          [](test::Sharded& sharded) { scale(sharded.params.view(), 0.75f); },
+          [](Sharded& sharded) { scale(sharded.params.view(), 0.75f); },
           "other optimizer");
 }
 
@@ -163,7 +154,7 @@ TEST(EngineMisuse, IsFoundInTheOneParameterWithAGradient) {
 TEST(EngineMisuse, WhatIsReadOrChangedInTimeIsNone) {
   for (const Loop& loop : loops())
     comm::run_local_ranks(loop.world, [&](comm::Communicator& comm) {
-      test::Sharded sharded(comm, config_of(loop));
+      Sharded sharded(comm, config_of(loop));
       for (std::int64_t t = 1; t <= 8; ++t) {
         for (std::int64_t micro = 0; micro < loop.backwards; ++micro) {
           sharded.backward({t, micro}, sharded.unused());
@@ -205,13 +196,12 @@ TEST(EngineUneven, ARankThatHasEndedIsNamedWithTheWayOut) {
     comm::run_local_ranks(
         loop.world,
         [&](comm::Communicator& comm) {
-          test::Sharded sharded(comm, config_of(loop));
+          Sharded sharded(comm, config_of(loop));
           const int last = loop.world - 1;
           const auto train = [&](std::int64_t steps) {
             for (std::int64_t t = 1; t <= steps; ++t)
               for (std::int64_t micro = 0; micro < loop.backwards; ++micro) {
-                sharded.backward({t, micro});
-                sharded.engine.step();
+                sharded.step({t, micro});
               }
           };
           if (comm.rank() == last) return train(6);
@@ -236,8 +226,7 @@ TEST(EngineUneven, OfARankThatFallsSilentTheHostIsNamedBeforeItsBatches) {
           return;
         }
         try {
-          driven.backward({.step = 1});
-          driven.engine.step();
+          driven.step({.step = 1});
           ADD_FAILURE() << "nothing was thrown";
         } catch (const Error& error) {
           const std::string text = error.what();
@@ -259,14 +248,11 @@ TEST(EngineUneven, ARankThatGoesOnElsewhereIsNamed) {
           Driven driven(comm, config_of(optimizer));
           for (std::int64_t t = 1; t <= 6 - comm.rank(); ++t) {
             if (t <= 5) {
-              driven.backward({.step = t});
-              driven.engine.step();
+              driven.step({.step = t});
               continue;
             }
-            expect_error(ErrorCode::kCommFailure, {"rank 1", "drop_last"}, [&] {
-              driven.backward({.step = t});
-              driven.engine.step();
-            });
+            expect_error(ErrorCode::kCommFailure, {"rank 1", "drop_last"},
+                         [&] { driven.step({.step = t}); });
           }
           if (comm.rank() == 1)
             expect_error(ErrorCode::kCommFailure, {"rank 0"},
@@ -281,8 +267,7 @@ TEST(EngineUneven, MeansAreOfAsManySteps) {
     std::int64_t t = 1;
     for (; driven.engine.optimizer().progress().phase != optim::Phase::kLocal;
          ++t) {
-      driven.backward({.step = t});
-      driven.engine.step();
+      driven.step({.step = t});
     }
     if (comm.rank() == 0) {  // local: rank 1 does not miss it yet
       driven.backward({.step = t});
@@ -294,4 +279,4 @@ TEST(EngineUneven, MeansAreOfAsManySteps) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_misuse_test
+}  // namespace thinwire::engine::test::engine_misuse_test

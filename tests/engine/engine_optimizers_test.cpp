@@ -12,20 +12,13 @@
 #include "support/ranks.h"
 #include "thinwire/engine/make_optimizer.h"
 
-namespace thinwire::engine::engine_optimizers_test {
-
-using config::Config;
-
+namespace thinwire::engine::test::engine_optimizers_test {
 namespace {
-
-using test::floats;
-using test::NamedConfig;
-using test::Sharded;
 
 constexpr std::int64_t kSteps = 7;
 
 std::vector<NamedConfig> cases() {
-  std::vector<NamedConfig> all = test::few_bits_cases();
+  std::vector<NamedConfig> all = few_bits_cases();
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     Config narrow = test::config_of("adam", dtype);
     narrow.gradient_clipping = 20;
@@ -65,7 +58,7 @@ class WithoutEngine {
   WithoutEngine(comm::Communicator& c, Config config)
       : comm(c), params(layout.size(), config.precision.dtype) {
     config.comm.compressed_during_backward = false;
-    const auto start = test::initial_params(layout.size(), 0);
+    const auto start = initial_params(layout.size(), 0);
     kernels::convert(start, params.view());
     made = make_optimizer(comm, layout, config, params.view(), start);
     for (const Parameter& p : layout.parameters()) {
@@ -98,7 +91,7 @@ class WithoutEngine {
     return made.mixed != nullptr && !made.mixed->masters().empty();
   }
 
-  const ParameterLayout layout = test::model_layout();
+  const ParameterLayout layout = model_layout();
   comm::Communicator& comm;
   Buffer params;
   OptimizerStack made;
@@ -144,4 +137,4 @@ INSTANTIATE_TEST_SUITE_P(Each, EngineOptimizers, ::testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
 
 }  // namespace
-}  // namespace thinwire::engine::engine_optimizers_test
+}  // namespace thinwire::engine::test::engine_optimizers_test

@@ -19,20 +19,10 @@
 #include "thinwire/optim/nesterov.h"
 #include "thinwire/outer/outer_loop.h"
 
-namespace thinwire::engine::engine_outer_test {
-
+namespace thinwire::engine::test::engine_outer_test {
 namespace {
 
-using config::Config;
 using optim::Phase;
-using test::outer_config;
-using test::Sharded;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
-using thinwire::test::KeptLog;
-using thinwire::test::same_bytes;
-
-const checkpoint::SaveOptions kQuick{.durable = false};
 
 Buffer params_of(const Sharded& training) {
   Buffer copy(training.params.size(), training.params.dtype());
@@ -124,7 +114,7 @@ TEST(OuterEngineByHost, WithoutItAllRanksTakeTheMeanOfHosts) {
           save_run(4, each == 1 ? with : by_host(with, each), folder, 6);
       const auto load = [&](comm::Communicator& comm, const Config& config) {
         Sharded training(comm, config);
-        static_cast<void>(training.engine.load(saved));
+        training.engine.load(saved);
         return optim::copy_of(training.engine.optimizer().state());
       };
       StateDict mean;
@@ -151,7 +141,7 @@ TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
     std::string back;
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
       Sharded training(comm, without);
-      static_cast<void>(training.engine.load(saved));
+      training.engine.load(saved);
       for (std::int64_t t = 6; t <= 7; ++t)
         EXPECT_EQ(training.step({t}).phase, Phase::kExact);
       const auto report = training.engine.save(
@@ -160,7 +150,7 @@ TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
     });
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded training(comm, with);
-      static_cast<void>(training.engine.load(back));
+      training.engine.load(back);
       const EngineReport first = training.step({8});
       EXPECT_EQ(first.phase, Phase::kLocal);
       EXPECT_EQ(first.steps, 8);
@@ -267,9 +257,9 @@ TEST(OuterEngine, SaysWhatTravels) {
 // Inside is what the caller has, for example any optimizer of torch.
 TEST(OuterEngine, TakesARuleOfTheCallers) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const ParameterLayout layout = test::model_layout();
+    const ParameterLayout layout = model_layout();
     Buffer params(layout.size(), DType::kFloat32);
-    kernels::convert(test::initial_params(layout.size(), 0), params.view());
+    kernels::convert(initial_params(layout.size(), 0), params.view());
     const auto made =
         make_optimizer(comm, layout, outer_config("adam"), params.view(),
                        params.view(), [](const ParameterLayout& own) {
@@ -323,5 +313,4 @@ TEST(OuterConfig, NamesWhatDoesNotGoWithIt) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::engine_outer_test
+}  // namespace thinwire::engine::test::engine_outer_test

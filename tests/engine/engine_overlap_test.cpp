@@ -8,19 +8,11 @@
 #include "engine/by_hand.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_overlap_test {
-
-using config::Config;
-
+namespace thinwire::engine::test::engine_overlap_test {
 namespace {
 
-using test::ByHand;
-using test::Driven;
-using test::floats;
-using test::Order;
-
 Config config_of(const char* optimizer, std::size_t bucket_elements = 16384) {
-  Config config{.optimizer = test::optimizer_case(optimizer)};
+  Config config{.optimizer = optimizer_case(optimizer)};
   config.comm.bucket_elements = bucket_elements;
   return config;
 }
@@ -57,7 +49,7 @@ TEST(EngineOverlap, NamesTheParameterThatWasMissing) {
                                    {{"last"}, kSize, "last"},
                                    {{"long", "scalar"}, kSize, "long"},
                                    {{}, 0, ""}};  // as if nothing had been
-  ASSERT_EQ(test::model_layout().size(), kSize);
+  ASSERT_EQ(model_layout().size(), kSize);
   for (const char* optimizer : {"adam", "lamb"})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Driven driven(comm, config_of(optimizer));
@@ -75,8 +67,7 @@ TEST(EngineOverlap, NamesTheParameterThatWasMissing) {
 
 TEST(EngineOverlap, NothingIsLateWhereNothingCouldBeginEarly) {
   const auto is_silent = [](Driven& driven, std::int64_t step) {
-    driven.backward({.step = step}, Order::kSilent);
-    const EngineReport report = driven.engine.step();
+    const EngineReport report = driven.step({.step = step}, Order::kSilent);
     EXPECT_EQ(report.late_elements, 0u);
     EXPECT_EQ(report.waited_for, "");
   };
@@ -91,8 +82,8 @@ TEST(EngineOverlap, NothingIsLateWhereNothingCouldBeginEarly) {
     is_silent(summed, 1);
     Driven compressed(comm, config_of("onebit_adam"));
     for (std::int64_t t = 1; t <= 3; ++t) {
-      compressed.backward({.step = t}, Order::kSilent);
-      EXPECT_EQ(compressed.engine.step().late_elements, kSize);
+      EXPECT_EQ(compressed.step({.step = t}, Order::kSilent).late_elements,
+                kSize);
     }
     is_silent(compressed, 4);
   });
@@ -134,8 +125,7 @@ TEST(EngineOverlap, SendsCompressedMomentumInTheLastBackward) {
     config.comm.compressed_during_backward = true;
     Driven driven(comm, config);
     for (std::int64_t t = 1; t <= 5; ++t) {
-      driven.backward({t, 0});
-      (void)driven.engine.step();
+      driven.step({t, 0});
       const std::uint64_t before = comm.counters().bytes_sent;
       driven.backward({t, 1});
       const std::uint64_t in_backward = comm.counters().bytes_sent - before;
@@ -167,9 +157,9 @@ TEST(EngineBytes, CountWhatBackwardSent) {
           for (std::int64_t t = 1; t <= 6; ++t) {
             const bool overflows = t == 2 && comm.rank() == 0;
             optim::StepReport want = hand.step(t, 1, 1, overflows);
-            driven.backward({.step = t, .overflows = overflows},
+            const EngineReport report =
+                driven.step({.step = t, .overflows = overflows},
                             t % 2 == 0 ? Order::kPartly : Order::kReverse);
-            const EngineReport report = driven.engine.step();
             if (t == 1) first = report;
             // Low-bit optimizers ask first whether all gradients are finite.
             // By then these have left.
@@ -206,9 +196,8 @@ TEST(EngineWire, RoundsExactAverages) {
             const auto want = hand.optimizer->step(
                 hand.params.view(),
                 hand.travels() ? rounded.view() : grads.view());
-            driven.backward({.step = t},
-                            t == 2 ? Order::kPartly : Order::kReverse);
-            const EngineReport report = driven.engine.step();
+            const EngineReport report = driven.step(
+                {.step = t}, t == 2 ? Order::kPartly : Order::kReverse);
             EXPECT_EQ(report.bytes_sent, want.bytes_sent);
             EXPECT_EQ(report.grad_norm, want.grad_norm);
             ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
@@ -232,7 +221,7 @@ TEST(EngineWire, MayBeWiderThanGradients) {
       for (std::int64_t micro = 0; micro < 2; ++micro) {
         const Buffer one = test::gradient(driven.layout, comm.rank(),
                                           {t, micro}, 512, DType::kFloat16);
-        test::add_floats(sum, one.view());
+        add_floats(sum, one.view());
       }
       const auto want = hand.optimizer->step(hand.params.view(), sum);
       for (std::int64_t micro = 0; micro < 2; ++micro)
@@ -244,4 +233,4 @@ TEST(EngineWire, MayBeWiderThanGradients) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_overlap_test
+}  // namespace thinwire::engine::test::engine_overlap_test

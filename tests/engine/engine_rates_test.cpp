@@ -9,19 +9,13 @@
 #include "support/errors.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine::engine_rates_test {
-
-using config::Config;
-using config::WarmupAndDecay;
-
+namespace thinwire::engine::test::engine_rates_test {
 namespace {
 
-using test::Driven;
-using test::floats;
-using ::thinwire::test::expect_error;
+using config::WarmupAndDecay;
 
 Config config_of(DType dtype = DType::kFloat32) {
-  Config config{.optimizer = test::optimizer_case("adam")};
+  Config config{.optimizer = optimizer_case("adam")};
   config.precision.dtype = dtype;
   config.precision.loss_scale.initial_scale = 1024;  // skips nothing
   config.schedule.shape = WarmupAndDecay{.warmup_steps = 4};
@@ -82,7 +76,7 @@ TEST(EngineRates, ZerosSetterWorksToo) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Config config = test::zero_config(2);
     config.schedule = config_of().schedule;
-    test::Sharded sharded(comm, config);
+    Sharded sharded(comm, config);
     sharded.step({1});
     sharded.engine.zero().groups().set_learning_rate(0, 0.5);
     for (std::int64_t t = 2; t <= 3; ++t) {
@@ -121,14 +115,14 @@ TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Config config = test::zero_config(stage);
       config.schedule = config_of().schedule;
-      test::Sharded first(comm, config);
+      Sharded first(comm, config);
       first.step({1});
       EXPECT_FALSE(
           first.engine.state_dict().has_array("engine_learning_rates"));
       first.engine.learning_rates().set(1, 0.5);
       first.step({2});
       StateDict state = first.engine.state_dict();
-      test::Sharded second(comm, config);
+      Sharded second(comm, config);
       second.engine.learning_rates().set(0, 0.25);  // loading takes it back
       kernels::convert(first.params.view(), second.params.view());
       second.engine.load_state_dict(state);
@@ -146,4 +140,4 @@ TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_rates_test
+}  // namespace thinwire::engine::test::engine_rates_test

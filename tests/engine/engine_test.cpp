@@ -13,17 +13,8 @@
 #include "support/ranks.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::engine::engine_test {
-
-using config::Config;
-
+namespace thinwire::engine::test::engine_test {
 namespace {
-
-using test::ByHand;
-using test::Driven;
-using test::floats;
-using test::OptimizerCase;
-using test::Order;
 
 constexpr std::int64_t kSteps = 8;
 
@@ -100,7 +91,7 @@ void expect_trained_the_same(comm::Communicator& comm, Config config,
     EXPECT_TRUE(report.at_boundary);
     if (report.applied) ++applied;
     EXPECT_EQ(report.steps, applied);
-    EXPECT_TRUE(test::is_zero(driven.grads.view()));
+    EXPECT_TRUE(is_zero(driven.grads.view()));
     if (::testing::Test::HasFailure()) {
       ADD_FAILURE() << "step " << t << ", order " << static_cast<int>(way.order)
                     << ", buckets of " << way.bucket_elements << ", rank "
@@ -123,15 +114,14 @@ std::string name_of(
 INSTANTIATE_TEST_SUITE_P(
     All, EngineByHand,
     ::testing::Combine(
-        ::testing::ValuesIn(
-            thinwire::test::fewer_if_sanitized<int>({3, 2, 1, 4}, 1)),
+        ::testing::ValuesIn(fewer_if_sanitized<int>({3, 2, 1, 4}, 1)),
         ::testing::Values(DType::kFloat32, DType::kFloat16, DType::kBFloat16),
-        ::testing::ValuesIn(test::optimizer_cases())),
+        ::testing::ValuesIn(optimizer_cases())),
     name_of);
 INSTANTIATE_TEST_SUITE_P(
     Eight, EngineByHand,
     ::testing::Combine(::testing::Values(8), ::testing::Values(DType::kFloat16),
-                       ::testing::Values(test::optimizer_cases()[2])),
+                       ::testing::Values(optimizer_cases()[2])),
     name_of);
 
 TEST_P(EngineByHand, HasTheSameBits) {
@@ -150,14 +140,14 @@ TEST_P(EngineByHand, HasTheSameBits) {
         for (const Way& way : ways)
           expect_trained_the_same(comm, config, way, want);
       },
-      thinwire::test::kPatient);
+      kPatient);
 }
 
 // The cases above are worth something only if they are what they claim to be.
 TEST(EngineByHandCases, GoThroughAllPhasesAndSkipSteps) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     std::map<std::string, std::set<optim::Phase>> phases;
-    for (const OptimizerCase& optimizer : test::optimizer_cases()) {
+    for (const OptimizerCase& optimizer : optimizer_cases()) {
       const auto steps =
           train_by_hand(comm, config_of(optimizer, DType::kFloat16));
       int clipped = 0;
@@ -182,18 +172,17 @@ TEST(Engine, TakesRankZerosParametersAndNobodysGradients) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
     for (const bool from_floats : {true, false})
       comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-        const Config config = config_of(test::optimizer_cases()[0], dtype);
+        const Config config = config_of(optimizer_cases()[0], dtype);
         const Driven driven(comm, config, {.from_floats = from_floats});
-        const auto start =
-            test::initial_params(driven.params.size(), /*rank=*/0);
+        const auto start = initial_params(driven.params.size(), /*rank=*/0);
         Buffer rounded(start.size(), dtype);
         kernels::convert(start, rounded.view());
         EXPECT_EQ(floats(driven.params.view()), floats(rounded.view()));
         EXPECT_EQ(floats(driven.engine.masters()),
                   from_floats ? start : floats(rounded.view()));
-        EXPECT_TRUE(test::is_zero(driven.grads.view()));
+        EXPECT_TRUE(is_zero(driven.grads.view()));
       });
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_test
+}  // namespace thinwire::engine::test::engine_test

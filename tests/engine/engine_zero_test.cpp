@@ -8,17 +8,8 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_zero_test {
-
-using config::Config;
-
+namespace thinwire::engine::test::engine_zero_test {
 namespace {
-
-using test::ByHand;
-using test::floats;
-using test::Sharded;
-using test::zero_config;
-using thinwire::test::expect_error;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
                              DType::kBFloat16};
@@ -44,7 +35,7 @@ TEST_P(EngineZero, EqualsWhatIsWrittenByHand) {
         comm::run_local_ranks(world, [&,
                                       type = dtype](comm::Communicator& comm) {
           Config config = zero_config(stage, type);
-          config.optimizer = test::optimizer_case(optimizer);
+          config.optimizer = optimizer_case(optimizer);
           config.gradient_clipping = clipping;
           ByHand hand(comm, config, {.max_grad_norm = clipping});
           Sharded sharded(comm, config);
@@ -116,8 +107,7 @@ TEST(EngineZeroBuckets, AreAsLongAsTheConfigurationSays) {
       Sharded sharded(comm, config);
       EngineReport report;
       for (std::int64_t t = 1; t <= 2; ++t) {
-        sharded.backward({t, 0, false});
-        report = sharded.engine.step();
+        report = sharded.step({t, 0, false});
       }
       return report.messages;
     };
@@ -146,8 +136,7 @@ TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
         };
         EXPECT_EQ(coeffs(), std::vector<double>(8, 0));
         for (std::int64_t t = 1; t <= 2; ++t) {
-          sharded.backward({t, 0, false});
-          (void)sharded.engine.step();
+          sharded.step({t, 0, false});
         }
         if (dtype == DType::kFloat32) of_stages.push_back(coeffs());
         EXPECT_EQ(coeffs().size(), 8u);
@@ -162,9 +151,6 @@ TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
 }
 
 // ---- what is refused
-
-constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
-constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
 
 TEST(KeepsGradients, WhereAnArrayOfThemIsNoWaste) {
   const auto keeps = [](int stage, DType dtype, std::int64_t backwards,
@@ -267,7 +253,7 @@ TEST(EngineZeroConfig, CombinationsThatAreRefused) {
     for (const char* low_bit :
          {"onebit_adam", "onebit_lamb", "zero_one_adam"}) {
       Config config = zero_config(stage);
-      config.optimizer = test::optimizer_case(low_bit);
+      config.optimizer = optimizer_case(low_bit);
       refuses(config, kArgument,
               {"zero_optimization.stage) must be 0 with", low_bit,
                "thinwire.lean"});
@@ -279,7 +265,7 @@ TEST(EngineZeroConfig, CombinationsThatAreRefused) {
     refuses(config, kArgument, {"zero.offload_optimizer", "deepspeed", "cpu"});
     config = zero_config(stage);
     config.semantics = config::Semantics::kDeepSpeed;
-    config.optimizer = test::optimizer_case("lamb");
+    config.optimizer = optimizer_case("lamb");
     refuses(config, kArgument, {"adam with ZeRO", "lamb"});
     config = zero_config(stage);
     config.semantics = config::Semantics::kDeepSpeed;
@@ -300,4 +286,4 @@ TEST(EngineZeroConfig, CombinationsThatAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_zero_test
+}  // namespace thinwire::engine::test::engine_zero_test

@@ -18,16 +18,11 @@
 #include "thinwire/engine/engine.h"
 #include "thinwire/kernels/cast.h"
 
-namespace thinwire::engine::experts_test {
+namespace thinwire::engine::test::experts_test {
 namespace {
-
-using config::Config;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
 
 constexpr int kWorld = 4;
 constexpr int kExperts = 4;
-const checkpoint::SaveOptions kQuick{.durable = false};
 
 // Who holds what: in `groups` groups, of which each rank's holds every
 // groups-th expert; 0: there are no groups, all ranks hold all experts.
@@ -69,7 +64,7 @@ std::vector<float> contribution(const Parameter& p, int step, int rank) {
   std::vector<float> values;
   const auto seed = static_cast<unsigned>(
       std::hash<std::string>{}(fmt::format("{} {} {}", p.name, step, rank)));
-  for (const std::uint32_t word : thinwire::test::random_words(p.size, seed))
+  for (const std::uint32_t word : random_words(p.size, seed))
     values.push_back(static_cast<float>(static_cast<int>(word % 17) - 8) / 64);
   return values;
 }
@@ -85,7 +80,7 @@ std::vector<float> all_values(
   return all;
 }
 
-struct Trained : Held, test::Sharded {
+struct Trained : Held, Sharded {
   Trained(comm::Communicator& c, const Config& settings, int number_of_groups)
       : Held(c, number_of_groups),
         Sharded(c, of_experts(settings, *this),
@@ -383,4 +378,4 @@ TEST(Experts, OfOneCommunicatorAreTheSameOnItsRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::experts_test
+}  // namespace thinwire::engine::test::experts_test

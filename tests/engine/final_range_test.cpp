@@ -11,11 +11,8 @@
 #include "engine/by_hand.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::final_range_test {
+namespace thinwire::engine::test::final_range_test {
 namespace {
-
-using config::Config;
-using thinwire::test::run_ranks;
 
 constexpr int kSteps = 9;
 constexpr int kBrokenStep = 4;
@@ -107,7 +104,7 @@ Config config_of(const Case& which) {
   return config;
 }
 
-struct Trained : test::Sharded {
+struct Trained : Sharded {
   Trained(comm::Communicator& c, const Case& which)
       : Sharded(c, config_of(which),
                 {.layout = layout_of_model(),
@@ -119,7 +116,7 @@ struct Trained : test::Sharded {
   }
   // Values of a range as fp32, which every dtype here keeps.
   [[nodiscard]] std::vector<float> values_in(Range range) {
-    return test::floats(all_params().subview(range.offset, range.size));
+    return floats(all_params().subview(range.offset, range.size));
   }
 };
 
@@ -184,4 +181,4 @@ TEST(FinalRanges, AreFinalAndCoverAllParametersBucketByBucket) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::final_range_test
+}  // namespace thinwire::engine::test::final_range_test

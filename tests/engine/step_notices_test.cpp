@@ -11,21 +11,17 @@
 #include "support/kept_log.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::step_notices_test {
+namespace thinwire::engine::test::step_notices_test {
 namespace {
 
 using config::CommBackend;
-using config::Config;
-using test::Driven;
-using thinwire::test::KeptLog;
 
 void run(const Config& config, int ranks, std::int64_t steps,
          std::int64_t overflows_until = 0) {
   comm::run_local_ranks(ranks, [&](comm::Communicator& comm) {
     Driven driven(comm, config);
     for (std::int64_t t = 1; t <= steps; ++t) {
-      driven.backward({t, 0, t <= overflows_until});
-      (void)driven.engine.step();
+      driven.step({t, 0, t <= overflows_until});
     }
   });
 }
@@ -141,4 +137,4 @@ TEST(StepNotices, TellOfATransportThatIsNotTheNamedOne) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::step_notices_test
+}  // namespace thinwire::engine::test::step_notices_test

@@ -19,25 +19,17 @@
 #include "support/sanitizers.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine::all_worlds_test {
-
+namespace thinwire::engine::test::all_worlds_test {
 namespace {
 
-using config::Config;
 using optim::Axis;
 using optim::Sharing;
-using test::Saved;
-using test::Sharded;
-using thinwire::test::Folder;
-using thinwire::test::is_long;
 using Doubles = std::vector<double>;
-
-const checkpoint::SaveOptions kQuick{.durable = false};
 
 // Returns the numbers of ranks that are tried.
 std::vector<int> worlds() {
   if (!is_long()) return {1, 2, 3};
-  return thinwire::test::fewer_if_sanitized<int>({1, 2, 3, 4, 5, 8}, 3);
+  return fewer_if_sanitized<int>({1, 2, 3, 4, 5, 8}, 3);
 }
 
 // Sizes around those of blocks, in two groups.
@@ -52,7 +44,7 @@ ParameterLayout awkward_layout() {
 
 // Several buckets, and nothing is clipped.
 Config config_of(const std::string& optimizer) {
-  Config config{.optimizer = test::optimizer_case(optimizer)};
+  Config config{.optimizer = optimizer_case(optimizer)};
   config.comm.bucket_elements = 2048;
   return config;
 }
@@ -60,9 +52,8 @@ Config config_of(const std::string& optimizer) {
 // Every element has a gradient on every rank, and none stands out.
 std::vector<float> gradient(std::int64_t t, int rank) {
   const std::size_t n = awkward_layout().size();
-  std::vector<float> values = test::initial_params(n, 4);
-  const auto own =
-      test::initial_params(n, static_cast<int>(16 * t) + rank + 100);
+  std::vector<float> values = initial_params(n, 4);
+  const auto own = initial_params(n, static_cast<int>(16 * t) + rank + 100);
   for (std::size_t i = 0; i < n; ++i) values[i] = 0.3f * values[i] + own[i];
   return values;
 }
@@ -96,7 +87,7 @@ std::string run(int world, const Config& config, const std::string& root,
   std::string saved;
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Trained training(comm, config);
-    if (!plan.from.empty()) static_cast<void>(training.engine.load(plan.from));
+    if (!plan.from.empty()) training.engine.load(plan.from);
     for (std::int64_t t = plan.first; t < plan.first + plan.steps; ++t)
       EXPECT_TRUE(training.step(t).applied);
     const auto report = training.engine.save(root, {}, kQuick);
@@ -161,7 +152,7 @@ void expect_same_values(Saved& before, Saved& after, const std::string& name,
                         int rank) {
   const Buffer want = before.arrays().read_all(name, rank);
   const Buffer got = after.arrays().read_all(name, rank);
-  EXPECT_TRUE(thinwire::test::same_bytes(got.view(), want.view())) << name;
+  EXPECT_TRUE(same_bytes(got.view(), want.view())) << name;
 }
 
 // `after` was saved by ranks that had loaded `before` and done nothing.
@@ -198,8 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, AllWorlds,
 
 TEST_P(AllWorlds, LoadWhatAnyOtherHasSavedAndGoOn) {
   const Config config = config_of(GetParam());
-  const auto moments =
-      thinwire::test::fewer_if_sanitized<std::int64_t>({5, 1, 3, 4, 6, 7}, 1);
+  const auto moments = fewer_if_sanitized<std::int64_t>({5, 1, 3, 4, 6, 7}, 1);
   const std::size_t taken = is_long() ? moments.size() : 1;
   for (const std::int64_t steps : std::span(moments).first(taken))
     for (const int before : worlds()) {
@@ -320,7 +310,7 @@ TEST_P(AllWorldsOwe, WhatTheyHaveLoadedUntilItIsDelivered) {
         std::vector<std::string> paths;
         comm::run_local_ranks(after, [&](comm::Communicator& comm) {
           Trained training(comm, config);
-          static_cast<void>(training.engine.load(saved));
+          training.engine.load(saved);
           for (std::int64_t t = done + 1; t <= done + steps; ++t) {
             training.step(t);
             const auto report = training.engine.save(root, {}, kQuick);
@@ -348,5 +338,4 @@ TEST_P(AllWorldsOwe, WhatTheyHaveLoadedUntilItIsDelivered) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::all_worlds_test
+}  // namespace thinwire::engine::test::all_worlds_test

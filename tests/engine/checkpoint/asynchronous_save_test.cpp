@@ -17,28 +17,20 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::asynchronous_save_test {
-
+namespace thinwire::engine::test::asynchronous_save_test {
 namespace {
 
-using test::Driven;
-using test::floats;
-using thinwire::test::expect_error;
-
 config::Config config_of(const std::string& optimizer) {
-  return {.optimizer = test::optimizer_case(optimizer)};
+  return {.optimizer = optimizer_case(optimizer)};
 }
 
-void step(Driven& driven, std::int64_t t) {
-  driven.backward({.step = t});
-  static_cast<void>(driven.engine.step());
-}
+void step(Driven& driven, std::int64_t t) { driven.step({.step = t}); }
 
 // What save() has taken is what is loaded, whatever happens to the parameters
 // and states from then on.
 TEST(AsynchronousSave, HasNothingThatCameLater) {
   for (const char* optimizer : {"adam", "onebit_adam", "zero_one_adam"}) {
-    const thinwire::test::Folder folder;
+    const Folder folder;
     const std::string root = folder.in(optimizer);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Driven driven(comm, config_of(optimizer));
@@ -57,9 +49,9 @@ TEST(AsynchronousSave, HasNothingThatCameLater) {
                   std::numeric_limits<float>::quiet_NaN());
         driven.engine.saver().wait();
         EXPECT_FALSE(driven.engine.saver().is_saving());
-        static_cast<void>(loaded.engine.load(report.path));
+        loaded.engine.load(report.path);
         ASSERT_EQ(floats(loaded.params.view()), floats(plain.params.view()));
-        static_cast<void>(driven.engine.load(report.path));
+        driven.engine.load(report.path);
         ASSERT_EQ(floats(driven.params.view()), floats(plain.params.view()));
       }
     });
@@ -89,14 +81,12 @@ class SmallFiles {
 
 TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
   for (const bool by_save : {false, true}) {
-    const thinwire::test::Folder folder;
+    const Folder folder;
     const std::string root = folder.path();
     comm::run_local_ranks(3, [&](comm::Communicator& comm) {
       Driven driven(comm, config_of("adam"));
       const checkpoint::SaveOptions how{.asynchronous = true, .durable = false};
-      const auto save = [&] {
-        static_cast<void>(driven.engine.save(root, {}, how));
-      };
+      const auto save = [&] { driven.engine.save(root, {}, how); };
       step(driven, 1);
       save();
       driven.engine.saver().wait();
@@ -129,5 +119,4 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::asynchronous_save_test
+}  // namespace thinwire::engine::test::asynchronous_save_test

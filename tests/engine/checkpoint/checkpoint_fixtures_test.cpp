@@ -19,15 +19,10 @@
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/checksum.h"
 
-namespace thinwire::engine::checkpoint_fixtures_test {
-
+namespace thinwire::engine::test::checkpoint_fixtures_test {
 namespace {
 
 namespace fs = std::filesystem;
-using config::Config;
-using test::Saved;
-using test::Sharded;
-using thinwire::test::Folder;
 
 constexpr int kRanks = 2;
 constexpr std::int64_t kSaved = 8;  // steps; then kMore to compare
@@ -59,7 +54,7 @@ struct Small : Sharded {
 
   static Config config_of(const Fixture& of) {
     Config config = test::zero_config(of.stage, of.dtype);
-    config.optimizer = test::optimizer_case(of.optimizer);
+    config.optimizer = optimizer_case(of.optimizer);
     config.comm.bucket_elements = 16384;
     return config;
   }
@@ -181,5 +176,4 @@ TEST(CheckpointFixtures, OfEveryVersionLoad) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::checkpoint_fixtures_test
+}  // namespace thinwire::engine::test::checkpoint_fixtures_test

@@ -18,18 +18,14 @@
 #include "support/ranks.h"
 #include "thinwire/checkpoint/inspect.h"
 
-namespace thinwire::engine::checkpointer_test {
-
+namespace thinwire::engine::test::checkpointer_test {
 namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-using test::Driven;
-using thinwire::test::expect_error;
-using thinwire::test::KeptLog;
 
 config::Config config_of(const std::string& optimizer) {
-  return {.optimizer = test::optimizer_case(optimizer)};
+  return {.optimizer = optimizer_case(optimizer)};
 }
 
 class Checkpoints : public ::testing::Test {
@@ -51,7 +47,7 @@ class Checkpoints : public ::testing::Test {
             .save = {.durable = false}};
   }
 
-  const thinwire::test::Folder folder;
+  const Folder folder;
   const fs::path root = folder.in("checkpoints");
 };
 
@@ -184,8 +180,8 @@ TEST_F(Checkpoints, OfLocalStepsWaitForTheNextSync) {
       plain.step({.step = t});
     }
     EXPECT_TRUE(waited) << "the case has no local step where a save is due";
-    EXPECT_EQ(test::floats(run.driven.engine.masters()),
-              test::floats(plain.engine.masters()));
+    EXPECT_EQ(floats(run.driven.engine.masters()),
+              floats(plain.engine.masters()));
     if (comm.rank() == 0) want = expected;
   });
   EXPECT_EQ(steps(), want);
@@ -364,5 +360,4 @@ TEST(CheckpointerOptions, AreThoseOfAConfiguration) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::checkpointer_test
+}  // namespace thinwire::engine::test::checkpointer_test

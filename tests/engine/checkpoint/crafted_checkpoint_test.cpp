@@ -20,18 +20,13 @@
 #include "support/same_bits.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine::crafted_checkpoint_test {
-
+namespace thinwire::engine::test::crafted_checkpoint_test {
 namespace {
 
 using checkpoint::Manifest;
 using checkpoint::SavedFile;
 using checkpoint::test::read_file;
 using checkpoint::test::write_file;
-using config::Config;
-using test::Sharded;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
 
 constexpr auto kCorrupt = ErrorCode::kCorruptCheckpoint;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -124,21 +119,19 @@ std::vector<Case> cases() {
     config.precision.loss_scale = {.initial_scale = 1024};
     all.push_back({std::move(name), config, steps});
   };
-  for (const auto& [name, options] : test::optimizer_cases()) {
+  for (const auto& [name, options] : optimizer_cases()) {
     add(name, options);
     add(name + "_fp16", options, DType::kFloat16);
   }
-  add("onebit_adam_warmup", test::optimizer_case("onebit_adam"),
-      DType::kFloat32, 2);
-  add("zero_one_adam_bf16", test::optimizer_case("zero_one_adam"),
-      DType::kBFloat16, 4);
+  add("onebit_adam_warmup", optimizer_case("onebit_adam"), DType::kFloat32, 2);
+  add("zero_one_adam_bf16", optimizer_case("zero_one_adam"), DType::kBFloat16,
+      4);
   const lean::LeanOnebitAdamOptions lean{.learning_rate = 0.01,
                                          .freeze = {.step = 3}};
   add("lean", lean);
   add("lean_warmup", lean, DType::kBFloat16, 2);
   for (const int bits : {0, 4}) {
-    add(fmt::format("zero_{}", bits), test::optimizer_case("adam"),
-        DType::kBFloat16);
+    add(fmt::format("zero_{}", bits), optimizer_case("adam"), DType::kBFloat16);
     all.back().config.zero.stage = 2;
     all.back().config.zero.wire = {.bits_up = bits, .bits_down = bits};
   }
@@ -165,11 +158,10 @@ void on_two_ranks(
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded run(comm, tested.config, {.layout = small_layout()});
       run.step({70});
-      const std::vector<float> params = test::floats(run.params.view());
+      const std::vector<float> params = floats(run.params.view());
       const StateDict before = run.engine.state_dict();
-      expect_error(kCorrupt, {part},
-                   [&] { static_cast<void>(run.engine.load(path)); });
-      EXPECT_EQ(test::floats(run.params.view()), params);
+      expect_error(kCorrupt, {part}, [&] { run.engine.load(path); });
+      EXPECT_EQ(floats(run.params.view()), params);
       EXPECT_TRUE(thinwire::test::same_state(run.engine.state_dict(), before));
     });
   };
@@ -291,7 +283,7 @@ TEST(CraftedCheckpoint, CountsThatCouldWrapAroundAreRefusedByName) {
 
 // The engine checks its own values before the optimizer changes.
 TEST(CraftedCheckpoint, WhatIsTheEnginesIsCheckedBeforeAnythingChanges) {
-  const Case tested{"adam", {.optimizer = test::optimizer_case("adam")}};
+  const Case tested{"adam", {.optimizer = optimizer_case("adam")}};
   on_two_ranks(tested, [](const std::string& path, const auto& refused) {
     Crafted crafted(path);
     const auto altered = [&](std::string_view part, const auto& change) {
@@ -320,13 +312,12 @@ TEST(CraftedCheckpoint, WhatIsTheEnginesIsCheckedBeforeAnythingChanges) {
 TEST(CraftedCheckpoint, AProgramMayRefuseOneOnAnyRank) {
   const Folder folder;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded run(comm, {.optimizer = test::optimizer_case("adam")},
+    Sharded run(comm, {.optimizer = optimizer_case("adam")},
                 {.layout = small_layout()});
     run.step({1});
     checkpoint::Extra extra;
     extra.common.put_integer("epoch", 3);
-    static_cast<void>(
-        run.engine.save(folder.path(), extra, {.durable = false}));
+    run.engine.save(folder.path(), extra, {.durable = false});
     run.step({2});
     const StateDict before = run.engine.state_dict();
     checkpoint::LoadOptions options;
@@ -335,9 +326,8 @@ TEST(CraftedCheckpoint, AProgramMayRefuseOneOnAnyRank) {
       EXPECT_EQ(found.step, 1);
       if (comm.rank() == 1) throw Error(kCorrupt, "not this one");
     };
-    expect_error(kCorrupt, {"rank 1: not this one"}, [&] {
-      static_cast<void>(run.engine.load(folder.path(), options));
-    });
+    expect_error(kCorrupt, {"rank 1: not this one"},
+                 [&] { run.engine.load(folder.path(), options); });
     EXPECT_TRUE(thinwire::test::same_state(run.engine.state_dict(), before));
   });
 }
@@ -346,21 +336,21 @@ TEST(CraftedCheckpoint, AProgramMayRefuseOneOnAnyRank) {
 
 TEST(CraftedCheckpoint, AfterParametersHaveBecomeNaNTheLastGoodOneStays) {
   const Folder folder;
-  const thinwire::test::KeptLog warnings(LogLevel::kWarning);
+  const KeptLog warnings(LogLevel::kWarning);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded run(comm, {.optimizer = test::optimizer_case("onebit_adam")},
+    Sharded run(comm, {.optimizer = optimizer_case("onebit_adam")},
                 {.layout = small_layout()});
     const auto save = [&](std::int64_t t) {
       run.step({t});
       if (t > 2)
         for (float& value : run.params.as<float>().last(7)) value = kNaN;
-      static_cast<void>(run.engine.save(folder.path(), {}, {.durable = false}));
+      run.engine.save(folder.path(), {}, {.durable = false});
       run.engine.saver().retain(folder.path(), {.keep_last = 2});
     };
     for (std::int64_t t = 1; t <= 6; ++t) save(t);
     const auto newest = folder.in("step-0000000006");
     expect_error(kCorrupt, {"'block' must hold finite values", "got nan"},
-                 [&] { static_cast<void>(run.engine.load(newest)); });
+                 [&] { run.engine.load(newest); });
     const auto loaded = run.engine.load(folder.path(), {.fall_back = true});
     EXPECT_EQ(loaded.step, 2);
     EXPECT_FALSE(std::isnan(run.params.as<float>().back()));
@@ -371,4 +361,4 @@ TEST(CraftedCheckpoint, AfterParametersHaveBecomeNaNTheLastGoodOneStays) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::crafted_checkpoint_test
+}  // namespace thinwire::engine::test::crafted_checkpoint_test

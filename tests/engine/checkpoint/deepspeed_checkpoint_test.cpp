@@ -13,14 +13,8 @@
 #include "support/same_bits.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine::deepspeed_checkpoint_test {
-
+namespace thinwire::engine::test::deepspeed_checkpoint_test {
 namespace {
-
-using config::Config;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
-using thinwire::test::same_bytes;
 
 Config config_of(const std::string& optimizer) {
   Config config = test::config_of(optimizer);
@@ -29,15 +23,13 @@ Config config_of(const std::string& optimizer) {
   return config;
 }
 
-struct Trained : test::Sharded {
+struct Trained : Sharded {
   Trained(comm::Communicator& c, const Config& config,
-          std::vector<ParameterSpec> specs = test::ordered_specs())
+          std::vector<ParameterSpec> specs = ordered_specs())
       : Sharded(c, config,
                 {.layout = ParameterLayout::of(std::move(specs)),
                  .from_floats = false}) {}
 };
-
-const checkpoint::SaveOptions kQuick{.durable = false};
 
 // Only load_state_dict() forgets what the reference forgets.
 TEST(DeepSpeedState, ForgetsInLoadStateDictOnly) {
@@ -48,11 +40,11 @@ TEST(DeepSpeedState, ForgetsInLoadStateDictOnly) {
       const Config config = config_of(optimizer);
       Trained main(comm, config);
       for (std::int64_t t = 1; t <= 8; ++t) main.step({t});
-      static_cast<void>(main.engine.save(folder.in("run"), {}, kQuick));
+      main.engine.save(folder.in("run"), {}, kQuick);
       Trained kept(comm, config);
-      static_cast<void>(kept.engine.load(folder.in("run")));
+      kept.engine.load(folder.in("run"));
       Trained forgot(comm, config);
-      static_cast<void>(forgot.engine.load(folder.in("run")));
+      forgot.engine.load(folder.in("run"));
       forgot.engine.load_state_dict(forgot.engine.state_dict());
       for (std::int64_t t = 9; t <= 11; ++t)
         for (Trained* const run : {&main, &kept, &forgot}) run->step({t});
@@ -70,19 +62,18 @@ TEST(DeepSpeedCheckpoints, OfZeroOneAdamHasEveryRanksParameters) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Trained main(comm, config);
     for (std::int64_t t = 1; t <= 7; ++t) main.step({t});
-    if (comm.rank() == 0) of_rank_0 = test::floats(main.params.view());
-    static_cast<void>(main.engine.save(folder.in("run"), {}, kQuick));
-    EXPECT_EQ(test::floats(main.params.view()) == of_rank_0, comm.rank() == 0);
+    if (comm.rank() == 0) of_rank_0 = floats(main.params.view());
+    main.engine.save(folder.in("run"), {}, kQuick);
+    EXPECT_EQ(floats(main.params.view()) == of_rank_0, comm.rank() == 0);
   });
   // The weights alone are rank 0's, on any number of ranks.
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     Trained other(comm, config);
-    expect_error(
-        ErrorCode::kCorruptCheckpoint, {"2 ranks", "deepspeed semantics on 3"},
-        [&] { static_cast<void>(other.engine.load(folder.in("run"))); });
-    static_cast<void>(other.engine.load(folder.in("run"),
-                                        {.what = checkpoint::What::kWeights}));
-    EXPECT_EQ(test::floats(other.params.view()), of_rank_0);
+    expect_error(ErrorCode::kCorruptCheckpoint,
+                 {"2 ranks", "deepspeed semantics on 3"},
+                 [&] { other.engine.load(folder.in("run")); });
+    other.engine.load(folder.in("run"), {.what = checkpoint::What::kWeights});
+    EXPECT_EQ(floats(other.params.view()), of_rank_0);
   });
 }
 
@@ -92,13 +83,12 @@ TEST(DeepSpeedCheckpoints, RefusesWhatItsArraysDoNotFit) {
     const Config config = config_of("onebit_adam");
     Trained main(comm, config);
     for (std::int64_t t = 1; t <= 5; ++t) main.step({t});
-    static_cast<void>(main.engine.save(folder.in("run"), {}, kQuick));
-    std::vector<ParameterSpec> specs = test::ordered_specs();
+    main.engine.save(folder.in("run"), {}, kQuick);
+    std::vector<ParameterSpec> specs = ordered_specs();
     std::swap(specs[0], specs[1]);
     Trained turned(comm, config, specs);
-    expect_error(
-        ErrorCode::kCorruptCheckpoint, {"order", "'scalar'", "'wide'"},
-        [&] { static_cast<void>(turned.engine.load(folder.in("run"))); });
+    expect_error(ErrorCode::kCorruptCheckpoint, {"order", "'scalar'", "'wide'"},
+                 [&] { turned.engine.load(folder.in("run")); });
   });
 }
 
@@ -108,10 +98,10 @@ TEST(DeepSpeedCheckpoints, GoOnWithBucketsOfAnySize) {
     Config config = config_of("onebit_adam");
     Trained main(comm, config);
     for (std::int64_t t = 1; t <= 5; ++t) main.step({t});
-    static_cast<void>(main.engine.save(folder.in("run"), {}, kQuick));
+    main.engine.save(folder.in("run"), {}, kQuick);
     config.comm.bucket_elements = 5000;
     Trained other(comm, config);
-    static_cast<void>(other.engine.load(folder.in("run")));
+    other.engine.load(folder.in("run"));
     for (std::int64_t t = 6; t <= 8; ++t)
       for (Trained* const run : {&main, &other}) run->step({t});
     EXPECT_TRUE(same_bytes(other.params.view(), main.params.view()));
@@ -119,5 +109,4 @@ TEST(DeepSpeedCheckpoints, GoOnWithBucketsOfAnySize) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::deepspeed_checkpoint_test
+}  // namespace thinwire::engine::test::deepspeed_checkpoint_test

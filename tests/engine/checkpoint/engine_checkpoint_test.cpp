@@ -18,22 +18,10 @@
 #include "support/same_bits.h"
 #include "support/sanitizers.h"
 
-namespace thinwire::engine::engine_checkpoint_test {
-
+namespace thinwire::engine::test::engine_checkpoint_test {
 namespace {
 
 using checkpoint::SaveOptions;
-using config::Config;
-using test::config_of;
-using test::Driven;
-using test::Sharded;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
-using thinwire::test::same_bits;
-using thinwire::test::same_bytes;
-using thinwire::test::same_state;
-
-const SaveOptions kQuick{.durable = false};
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16,
                              DType::kFloat16};
@@ -44,7 +32,7 @@ struct Case {
   std::string name;
   int world = 1;
   Config config;
-  test::Model model{};
+  Model model{};
   std::int64_t steps = 9;
   std::int64_t first_save = 1;  // before this step
   bool visits = true;           // what resumes has been elsewhere before
@@ -59,9 +47,8 @@ struct Case {
 };
 
 std::vector<int> worlds() {
-  if (thinwire::test::is_long())
-    return thinwire::test::fewer_if_sanitized<int>({4, 8, 3, 2, 1}, 2);
-  return thinwire::test::fewer_if_sanitized<int>({3, 2, 1}, 1);
+  if (is_long()) return fewer_if_sanitized<int>({4, 8, 3, 2, 1}, 2);
+  return fewer_if_sanitized<int>({3, 2, 1}, 1);
 }
 
 std::string named(std::string_view name, DType dtype) {
@@ -71,7 +58,7 @@ std::string named(std::string_view name, DType dtype) {
 void add_plain(std::vector<Case>& all) {
   for (const int world : worlds())
     for (const DType dtype : kDTypes) {
-      for (const auto& [name, options] : test::optimizer_cases()) {
+      for (const auto& [name, options] : optimizer_cases()) {
         Config config = config_of(name, dtype, 2);
         config.schedule.shape =
             config::WarmupAndDecay{.decay = config::Decay::kCosine,
@@ -86,7 +73,7 @@ void add_plain(std::vector<Case>& all) {
 }
 
 void add_deepspeed(std::vector<Case>& all) {
-  for (const int world : thinwire::test::fewer_if_sanitized<int>({3, 2, 1}, 1))
+  for (const int world : fewer_if_sanitized<int>({3, 2, 1}, 1))
     for (const DType dtype : {DType::kFloat32, DType::kFloat16})
       for (const std::string name :
            {"onebit_adam", "onebit_lamb", "zero_one_adam"}) {
@@ -94,7 +81,7 @@ void add_deepspeed(std::vector<Case>& all) {
                config_of(name, dtype)};
         c.config.semantics = config::Semantics::kDeepSpeed;
         c.config.comm.bucket_elements = 700;
-        c.model = {.layout = ParameterLayout::of(test::ordered_specs()),
+        c.model = {.layout = ParameterLayout::of(ordered_specs()),
                    .from_floats = false};
         c.steps = 12;
         c.compares_states = false;
@@ -114,7 +101,7 @@ void add_others(std::vector<Case>& all) {
     c.overflow_of_rank_0 = 0;
     all.push_back(c);
   };
-  for (const auto& [name, config] : test::few_bits_cases())
+  for (const auto& [name, config] : few_bits_cases())
     add({"few_bits_" + name, 2, config});
   const auto add_outer = [&](const std::string& name, int world,
                              const Config& config) {
@@ -125,11 +112,11 @@ void add_others(std::vector<Case>& all) {
   for (const char* name : {"adam", "lamb", "onebit_adam"})
     for (const int world : {1, 3})
       for (const DType dtype : kDTypes)
-        add_outer(named(name, dtype), world, test::outer_config(name, dtype));
+        add_outer(named(name, dtype), world, outer_config(name, dtype));
   // Hosts of three, too, whose mean of equal values rounds.
   for (const int each : {2, 3})
     for (const char* name : {"adam", "onebit_adam"}) {
-      Config config = test::outer_config(name);
+      Config config = outer_config(name);
       config.comm.hierarchy = config::Hierarchy::kByHost;
       config.comm.ranks_per_host = each;
       add_outer(std::string(name) + "_by_host", 2 * each, config);
@@ -261,7 +248,7 @@ TEST(OtherSettings, OfThePresentRunHold) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config);
     for (std::int64_t t = 1; t <= 2; ++t) run.step({t});
-    static_cast<void>(run.engine.save(folder.in("run"), {}, kQuick));
+    run.engine.save(folder.in("run"), {}, kQuick);
   });
   config.gradient_clipping = 0.5;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -286,21 +273,18 @@ TEST(EngineCheckpoint, IsBetweenWindows) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config);
     run.backward({1, 0});
-    expect_error(ErrorCode::kFailedPrecondition, {"save", "step()"}, [&] {
-      static_cast<void>(run.engine.save(folder.in("run"), {}, kQuick));
-    });
+    expect_error(ErrorCode::kFailedPrecondition, {"save", "step()"},
+                 [&] { run.engine.save(folder.in("run"), {}, kQuick); });
     expect_error(ErrorCode::kFailedPrecondition, {"load", "step()"},
-                 [&] { static_cast<void>(run.engine.load(folder.in("run"))); });
+                 [&] { run.engine.load(folder.in("run")); });
     run.engine.step();
-    run.backward({1, 1});
-    run.engine.step();
+    run.step({1, 1});
     run.engine.begin_evaluation();
-    expect_error(ErrorCode::kFailedPrecondition, {"evaluation"}, [&] {
-      static_cast<void>(run.engine.save(folder.in("run"), {}, kQuick));
-    });
+    expect_error(ErrorCode::kFailedPrecondition, {"evaluation"},
+                 [&] { run.engine.save(folder.in("run"), {}, kQuick); });
     run.engine.end_evaluation();
     expect_error(ErrorCode::kUnavailable, {folder.in("run")},
-                 [&] { static_cast<void>(run.engine.load(folder.in("run"))); });
+                 [&] { run.engine.load(folder.in("run")); });
   });
 }
 
@@ -311,9 +295,8 @@ TEST(EngineCheckpoint, RanksThatHaveDriftedApartAreNotMixed) {
     run.step({1});
     if (comm.rank() == 1)
       run.params.as<float>()[run.layout.parameter("long").offset + 7] += 1;
-    expect_error(ErrorCode::kInvalidArgument, {"parameter long"}, [&] {
-      static_cast<void>(run.engine.save(folder.in("run"), {}, kQuick));
-    });
+    expect_error(ErrorCode::kInvalidArgument, {"parameter long"},
+                 [&] { run.engine.save(folder.in("run"), {}, kQuick); });
     EXPECT_FALSE(std::filesystem::exists(folder.in("run/latest")));
   });
 }
@@ -334,8 +317,7 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
   const Config config = config_of("adam", DType::kFloat32);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config);
-    static_cast<void>(
-        run.engine.save(folder.in("run"), extra_of(comm.rank()), kQuick));
+    run.engine.save(folder.in("run"), extra_of(comm.rank()), kQuick);
   });
   const auto load = [&](comm::Communicator& comm, checkpoint::What what) {
     Driven run(comm, config);
@@ -361,5 +343,4 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::engine_checkpoint_test
+}  // namespace thinwire::engine::test::engine_checkpoint_test

@@ -11,14 +11,8 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_few_bits_elastic_test {
-
-using config::Config;
-
+namespace thinwire::engine::test::engine_few_bits_elastic_test {
 namespace {
-
-using test::floats;
-using test::Sharded;
 
 struct Ranks {
   int world = 1;
@@ -134,8 +128,7 @@ Saved save(const Ranks& ranks, const Config& config, const std::string& root) {
   comm::run_local_ranks(ranks.world, [&](comm::Communicator& comm) {
     Sharded sharded(comm, config);
     for (std::int64_t t = 1; t <= 4; ++t) {
-      sharded.backward({t});
-      sharded.engine.step();
+      sharded.step({t});
     }
     const auto masters = masters_of(sharded);
     const Owed owed = owed_by(comm, sharded);
@@ -162,7 +155,7 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
   const Ranks now = GetParam().now;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     for (const MakeConfig config_of : kConfigs) {
-      const thinwire::test::Folder root;
+      const Folder root;
       const Saved saved = save(GetParam().saved,
                                config_of(GetParam().saved, dtype), root.path());
       comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
@@ -179,8 +172,7 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
         EXPECT_EQ(expect_same(owed.servers, saved.owed.servers),
                   config_of == lean);
         for (std::int64_t t = 5; t <= 7; ++t) {
-          sharded.backward({t});
-          EXPECT_TRUE(sharded.engine.step().applied);
+          EXPECT_TRUE(sharded.step({t}).applied);
         }
       });
     }
@@ -188,7 +180,7 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
 
 // ZeRO's residuals are of gradients, so a momentum's residuals begin at 0.
 TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
-  const thinwire::test::Folder root;
+  const Folder root;
   const Saved saved = save(
       GetParam().saved, zero(GetParam().saved, DType::kFloat32), root.path());
   const Ranks now = GetParam().now;
@@ -205,8 +197,7 @@ TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
     EXPECT_EQ(owed.workers, nothing);
     EXPECT_EQ(owed.servers, nothing);
     for (std::int64_t t = 5; t <= 8; ++t) {
-      sharded.backward({t});
-      EXPECT_TRUE(sharded.engine.step().applied);
+      EXPECT_TRUE(sharded.step({t}).applied);
     }
   });
 }
@@ -217,7 +208,7 @@ TEST_P(FewBitsElastic, WithoutFewBitsMastersAreTakenAndResidualsAreNamed) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     for (const int stage : {0, 2})
       for (const bool weights_only : {false, true}) {
-        const thinwire::test::Folder root;
+        const Folder root;
         const Saved saved =
             save(GetParam().saved, zero(GetParam().saved, dtype), root.path());
         const std::vector<float> masters = rounded(saved.masters, dtype);
@@ -237,11 +228,10 @@ TEST_P(FewBitsElastic, WithoutFewBitsMastersAreTakenAndResidualsAreNamed) {
                 return note.find("gradients' residuals") != std::string::npos;
               });
           EXPECT_EQ(named, weights_only ? 0 : 1);
-          sharded.backward({5});
-          EXPECT_TRUE(sharded.engine.step().applied);
+          EXPECT_TRUE(sharded.step({5}).applied);
         });
       }
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_few_bits_elastic_test
+}  // namespace thinwire::engine::test::engine_few_bits_elastic_test

@@ -11,18 +11,11 @@
 #include "support/folder.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_load_test {
-
+namespace thinwire::engine::test::engine_load_test {
 namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::What;
-using config::Config;
-using test::config_of;
-using test::Driven;
-using test::floats;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
 
 const Config kAdam = config_of("adam", DType::kFloat32);
 
@@ -34,9 +27,8 @@ std::vector<std::vector<float>> save_steps(const std::string& root, int world,
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Driven run(comm, config);
     for (std::int64_t t = 1; t <= steps; ++t) {
-      run.backward({t});
-      run.engine.step();
-      static_cast<void>(run.engine.save(root, {}, {.durable = false}));
+      run.step({t});
+      run.engine.save(root, {}, {.durable = false});
       if (comm.rank() == 0) masters.push_back(floats(run.engine.masters()));
     }
   });
@@ -56,7 +48,7 @@ TEST(EngineResume, IsAFreshStartWhereThereIsNothing) {
     EXPECT_FALSE(run.engine.resume(folder.in("nothing")));
     EXPECT_FALSE(run.engine.resume(folder.path()));
     expect_error(ErrorCode::kUnavailable, {folder.path()},
-                 [&] { static_cast<void>(run.engine.load(folder.path())); });
+                 [&] { run.engine.load(folder.path()); });
   });
 }
 
@@ -90,7 +82,7 @@ TEST(EngineResume, StartsAnewOnlyIfNothingIsLost) {
     expect_error(ErrorCode::kCorruptCheckpoint,
                  {folder.path(), "step-0000000001", "it is missing",
                   "use another directory or delete it"},
-                 [&] { static_cast<void>(run.engine.resume(folder.path())); });
+                 [&] { run.engine.resume(folder.path()); });
     EXPECT_EQ(floats(run.params.view()), before);
     comm.barrier();
     // The remains of a first save that never returned.
@@ -109,20 +101,18 @@ TEST(EngineResume, DamageIsNamedAndMayBeGoneAround) {
     flip_last_byte(folder.in("step-0000000002/") + file);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Driven run(comm, kAdam);
-      run.backward({5});
-      run.engine.step();
+      run.step({5});
       const std::vector<float> before = floats(run.params.view());
       expect_error(ErrorCode::kCorruptCheckpoint,
                    {file, "step-0000000001", "step-0000000002"},
-                   [&] { static_cast<void>(run.engine.load(folder.path())); });
+                   [&] { run.engine.load(folder.path()); });
       EXPECT_EQ(floats(run.params.view()), before);
       EXPECT_EQ(run.engine.optimizer().progress().steps, 1);
       const auto loaded = run.engine.load(folder.path(), {.fall_back = true});
       EXPECT_EQ(loaded.step, 1);
       EXPECT_EQ(floats(run.engine.masters()), masters[0]);
       EXPECT_FALSE(loaded.notes.empty());
-      run.backward({6});
-      EXPECT_EQ(run.engine.step().steps, 2);
+      EXPECT_EQ(run.step({6}).steps, 2);
     });
   }
 }
@@ -133,9 +123,8 @@ TEST(EngineResume, GoesBackForDamageOnly) {
   save_steps(folder.path(), 2, 2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config_of("lamb", DType::kFloat32));
-    expect_error(ErrorCode::kCorruptCheckpoint, {"adam", "lamb"}, [&] {
-      static_cast<void>(run.engine.load(folder.path(), {.fall_back = true}));
-    });
+    expect_error(ErrorCode::kCorruptCheckpoint, {"adam", "lamb"},
+                 [&] { run.engine.load(folder.path(), {.fall_back = true}); });
   });
 }
 
@@ -149,15 +138,12 @@ TEST(EngineWeights, HoldInEveryPhase) {
       comm::run_local_ranks(2, [&](comm::Communicator& comm) {
         Driven run(comm, config);
         for (std::int64_t t = 1; t <= steps; ++t) {
-          run.backward({t});
-          run.engine.step();
+          run.step({t});
         }
         run.engine.learning_rates().set(0);
-        static_cast<void>(
-            run.engine.load(folder.path(), {.what = What::kWeights}));
+        run.engine.load(folder.path(), {.what = What::kWeights});
         for (int i = 0; i < 3; ++i) {
-          run.backward({9 + i});
-          run.engine.step();
+          run.step({9 + i});
           EXPECT_EQ(floats(run.engine.masters()), masters[0]) << steps;
         }
       });
@@ -178,12 +164,11 @@ TEST(EngineWeights, ComeAloneFromCheckpointsAndFromFiles) {
       comm::run_local_ranks(2, [&](comm::Communicator& comm) {
         const auto load = [&](const std::string& path) {
           Driven run(comm, config_of("adam", dtype));
-          static_cast<void>(run.engine.load(path, {.what = What::kWeights}));
+          run.engine.load(path, {.what = What::kWeights});
           EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
-          run.backward({1});
-          EXPECT_TRUE(run.engine.step().applied);
+          EXPECT_TRUE(run.step({1}).applied);
           Driven again(comm, config_of("adam", dtype));
-          static_cast<void>(again.engine.load(path, {.what = What::kWeights}));
+          again.engine.load(path, {.what = What::kWeights});
           return floats(again.engine.masters());
         };
         EXPECT_EQ(load(folder.in("run")), masters[1]);
@@ -197,5 +182,4 @@ TEST(EngineWeights, ComeAloneFromCheckpointsAndFromFiles) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::engine_load_test
+}  // namespace thinwire::engine::test::engine_load_test

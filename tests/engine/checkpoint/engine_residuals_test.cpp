@@ -14,18 +14,11 @@
 #include "support/ranks.h"
 #include "thinwire/checkpoint/inspect.h"
 
-namespace thinwire::engine::engine_residuals_test {
-
+namespace thinwire::engine::test::engine_residuals_test {
 namespace {
 
 using checkpoint::Residuals;
 using checkpoint::SaveOptions;
-using config::Config;
-using test::config_of;
-using test::Driven;
-using test::floats;
-using test::Saved;
-using thinwire::test::Folder;
 
 const SaveOptions kPerRank{.durable = false};
 const SaveOptions kMean{.durable = false, .residuals = Residuals::kMean};
@@ -41,8 +34,7 @@ Both save_both(int world, const Config& config, const Folder& folder) {
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Driven run(comm, config);
     for (std::int64_t t = 1; t <= 8; ++t) {
-      run.backward({t});
-      run.engine.step();
+      run.step({t});
     }
     const auto per_rank = run.engine.save(folder.in("own"), {}, kPerRank);
     const auto mean = run.engine.save(folder.in("mean"), {}, kMean);
@@ -119,14 +111,13 @@ TEST_P(MeanResiduals, AreKeptOnTheSameNumberOfRanks) {
   const Both both = save_both(world, config, folder);
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Driven run(comm, config);
-    static_cast<void>(run.engine.load(both.mean));
+    run.engine.load(both.mean);
     Saved mean(both.mean);
     const StateDict state = run.engine.state_dict();
     for (const std::string& name : arrays_with_means(both.per_rank))
       EXPECT_EQ(floats(state.array(name)), mean.array(name)) << name;
     for (std::int64_t t = 9; t <= 14; ++t) {
-      run.backward({t});
-      EXPECT_TRUE(run.engine.step().applied);
+      EXPECT_TRUE(run.step({t}).applied);
     }
   });
 }
@@ -164,9 +155,8 @@ TEST(ReplaceByMeans, RanksMustSpeakOfTheSameElements) {
     Buffer values = Buffer::of<float>(4);
     optim::State state =
         state_of(values, {{comm.rank() == 0 ? std::size_t{0} : 4, 4}});
-    thinwire::test::expect_error(
-        ErrorCode::kInvalidArgument, {"ranks' mean", "4 from 4"},
-        [&] { checkpoint::replace_by_means(comm, state); });
+    expect_error(ErrorCode::kInvalidArgument, {"ranks' mean", "4 from 4"},
+                 [&] { checkpoint::replace_by_means(comm, state); });
   });
 }
 
@@ -188,5 +178,4 @@ TEST(MeanOfRanks, IsRoundedOnce) {
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::engine_residuals_test
+}  // namespace thinwire::engine::test::engine_residuals_test

@@ -9,21 +9,11 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace thinwire::engine::engine_state_test {
-
-using config::Config;
-using config::Decay;
-using config::WarmupAndDecay;
-
+namespace thinwire::engine::test::engine_state_test {
 namespace {
 
-using test::ByHand;
-using test::config_of;
-using test::Driven;
-using test::floats;
-using test::Sharded;
-using test::zero_config;
-using thinwire::test::expect_error;
+using config::Decay;
+using config::WarmupAndDecay;
 
 // ---- learning rates
 
@@ -45,8 +35,8 @@ TEST(EngineSchedule, CountsAppliedStepsAlone) {
         hand.optimizer->groups().set_learning_rate(0, rate);
         hand.optimizer->groups().set_learning_rate(1, 3 * rate);
         hand.step(t, 1, 1, overflows);
-        driven.backward({.step = t, .overflows = overflows});
-        const EngineReport report = driven.engine.step();
+        const EngineReport report =
+            driven.step({.step = t, .overflows = overflows});
         EXPECT_DOUBLE_EQ(report.learning_rate, rate) << t;
         EXPECT_EQ(report.applied, !overflows);
         if (report.applied) ++applied;
@@ -66,13 +56,11 @@ TEST(EngineState, RefusesWhatDoesNotFitAndGoesOnFromWhatDoes) {
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Driven driven(comm, config_of("onebit_adam", dtype));
       for (std::int64_t t = 1; t <= 2; ++t) {
-        driven.backward({.step = t});
-        driven.engine.step();
+        driven.step({.step = t});
       }
       const StateDict good = driven.engine.state_dict();
       const auto start = floats(driven.params.view());
-      driven.backward({.step = 3});
-      driven.engine.step();
+      driven.step({.step = 3});
       const StateDict before = driven.engine.state_dict();
       const auto params = floats(driven.params.view());
       const auto refuses = [&](const StateDict& state, std::string_view part) {
@@ -83,20 +71,19 @@ TEST(EngineState, RefusesWhatDoesNotFitAndGoesOnFromWhatDoes) {
         EXPECT_EQ(floats(driven.params.view()), params);
       };
       for (const char* key : {"engine_steps", "exp_avg", "step", "layout"})
-        refuses(thinwire::test::without(good, key), key);
-      StateDict negative = thinwire::test::without(good, "");
+        refuses(without(good, key), key);
+      StateDict negative = without(good, "");
       negative.put_integer("engine_steps", -1);
       refuses(negative, "engine_steps");
       if (dtype == DType::kFloat16)
-        refuses(thinwire::test::without(good, "masters"), "masters");
+        refuses(without(good, "masters"), "masters");
       driven.engine.load_state_dict(good);
       EXPECT_TRUE(thinwire::test::same_state(driven.engine.state_dict(), good));
       // Parameters of fp32 are the caller's.
       if (dtype == DType::kFloat32)
         kernels::convert(start, driven.params.view());
       EXPECT_EQ(floats(driven.params.view()), start);
-      driven.backward({.step = 3});
-      driven.engine.step();
+      driven.step({.step = 3});
       EXPECT_EQ(floats(driven.params.view()), params);
       EXPECT_TRUE(
           thinwire::test::same_state(driven.engine.state_dict(), before));
@@ -115,8 +102,7 @@ TEST(EngineMasters, AreTheParametersThatWereSet) {
                      {"read_masters: inside a window of accumulation"},
                      [&] { run.engine.read_masters(); });
         run.engine.step();
-        const std::vector<float> values =
-            test::initial_params(run.layout.size(), 7);
+        const std::vector<float> values = initial_params(run.layout.size(), 7);
         kernels::convert(values, run.params.view());
         run.engine.read_masters();
         const std::vector<float> set = floats(run.params.view());
@@ -128,8 +114,7 @@ TEST(EngineMasters, AreTheParametersThatWereSet) {
                         begin, begin + static_cast<std::ptrdiff_t>(p.size)))
               << p.name << ", stage " << stage;
         }
-        run.backward({.step = 2});
-        EXPECT_TRUE(run.engine.step().applied);
+        EXPECT_TRUE(run.step({.step = 2}).applied);
       });
 }
 
@@ -146,7 +131,7 @@ TEST(EngineValues, FullParametersAreSetWhereverTheyAre) {
         EXPECT_EQ(sharded.engine.whole_values().parameter("last"), values);
         EXPECT_EQ(sharded.engine.whole_values().parameter("block"), before);
         const std::size_t at = sharded.layout.parameter("last").offset;
-        EXPECT_EQ(test::floats(sharded.params.view().subview(at, 3)),
+        EXPECT_EQ(floats(sharded.params.view().subview(at, 3)),
                   (std::vector<float>{
                       dtype == DType::kFloat32 ? values[0] : 1.0F, 2, 3}));
       });
@@ -201,8 +186,7 @@ TEST(EngineEvaluation, HasEqualParametersOnAllRanks) {
       Driven driven(comm, config);
       for (std::int64_t t = 1; t <= 8; ++t) {
         hand.step(t, 1, 1, false);
-        driven.backward({.step = t});
-        driven.engine.step();
+        driven.step({.step = t});
         params[rank] = floats(driven.params.view());
         comm.barrier();
         if (comm.rank() == 0 && params[0] != params[2]) ++differed;
@@ -225,4 +209,4 @@ TEST(EngineEvaluation, HasEqualParametersOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire::engine::engine_state_test
+}  // namespace thinwire::engine::test::engine_state_test

@@ -14,24 +14,17 @@
 #include "support/folder.h"
 #include "thinwire/comm/local.h"
 
-namespace thinwire::engine::named_states_test {
-
+namespace thinwire::engine::test::named_states_test {
 namespace {
 
 using checkpoint::test::Content;
-using config::Config;
-using test::Saved;
-using test::Sharded;
-using thinwire::test::expect_error;
-using thinwire::test::Folder;
 using Floats = std::vector<float>;
 
-const checkpoint::SaveOptions kQuick{.durable = false};
 constexpr std::int64_t kSteps = 3;
 
 Config config_of(const std::string& optimizer, int stage = 0,
                  DType dtype = DType::kFloat32) {
-  Config config{.optimizer = test::optimizer_case(optimizer)};
+  Config config{.optimizer = optimizer_case(optimizer)};
   config.precision.dtype = dtype;
   config.comm.bucket_elements = 16384;
   if (stage > 0) {
@@ -47,7 +40,7 @@ struct File {
 
   // PREFIX and the name of each parameter, of one flat array.
   void add(const std::string& prefix, const Floats& values) {
-    const ParameterLayout layout = test::model_layout();
+    const ParameterLayout layout = model_layout();
     for (const Parameter& p : layout.parameters())
       tensors.push_back(Content::of(
           prefix + p.name, p.shape,
@@ -87,10 +80,7 @@ struct Foreign {
     weights.write(here() + "/model.safetensors");
     write([](File&) {});
   }
-  static void step(Sharded& run, std::int64_t t) {
-    run.backward({t});
-    run.engine.step();
-  }
+  static void step(Sharded& run, std::int64_t t) { run.step({t}); }
   void write(const std::function<void(File&)>& change) const {
     File states;
     states.add("exp_avg/", m);
@@ -118,7 +108,7 @@ TEST(NamedStates, AreTakenByAnyNumberOfRanksAndAnyStage) {
         EXPECT_EQ(loaded.step, kSteps);
         EXPECT_EQ(run.engine.optimizer().progress().steps, kSteps);
         EXPECT_EQ(run.engine.optimizer().groups().learning_rate(1), 0.03);
-        static_cast<void>(run.engine.save(root, {}, kQuick));
+        run.engine.save(root, {}, kQuick);
       });
       Saved saved(root + fmt::format("/step-{:010}", kSteps));
       EXPECT_EQ(saved.params(), foreign.params);
@@ -137,8 +127,8 @@ TEST(NamedStates, HaveMastersOrMakeThemOfTheWeights) {
     }
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded run(comm, config_of("adam", 0, DType::kBFloat16));
-      static_cast<void>(run.engine.load(foreign.here()));
-      EXPECT_EQ(test::floats(run.engine.masters()), masters);
+      run.engine.load(foreign.here());
+      EXPECT_EQ(floats(run.engine.masters()), masters);
     });
   }
 }
@@ -148,9 +138,9 @@ TEST(NamedStates, AreAdamsOrLambs) {
   for (const char* optimizer : {"onebit_adam", "lamb", "onebit_lamb"})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded run(comm, config_of(optimizer));
-      static_cast<void>(run.engine.load(foreign.here()));
+      run.engine.load(foreign.here());
       EXPECT_EQ(run.engine.optimizer().progress().steps, kSteps);
-      EXPECT_EQ(test::floats(run.params.view()), foreign.params);
+      EXPECT_EQ(floats(run.params.view()), foreign.params);
       for (std::int64_t t = kSteps + 1; t <= kSteps + 3; ++t) {
         Foreign::step(run, t);
         EXPECT_EQ(run.engine.optimizer().progress().steps, t) << optimizer;
@@ -160,7 +150,7 @@ TEST(NamedStates, AreAdamsOrLambs) {
     Sharded run(comm, config_of("zero_one_adam"));
     expect_error(ErrorCode::kCorruptCheckpoint,
                  {"adam", "zero_one_adam", "kWeights"},
-                 [&] { static_cast<void>(run.engine.load(foreign.here())); });
+                 [&] { run.engine.load(foreign.here()); });
   });
 }
 
@@ -171,10 +161,10 @@ TEST(NamedStates, ThatDoNotFitAreRefusedByName) {
     foreign.write(change);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded run(comm, config_of("adam"));
-      const Floats before = test::floats(run.params.view());
+      const Floats before = floats(run.params.view());
       expect_error(ErrorCode::kCorruptCheckpoint, {what},
-                   [&] { static_cast<void>(run.engine.load(foreign.here())); });
-      EXPECT_EQ(test::floats(run.params.view()), before);
+                   [&] { run.engine.load(foreign.here()); });
+      EXPECT_EQ(floats(run.params.view()), before);
       EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
     });
   };
@@ -199,13 +189,11 @@ TEST(NamedStates, AreLeftWhereWeightsAreAskedFor) {
   const Foreign foreign;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Sharded run(comm, config_of("adam"));
-    static_cast<void>(
-        run.engine.load(foreign.here(), {.what = checkpoint::What::kWeights}));
+    run.engine.load(foreign.here(), {.what = checkpoint::What::kWeights});
     EXPECT_EQ(run.engine.optimizer().progress().steps, 0);
-    EXPECT_EQ(test::floats(run.params.view()), foreign.params);
+    EXPECT_EQ(floats(run.params.view()), foreign.params);
   });
 }
 
 }  // namespace
-
-}  // namespace thinwire::engine::named_states_test
+}  // namespace thinwire::engine::test::named_states_test
