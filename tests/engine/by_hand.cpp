@@ -5,6 +5,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "thinwire/comm/local.h"
+
 namespace thinwire::engine::test {
 
 using config::OptimizerConfig;
@@ -111,6 +113,20 @@ std::vector<NamedConfig> few_bits_cases() {
           {"zero2_up", zero(2, 4, 0, DType::kBFloat16)},
           {"lean", lean(DType::kFloat32, 8)},
           {"lean_bf16", lean(DType::kBFloat16, 4)}};
+}
+
+std::string save_run(int world, const Config& config, const std::string& root,
+                     std::int64_t steps, const Model& model,
+                     const std::string& from) {
+  std::string path;
+  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+    Sharded run(comm, config, model);
+    if (!from.empty()) run.engine.load(from);
+    for (std::int64_t t = 1; t <= steps; ++t) run.step({t});
+    const auto report = run.engine.save(root, {}, kQuick);
+    if (comm.rank() == 0) path = report.path;
+  });
+  return path;
 }
 
 OptimizerConfig optimizer_case(std::string_view name) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -299,6 +300,15 @@ class Sharded {
     }
     engine.end_backward();
   }
+  /// One with these gradients.
+  void backward_of(const std::vector<float>& gradients) {
+    Buffer own(gradients.size(), DType::kFloat32);
+    kernels::convert(gradients, own.view());
+    engine.begin_backward();
+    for (std::size_t k = layout.parameters().size(); k-- > 0;)
+      hand_over(own, k);
+    engine.end_backward();
+  }
   EngineReport step(const Batch& batch,
                     const std::set<std::size_t>& left_out = {}) {
     backward(batch, left_out);
@@ -309,6 +319,14 @@ class Sharded {
     std::set<std::size_t> all;
     for (std::size_t k = 0; k < layout.parameters().size(); ++k)
       if (is_unused(k, comm.rank())) all.insert(k);
+    return all;
+  }
+
+  using Values = std::map<std::string, std::vector<float>>;
+  [[nodiscard]] Values masters() {
+    Values all;
+    for (const Parameter& p : layout.parameters())
+      all[p.name] = engine.whole_values().parameter(p.name);
     return all;
   }
 
@@ -329,6 +347,11 @@ class Sharded {
                           : View::joined(first.view(), second.view());
   }
 };
+
+/// Ranks that load `from`, unless it is empty, train and save; where it is.
+std::string save_run(int world, const Config& config, const std::string& root,
+                     std::int64_t steps, const Model& model = {},
+                     const std::string& from = {});
 
 /// In which order gradients become ready.
 enum class Order {

@@ -76,12 +76,7 @@ struct Trained : Sharded {
       if (p.name == broken.name && comm.rank() == broken.rank)
         all[p.offset + p.size / 2] = std::numeric_limits<float>::infinity();
     for (float& g : all) g *= static_cast<float>(engine.loss_factor());
-    Buffer own(all.size(), DType::kFloat32);
-    kernels::convert(all, own.view());
-    engine.begin_backward();
-    for (std::size_t k = layout.parameters().size(); k-- > 0;)
-      hand_over(own, k);
-    engine.end_backward();
+    backward_of(all);
   }
   EngineReport step(int t, const Broken& broken = {}) {
     const auto backwards = engine.config().gradient_accumulation_steps;
@@ -93,13 +88,6 @@ struct Trained : Sharded {
     return engine.step();
   }
 
-  using Values = std::map<std::string, std::vector<float>>;
-  Values masters() {
-    Values all_values;
-    for (const Parameter& p : layout.parameters())
-      all_values[p.name] = engine.whole_values().parameter(p.name);
-    return all_values;
-  }
   // Returns the values that the model computes with.
   Values of_model() {
     Values all_values;

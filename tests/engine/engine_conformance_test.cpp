@@ -28,25 +28,8 @@ Config small_config(DType dtype, int stage = 0) {
   return config;
 }
 
-struct Small : Sharded {
-  Small(comm::Communicator& c, const Config& config,
-        ParameterLayout of = small_layout())
-      : Sharded(c, config, {.layout = std::move(of)}) {}
-};
-
-// `world` ranks that train, or go on from `from`, and save; where it is.
-std::string save_run(int world, const Config& config, const std::string& root,
-                     std::int64_t steps, const std::string& from = {},
-                     const ParameterLayout& layout = small_layout()) {
-  std::string path;
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Small run(comm, config, layout);
-    if (!from.empty()) run.engine.load(from);
-    for (std::int64_t t = 1; t <= steps; ++t) run.step({t});
-    const auto report = run.engine.save(root, {}, kQuick);
-    if (comm.rank() == 0) path = report.path;
-  });
-  return path;
+Model small(ParameterLayout of = small_layout()) {
+  return {.layout = std::move(of)};
 }
 
 void expect_same_numbers(const std::string& a, const std::string& b) {
@@ -64,8 +47,8 @@ void expect_same_numbers(const std::string& a, const std::string& b) {
 TEST(EngineCheckpoint, Item62NoFileHasPadding) {
   for (const int stage : {0, 1, 2}) {
     const Folder folder;
-    Saved saved(
-        save_run(4, small_config(DType::kBFloat16, stage), folder.path(), 2));
+    Saved saved(save_run(4, small_config(DType::kBFloat16, stage),
+                         folder.path(), 2, small()));
     int by_element = 0;
     for (const auto& array : saved.manifest().arrays) {
       if (array.axis != optim::Axis::kElement) continue;
@@ -92,7 +75,7 @@ TEST(EngineCheckpoint, Item63NamesAndOrderRebuildTheParameters) {
       std::get<optim::AdamOptions>(config.optimizer).groups.resize(groups);
       std::vector<float> frozen{1, 2, 3};
       comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-        Small run(comm, config, layout);
+        Sharded run(comm, config, small(layout));
         run.engine.set_others([&] {
           return Engine::Others{{{"frozen", {3}, View(frozen)}}, {}};
         });
@@ -123,11 +106,11 @@ TEST(EngineCheckpoint, Item63NamesAndOrderRebuildTheParameters) {
 TEST(EngineCheckpoint, Item65MastersComeFromFloatsWhereThereAreSome) {
   const Folder folder;
   const Config config = small_config(DType::kBFloat16, 2);
-  const std::string path = save_run(2, config, folder.path(), 3);
+  const std::string path = save_run(2, config, folder.path(), 3, small());
   Saved saved(path);
   ASSERT_NE(saved.masters(), saved.params());
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Small run(comm, small_config(DType::kBFloat16));
+    Sharded run(comm, small_config(DType::kBFloat16), small());
     run.engine.load(path, {.what = What::kWeights});
     EXPECT_EQ(floats(run.engine.masters()), saved.masters());
     EXPECT_EQ(floats(run.params.view()), saved.params());
@@ -136,16 +119,16 @@ TEST(EngineCheckpoint, Item65MastersComeFromFloatsWhereThereAreSome) {
 }
 
 TEST(EngineCheckpoint, Item68SomeRanksHaveNothing) {
-  const auto layout = ParameterLayout::of({{"a", {2}, 0}, {"b", {}, 1}}, 2);
+  const Model model =
+      small(ParameterLayout::of({{"a", {2}, 0}, {"b", {}, 1}}, 2));
   for (const int stage : {0, 1, 2})
     for (const auto& [before, after] : {std::pair{4, 2}, {2, 4}, {4, 4}}) {
       const Folder folder;
       const Config config = small_config(DType::kBFloat16, stage);
-      const auto path = save_run(before, config, folder.in("a"), 2, {}, layout);
+      const auto path = save_run(before, config, folder.in("a"), 2, model);
       expect_same_numbers(
-          path, save_run(after, config, folder.in("b"), 0, path, layout));
-      static_cast<void>(
-          save_run(after, config, folder.in("c"), 1, path, layout));
+          path, save_run(after, config, folder.in("b"), 0, model, path));
+      save_run(after, config, folder.in("c"), 1, model, path);
     }
 }
 
@@ -153,14 +136,14 @@ TEST(EngineCheckpoint, Item70ChangedClippingHolds) {
   const Folder folder;
   Config config = small_config(DType::kFloat32);
   config.gradient_clipping = 100;
-  const auto path = save_run(2, config, folder.path(), 2);
+  const auto path = save_run(2, config, folder.path(), 2, small());
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Small before(comm, config);
+    Sharded before(comm, config, small());
     before.engine.load(path);
     EXPECT_EQ(before.step({3}).clip_factor, 1);
     Config changed = config;
     changed.gradient_clipping = 0.25;
-    Small after(comm, changed);
+    Sharded after(comm, changed, small());
     after.engine.load(path);
     const EngineReport report = after.step({3});
     ASSERT_GT(report.grad_norm, 0.5);
@@ -171,11 +154,11 @@ TEST(EngineCheckpoint, Item70ChangedClippingHolds) {
 TEST(EngineCheckpoint, Item71HalfGoesOnInBFloat16) {
   for (const int stage : {0, 1, 2}) {
     const Folder folder;
-    const auto path =
-        save_run(2, small_config(DType::kFloat16, stage), folder.in("a"), 3);
+    const auto path = save_run(2, small_config(DType::kFloat16, stage),
+                               folder.in("a"), 3, small());
     const Config config = small_config(DType::kBFloat16, stage);
     Saved half(path);
-    Saved now(save_run(2, config, folder.in("b"), 0, path));
+    Saved now(save_run(2, config, folder.in("b"), 0, small(), path));
     EXPECT_EQ(now.masters(), half.masters());
     EXPECT_EQ(now.array("exp_avg"), half.array("exp_avg"));
     EXPECT_EQ(now.manifest().precision, "bf16");
@@ -183,7 +166,7 @@ TEST(EngineCheckpoint, Item71HalfGoesOnInBFloat16) {
     for (float& value : rounded) value = to_float(to_bfloat16(value));
     EXPECT_EQ(now.params(), rounded);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Small run(comm, config);
+      Sharded run(comm, config, small());
       run.engine.load(path);
       EXPECT_EQ(run.engine.loss_scale(), 1);
       EXPECT_TRUE(run.step({4}).applied);
@@ -196,7 +179,7 @@ TEST(EngineCheckpoint, Item73FrozenWeightsAreLeftOutWhenAsked) {
   std::vector<float> frozen(1000, 0.5f);
   std::string paths[2];
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Small run(comm, small_config(DType::kFloat32));
+    Sharded run(comm, small_config(DType::kFloat32), small());
     run.engine.set_others([&] {
       return Engine::Others{{{"frozen", {10, 100}, View(frozen)}}, {}};
     });
@@ -219,7 +202,7 @@ TEST(EngineCheckpoint, Item73FrozenWeightsAreLeftOutWhenAsked) {
   EXPECT_NE(Saved(paths[1]).weights().find("frozen"), nullptr);
   // A model that has them keeps them as they are.
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Small run(comm, small_config(DType::kFloat32));
+    Sharded run(comm, small_config(DType::kFloat32), small());
     std::vector<float> own(1000, 2.0f);
     run.engine.set_others([&] {
       return Engine::Others{{{"frozen", {10, 100}, View(own)}}, {}};

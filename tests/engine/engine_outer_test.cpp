@@ -30,19 +30,6 @@ Buffer params_of(const Sharded& training) {
   return copy;
 }
 
-// `world` ranks that train for so many steps and save; where it is.
-std::string save_run(int world, const Config& config, const Folder& folder,
-                     std::int64_t steps) {
-  std::string saved;
-  comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Sharded training(comm, config);
-    for (std::int64_t t = 1; t <= steps; ++t) training.step({t});
-    const auto report = training.engine.save(folder.in("run"), {}, kQuick);
-    if (comm.rank() == 0) saved = report.path;
-  });
-  return saved;
-}
-
 bool has_note(const checkpoint::LoadReport& report, std::string_view part) {
   return std::ranges::any_of(report.notes, [part](const std::string& note) {
     return note.find(part) != std::string::npos;
@@ -76,7 +63,7 @@ TEST(OuterEngineByHost, GoesOnOnOtherHosts) {
     for (const std::int64_t steps : {2, 5, 6}) {
       const Folder folder;
       const std::string saved =
-          save_run(before.world, config_of(before), folder, steps);
+          save_run(before.world, config_of(before), folder.in("run"), steps);
       for (const Ranks after :
            {Ranks{4, 2}, Ranks{4, 1}, Ranks{6, 2}, Ranks{1, 1}}) {
         const auto size = static_cast<std::size_t>(after.world);
@@ -110,8 +97,8 @@ TEST(OuterEngineByHost, WithoutItAllRanksTakeTheMeanOfHosts) {
       const Config with = outer_config(optimizer);
       Config without = with;
       without.outer = {};
-      const std::string saved =
-          save_run(4, each == 1 ? with : by_host(with, each), folder, 6);
+      const std::string saved = save_run(
+          4, each == 1 ? with : by_host(with, each), folder.in("run"), 6);
       const auto load = [&](comm::Communicator& comm, const Config& config) {
         Sharded training(comm, config);
         training.engine.load(saved);
@@ -136,7 +123,7 @@ TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
   const Config with = outer_config("adam");
   Config without = with;
   without.outer = {};
-  const std::string saved = save_run(2, with, folder, 5);
+  const std::string saved = save_run(2, with, folder.in("run"), 5);
   for (const int world : {1, 2, 3}) {
     std::string back;
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
@@ -165,7 +152,7 @@ TEST(OuterEngine, LoadingSaysWhichLocalStepsAreLeftOut) {
   const Config with = outer_config("adam");
   Config without = with;
   without.outer = {};
-  const std::string saved = save_run(2, with, folder, 4);
+  const std::string saved = save_run(2, with, folder.in("run"), 4);
   const auto says = [&](const Config& config, checkpoint::What what) {
     bool found = false;
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
@@ -188,7 +175,7 @@ TEST(OuterEngine, TakesUpOnebitAdam) {
   const Config with = outer_config("onebit_adam");
   Config without = with;
   without.outer = {};
-  const std::string saved = save_run(2, without, folder, 5);
+  const std::string saved = save_run(2, without, folder.in("run"), 5);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Sharded training(comm, with);
     const auto report = training.engine.load(saved);

@@ -105,28 +105,15 @@ struct Trained : Held, Sharded {
         sum[3] = std::numeric_limits<float>::infinity();
       return sum;
     });
-    Buffer own(all.size(), DType::kFloat32);
-    kernels::convert(all, own.view());
-    engine.begin_backward();
-    for (std::size_t k = layout.parameters().size(); k-- > 0;)
-      hand_over(own, k);
-    engine.end_backward();
+    backward_of(all);
     return engine.step();
-  }
-
-  // By name, of the masters.
-  std::map<std::string, std::vector<float>> values() {
-    std::map<std::string, std::vector<float>> all;
-    for (const Parameter& p : layout.parameters())
-      all[p.name] = engine.whole_values().parameter(p.name);
-    return all;
   }
 };
 
 void expect_same_values(Trained& run, Trained& of_all,
                         const std::string& what) {
-  const auto want = of_all.values();
-  for (const auto& [name, values] : run.values())
+  const auto want = of_all.masters();
+  for (const auto& [name, values] : run.masters())
     EXPECT_EQ(values, want.at(name)) << name << ", " << what;
 }
 
@@ -203,9 +190,9 @@ TEST(Experts, AnOverflowInOneSkipsTheStepOnAllRanks) {
       for (const int warm : {1, 4}) {
         Trained run(comm, config, 2);
         for (int t = 0; t < warm; ++t) run.step(t);
-        const auto before = run.values();
+        const auto before = run.masters();
         EXPECT_FALSE(run.step(9, 3).applied) << name_of(config) << warm;
-        EXPECT_EQ(run.values(), before) << name_of(config) << warm;
+        EXPECT_EQ(run.masters(), before) << name_of(config) << warm;
         EXPECT_TRUE(run.step(warm).applied);
       }
   });
@@ -223,8 +210,8 @@ TEST(Experts, StayExactInLowBitOptimizers) {
       EXPECT_EQ(report.phase,
                 t < 2 ? optim::Phase::kExact : optim::Phase::kCompressed);
     }
-    const auto want = of_all.values();
-    for (const auto& [name, values] : run.values()) {
+    const auto want = of_all.masters();
+    for (const auto& [name, values] : run.masters()) {
       if (name.starts_with("expert")) {
         EXPECT_EQ(values, want.at(name)) << name;
         for (const char* key : {"exp_avg", "exp_avg_sq"})
@@ -303,9 +290,9 @@ TEST(Experts, OfLowBitOptimizersGoOnInOtherGroups) {
           same.step(t);
           other.step(t);
         }
-        const auto values = run.values();
-        EXPECT_EQ(same.values(), values) << name_of(config) << steps;
-        for (const auto& [name, of_other] : other.values())
+        const auto values = run.masters();
+        EXPECT_EQ(same.masters(), values) << name_of(config) << steps;
+        for (const auto& [name, of_other] : other.masters())
           // LAMB's norms are sums in another order.
           for (std::size_t i = 0; values.contains(name) && i < of_other.size();
                ++i)

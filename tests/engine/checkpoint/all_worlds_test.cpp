@@ -63,13 +63,7 @@ struct Trained : Sharded {
       : Sharded(c, config, {.layout = awkward_layout()}) {}
 
   EngineReport step(std::int64_t t) {
-    const std::vector<float> values = gradient(t, comm.rank());
-    Buffer own(values.size(), DType::kFloat32);
-    kernels::convert(values, own.view());
-    engine.begin_backward();
-    for (std::size_t k = 0; k < layout.parameters().size(); ++k)
-      hand_over(own, k);
-    engine.end_backward();
+    backward_of(gradient(t, comm.rank()));
     return engine.step();
   }
 };

@@ -24,8 +24,6 @@ config::Config config_of(const std::string& optimizer) {
   return {.optimizer = optimizer_case(optimizer)};
 }
 
-void step(Driven& driven, std::int64_t t) { driven.step({.step = t}); }
-
 // What save() has taken is what is loaded, whatever happens to the parameters
 // and states from then on.
 TEST(AsynchronousSave, HasNothingThatCameLater) {
@@ -37,13 +35,13 @@ TEST(AsynchronousSave, HasNothingThatCameLater) {
       Driven plain(comm, config_of(optimizer));
       Driven loaded(comm, config_of(optimizer));
       for (std::int64_t t = 1; t <= 6; ++t) {
-        step(driven, t);
-        step(plain, t);
+        driven.step({.step = t});
+        plain.step({.step = t});
         const checkpoint::SaveReport report = driven.engine.save(
             root, {}, {.asynchronous = true, .durable = false});
         EXPECT_EQ(report.step, t);
         // Steps that never were, and parameters that are no numbers.
-        step(driven, 100 + t);
+        driven.step({.step = 100 + t});
         const auto params = driven.params.as<float>();
         std::fill(params.begin(), params.end(),
                   std::numeric_limits<float>::quiet_NaN());
@@ -87,10 +85,10 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
       Driven driven(comm, config_of("adam"));
       const checkpoint::SaveOptions how{.asynchronous = true, .durable = false};
       const auto save = [&] { driven.engine.save(root, {}, how); };
-      step(driven, 1);
+      driven.step({.step = 1});
       save();
       driven.engine.saver().wait();
-      step(driven, 2);
+      driven.step({.step = 2});
       comm.barrier();
       std::optional<SmallFiles> full;
       if (comm.rank() == 0) full.emplace(50'000);
@@ -100,7 +98,7 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
       comm.barrier();
       full.reset();
       comm.barrier();
-      step(driven, 3);
+      driven.step({.step = 3});
       expect_error(ErrorCode::kUnavailable, {"rank ", root, "File too large"},
                    [&] {
                      if (by_save)
@@ -110,7 +108,7 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
                    });
       driven.engine.saver().wait();  // once
       EXPECT_EQ(driven.engine.load(root).step, 1);
-      step(driven, 2);
+      driven.step({.step = 2});
       save();
       driven.engine.saver().wait();
       EXPECT_EQ(driven.engine.load(root).step, 2);

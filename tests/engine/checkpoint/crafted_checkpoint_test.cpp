@@ -146,13 +146,8 @@ void on_two_ranks(
              const std::function<void(std::string_view)>& refused)>& body) {
   SCOPED_TRACE(tested.name);
   const Folder folder;
-  std::string path;
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded run(comm, tested.config, {.layout = small_layout()});
-    for (std::int64_t t = 1; t <= tested.steps; ++t) run.step({t});
-    const auto saved = run.engine.save(folder.path(), {}, {.durable = false});
-    if (comm.rank() == 0) path = saved.path;
-  });
+  const std::string path = save_run(2, tested.config, folder.path(),
+                                    tested.steps, {.layout = small_layout()});
   const auto refused = [&](std::string_view part) {
     SCOPED_TRACE(part);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {

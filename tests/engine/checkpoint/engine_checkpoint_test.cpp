@@ -245,11 +245,7 @@ TEST(OtherRanks, HaveTheSameStatesOfAnyStage) {
 TEST(OtherSettings, OfThePresentRunHold) {
   const Folder folder;
   Config config = config_of("adam", DType::kFloat32);
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven run(comm, config);
-    for (std::int64_t t = 1; t <= 2; ++t) run.step({t});
-    run.engine.save(folder.in("run"), {}, kQuick);
-  });
+  save_run(2, config, folder.in("run"), 2);
   config.gradient_clipping = 0.5;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Driven run(comm, config);

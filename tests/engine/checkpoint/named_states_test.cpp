@@ -63,14 +63,7 @@ struct File {
 // The states of two ranks after kSteps of Adam, as files of others.
 struct Foreign {
   Foreign() {
-    std::string path;
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Sharded run(comm, config_of("adam"));
-      for (std::int64_t t = 1; t <= kSteps; ++t) step(run, t);
-      const auto report = run.engine.save(folder.in("run"), {}, kQuick);
-      if (comm.rank() == 0) path = report.path;
-    });
-    Saved saved(path);
+    Saved saved(save_run(2, config_of("adam"), folder.in("run"), kSteps));
     params = saved.params();
     m = saved.array("exp_avg");
     v = saved.array("exp_avg_sq");
@@ -80,7 +73,6 @@ struct Foreign {
     weights.write(here() + "/model.safetensors");
     write([](File&) {});
   }
-  static void step(Sharded& run, std::int64_t t) { run.step({t}); }
   void write(const std::function<void(File&)>& change) const {
     File states;
     states.add("exp_avg/", m);
@@ -142,7 +134,7 @@ TEST(NamedStates, AreAdamsOrLambs) {
       EXPECT_EQ(run.engine.optimizer().progress().steps, kSteps);
       EXPECT_EQ(floats(run.params.view()), foreign.params);
       for (std::int64_t t = kSteps + 1; t <= kSteps + 3; ++t) {
-        Foreign::step(run, t);
+        run.step({t});
         EXPECT_EQ(run.engine.optimizer().progress().steps, t) << optimizer;
       }
     });
