@@ -4,9 +4,7 @@
 
 usage: train_gpt_resume_test.py PROGRAM MPIEXEC [TEST...]
 
-MPIEXEC is empty where the build has no MPI; then tests that need it are
-skipped, or fail if THINWIRE_REQUIRE names mpi. THINWIRE_TEST_LONG=1 makes
-loops of kills many times as long.
+THINWIRE_TEST_LONG=1 makes loops of kills many times as long.
 """
 
 import os
@@ -88,43 +86,17 @@ class TrainGpt(SavedRuns):
             self.assertGreater(summary["resumed_from"], 0)
             self.assertLess(summary["final_val_loss"], 5)
 
-    @needs_mpi
-    def test_killed_processes_again_and_again(self):
-        """One of two ranks, or the launcher, at any time."""
-        kills = 40 if LONG else 4
-        extra = (
-            f"--optimizer zero_one_adam --save-every 3 --steps {200 if LONG else 60}"
-        )
-        self.complete("whole", extra, ranks=2)
+    def check_killed_again_and_again(self, kills, flags, seconds, ranks=0):
+        """At any time, also while it saves or begins: itself, or one of its processes."""
+        self.complete("whole", flags, ranks=ranks)
         moments = random.Random(11)
-        for _ in range(kills):
-            process = self.start("run", f"{extra} --resume auto", ranks=2)
-            try:
-                _, errors = process.communicate(timeout=0.4 + 1.2 * moments.random())
-            except subprocess.TimeoutExpired:
-                os.kill(moments.choice(ranks_of(process)), signal.SIGKILL)
-                process.communicate(timeout=60)
-                continue
-            self.assertEqual(process.returncode, 0, errors)  # it was faster
-            self.check_same("run", "whole")
-            shutil.rmtree(self.folder / "run")
-        self.complete("run", f"{extra} --resume auto", ranks=2)
-        self.check_same("run", "whole")
-
-    def test_killed_again_and_again(self):
-        """At any time, also while it saves or begins."""
-        kills = 100 if LONG else 5
-        extra = "--optimizer zero_one_adam --save-every 3"
-        steps = f"--steps {300 if LONG else 60}"
-        self.complete("whole", f"{extra} {THREADS} {steps}")
-        moments = random.Random(7)
         killed = 0
         while killed < kills:
-            process = self.start("run", f"{extra} {THREADS} {steps} --resume auto")
+            process = self.start("run", f"{flags} --resume auto", ranks=ranks)
             try:
-                _, errors = process.communicate(timeout=0.2 + moments.random())
+                _, errors = process.communicate(timeout=moments.uniform(*seconds))
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.kill(moments.choice(ranks_of(process)), signal.SIGKILL)
                 process.communicate(timeout=60)
                 killed += 1
                 continue
@@ -132,8 +104,22 @@ class TrainGpt(SavedRuns):
             self.assertEqual(process.returncode, 0, errors)
             self.check_same("run", "whole")
             shutil.rmtree(self.folder / "run")
-        self.complete("run", f"{extra} {THREADS} {steps} --resume auto")
+        self.complete("run", f"{flags} --resume auto", ranks=ranks)
         self.check_same("run", "whole")
+
+    @needs_mpi
+    def test_killed_processes_again_and_again(self):
+        flags = (
+            f"--optimizer zero_one_adam --save-every 3 --steps {200 if LONG else 60}"
+        )
+        kills = 40 if LONG else 4
+        self.check_killed_again_and_again(kills, flags, (0.4, 1.6), ranks=2)
+
+    def test_killed_again_and_again(self):
+        kills = 100 if LONG else 5
+        flags = f"--optimizer zero_one_adam --save-every 3 {THREADS}"
+        steps = f"--steps {300 if LONG else 60}"
+        self.check_killed_again_and_again(kills, f"{flags} {steps}", (0.2, 1.2))
         left = [path.name for path in (self.folder / "run/checkpoints").iterdir()]
         # A process that is killed in its first save, at step 3, leaves another run's part,
         # which is kept.

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of train_gpt have in common: its runs, and their main()."""
+"""What tests of train_gpt have in common: its runs, and their main().
+
+MPIEXEC is empty where the build has no MPI; then tests that need it are
+skipped, or fail if THINWIRE_REQUIRE names mpi.
+"""
 
 import contextlib
 import json
@@ -80,6 +84,12 @@ class Runs(unittest.TestCase):
     def step_rows(self, name):
         """Those of steps, without those of validations."""
         return [row for row in self.metrics(name) if "loss" in row]
+
+    def check_equal_runs(self, *summaries):
+        """They have trained the same, as threads or as processes."""
+        for key in ("ranks", "params_checksum", "final_val_loss"):
+            for summary in summaries:
+                self.assertEqual(summary[key], summaries[0][key], key)
 
     def check_fails(self, arguments, code, *parts, **how):
         done = self.run_program(arguments, **how)

@@ -3,9 +3,6 @@
 """Runs of train_gpt that signals stop, and ranks that stand still while saving.
 
 usage: train_gpt_stopped_test.py PROGRAM MPIEXEC [TEST...]
-
-MPIEXEC is empty where the build has no MPI; then tests that need it are
-skipped, or fail if THINWIRE_REQUIRE names mpi.
 """
 
 import contextlib

@@ -3,9 +3,6 @@
 """Runs train_gpt with telemetry: what each line says, with each optimizer.
 
 usage: train_gpt_telemetry_test.py PROGRAM MPIEXEC [TEST...]
-
-MPIEXEC is empty where the build has no MPI; then tests that need it are
-skipped, or fail if THINWIRE_REQUIRE names mpi.
 """
 
 import json
@@ -100,16 +97,14 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_onebit_adam(self):
-        self.check("onebit", "--optimizer onebit_adam --freeze-step 3")
-
-    @needs_mpi
-    def test_low_bit_warm_up(self):
-        extra = "--optimizer onebit_adam --freeze-step 3 --set warmup_bits=8"
-        self.check("warm", extra, warmup_bits=8)
-
-    @needs_mpi
-    def test_lean_onebit_adam(self):
-        self.check("lean", "--optimizer lean_onebit_adam --freeze-step 3")
+        onebit = "--optimizer onebit_adam --freeze-step 3"
+        for name, extra, warmup_bits in (
+            ("onebit", onebit, 0),
+            ("warm", f"{onebit} --set warmup_bits=8", 8),
+            ("lean", "--optimizer lean_onebit_adam --freeze-step 3", 0),
+        ):
+            with self.subTest(name):
+                self.check(name, extra, warmup_bits)
 
     # The interval between syncs is 1 for a while, then 2; validations, after
     # every step here but some, make a local step's ranks equal outside of it.
