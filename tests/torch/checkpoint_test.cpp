@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a checkpoint of a module has beside what the engine trains.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "support/errors.h"
+#include "support/folder.h"
 #include "thinwire/core/log.h"
 #include "thinwire/torch/engine.h"
 #include "thinwire/torch/random_state.h"
@@ -74,23 +73,20 @@ TEST(ModuleOthers, AreFrozenParametersAndBuffersUnderTheirFirstNames) {
 }
 
 TEST(TorchCheckpoint, HasAllThatTheModuleHas) {
-  const std::string root =
-      std::filesystem::temp_directory_path() /
-      ("thinwire_torch_checkpoint_" + std::to_string(getpid()));
-  std::filesystem::remove_all(root);
-  for (const int world : {1, 2})
+  for (const int world : {1, 2}) {
+    const test::Folder folder;
     run(world, [&](comm::Communicator& comm) {
       NetWithOthers net(comm.rank());
       Engine engine(net, comm, as_they_are());
       const auto step = [&](int t) {
         engine.backward(loss_of(net, comm, t));
-        static_cast<void>(engine.step());
+        engine.step();
       };
       step(1);
       checkpoint::Extra extra;
       if (comm.size() == 1) extra.own.put("random", random_state());
       const std::string path =
-          engine.save(root, extra, {.durable = false}).path;
+          engine.save(folder.path(), extra, {.durable = false}).path;
       const auto saved = floats(engine.params());
       const at::Tensor drawn = at::rand({3});
       step(2);
@@ -114,7 +110,7 @@ TEST(TorchCheckpoint, HasAllThatTheModuleHas) {
       step(2);
       EXPECT_EQ(floats(engine.params()), later);
     });
-  std::filesystem::remove_all(root);
+  }
 }
 
 TEST(RandomState, OfAnotherKindIsRefused) {

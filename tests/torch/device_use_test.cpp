@@ -9,9 +9,6 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 
-#include <unistd.h>
-
-#include <filesystem>
 #include <limits>
 #include <optional>
 #include <string>
@@ -19,6 +16,7 @@
 #include <vector>
 
 #include "support/errors.h"
+#include "support/folder.h"
 #include "torch/device.h"
 #include "torch/net.h"
 
@@ -163,8 +161,7 @@ Values shared_and_unused(comm::Communicator& comm, const at::Device& device) {
     Engine engine(net, comm, config);
     for (int t = 0; t < 5; ++t) {
       net.uses_side = t % 2 == 0;
-      engine.backward(loss_of(net, 0, t));
-      engine.step();
+      step(engine, net, 0, t);
     }
     all = losses_and(all, net);
   }
@@ -222,19 +219,16 @@ Values streams_of_the_program(comm::Communicator& comm,
 }
 
 Values checkpoints(comm::Communicator& comm, const at::Device& device) {
-  const std::filesystem::path root =
-      std::filesystem::temp_directory_path() /
-      ("thinwire_device_test_" + std::to_string(getpid()) + device.str());
+  const test::Folder folder;
   const config::Config config = config_of(DType::kBFloat16);
   {
     Net net;
     net.to(device);
     Engine engine(net, comm, config);
     for (int t = 0; t < 3; ++t) {
-      engine.backward(loss_of(net, 0, t));
-      engine.step();
+      step(engine, net, 0, t);
     }
-    static_cast<void>(engine.save(root.string(), {}, {.durable = false}));
+    engine.save(folder.path(), {}, {.durable = false});
   }
   Net net(7);
   // A run that was saved on a device resumes on the CPU, and the other way
@@ -242,11 +236,9 @@ Values checkpoints(comm::Communicator& comm, const at::Device& device) {
   const at::Device other = device.is_cpu() ? device_of() : at::kCPU;
   net.to(other);
   Engine engine(net, comm, config);
-  static_cast<void>(engine.load(root.string()));
-  std::filesystem::remove_all(root);
+  engine.load(folder.path());
   for (int t = 3; t < 6; ++t) {
-    engine.backward(loss_of(net, 0, t));
-    engine.step();
+    step(engine, net, 0, t);
   }
   return values_of(net);
 }
@@ -279,8 +271,7 @@ TEST(TorchDevice, HasTheBitsOfTheCpuIfPinnedMemoryIsRefusedLater) {
     net.to(device);
     Engine engine(net, comm, config);
     for (int t = 0; t < 6; ++t) {
-      engine.backward(loss_of(net, 0, t));
-      engine.step();
+      step(engine, net, 0, t);
     }
     return values_of(net);
   };
@@ -304,8 +295,7 @@ TEST(TorchDevice, RefusesWhatItCannotFollow) {
                  [&] { Engine(net, comm, config_of()); });
     net.to(device_of());
     Engine engine(net, comm, config_of(DType::kFloat32, 2));
-    engine.backward(loss_of(net, 0, 1));
-    engine.step();
+    step(engine, net, 0, 1);
     net.zero_grad();
     expect_error(ErrorCode::kFailedPrecondition, {"is gone or was replaced"},
                  [&] { engine.backward(loss_of(net, 0, 1)); });

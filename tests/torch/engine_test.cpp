@@ -28,8 +28,7 @@ void expect_same_bits(
   const double scale = engine.core().loss_scale();
   for (int t = 1; t <= 4; ++t) {
     const auto want = hand.step({t}, scale);
-    engine.backward(loss_of(net, comm, t));
-    const engine::EngineReport report = engine.step();
+    const engine::EngineReport report = step(engine, net, comm.rank(), t);
     EXPECT_TRUE(report.applied);
     EXPECT_EQ(report.steps, t);
     EXPECT_EQ(report.grad_norm, want.grad_norm);
@@ -101,14 +100,11 @@ TEST(TorchEngine, SumsWithoutSync) {
       const auto before = comm.counters().bytes_sent;
       {
         const auto accumulation = engine.no_sync();
-        engine.backward(loss_of(net, comm, t));
-        EXPECT_FALSE(engine.step().at_boundary);
-        engine.backward(loss_of(net, comm, t + 10));
-        EXPECT_FALSE(engine.step().at_boundary);
+        EXPECT_FALSE(step(engine, net, comm.rank(), t).at_boundary);
+        EXPECT_FALSE(step(engine, net, comm.rank(), t + 10).at_boundary);
         EXPECT_EQ(comm.counters().bytes_sent, before);
       }
-      engine.backward(loss_of(net, comm, t + 20));
-      EXPECT_TRUE(engine.step().applied);
+      EXPECT_TRUE(step(engine, net, comm.rank(), t + 20).applied);
       ASSERT_EQ(floats(engine.params()), hand.params());
     }
   });
@@ -118,8 +114,7 @@ TEST(TorchEngine, EvaluatesWithoutGradients) {
   run(2, [](comm::Communicator& comm) {
     Net net;
     Engine engine(net, comm, config_of());
-    engine.backward(loss_of(net, comm, 1));
-    engine.step();
+    step(engine, net, comm.rank(), 1);
     {
       const auto evaluation = engine.evaluation();
       EXPECT_FALSE(loss_of(net, comm, 1).requires_grad());
@@ -182,8 +177,7 @@ TEST(TorchEngineErrors, NameWhatWasReplacedAddedOrFrozen) {
                    [&] { engine.step(); });
     };
     const auto works = [&] {
-      engine.backward(loss_of(net, comm, 1));
-      EXPECT_TRUE(engine.step().applied);
+      EXPECT_TRUE(step(engine, net, comm.rank(), 1).applied);
     };
     net.side->bias.set_requires_grad(false);
     refuses({"'side.bias'", "frozen"});
@@ -228,8 +222,7 @@ TEST(TorchEngine, TheModuleMayOutliveIt) {
     loss_of(net, comm, 1).backward();
     EXPECT_GT(net.first->weight.grad().count_nonzero().item<int>(), 0);
     Engine another(net, comm, config_of());
-    another.backward(loss_of(net, comm, 1));
-    EXPECT_TRUE(another.step().applied);
+    EXPECT_TRUE(step(another, net, comm.rank(), 1).applied);
   });
 }
 

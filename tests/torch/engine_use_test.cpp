@@ -22,12 +22,6 @@ config::Config zero(int stage, DType dtype = DType::kFloat32) {
   return config;
 }
 
-engine::EngineReport step(Engine& engine, Net& net, comm::Communicator& comm,
-                          int t) {
-  engine.backward(loss_of(net, comm, t));
-  return engine.step();
-}
-
 TEST(TorchEngineReplaced, TheNewEngineTrainsAsTheFirstDid) {
   for (const int world : {1, 2, 3})
     for (const int stage : {0, 1, 2})
@@ -45,9 +39,9 @@ TEST(TorchEngineReplaced, TheNewEngineTrainsAsTheFirstDid) {
           engine = std::make_unique<Engine>(net, comm, zero(stage, dtype));
           Engine want(fresh, comm, zero(stage, dtype));
           for (int t = 1; t <= 2; ++t) {
-            const auto report = step(*engine, net, comm, t);
+            const auto report = step(*engine, net, comm.rank(), t);
             EXPECT_EQ(report.late_elements, 0u);  // hooks have fired
-            step(want, fresh, comm, t);
+            step(want, fresh, comm.rank(), t);
             ASSERT_EQ(floats(engine->params()), floats(want.params()));
           }
           loss_of(net, comm, 9).backward();
@@ -95,7 +89,7 @@ TEST(TorchEngineCause, ArrivesOnEveryRank) {
                 weight.register_hook([](const at::Tensor&) {
                   throw std::out_of_range("my own cause");
                 });
-              step(engine, net, comm, t);
+              step(engine, net, comm.rank(), t);
             }
           } catch (const std::out_of_range& cause) {
             texts[rank] = cause.what();
@@ -136,10 +130,10 @@ TEST(TorchEngineMean, TakesNumbersAndTensorsOfOneElement) {
     expect_error(ErrorCode::kInvalidArgument, {"one element", "got 2"},
                  [&] { (void)engine.mean(at::ones({2})); });
     engine.set_learning_rate(0, 0.5);
-    EXPECT_EQ(step(engine, net, comm, 1).learning_rate, 0.5);
+    EXPECT_EQ(step(engine, net, comm.rank(), 1).learning_rate, 0.5);
     engine.set_schedule(
         [](double base, std::int64_t n) { return base + double(n); });
-    EXPECT_EQ(step(engine, net, comm, 2).learning_rate, 1.01);
+    EXPECT_EQ(step(engine, net, comm.rank(), 2).learning_rate, 1.01);
   });
 }
 
@@ -198,8 +192,7 @@ TEST(TorchEngineBuffers, AreMadeEqualAsTheOptionSays) {
           EXPECT_EQ(net.norm->num_batches_tracked.item<int>(),
                     stays ? 7 + comm.rank() : 7);
           for (int t = 1; t <= 3; ++t) {
-            engine.backward(loss_of(net, comm.rank(), t));
-            engine.step();
+            step(engine, net, comm.rank(), t);
           }
           means[rank] = net.norm->running_mean.clone();
           comm.barrier();
@@ -229,8 +222,8 @@ TEST(TorchEngineBuffers, BecomeSixteenBitWithTheParameters) {
         EXPECT_EQ(net.norm->running_var.scalar_type(),
                   net.linear->weight.scalar_type());
         EXPECT_EQ(net.norm->num_batches_tracked.scalar_type(), at::kLong);
-        engine.backward(loss_of(net, comm.rank(), 1));
-        engine.step();  // skipped if the loss scale has to fall
+        step(engine, net, comm.rank(),
+             1);  // skipped if the loss scale has to fall
         const auto evaluation = engine.evaluation();
         net.eval();
         EXPECT_TRUE(std::isfinite(loss_of(net, comm.rank(), 1).item<double>()));

@@ -3,13 +3,11 @@
 // hosts have the bits of one rank per host on the CPU.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <limits>
@@ -21,6 +19,7 @@
 
 #include "device/group.h"
 #include "support/errors.h"
+#include "support/folder.h"
 #include "thinwire/torch/host_engine.h"
 #include "torch/device.h"
 #include "torch/net.h"
@@ -243,14 +242,13 @@ TEST(TorchHostEngine, HasTheBitsOfOneRankPerHost) {
 // ---- checkpoints and evaluations
 
 TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
-  const auto root = std::filesystem::temp_directory_path() /
-                    ("thinwire_host_engine_" + std::to_string(getpid()));
+  const test::Folder folder;
+  const std::string root = folder.in("led");
   const Case which{"1-bit Adam bf16", config_of(DType::kBFloat16)};
   const auto train = [](HostEngine& engine, Net& net, int rank, int from,
                         int to) {
     for (int t = from; t < to; ++t) {
-      engine.backward(loss_of(net, rank, t));
-      engine.step();
+      step(engine, net, rank, t);
     }
   };
   Values saved;
@@ -259,13 +257,13 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
     Net net(comm.rank());
     net.to(device_of(comm.rank()));
     HostEngine engine = make(net, comm, groups, which);
-    EXPECT_EQ(engine.resume(root.string()), std::nullopt);
+    EXPECT_EQ(engine.resume(root), std::nullopt);
     train(engine, net, comm.rank(), 0, 4);
     checkpoint::Extra extra;
     extra.common.put_text("text", "common");
     extra.own.put_integer("rank", comm.rank());
     extra.own.put("values", std::vector<float>(3, 0.5F));
-    const auto report = engine.save(root.string(), extra, {.durable = false});
+    const auto report = engine.save(root, extra, {.durable = false});
     EXPECT_EQ(report.step, 4);
     if (comm.rank() == 0) saved = values_of(net);
     train(engine, net, comm.rank(), 4, 7);
@@ -274,7 +272,7 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
     Net again(7 + comm.rank());
     again.to(device_of(comm.rank()));
     HostEngine other = make(again, comm, groups, which);
-    const auto loaded = other.load(root.string());
+    const auto loaded = other.load(root);
     EXPECT_EQ(other.steps(), 4);
     EXPECT_EQ(loaded.step, 4);
     EXPECT_EQ(loaded.world, kHosts);
@@ -290,7 +288,7 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
   run(1, [&](comm::Communicator& comm) {
     Net net(3);
     Engine engine(net, comm, which.config);
-    const auto loaded = engine.load(root.string());
+    const auto loaded = engine.load(root);
     EXPECT_EQ(loaded.extra.own.integer("rank"), 0);
     ASSERT_EQ(loaded.own_of_ranks.size(), 4U);
     EXPECT_EQ(loaded.own_of_ranks[1].integer("rank"), 1);
@@ -298,7 +296,7 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
     EXPECT_EQ(values_of(net), saved);
   });
   // Leaders load what ranks without leaders have saved.
-  const std::string plain = (root / "plain").string();
+  const std::string plain = folder.in("plain");
   run(kWorld, [&](comm::Communicator& comm) {
     Net net(comm.rank());
     net.to(device_of(comm.rank()));
@@ -306,12 +304,11 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
       Engine engine(net, comm, which.config);
       checkpoint::Extra extra;
       extra.own.put_integer("rank", comm.rank());
-      static_cast<void>(engine.save(plain, extra, {.durable = false}));
+      engine.save(plain, extra, {.durable = false});
     }
     HostEngine engine = make(net, comm, groups, which);
     EXPECT_EQ(engine.load(plain).extra.own.integer("rank"), comm.rank());
   });
-  std::filesystem::remove_all(root);
 }
 
 // 0/1 Adam's ranks differ between syncs, and buffers always do.
@@ -332,8 +329,7 @@ TEST(TorchHostEngine, AnEvaluationMakesRanksEqual) {
     net.to(device_of(comm.rank()));
     HostEngine engine = make(net, comm, groups, which);
     for (int t = 0; t < 7; ++t) {
-      engine.backward(loss_of(net, comm.rank(), t));
-      engine.step();
+      step(engine, net, comm.rank(), t);
     }
     net.seen.fill_(comm.rank());
     EXPECT_EQ(engine.mean(comm.rank()), 1.5);
@@ -345,8 +341,7 @@ TEST(TorchHostEngine, AnEvaluationMakesRanksEqual) {
       expect_error(ErrorCode::kFailedPrecondition, {"inside an evaluation"},
                    [&] { engine.save("/nowhere"); });
     }
-    engine.backward(loss_of(net, comm.rank(), 8));
-    engine.step();
+    step(engine, net, comm.rank(), 8);
     EXPECT_EQ(engine.steps(), 8);
   });
   for (const Values& of_rank : all) EXPECT_EQ(of_rank, all[0]);
@@ -480,8 +475,7 @@ TEST(TorchHostEngine, AllRanksLearnThatTheGroupHasFailed) {
                                    fence::Ccl& group, Net& net) {
     for (int t = 0; t < 3; ++t) {
       if (t == 1 && comm.rank() == 2) group.abort();
-      engine.backward(loss_of(net, comm.rank(), t));
-      engine.step();
+      step(engine, net, comm.rank(), t);
     }
   });
   for (const std::string& error : errors)
@@ -498,8 +492,7 @@ TEST(TorchHostEngine, AllRanksLearnOfOneThatHangs) {
         for (int t = 0; t < 2; ++t) {
           if (t == 1 && comm.rank() == 3)
             std::this_thread::sleep_for(std::chrono::seconds(5));
-          engine.backward(loss_of(net, comm.rank(), t));
-          engine.step();
+          step(engine, net, comm.rank(), t);
         }
       },
       std::chrono::seconds(2));

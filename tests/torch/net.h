@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/ranks.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/torch/engine.h"
@@ -66,6 +67,12 @@ inline at::Tensor loss_of(Net& net, const comm::Communicator& comm, int batch) {
   return loss_of(net, comm.rank(), batch);
 }
 
+template <class Engine, class Module>
+engine::EngineReport step(Engine& engine, Module& net, int rank, int batch) {
+  engine.backward(loss_of(net, rank, batch));
+  return engine.step();
+}
+
 inline config::Config config_of(DType dtype = DType::kFloat32,
                                 std::int64_t accumulation_steps = 1) {
   config::Config config{.optimizer = kAdam,
@@ -78,11 +85,7 @@ inline config::Config config_of(DType dtype = DType::kFloat32,
 
 inline std::vector<float> floats(ConstView view) {
   std::vector<float> values(view.size());
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (view.dtype() == DType::kFloat32) values[i] = view.as<float>()[i];
-    if (view.dtype() == DType::kFloat16)
-      values[i] = to_float(view.as<Half>()[i]);
-  }
+  kernels::convert(view, values);
   return values;
 }
 

@@ -207,8 +207,7 @@ TEST(TorchZeroGradients, ThatWereThereAreDropped) {
     Engine engine(net, comm, zero_config(2), by_kind);
     EXPECT_FALSE(net.first->weight.grad().defined());
     Trained want(comm, zero_config(0));
-    engine.backward(loss_of(net, 0, 1));
-    engine.step();
+    step(engine, net, 0, 1);
     want.step(1);
     EXPECT_EQ(bytes_of(engine.params()), bytes_of(want.engine.params()));
   });
