@@ -166,7 +166,7 @@ struct MakeByHand {
   Made operator()(const optim::ZeroOneAdamOptions& o) const {
     return low_bit<optim::ZeroOneAdam>(o);
   }
-  // engine_optimizers_test.cpp tests the lean optimizer.
+  // engine_test.cpp tests the lean optimizer.
   Made operator()(const lean::LeanOnebitAdamOptions&) const { return nullptr; }
 };
 

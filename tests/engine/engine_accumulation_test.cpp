@@ -156,9 +156,8 @@ TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {
         for (std::int64_t t = 1; t <= 4; ++t) {
           hand.step(t, 3, 3, false);
           for (std::int64_t fails_in = 0; fails_in < 3; ++fails_in) {
-            for (std::int64_t micro = 0; micro < fails_in; ++micro) {
+            for (std::int64_t micro = 0; micro < fails_in; ++micro)
               driven.step({90, micro});
-            }
             driven.engine.begin_backward();
             const std::vector<float> ones(20, 1.0f);
             kernels::accumulate(driven.grads.view().subview(0, 20), ones);
@@ -169,9 +168,8 @@ TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {
             expect_error(ErrorCode::kFailedPrecondition, {"no backward"},
                          [&] { driven.engine.step(); });
           }
-          for (std::int64_t micro = 0; micro < 3; ++micro) {
+          for (std::int64_t micro = 0; micro < 3; ++micro)
             driven.step({t, micro});
-          }
           ASSERT_EQ(floats(driven.params.view()), floats(hand.params.view()))
               << t;
         }

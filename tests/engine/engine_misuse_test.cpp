@@ -200,9 +200,8 @@ TEST(EngineUneven, ARankThatHasEndedIsNamedWithTheWayOut) {
           const int last = loop.world - 1;
           const auto train = [&](std::int64_t steps) {
             for (std::int64_t t = 1; t <= steps; ++t)
-              for (std::int64_t micro = 0; micro < loop.backwards; ++micro) {
+              for (std::int64_t micro = 0; micro < loop.backwards; ++micro)
                 sharded.step({t, micro});
-              }
           };
           if (comm.rank() == last) return train(6);
           const std::string rank = "rank " + std::to_string(last);

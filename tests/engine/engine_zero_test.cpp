@@ -106,9 +106,8 @@ TEST(EngineZeroBuckets, AreAsLongAsTheConfigurationSays) {
       config.zero.allgather_bucket_size = most_gathered;
       Sharded sharded(comm, config);
       EngineReport report;
-      for (std::int64_t t = 1; t <= 2; ++t) {
+      for (std::int64_t t = 1; t <= 2; ++t)
         report = sharded.step({t, 0, false});
-      }
       return report.messages;
     };
     constexpr std::int64_t kMany = 500'000'000;
@@ -135,9 +134,7 @@ TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
           return sharded.engine.optimizer().progress().lamb_coeffs;
         };
         EXPECT_EQ(coeffs(), std::vector<double>(8, 0));
-        for (std::int64_t t = 1; t <= 2; ++t) {
-          sharded.step({t, 0, false});
-        }
+        for (std::int64_t t = 1; t <= 2; ++t) sharded.step({t, 0, false});
         if (dtype == DType::kFloat32) of_stages.push_back(coeffs());
         EXPECT_EQ(coeffs().size(), 8u);
         EXPECT_NE(coeffs()[2], 0);

@@ -127,9 +127,7 @@ Saved save(const Ranks& ranks, const Config& config, const std::string& root) {
   Saved saved;
   comm::run_local_ranks(ranks.world, [&](comm::Communicator& comm) {
     Sharded sharded(comm, config);
-    for (std::int64_t t = 1; t <= 4; ++t) {
-      sharded.step({t});
-    }
+    for (std::int64_t t = 1; t <= 4; ++t) sharded.step({t});
     const auto masters = masters_of(sharded);
     const Owed owed = owed_by(comm, sharded);
     const std::string path =
@@ -171,9 +169,8 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
         EXPECT_TRUE(expect_same(owed.workers, saved.owed.workers));
         EXPECT_EQ(expect_same(owed.servers, saved.owed.servers),
                   config_of == lean);
-        for (std::int64_t t = 5; t <= 7; ++t) {
+        for (std::int64_t t = 5; t <= 7; ++t)
           EXPECT_TRUE(sharded.step({t}).applied);
-        }
       });
     }
 }
@@ -196,9 +193,8 @@ TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
     const std::vector<double> nothing(owed.workers.size());
     EXPECT_EQ(owed.workers, nothing);
     EXPECT_EQ(owed.servers, nothing);
-    for (std::int64_t t = 5; t <= 8; ++t) {
+    for (std::int64_t t = 5; t <= 8; ++t)
       EXPECT_TRUE(sharded.step({t}).applied);
-    }
   });
 }
 

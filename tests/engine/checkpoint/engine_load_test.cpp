@@ -137,9 +137,7 @@ TEST(EngineWeights, HoldInEveryPhase) {
     for (std::int64_t steps = 0; steps < 8; ++steps)
       comm::run_local_ranks(2, [&](comm::Communicator& comm) {
         Driven run(comm, config);
-        for (std::int64_t t = 1; t <= steps; ++t) {
-          run.step({t});
-        }
+        for (std::int64_t t = 1; t <= steps; ++t) run.step({t});
         run.engine.learning_rates().set(0);
         run.engine.load(folder.path(), {.what = What::kWeights});
         for (int i = 0; i < 3; ++i) {

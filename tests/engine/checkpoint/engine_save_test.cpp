@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// SaveOptions::residuals = kMean: what ranks owe is averaged when it is saved.
+// What SaveOptions ask for: residuals that are averaged, and saves that are
+// written while training goes on.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cmath>
+#include <csignal>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <thread>
 
 #include "checkpoint/mean.h"
 #include "checkpoint/rows.h"
@@ -14,7 +23,7 @@
 #include "support/ranks.h"
 #include "thinwire/checkpoint/inspect.h"
 
-namespace thinwire::engine::test::engine_residuals_test {
+namespace thinwire::engine::test::engine_save_test {
 namespace {
 
 using checkpoint::Residuals;
@@ -33,9 +42,7 @@ Both save_both(int world, const Config& config, const Folder& folder) {
   Both both;
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Driven run(comm, config);
-    for (std::int64_t t = 1; t <= 8; ++t) {
-      run.step({t});
-    }
+    for (std::int64_t t = 1; t <= 8; ++t) run.step({t});
     const auto per_rank = run.engine.save(folder.in("own"), {}, kPerRank);
     const auto mean = run.engine.save(folder.in("mean"), {}, kMean);
     if (comm.rank() == 0)
@@ -116,9 +123,7 @@ TEST_P(MeanResiduals, AreKeptOnTheSameNumberOfRanks) {
     const StateDict state = run.engine.state_dict();
     for (const std::string& name : arrays_with_means(both.per_rank))
       EXPECT_EQ(floats(state.array(name)), mean.array(name)) << name;
-    for (std::int64_t t = 9; t <= 14; ++t) {
-      EXPECT_TRUE(run.step({t}).applied);
-    }
+    for (std::int64_t t = 9; t <= 14; ++t) EXPECT_TRUE(run.step({t}).applied);
   });
 }
 
@@ -177,5 +182,99 @@ TEST(MeanOfRanks, IsRoundedOnce) {
   }
 }
 
+// ---- saves that are written while training goes on
+
+// What save() has taken is what is loaded, whatever happens to the parameters
+// and states from then on.
+TEST(AsynchronousSave, HasNothingThatCameLater) {
+  for (const char* optimizer : {"adam", "onebit_adam", "zero_one_adam"}) {
+    const Folder folder;
+    const std::string root = folder.in(optimizer);
+    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of(optimizer));
+      Driven plain(comm, config_of(optimizer));
+      Driven loaded(comm, config_of(optimizer));
+      for (std::int64_t t = 1; t <= 6; ++t) {
+        driven.step({.step = t});
+        plain.step({.step = t});
+        const checkpoint::SaveReport report = driven.engine.save(
+            root, {}, {.asynchronous = true, .durable = false});
+        EXPECT_EQ(report.step, t);
+        // Steps that never were, and parameters that are no numbers.
+        driven.step({.step = 100 + t});
+        const auto params = driven.params.as<float>();
+        std::fill(params.begin(), params.end(),
+                  std::numeric_limits<float>::quiet_NaN());
+        driven.engine.saver().wait();
+        EXPECT_FALSE(driven.engine.saver().is_saving());
+        loaded.engine.load(report.path);
+        ASSERT_EQ(floats(loaded.params.view()), floats(plain.params.view()));
+        driven.engine.load(report.path);
+        ASSERT_EQ(floats(driven.params.view()), floats(plain.params.view()));
+      }
+    });
+  }
+}
+
+// Files of this process may not grow beyond so many bytes, as if a disk were
+// full.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) : signal_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit now{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &now);
+  }
+  ~SmallFiles() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, signal_);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+
+ private:
+  void (*signal_)(int);
+  rlimit before_{};
+};
+
+TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
+  for (const bool by_save : {false, true}) {
+    const Folder folder;
+    const std::string root = folder.path();
+    comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+      Driven driven(comm, config_of("adam"));
+      const checkpoint::SaveOptions how{.asynchronous = true, .durable = false};
+      const auto save = [&] { driven.engine.save(root, {}, how); };
+      driven.step({.step = 1});
+      save();
+      driven.engine.saver().wait();
+      driven.step({.step = 2});
+      comm.barrier();
+      std::optional<SmallFiles> full;
+      if (comm.rank() == 0) full.emplace(50'000);
+      comm.barrier();
+      save();
+      while (driven.engine.saver().is_saving()) std::this_thread::yield();
+      comm.barrier();
+      full.reset();
+      comm.barrier();
+      driven.step({.step = 3});
+      expect_error(ErrorCode::kUnavailable, {"rank ", root, "File too large"},
+                   [&] {
+                     if (by_save)
+                       save();
+                     else
+                       driven.engine.saver().wait();
+                   });
+      driven.engine.saver().wait();  // once
+      EXPECT_EQ(driven.engine.load(root).step, 1);
+      driven.step({.step = 2});
+      save();
+      driven.engine.saver().wait();
+      EXPECT_EQ(driven.engine.load(root).step, 2);
+    });
+  }
+}
+
 }  // namespace
-}  // namespace thinwire::engine::test::engine_residuals_test
+}  // namespace thinwire::engine::test::engine_save_test
