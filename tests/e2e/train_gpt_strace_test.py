@@ -51,14 +51,8 @@ class TrainGpt(Runs):
             flags = f"-f -qq -o {log} -e trace={call} -e inject={inject}"
             tracer = ["strace", *flags.split()]
         out = f"--out {self.folder / name} --resume auto --steps {steps}"
-        done = subprocess.run(
-            [*tracer, train_gpt_runs.PROGRAM, "--data", str(self.text)]
-            + f"{FLAGS} {out}".split(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        arguments = ["--data", str(self.text), *f"{FLAGS} {out}".split()]
+        done = self.run_program(arguments, wrapper=tracer)
         if not inject:
             self.assertEqual(done.returncode, 0, done.stderr)
             return done, False

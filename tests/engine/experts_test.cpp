@@ -305,15 +305,14 @@ TEST(Experts, WithOneNameForTwoAreNotSaved) {
   const Folder folder;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto alone = comm.split(comm.rank());
-    const ParameterLayout layout =
-        ParameterLayout::of({{"dense", {10}, 0}, {"expert", {10}, 1}});
     Config config{.optimizer = optim::AdamOptions{
                       .groups = {{}, {.communicator = alone.get()}}}};
-    Buffer params(20, DType::kFloat32);
-    Buffer grads(20, DType::kFloat32);
-    Engine engine(comm, layout, config, params.view(), grads.view());
-    expect_error(ErrorCode::kInvalidArgument, {"expert", "number"},
-                 [&] { engine.save(folder.in("run"), {}, kQuick); });
+    Sharded run(comm, config,
+                {.layout = ParameterLayout::of(
+                     {{"dense", {10}, 0}, {"expert", {10}, 1}}),
+                 .from_floats = false});
+    expect_error(kArgument, {"expert", "number"},
+                 [&] { run.engine.save(folder.in("run"), {}, kQuick); });
   });
 }
 
@@ -325,8 +324,6 @@ TEST(Experts, AreRefusedWhereNobodyKnowsThem) {
         ParameterLayout::of({{"dense", {10}, 0}, {"expert", {10}, 1}});
     const ParameterLayout turned =
         ParameterLayout::of({{"expert", {10}, 1}, {"dense", {10}, 0}});
-    Buffer params(20, DType::kFloat32);
-    Buffer grads(20, DType::kFloat32);
     const auto refused = [&](Config config, const ParameterLayout& of,
                              std::string_view part) {
       std::visit(
@@ -335,8 +332,8 @@ TEST(Experts, AreRefusedWhereNobodyKnowsThem) {
             options.groups[1].communicator = &comm;
           },
           config.optimizer);
-      expect_error(ErrorCode::kInvalidArgument, {part}, [&] {
-        Engine(comm, of, config, params.view(), grads.view());
+      expect_error(kArgument, {part}, [&] {
+        Sharded(comm, config, {.layout = of, .from_floats = false});
       });
     };
     Config config{.optimizer = optim::AdamOptions{}};
@@ -356,11 +353,9 @@ TEST(Experts, OfOneCommunicatorAreTheSameOnItsRanks) {
         {{"dense", {10}, 0}, {comm.rank() == 3 ? "other" : "expert", {10}, 1}});
     Config config{.optimizer = optim::AdamOptions{
                       .groups = {{}, {.communicator = holders.get()}}}};
-    Buffer params(20, DType::kFloat32);
-    Buffer grads(20, DType::kFloat32);
-    expect_error(
-        ErrorCode::kInvalidArgument, {comm.rank() < 2 ? "gave up" : "other"},
-        [&] { Engine(comm, layout, config, params.view(), grads.view()); });
+    expect_error(kArgument, {comm.rank() < 2 ? "gave up" : "other"}, [&] {
+      Sharded(comm, config, {.layout = layout, .from_floats = false});
+    });
   });
 }
 

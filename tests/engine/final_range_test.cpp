@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "engine/by_hand.h"
 #include "support/ranks.h"
+#include "support/same_bits.h"
 
 namespace thinwire::engine::test::final_range_test {
 namespace {
@@ -125,11 +125,6 @@ struct Notice {
   std::vector<float> values;
 };
 
-bool are_same(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 void expect_final(Trained& trained, std::vector<Notice> notices) {
   std::ranges::sort(notices, {},
                     [](const Notice& notice) { return notice.range.offset; });
@@ -137,7 +132,7 @@ void expect_final(Trained& trained, std::vector<Notice> notices) {
   for (const Notice& notice : notices) {
     EXPECT_LE(end, notice.range.offset);
     end = notice.range.end();
-    EXPECT_TRUE(are_same(notice.values, trained.values_in(notice.range)))
+    EXPECT_TRUE(same_bytes(notice.values, trained.values_in(notice.range)))
         << "elements " << notice.range.offset << " to " << end
         << " have changed since";
   }
@@ -157,7 +152,7 @@ void train(comm::Communicator& comm, const Case& which) {
       notices.push_back({range, heard.values_in(range)});
     });
     EXPECT_EQ(report.applied, unheard.engine.step().applied);
-    EXPECT_TRUE(are_same(heard.values_in(whole), unheard.values_in(whole)));
+    EXPECT_TRUE(same_bytes(heard.values_in(whole), unheard.values_in(whole)));
     EXPECT_TRUE(report.applied || notices.empty());
     if (report.applied && comm.size() >= which.worlds &&
         t >= which.first_by_bucket) {

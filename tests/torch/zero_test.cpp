@@ -215,24 +215,6 @@ TEST(TorchZeroGradients, ThatWereThereAreDropped) {
 
 // ---- whole values
 
-TEST(TorchZeroValues, MastersAreMadeBeforeTheRounding) {
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat16})
-    for (const int stage : {1, 2})
-      run(3, [&](comm::Communicator& comm) {
-        ZeroNet first(0);
-        const at::Tensor weight = first.second->weight.detach().flatten();
-        Trained trained(comm, zero_config(stage, dtype));
-        const auto masters =
-            trained.engine.core().whole_values().parameter("second.weight");
-        const std::vector<float> want(
-            weight.const_data_ptr<float>(),
-            weight.const_data_ptr<float>() + weight.numel());
-        EXPECT_EQ(masters, want);
-        EXPECT_TRUE(trained.net.second->weight.flatten().equal(
-            weight.to(trained.net.second->weight.scalar_type())));
-      });
-}
-
 TEST(TorchZeroValues, ParametersOfSeveralTypesBecomeOne) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     std::vector<at::Tensor> trained;
