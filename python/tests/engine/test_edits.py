@@ -147,8 +147,12 @@ def test_between_local_steps_writing_is_refused(comm: Any) -> None:
 
 
 # ZeroOneAdam is in its local stage after 14 steps, with and without an exchange since.
-STOPS = {"ZeroOneAdam": (6, 14, 15, 16), "LeanOnebitAdam": (2, 6)}
-KINDS = ("AdamW", "OnebitAdam", "LeanOnebitAdam", "ZeroOneAdam")
+STOPS = {
+    "ZeroOneAdam": (6, 14, 15, 16),
+    "LeanOnebitAdam": (2, 6),
+    "OuterAdamW": (6, 7),
+}
+KINDS = ("AdamW", "OnebitAdam", "LeanOnebitAdam", "ZeroOneAdam", "OuterAdamW")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CASES = [*itertools.product(KINDS, DTYPES)]
 CASES.remove(("LeanOnebitAdam", torch.float16))  # refused
