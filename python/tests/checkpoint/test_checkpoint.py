@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import optim_cases as cases
 import pytest
 import thinwire
 import torch
-from engines import Net, config_of, flat, loss_of, make, same_bits, train, trained
+from engines import Net, config_of, flat, make, same_bits, train, trained
 from local_ranks import by_ranks
 
 
@@ -27,21 +28,9 @@ def test_the_random_state_goes_on(comm: Any, tmp_path: Path) -> None:
 
 @by_ranks(2)
 def test_an_optimizer_is_saved_and_goes_on(comm: Any, tmp_path: Path) -> None:
-    def make_one(comm: Any) -> tuple[Net, Any]:
-        model = Net(seed=3)
-        return model, thinwire.OnebitAdam(
-            model.parameters(), lr=0.01, freeze_step=2, process_group=comm
-        )
-
-    def steps(model: Net, optimizer: Any, comm: Any, numbers: range) -> None:
-        for step in numbers:
-            optimizer.zero_grad()
-            loss_of(model, comm.rank, step).backward()
-            optimizer.step()
-
-    model, optimizer = make_one(comm)
+    model, optimizer = cases.made("OnebitAdam", comm)
     assert thinwire.checkpoint.resume(tmp_path, optimizer) is None
-    steps(model, optimizer, comm, range(4))
+    cases.train(model, optimizer, range(4), comm.rank)
     seen = torch.arange(3) + 1
     report = thinwire.save(
         tmp_path,
@@ -52,28 +41,24 @@ def test_an_optimizer_is_saved_and_goes_on(comm: Any, tmp_path: Path) -> None:
         durable=False,
     )
     assert (report.step, os.path.basename(report.path)) == (4, "step-0000000004")
-    steps(model, optimizer, comm, range(4, 8))
-    again, other = make_one(comm)
+    cases.train(model, optimizer, range(4, 8), comm.rank)
+    again, other = cases.made("OnebitAdam", comm, seed=1)
     loaded = thinwire.load(tmp_path, other, module=again)
     assert (loaded.step, loaded.world, loaded.extra["epoch"]) == (4, 2, 7)
     assert torch.equal(loaded.extra["seen"], seen)
     assert loaded.own == {"rank": comm.rank}
     assert [own["rank"] for own in loaded.own_of_ranks] == [0, 1]
-    steps(again, other, comm, range(4, 8))
-    assert same_bits(flat(again), flat(model))
+    cases.train(again, other, range(4, 8), comm.rank)
+    assert cases.bits(again) == cases.bits(model)
 
 
 @by_ranks(1)
 def test_a_load_tells_which_numbers_it_replaced(comm: Any, tmp_path: Path) -> None:
-    def make_one(comm: Any, lr: float, decay: float) -> Any:
-        return thinwire.OnebitAdam(
-            Net(seed=3).parameters(), lr=lr, weight_decay=decay, process_group=comm
-        )
-
-    thinwire.save(tmp_path, make_one(comm, 1e-3, 0.0), durable=False)
-    same = thinwire.load(tmp_path, make_one(comm, 1e-3, 0.0))
-    assert same.notes == []
-    other = make_one(comm, 1e-5, 0.5)
+    settings = {"lr": 1e-3, "weight_decay": 0.0}
+    for call in (thinwire.save, thinwire.load):
+        report = call(tmp_path, cases.made("OnebitAdam", comm, **settings)[1])
+    assert report.notes == []
+    _, other = cases.made("OnebitAdam", comm, lr=1e-5, weight_decay=0.5)
     assert thinwire.load(tmp_path, other).notes == [
         "param_groups[0]['lr'] is 0.001 now, as saved; the script had 1e-05",
         "param_groups[0]['weight_decay'] is 0 now, as saved; the script had 0.5",

@@ -53,8 +53,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
             resumed = make(comm, config_of(**changes))
             train(resumed, range(3, 4))  # overwritten by what is loaded
             path, client_state = resumed.load_checkpoint(tmp_path)
-            step = f"step-{whole.global_steps - 8 + stop - whole.skipped_steps:010d}"
-            assert path.startswith(str(tmp_path / f"global_step{stop}" / "step-")), step
+            assert path.startswith(str(tmp_path / f"global_step{stop}" / "step-"))
             assert client_state == {"epoch": stop}
             assert resumed.global_steps == resumed.micro_steps == stop
             assert resumed.global_samples == stop * resumed.train_batch_size()
