@@ -28,7 +28,6 @@ from engines import (
     trained,
 )
 from local_ranks import by_ranks
-from thinwire.comm import run_local_ranks
 from thinwire.errors import FailedPrecondition
 
 pytestmark = pytest.mark.quick
@@ -211,20 +210,17 @@ def test_weights_loaded_before_an_empty_or_a_torch_state_stay() -> None:
         assert distance(net) < 0.01
 
 
-def test_nothing_written_changes_nothing() -> None:
-    def run(comm: Any) -> list[str]:
-        ends = []
-        for touch in (False, True):
-            net, optimizer = cases.made("ZeroOneAdam", comm)
-            for step in range(30):
-                cases.train(net, optimizer, [step], comm.rank)
-                if touch and comm.rank == 0:  # counted by autograd, the same values
-                    net.load_state_dict(net.state_dict())
-            ends.append(cases.bits(net))
-        assert ends[0] == ends[1]
-        return ends
-
-    run_local_ranks(2, run)
+@by_ranks(2)
+def test_nothing_written_changes_nothing(comm: Any) -> None:
+    ends = []
+    for touch in (False, True):
+        net, optimizer = cases.made("ZeroOneAdam", comm)
+        for step in range(30):
+            cases.train(net, optimizer, [step], comm.rank)
+            if touch and comm.rank == 0:  # counted by autograd, the same values
+                net.load_state_dict(net.state_dict())
+        ends.append(cases.bits(net))
+    assert ends[0] == ends[1]
 
 
 @by_ranks(2)

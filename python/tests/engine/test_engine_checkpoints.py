@@ -39,30 +39,27 @@ def others(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([b.double().reshape(-1) for b in module.buffers()])
 
 
+@pytest.mark.parametrize("stop", [2, 5])
 @pytest.mark.parametrize("name", RUNS)
+@by_ranks(2)
 def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
-    name: str, tmp_path: Path
+    comm: Any, name: str, stop: int, tmp_path: Path
 ) -> None:
     changes = RUNS[name]
-    for stop in (2, 5):
-
-        def run(comm: Any, stop: int = stop) -> None:
-            whole = trained(comm, stop, **changes)
-            assert whole.save_checkpoint(tmp_path, client_state={"epoch": stop})
-            train(whole, range(stop, 8))
-            resumed = make(comm, config_of(**changes))
-            train(resumed, range(3, 4))  # overwritten by what is loaded
-            path, client_state = resumed.load_checkpoint(tmp_path)
-            assert path.startswith(str(tmp_path / f"global_step{stop}" / "step-"))
-            assert client_state == {"epoch": stop}
-            assert resumed.global_steps == resumed.micro_steps == stop
-            assert resumed.global_samples == stop * resumed.train_batch_size()
-            train(resumed, range(stop, 8))
-            assert same_bits(flat(resumed.module), flat(whole.module))
-            assert resumed.loss_scale() == whole.loss_scale()
-            assert resumed.report.phase == whole.report.phase
-
-        run_local_ranks(2, run)
+    whole = trained(comm, stop, **changes)
+    assert whole.save_checkpoint(tmp_path, client_state={"epoch": stop})
+    train(whole, range(stop, 8))
+    resumed = make(comm, config_of(**changes))
+    train(resumed, range(3, 4))  # overwritten by what is loaded
+    path, client_state = resumed.load_checkpoint(tmp_path)
+    assert path.startswith(str(tmp_path / f"global_step{stop}" / "step-"))
+    assert client_state == {"epoch": stop}
+    assert resumed.global_steps == resumed.micro_steps == stop
+    assert resumed.global_samples == stop * resumed.train_batch_size()
+    train(resumed, range(stop, 8))
+    assert same_bits(flat(resumed.module), flat(whole.module))
+    assert resumed.loss_scale() == whole.loss_scale()
+    assert resumed.report.phase == whole.report.phase
 
 
 def test_any_number_of_ranks_and_any_stage_goes_on(tmp_path: Path) -> None:

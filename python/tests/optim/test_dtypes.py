@@ -13,7 +13,7 @@ import thinwire
 import torch
 from engines import BF16, ONEBIT, config_of, zero
 from local_ranks import by_ranks
-from thinwire.comm import run_local_ranks, seeded
+from thinwire.comm import seeded
 from thinwire.errors import InvalidArgument
 
 pytestmark = pytest.mark.quick
@@ -85,22 +85,20 @@ EXACT = {"AdamW": "AdamW", "Lamb": "Lamb", "OnebitAdam": "AdamW", "OnebitLamb": 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", list(EXACT))
+@pytest.mark.parametrize("world", [1, 2, 3])
+@by_ranks("world")
 def test_each_part_is_trained_as_in_an_optimizer_of_its_own(
-    kind: str, dtype: torch.dtype
+    comm: Any, world: int, kind: str, dtype: torch.dtype
 ) -> None:
-    def body(comm: Any) -> None:
-        both, apart = Net(dtype), Net(dtype)
-        one = cases.make(kind, both.named_parameters(), comm)
-        named = list(apart.named_parameters())
-        narrow = cases.make(kind, [p for n, p in named if n not in WIDE], comm)
-        wide = cases.make(EXACT[kind], [p for n, p in named if n in WIDE], comm)
-        train(both, [one], comm.rank, range(9))
-        train(apart, [narrow, wide], comm.rank, range(9))
-        assert cases.bits(both) == cases.bits(apart)
-        require_dtypes(both, dtype)
-
-    for world in (1, 2, 3):
-        run_local_ranks(world, body)
+    both, apart = Net(dtype), Net(dtype)
+    one = cases.make(kind, both.named_parameters(), comm)
+    named = list(apart.named_parameters())
+    narrow = cases.make(kind, [p for n, p in named if n not in WIDE], comm)
+    wide = cases.make(EXACT[kind], [p for n, p in named if n in WIDE], comm)
+    train(both, [one], comm.rank, range(9))
+    train(apart, [narrow, wide], comm.rank, range(9))
+    assert cases.bits(both) == cases.bits(apart)
+    require_dtypes(both, dtype)
 
 
 @by_ranks(2)
@@ -126,57 +124,57 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_engines_train_as_the_plain_optimizer(dtype: torch.dtype) -> None:
-    def body(comm: Any) -> None:
-        model = Net(dtype)
-        optimizer = thinwire.AdamW(
-            model.parameters(), lr=0.01, weight_decay=0.1, process_group=comm
-        )
-        train(model, [optimizer], comm.rank, range(6))
-        want = cases.bits(model)
-        for name, changes in WAYS.items():
-            engine = engine_of(comm, dtype, **changes)
-            train_engine(engine, range(6))
-            require_dtypes(engine.module, dtype)
-            assert engine.module.shift.dtype == torch.float32
-            if changes not in (FOUR_BITS, ONEBIT) and dtype == torch.bfloat16:
-                assert cases.bits(engine.module) == want, name
-            for wide in WIDE:
-                full, own = (
-                    engine.full_parameter(wide),
-                    engine.module.get_parameter(wide),
-                )
-                assert torch.equal(full, own), name
-            engine.destroy()
-
-    for world in (1, 2, 3):
-        run_local_ranks(world, body)
+@pytest.mark.parametrize("world", [1, 2, 3])
+@by_ranks("world")
+def test_engines_train_as_the_plain_optimizer(
+    comm: Any, world: int, dtype: torch.dtype
+) -> None:
+    model = Net(dtype)
+    optimizer = thinwire.AdamW(
+        model.parameters(), lr=0.01, weight_decay=0.1, process_group=comm
+    )
+    train(model, [optimizer], comm.rank, range(6))
+    want = cases.bits(model)
+    for name, changes in WAYS.items():
+        engine = engine_of(comm, dtype, **changes)
+        train_engine(engine, range(6))
+        require_dtypes(engine.module, dtype)
+        assert engine.module.shift.dtype == torch.float32
+        if changes not in (FOUR_BITS, ONEBIT) and dtype == torch.bfloat16:
+            assert cases.bits(engine.module) == want, name
+        for wide in WIDE:
+            full, own = (
+                engine.full_parameter(wide),
+                engine.module.get_parameter(wide),
+            )
+            assert torch.equal(full, own), name
+        engine.destroy()
 
 
 @pytest.mark.parametrize(
     "kind", [k for k in cases.KINDS if not k.startswith(("Lean", "Outer"))]
 )
-def test_plain_optimizers_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
-    def body(comm: Any) -> None:
-        model = Net(torch.float16)
-        optimizer = cases.make(kind, model.named_parameters(), comm)
-        train(model, [optimizer], comm.rank, range(7))
-        thinwire.save(tmp_path / str(comm.size), optimizer)
-        state, weights = optimizer.state_dict(), copy.deepcopy(model.state_dict())
-        train(model, [optimizer], comm.rank, range(7, 10))
-        for way in ("file", "dict"):
-            other = Net(torch.float16, seed=5)
-            resumed = cases.make(kind, other.named_parameters(), comm)
-            if way == "file":
-                thinwire.load(tmp_path / str(comm.size), resumed)
-            else:
-                other.load_state_dict(weights)
-                resumed.load_state_dict(state)
-            train(other, [resumed], comm.rank, range(7, 10))
-            assert cases.bits(other) == cases.bits(model), way
-
-    for world in (1, 2):
-        run_local_ranks(world, body)
+@pytest.mark.parametrize("world", [1, 2])
+@by_ranks("world")
+def test_plain_optimizers_are_saved_and_loaded(
+    comm: Any, world: int, kind: str, tmp_path: Path
+) -> None:
+    model = Net(torch.float16)
+    optimizer = cases.make(kind, model.named_parameters(), comm)
+    train(model, [optimizer], comm.rank, range(7))
+    thinwire.save(tmp_path, optimizer)
+    state, weights = optimizer.state_dict(), copy.deepcopy(model.state_dict())
+    train(model, [optimizer], comm.rank, range(7, 10))
+    for way in ("file", "dict"):
+        other = Net(torch.float16, seed=5)
+        resumed = cases.make(kind, other.named_parameters(), comm)
+        if way == "file":
+            thinwire.load(tmp_path, resumed)
+        else:
+            other.load_state_dict(weights)
+            resumed.load_state_dict(state)
+        train(other, [resumed], comm.rank, range(7, 10))
+        assert cases.bits(other) == cases.bits(model), way
 
 
 @by_ranks(2)

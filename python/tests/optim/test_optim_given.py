@@ -11,7 +11,6 @@ import pytest
 import torch
 from local_ranks import by_ranks
 from thinwire import Error
-from thinwire.comm import run_local_ranks
 
 pytestmark = pytest.mark.quick
 
@@ -23,59 +22,47 @@ def generator(lists: list[list[torch.Tensor]]) -> Iterator[torch.Tensor]:
     yield from lists[0]
 
 
-ONE_GROUP: dict[str, Forms] = {
-    "generator": generator,
-    "list of lists": lambda lists: lists,
-    "tuple of tuples": lambda lists: tuple(map(tuple, lists)),
-}
-
-
 def groups_of(net: torch.nn.Module, number: int) -> list[dict[str, Any]]:
     params = list(net.parameters())
     return [{"params": params[k::number]} for k in range(number)]
 
 
-def train_both(kind: str, number: int, form: Forms, dtype: torch.dtype) -> None:
-    """One run has its gradients in the parameters, the other is given them."""
-
-    def body(comm: Any) -> None:
-        usual, given = cases.model(), cases.model()
-        first = cases.make(kind, groups_of(usual, number), comm)
-        second = cases.make(kind, groups_of(given, number), comm)
-        copies = [
-            [torch.zeros_like(p, dtype=dtype) for p in group["params"]]
-            for group in second.param_groups
-        ]
-        for step in range(STEPS):
-            cases.train(usual, first, [step], comm.rank)
-            grads = torch.autograd.grad(
-                cases.loss_of(given, comm.rank, step), list(given.parameters())
-            )
-            of = dict(zip(given.parameters(), grads, strict=True))
-            lists = [[of[p] for p in group["params"]] for group in second.param_groups]
-            before = [grad.clone() for grad in grads]
-            second.step(grads=form(lists), output_params=copies)
-            assert cases.bits(given) == cases.bits(usual), step
-            assert all(map(torch.equal, grads, before))
-            for group, outputs in zip(second.param_groups, copies, strict=True):
-                for p, output in zip(group["params"], outputs, strict=True):
-                    assert torch.equal(output, p.detach().to(dtype))
-
-    run_local_ranks(2, body)
+# Which optimizer, its groups, the form of the gradients, and the dtype of the copies.
+RUNS: dict[str, tuple[str, int, Forms, torch.dtype]] = {
+    **{k: (k, 1, lambda lists: lists[0], torch.float16) for k in cases.KINDS},
+    "generator": ("OnebitAdam", 1, generator, torch.bfloat16),
+    "list of lists": ("OnebitAdam", 1, lambda lists: lists, torch.bfloat16),
+    "tuples": ("OnebitAdam", 1, lambda x: tuple(map(tuple, x)), torch.bfloat16),
+    "two groups": ("OnebitLamb", 2, lambda lists: lists, torch.float32),
+}
 
 
-@pytest.mark.parametrize("kind", cases.KINDS)
-def test_given_gradients_give_the_bits_of_those_in_the_parameters(kind: str) -> None:
-    train_both(kind, 1, lambda lists: lists[0], torch.float16)
-
-
-@pytest.mark.parametrize("form", ONE_GROUP.values(), ids=ONE_GROUP)
-def test_forms_of_gradients(form: Forms) -> None:
-    train_both("OnebitAdam", 1, form, torch.bfloat16)
-
-
-def test_a_list_for_each_of_several_groups() -> None:
-    train_both("OnebitLamb", 2, lambda lists: lists, torch.float32)
+@pytest.mark.parametrize("kind,number,form,dtype", RUNS.values(), ids=RUNS)
+@by_ranks(2)
+def test_given_gradients_give_the_bits_of_those_in_the_parameters(
+    comm: Any, kind: str, number: int, form: Forms, dtype: torch.dtype
+) -> None:
+    usual, given = cases.model(), cases.model()
+    first = cases.make(kind, groups_of(usual, number), comm)
+    second = cases.make(kind, groups_of(given, number), comm)
+    copies = [
+        [torch.zeros_like(p, dtype=dtype) for p in group["params"]]
+        for group in second.param_groups
+    ]
+    for step in range(STEPS):
+        cases.train(usual, first, [step], comm.rank)
+        grads = torch.autograd.grad(
+            cases.loss_of(given, comm.rank, step), list(given.parameters())
+        )
+        of = dict(zip(given.parameters(), grads, strict=True))
+        lists = [[of[p] for p in group["params"]] for group in second.param_groups]
+        before = [grad.clone() for grad in grads]
+        second.step(grads=form(lists), output_params=copies)
+        assert cases.bits(given) == cases.bits(usual), step
+        assert all(map(torch.equal, grads, before))
+        for group, outputs in zip(second.param_groups, copies, strict=True):
+            for p, output in zip(group["params"], outputs, strict=True):
+                assert torch.equal(output, p.detach().to(dtype))
 
 
 def test_none_stands_for_the_own_gradient_and_for_no_copy() -> None:

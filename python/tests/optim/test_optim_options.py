@@ -223,18 +223,16 @@ def test_a_refusal_on_one_rank_reaches_all() -> None:
     assert all("rank 1 refused" in texts[r] and "hierarchy" in texts[r] for r in (0, 2))
 
 
-def test_a_group_may_stay_exact() -> None:
-    def body(comm: Any) -> list[set[str]]:
-        first, second = one()[0], one()[0]
-        groups = [{"params": [first]}, {"params": [second], "non_freeze": True}]
-        optimizer = cases.make("OnebitAdam", groups, comm, freeze_step=1)
-        for _ in range(3):
-            first.grad = second.grad = torch.full((33,), 1.0 + comm.rank)
-            optimizer.step()
-        return [set(entry) for entry in optimizer.state_dict()["state"].values()]
-
-    for entries in run_local_ranks(2, body):
-        assert all("exp_avg_sq" in entry for entry in entries)
+@by_ranks(2)
+def test_a_group_may_stay_exact(comm: Any) -> None:
+    first, second = one()[0], one()[0]
+    groups = [{"params": [first]}, {"params": [second], "non_freeze": True}]
+    optimizer = cases.make("OnebitAdam", groups, comm, freeze_step=1)
+    for _ in range(3):
+        first.grad = second.grad = torch.full((33,), 1.0 + comm.rank)
+        optimizer.step()
+    entries = optimizer.state_dict()["state"].values()
+    assert all("exp_avg_sq" in entry for entry in entries)
 
 
 GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
