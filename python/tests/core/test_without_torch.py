@@ -24,15 +24,6 @@ def on_ranks(work: Callable[[_core.Communicator], bytes], size: int) -> list[byt
     return results
 
 
-def test_ranks_add_up_in_order() -> None:
-    def work(comm: _core.Communicator) -> bytes:
-        values = array("f", [comm.rank + 1.0] * SIZE)
-        comm.all_reduce(values)
-        return values.tobytes()
-
-    assert on_ranks(work, 3) == [array("f", [6.0] * SIZE).tobytes()] * 3
-
-
 def onebit_adam(steps: int, sent: list[int]) -> Callable[[_core.Communicator], bytes]:
     """Parameters after `steps`, of which two are exact; `sent`: bytes of the last."""
 

@@ -11,7 +11,7 @@ import optim_cases as cases
 import pytest
 import thinwire
 import torch
-from engines import BF16, ONEBIT, config_of, zero
+from engines import BF16, ONEBIT, config_of, make, zero
 from local_ranks import by_ranks
 from thinwire.comm import seeded
 from thinwire.errors import InvalidArgument
@@ -75,9 +75,7 @@ def require_dtypes(model: torch.nn.Module, dtype: torch.dtype) -> None:
 def engine_of(comm: Any, dtype: torch.dtype, **changes: Any) -> Any:
     precision = BF16 if dtype == torch.bfloat16 else FP16
     config = config_of(**(precision | {"gradient_clipping": 0.0} | changes))
-    model = Net(dtype, seed=comm.rank)
-    engine, *_ = thinwire.initialize(model=model, config=config, process_group=comm)
-    return engine
+    return make(comm, config, model=Net(dtype, seed=comm.rank))
 
 
 EXACT = {"AdamW": "AdamW", "Lamb": "Lamb", "OnebitAdam": "AdamW", "OnebitLamb": "Lamb"}
@@ -185,7 +183,7 @@ def test_a_model_of_fp32_alone_and_with_deepspeeds_semantics_is_converted(
     whole = engine_of(comm, torch.float16, **semantics, **zero(2))
     assert {p.dtype for p in whole.module.parameters()} == {torch.float16}
     model = Net(torch.float32)
-    thinwire.initialize(model=model, config=config_of(**BF16), process_group=comm)
+    make(comm, config_of(**BF16), model=model)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
