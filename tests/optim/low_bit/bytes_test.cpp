@@ -16,60 +16,89 @@ ParameterLayout full_blocks() {
   return ParameterLayout::of({{"p", {kBlocks / 2, 1024}}, {"q", {24 * 1024}}});
 }
 
-// Of one step; 0 bits: fp32.
-std::uint64_t formula(int world, int bits) {
+struct Bytes {
+  std::uint64_t exact;
+  std::uint64_t compressed;
+};
+
+Bytes formula(int world) {
   const auto w = static_cast<std::uint64_t>(world);
-  const std::uint64_t piece =
-      bits == 0 ? kBlocks * 1024 / w * 4
-                : kBlocks / w * exchange::record_bytes(1024, bits);
-  return 16 * (w - 1) + 2 * (w - 1) * piece;
+  const std::uint64_t scalar = 16 * (w - 1);
+  const std::uint64_t n = kBlocks * 1024;
+  return {
+      scalar + 2 * (w - 1) * (n / w) * 4,
+      scalar + 2 * (w - 1) * (kBlocks / w) * exchange::record_bytes(1024, 1)};
 }
 
 class LowBitBytes : public ::testing::TestWithParam<int> {};
 
 TEST_P(LowBitBytes, OfExactAndCompressedSteps) {
-  for (const int bits : {0, 4, 8}) {
-    const FreezeOptions freeze{.step = 2, .warmup_bits = bits};
+  const Bytes want = formula(GetParam());
+  for (const auto& make :
+       {test::onebit_adam({.freeze = {.step = 2}}),
+        test::onebit_lamb({.learning_rate = 0.01, .freeze = {.step = 2}})})
+    test::train(GetParam(), full_blocks(), make, 5,
+                [&](Optimizer&, const StepReport& report) {
+                  const bool exact = report.phase == Phase::kExact;
+                  EXPECT_EQ(report.bytes_sent,
+                            exact ? want.exact : want.compressed);
+                  EXPECT_EQ(report.collectives, exact ? 2u : 3u);
+                });
+  EXPECT_LT(want.compressed * 30, want.exact);
+}
+
+// In few bits: a quarter and an eighth of an exact step, and the scales.
+TEST_P(LowBitBytes, OfAWarmUpOverFewBits) {
+  const auto w = static_cast<std::uint64_t>(GetParam());
+  for (const int bits : {4, 8}) {
+    const std::uint64_t want =
+        16 * (w - 1) +
+        2 * (w - 1) * (kBlocks / w) * exchange::record_bytes(1024, bits);
+    const auto expect = [&](Optimizer&, const StepReport& report) {
+      if (report.phase != Phase::kExact) return;
+      EXPECT_EQ(report.bits, bits);
+      EXPECT_EQ(report.bytes_sent, want);
+      EXPECT_EQ(report.collectives, 3u);
+      EXPECT_NEAR(static_cast<double>(report.bytes_sent),
+                  static_cast<double>(formula(GetParam()).exact) * bits / 32,
+                  0.01 * static_cast<double>(want));
+    };
+    const FreezeOptions freeze{.step = 3, .warmup_bits = bits};
     for (const auto& make :
          {test::onebit_adam({.freeze = freeze}),
-          test::onebit_lamb({.learning_rate = 0.01, .freeze = freeze})})
-      test::train(GetParam(), full_blocks(), make, 5,
-                  [&](Optimizer&, const StepReport& report) {
-                    const bool exact = report.phase == Phase::kExact;
-                    EXPECT_EQ(report.bits, exact ? bits : 0);
-                    EXPECT_EQ(report.bytes_sent,
-                              formula(GetParam(), exact ? bits : 1));
-                    EXPECT_EQ(report.collectives, exact && bits == 0 ? 2u : 3u);
-                  });
+          test::onebit_lamb({.learning_rate = 0.01, .freeze = freeze}),
+          test::zero_one_adam({.learning_rate = 0.01,
+          .var_freeze_step = 3,
+          .warmup_bits = bits})})
+      test::train(GetParam(), full_blocks(), make, 4, expect);
   }
-  EXPECT_LT(formula(GetParam(), 1) * 30, formula(GetParam(), 0));
 }
 
 // kappa 2, V 8: variance steps 1, 2, 4, 6, 8; alpha 3, clipper 4: the interval
 // is 1 in steps 9 to 11, 2 in 12 to 14, then 4: syncs are 9, 10, 11, 12, 14, 16
 // and 20.
 TEST_P(LowBitBytes, AndRoundsOfZeroOneAdam) {
-  for (const int bits : {0, 4, 8}) {
-    const auto make = test::zero_one_adam({.learning_rate = 0.01,
-                                           .var_freeze_step = 8,
-                                           .var_update_scaler = 2,
-                                           .local_step_scaler = 3,
-                                           .local_step_clipper = 4,
-                                           .warmup_bits = bits});
-    std::map<Phase, int> steps;
-    test::train(GetParam(), full_blocks(), make, 20,
-                [&](Optimizer&, const StepReport& report) {
-                  ++steps[report.phase];
-                  const bool local = report.phase == Phase::kLocal;
-                  const bool exact = report.phase == Phase::kExact;
-                  EXPECT_EQ(report.bytes_sent,
-                            local ? 0 : formula(GetParam(), exact ? bits : 1));
-                  EXPECT_EQ(report.collectives == 0, local);
-                });
-    EXPECT_EQ(steps[Phase::kExact], 5);
-    EXPECT_EQ(steps[Phase::kCompressed], 10);
-    EXPECT_EQ(steps[Phase::kLocal], 5);
-  }
+  const Bytes want = formula(GetParam());
+  const auto make = test::zero_one_adam({.learning_rate = 0.01,
+                                         .var_freeze_step = 8,
+                                         .var_update_scaler = 2,
+                                         .local_step_scaler = 3,
+                                         .local_step_clipper = 4});
+  std::map<Phase, int> steps;
+  test::train(
+      GetParam(), full_blocks(), make, 20,
+      [&](Optimizer&, const StepReport& report) {
+        ++steps[report.phase];
+        const std::uint64_t bytes = report.phase == Phase::kExact ? want.exact
+                                    : report.phase == Phase::kCompressed
+                                        ? want.compressed
+                                        : 0;
+        EXPECT_EQ(report.bytes_sent, bytes);
+        EXPECT_EQ(report.collectives == 0, report.phase == Phase::kLocal);
+      });
+  EXPECT_EQ(steps[Phase::kExact], 5);
+  EXPECT_EQ(steps[Phase::kCompressed], 10);
+  EXPECT_EQ(steps[Phase::kLocal], 5);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LowBitBytes, ::testing::Values(2, 3, 4, 8));
