@@ -169,33 +169,6 @@ Writer Writer::section(std::string_view name) const {
   return Writer(object_->add(std::string(name), Json::object()));
 }
 
-void Writer::field(std::string_view name, bool value) const {
-  object_->add(std::string(name), Json::of(value));
-}
-
-void Writer::field(std::string_view name, double value, const Limits&) const {
-  object_->add(std::string(name), Json::of(value));
-}
-
-void Writer::field(std::string_view name, std::int64_t value,
-                   const Limits&) const {
-  object_->add(std::string(name), Json::of(value));
-}
-
-void Writer::field(std::string_view name, std::size_t value,
-                   const Limits& limits) const {
-  field(name, static_cast<std::int64_t>(value), limits);
-}
-
-void Writer::field(std::string_view name, int value,
-                   const Limits& limits) const {
-  field(name, std::int64_t{value}, limits);
-}
-
-void Writer::field(std::string_view name, std::string_view value) const {
-  object_->add(std::string(name), Json::of(value));
-}
-
 void Writer::text(std::string_view name, std::string_view value) const {
   if (!value.empty()) field(name, value);
 }
@@ -207,10 +180,9 @@ void Writer::duration(std::string_view name,
 
 void Writer::pair(std::string_view name, double first, double second,
                   const Limits&) const {
-  Json array;
-  array.kind = Json::Kind::kArray;
-  array.elements = {Json::of(first), Json::of(second)};
-  object_->add(std::string(name), std::move(array));
+  object_->add(std::string(name),
+               {.kind = Json::Kind::kArray,
+                .elements = {Json::of(first), Json::of(second)}});
 }
 
 }  // namespace thinwire::config

@@ -8,12 +8,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "core/json.h"
 
 /// Reader and Writer have the same members, so that one function per section
-/// says which key is which field, for both ways (config_fields.h).
+/// says which key is which field, for both ways (fields.h).
 namespace thinwire::config {
 
 /// The numbers that a key may have; finite ones in any case.
@@ -129,14 +130,15 @@ class Writer {
   /// Only once; what is written to it appears at this place.
   [[nodiscard]] Writer section(std::string_view name) const;
 
-  void field(std::string_view name, bool value) const;
-  void field(std::string_view name, double value, const Limits& = {}) const;
-  void field(std::string_view name, std::int64_t value,
-             const Limits& = {}) const;
-  void field(std::string_view name, std::size_t value,
-             const Limits& = {}) const;
-  void field(std::string_view name, int value, const Limits& = {}) const;
-  void field(std::string_view name, std::string_view value) const;
+  /// A bool, a number or a text.
+  template <class T>
+  void field(std::string_view name, const T& value, const Limits& = {}) const {
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
+      object_->add(std::string(name),
+                   Json::of(static_cast<std::int64_t>(value)));
+    else
+      object_->add(std::string(name), Json::of(value));
+  }
   /// Empty ones, and durations of 0, are left out.
   void text(std::string_view name, std::string_view value) const;
   void duration(std::string_view name, std::chrono::milliseconds value) const;

@@ -43,9 +43,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
   bool binary(nlohmann::json::binary_t&) override { return false; }
   bool start_object(std::size_t) override { return open(Json::object()); }
   bool start_array(std::size_t) override {
-    Json array;
-    array.kind = Json::Kind::kArray;
-    return open(std::move(array));
+    return open({.kind = Json::Kind::kArray});
   }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
@@ -77,11 +75,9 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
 
  private:
   bool put_number(double value, std::string written) {
-    Json number;
-    number.kind = Json::Kind::kNumber;
-    number.number = value;
-    number.text = std::move(written);
-    return put(std::move(number));
+    return put({.kind = Json::Kind::kNumber,
+                .number = value,
+                .text = std::move(written)});
   }
   // An object or array whose end has not been seen.
   struct Open {
@@ -223,40 +219,26 @@ void write(const Json& value, std::size_t level, bool pretty, std::string& to) {
 
 }  // namespace
 
-Json Json::of(bool value) {
-  Json json;
-  json.kind = Kind::kBoolean;
-  json.boolean = value;
-  return json;
-}
+Json Json::of(bool value) { return {.kind = Kind::kBoolean, .boolean = value}; }
 
+// "-0" would be read as an integer, without its sign.
 Json Json::of(double value) {
-  Json json;
-  json.kind = Kind::kNumber;
-  json.number = value;
-  // "-0" would be read as an integer, without its sign.
-  json.text = value == 0 ? "0" : fmt::format("{}", value);
-  return json;
+  return {.kind = Kind::kNumber,
+          .number = value,
+          .text = value == 0 ? "0" : fmt::format("{}", value)};
 }
 
 Json Json::of(std::int64_t value) {
-  Json json = of(static_cast<double>(value));
-  json.text = std::to_string(value);
-  return json;
+  return {.kind = Kind::kNumber,
+          .number = static_cast<double>(value),
+          .text = std::to_string(value)};
 }
 
 Json Json::of(std::string_view value) {
-  Json json;
-  json.kind = Kind::kText;
-  json.text = value;
-  return json;
+  return {.kind = Kind::kText, .text = std::string(value)};
 }
 
-Json Json::object() {
-  Json json;
-  json.kind = Kind::kObject;
-  return json;
-}
+Json Json::object() { return {.kind = Kind::kObject}; }
 
 const Json* Json::find(std::string_view name) const noexcept {
   const auto found =
