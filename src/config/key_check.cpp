@@ -9,7 +9,7 @@
 
 #include "config/archive.h"
 #include "config/keys.h"
-#include "config/type_names.h"
+#include "config/sections.h"
 #include "core/edit_distance.h"
 #include "core/require.h"
 
@@ -20,6 +20,11 @@ namespace {
 std::string joined(std::string_view section, std::string_view name) {
   return section.empty() ? std::string(name)
                          : fmt::format("{}.{}", section, name);
+}
+
+bool is_auto(const Json* value) {
+  return value != nullptr && value->is(Json::Kind::kText) &&
+         value->text == "auto";
 }
 
 const KeyRule* find_rule(std::string_view path) {
@@ -101,7 +106,7 @@ SectionType type_in(const Json& file, std::string_view section,
                     const NamedType (&types)[N]) {
   const Json* object = file.find(section);
   const Json* type = object == nullptr ? nullptr : object->find("type");
-  if (type == nullptr || !type->is(Json::Kind::kText) || type->text == "auto")
+  if (type == nullptr || !type->is(Json::Kind::kText) || is_auto(type))
     return {};
   std::vector<std::string_view> names;
   for (const auto& [known, index] : types) {
@@ -196,8 +201,7 @@ class Checker {
   }
 
   static bool is_absent(const Json& value) {
-    return value.is(Json::Kind::kNull) ||
-           (value.is(Json::Kind::kText) && value.text == "auto");
+    return value.is(Json::Kind::kNull) || is_auto(&value);
   }
 
   bool keeps(const KeyRule& rule, const Json& value) {
@@ -254,6 +258,67 @@ Json with_new_names(Json file) {
     name = "bf16";
   }
   return file;
+}
+
+Json* member(Json* object, std::string_view name) {
+  if (object == nullptr) return nullptr;
+  for (auto& [key, value] : object->members)
+    if (key == name) return &value;
+  return nullptr;
+}
+
+// The "auto" of a scheduler's params, which only the program can resolve.
+std::int64_t steps_of(std::string_view name,
+                      std::optional<std::int64_t> steps) {
+  if (!steps)
+    reject(
+        fmt::format("scheduler.params.{0} must be a number, or \"auto\" where "
+                    "the program knows it (AutoValues::{0}), got \"auto\"",
+                    name));
+  return *steps;
+}
+
+// A file with the program's values in place of "auto" where there are some, and
+// their paths.
+struct Resolved {
+  Json file;
+  std::vector<std::string> paths;
+};
+
+Resolved with_auto_values(Json file, const AutoValues& autos) {
+  std::vector<std::string> paths;
+  const auto put = [&](std::string path, Json* to, Json value) {
+    *to = std::move(value);
+    paths.push_back(std::move(path));
+  };
+  Json* rate = member(member(member(&file, "optimizer"), "params"), "lr");
+  if (is_auto(rate) && autos.learning_rate)
+    put("optimizer.params.lr", rate, Json::of(*autos.learning_rate));
+
+  Json* scheduler = member(&file, "scheduler");
+  Json* params = member(scheduler, "params");
+  Json* total = member(params, "total_num_steps");
+  if (is_auto(total))
+    put("scheduler.params.total_num_steps", total,
+        Json::of(steps_of("total_num_steps", autos.total_num_steps)));
+  Json* warmup = member(params, "warmup_num_steps");
+  if (is_auto(warmup)) {
+    const auto steps = steps_of("warmup_num_steps", autos.warmup_num_steps);
+    put("scheduler.params.warmup_num_steps", warmup,
+        Json::of(steps == 0 ? std::int64_t{1} : steps));
+  }
+  // Absent it is the optimizer's with WarmupLR, but 0.001 with WarmupDecayLR.
+  Json* highest = member(params, "warmup_max_lr");
+  const Json* type = member(scheduler, "type");
+  if (is_auto(highest) && type != nullptr &&
+      lower(type->text) == "warmupdecaylr") {
+    if (autos.learning_rate)
+      put("scheduler.params.warmup_max_lr", highest,
+          Json::of(*autos.learning_rate));
+    else if (rate != nullptr && rate->is(Json::Kind::kNumber))
+      *highest = *rate;
+  }
+  return {std::move(file), std::move(paths)};
 }
 
 }  // namespace

@@ -52,16 +52,6 @@ inline constexpr std::string_view kDisabled = "disabled";
                               std::vector<KeyNote>& notes,
                               bool notes_rejected = false);
 
-/// A file with the program's values in place of "auto" where there are some,
-/// and their paths.
-struct Resolved {
-  Json file;
-  std::vector<std::string> paths;
-};
-/// Throws Error(kInvalidArgument) where a value is missing that nothing else
-/// could stand for.
-[[nodiscard]] Resolved with_auto_values(Json file, const AutoValues& autos);
-
 /// Turns supported keys whose path begins with `path` into ignored ones, except
 /// those that switch a section on.
 void note_unused(std::vector<KeyNote>& notes, std::string_view path,

@@ -4,7 +4,6 @@
 
 #include "config/fields.h"
 #include "config/sections.h"
-#include "config/type_names.h"
 
 namespace thinwire::config {
 
