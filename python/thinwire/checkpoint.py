@@ -248,7 +248,7 @@ def _require_ours(what: str, trained: object) -> None:
 
 def _at_home(optimizer: _Optimizer) -> Native:
     native = optimizer._made
-    native.memory.home()
+    optimizer._edits.home()
     return native
 
 

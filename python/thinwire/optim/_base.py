@@ -334,7 +334,7 @@ class _Optimizer(torch.optim.Optimizer):
             return loss
         with self._telling_others("step()"):
             self._require_same_parameters()
-            native.memory.look()
+            self._edits.look()
             gradients = native.memory.take_in_gradients(given_grads)
             self._settings.apply(self.param_groups, native)
             told = self._comm.rank if self._comm.size > 1 else None
@@ -409,7 +409,7 @@ class _Optimizer(torch.optim.Optimizer):
         """
         native = self._made
         with self._telling_others("synchronize()"):
-            native.memory.home()
+            self._edits.home()
         self._edits.take_in(is_collective=True)
         native.optimizer.synchronize(native.memory.handed_params)
         self._written()

@@ -12,42 +12,83 @@ from torch.utils.dlpack import from_dlpack
 from .. import _core
 from ..errors import FailedPrecondition
 from ._native import Native
+from ._state import tensors
+
+# Share of the larger part of a sum. A smaller difference is rounding in another order.
+_ROUNDING = 2.0**-20
 
 
 class Edits:
-    """Takes in external writes, which a later step would otherwise undo."""
+    """Copies what was written since note(), because a later step would undo it. Masters of
+    16-bit parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
+    parameters of the last exchange.
+    """
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
         self._comm, self._native = comm, native
-        self._marks = native.memory.marks() if undoes_edits(native.config) else None
+        config, memory = native.config, native.memory
+        self._marks = memory.marks() if undoes_edits(config) else None
+        self._moved = False
+        is_lean = isinstance(config.optimizer, _core.LeanOnebitAdamOptions)
+        has_masters = memory.params.dtype != torch.float32
+        # Then the marks alone tell what was written.
+        self._keeps_no_array = is_lean or (
+            config.outer.sync_every > 0 and not has_masters
+        )
+
+    def home(self) -> None:
+        """Calls FlatMemory.home(), and remembers whether take_in() has to look. Local."""
+        self._moved |= self._native.memory.home()
+
+    def look(self) -> None:
+        """Does the same as home(), before a step, which reads gradients first. Local."""
+        self._moved |= self._native.memory.look()
 
     def note(self) -> None:
+        """Notes that parameters hold what the optimizer knows."""
+        self._moved = False
         if self._marks is not None:
             self._marks.remember()
 
     @torch.no_grad()
     def take_in(self, *, is_collective: bool) -> None:
-        """Copies what was written. Collective only if ranks differed before."""
-        memory, optimizer = self._native.memory, self._native.optimizer
-        memory.take_in_written()
-        if self._marks is None or not self._marks.have_changed():
+        """Copies what was written. Local, unless ranks differ and this one finds
+        something. Then all ranks must have written, and `is_collective` must be true.
+
+        Raises FailedPrecondition if ranks differ (0/1 Adam between exchanges) and would
+        continue to differ.
+        """
+        self._native.memory.take_in_written()
+        if self._marks is None or not (self._moved or self._marks.have_changed()):
             return
-        now = memory.values()
-        have_differed = self._require_equal(now, is_collective)
-        masters = optimizer.masters()
-        if masters is None:
-            optimizer.read_masters(memory.handed_params)
-        elif have_differed:
-            optimizer.read_masters(now)
-        else:  # masters of what was not written keep their bits
-            values = from_dlpack(masters)
-            rounded = memory.rounded(values)
-            differs = (rounded != now) & ~(rounded.isnan() & now.isnan())
-            optimizer.read_masters(torch.where(differs, now, values))
+        if self._keeps_no_array:
+            if self._marks.have_changed():
+                memory = self._native.memory
+                self._require_equal(memory.values(), is_collective)
+                self._native.optimizer.read_masters(memory.handed_params)
+        elif (kept := self._kept()) is not None:
+            self._take_in(*kept, is_collective)
         self.note()
 
+    def _take_in(
+        self, values: torch.Tensor, slack: torch.Tensor | float, is_collective: bool
+    ) -> None:
+        memory = self._native.memory
+        now = memory.values()
+        differs = (memory.rounded(values) - now).abs() > slack
+        differs |= values.isnan() != now.isnan()
+        if not bool(differs.any()):
+            return
+        if self._require_equal(now, is_collective):
+            values = now
+        else:
+            values = torch.where(differs, now, values)
+        self._native.optimizer.read_masters(values)
+
     def _require_equal(self, values: torch.Tensor, is_collective: bool) -> bool:
-        """Returns whether ranks differed; then raises unless they are equal now."""
+        """Returns whether ranks differed before. Then it raises an error unless they have
+        the same values now, and is collective if `is_collective`.
+        """
         if not self._native.optimizer.steps_behind or self._comm.size == 1:
             return False
         if is_collective:
@@ -63,6 +104,33 @@ class Edits:
             "optimizer.synchronize() before and write then"
         )
 
+    def _kept(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
+        """Returns what the optimizer takes parameters for, flat in fp32, and the bound
+        of rounding. Returns None if it takes them as they are.
+        """
+        masters = self._native.optimizer.masters()
+        if masters is not None:
+            return from_dlpack(masters), 0.0
+        state = tensors(self._native.optimizer.state_dict())
+        if "accumulated" not in state or "origin" not in state:
+            return None
+        memory = self._native.memory
+        values, slack = torch.zeros_like(memory.params), torch.zeros_like(memory.params)
+        origins = self._native.memory.views(state["origin"])
+        moved = state["accumulated"] and state["local_steps_taken"]
+        for k, (value, bound, origin) in enumerate(
+            zip(memory.views(values), memory.views(slack), origins, strict=True)
+        ):
+            value.copy_(origin)
+            bound.copy_(origin.abs())
+            if moved:
+                group = self._native.places[k].group
+                value.mul_(float(state["decay_taken"][group]))
+                own = self._native.memory.views(state["momentum_accumulator"])[k]
+                value.add_(own)
+                bound.add_(own.abs())
+        return values, slack * _ROUNDING
+
 
 def may_be_behind(config: _core.Config, phase: str) -> bool:
     """Returns whether ranks may differ, by local steps, after an optimizer was loaded."""
@@ -70,7 +138,9 @@ def may_be_behind(config: _core.Config, phase: str) -> bool:
 
 
 def undoes_edits(config: _core.Config) -> bool:
-    """Returns whether steps compute parameters from other memory."""
+    """Returns whether parameters are computed from other memory: masters, or those of
+    the last exchange of 0/1 Adam or of an outer loop.
+    """
     return (
         config.precision.dtype != _core.DType.float32
         or config.zero.stage > 0
