@@ -199,6 +199,41 @@ def test_bad_options_are_named(outer: Any, error: type[Exception], text: str) ->
         optim.AdamW(cases.model().parameters(), outer=outer)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_sync_that_is_not_finite_is_refused_until_its_values_are(
+    value: float,
+) -> None:
+    """The update of a step that fails is no external write."""
+    outer = {"sync_every": 4}
+    net, optimizer = cases.made("AdamW", dtype=torch.bfloat16, outer=outer)
+    failed = []
+    for step in range(13):
+        if step == 6:
+            net[0].bias.data[1] = value
+        cases.loss_of(net, 0, step).backward()
+        try:
+            optimizer.step()
+        except thinwire.NonFinite:
+            failed.append(step)
+        optimizer.zero_grad()
+    assert len(failed) > 1 and failed == list(range(failed[0], 13))
+
+
+def test_a_difference_of_rounding_is_no_write_between_local_steps() -> None:
+    ends, local_steps = [], 0
+    for written in (False, True):
+        net, optimizer = cases.made("ZeroOneAdam")
+        for step in range(16):
+            if written and step > 0 and optimizer.report.phase == "local":
+                local_steps += 1
+                net[0].weight.data.view(torch.int32)[0, 0] += 1
+            cases.loss_of(net, 0, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(cases.bits(net))
+    assert ends[0] == ends[1] and local_steps > 0
+
+
 def test_optimizers_with_an_exchange_of_their_own_have_no_outer_loop() -> None:
     for kind in (optim.ZeroOneAdam, optim.OnebitLamb, optim.LeanOnebitAdam):
         with pytest.raises(TypeError, match="unexpected keyword argument 'outer'"):
