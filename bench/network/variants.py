@@ -191,7 +191,8 @@ def steps_of(variant, mbit, ranks):
     """Returns the steps in a row, fewer if they take long. 0/1 Adam takes whole turns
     of a sync and three local steps."""
     steps = {25: (1, 2, 4), 100: (2, 4, 4), 1000: (4, 8, 8)}.get(mbit, (8, 8, 8))
-    return steps[WAYS[base(variant)].kind] * 2 // ranks
+    kind = ONE_BIT if variant == COMPUTING else WAYS[base(variant)].kind
+    return steps[kind] * 2 // ranks
 
 
 def is_compressed(variant):

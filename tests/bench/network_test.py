@@ -267,6 +267,17 @@ class Results(Case):
         self.assertIn("100 Mbit/s", words)
         self.assertIn("Imaginary 9000", " ".join(words))
 
+    def test_every_way_has_its_numbers_of_steps(self):
+        sys.path.insert(0, str(BENCH))
+        self.addCleanup(sys.path.remove, str(BENCH))
+        import variants
+
+        for variant in (variants.COMPUTING, *variants.WAYS):
+            for mbit in (25, 100, 1000, 10_000, None):
+                self.assertGreater(variants.steps_of(variant, mbit, 2), 0)
+            self.assertGreater(variants.warm_steps(variant), 0)
+            variants.is_compressed(variant)
+
     def test_what_is_not_measured_yet_is_left_out(self):
         results = recorded()
         (self.out / "network.svg").unlink()

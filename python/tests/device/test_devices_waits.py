@@ -77,7 +77,7 @@ def test_parameters_return_beside_updates_and_the_host_waits_once() -> None:
         assert end == 0 and 0 not in before and sum(before) == 8, (name, found)
         # ZeRO's buckets have 1024 elements or more.
         assert len(before) >= (2 if name == "ZeRO-2" else 8), (name, found)
-        if used:
+        if devices.NAME in ("fence", "cuda"):
             assert (used["host_waits"], used["unpinned_async"]) == (1, 0), (name, used)
 
 

@@ -156,6 +156,20 @@ def result(hook: Any, module: Any) -> dict[str, Any]:
     }
 
 
+def accelerate() -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    net = cases.net()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.01))
+    hook = thinwire.ddp_hook(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        accelerator.backward(cases.loss_of(model, accelerator.process_index, step))
+        optimizer.step()
+    return result(hook, net)
+
+
 def trainer(out: str) -> dict[str, Any]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import client_runs
@@ -201,7 +215,7 @@ def lightning() -> dict[str, Any]:
     return result(strategy.hook, module)
 
 
-@pytest.mark.parametrize("name", ["trainer", "lightning"])
+@pytest.mark.parametrize("name", ["accelerate", "trainer", "lightning"])
 def test_trainers_average_in_few_bits(name: str, tmp_path: Path) -> None:
     given = (str(tmp_path),) if name == "trainer" else ()
     one, two = ranks.results(2, __file__, name, *given, seconds=110)
