@@ -1,37 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/checks.h"
 
-#include <fmt/format.h>
-
 #include <string>
-#include <string_view>
 
-#include "core/require_view.h"
+#include "core/require.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::kernels {
 namespace {
 
-// Texts are made only for errors: these run before every block.
-void require_float(std::string_view name, ConstView values) {
-  if (values.is_joined())
-    reject(fmt::format("{}: must be of one dtype, got two", name));
-  const DType dtype = values.dtype();
-  if (dtype != DType::kFloat32 && !is_16_bit(dtype))
-    reject(fmt::format("{}: dtype must be float32, float16 or bfloat16, got {}",
-                       name, to_string(dtype)));
+void require_float(const std::string& name, DType dtype) {
+  if (dtype != DType::kFloat32 && dtype != DType::kFloat16 &&
+      dtype != DType::kBFloat16) {
+    reject(name + ": dtype must be float32, float16 or bfloat16, got " +
+           to_string(dtype));
+  }
 }
 
-void require_size(std::string_view name, std::size_t want, std::size_t have) {
-  if (have != want)
-    reject(fmt::format("{}: must have {} elements, got {}", name, want, have));
+void require_float(const std::string& name, ConstView values) {
+  if (values.is_joined()) reject(name + ": must be of one dtype, got two");
+  require_float(name, values.dtype());
 }
 
-void require_at_most(std::string_view name, std::size_t most, std::size_t have,
-                     std::string_view of_what) {
-  if (have > most)
-    reject(fmt::format("{}: must have at most {} elements{}, got {}", name,
-                       most, of_what, have));
+void require_size(const std::string& name, std::size_t want, std::size_t have) {
+  if (have != want) {
+    reject(name + ": must have " + std::to_string(want) + " elements, got " +
+           std::to_string(have));
+  }
 }
 
 }  // namespace
@@ -51,9 +46,10 @@ void require_grads(ConstView grads) { require_float("grads", grads); }
 void require_lamb_sums(ConstView grads, std::size_t first_chunk,
                        std::size_t sums) {
   require_grads(grads);
-  if (first_chunk < 1 || first_chunk > kSumChunk)
-    reject(fmt::format("first_chunk: must be in [1, {}], got {}", kSumChunk,
-                       first_chunk));
+  if (first_chunk < 1 || first_chunk > kSumChunk) {
+    reject("first_chunk: must be in [1, " + std::to_string(kSumChunk) +
+           "], got " + std::to_string(first_chunk));
+  }
   // The first chunk counts as a whole one.
   const std::size_t missing = kSumChunk - first_chunk;
   require_size("sums", grads.empty() ? 0 : sum_chunks(missing + grads.size()),
@@ -63,8 +59,8 @@ void require_lamb_sums(ConstView grads, std::size_t first_chunk,
 void require_low_precision(const View& low_precision, std::size_t size) {
   if (low_precision.empty()) return;
   const DType dtype = low_precision.dtype();
-  require(is_16_bit(dtype), "low_precision: dtype", "float16 or bfloat16",
-          to_string(dtype));
+  require(dtype == DType::kFloat16 || dtype == DType::kBFloat16,
+          "low_precision: dtype", "float16 or bfloat16", to_string(dtype));
   require_size("low_precision", size, low_precision.size());
 }
 
@@ -76,10 +72,14 @@ void require_quantized_sum(const QuantizedSum& sum) {
   const DType dtype = sum.residual.dtype();
   require(dtype == DType::kFloat32 || dtype == DType::kBFloat16,
           "residual: dtype", "float32 or bfloat16", to_string(dtype));
-  if (sum.error.dtype() != dtype)
-    reject(fmt::format("error: dtype must be that of the residual, {}, got {}",
-                       to_string(dtype), to_string(sum.error.dtype())));
-  require_at_most("residual", kMostSummed, sum.residual.size(), "");
+  if (sum.error.dtype() != dtype) {
+    reject(std::string("error: dtype must be that of the residual, ") +
+           to_string(dtype) + ", got " + to_string(sum.error.dtype()));
+  }
+  if (sum.residual.size() > kMostSummed) {
+    reject("residual: must have at most " + std::to_string(kMostSummed) +
+           " elements, got " + std::to_string(sum.residual.size()));
+  }
   require_size("error", sum.residual.size(), sum.error.size());
   if (!sum.values.empty()) {
     require_floats("values", sum.values, sum.residual.size());
@@ -126,8 +126,11 @@ void require_block(const SignBlock& block) {
   if (residual.dtype() == DType::kFloat32) return;
   require(residual.dtype() == DType::kBFloat16, "block.residual: dtype",
           "float32 or bfloat16", to_string(residual.dtype()));
-  require_at_most("block.residual", kMostRoundedElements, residual.size(),
-                  " of bfloat16");
+  if (residual.size() > kMostRoundedElements) {
+    reject("block.residual: must have at most " +
+           std::to_string(kMostRoundedElements) +
+           " elements of bfloat16, got " + std::to_string(residual.size()));
+  }
 }
 
 }  // namespace thinwire::kernels

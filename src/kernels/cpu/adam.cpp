@@ -17,29 +17,40 @@ namespace thinwire::kernels::HWY_NAMESPACE {
 
 template <class G, class L>
 struct AdamStep {
+  AdamStep(const AdamArrays& arrays, const G* g, L* low,
+           const AdamCoefficients& coefficients)
+      : params(arrays.params),
+        exp_avg(arrays.exp_avg),
+        exp_avg_sq(arrays.exp_avg_sq),
+        grads(g),
+        low_precision(low),
+        c(coefficients) {}
+
   HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
-    prefetch_ahead(a.params + i, count);
-    prefetch_ahead(a.exp_avg + i, count);
-    prefetch_ahead(a.exp_avg_sq + i, count);
+    prefetch_ahead(params + i, count);
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(exp_avg_sq + i, count);
     prefetch_ahead(grads + i, count);
   }
 
   template <class D>
   HWY_INLINE void operator()(D d, std::size_t i) const {
-    const auto p = hn::LoadU(d, a.params + i);
+    const auto p = hn::LoadU(d, params + i);
     const auto g =
         l2.add(d, hn::Mul(load(d, grads + i), hn::Set(d, c.grad_scale)), p);
-    const auto m = next_momentum(d, hn::LoadU(d, a.exp_avg + i), g, c);
-    const auto v = next_variance(d, hn::LoadU(d, a.exp_avg_sq + i), g, c);
-    hn::StoreU(m, d, a.exp_avg + i);
-    hn::StoreU(v, d, a.exp_avg_sq + i);
+    const auto m = next_momentum(d, hn::LoadU(d, exp_avg + i), g, c);
+    const auto v = next_variance(d, hn::LoadU(d, exp_avg_sq + i), g, c);
+    hn::StoreU(m, d, exp_avg + i);
+    hn::StoreU(v, d, exp_avg_sq + i);
     const auto scaled_m = hn::Mul(m, hn::Set(d, c.exp_avg_scale));
     const auto denominator = next_denominator(d, v, epsilon, c);
     store_param(d, next_param(d, p, scaled_m, denominator, decoupled, c),
-                a.params, low_precision, i);
+                params, low_precision, i);
   }
 
-  AdamArrays a;
+  float* params;
+  float* exp_avg;
+  float* exp_avg_sq;
   const G* grads;
   L* low_precision;
   AdamCoefficients c;
@@ -56,12 +67,10 @@ void run_adam(const AdamArrays& arrays, const AdamCoefficients& c) {
   });
 }
 
-// Without kVariance, exp_avg_sq is not used.
-template <class G, bool kVariance>
-struct MomentsStep {
+template <class G>
+struct MomentumStep {
   HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
     prefetch_ahead(exp_avg + i, count);
-    if constexpr (kVariance) prefetch_ahead(exp_avg_sq + i, count);
     prefetch_ahead(grads + i, count);
   }
 
@@ -69,11 +78,35 @@ struct MomentsStep {
   HWY_INLINE void operator()(D d, std::size_t i) const {
     const auto g = hn::Mul(load(d, grads + i), hn::Set(d, c.grad_scale));
     const auto m = next_momentum(d, hn::LoadU(d, exp_avg + i), g, c);
-    if constexpr (kVariance) {
-      const auto v = next_variance(d, hn::LoadU(d, exp_avg_sq + i), g, c);
-      hn::StoreU(v, d, exp_avg_sq + i);
-    }
     hn::StoreU(m, d, exp_avg + i);
+  }
+
+  float* exp_avg;
+  const G* grads;
+  AdamCoefficients c;
+};
+
+void run_momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
+  visit_floats(grads, [&]<class G>(const G* g) {
+    run_vectors<MomentumStep<G>>(grads.size(), exp_avg, g, c);
+  });
+}
+
+template <class G>
+struct MomentsStep {
+  HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(exp_avg_sq + i, count);
+    prefetch_ahead(grads + i, count);
+  }
+
+  template <class D>
+  HWY_INLINE void operator()(D d, std::size_t i) const {
+    const auto g = hn::Mul(load(d, grads + i), hn::Set(d, c.grad_scale));
+    const auto m = next_momentum(d, hn::LoadU(d, exp_avg + i), g, c);
+    const auto v = next_variance(d, hn::LoadU(d, exp_avg_sq + i), g, c);
+    hn::StoreU(m, d, exp_avg + i);
+    hn::StoreU(v, d, exp_avg_sq + i);
   }
 
   float* exp_avg;
@@ -82,22 +115,18 @@ struct MomentsStep {
   AdamCoefficients c;
 };
 
-void run_momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
-  float* const unused = nullptr;
-  visit_floats(grads, [&]<class G>(const G* g) {
-    run_vectors<MomentsStep<G, false>>(grads.size(), exp_avg, unused, g, c);
-  });
-}
-
 void run_moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
                  const AdamCoefficients& c) {
   visit_floats(grads, [&]<class G>(const G* g) {
-    run_vectors<MomentsStep<G, true>>(grads.size(), exp_avg, exp_avg_sq, g, c);
+    run_vectors<MomentsStep<G>>(grads.size(), exp_avg, exp_avg_sq, g, c);
   });
 }
 
 template <class L>
 struct FrozenStep {
+  FrozenStep(const FrozenUpdateArrays& a, const AdamCoefficients& coefficients)
+      : arrays(a), c(coefficients) {}
+
   HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
     prefetch_ahead(arrays.params + i, count);
     prefetch_ahead(arrays.exp_avg + i, count);

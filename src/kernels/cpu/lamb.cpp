@@ -17,12 +17,35 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
+/// (m * exp_avg_scale) / d, and the decay.
+struct Update {
+  explicit Update(const AdamCoefficients& c)
+      : exp_avg_scale(c.exp_avg_scale), decoupled(c.decoupled_decay) {}
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<D> p, hn::Vec<D> m,
+                           hn::Vec<D> denominator) const {
+    const auto scaled_m = hn::Mul(m, hn::Set(d, exp_avg_scale));
+    return decoupled.add(d, hn::Div(scaled_m, denominator), p);
+  }
+
+  float exp_avg_scale;
+  Decay decoupled;
+};
+
 template <class G>
 struct MomentsWord {
+  MomentsWord(const AdamArrays& arrays, const AdamCoefficients& coefficients)
+      : params(arrays.params),
+        exp_avg(arrays.exp_avg),
+        exp_avg_sq(arrays.exp_avg_sq),
+        grads(static_cast<const G*>(arrays.grads.data())),
+        c(coefficients) {}
+
   HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
-    prefetch_ahead(a.params + i, count);
-    prefetch_ahead(a.exp_avg + i, count);
-    prefetch_ahead(a.exp_avg_sq + i, count);
+    prefetch_ahead(params + i, count);
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(exp_avg_sq + i, count);
     prefetch_ahead(grads + i, count);
   }
 
@@ -38,18 +61,17 @@ struct MomentsWord {
     HWY_INLINE void operator()(D d, std::size_t j) const {
       const std::size_t i = first + j;
       const AdamCoefficients& c = of.c;
-      const auto p = hn::LoadU(d, of.a.params + i);
+      const auto p = hn::LoadU(d, of.params + i);
       const auto scaled_g =
           hn::Mul(load(d, of.grads + i), hn::Set(d, c.grad_scale));
       const auto g = of.l2.add(d, scaled_g, p);
-      const auto m = next_momentum(d, hn::LoadU(d, of.a.exp_avg + i), g, c);
-      const auto v = next_variance(d, hn::LoadU(d, of.a.exp_avg_sq + i), g, c);
-      hn::StoreU(m, d, of.a.exp_avg + i);
-      hn::StoreU(v, d, of.a.exp_avg_sq + i);
+      const auto m = next_momentum(d, hn::LoadU(d, of.exp_avg + i), g, c);
+      const auto v = next_variance(d, hn::LoadU(d, of.exp_avg_sq + i), g, c);
+      hn::StoreU(m, d, of.exp_avg + i);
+      hn::StoreU(v, d, of.exp_avg_sq + i);
       hn::StoreU(p, d, p_terms + j);
-      const auto scaled_m = hn::Mul(m, hn::Set(d, c.exp_avg_scale));
-      const auto u = hn::Div(scaled_m, next_denominator(d, v, of.epsilon, c));
-      hn::StoreU(of.decoupled.add(d, u, p), d, u_terms + j);
+      const auto denominator = next_denominator(d, v, of.epsilon, c);
+      hn::StoreU(of.update.of(d, p, m, denominator), d, u_terms + j);
     }
 
     const MomentsWord& of;
@@ -58,19 +80,20 @@ struct MomentsWord {
     float* u_terms;
   };
 
-  AdamArrays a;
+  const float* params;
+  float* exp_avg;
+  float* exp_avg_sq;
   const G* grads;
   AdamCoefficients c;
   Epsilon epsilon{c};
   Decay l2{c.l2_decay};
-  Decay decoupled{c.decoupled_decay};
+  Update update{c};
 };
 
 template <class G>
 void lamb_moments_of(const AdamArrays& arrays, const AdamCoefficients& c,
                      std::size_t first_chunk, LambSums* sums) {
-  const MomentsWord<G> word{arrays, static_cast<const G*>(arrays.grads.data()),
-                            c};
+  const MomentsWord<G> word(arrays, c);
   two_sums_of_squares(arrays.grads.size(), first_chunk, word, [&](TwoSums sum) {
     *sums++ = {sum.first, sum.second};
   });
@@ -85,24 +108,33 @@ void run_lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
 
 template <class L>
 struct UpdateStep {
+  UpdateStep(const AdamArrays& arrays, const AdamCoefficients& coefficients)
+      : params(arrays.params),
+        exp_avg(arrays.exp_avg),
+        exp_avg_sq(arrays.exp_avg_sq),
+        low_precision(static_cast<L*>(arrays.low_precision.data())),
+        c(coefficients) {}
+
   HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
-    prefetch_ahead(a.params + i, count);
-    prefetch_ahead(a.exp_avg + i, count);
-    prefetch_ahead(a.exp_avg_sq + i, count);
+    prefetch_ahead(params + i, count);
+    prefetch_ahead(exp_avg + i, count);
+    prefetch_ahead(exp_avg_sq + i, count);
   }
 
   template <class D>
   HWY_INLINE void operator()(D d, std::size_t i) const {
-    const auto p = hn::LoadU(d, a.params + i);
+    const auto p = hn::LoadU(d, params + i);
     const auto scaled_m =
-        hn::Mul(hn::LoadU(d, a.exp_avg + i), hn::Set(d, c.exp_avg_scale));
+        hn::Mul(hn::LoadU(d, exp_avg + i), hn::Set(d, c.exp_avg_scale));
     const auto denominator =
-        next_denominator(d, hn::LoadU(d, a.exp_avg_sq + i), epsilon, c);
+        next_denominator(d, hn::LoadU(d, exp_avg_sq + i), epsilon, c);
     store_param(d, next_param(d, p, scaled_m, denominator, decoupled, c),
-                a.params, low_precision, i);
+                params, low_precision, i);
   }
 
-  AdamArrays a;
+  float* params;
+  const float* exp_avg;
+  const float* exp_avg_sq;
   L* low_precision;
   AdamCoefficients c;
   Epsilon epsilon{c};
@@ -110,8 +142,8 @@ struct UpdateStep {
 };
 
 void run_lamb_update(const AdamArrays& arrays, const AdamCoefficients& c) {
-  visit_low_precision(arrays.low_precision, [&]<class L>(L* low) {
-    run_vectors<UpdateStep<L>>(arrays.grads.size(), arrays, low, c);
+  visit_low_precision(arrays.low_precision, [&]<class L>(L*) {
+    run_vectors<UpdateStep<L>>(arrays.grads.size(), arrays, c);
   });
 }
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
 #include "kernels/checks.h"
 #include "kernels/cpu/targets.h"
 #include "thinwire/kernels/denominator_codes.h"
@@ -34,13 +36,18 @@ HWY_INLINE hn::Vec<D> look_up(D d, const float* table, hn::Vec<Int<D>> index) {
 }
 
 // Codes of the elements from i on, none of which is across a multiple of 16.
-template <bool kEightBits, class D>
-HWY_INLINE hn::Vec<Int<D>> codes_at(D, const std::uint8_t* codes,
-                                    std::size_t i) {
+template <class D>
+HWY_INLINE hn::Vec<Int<D>> codes_at(D, const std::uint8_t* codes, std::size_t i,
+                                    std::bool_constant<true>) {
+  const hn::Rebind<std::uint8_t, D> bytes;
+  return hn::PromoteTo(Int<D>(), hn::LoadU(bytes, codes + i));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<Int<D>> codes_at(D, const std::uint8_t* codes, std::size_t i,
+                                    std::bool_constant<false>) {
   const hn::Rebind<std::uint8_t, D> bytes;
   const Int<D> di;
-  if constexpr (kEightBits)
-    return hn::PromoteTo(di, hn::LoadU(bytes, codes + i));
   const auto pairs =
       hn::PromoteTo(di, hn::LoadU(bytes, codes + i / 32 * 16 + i % 16));
   return i % 32 < 16 ? hn::And(pairs, hn::Set(di, 15))
@@ -97,7 +104,8 @@ struct CodedUpdate {
     HWY_INLINE void operator()(D d, std::size_t j) const {
       const std::size_t i = first + j;
       const Int<D> di;
-      const auto code = codes_at<kEightBits>(d, of.codes, i);
+      const auto code =
+          codes_at(d, of.codes, i, std::bool_constant<kEightBits>());
       // The tables' value for code 0 is not used.
       const auto k = hn::And(hn::Sub(code, hn::Set(di, 1)), hn::Set(di, 255));
       const auto fine =
