@@ -103,7 +103,7 @@ Saved = _core.SaveReport | SavedByLeader
 
 
 def own_of_host(ranks: Sequence[int], own: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the own values that a leader saves, which are the first, for its host."""
+    """Returns what a leader saves for its host: its own values, and its followers'."""
     followers = dict(zip(ranks[1:], own[1:], strict=True))
     return {**own[0], _OF_FOLLOWERS: packed((ranks[0], followers))}
 
@@ -135,7 +135,7 @@ def unpacked(text: str) -> Any:
 
 
 def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
-    """Returns the options. Raises TypeError naming the nearest, or InvalidArgument."""
+    """Returns the options. Raises TypeError for an unknown one, or InvalidArgument."""
     chosen = _core.SaveOptions()
     for name, value in _checked(given, chosen, "save"):
         if name == "local_steps":
@@ -171,7 +171,7 @@ def random_state_in(found: Loaded) -> torch.Tensor | None:
         torch.Generator().set_state(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise CorruptCheckpoint(
-            f"the random state is none of this torch's: {error}"
+            f"the saved random state does not fit this version of torch: {error}"
         ) from None
     return state
 

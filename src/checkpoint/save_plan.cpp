@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "checkpoint/read/saved_arrays.h"
+#include "checkpoint/rows.h"
 #include "core/json.h"
 #include "core/ranges.h"
 #include "core/require.h"

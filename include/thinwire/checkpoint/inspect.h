@@ -28,8 +28,9 @@ struct Description {
   std::uint64_t bytes = 0;        ///< Size of all files.
 };
 
-/// Describes a checkpoint, or all in a ROOT, newest first, incomplete ones
-/// last. Reads manifests only. Throws Error(kUnavailable) if there is none.
+/// Describes one checkpoint, or all checkpoints in a root: newest first,
+/// incomplete ones last. Reads manifests only. Throws Error(kUnavailable) if
+/// there is no checkpoint.
 [[nodiscard]] std::vector<Description> inspect(const std::string& path);
 
 /// A damaged range of bytes.
@@ -41,11 +42,12 @@ struct Damage {
 };
 struct Verdict {
   std::vector<Damage> damages;
-  std::uint64_t bytes = 0;      ///< Bytes read.
-  std::uint64_t nonfinite = 0;  ///< NaN and infinite values; no damage.
+  std::uint64_t bytes = 0;  ///< Bytes read.
+  std::uint64_t nonfinite =
+      0;  ///< NaN and infinite values, which are no damage.
   [[nodiscard]] bool good() const noexcept { return damages.empty(); }
 };
-/// Reads every byte of a checkpoint and returns the damages.
+/// Reads every byte of a checkpoint and returns the damaged ranges.
 [[nodiscard]] Verdict verify(const std::string& path,
                              const Progress& progress = {});
 

@@ -12,7 +12,7 @@ namespace thinwire::config {
 /// Rise of the rate during warm-up.
 enum class Warmup {
   kLinear,
-  kLog,  ///< With the logarithm of the step, so steep at first.
+  kLog,  ///< Grows with log(step), so it is steep at first.
 };
 
 /// Fall of the rate after warm-up.
@@ -49,13 +49,14 @@ struct WarmupAndDecay {
 };
 
 /// The other shapes are DeepSpeed's, number by number (lr_schedules.py of
-/// 0.19). There the first two steps both use the initial rate. Below, w is
-/// warmup_num_steps, at least 2, and i = n - 1. In the warm-up, i < w, gamma(i)
-/// is i / w (linear) or log(i + 1) / log(w).
+/// 0.19). In WarmupLr and WarmupDecayLr the first two steps both use the
+/// minimum rate. Below, w is warmup_num_steps, at least 2, and i = n - 1.
+/// During the warm-up, that is for i < w, gamma(i) is i / w (linear) or
+/// log(i + 1) / log(w).
 
 /// Rate min + (max - min) gamma(i), and max after the warm-up.
 struct WarmupLr {
-  double warmup_min_lr = 0;               ///< Rate before step 2.
+  double warmup_min_lr = 0;               ///< Rate of steps 1 and 2.
   std::optional<double> warmup_max_lr{};  ///< Unset for the optimizer's.
   std::int64_t warmup_num_steps = 1000;   ///< >= 1.
   Warmup warmup_type = Warmup::kLog;
@@ -96,7 +97,7 @@ struct OneCycle {
   double cycle_max_lr = 0;  ///< Required in files.
   double decay_lr_rate = 0;
   std::int64_t cycle_first_step_size = 2000;               ///< >= 1.
-  std::optional<std::int64_t> cycle_second_step_size{};    ///< >= 1; as first.
+  std::optional<std::int64_t> cycle_second_step_size{};    ///< Unset: as first.
   std::int64_t cycle_first_stair_count = 0;                ///< 0 for no stairs.
   std::optional<std::int64_t> cycle_second_stair_count{};  ///< Unset: as first.
   std::int64_t decay_step_size = 0;                        ///< 0 for no decay.
@@ -104,7 +105,7 @@ struct OneCycle {
   bool operator==(const OneCycle&) const = default;
 };
 
-/// Rate min (1 + rate n / size), for finding the largest usable rate.
+/// Rate min (1 + step_rate n / step_size), for finding the largest usable rate.
 struct LrRangeTest {
   double lr_range_test_min_lr = 1e-3;
   std::int64_t lr_range_test_step_size = 2000;  ///< >= 1.

@@ -16,7 +16,7 @@ inline constexpr std::int64_t kAutoFreeze = -1;
 inline constexpr std::int64_t kDefaultFreezeStep = 100'000;
 
 /// Returns the last exact step of 1-bit Adam, lean 1-bit Adam and 1-bit LAMB.
-/// It is a fifth of `total_steps`, >= 1, and in [1, 1000].
+/// `total_steps` is >= 1. The result is a fifth of it, limited to [1, 1000].
 [[nodiscard]] constexpr std::int64_t freeze_step_of_run(
     std::int64_t total_steps) noexcept {
   return std::clamp<std::int64_t>(total_steps / 5, 1, 1000);

@@ -11,12 +11,12 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/optim/run_length.h"
 
-/// Predicts by formulas the time, bytes, messages and memory of each way to
+/// Predicts, from formulas, the time, traffic and memory of each way to
 /// average, before a run. Local; nothing is measured here. docs/guide/plan.md
 /// describes the model.
 namespace thinwire::plan {
 
-/// Connections between ranks. All hosts hold equally many.
+/// Connections between ranks. All hosts have the same number of ranks.
 struct Network {
   int ranks = 1;                   ///< W, >= 1.
   int ranks_per_host = 1;          ///< G, divides `ranks`.
@@ -27,8 +27,8 @@ struct Network {
   double inner_bytes_per_second = 10e9;  ///< Rate of a rank inside its host.
   double inner_latency_seconds = 5e-6;
   double inner_message_seconds = 1e-6;
-  /// Processor time of communication, per byte that a rank sends while it
-  /// receives as many: between hosts, and inside one.
+  /// Processor time for each byte that a rank sends while it receives another:
+  /// between hosts, and inside a host.
   double processor_seconds_per_byte = 0;
   double inner_processor_seconds_per_byte = 0;
   /// Whether `gbps` is the rate of the cable, including headers of Ethernet, IP
@@ -77,8 +77,8 @@ struct Compute {
 /// messages of bytes / W.
 [[nodiscard]] double collective_seconds(const Network& network, double bytes);
 
-/// Returns the shorter time of a ring and a tree that cross every card once
-/// each way, as other libraries use them.
+/// Returns the time of other libraries' all-reduce: the shorter of a ring's and
+/// a tree's. Each sends the data over every card once in each direction.
 [[nodiscard]] double ring_seconds(const Network& network, double bytes,
                                   double bucket_bytes = 25e6);
 /// Returns the time of Thinwire's exact all-reduce: all-to-all, sums in rank
@@ -146,7 +146,7 @@ struct RunStages {
   std::int64_t steps = 1;  ///< In [1, kMostSteps].
   /// Exact steps of 1-bit Adam, lean and an outer loop, >= 1.
   std::int64_t freeze_step = 1;
-  /// Bits in which gradients travel in them: 4 or 8; 0: exactly.
+  /// Bits per gradient element in exact steps: 4 or 8. 0 for full precision.
   int warmup_bits = 0;
   optim::ZeroOneStages zero_one{};
 };
@@ -163,8 +163,8 @@ struct Workload {
   double zero_bucket_bound = 5e8;          ///< Most elements of a ZeRO bucket.
   DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO take bf16.
   double steps_per_sync = 16;              ///< Steps of 0/1 Adam.
-  /// Steps of 0/1 Adam, before its freeze, of which one is exact and renews the
-  /// variance. 0 for the time after the freeze.
+  /// Number of 0/1 Adam's steps per variance step, before the freeze. 0
+  /// predicts steps after the freeze.
   double steps_per_variance_step = 0;
   double steps_per_outer_sync = 15;  ///< Steps of an outer loop per sync.
   /// Whether computation beside backward, and the processor time of
@@ -224,7 +224,9 @@ struct Prediction {
   Way way = Way::kExact;
   bool is_by_host = false;
   std::optional<PlannedRun> run{};  ///< Set if the workload has a run.
-  double step_seconds = 0;  ///< After the freeze, unless the workload says.
+  /// Time of a step after the freeze, unless the workload asks for another
+  /// stage.
+  double step_seconds = 0;
   Traffic traffic{};
   PlannedMemory memory{};
   /// Rate of the card in Gbit/s, nearest to the given one, at which an exact
@@ -244,9 +246,9 @@ struct Prediction {
 [[nodiscard]] PlannedMemory memory_of(Way way, bool by_host,
                                       const Workload& work,
                                       const Network& network);
-/// Returns the time of a step with exact averages. They would take
-/// `exchange_seconds` alone, and run beside backward except for an eighth of
-/// its length. The exchange takes no processor.
+/// Returns the time of a step with exact averages. The averages take
+/// `exchange_seconds`. They start after an eighth of backward and run in
+/// parallel with the rest. The exchange takes no processor.
 [[nodiscard]] double overlapped_step_seconds(const Workload& work,
                                              const Compute& compute,
                                              double exchange_seconds);
@@ -259,8 +261,9 @@ struct Prediction {
                                      const Workload& work,
                                      const Network& network,
                                      const Compute& compute);
-/// Predicts all of these. Throws Error(kInvalidArgument) if arguments are out
-/// of range. `by_host` needs several hosts of several ranks each.
+/// Predicts step time, traffic, memory and, if `work.run` is set, the run.
+/// Throws Error(kInvalidArgument) if arguments are out of range. `by_host`
+/// needs several hosts of several ranks each.
 [[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,
                                  const Network& network,
                                  const Compute& compute);

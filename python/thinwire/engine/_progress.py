@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A line every steps_per_print steps, and lines that optimizers write once."""
+    """Logs a line every steps_per_print steps, and each notice of an optimizer once."""
 
     def __init__(
         self, comm: _core.Communicator, config: _core.Config, core: Core
@@ -66,7 +66,7 @@ _NUMBERS = (bool, int, float)
 
 
 class Monitoring:
-    """A window's mean loss of this rank, and reports, if there are monitors."""
+    """Passes this rank's mean loss in a window, and the report, to any monitors."""
 
     def __init__(self, monitors: list[Monitor]) -> None:
         self._monitors = monitors
