@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
-    """Returns body() on each rank; if it raises on one, all raise. Collective."""
+    """Runs body(), which is local, on every rank. Collective. If it raises on one rank,
+    all raise, so that none waits for another. The others raise InvalidArgument with its
+    text.
+    """
     refusal: Exception | None = None
     results: list[T] = []
     try:
@@ -34,7 +37,10 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
 
 @contextmanager
 def telling_others(comms: Iterable[_core.Communicator], call: str) -> Iterator[None]:
-    """Makes other ranks raise CommFailure if the body raises here. No exchange."""
+    """Runs the local part of `call`, for which other ranks may wait in an exchange
+    already. If it raises, this rank gives up: the others raise CommFailure with its
+    text, and `comms` may only be closed. Local, no exchange.
+    """
     try:
         yield
     except Exception as error:

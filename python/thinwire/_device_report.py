@@ -80,8 +80,12 @@ Part = Callable[[Place], str]
 def run_device_report(file: str, params: int = 25_000_000, limit: float = LIMIT) -> int:
     """Writes the report to `file` and prints it; 1 unless all results are those of the CPU.
 
-    Two ranks share the device if there is only one, and have ended after `limit` seconds.
-    Parts without time are named. Raises InvalidArgument for an argument out of range.
+    Starts two ranks, which share the device if there is only one. `params` is the size of the
+    model of which a step is measured. After `limit` seconds both ranks have ended. The report
+    names the parts for which there was no time.
+
+    Raises InvalidArgument at once if the file cannot be written, params is below 1, or limit
+    is not above 0.
     """
     if params < 1:
         raise InvalidArgument(f"--params: must be >= 1, got {params}")

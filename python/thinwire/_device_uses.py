@@ -214,9 +214,12 @@ USES: dict[str, Use] = {
 
 @contextmanager
 def counting(device: torch.device) -> Iterator[dict[str, int]]:
-    """Yields a dictionary that has `host_waits` and `unpinned_async` when the body has ended.
-    It stays empty on devices that nothing counts. CUDA's profiler counts all copies from
-    and to pageable memory.
+    """Yields a dictionary that has, when the body has ended, what it used: `host_waits`, and
+    `unpinned_async`, copies that were meant to be asynchronous. It stays empty on devices
+    whose waits nothing counts.
+
+    CUDA's profiler counts waits for a stream or an event, and all copies from and to
+    pageable memory.
     """
     found: dict[str, int] = {}
     counts = getattr(torch.get_device_module(device), "counts", None)

@@ -53,7 +53,10 @@ def _message(field: int, content: bytes) -> bytes:
 
 
 class EventFile:
-    """Scalars in `directory`/events.out.tfevents.`suffix`. Raises Unavailable."""
+    """Scalars in `directory`/events.out.tfevents.`suffix`, which is written anew.
+
+    Raises Unavailable if the file cannot be written.
+    """
 
     def __init__(self, directory: str, suffix: str) -> None:
         try:

@@ -13,7 +13,10 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def forward(comm: _core.Communicator) -> None:
-    """Logs the library's lines; other ranks than 0 pass on warnings only."""
+    """Passes on what the library has logged: on rank 0 all of it, elsewhere warnings.
+
+    Ranks that are threads share their lines, so each passes on all that it finds.
+    """
     everything = comm.rank == 0 or comm.backend == "local"
     for level, text in _core.take_log():
         number = _LEVELS[level]

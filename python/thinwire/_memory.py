@@ -17,8 +17,10 @@ _CHUNK = 256
 
 
 class Marks:
-    """Sums of a flat array's bits, which change however its values were written. numpy and
-    `.data` do not count autograd's versions up. Values that are restored are no change.
+    """Sums of a flat array's bits, which change if its values do, however they were
+    written. numpy, `.data` and the like do not change autograd's counters of versions.
+    Values that are restored, such as after an evaluation with averaged ones, are no
+    change.
     """
 
     def __init__(self, *flat: torch.Tensor) -> None:
@@ -67,7 +69,13 @@ Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class FlatMemory:
-    """One array of parameters and one of gradients; fp32 beside 16 bits are last."""
+    """One array of parameters, `params`, and one of gradients, `grads`.
+
+    Parameter k begins at the layout's offsets[k] in both. Backward writes where a step
+    reads, so nothing is copied in between. Elements between parameters are 0. fp32
+    parameters beside 16-bit ones are the last ones, and have arrays of their own:
+    `wide_params` and `wide_grads`. Their elements continue the numbering.
+    """
 
     is_staged = False
     """Whether parameters stay on another device."""
@@ -80,7 +88,11 @@ class FlatMemory:
         keeps_gradients: bool = True,
         num_wide: int = 0,
     ) -> None:
-        """Copies the values, rounded to `dtype` except the last `num_wide`. Local."""
+        """Copies the parameters' values, rounded to `dtype`, except the last `num_wide`,
+        which are fp32. Local. There is at least one parameter, and all are on one device.
+        They do not change until give_homes(). Without `keeps_gradients` there is no
+        array of gradients.
+        """
         self.parameters = list(parameters)
         self.names = layout.names
         self.keeps_gradients = keeps_gradients
@@ -152,8 +164,11 @@ class FlatMemory:
 
     @torch.no_grad()
     def home(self) -> bool:
-        """Makes every parameter a view, with its present value. Returns whether one was moved.
-        Raises FailedPrecondition naming one of another kind; nothing has changed then.
+        """Makes every parameter a view. One that was moved since (`model.to()`, `.data
+        =`) keeps its present value. Returns whether there was any.
+
+        Raises FailedPrecondition naming a parameter of another dtype, shape or kind of
+        device than at first; nothing has changed then.
         """
         moved = [k for k in range(len(self.parameters)) if not self._is_home(k)]
         for k in moved:
@@ -179,8 +194,14 @@ class FlatMemory:
             parameter.data = _alone(view)
 
     def take_in_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
-        """Returns this step's gradients as one array, fp32 unless all have one dtype. Missing
-        ones count as 0, and `given` ones replace the parameters' own. Raises InvalidArgument.
+        """Returns this step's gradients as one array. Gradients that are views are in
+        place, missing ones count as 0, and others are copied. If all have one other
+        dtype than the parameters, so has the array; if they differ, it is fp32.
+        Gradients of fp32 parameters beside 16-bit ones are fp32. `given` is empty or
+        has one entry per parameter, which replaces the parameter's own gradient unless
+        it is None.
+
+        Raises InvalidArgument naming a parameter whose gradient is sparse.
         """
         found = [p.grad for p in self.parameters]
         if given:
@@ -277,14 +298,20 @@ def _is_same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _alone(view: torch.Tensor) -> torch.Tensor:
-    """Returns the memory as a storage of its own, as torch.save and others count storages."""
+    """Returns the same memory as a storage of its own. torch.save, safetensors and
+    Accelerate count, compare or save storages, and then find only this parameter's
+    bytes.
+    """
     return from_dlpack(view)
 
 
 def _apart(
     gradient: torch.Tensor | None, view: torch.Tensor, written: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
-    """Returns a copy if it lies elsewhere in the arrays, which copies would change."""
+    """Returns a copy if the gradient lies in the arrays `written` at another place than
+    `view`, because copying others would change it. Otherwise returns the gradient
+    itself.
+    """
     if gradient is None or _is_same_memory(gradient, view):
         return gradient
     at = gradient.data_ptr()

@@ -23,7 +23,11 @@ class Monitor(Protocol):
 
 
 class CsvFiles:
-    """DeepSpeed's DIRECTORY/Train_Samples_lr.csv and so on. Raises Unavailable."""
+    """Files like DeepSpeed's: DIRECTORY/Train_Samples_lr.csv, with a line "at,value"
+    each.
+
+    Raises Unavailable if a file cannot be written.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -59,7 +63,11 @@ SECTIONS = tuple(_KINDS)
 
 
 def monitors_of(config: Mapping[str, Any]) -> list[Monitor]:
-    """Returns the configuration's monitors. Raises InvalidArgument or Unavailable."""
+    """Returns the monitors of a configuration's sections "tensorboard" and
+    "csv_monitor". Each writes to output_path/job_name. Local.
+
+    Raises InvalidArgument naming the key, and Unavailable if one cannot be made.
+    """
     return [
         _KINDS[section](directory)
         for section in SECTIONS
@@ -95,10 +103,16 @@ _PHASES = {"exact": 0, "compressed": 1, "local": 2}
 
 
 def to_tensorboard(paths: Sequence[str], directory: str) -> int:
-    """Converts files of steps into one run for TensorBoard. Returns the number of lines.
+    """Converts files of steps into one run for TensorBoard. Local. Returns the number
+    of lines.
 
-    A torn last line is left out, and a number's last value for a step counts. Another
-    conversion replaces the run. Raises InvalidArgument naming the line, or Unavailable.
+    Files of steps are those of thinwire.telemetry.path, and train_gpt's metrics.jsonl.
+    Every number becomes "thinwire/NAME". A phase is 0 for exact, 1 for compressed and 2
+    for local. A torn last line is left out. If a number occurs twice for one step, the
+    last one counts. Another conversion replaces the run.
+
+    Raises InvalidArgument naming the file and the line, and Unavailable if the
+    directory cannot be written.
     """
     points: dict[tuple[int, str], tuple[float, float | None]] = {}
     lines = 0

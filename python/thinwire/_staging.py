@@ -20,7 +20,11 @@ _told: set[str] = set()
 
 
 class Staging:
-    """Copies on a stream of its own; synchronous ones if the device has none."""
+    """Copies between tensors of a device and arrays on the host, on a stream of its own.
+
+    If the device has no streams or no pinned memory, it waits for every copy, and logs a
+    warning once.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -109,7 +113,11 @@ class Staging:
 
 
 class StagedMemory(FlatMemory):
-    """FlatMemory on another device; parameters' versions tell of external writes."""
+    """FlatMemory whose parameters stay on their device.
+
+    It sees that the program has written into a parameter by the parameter's version. All
+    in-place operations count it up, except those on `parameter.data`.
+    """
 
     is_staged = True
     was_edited: bool
@@ -140,7 +148,11 @@ class StagedMemory(FlatMemory):
         return StagedMarks(self)
 
     def look(self) -> bool:
-        """Copies what was written since note_written(), and returns if anything was."""
+        """Copies to the arrays what the program has written into parameters since
+        note_written(). Returns whether it has written any. Local.
+
+        Raises FailedPrecondition like home().
+        """
         written = [
             k
             for k, parameter in enumerate(self.parameters)

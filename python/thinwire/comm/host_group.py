@@ -35,9 +35,12 @@ is made after another one has ended the other one's name, and so its addresses."
 
 
 class HostGroup:
-    """The ranks of one host, of which the first is the leader, and the process group of
-    their devices. A rank that waits learns within a second that another one has died or
-    given up. It then ends the device's group, of which all ranks learn.
+    """The ranks of one host, of which the first is the leader. They sum and share
+    tensors of their devices in the device's own process group, such as NCCL's. It is a
+    group that the program does not know. Texts travel over gloo.
+
+    A rank that waits for the device's group learns within a second that another one has
+    died or given up. It then ends the device's group, and all ranks learn of that.
     """
 
     ranks: list[int]
@@ -106,7 +109,11 @@ class HostGroup:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Raises CommFailure if the body fails, or takes longer than the time-out."""
+        """Limits the time within it to the time-out.
+
+        Raises CommFailure if another rank has died or given up, if the time is over, or
+        if anything within it raises RuntimeError.
+        """
         self._require_alive()
         self._what, self._began = what, time.monotonic()
         try:
@@ -214,7 +221,12 @@ def host_group_for(
     ranks_per_host: int,
     preferred: str = "",
 ) -> HostGroup | None:
-    """Returns this host's group, or None if leaders would save nothing. Collective."""
+    """Returns the group of this rank's host. Collective, over all ranks of `comm`.
+
+    Returns None unless several hosts hold several ranks each. All must be on devices of
+    one kind that has a process group. `preferred` names the backend, if it is there and
+    serves the device.
+    """
     transport = transport_of(comm)
     if transport is None:
         return None
@@ -238,7 +250,10 @@ def host_group_for(
 
 
 def threads_of_leader(asked: int, leaders: int = 1) -> int:
-    """Returns the threads of a leader; 0 if THINWIRE_NUM_THREADS says it. Local."""
+    """Returns with how many threads a leader computes. That is as many as asked for, or all
+    cores that it may use, divided by the leaders of its machine. Returns 0 if
+    THINWIRE_NUM_THREADS says it. Local.
+    """
     if asked > 0 or os.environ.get("THINWIRE_NUM_THREADS"):
         return asked
     return min(max(1, len(os.sched_getaffinity(0)) // leaders), _MOST_THREADS)

@@ -128,10 +128,15 @@ _PAUSE_SECONDS = 0.01
 
 
 def store_of_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """Returns the part of `store` that the ranks of this attempt share. Collective.
+    """Returns the part of `store` that the `size` ranks of this attempt share.
+    Collective.
 
-    torchrun keeps one store over all restarts, with the addresses of dead ranks. No
-    variable names an attempt. So rank 0 chooses a name, and answers the names of others.
+    torchrun keeps one store over all restarts of a run. Without an own part, new ranks
+    would use the addresses that dead ranks have left there. TORCHELASTIC_RESTART_COUNT
+    does not name an attempt: if one machine restarts because another one did, its own
+    count does not change. So rank 0 chooses a name. Each rank asks for it under a name
+    of its own that has not been used before, and rank 0 answers.
+
     Raises CommFailure naming the ranks that do not arrive within `timeout`.
     """
     own = uuid.uuid4().hex

@@ -226,7 +226,10 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
-    """Returns a part of the store that no other group of these ranks has had."""
+    """Returns a part of the store. Names are counted per group and rank. A second
+    group, or one after another has been closed, thus does not find the first one's
+    addresses.
+    """
     try:
         store = group.get_group_store()
         count = store.add(f"thinwire/groups/{rank}", 1)

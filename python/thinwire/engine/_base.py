@@ -102,7 +102,11 @@ class EngineBase(torch.nn.Module):
             self._require_same_objects()
 
     def _take_in_edits(self) -> None:
-        """Follows writes since the last step. Raises FailedPrecondition in a window."""
+        """Follows what the program has written into parameters since the last step.
+        Local.
+
+        Raises FailedPrecondition inside a window, and if ranks differ.
+        """
         if self._marks is None or not self._marks.have_changed():
             return
         if self._backwards:

@@ -54,7 +54,11 @@ def make_plan(
     training_data: Any,
     has_scheduler: bool,
 ) -> Plan:
-    """Returns the plan; nothing changes. Local, unless `optimizer` makes Thinwire's."""
+    """Returns the plan. Local, unless `optimizer` makes one of Thinwire's.
+
+    Raises InvalidArgument, TypeError, FailedPrecondition or Unavailable, like
+    Config.validate; nothing of the model has changed then.
+    """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(
             f"model: must be a torch.nn.Module, got {type(model).__name__}"
@@ -160,7 +164,12 @@ def make_parts(
     experts: Experts,
     hosts: HostGroup | None = None,
 ) -> tuple[Core, EngineMemory, ModuleBuffers]:
-    """Makes the engine and its memory, with rank 0's values, or raises. Collective."""
+    """Makes the native engine, and makes the module's parameters views of its memory.
+    Collective. Parameters get rank 0's values, frozen ones too. Experts get those of
+    the first rank that holds them, and buffers are as configured.
+
+    Raises InvalidArgument on all ranks if they differ; nothing has changed then.
+    """
     config, places = plan.config, plan.places
     dtype = TYPES[config.precision.dtype]
     layout = _core.Layout(

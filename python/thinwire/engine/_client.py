@@ -27,7 +27,12 @@ _INSTEAD = (
 
 
 class Client:
-    """A torch optimizer as the C++ side calls it, with exact averages in fp32."""
+    """A torch optimizer as the C++ side calls it. It receives the exact average of the
+    ranks' gradients, clipped and without the loss scale. Its own step() then has the
+    same bits on every rank.
+
+    Its parameters are fp32 meanwhile: the engine's own, or the masters of 16 bits.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises InvalidArgument for a closure or sparse gradients. Local."""
@@ -67,7 +72,10 @@ class Client:
                 )
 
     def tell(self, config: _core.Config) -> None:
-        """Writes rates into the configuration. Raises InvalidArgument. Local."""
+        """Writes into the configuration what the C++ side needs to know of it. Local.
+
+        Raises InvalidArgument naming a setting that cannot be combined with it.
+        """
         allowed: list[tuple[str, Any, Any]] = [
             ("zero_optimization.stage", config.zero.stage, 0),
             ("thinwire.semantics", config.semantics, _core.Semantics.corrected),
@@ -137,7 +145,10 @@ class Client:
         return file.getvalue()
 
     def check(self, packed: bytes) -> tuple[dict[Any, Any], Groups]:
-        """Returns what load_state_dict() makes of it. Raises CorruptCheckpoint."""
+        """Returns what load_state_dict() makes of it; nothing has changed. Local.
+
+        Raises CorruptCheckpoint.
+        """
         try:
             saved = torch.load(io.BytesIO(packed), weights_only=True)
             names, state = saved["names"], saved["state"]
@@ -186,7 +197,11 @@ class Client:
             raise error
 
     def state_of(self, name: str, number: int, key: str) -> torch.Tensor:
-        """Returns a copy of a parameter's tensor. Raises InvalidArgument. Local."""
+        """Returns a copy of a tensor that the optimizer keeps for its parameter
+        `number`. Local.
+
+        Raises InvalidArgument naming the existing tensors.
+        """
         entry = self._state.get(self._parameters[number], {})
         value = entry.get(key)
         if not isinstance(value, torch.Tensor):
@@ -281,7 +296,15 @@ _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 def take_over(
     optimizer: Any, parameters: Any, config: _core.Config, rank: int
 ) -> tuple[torch.optim.Optimizer, Client | None]:
-    """Writes the optimizer's settings into `config`; others than ours get a Client."""
+    """Writes the settings of `optimizer` into `config`, and returns it. Collective if
+    it makes one of Thinwire's. Its groups stay its own, so changing them changes the
+    engine's. An optimizer of Thinwire's is closed. One without an equal in Thinwire
+    makes its own steps, through the Client.
+
+    Raises InvalidArgument naming a value that is no optimizer, or that cannot be
+    converted. Raises FailedPrecondition if an optimizer that is converted has made
+    steps.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
         optimizer = optimizer(parameters)
     if isinstance(optimizer, _Optimizer):

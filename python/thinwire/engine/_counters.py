@@ -38,14 +38,20 @@ def pack(engine: EngineBase) -> dict[str, Any]:
 
 
 def require_restorable(engine: EngineBase, found: Loaded, with_scheduler: bool) -> None:
-    """Raises CorruptCheckpoint unless restore() can use the values. Local."""
+    """Checks the values before anything changes. Local. Raises CorruptCheckpoint unless
+    counters are whole numbers of 0 .. 2^53, and a scheduler's state has only numbers
+    and text.
+    """
     _counters_in(engine, found)
     if with_scheduler:
         _scheduler_state_in(engine, found)
 
 
 def restore(engine: EngineBase, report: Loaded, with_scheduler: bool) -> None:
-    """Sets what was accepted; another program's steps count as backwards. Local."""
+    """Sets the counters, which require_restorable() has accepted. Local, after the
+    parameters and the optimizer. A checkpoint of another program has no counters, and
+    then steps count as backwards.
+    """
     for name, value in _counters_in(engine, report).items():
         setattr(engine, name, value)
     state = _scheduler_state_in(engine, report) if with_scheduler else None

@@ -25,7 +25,12 @@ _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _nativ
 def groups_of(
     model: torch.nn.Module, model_parameters: Any, copies: bool = False
 ) -> Groups:
-    """Returns the groups given, or one of the whole model. Raises naming a stranger."""
+    """Returns groups of the model's parameters. Local. Groups are tensors, (name,
+    tensor) pairs or dicts like those of torch.optim; None is all that the model has.
+    With `copies` the dicts given stay as they are.
+
+    Raises InvalidArgument and TypeError naming what is none of the model's.
+    """
     if model_parameters is None:
         model_parameters = model.parameters()
     _parameters.refuse_module(model_parameters)
@@ -58,7 +63,12 @@ def groups_of(
 
 
 def trainable(groups: Groups) -> list[Place]:
-    """Returns the distinct parameters to train, in order, or raises naming one."""
+    """Returns the distinct parameters that require a gradient, in the order of their
+    groups.
+
+    Raises InvalidArgument naming one that an engine cannot train, and
+    FailedPrecondition if there is none.
+    """
     places = list(_parameters.distinct(groups))
     for place in places:
         _parameters._require_supported(place, None)
@@ -90,7 +100,10 @@ def defaults_of(options: Options) -> dict[str, Any]:
 
 
 def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> None:
-    """Writes the groups into the configuration's optimizer, or raises naming a key."""
+    """Writes the groups' settings into the configuration's optimizer. Local.
+
+    Raises InvalidArgument naming the group and the key.
+    """
     options = config.optimizer
     if len(options.groups) > 0:
         raise InvalidArgument(

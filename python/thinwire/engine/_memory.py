@@ -21,7 +21,11 @@ class EngineMemory(FlatMemory):
         self.require_gradients(at_start=True)
 
     def require_gradients(self, at_start: bool) -> None:
-        """Makes gradients views `at_start`; later raises FailedPrecondition."""
+        """Checks that every gradient is a view of its place. At the start of a window,
+        when all are 0, it makes them views.
+
+        Raises FailedPrecondition naming a gradient that was removed or replaced.
+        """
         if not self.keeps_gradients:
             self._require_none()
             return

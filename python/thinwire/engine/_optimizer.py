@@ -270,7 +270,11 @@ class EngineOptimizer(torch.optim.Optimizer):
     # ---- called by the engine
 
     def tell_rates(self, core: Core) -> None:
-        """Passes on what was written. Raises naming what cannot change. Local."""
+        """Passes on what was written since the last step. Local, before a step.
+
+        Raises FailedPrecondition naming a setting that cannot change, and TypeError for
+        a learning rate that is no number.
+        """
         require_sizes(self._sizes, self.param_groups)
         for number, group in enumerate(self.param_groups):
             if self._settings is None:

@@ -24,7 +24,10 @@ _TYPES = {
 
 
 class ModuleOthers:
-    """Untrained parameters, persistent buffers and aliases that files support."""
+    """Untrained parameters, persistent buffers, and further names of tensors that have
+    several. They are dense and of a type that files support. A tensor is saved under
+    its first name in the order of registration, parameters before buffers.
+    """
 
     def __init__(
         self,
@@ -126,7 +129,10 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def make_equal(self, how: _core.Buffers) -> None:
-        """Makes buffers equal; only floats are averaged, in float64. Collective."""
+        """Makes buffers equal on all ranks, except for as_they_are. Collective if there
+        are any. Integers, flags and complex numbers always become rank 0's. Means are
+        formed in float64, in the order of ranks.
+        """
         if self._comm.size == 1 or how == _core.Buffers.as_they_are:
             return
         buffers = [b for b in self._tensors() if b.numel() > 0]
@@ -138,7 +144,10 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def send_frozen(self, module: torch.nn.Module, trained: list[torch.Tensor]) -> None:
-        """Sends rank 0's untrained parameters, or raises on all. Collective."""
+        """Sends rank 0's untrained parameters to all ranks. Collective.
+
+        Raises InvalidArgument on all ranks if they differ in names, types or shapes.
+        """
         known = {id(tensor) for tensor in trained}
         frozen = {
             name: parameter.detach()

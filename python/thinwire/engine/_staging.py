@@ -34,7 +34,11 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
         self.note_gradients()
 
     def require_gradients(self, at_start: bool) -> None:
-        """Raises FailedPrecondition for gradients not of this window."""
+        """Checks that the only gradients on the device are those that accumulate there
+        in this window; at its start there are none.
+
+        Raises FailedPrecondition naming one that was removed, replaced or set.
+        """
         if self.keeps_gradients:
             self.require_added_up(at_start)
         else:

@@ -28,7 +28,11 @@ def require_options(bits: int, residual_dtype: torch.dtype) -> None:
 
 
 def refuse_on_all_ranks(error: Exception) -> NoReturn:
-    """Raises `error`, and InvalidArgument on the default group's other ranks."""
+    """Raises `error`. Other ranks of the default group that are in the same call raise
+    InvalidArgument with its text. Collective if there is a default group.
+
+    If the other ranks cannot be notified, a note on `error` says why.
+    """
 
     def refuse() -> None:
         raise error
@@ -48,7 +52,12 @@ def refuse_on_all_ranks(error: Exception) -> NoReturn:
 
 
 def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
-    """Returns by name the parameters that DDP averages, or raises naming one."""
+    """Returns by name the parameters whose gradients DDP averages, in the order of
+    ddp.module.parameters().
+
+    Raises InvalidArgument for gradients that are sparse, complex or fp64, and if there
+    are none. Raises FailedPrecondition if a Thinwire optimizer averages them.
+    """
     for name, module in ddp.module.named_modules():
         if getattr(module, "sparse", False) and isinstance(
             module, (torch.nn.Embedding, torch.nn.EmbeddingBag)

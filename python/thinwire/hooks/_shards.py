@@ -46,7 +46,11 @@ class Sharded:
 
 
 def group_of(module: Any) -> dist.ProcessGroup:
-    """Returns the group over which parameters are sharded, or raises. Local."""
+    """Returns the group over which the parameters are sharded. Local.
+
+    Raises InvalidArgument if there is none, or if the parameters' device mesh has more
+    than one dimension. Raises FailedPrecondition after a forward that has left all parameters whole.
+    """
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             mesh = parameter.device_mesh
@@ -66,7 +70,10 @@ def group_of(module: Any) -> dist.ProcessGroup:
 
 
 def _needs_gradients(module: FSDPModule) -> bool:
-    """Returns whether FSDP2 has shards to train; False if it is unknown."""
+    """Returns whether FSDP2 has sharded parameters that need a gradient. This works
+    even while the module has the unsharded ones. Returns False if the internals of this
+    version of FSDP2 are not known.
+    """
     try:
         groups = module._get_fsdp_state()._fsdp_param_groups
         shards = [one.sharded_param for group in groups for one in group.fsdp_params]
@@ -76,7 +83,10 @@ def _needs_gradients(module: FSDPModule) -> bool:
 
 
 def sharded(module: Any, ranks: int) -> Sharded:
-    """Returns the layout of all FSDP modules inside, or raises like fsdp_hook()."""
+    """Returns the layout of all FSDP modules inside. Local.
+
+    Raises InvalidArgument and FailedPrecondition like fsdp_hook().
+    """
     missing = [name for name in _NEEDED if not hasattr(FSDPModule, name)]
     if missing:
         raise FailedPrecondition(

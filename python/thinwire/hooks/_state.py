@@ -64,7 +64,11 @@ def saved_worker(
 def checked(
     state: Mapping[str, Any], shapes: Shapes, place: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Returns both residuals and the backwards, or raises CorruptCheckpoint. Local."""
+    """Returns the worker residual, all of the servers', and the number of backwards.
+    `place` is this rank's host, or rank if flat, and how many there are. Local.
+
+    Raises CorruptCheckpoint naming what does not fit.
+    """
     own = checked_worker(state, shapes, place, "ddp", dtype)
     _check_names(state, "server", shapes, "ddp")
     server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()

@@ -38,7 +38,10 @@ def folder(root: str | os.PathLike[str], number: int) -> Path:
 
 @contextmanager
 def states_beside(optimizers: Iterable[_Optimizer]) -> Iterator[None]:
-    """Makes state_dict() return only param_groups: save() has the rest. Local."""
+    """Makes state_dict() of each return only param_groups within it, because save() has
+    the rest. Otherwise the trainer's files would hold rank 0's states a second time.
+    Local.
+    """
     ours = list(optimizers)
     for optimizer in ours:
         optimizer._states_are_beside = True
@@ -57,7 +60,10 @@ def save(optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]) -> None
 def load_with_state_dict(
     optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]
 ) -> None:
-    """Makes the next load_state_dict() load what save() has left, if it has."""
+    """Makes the next load_state_dict() of each optimizer load what save() has left in
+    `root`, instead of its argument. Local, but that call is collective. Trainers load
+    the model before. If nothing was saved, load_state_dict() does not change.
+    """
     for number, optimizer in enumerate(optimizers):
         saved = folder(root, number)
         if saved.is_dir():

@@ -87,7 +87,10 @@ def _move_clipping(trainer: Trainer) -> None:
 
 
 def _save_every_rank(trainer: Trainer) -> None:
-    """Saves by the Trainer's methods that all ranks call with the path."""
+    """Saves through the two methods that the Trainer calls on every rank with the
+    checkpoint's path. Its callbacks receive no path. They learn neither the place of a
+    hyperparameter search nor the checkpoint that training resumes from.
+    """
     save = trainer._save_optimizer_and_scheduler
     load = trainer._load_optimizer_and_scheduler
 

@@ -25,7 +25,12 @@ class Experts:
         """By the number of the group."""
 
     def join(self, comm: _core.Communicator, groups: list[dict[str, Any]]) -> None:
-        """Makes missing communicators of the groups, or raises on all. Collective."""
+        """Uses the present groups' communicators, and makes missing ones in the order
+        of groups. Collective.
+
+        Raises InvalidArgument on all ranks for a value that is no process group of this
+        rank.
+        """
         named = [(k, g[KEY]) for k, g in enumerate(groups) if g.get(KEY) is not None]
         agreed(comm, lambda: _require_groups(named, len(groups)))
         self.of_groups = []
@@ -65,7 +70,10 @@ class Experts:
     def require_same(
         self, comm: _core.Communicator, places: list[Place], described: str, rest: str
     ) -> None:
-        """Raises InvalidArgument on all ranks if they differ. Collective."""
+        """Checks that ranks agree. Collective. Ranks that hold the same parameters must
+        have the same lines of `described`, one per place, and all ranks the same
+        `rest`. Raises InvalidArgument on all ranks if they differ.
+        """
         of = dict(zip((p.name for p in places), described.splitlines(), strict=True))
 
         def lines(held: list[Place]) -> str:

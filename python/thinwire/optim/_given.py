@@ -20,7 +20,11 @@ PerParameter: TypeAlias = Tensors | Sequence[Tensors]
 def per_place(
     name: str, given: PerParameter, groups: list[dict[str, Any]], places: list[Place]
 ) -> list[torch.Tensor | None]:
-    """Returns the tensors in the order of `places`, or raises naming the entry."""
+    """Returns the given tensors in the order of `places`. Local. Entries for frozen
+    parameters, and for a parameter that came before, are left out.
+
+    Raises InvalidArgument or TypeError naming `name` and the entry that does not fit.
+    """
     lists = _by_group(name, given, len(groups))
     for number, (entries, group) in enumerate(zip(lists, groups, strict=True)):
         if len(entries) != len(group["params"]):

@@ -18,7 +18,10 @@ _of_the_parent: list[Any] = []
 
 
 def closing(owner: object, user: Any, *owned: Any) -> weakref.finalize[..., Any]:
-    """Returns a function that closes all once; at exit only `user` is closed."""
+    """Returns a function that closes `user` once, and then the communicators that it
+    owns. It runs when it is called, or when `owner` is destroyed. Before the
+    interpreter ends it closes only `user`; communicators tell other ranks why they end.
+    """
     number = next(_numbers)
     _open[number] = os.getpid(), user
     finalizer = weakref.finalize(owner, _close, os.getpid(), number, (user, *owned))

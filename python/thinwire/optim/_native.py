@@ -85,7 +85,10 @@ def make_config(
     places: list[Place],
     backend: str,
 ) -> _core.Config:
-    """Returns the settings for C++. Raises naming the keyword. Local."""
+    """Returns all settings of the C++ side. Local.
+
+    Raises TypeError and InvalidArgument naming the keyword.
+    """
     config = _core.Config()
     dtype = places[0].tensor.dtype
     config.precision.dtype = DTYPES[dtype]
@@ -131,7 +134,11 @@ def make_native(
     broadcast: bool,
     experts: Experts,
 ) -> Native:
-    """Makes the optimizer and its arrays, or raises on all ranks. Collective."""
+    """Makes the optimizer and its arrays, with rank 0's values if `broadcast`.
+    Collective. The parameters themselves do not change.
+
+    Raises InvalidArgument on all ranks if they differ in parameters or options.
+    """
     specs: list[Spec] = [(p.name, tuple(p.tensor.shape), p.group) for p in places]
     layout = _core.Layout(specs, num_groups)
     dtype = places[0].tensor.dtype

@@ -68,7 +68,10 @@ class Run:
         )
 
     def continue_from(self, text: str | None) -> None:
-        """Continues from to_text(), or counts anew if that cannot be read."""
+        """Continues from the result of to_text(). Local. None, of an earlier version,
+        changes nothing. If the text cannot be read, logs it and counts anew, because no
+        step depends on it.
+        """
         if text is None:
             return
         try:
@@ -145,7 +148,10 @@ class Notices:
     def after_step(
         self, report: StepReport, steps: int, planned: int | None = None
     ) -> None:
-        """Notes what is new; `planned` is the last exact step, if there is one."""
+        """Notes what is new: compression begins or does not, a step is skipped,
+        gradients are equal. `planned` is the last exact step of an optimizer that will
+        compress.
+        """
         _log.forward(self._comm)
         before = self.run.bytes_of_exact_step
         self.run.count(report)
@@ -204,7 +210,10 @@ class Notices:
         skipped: int,
         loss_scale: float | None = None,
     ) -> None:
-        """Notes a skipped step if it is the 1st, 2nd, 4th, 8th and so on."""
+        """Notes that step number steps + 1 was left out, with `skipped` left out so
+        far. Only the 1st, 2nd, 4th, 8th ... gives a line. `loss_scale` is that of the
+        next step, if known.
+        """
         if skipped & (skipped - 1):
             return
         where = (

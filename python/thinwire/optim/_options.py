@@ -288,7 +288,10 @@ def signature(options: Options, keywords: Any) -> inspect.Signature:
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Raises TypeError for an unknown keyword, or InvalidArgument for a switch."""
+    """Checks the names. Raises TypeError for an unknown keyword, with the nearest name
+    or what to write instead. Raises InvalidArgument for a switch of torch's that
+    Thinwire cannot follow.
+    """
     for name, value in given.items():
         if name in REFUSED:
             if value:

@@ -47,7 +47,11 @@ def distinct(groups: list[dict[str, Any]]) -> Iterator[Place]:
 
 
 def trainable(groups: list[dict[str, Any]]) -> list[Place]:
-    """Returns the distinct parameters to train, in order, or raises naming one."""
+    """Returns the distinct parameters that require a gradient, in order.
+
+    Raises InvalidArgument naming the first that no optimizer of Thinwire's accepts, and
+    FailedPrecondition if there is none.
+    """
     places: list[Place] = []
     for place in distinct(groups):
         others = [p for p in places if p.tensor.dtype != torch.float32] or places
@@ -99,7 +103,10 @@ def refuse_module(params: Any) -> None:
 
 
 def with_names(params: Any) -> Any:
-    """Returns the groups; empty ones count as named beside named ones."""
+    """Returns the groups. Groups without parameters, such as those of a rank without
+    experts, count as named beside named ones. torch accepts all groups with names, or
+    all without.
+    """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         return params
     given = list(params)

@@ -54,7 +54,11 @@ class Settings:
         self._rates = rates
 
     def apply(self, groups: list[dict[str, Any]], native: Native) -> None:
-        """Passes on changed numbers. Raises naming a key that cannot change."""
+        """Passes changed numbers to the optimizer. Local.
+
+        Raises FailedPrecondition naming a key that cannot change, and InvalidArgument
+        or TypeError for an invalid number.
+        """
         self.require_same_groups(groups)
         for index, group in enumerate(groups):
             self.require_fixed(index, group)
@@ -72,7 +76,12 @@ class Settings:
     def apply_masks(
         self, groups: list[dict[str, Any]], native: Native, rank: int | None = None
     ) -> Exception | None:
-        """Passes on masks. Returns the error if the next step raises it on all."""
+        """Passes changed masks to the optimizer. Local. If ranks compare their masks in
+        the next step and `rank` is given, this returns the error of an invalid mask.
+        That step then fails on all ranks.
+
+        Otherwise raises InvalidArgument or TypeError for an invalid mask.
+        """
         refusal = None
         with names_of_python():
             for index, group in enumerate(groups):
@@ -165,7 +174,10 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
-    """Returns a number of a group, or raises naming it."""
+    """Returns a number of a group, such as its learning rate.
+
+    Raises FailedPrecondition if it is missing, and TypeError if it is not a number.
+    """
     what = f"param_groups[{index}]['{key}']"
     if key not in group:
         raise FailedPrecondition(

@@ -30,7 +30,13 @@ def of_torch(
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
-    """Returns what the native optimizer adopts, or raises. No entry counts as zeros."""
+    """Returns what the native optimizer adopts: both moments and the step, in its exact
+    stage.
+
+    A parameter without an entry, such as one that never had a gradient, gets zeros.
+    Raises InvalidArgument if the state is of no Adam, and CorruptCheckpoint if it does
+    not fit.
+    """
     refuse_deepspeed(entries)
     rule = _rule(optimizer._options)
     native = optimizer._made
@@ -117,7 +123,10 @@ def _require_adam(name: str, entry: Mapping[str, Any]) -> None:
 
 
 class ParameterState(dict[str, Any]):
-    """State of a parameter; every access copies a moment to the CPU, in fp32."""
+    """State of a parameter: `step`, and exp_avg and exp_avg_sq if the present stage has
+    them. Every access copies them to the CPU, in fp32 and in the parameter's shape, so
+    writing into them has no effect. Local.
+    """
 
     def __init__(
         self,

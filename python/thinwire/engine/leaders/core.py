@@ -34,7 +34,13 @@ _SHARED = (
 
 
 class LedCore:
-    """The members of _core.Engine, which followers get from their leader."""
+    """The members of _core.Engine on every rank of a host. The leader calls its own
+    engine; the others get its results, or its errors.
+
+    Calls that are collective or local in _core.Engine are collective here, except those
+    of a backward, set_learning_rate() and read_masters(). The native engine sees one
+    backward per window.
+    """
 
     def __init__(
         self,
@@ -45,7 +51,10 @@ class LedCore:
         kinds: str,
         make: Callable[[_core.Communicator, _core.Config], _core.Engine],
     ) -> None:
-        """Makes the leader's engine, or raises on all ranks of the host."""
+        """Collective. `kinds` names the dtypes of the parameters. make() constructs the
+        leader's engine. Raises its errors on all ranks of the host. Raises
+        InvalidArgument on all ranks if their parameters or configurations differ.
+        """
         self.hosts = hosts
         self._comm = comm
         self._window = config.batch(comm.size)[2]

@@ -17,7 +17,13 @@ Made = tuple[torch.Tensor, torch.Event | None]
 
 
 class LedLink(StagedLink):
-    """Sums buckets of gradients in the device's group, which the leader copies."""
+    """Sums gradients in the device's process group, a bucket at a time, while backward
+    makes others. The leader then copies the sums to the host.
+
+    Buckets and their order are the same on all ranks, whatever the order of gradients.
+    A missing gradient counts as zero. Without a boundary gradients add up on the
+    device, in fp32 if the configuration accumulates in fp32.
+    """
 
     def __init__(
         self, core: LedCore, memory: LeaderMemory, config: _core.Config
