@@ -10,9 +10,9 @@
 
 namespace thinwire::checkpoint {
 
-/// Plans the files of one rank, with rank 0's manifest, still without the other
-/// ranks' own scalars, and attachments, with model.safetensors.index.json for
-/// weights in more than one file. Elements that all ranks share are written
+/// Plans the files and attachments of one rank, and rank 0's manifest. The
+/// manifest still lacks the other ranks' own scalars. Weights in several files
+/// get model.safetensors.index.json. Elements that all ranks share are written
 /// once, by one rank. A rank writes all of its own elements. Local. `training`,
 /// `whole`, `state` (its optimizer's) and `extra` must outlive what is read
 /// from the files.

@@ -19,7 +19,11 @@
 namespace thinwire::lean {
 
 using kernels::CodeRange;
+using optim::Axis;
 using optim::HeavyElement;
+using optim::Sharing;
+using optim::State;
+using optim::StateArray;
 
 namespace {
 
@@ -268,11 +272,6 @@ std::string CodedDenominators::checksums() const {
   return fmt::format("codes {:016x} ranges {:016x}\n", checksum(codes_.view()),
                      checksum(ranges));
 }
-
-using optim::Axis;
-using optim::Sharing;
-using optim::State;
-using optim::StateArray;
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaves during backward, which gradients were late, in which dtype they
-// travel, and that they are exchanged by host with the bits of the optimizer.
+// These tests show which gradients leave during backward, which were late, and
+// in which dtype they travel. By host they have the bits of the optimizer.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -144,7 +144,7 @@ TEST(EngineOverlap, SendsCompressedMomentumInTheLastBackward) {
         EXPECT_EQ(report.phase, optim::Phase::kCompressed);
         EXPECT_GT(in_backward, report.bytes_sent / 2);
       }
-      (void)driven.engine.state_dict();  // nothing is under way any more
+      (void)driven.engine.state_dict();  // throws during an exchange
     }
   });
 }

@@ -9,7 +9,7 @@
 #include "support/values.h"
 #include "thinwire/kernels/adam.h"
 
-/// What the tests of kernels that take AdamCoefficients share.
+/// Tests of kernels that take AdamCoefficients share these cases.
 namespace thinwire::kernels {
 
 inline std::vector<AdamCoefficients> coefficient_cases() {

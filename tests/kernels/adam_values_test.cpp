@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What Adam's kernels compute, by hand. AdamKernels.* shows that those for
-// every target do the same.
+// Adam's kernels are compared with values computed by hand. AdamKernels.* shows
+// that those for every target do the same.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trajectories of the three low-bit optimizers: their options, and the fields
-// of the log that only one of them has.
+// This file replays trajectories of the three low-bit optimizers. It reads
+// their options, and the fields of the log that only one of them has.
 #include "apps/thinwire/replay/families.h"
 #include "apps/thinwire/replay/trajectory.h"
 #include "thinwire/optim/onebit_adam.h"

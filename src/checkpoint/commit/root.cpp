@@ -115,8 +115,8 @@ std::vector<std::uint64_t> Root::bytes_of_ranks(
   return {all.begin(), all.end()};
 }
 
-// What ranks write into this directory, the manifest, blocks begun, and others
-// who write to the same disk.
+// The disk must have room for the ranks' files, the manifest, blocks that are
+// begun, and other programs that write to it.
 void Root::require_space(const std::vector<std::uint64_t>& of_ranks) const {
   std::uint64_t bytes = 0;
   for (std::size_t r = 0; r < of_ranks.size(); ++r)

@@ -33,11 +33,6 @@ bool SavedArrays::is_per_rank(const SavedArray& array) noexcept {
          array.sharing == optim::Sharing::kMean;
 }
 
-const SavedArray* SavedArrays::find(std::string_view name) const noexcept {
-  const auto found = arrays_.find(name);
-  return found == arrays_.end() ? nullptr : found->second.saved;
-}
-
 const SavedArrays::Array& SavedArrays::array(std::string_view name) const {
   const auto found = arrays_.find(name);
   if (found == arrays_.end())

@@ -20,8 +20,8 @@
 
 namespace thinwire::checkpoint {
 
-/// Before the names of the application's arrays: of all ranks, in rank 0's file
-/// of states, and of one rank, in its own.
+/// The names of the application's arrays begin with one of these. Rank 0's file
+/// of states has those of all ranks, and each rank's file has its own.
 inline constexpr const char* kExtra = "extra/";
 inline constexpr const char* kExtraOfRank = "extra_of_rank/";
 
@@ -68,8 +68,6 @@ class SavedArrays {
   SavedArrays(const SavedArrays&) = delete;
   SavedArrays& operator=(const SavedArrays&) = delete;
 
-  /// Null if the manifest has none of this name.
-  [[nodiscard]] const SavedArray* find(std::string_view array) const noexcept;
   /// Every rank has its own values of it.
   [[nodiscard]] static bool is_per_rank(const SavedArray& array) noexcept;
 

@@ -163,7 +163,7 @@ void expect_moved(const std::string& path_before,
   const bool is_same_world = before.manifest().world == after.manifest().world;
   for (const checkpoint::SavedArray& array : before.manifest().arrays) {
     if (array.is_parameters || array.axis == Axis::kRange) continue;
-    ASSERT_NE(after.arrays().find(array.name), nullptr) << array.name;
+    ASSERT_NE(after.find(array.name), nullptr) << array.name;
     if (!checkpoint::SavedArrays::is_per_rank(array))
       expect_same_values(before, after, array.name, -1);
     else if (is_same_world)
@@ -206,7 +206,7 @@ TEST_P(AllWorlds, LoadWhatAnyOtherHasSavedAndGoOn) {
 
 // ---- what is owed
 
-// What all ranks have together.
+// Sums and means over all ranks.
 struct Account {
   Doubles momentum;
   Doubles owed;   // the mean of the ranks' residuals, and the servers'
@@ -218,7 +218,7 @@ Account account(const std::string& path, bool is_local) {
   Saved saved(path);
   const std::size_t n = awkward_layout().size();
   const auto mean = [&](const char* name) {
-    const checkpoint::SavedArray* const array = saved.arrays().find(name);
+    const checkpoint::SavedArray* const array = saved.find(name);
     if (array == nullptr) return Doubles(n);
     return checkpoint::SavedArrays::is_per_rank(*array)
                ? mean_of_ranks(saved, name)
@@ -226,7 +226,7 @@ Account account(const std::string& path, bool is_local) {
   };
   Account all{mean("exp_avg"), mean("worker_error"), Doubles(n, 1), Doubles(n)};
   const Doubles of_servers = mean("server_error");
-  if (saved.arrays().find("scaling_coeff") != nullptr) {
+  if (saved.find("scaling_coeff") != nullptr) {
     const Buffer scales = saved.arrays().read_all("scaling_coeff", -1);
     const ParameterLayout layout = awkward_layout();
     for (std::size_t k = 0; k < layout.parameters().size(); ++k) {
@@ -246,9 +246,9 @@ Account account(const std::string& path, bool is_local) {
   return all;
 }
 
-// Of 0/1 Adam every step lowers the total by lr m^, and a sync moves nothing
-// but what travels. Of others y + e + d = x + e + d of before, x being the mean
-// of the ranks' momenta.
+// Every step of 0/1 Adam lowers the total by lr m^, and a sync moves nothing
+// but what travels. Other optimizers keep y + e + d = x + e + d of the step
+// before, where x is the mean of the ranks' momenta.
 void expect_step(const Config& config, const Account& before,
                  const Account& after, int world, std::int64_t t) {
   const auto* const local =

@@ -93,7 +93,7 @@ void add_deepspeed(std::vector<Case>& all) {
       }
 }
 
-// What has states of its own kind: few bits, lean ones, outer loops.
+// These cases have states of their own: few bits, lean ones, outer loops.
 void add_others(std::vector<Case>& all) {
   const auto add = [&](Case c) {
     c.first_save = 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What SaveOptions ask for: residuals that are averaged, and saves that are
-// written while training goes on.
+// SaveOptions can ask for averaged residuals, and for saves that are written
+// while training goes on.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -184,8 +184,8 @@ TEST(MeanOfRanks, IsRoundedOnce) {
 
 // ---- saves that are written while training goes on
 
-// What save() has taken is what is loaded, whatever happens to the parameters
-// and states from then on.
+// A load gets the values of the moment of save(), even if parameters and states
+// change before they are written.
 TEST(AsynchronousSave, HasNothingThatCameLater) {
   for (const char* optimizer : {"adam", "onebit_adam", "zero_one_adam"}) {
     const Folder folder;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an Engine carries from step to step: learning rates, saved states,
-// values that a caller sets, and parameters that are equal for an evaluation.
+// An Engine keeps learning rates, saved states and values that a caller sets
+// from step to step. Parameters are equal during an evaluation.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

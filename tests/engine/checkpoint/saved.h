@@ -2,8 +2,10 @@
 // A checkpoint read without an Engine.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/read/saved_arrays.h"
@@ -31,6 +33,13 @@ class Saved {
   }
   [[nodiscard]] checkpoint::SavedArrays& arrays() noexcept { return arrays_; }
   [[nodiscard]] checkpoint::Weights& weights() noexcept { return weights_; }
+  /// Null if the manifest has no array of this name.
+  [[nodiscard]] const checkpoint::SavedArray* find(
+      std::string_view name) const noexcept {
+    const auto found = std::ranges::find(manifest_.arrays, name,
+                                         &checkpoint::SavedArray::name);
+    return found == manifest_.arrays.end() ? nullptr : &*found;
+  }
 
   /// An array that is not each rank's own, or that of one rank.
   [[nodiscard]] std::vector<float> array(const std::string& name,

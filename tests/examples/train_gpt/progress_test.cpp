@@ -45,7 +45,7 @@ TEST(Progress, WithoutATerminalThereIsALineAtEveryTenth) {
   EXPECT_NE(text.find("250/500  loss 2.500  val 2.250  "), std::string::npos);
 }
 
-// Of 1000 steps, the first hundred took 1 s each; or one step took 40 s.
+// The first hundred of 1000 steps took 1 s each; or one step took 40 s.
 TEST(Progress, SpeedAndTimeLeftAreOfTheLastTenSeconds) {
   const auto text_of = [](std::int64_t steps, std::vector<double> seconds) {
     std::ostringstream out;
