@@ -239,8 +239,7 @@ TEST(DuringBackward, FindsOutThatTheLossScaleHasChanged) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// Begun by a compressed step during backward, or by an exact one of few bits.
-// The destructor completes what has begun, on all ranks.
+// The exchange belongs to a compressed step, or to an exact one of few bits.
 TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
   const ParameterLayout layout = test::late_layout();
   const Range last{2048, layout.size() - 2048};
@@ -276,8 +275,27 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
                          {"StepInput.grads", "reduce()"},
                          [&] { (void)optimizer.step(params, others); });
       EXPECT_TRUE(optimizer.step(params, grads).applied);
-      optimizer.early()->reduce(grads, last);  // and goes with it
     });
+}
+
+TEST(DuringBackward, MayBeDestroyedUnderWay) {
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    std::vector<float> params = test::normal(layout.size(), 3);
+    auto grads = test::gradient(layout.size(), 1, comm.rank());
+    {
+      OnebitAdam optimizer(
+          comm, layout,
+          {.freeze = {.step = 1},
+           .compression = {
+               .exchange = {.during_backward = true, .bucket_elements = 900}}});
+      (void)optimizer.step(params, grads);
+      const std::vector<Range> buckets = optimizer.early()->buckets();
+      for (std::size_t k = buckets.size(); k-- > 1;)
+        optimizer.early()->reduce(grads, buckets[k]);
+    }
+    comm.barrier();
+  });
 }
 
 TEST(DuringBackward, TakesASecondSetOfResidualsAndRecords) {
