@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from thinwire import _core
 
 MICRO = 4
-_ONE_AT_A_TIME = threading.Lock()
 
 
 class Net(torch.nn.Module):
@@ -22,8 +20,7 @@ class Net(torch.nn.Module):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        with _ONE_AT_A_TIME:  # ranks are threads, and share the generator
-            torch.manual_seed(seed)
+        with thinwire.seeded(seed):  # ranks are threads, and share the generator
             self._make()
 
     def _make(self) -> None:
@@ -126,7 +123,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def make(comm: Any, config: Any, **arguments: Any) -> thinwire.Engine:
     """Ranks start from parameters of their own: rank 0's count."""
-    arguments.setdefault("model", Net(seed=comm.rank))
+    if "model" not in arguments:
+        arguments["model"] = Net(seed=comm.rank)
     engine, *_ = thinwire.initialize(config=config, process_group=comm, **arguments)
     return engine
 

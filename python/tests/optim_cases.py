@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from thinwire import optim
+from thinwire import optim, seeded
 
 torch.set_num_threads(1)
-_lock = threading.Lock()  # ranks are threads, and torch's generator is one for all
 
 # Low-bit ones are exact for 4 steps; ZeroOneAdam ends in local steps.
 KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
@@ -38,8 +36,7 @@ KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
 
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    with _lock:
-        torch.manual_seed(seed)
+    with seeded(seed):  # ranks are threads, and torch's generator is one for all
         made = torch.nn.Sequential(
             torch.nn.Linear(7, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1)
         )

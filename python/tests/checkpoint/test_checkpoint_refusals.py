@@ -118,7 +118,9 @@ def test_one_ranks_random_state_is_enough_for_all_to_refuse(
     options = _checkpoints.save_options({})
     engine._save(str(tmp_path), both, options)
     refuses(
-        comm, lambda other: thinwire.load(tmp_path, other), "rank 1: the random state"
+        comm,
+        lambda other: thinwire.load(tmp_path, other),
+        "rank 1: the saved random state",
     )
 
 
