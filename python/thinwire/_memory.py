@@ -90,8 +90,8 @@ class FlatMemory:
     ) -> None:
         """Copies the parameters' values, rounded to `dtype`, except the last `num_wide`,
         which are fp32. Local. There is at least one parameter, and all are on one device.
-        They do not change until give_homes(). Without `keeps_gradients` there is no
-        array of gradients.
+        They do not change until attach_parameters(). Without `keeps_gradients` there is
+        no array of gradients.
         """
         self.parameters = list(parameters)
         self.names = layout.names
@@ -163,14 +163,15 @@ class FlatMemory:
         ]
 
     @torch.no_grad()
-    def home(self) -> bool:
-        """Makes every parameter a view. One that was moved since (`model.to()`, `.data
-        =`) keeps its present value. Returns whether there was any.
+    def make_writable(self) -> bool:
+        """Makes every parameter a view, before the arrays are written. One that was moved
+        since (`model.to()`, `.data =`) keeps its present value. Returns whether there was
+        any.
 
         Raises FailedPrecondition naming a parameter of another dtype, shape or kind of
         device than at first; nothing has changed then.
         """
-        moved = [k for k in range(len(self.parameters)) if not self._is_home(k)]
+        moved = [k for k in range(len(self.parameters)) if not self._is_attached(k)]
         for k in moved:
             self._require_same_kind(k)
         for k in moved:
@@ -181,19 +182,19 @@ class FlatMemory:
             logger.debug("%d parameters were moved: taken in again", len(moved))
         return bool(moved)
 
-    def look(self) -> bool:
-        """Does the same as home(), before a call that does not write the arrays."""
-        return self.home()
+    def read_parameters(self) -> bool:
+        """Does the same as make_writable(), before a call that does not write the arrays."""
+        return self.make_writable()
 
-    def take_in_written(self) -> None:
+    def read_written(self) -> None:
         """Copies what the program has written; on the CPU it is there already."""
 
-    def give_homes(self) -> None:
+    def attach_parameters(self) -> None:
         """Makes parameters views of the values that `params` has now, the first time."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.data = _alone(view)
 
-    def take_in_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
+    def collect_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
         """Returns this step's gradients as one array. Gradients that are views are in
         place, missing ones count as 0, and others are copied. If all have one other
         dtype than the parameters, so has the array; if they differ, it is fp32.
@@ -237,7 +238,7 @@ class FlatMemory:
             elif not _is_same_memory(gradient, view):
                 view.copy_(gradient)
 
-    def put_gradient_views(self) -> None:
+    def attach_gradients(self) -> None:
         """Sets all gradients to 0, and each parameter's gradient to its view."""
         self.grads.zero_()
         self.wide_grads.zero_()
@@ -251,11 +252,11 @@ class FlatMemory:
         """Returns what a step calls with elements that are final, if anything."""
         return None
 
-    def note_written(self) -> None:
+    def publish(self) -> None:
         """Tells autograd that all parameters have new values."""
         torch.autograd.graph.increment_version(self.parameters)
 
-    def _is_home(self, k: int) -> bool:
+    def _is_attached(self, k: int) -> bool:
         parameter, view = self.parameters[k], self._values[k]
         return (
             parameter.data_ptr() == view.data_ptr()

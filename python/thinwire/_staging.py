@@ -121,7 +121,7 @@ class StagedMemory(FlatMemory):
 
     is_staged = True
     was_edited: bool
-    """Whether the program has written into parameters since note_written()."""
+    """Whether the program has written into parameters since publish()."""
     _sent: list[tuple[int, int]]
     """Address and version of each parameter when it was sent."""
     _missing: list[int]
@@ -147,11 +147,11 @@ class StagedMemory(FlatMemory):
     def marks(self) -> Marks | None:
         return StagedMarks(self)
 
-    def look(self) -> bool:
+    def read_parameters(self) -> bool:
         """Copies to the arrays what the program has written into parameters since
-        note_written(). Returns whether it has written any. Local.
+        publish(). Returns whether it has written any. Local.
 
-        Raises FailedPrecondition like home().
+        Raises FailedPrecondition like make_writable().
         """
         written = [
             k
@@ -160,29 +160,29 @@ class StagedMemory(FlatMemory):
         ]
         for k in written:
             self._require_same_kind(k)
-        changed = [k for k in written if self._take(k)]
+        changed = [k for k in written if self._read(k)]
         self.was_edited |= bool(changed)
         return bool(changed)
 
-    def take_in_written(self) -> None:
+    def read_written(self) -> None:
         # The next step refuses a parameter that was moved.
         with suppress(FailedPrecondition):
-            self.look()
+            self.read_parameters()
 
-    def home(self) -> bool:
-        """Does the same as look(), and waits until the arrays may be written."""
-        changed = self.look()
+    def make_writable(self) -> bool:
+        """Does the same as read_parameters(), and waits until the arrays may be written."""
+        changed = self.read_parameters()
         self.staging.wait()
         return changed
 
-    def give_homes(self) -> None:
+    def attach_parameters(self) -> None:
         """Does nothing: parameters stay where they are."""
 
     def final_range(self) -> Callable[[int, int], None]:
         return self._send_final
 
-    def note_written(self) -> None:
-        """Sends what the step has not sent, except what look() will reject."""
+    def publish(self) -> None:
+        """Sends what the step has not sent, except what read_parameters() will reject."""
         self._send(k for k, missing in enumerate(self._missing) if missing >= 0)
         self._missing = [view.numel() for view in self._values]
         self.was_edited = False
@@ -216,7 +216,7 @@ class StagedMemory(FlatMemory):
         for k in here:
             self._sent[k] = self.parameters[k].data_ptr(), self.parameters[k]._version
 
-    def put_gradient_views(self) -> None:
+    def attach_gradients(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -235,7 +235,7 @@ class StagedMemory(FlatMemory):
                 view.zero_()
 
     @torch.no_grad()
-    def _take(self, k: int) -> bool:
+    def _read(self, k: int) -> bool:
         """Copies parameter k to its view, and returns whether that had other bits."""
         parameter, view = self.parameters[k], self._values[k]
         now = parameter.detach().to("cpu", view.dtype)

@@ -88,7 +88,7 @@ def save(
     native, beside = agreed(
         trained._comm, lambda: (_to_save(trained), _beside(module, trained))
     )
-    trained._edits.take_in(is_collective=True)
+    trained._edits.apply(is_collective=True)
     both[0][GROUPS] = to_text(trained.param_groups)
     both[1][SAVED_AS] = trained._notices.run.to_text()
     report = _core.save(
@@ -248,7 +248,7 @@ def _require_ours(what: str, trained: object) -> None:
 
 def _at_home(optimizer: _Optimizer) -> Native:
     native = optimizer._made
-    optimizer._edits.home()
+    optimizer._edits.make_writable()
     return native
 
 

@@ -46,7 +46,7 @@ def windows() -> dict[str, Any]:
         engine = engines.alone(config, model=model)
         memory = engine._memory
         copies: list[int] = []
-        to_device, note_written = memory.staging.to_device, memory.note_written
+        to_device, publish = memory.staging.to_device, memory.publish
 
         def copy(
             views: Any, tensors: Any, copies: Any = copies, to_device: Any = to_device
@@ -54,11 +54,11 @@ def windows() -> dict[str, Any]:
             copies.append(len(tensors))
             to_device(views, tensors)
 
-        def end(copies: Any = copies, note_written: Any = note_written) -> None:
+        def end(copies: Any = copies, publish: Any = publish) -> None:
             copies.append(0)
-            note_written()
+            publish()
 
-        memory.staging.to_device, memory.note_written = copy, end
+        memory.staging.to_device, memory.publish = copy, end
         x = torch.randn(2, 8, 4, 4).to(device, memory.params.dtype)
         for _ in range(4):
             copies.clear()
@@ -106,8 +106,8 @@ MUTANTS: dict[str, dict[str, str | tuple[str, str]]] = {
             "        for gradient, view in zip",
         ),
         "arrays are written while they are sent": (
-            "        changed = self.look()\n        self.staging.wait()\n",
-            "        changed = self.look()\n",
+            "        changed = self.read_parameters()\n        self.staging.wait()\n",
+            "        changed = self.read_parameters()\n",
         ),
     },
     "thinwire/engine/_staging.py": {

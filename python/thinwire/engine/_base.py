@@ -96,7 +96,7 @@ class EngineBase(torch.nn.Module):
     def _require_same_parameters(self, at_start: bool) -> None:
         if self._link.has_foreign_gradients:
             raise FailedPrecondition(FOREIGN)
-        self._memory.look()
+        self._memory.read_parameters()
         self._memory.require_gradients(at_start)
         if at_start:
             self._require_same_objects()
@@ -118,7 +118,7 @@ class EngineBase(torch.nn.Module):
         self._marks.remember()
 
     def _written(self, is_behind: bool) -> None:
-        self._memory.note_written()
+        self._memory.publish()
         self._is_behind = is_behind
         if self._marks is not None:
             self._marks.remember()
@@ -226,7 +226,7 @@ class EngineBase(torch.nn.Module):
 
         is_collective = self._config.zero.stage > 0
         result = agreed(self._comm, take) if is_collective else take()
-        self._memory.home()
+        self._memory.make_writable()
         self._native.read_masters()
         self._written(is_behind=False)
         return result

@@ -212,8 +212,8 @@ def make_parts(
     buffers.send_frozen(model, tensors)
     if comm.rank == 0:
         warn_of_order(places)
-    memory.give_homes()
-    memory.note_written()
+    memory.attach_parameters()
+    memory.publish()
     if num_wide > 0:  # the program has chosen the dtypes
         if comm.rank == 0:
             _tell_of_wide(places)

@@ -323,7 +323,7 @@ class Engine(NotHere, Values, Saving):
         """
         core = self._made
         with self._telling_others("evaluation()"):
-            self._memory.home()
+            self._memory.make_writable()
         self._take_in_edits()
         core.begin_evaluation()
         try:

@@ -13,11 +13,11 @@ TYPES = {native: dtype for dtype, native in DTYPES.items()}
 class EngineMemory(FlatMemory):
     """FlatMemory of an engine, with or without gradients."""
 
-    def give_homes(self) -> None:
+    def attach_parameters(self) -> None:
         """Makes parameters and gradients views of the arrays, the first time."""
         for parameter in self.parameters:
             parameter.grad = None  # it may have another dtype
-        super().give_homes()
+        super().attach_parameters()
         self.require_gradients(at_start=True)
 
     def require_gradients(self, at_start: bool) -> None:

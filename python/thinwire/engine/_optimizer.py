@@ -97,7 +97,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         """
         engine = self._made
         core = engine._native
-        engine._memory.home()
+        engine._memory.make_writable()
         engine._take_in_edits()
         self.tell_rates(core)
         groups = [
@@ -126,7 +126,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
         def check() -> tuple[list[float], dict[str, Any]]:
             rates = self._saved_rates(state_dict)
-            engine._memory.home()
+            engine._memory.make_writable()
             return rates, dict(state_dict["thinwire"])
 
         is_collective = engine.zero_optimization()
@@ -243,7 +243,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         have. Local, between two windows; all ranks must make the same call.
         """
         engine = self._made
-        engine._memory.home()
+        engine._memory.make_writable()
         engine._made.read_masters()
         engine._written(is_behind=False)
 

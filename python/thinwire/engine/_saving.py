@@ -218,7 +218,7 @@ class Saving(EngineBase):
                 require_restorable(self, found, with_scheduler)
 
         # Otherwise a relocated parameter would overwrite the loaded values.
-        agreed(self._comm, self._memory.home)
+        agreed(self._comm, self._memory.make_writable)
         native = self._made.resume(path, options, accept=accept)
         if native is None:
             _log.forward(self._comm)

@@ -25,7 +25,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
     """Addresses of the window's gradients on the device."""
 
     @torch.no_grad()
-    def give_homes(self) -> None:
+    def attach_parameters(self) -> None:
         """Gives parameters the dtypes of the arrays, the first time."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.grad = None
@@ -46,7 +46,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
     def require_added_up(self, at_start: bool) -> None:
         if at_start:
-            self.put_gradient_views()
+            self.attach_gradients()
             self.note_gradients()
         else:
             for k, before in enumerate(self._added_up):
@@ -128,7 +128,7 @@ class StagedLink(Link):
         self._pending.clear()
         if self._ring is not None:
             self._ring.clear()
-        self.memory.put_gradient_views()
+        self.memory.attach_gradients()
         self.memory.note_gradients()
 
     def _may_take(self, index: int) -> bool:

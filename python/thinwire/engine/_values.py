@@ -66,7 +66,7 @@ class Values(EngineBase):
         """
         name, shape = self._named(parameter)
         values = _floats(value, shape)
-        self._memory.home()
+        self._memory.make_writable()
         self._made.set_full_parameter(name, values)
         self._written(is_behind=False)
 

@@ -160,8 +160,8 @@ class _Optimizer(torch.optim.Optimizer):
         earlier = self._native
         if self._comm.rank == 0:
             warn_of_order(places)
-        made.memory.give_homes()
-        made.memory.note_written()
+        made.memory.attach_parameters()
+        made.memory.publish()
         self._native = made
         if made.memory.is_staged and earlier is None:
             kind, hosts = type(self).__name__, made.optimizer.ranks_per_host
@@ -334,14 +334,14 @@ class _Optimizer(torch.optim.Optimizer):
             return loss
         with self._telling_others("step()"):
             self._require_same_parameters()
-            self._edits.look()
-            gradients = native.memory.take_in_gradients(given_grads)
+            self._edits.read_parameters()
+            gradients = native.memory.collect_gradients(given_grads)
             self._settings.apply(self.param_groups, native)
             told = self._comm.rank if self._comm.size > 1 else None
             refusal = self._settings.apply_masks(self.param_groups, native, told)
 
         def exchange() -> Any:
-            self._edits.take_in(is_collective=True)
+            self._edits.apply(is_collective=True)
             memory = native.memory
             return native.optimizer.step(
                 memory.handed_params, gradients, scale, memory.final_range()
@@ -400,7 +400,7 @@ class _Optimizer(torch.optim.Optimizer):
         """Sets gradients to 0 where step() reads them, whatever the argument, so
         backward writes there. `model.zero_grad()` works as well, and costs a copy.
         """
-        self._made.memory.put_gradient_views()
+        self._made.memory.attach_gradients()
 
     def synchronize(self) -> None:
         """Makes parameters equal on all ranks if they differ (0/1 Adam or an outer loop
@@ -409,8 +409,8 @@ class _Optimizer(torch.optim.Optimizer):
         """
         native = self._made
         with self._telling_others("synchronize()"):
-            self._edits.home()
-        self._edits.take_in(is_collective=True)
+            self._edits.make_writable()
+        self._edits.apply(is_collective=True)
         native.optimizer.synchronize(native.memory.handed_params)
         self._written()
 
@@ -553,8 +553,8 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _written(self) -> None:
         native = self._made
-        native.memory.note_written()
-        self._edits.note()
+        native.memory.publish()
+        self._edits.remember()
         self._step_tensor.fill_(native.optimizer.steps)
 
     def _loaded(self) -> None:

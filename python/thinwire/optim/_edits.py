@@ -19,8 +19,8 @@ _ROUNDING = 2.0**-20
 
 
 class Edits:
-    """Copies what was written since note(), because a later step would undo it. Masters of
-    16-bit parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
+    """Copies what was written, because a later step would undo it. Masters of 16-bit
+    parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
     parameters of the last exchange.
     """
 
@@ -36,29 +36,30 @@ class Edits:
             config.outer.sync_every > 0 and not has_masters
         )
 
-    def home(self) -> None:
-        """Calls FlatMemory.home(), and remembers whether take_in() has to look. Local."""
-        self._moved |= self._native.memory.home()
+    def make_writable(self) -> None:
+        """Calls FlatMemory.make_writable(). apply() then compares if it has read. Local."""
+        self._moved |= self._native.memory.make_writable()
 
-    def look(self) -> None:
-        """Does the same as home(), before a step, which reads gradients first. Local."""
-        self._moved |= self._native.memory.look()
+    def read_parameters(self) -> None:
+        """Does the same with FlatMemory.read_parameters(). Local."""
+        self._moved |= self._native.memory.read_parameters()
 
-    def note(self) -> None:
-        """Notes that parameters hold what the optimizer knows."""
+    def remember(self) -> None:
+        """Parameters now hold what the optimizer knows. Local."""
         self._moved = False
         if self._marks is not None:
             self._marks.remember()
 
     @torch.no_grad()
-    def take_in(self, *, is_collective: bool) -> None:
-        """Copies what was written. Local, unless ranks differ and this one finds
-        something. Then all ranks must have written, and `is_collective` must be true.
+    def apply(self, *, is_collective: bool) -> None:
+        """Copies what was written since remember(). Local, unless ranks differ and this
+        one finds something. Then all ranks must have written, and `is_collective` must
+        be true.
 
         Raises FailedPrecondition if ranks differ (0/1 Adam between exchanges) and would
         continue to differ.
         """
-        self._native.memory.take_in_written()
+        self._native.memory.read_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
             return
         if self._keeps_no_array:
@@ -67,10 +68,10 @@ class Edits:
                 self._require_equal(memory.values(), is_collective)
                 self._native.optimizer.read_masters(memory.handed_params)
         elif (kept := self._kept()) is not None:
-            self._take_in(*kept, is_collective)
-        self.note()
+            self._apply(*kept, is_collective)
+        self.remember()
 
-    def _take_in(
+    def _apply(
         self, values: torch.Tensor, slack: torch.Tensor | float, is_collective: bool
     ) -> None:
         memory = self._native.memory

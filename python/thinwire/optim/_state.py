@@ -42,7 +42,7 @@ def complete(
     record: dict[str, Any] = {"format": FORMAT}
     if optimizer._states_are_beside:
         return packed | {"state": {}, "thinwire": record | {"is_beside": 1}}
-    optimizer._edits.take_in(is_collective=False)
+    optimizer._edits.apply(is_collective=False)
     if native.optimizer.steps_behind:
         optimizer._notices.warn(
             "behind",
@@ -89,9 +89,9 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
     groups = deepcopy(saved_state["param_groups"])
     _check_groups(optimizer, groups)
     native = optimizer._made
-    native.memory.take_in_written()
+    native.memory.read_written()
     if not native.optimizer.steps_behind:  # otherwise the state replaces everything
-        optimizer._edits.take_in(is_collective=False)
+        optimizer._edits.apply(is_collective=False)
     state = saved_state.get("state", {})
     record = saved_state.get("thinwire")
     mine = _saved_ids(optimizer, groups)

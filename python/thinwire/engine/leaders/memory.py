@@ -27,9 +27,9 @@ class LeaderMemory(StagedEngineMemory):
     def require_gradients(self, at_start: bool) -> None:
         self.require_added_up(at_start)
 
-    def note_written(self) -> None:
+    def publish(self) -> None:
         """Sends parameters to the device and the followers. Collective there."""
-        super().note_written()
+        super().publish()
         hand_back(self._hosts, self.parameters)
 
 
@@ -44,7 +44,7 @@ class FollowerMemory(LeaderMemory):
         dtype: torch.dtype,
         num_wide: int = 0,
     ) -> None:
-        """Local. The parameters get their dtypes by give_homes()."""
+        """Local. The parameters get their dtypes by attach_parameters()."""
         self._hosts = hosts
         self.parameters = list(parameters)
         self.names = layout.names
@@ -67,13 +67,13 @@ class FollowerMemory(LeaderMemory):
     def marks(self) -> None:
         """Returns None: the leader sees what the program writes on all ranks."""
 
-    def look(self) -> bool:
+    def read_parameters(self) -> bool:
         return False
 
-    def home(self) -> bool:
+    def make_writable(self) -> bool:
         return False
 
-    def note_written(self) -> None:
+    def publish(self) -> None:
         hand_back(self._hosts, self.parameters)
 
 
