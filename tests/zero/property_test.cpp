@@ -1,25 +1,147 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any layout, world, bucket size, dtype, stage and order of gradients: what is
-// averaged is what plain loops over all ranks' gradients give, bit for bit.
+// Any layout, rule, world, bucket size, dtype, stage and order of gradients:
+// what is averaged is what plain loops over all ranks' gradients give, bit for
+// bit.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <random>
+#include <vector>
 
 #include "thinwire/optim/data_parallel.h"
-#include "thinwire/precision/mixed_precision.h"
-#include "zero/any_zero.h"
+#include "zero/support.h"
 
-namespace thinwire::zero {
+namespace thinwire::zero::property_test {
 namespace {
 
-using test::any_zero;
-using test::AnyZero;
-using test::gradient;
-using test::Seen;
+using test::ZeroRun;
 
-constexpr int kSteps = test::kAnyZeroSteps;
+constexpr int kSteps = 2;
+
+struct AnyZero {
+  ParameterLayout layout;
+  int world = 1;
+  ZeroOptions options;
+  int backwards = 1;
+  unsigned seed = 0;
+  bool leaves_out = false;
+  bool is_lamb = false;
+};
+
+AnyZero any_zero() {
+  AnyZero drawn;
+  const auto sizes = *rc::gen::resize(
+      8, rc::gen::container<std::vector<std::size_t>>(rc::gen::oneOf(
+             rc::gen::inRange<std::size_t>(0, 40),
+             rc::gen::inRange<std::size_t>(0, 5001),
+             rc::gen::element<std::size_t>(1023, 1024, 1025, 2048))));
+  const auto groups = *rc::gen::inRange<std::size_t>(1, 4);
+  std::vector<ParameterSpec> specs;
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    specs.push_back({"p" + std::to_string(i),
+                     {sizes[i]},
+                     *rc::gen::inRange<std::size_t>(0, groups)});
+  drawn.layout = ParameterLayout::of(std::move(specs), groups);
+  drawn.world = *rc::gen::element(1, 2, 3, 4, 8);
+  drawn.backwards = *rc::gen::inRange(1, 4);
+  drawn.seed = *rc::gen::inRange(0u, 1000u);
+  drawn.leaves_out = *rc::gen::arbitrary<bool>();
+  drawn.is_lamb = *rc::gen::arbitrary<bool>();
+  ZeroOptions& o = drawn.options;
+  o.stage = *rc::gen::element(1, 2);
+  o.dtype =
+      *rc::gen::element(DType::kFloat32, DType::kFloat16, DType::kBFloat16);
+  o.loss_scale = {.initial_scale = *rc::gen::element(1.0, 64.0),
+                  .dynamic = false};
+  o.exchange = {
+      .max_grad_norm = *rc::gen::element(0.0, 0.5),
+      .bucket_elements = *rc::gen::element<std::size_t>(1, 2000, 3072, 1 << 20),
+      .verify_every = *rc::gen::inRange<std::int64_t>(0, 2),
+      .num_threads = *rc::gen::element(1, 2)};
+  o.overlap = *rc::gen::arbitrary<bool>();
+  o.accumulation_dtype =
+      *rc::gen::element(DType::kFloat32, drawn.options.dtype);
+  if (*rc::gen::arbitrary<bool>()) o.communication_dtype = DType::kFloat32;
+  return drawn;
+}
+
+// Whether a rank has a gradient of a parameter in a backward.
+bool is_there(const AnyZero& drawn, int rank, int step, int k, std::size_t i) {
+  std::mt19937 random(drawn.seed + 131u * static_cast<unsigned>(i) +
+                      17u * static_cast<unsigned>(rank) +
+                      7u * static_cast<unsigned>(k) +
+                      3u * static_cast<unsigned>(step));
+  return !drawn.leaves_out || random() % 3 != 0;
+}
+
+// One rank's gradient of one backward, loss scale and rounding included.
+std::vector<float> gradient(const AnyZero& drawn, int rank, int step, int k) {
+  auto values = test::normal(
+      drawn.layout.size(),
+      drawn.seed + static_cast<unsigned>(1000 * step + 100 * k + rank));
+  const auto scale =
+      static_cast<float>(drawn.options.dtype == DType::kFloat16
+                             ? drawn.options.loss_scale.initial_scale
+                             : 1);
+  const auto parameters = drawn.layout.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const float factor = is_there(drawn, rank, step, k, i) ? scale : 0;
+    for (std::size_t at = 0; at < parameters[i].size; ++at)
+      values[parameters[i].offset + at] *= factor;
+  }
+  return test::floats_of(test::rounded(values, drawn.options.dtype).view());
+}
+
+std::unique_ptr<optim::UpdateRule> rule_of(const AnyZero& drawn,
+                                           const ParameterLayout& of) {
+  return (drawn.is_lamb ? test::lamb_rule({.weight_decay = 0.1})
+                        : test::adam_rule({.weight_decay = 0.1}))(of);
+}
+
+/// One rank's results.
+struct Seen {
+  std::vector<std::vector<float>> gradients;
+  std::vector<std::vector<float>> values;
+  std::vector<double> norms;
+  bool operator==(const Seen&) const = default;
+};
+
+Seen sharded(comm::Communicator& comm, const AnyZero& drawn) {
+  ZeroRun run(
+      comm, drawn.layout,
+      [&drawn](const ParameterLayout& shard) { return rule_of(drawn, shard); },
+      drawn.options);
+  Seen seen;
+  const auto parameters = drawn.layout.parameters();
+  std::vector<std::size_t> order(parameters.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::mt19937 random(drawn.seed + static_cast<unsigned>(comm.rank()));
+  for (int step = 0; step < kSteps; ++step) {
+    for (int k = 0; k < drawn.backwards; ++k) {
+      std::shuffle(order.begin(), order.end(), random);
+      const auto values = gradient(drawn, comm.rank(), step, k);
+      run.optimizer->gradients().begin(
+          {.is_first = k == 0, .is_last = k + 1 == drawn.backwards});
+      for (const std::size_t i : order) {
+        if (!is_there(drawn, comm.rank(), step, k, i)) continue;
+        const Parameter& p = parameters[i];
+        // It may go at once, and come in fp32 too.
+        const Buffer own =
+            test::rounded(ConstView(values).subview(p.offset, p.size),
+                          i % 2 == 0 ? drawn.options.dtype : DType::kFloat32);
+        run.optimizer->gradients().collect(i, own.view());
+      }
+      run.optimizer->gradients().end();
+    }
+    if (step == 0) seen.gradients.push_back(run.gradient());
+    seen.norms.push_back(run.optimizer->step().grad_norm);
+    seen.values.push_back(run.values());
+  }
+  return seen;
+}
 
 std::vector<float> as(const std::vector<float>& values, DType dtype) {
   return test::floats_of(test::rounded(values, dtype).view());
@@ -86,7 +208,7 @@ Seen plain(const AnyZero& drawn) {
     const ZeroOptions& o = drawn.options;
     const auto start = test::normal(drawn.layout.size(), 3);
     auto masters = start;
-    optim::Adam rule(drawn.layout, {.weight_decay = 0.1});
+    const auto rule = rule_of(drawn, drawn.layout);
     ThreadPool pool(1);
     const bool is_sum =
         o.dtype == DType::kFloat32 ||
@@ -114,11 +236,11 @@ Seen plain(const AnyZero& drawn) {
       seen.norms.push_back(length);
       const double most = o.exchange.max_grad_norm;
       const double factor = most > 0 && length > most ? most / length : 1.0;
-      rule.apply(step + 1,
-                 {.params = masters,
-                  .grads = grads,
-                  .grad_scale = static_cast<float>(factor / divisor)},
-                 pool);
+      rule->apply(step + 1,
+                  {.params = masters,
+                   .grads = grads,
+                   .grad_scale = static_cast<float>(factor / divisor)},
+                  pool);
       seen.values.push_back(as(masters, o.dtype));
     }
   });
@@ -126,14 +248,13 @@ Seen plain(const AnyZero& drawn) {
 }
 
 RC_GTEST_PROP(AnyZero, HasTheBitsOfPlainLoops, ()) {
-  AnyZero drawn = any_zero();
-  drawn.is_lamb = false;
+  const AnyZero drawn = any_zero();
   const Seen want = plain(drawn);
   std::vector<Seen> seen(static_cast<std::size_t>(drawn.world));
   comm::run_local_ranks(drawn.world,
                         [&](comm::Communicator& comm) {
                           seen[static_cast<std::size_t>(comm.rank())] =
-                              test::sharded(comm, drawn);
+                              sharded(comm, drawn);
                         },
                         {.timeout = std::chrono::seconds(60)});
   for (const Seen& rank : seen) {
@@ -143,41 +264,5 @@ RC_GTEST_PROP(AnyZero, HasTheBitsOfPlainLoops, ()) {
   }
 }
 
-// And for one backward those of data parallelism itself.
-RC_GTEST_PROP(AnyZero, HasTheBitsOfDataParallelism, ()) {
-  AnyZero drawn = any_zero();
-  drawn.backwards = 1;
-  const ZeroOptions& o = drawn.options;
-  comm::run_local_ranks(
-      drawn.world,
-      [&](comm::Communicator& comm) {
-        const Seen seen = test::sharded(comm, drawn);
-        Buffer params =
-            test::rounded(test::normal(drawn.layout.size(), 3), o.dtype);
-        optim::ExchangeOptions exchange = o.exchange;
-        exchange.bucket_elements = 5000;
-        std::unique_ptr<optim::Optimizer> optimizer =
-            std::make_unique<optim::DataParallel>(
-                comm, test::rule_of(drawn, drawn.layout), exchange);
-        if (o.dtype != DType::kFloat32)
-          optimizer = std::make_unique<precision::MixedPrecision>(
-              comm, drawn.layout, std::move(optimizer),
-              test::normal(drawn.layout.size(), 3),
-              precision::MixedPrecisionOptions{.dtype = o.dtype,
-                                               .loss_scale = o.loss_scale});
-        for (int step = 0; step < kSteps; ++step) {
-          Buffer grads =
-              test::rounded(gradient(drawn, comm.rank(), step, 0), o.dtype);
-          const auto report = optimizer->step(params.view(), grads.view());
-          const auto at = static_cast<std::size_t>(step);
-          if (seen.norms[at] != report.grad_norm ||
-              seen.values[at] != test::floats_of(params.view()))
-            throw std::runtime_error("other bits in step " +
-                                     std::to_string(step));
-        }
-      },
-      {.timeout = std::chrono::seconds(60)});
-}
-
 }  // namespace
-}  // namespace thinwire::zero
+}  // namespace thinwire::zero::property_test
