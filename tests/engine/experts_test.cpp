@@ -25,17 +25,20 @@ constexpr int kWorld = 4;
 constexpr int kExperts = 4;
 
 // Who holds what: in `groups` groups, of which each rank's holds every
-// groups-th expert; 0: there are no groups, all ranks hold all experts.
+// groups-th expert; 0: there are no groups, all ranks hold all experts. With
+// ZeRO experts lie between dense parameters, otherwise behind them.
 struct Held {
-  Held(comm::Communicator& comm, int number_of_groups)
+  Held(comm::Communicator& comm, int number_of_groups, bool has_zero)
       : rank(comm.rank()), groups(std::max(number_of_groups, 1)) {
     if (number_of_groups > 0) holders = comm.split(rank % groups);
-    std::vector<ParameterSpec> specs = {{"first", {40, 50}, 0},
-                                        {"last", {1300}, 0}};
+    std::vector<ParameterSpec> specs = {{"first", {40, 50}, 0}};
+    const ParameterSpec last{"last", {1300}, 0};
+    if (!has_zero) specs.push_back(last);
     for (int e = 0; e < kExperts; ++e)
       if (e % groups == rank % groups)
         for (const char* part : {"in", "out"})
           specs.push_back({fmt::format("expert.{}.{}", e, part), {35, 20}, 1});
+    if (has_zero) specs.push_back(last);
     of_rank = ParameterLayout::of(std::move(specs));
   }
   // Of the ranks that share out all experts, each sends what is another's.
@@ -82,7 +85,7 @@ std::vector<float> all_values(
 
 struct Trained : Held, Sharded {
   Trained(comm::Communicator& c, const Config& settings, int number_of_groups)
-      : Held(c, number_of_groups),
+      : Held(c, number_of_groups, settings.zero.stage > 0),
         Sharded(c, of_experts(settings, *this),
                 {.layout = of_rank,
                  .from_floats = false,
@@ -94,7 +97,18 @@ struct Trained : Held, Sharded {
 
   // `broken`: the rank whose first expert gets what is not finite.
   EngineReport step(int t, int broken = -1) {
-    const std::vector<float> all = all_values(layout, [&](const Parameter& p) {
+    EngineReport report;
+    const auto steps = engine.config().gradient_accumulation_steps.value_or(1);
+    for (int k = 0; k < steps; ++k) {
+      backward_of(gradients(1000 * k + t, broken));
+      report = engine.step();
+    }
+    return report;
+  }
+
+ private:
+  [[nodiscard]] std::vector<float> gradients(int t, int broken) const {
+    return all_values(layout, [&](const Parameter& p) {
       std::vector<float> sum(p.size);
       for (int r = 0; r < kWorld; ++r) {
         if (p.group == 0 ? r != rank : !gets_from(r)) continue;
@@ -105,8 +119,6 @@ struct Trained : Held, Sharded {
         sum[3] = std::numeric_limits<float>::infinity();
       return sum;
     });
-    backward_of(all);
-    return engine.step();
   }
 };
 
@@ -149,17 +161,19 @@ Config one_bit() {
 
 TEST(Experts, TrainAsWhereEveryRankHoldsAll) {
   comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
-    for (const Config& config : exact_ways())
-      for (const int groups : {1, 2, 4}) {
-        Trained run(comm, config, groups);
-        Trained of_all(comm, config, 0);
-        for (int t = 0; t < 4; ++t) {
-          const auto report = run.step(t);
-          EXPECT_NEAR(report.grad_norm, of_all.step(t).grad_norm, 1e-9);
-          EXPECT_TRUE(report.applied);
+    for (Config config : exact_ways())
+      for (const int groups : {1, 2, 4})
+        for (const int backwards : {1, 2}) {
+          config.gradient_accumulation_steps = backwards;
+          Trained run(comm, config, groups);
+          Trained of_all(comm, config, 0);
+          for (int t = 0; t < 4; ++t) {
+            const auto report = run.step(t);
+            EXPECT_NEAR(report.grad_norm, of_all.step(t).grad_norm, 1e-9);
+            EXPECT_TRUE(report.applied);
+          }
+          expect_same_values(run, of_all, name_of(config));
         }
-        expect_same_values(run, of_all, name_of(config));
-      }
   });
 }
 
@@ -186,15 +200,21 @@ TEST(Experts, AnOverflowInOneSkipsTheStepOnAllRanks) {
         .var_freeze_step = 1, .local_step_scaler = 1, .local_step_clipper = 4};
     for (const Config& config :
          {exact(DType::kFloat32, 0), exact(DType::kFloat16, 0),
+          exact(DType::kFloat16, 1), exact(DType::kFloat16, 2),
           exact(DType::kFloat32, 2), one_bit(), local})
-      for (const int warm : {1, 4}) {
-        Trained run(comm, config, 2);
-        for (int t = 0; t < warm; ++t) run.step(t);
-        const auto before = run.masters();
-        EXPECT_FALSE(run.step(9, 3).applied) << name_of(config) << warm;
-        EXPECT_EQ(run.masters(), before) << name_of(config) << warm;
-        EXPECT_TRUE(run.step(warm).applied);
-      }
+      for (const int warm : {1, 4})
+        for (int guilty = 0; guilty < kWorld; ++guilty) {
+          Trained run(comm, config, 2);
+          for (int t = 0; t < warm; ++t) run.step(t);
+          const auto before = run.masters();
+          const auto params = run.all_params();
+          const auto rounded = floats(params);
+          EXPECT_FALSE(run.step(9, guilty).applied) << name_of(config) << warm;
+          EXPECT_EQ(run.masters(), before) << name_of(config) << warm;
+          EXPECT_EQ(floats(params), rounded) << name_of(config) << warm;
+          EXPECT_EQ(run.engine.optimizer().progress().skipped, 1);
+          EXPECT_TRUE(run.step(warm).applied);
+        }
   });
 }
 

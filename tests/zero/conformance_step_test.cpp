@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Items of docs/conformance.md about one step of sharded training: windows,
-// overflows, parameters without gradients, groups, and what is sent.
+// overflows, parameters without gradients, groups, what is sent, and experts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -197,18 +197,6 @@ TEST(Zero, Item26GradientsAreSummedUntilTheStep) {
     });
 }
 
-TEST(Zero, Item26AfterTheLastBackwardThereIsNoOther) {
-  const ParameterLayout layout = test::two_groups();
-  test::run_ranks("local", 2, [&](comm::Communicator& comm) {
-    ZeroRun run(comm, layout, test::adam_rule(), unscaled(1));
-    run.backward(all(layout, 1));
-    test::expect_error(ErrorCode::kFailedPrecondition, {"last backward"}, [&] {
-      run.backward(all(layout, 1), {.is_first = false});
-    });
-    EXPECT_TRUE(run.optimizer->step().applied);
-  });
-}
-
 // ---- what is sent, and what of it is used
 
 // Bytes and collectives that a window takes on one rank.
@@ -289,6 +277,89 @@ TEST(Zero, Item17AWindowIsReducedOnceAtStage1) {
       EXPECT_EQ(sent_in_window(comm, run, 4).collectives,
                 passes * buckets + 1 + buckets)
           << "stage " << stage;
+    }
+  });
+}
+
+// ---- experts: parameters of which ranks hold different ones
+
+constexpr std::size_t kExpert = 2300;
+
+// The experts lie between dense parameters.
+ParameterLayout with_expert() {
+  return ParameterLayout::of(
+      {{"before", {1000}, 0}, {"expert", {kExpert}, 1}, {"after", {2100}, 0}});
+}
+
+// As DeepSpeed: over the dense ranks, not over those that hold the expert.
+TEST(Zero, Item25ExpertGradientsAreDividedByTheDenseRanks) {
+  test::run_ranks("local", 4, [](comm::Communicator& comm) {
+    for (const int stage : {1, 2}) {
+      std::vector<std::vector<float>> seen;
+      for (const int experts : {1, 4}) {
+        const auto holders = comm.split(comm.rank() % experts);
+        ZeroOptions options = unscaled(stage);
+        options.experts = {{.group = 1, .comm = holders.get()}};
+        ZeroRun run(comm, with_expert(), test::seeing_gradients(), options);
+        // The same global batch: with an expert per rank, it alone has all.
+        std::vector<float> grads(run.layout.size());
+        std::fill_n(grads.begin() + 1000, kExpert,
+                    experts == 1 ? static_cast<float>(comm.rank()) : 6.0f);
+        EXPECT_TRUE(run.step(grads).applied);
+        seen.push_back(
+            run.optimizer->whole_values().state("expert", "exp_avg"));
+      }
+      EXPECT_EQ(seen[0], std::vector<float>(kExpert, 1.5f))
+          << "stage " << stage;
+      EXPECT_EQ(seen[1], seen[0]) << "stage " << stage;
+    }
+  });
+}
+
+// Experts with other numbers of holders in one model.
+TEST(Zero, Item25TheNormCountsEveryExpertOnce) {
+  const ParameterLayout layout = ParameterLayout::of(
+      {{"dense", {100}, 0}, {"shared", {100}, 1}, {"own", {100}, 2}});
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    test::run_ranks("local", 2, [&](comm::Communicator& comm) {
+      const auto both = comm.split(0);
+      const auto alone = comm.split(comm.rank());
+      for (const int stage : {1, 2}) {
+        ZeroOptions options = unscaled(stage, dtype);
+        options.experts = {{.group = 1, .comm = both.get()},
+                           {.group = 2, .comm = alone.get()}};
+        ZeroRun run(comm, layout, test::seeing_gradients(), options);
+        std::vector<float> grads(300, 3);
+        std::fill_n(grads.begin() + 100, 100, 4.0f);
+        std::fill_n(grads.begin() + 200, 100, 24.0f);
+        // Two experts of 100 times 24 / 2.
+        EXPECT_DOUBLE_EQ(run.step(grads).grad_norm,
+                         10 * std::sqrt(9.0 + 16 + 2 * 144))
+            << "stage " << stage;
+      }
+    });
+}
+
+TEST(Zero, StatesOfExpertsAreLoadedWholeOrNotAtAll) {
+  test::run_ranks("local", 4, [](comm::Communicator& comm) {
+    const auto holders = comm.split(comm.rank() % 2);
+    for (const int stage : {1, 2}) {
+      ZeroOptions options = unscaled(stage);
+      options.experts = {{.group = 1, .comm = holders.get()}};
+      ZeroRun run(comm, with_expert(), test::adam_rule(), options);
+      const auto grads = test::normal(run.layout.size(), 5);
+      run.step(grads);
+      const StateDict state = copy_of(run.optimizer->state());
+      ZeroRun other(comm, with_expert(), test::adam_rule(), options);
+      const auto before = other.masters();
+      const StateDict torn = test::without(state, "exp_avg_sq");
+      test::expect_error(ErrorCode::kCorruptCheckpoint, {"exp_avg_sq"},
+                         [&] { other.optimizer->load_state_dict(torn); });
+      EXPECT_EQ(other.masters(), before);
+      other.optimizer->load_state_dict(state);
+      run.step(grads);
+      other.step(grads);
+      EXPECT_EQ(other.values(), run.values()) << "stage " << stage;
     }
   });
 }
