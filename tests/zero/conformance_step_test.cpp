@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "optim/states.h"
+#include "optim/support.h"
 #include "support/errors.h"
 #include "support/sanitizers.h"
 #include "zero/support.h"
@@ -102,6 +103,36 @@ TEST(Zero, Item31InFp16StepsAreSkippedWhateverIsChosen) {
           test::floats_of(test::rounded(run.start, DType::kFloat16).view()));
     }
   });
+}
+
+// Single gradients that are finite and far too large.
+TEST(ZeroLargeGradients, LeaveParametersFinite) {
+  const ParameterLayout layout =
+      ParameterLayout::of({{"wide", {1100}}, {"narrow", {7}}, {"one", {}}});
+  struct Case {
+    int world, stage;
+    double max_grad_norm;
+  };
+  for (const auto& [world, stage, max_grad_norm] :
+       {Case{1, 1, 0}, {2, 1, 0}, {2, 2, 1}, {3, 2, 0}})
+    for (const float size : {1e6f, 1e20f, 1e38f}) {
+      const ZeroOptions options{.stage = stage,
+                                .exchange = {.max_grad_norm = max_grad_norm}};
+      test::run_ranks("local", world, [&](comm::Communicator& comm) {
+        ZeroRun run(comm, layout, test::adam_rule(), options);
+        for (std::int64_t t = 1; t <= 8; ++t) {
+          auto grads = test::gradient(layout.size(), t, comm.rank());
+          if (t == 3 && comm.rank() == comm.size() - 1) {
+            grads[5] = size;
+            grads[1102] = -size;
+          }
+          ASSERT_TRUE(run.step(grads).applied) << size << " in step " << t;
+          for (const float p : run.masters())
+            ASSERT_TRUE(std::isfinite(p))
+                << size << " after step " << t << " of stage " << stage;
+        }
+      });
+    }
 }
 
 // The reference's offload keeps the last gradient of a parameter that is not

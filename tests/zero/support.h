@@ -107,28 +107,15 @@ struct ZeroRun {
   }
   /// All parameters' values one after the other: collective.
   [[nodiscard]] std::vector<float> masters() const {
-    std::vector<float> all;
-    for (const Parameter& p : layout.parameters()) {
-      const auto values = optimizer->whole_values().parameter(p.name);
-      all.insert(all.end(), values.begin(), values.end());
-    }
-    return all;
+    return of_all(
+        [](auto& whole, auto& name) { return whole.parameter(name); });
   }
   [[nodiscard]] std::vector<float> state(std::string_view key) const {
-    std::vector<float> all;
-    for (const Parameter& p : layout.parameters()) {
-      const auto values = optimizer->whole_values().state(p.name, key);
-      all.insert(all.end(), values.begin(), values.end());
-    }
-    return all;
+    return of_all(
+        [key](auto& whole, auto& name) { return whole.state(name, key); });
   }
   [[nodiscard]] std::vector<float> gradient() const {
-    std::vector<float> all;
-    for (const Parameter& p : layout.parameters()) {
-      const auto values = optimizer->whole_values().gradient(p.name);
-      all.insert(all.end(), values.begin(), values.end());
-    }
-    return all;
+    return of_all([](auto& whole, auto& name) { return whole.gradient(name); });
   }
   [[nodiscard]] std::vector<float> values() const {
     return floats_of(params.view());
@@ -138,6 +125,17 @@ struct ZeroRun {
   std::vector<float> start;
   Buffer params;
   std::unique_ptr<ZeroOptimizer> optimizer;
+
+ private:
+  template <class Read>
+  [[nodiscard]] std::vector<float> of_all(const Read& read) const {
+    std::vector<float> all;
+    for (const Parameter& p : layout.parameters()) {
+      const auto values = read(optimizer->whole_values(), p.name);
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
 };
 
 /// More than one bucket of 2048, cut within parameters; two groups; an empty
