@@ -8,8 +8,6 @@
 #include "optim/other_ranks.h"
 #include "optim/states.h"
 #include "support/errors.h"
-#include "thinwire/optim/data_parallel.h"
-#include "thinwire/precision/mixed_precision.h"
 #include "zero/support.h"
 
 namespace thinwire::zero::adopt_test {
@@ -76,28 +74,16 @@ void load(comm::Communicator& comm, optim::Optimizer& optimizer, View params,
 std::vector<float> whole(comm::Communicator& comm, const MakeRule& rule,
                          DType dtype, const Checkpoint& from, unsigned steps) {
   const ParameterLayout layout = two_groups();
-  std::unique_ptr<optim::Optimizer> optimizer =
-      std::make_unique<optim::DataParallel>(comm, rule(layout));
   const std::vector<float> zeros(layout.size());
-  precision::MixedPrecision* mixed = nullptr;
-  if (dtype != DType::kFloat32) {
-    auto wrapped = std::make_unique<precision::MixedPrecision>(
-        comm, layout, std::move(optimizer), zeros,
-        precision::MixedPrecisionOptions{
-            .dtype = dtype,
-            .loss_scale = {.initial_scale = 64, .window = 2, .hysteresis = 2}});
-    mixed = wrapped.get();
-    optimizer = std::move(wrapped);
-  }
+  const test::Unsharded run(comm, layout, rule, dtype, zeros,
+                            scaling(1, dtype).loss_scale);
   Buffer params(layout.size(), dtype);
-  load(comm, *optimizer, params.view(), from);
+  load(comm, *run.optimizer, params.view(), from);
   for (unsigned t = 0; t < steps; ++t) {
     auto grads = gradient(layout.size(), 3 + t);
-    const auto scale =
-        mixed == nullptr ? 1.0f : static_cast<float>(mixed->loss_scale());
-    for (float& g : grads) g *= scale;
+    for (float& g : grads) g *= static_cast<float>(run.loss_scale());
     Buffer own = test::rounded(grads, dtype);
-    (void)optimizer->step(params.view(), own.view());
+    (void)run.optimizer->step(params.view(), own.view());
   }
   return test::floats_of(params.view());
 }

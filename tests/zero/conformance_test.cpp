@@ -5,8 +5,6 @@
 
 #include <cmath>
 
-#include "thinwire/optim/data_parallel.h"
-#include "thinwire/precision/mixed_precision.h"
 #include "zero/support.h"
 
 namespace thinwire::zero::conformance_test {
@@ -16,20 +14,6 @@ using test::unscaled;
 using test::ZeroRun;
 
 const optim::AdamOptions kDecaying{.learning_rate = 0.01, .weight_decay = 0.1};
-
-TEST(Zero, Item6FullParametersAreTheInitialOnes) {
-  const ParameterLayout layout = test::two_groups();
-  for (const int world : {1, 2, 3, 4})
-    for (const DType dtype :
-         {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
-      test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        for (const int stage : {1, 2}) {
-          const ZeroRun run(comm, layout, test::adam_rule(),
-                            unscaled(stage, dtype));
-          EXPECT_EQ(run.masters(), run.start);
-        }
-      });
-}
 
 TEST(Zero, Item11TheMeanOfOneAndThreeIsTwoTheSumFour) {
   const ParameterLayout layout = test::two_groups();
@@ -116,14 +100,10 @@ TEST(Zero, Item15WholeFp32GradientsMayTravelInFp32) {
         };
         const auto start = test::normal(layout.size(), 3);
         Buffer params = test::rounded(start, dtype);
-        precision::MixedPrecision mixed(
-            comm, layout,
-            std::make_unique<optim::DataParallel>(
-                comm, std::make_unique<optim::Adam>(layout, kDecaying)),
-            start,
-            {.dtype = dtype,
-             .loss_scale = {.initial_scale = 1, .dynamic = false}});
-        const auto want = step(mixed, params.view());
+        const test::Unsharded unsharded(comm, layout,
+                                        test::adam_rule(kDecaying), dtype,
+                                        start, unscaled(1, dtype).loss_scale);
+        const auto want = step(*unsharded.optimizer, params.view());
         for (const int stage : {1, 2}) {
           ZeroOptions options = unscaled(stage, dtype);
           options.communication_dtype = DType::kFloat32;

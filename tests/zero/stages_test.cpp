@@ -9,7 +9,6 @@
 #include "optim/support.h"
 #include "support/hosts.h"
 #include "support/sanitizers.h"
-#include "thinwire/precision/mixed_precision.h"
 #include "zero/support.h"
 #include "zero/ways.h"
 
@@ -109,23 +108,12 @@ struct Trace {
 
 Trace unsharded(const Case& c, comm::Communicator& comm) {
   Buffer params = initial(c);
-  std::unique_ptr<optim::Optimizer> optimizer =
-      std::make_unique<optim::DataParallel>(
-          comm, make_rule(c.is_lamb)(layout()), exchange(1000, 1));
-  precision::MixedPrecision* mixed = nullptr;
-  if (c.dtype != DType::kFloat32) {
-    auto made = std::make_unique<precision::MixedPrecision>(
-        comm, layout(), std::move(optimizer), params.view(),
-        precision::MixedPrecisionOptions{.dtype = c.dtype,
-                                         .loss_scale = scaler()});
-    mixed = made.get();
-    optimizer = std::move(made);
-  }
+  const test::Unsharded run(comm, layout(), make_rule(c.is_lamb), c.dtype,
+                            params.view(), scaler(), exchange(1000, 1));
   Trace trace;
   for (int t = 0; t < kSteps; ++t) {
-    Buffer grads =
-        gradient(c, t, comm.rank(), mixed == nullptr ? 1 : mixed->loss_scale());
-    const auto report = optimizer->step(params.view(), grads.view());
+    Buffer grads = gradient(c, t, comm.rank(), run.loss_scale());
+    const auto report = run.optimizer->step(params.view(), grads.view());
     trace.add(report, params.view());
   }
   return trace;

@@ -99,42 +99,61 @@ TEST(ZeroState, OneStageLoadsWhatAnotherHasSaved) {
   });
 }
 
+// A run that is not to change where a state is refused, and one that it takes.
+struct Refusing {
+  Refusing(comm::Communicator& c, int stage)
+      : comm(c),
+        run(c, two_groups(), test::adam_rule(),
+            scaling(stage, DType::kFloat16)) {
+    train_with_overflows(c, run, 0, 2);
+    good = copy_of(run.optimizer->state());
+    train_with_overflows(c, run, 3, 5);
+  }
+  void refuse(std::initializer_list<std::string_view> parts,
+              const StateDict& state) {
+    const StateDict before = copy_of(run.optimizer->state());
+    const auto values = run.values();
+    expect_error(kCorrupt, parts,
+                 [&] { run.optimizer->load_state_dict(state); });
+    EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
+    EXPECT_EQ(run.values(), values);
+  }
+  // Rank 1 alone has one that does not fit.
+  void refuse_on_one(const StateDict& bad, std::string_view own) {
+    const bool is_bad = comm.rank() == 1;
+    refuse({is_bad ? own : "rank 1 gave up: ", own}, is_bad ? bad : good);
+  }
+  ~Refusing() {
+    run.optimizer->load_state_dict(good);
+    EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), good));
+  }
+
+  comm::Communicator& comm;
+  ZeroRun run;
+  StateDict good;
+};
+
 TEST(ZeroState, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   test::run_ranks("local", 2, [](comm::Communicator& comm) {
     for (const int stage : {1, 2}) {
-      const ZeroOptions options = scaling(stage, DType::kFloat16);
-      ZeroRun donor(comm, two_groups(), test::adam_rule(), options);
-      train_with_overflows(comm, donor, 0, 2);
-      const StateDict good = copy_of(donor.optimizer->state());
-      ZeroRun run(comm, two_groups(), test::adam_rule(), options);
-      train_with_overflows(comm, run, 3, 5);
-      const StateDict before = copy_of(run.optimizer->state());
-      const auto values = run.values();
-      const auto refused = [&](std::initializer_list<std::string_view> parts,
-                               const StateDict& state) {
-        expect_error(kCorrupt, parts,
-                     [&] { run.optimizer->load_state_dict(state); });
-        EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
-        EXPECT_EQ(run.values(), values);
-      };
-      for (const auto& [name, value] : good.arrays()) {
-        refused({name}, test::without(good, name));
-        StateDict shorter = test::without(good, name);
+      Refusing it(comm, stage);
+      for (const auto& [name, value] : it.good.arrays()) {
+        it.refuse({name}, test::without(it.good, name));
+        StateDict shorter = test::without(it.good, name);
         shorter.put(name, ConstView(value.view()).subview(1, value.size() - 1));
-        refused({name}, shorter);
-        StateDict other_type = test::without(good, name);
+        it.refuse({name}, shorter);
+        StateDict other_type = test::without(it.good, name);
         other_type.put(name, Buffer(value.size(), DType::kUInt8).view());
-        refused({name}, other_type);
+        it.refuse({name}, other_type);
       }
-      for (const auto& [name, value] : good.scalars())
-        refused({name}, test::without(good, name));
-      StateDict other = test::without(good, "");
+      for (const auto& [name, value] : it.good.scalars())
+        it.refuse({name}, test::without(it.good, name));
+      StateDict other = test::without(it.good, "");
       other.put_integer("rank", 1 - comm.rank());
-      refused({"rank"}, other);
+      it.refuse({"rank"}, other);
       other.put_integer("rank", comm.rank());
       other.put_text("optimizer", "lamb");
-      refused({"optimizer", "lamb", "adam"}, other);
-      run.optimizer->load_state_dict(good);
+      it.refuse({"optimizer", "lamb", "adam"}, other);
     }
   });
 }
@@ -143,30 +162,12 @@ TEST(ZeroState, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
 TEST(ZeroState, WhatDoesNotFitOnOneRankIsRefusedOnAll) {
   test::run_ranks("local", 3, [](comm::Communicator& comm) {
     for (const int stage : {1, 2}) {
-      const ZeroOptions options = scaling(stage, DType::kFloat16);
-      ZeroRun run(comm, two_groups(), test::adam_rule(), options);
-      train_with_overflows(comm, run, 0, 2);
-      const StateDict good = copy_of(run.optimizer->state());
-      train_with_overflows(comm, run, 3, 5);
-      const StateDict before = copy_of(run.optimizer->state());
-      const auto values = run.values();
-      const auto refused_on_one = [&](const StateDict& bad,
-                                      std::string_view own) {
-        const bool is_bad = comm.rank() == 1;
-        const std::string_view part = is_bad ? own : "rank 1 gave up: ";
-        expect_error(kCorrupt, {part, own}, [&] {
-          run.optimizer->load_state_dict(is_bad ? bad : good);
-        });
-        EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
-        EXPECT_EQ(run.values(), values);
-      };
-      StateDict of_rank_0 = test::without(good, "");
+      Refusing it(comm, stage);
+      StateDict of_rank_0 = test::without(it.good, "");
       of_rank_0.put_integer("rank", 0);
-      refused_on_one(of_rank_0, "the state is of rank 0, this is rank 1");
-      for (const auto& [name, value] : good.arrays())
-        refused_on_one(test::without(good, name), name);
-      run.optimizer->load_state_dict(good);
-      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), good));
+      it.refuse_on_one(of_rank_0, "the state is of rank 0, this is rank 1");
+      for (const auto& [name, value] : it.good.arrays())
+        it.refuse_on_one(test::without(it.good, name), name);
     }
   });
 }

@@ -17,7 +17,9 @@
 #include "thinwire/core/buffer.h"
 #include "thinwire/kernels/cast.h"
 #include "thinwire/optim/adam.h"
+#include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/lamb.h"
+#include "thinwire/precision/mixed_precision.h"
 #include "thinwire/zero/zero_optimizer.h"
 
 namespace thinwire::test {
@@ -136,6 +138,29 @@ struct ZeroRun {
     }
     return all;
   }
+};
+
+/// The same without shards.
+struct Unsharded {
+  Unsharded(comm::Communicator& comm, const ParameterLayout& layout,
+            const MakeRule& make_rule, DType dtype, ConstView initial,
+            const precision::LossScalerOptions& scaler,
+            const optim::ExchangeOptions& exchange = {})
+      : optimizer(std::make_unique<optim::DataParallel>(comm, make_rule(layout),
+                                                        exchange)) {
+    if (dtype == DType::kFloat32) return;
+    auto wrapped = std::make_unique<precision::MixedPrecision>(
+        comm, layout, std::move(optimizer), initial,
+        precision::MixedPrecisionOptions{.dtype = dtype, .loss_scale = scaler});
+    mixed = wrapped.get();
+    optimizer = std::move(wrapped);
+  }
+  [[nodiscard]] double loss_scale() const {
+    return mixed == nullptr ? 1 : mixed->loss_scale();
+  }
+
+  std::unique_ptr<optim::Optimizer> optimizer;
+  precision::MixedPrecision* mixed = nullptr;
 };
 
 /// More than one bucket of 2048, cut within parameters; two groups; an empty

@@ -15,7 +15,7 @@ using test::unscaled;
 using test::ZeroRun;
 
 void for_all(const std::function<void(comm::Communicator&, int, DType)>& body) {
-  for (const int world : test::fewer_if_sanitized<int>({2, 1, 3}, 1))
+  for (const int world : test::fewer_if_sanitized<int>({2, 1, 3, 4}, 1))
     for (const DType dtype :
          {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
       test::run_ranks("local", world, [&](comm::Communicator& comm) {
@@ -153,9 +153,10 @@ TEST(ZeroWholeValues, GradientsAreSetBeforeTheStep) {
   });
 }
 
-TEST(ZeroWholeValues, MastersAreReadAnew) {
+TEST(ZeroWholeValues, MastersAreTheInitialOnesUntilTheyAreReadAnew) {
   for_all([](comm::Communicator& comm, int stage, DType dtype) {
     ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(stage, dtype));
+    EXPECT_EQ(run.masters(), run.start);
     const auto loaded = test::normal(run.layout.size(), 60);
     kernels::convert(loaded, run.params.view());
     const bool is_its_own = dtype == DType::kFloat32;
