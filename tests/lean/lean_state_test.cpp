@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lean 1-bit Adam, saved and loaded at every stage.
+// Lean 1-bit Adam, saved and loaded at every stage. Before its freeze it is
+// compared with ZeRO-1, after it with plain loops, bit for bit.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,6 +19,9 @@ namespace {
 
 using test::LeanRanks;
 using test::LeanRun;
+using test::LeanVariant;
+using test::named_gradients;
+using test::NamedGradients;
 using test::Saved;
 using Options = LeanOnebitAdamOptions;
 
@@ -259,6 +264,35 @@ TEST(LeanState, SaysWhatDoesNotFit) {
             std::vector<std::int64_t>{0, 1});
     });
   });
+}
+
+// ---- steps against plain loops
+
+class LeanPlainLoops : public ::testing::TestWithParam<
+                           std::tuple<int, NamedGradients, LeanVariant>> {};
+std::string name_of(
+    const ::testing::TestParamInfo<LeanPlainLoops::ParamType>& tested) {
+  const auto& [world, gradients, variant] = tested.param;
+  return fmt::format("{}_{}_w{}", variant.name, gradients.name, world);
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, LeanPlainLoops,
+    ::testing::Combine(::testing::Values(1, 2, 3),
+                       ::testing::ValuesIn(named_gradients()),
+                       ::testing::ValuesIn(test::lean_variants())),
+    name_of);
+INSTANTIATE_TEST_SUITE_P(
+    More, LeanPlainLoops,
+    ::testing::Combine(
+        ::testing::Values(4, 8),
+        ::testing::Values(named_gradients()[1], named_gradients()[3]),
+        ::testing::Values(test::lean_variants()[0], test::lean_variants()[1],
+                          test::lean_variants()[3])),
+    name_of);
+
+TEST_P(LeanPlainLoops, AreEqual) {
+  const auto& [world, gradients, variant] = GetParam();
+  test::expect_plain_loops({.world = world}, gradients, variant);
 }
 
 }  // namespace

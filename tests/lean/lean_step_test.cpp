@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of lean 1-bit Adam: what they keep and refuse. What they send, skip and
-// reduce early is in lean_hosts_test.cpp.
+// Steps of lean 1-bit Adam: what they keep and refuse. What they send, hold,
+// skip and reduce early is in lean_hosts_test.cpp. Exact steps that send 4 or 8
+// bits each way.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
+#include "lean/lean_plain.h"
 #include "lean/lean_support.h"
 #include "optim/support.h"
 #include "support/errors.h"
-#include "thinwire/core/memory.h"
+#include "support/same_bits.h"
 
 namespace thinwire::lean::lean_step_test {
 namespace {
@@ -21,36 +23,6 @@ constexpr DType kB16 = DType::kBFloat16;
 
 std::vector<float> grads(const LeanRun& run, std::int64_t t, int rank) {
   return test::gradient(run.layout.size(), t, rank);
-}
-
-ParameterLayout whole_cells(std::size_t cells) {
-  return ParameterLayout::of({{"first", {1024}, 0},
-                              {"second", {cells - 3, 1024}, 0},
-                              {"last", {2048}, 0}});
-}
-
-TEST(LeanSteps, TakeTheMemoryThatIsPromised) {
-  const ParameterLayout layout = whole_cells(512);
-  const auto n = static_cast<double>(layout.size());
-  for (const int world : {2, 4})
-    for (const int bits : {8, 4})
-      test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        Options o{.freeze = {.step = 2}, .denominator_bits = bits};
-        o.compression.exchange.bucket_elements = 16384;
-        o.compression.exchange.num_threads = 1;
-        const auto before = static_cast<double>(memory_use().total());
-        LeanRun run(comm, layout, kB16, o);
-        run.step(grads(run, 1, comm.rank()));
-        const auto exact = static_cast<double>(memory_use().total());
-        // bf16 parameters, masters and two moments of a shard; some buckets
-        EXPECT_NEAR((exact - before) / n, 2 + 12.0 / world, 0.2);
-        for (std::int64_t t = 2; t <= 4; ++t)
-          run.step(grads(run, t, comm.rank()));
-        const auto frozen = static_cast<double>(memory_use().total());
-        const double want = 4 + 0.13 + 0.01 + bits / 8.0 + 2 + 2.0 / world;
-        EXPECT_NEAR((frozen - before) / n / want, 1, 0.01)
-            << world << " ranks, " << bits << " bits";
-      });
 }
 
 TEST(LeanSteps, VerificationSeesLowerBits) {
@@ -104,6 +76,15 @@ TEST(LeanSteps, RefuseWhatTheyCannotTake) {
             {.compression = {.exchange = {.during_backward = true}}});
     refused("denominator_bits", kB16,
             {.denominator_bits = comm.rank() == 0 ? 4 : 8});
+    LeanRun few(comm, layout, kB16, {.freeze = {.step = 5, .warmup_bits = 4}});
+    auto grads_of_1 = grads(few, 1, comm.rank());
+    test::expect_error(ErrorCode::kInvalidArgument,
+                       {"loss_scale must be 1 in a warm-up over few bits"},
+                       [&] {
+                         few.optimizer->step({.params = few.params.view(),
+                                              .grads = grads_of_1,
+                                              .loss_scale = 2});
+                       });
     LeanRun run(comm, layout, kB16, {.freeze = {.step = 1}});
     for (int stage = 0; stage < 2; ++stage) {
       auto own = grads(run, 1, comm.rank());
@@ -116,6 +97,116 @@ TEST(LeanSteps, RefuseWhatTheyCannotTake) {
                          [&] { run.optimizer->step(run.params.view(), own); });
       run.step(grads(run, 1, comm.rank()));
     }
+  });
+}
+
+// ---- warm-ups that send 4 or 8 bits each way
+
+constexpr std::int64_t kFreeze = 5;
+
+Options options_of(int bits) {
+  return {.learning_rate = 0.01,
+          .freeze = {.step = kFreeze, .warmup_bits = bits},
+          .compression = {
+              .exchange = {.max_grad_norm = 0.5, .bucket_elements = 2048}}};
+}
+
+std::vector<float> grads(const ParameterLayout& layout, std::int64_t t,
+                         int rank) {
+  return test::gradient_with_gaps(layout, t, rank);
+}
+
+std::vector<float> array_of(const optim::State& state, const char* name) {
+  const optim::StateArray& array = *state.find(name);
+  Buffer values(array.size, array.dtype);
+  array.read({0, array.size}, values.view());
+  return test::floats_of(values.view());
+}
+
+// ZeRO-1 with the same wire, until the freeze.
+test::ZeroRun twin_of(comm::Communicator& comm, const ParameterLayout& layout,
+                      DType dtype, const Options& o) {
+  const int bits = *o.freeze.warmup_bits;
+  return test::ZeroRun(comm, layout,
+                       test::adam_rule({.learning_rate = o.learning_rate}),
+                       {.dtype = dtype,
+                        .exchange = o.compression.exchange,
+                        .wire = {.bits_up = bits, .bits_down = bits}});
+}
+
+// ZeRO-1's steps, and at the freeze its masters and its residuals.
+void expect_zeros_steps(comm::Communicator& comm, DType dtype, int bits) {
+  const Options o = options_of(bits);
+  const ParameterLayout layout = test::awkward_layout();
+  LeanRun run(comm, layout, dtype, o);
+  test::ZeroRun twin = twin_of(comm, layout, dtype, o);
+  for (std::int64_t t = 1; t < kFreeze; ++t) {
+    const auto own = grads(layout, t, comm.rank());
+    const auto report = run.step(own);
+    auto same = own;
+    const auto of_zero = twin.optimizer->step(twin.params.view(), same);
+    // And an agreement.
+    EXPECT_GE(report.bytes_sent, of_zero.bytes_sent);
+    EXPECT_LE(report.bytes_sent, of_zero.bytes_sent + 128);
+    EXPECT_EQ(report.phase, optim::Phase::kExact);
+    EXPECT_EQ(report.bits, bits);
+    EXPECT_TRUE(test::same_bits<float>(run.values(), twin.values())) << t;
+    EXPECT_TRUE(test::same_bits<float>(
+        array_of(run.optimizer->state(), "worker_error"),
+        array_of(twin.optimizer->state(), "worker_error")));
+  }
+  const auto own = grads(layout, kFreeze, comm.rank());
+  const auto report = run.step(own);
+  auto same = own;
+  twin.optimizer->step(twin.params.view(), same);
+  EXPECT_EQ(run.optimizer->progress().phase, optim::Phase::kCompressed);
+  // Parameters are what the owners had.
+  EXPECT_TRUE(test::same_bits<float>(run.full(), twin.masters()));
+  // Residuals are (1 - beta1) clip times as large, or 0.
+  const auto before = array_of(twin.optimizer->state(), "worker_error");
+  const auto after = array_of(run.optimizer->state(), "worker_error");
+  ASSERT_EQ(before.size(), after.size());
+  const auto weight = static_cast<float>((1 - 0.9) * report.clip_factor);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    if (after[i] == 0) continue;
+    ++kept;
+    EXPECT_EQ(after[i], to_float(to_bfloat16(weight * before[i]))) << i;
+  }
+  // With many ranks a rank may encode nothing.
+  EXPECT_GE(kept, after.size() / 2);
+  for (std::int64_t t = kFreeze + 1; t <= kFreeze + 3; ++t)
+    EXPECT_TRUE(run.step(grads(layout, t, comm.rank())).applied);
+}
+
+TEST(LeanWarmup, IsLowBitZeroAndHandsOverWhatItHas) {
+  for (const test::LeanRanks& ranks :
+       {test::LeanRanks{2}, test::LeanRanks{3}, test::LeanRanks{4},
+        test::LeanRanks{4, 2}, test::LeanRanks{8, 4},
+        test::LeanRanks{6, 2, test::Placing::kRoundRobin}})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
+      for (const int bits : {4, 8}) {
+        if (bits == 8 && ranks.per_host > 1) continue;
+        test::run_lean_ranks(ranks, [&](comm::Communicator& comm) {
+          expect_zeros_steps(comm, dtype, bits);
+        });
+      }
+}
+
+TEST(LeanWarmupSkips, ClearResidualsOnAllRanks) {
+  const ParameterLayout layout = test::small_layout();
+  test::run_ranks("local", 3, [&](comm::Communicator& comm) {
+    LeanRun run(comm, layout, DType::kFloat32, options_of(4));
+    run.step(grads(layout, 1, comm.rank()));
+    const auto before = run.full();
+    auto bad = grads(layout, 2, comm.rank());
+    if (comm.rank() == 1) bad[7] = std::numeric_limits<float>::infinity();
+    run.optimizer->early()->reduce(bad, run.optimizer->early()->buckets()[0]);
+    const auto report = run.optimizer->step(run.params.view(), bad);
+    EXPECT_FALSE(report.applied);
+    EXPECT_TRUE(report.residuals_cleared);
+    EXPECT_TRUE(test::same_bits<float>(run.full(), before));
+    EXPECT_TRUE(run.step(grads(layout, 3, comm.rank())).applied);
   });
 }
 
