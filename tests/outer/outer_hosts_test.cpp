@@ -23,6 +23,7 @@ using optim::StepReport;
 using outer::OuterLoop;
 using outer::OuterOptions;
 using outer_loop::adam_inside;
+using outer_loop::LoopRun;
 using outer_loop::onebit_inside;
 using Floats = std::vector<float>;
 
@@ -86,10 +87,8 @@ TEST(OuterHostsOf3, StayEqualInside) {
                         {.sync_every = 3, .warmup_steps = 3, .warmup_bits = 4});
     auto& own = params[static_cast<std::size_t>(comm.rank())];
     own = normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 8; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
-      optimizer.step(own, grads);
-    }
+    for (std::int64_t t = 1; t <= 8; ++t)
+      step_of(optimizer, own, t, comm.rank());
     EXPECT_EQ(optim::steps_behind(optimizer), 2);
   });
   for (const int r : {1, 2, 4, 5})
@@ -100,69 +99,53 @@ TEST(OuterHostsOf3, StayEqualInside) {
 
 // All ranks of the host leave the step out, and the sync names the one rank.
 TEST(OuterHostsOf2, LeaveOutAGradientThatIsNotFinite) {
-  const ParameterLayout layout = small_layout();
   std::vector<Floats> params(4);
   run_by_host({2, 2}, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2},
-                        {.skip_nonfinite = true});
-    auto& own = params[static_cast<std::size_t>(comm.rank())];
-    own = normal(layout.size(), 3);
-    const Floats start = own;
+    LoopRun run(comm, {.sync_every = 2}, {.skip_nonfinite = true});
+    const Floats start = run.params;
     for (std::int64_t t = 1; t <= 2; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
+      Floats grads = run.gradient(t);
       if (t == 1 && comm.rank() == 3)
         grads[0] = std::numeric_limits<float>::infinity();
-      const StepReport report = optimizer.step(own, grads);
+      const StepReport report = run.step(grads);
       EXPECT_TRUE(report.applied);
       EXPECT_EQ(report.nonfinite_rank, t == 1 ? -1 : 3);
     }
-    EXPECT_FALSE(same_bytes(own, start));
+    EXPECT_FALSE(same_bytes(run.params, start));
+    params[static_cast<std::size_t>(comm.rank())] = run.params;
   });
   for (const Floats& own : params) EXPECT_TRUE(same_bytes(own, params[0]));
 }
 
 TEST(OuterHostsOf2, RefuseAStateOfOtherHosts) {
-  const ParameterLayout layout = small_layout();
-  run_by_host({2, 2}, [&](comm::Communicator& comm) {
-    const auto make = [&](comm::Communicator& over) {
-      return std::make_unique<OuterLoop>(over, layout, adam_inside(layout),
-                                         OuterOptions{.sync_every = 3});
-    };
-    const auto saved = make(comm);
-    Floats params = normal(layout.size(), 3);
-    Floats grads = gradient(layout.size(), 1, comm.rank());
-    saved->step(params, grads);
-    StateDict state = optim::copy_of(saved->state());
-    state.put_all("", saved->state().owner);
+  run_by_host({2, 2}, [](comm::Communicator& comm) {
+    LoopRun saved(comm, {.sync_every = 3});
+    saved.step(1);
+    StateDict state = optim::copy_of(saved.optimizer.state());
+    state.put_all("", saved.optimizer.state().owner);
     const auto flat = comm.split(0, comm.rank());
-    const auto other = make(*flat);
+    const LoopRun other(*flat, {.sync_every = 3});
     expect_error(ErrorCode::kCorruptCheckpoint,
                  {"2 ranks per host", "does not fit 1"},
-                 [&] { other->require_owner(state); });
+                 [&] { other.optimizer.require_owner(state); });
   });
 }
 
 // Ranks of a host would otherwise move apart until the next comparison.
 TEST(OuterHostsOf2, NameOtherCallsAndLearningRatesInsideAHostAtOnce) {
-  const ParameterLayout layout = grouped_layout();
   for (const bool rate : {true, false})
     run_by_host({2, 2}, [&](comm::Communicator& comm) {
-      OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 5});
-      Floats params = normal(layout.size(), 3);
-      const auto step = [&](std::int64_t t) {
-        Floats grads = gradient(layout.size(), t, comm.rank());
-        optimizer.step(params, grads);
-      };
-      step(1);
+      LoopRun run(comm, {.sync_every = 5}, {}, grouped_layout());
+      run.step(1);
       if (comm.rank() > 1) return;  // those of the other host
       if (rate && comm.rank() == 1)
-        optimizer.groups().set_learning_rate(0, 0.5);
+        run.optimizer.groups().set_learning_rate(0, 0.5);
       expect_error(ErrorCode::kFailedPrecondition,
                    {"another call or step, or has other learning rates"}, [&] {
                      if (!rate && comm.rank() == 1)
-                       optimizer.local_steps()->synchronize(params);
+                       run.optimizer.local_steps()->synchronize(run.params);
                      else
-                       step(2);
+                       run.step(2);
                    });
     });
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -142,94 +143,294 @@ TEST(OuterLoop, WarmUpAveragesInFewBits) {
 }
 
 TEST(OuterLoop, LocalStepsAreThoseOfTheInnerOptimizerAndSendNothing) {
-  const ParameterLayout layout = small_layout();
-  run_ranks("local", 4, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 9});
+  run_ranks("local", 4, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 9});
     const auto alone = std::move(comm::make_local_group(1).front());
-    const auto by_hand = adam_inside(layout)(*alone);
-    Floats params = normal(layout.size(), 3);
-    const Floats start = params;
-    Floats expected = params;
+    const auto by_hand = adam_inside(run.layout)(*alone);
+    const Floats start = run.params;
+    Floats expected = run.params;
     for (std::int64_t t = 1; t <= 8; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
-      Floats same = grads;
-      const StepReport report = optimizer.step(params, grads);
+      const StepReport report = run.step(t);
       // The first compares the ranks.
       EXPECT_EQ(report.bytes_sent + report.collectives == 0, t > 1);
       EXPECT_EQ(report.drift, 0);
-      by_hand->step(expected, same);
-      EXPECT_TRUE(same_bytes(params, expected)) << t;
-      EXPECT_TRUE(
-          same_bytes(optim::exchanged_params(optimizer, params), start));
+      step_of(*by_hand, expected, t, comm.rank());
+      EXPECT_TRUE(same_bytes(run.params, expected)) << t;
+      EXPECT_TRUE(same_bytes(run.exchanged(), start));
     }
-    EXPECT_EQ(optim::steps_behind(optimizer), 8);
+    EXPECT_EQ(optim::steps_behind(run.optimizer), 8);
   });
 }
 
 // ---- values that are not finite
 
 TEST(OuterLoop, NamesARankThatLeftOutAGradient) {
-  const ParameterLayout layout = small_layout();
-  run_ranks("local", 3, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 3});
-    OuterLoop other(comm, layout, adam_inside(layout), {.sync_every = 3});
-    Floats params = normal(layout.size(), 3);
-    Floats expected = params;
+  run_ranks("local", 3, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 3});
+    LoopRun other(comm, {.sync_every = 3});
     for (std::int64_t t = 1; t <= 6; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
+      Floats grads = run.gradient(t);
       Floats zeroed = grads;
       if (t == 2 && comm.rank() == 1) {
         grads[5] = std::numeric_limits<float>::quiet_NaN();
         std::fill(zeroed.begin(), zeroed.end(), 0.0f);
       }
-      const StepReport report = optimizer.step(params, grads);
-      other.step(expected, zeroed);
+      const StepReport report = run.step(grads);
+      other.step(zeroed);
       EXPECT_TRUE(report.applied);
       EXPECT_EQ(report.nonfinite_rank, t == 3 ? 1 : -1) << t;
-      EXPECT_TRUE(same_bytes(params, expected)) << t;
+      EXPECT_TRUE(same_bytes(run.params, other.params)) << t;
     }
-    EXPECT_EQ(optimizer.progress().steps, 6);
-    EXPECT_EQ(optimizer.progress().skipped, 0);
+    EXPECT_EQ(run.optimizer.progress().steps, 6);
+    EXPECT_EQ(run.optimizer.progress().skipped, 0);
   });
 }
 
 TEST(OuterLoop, SkipsOnAllRanksWhereTheCallerAsksForIt) {
-  const ParameterLayout layout = small_layout();
   for (const std::int64_t warmup_steps : {0, 9})
     run_ranks("local", 3, [&](comm::Communicator& comm) {
-      OuterLoop optimizer(comm, layout, adam_inside(layout),
-                          {.sync_every = 3, .warmup_steps = warmup_steps});
-      Floats params = normal(layout.size(), 3);
-      const Floats start = params;
-      Floats grads = gradient(layout.size(), 1, comm.rank());
+      LoopRun run(comm, {.sync_every = 3, .warmup_steps = warmup_steps});
+      const Floats start = run.params;
+      Floats grads = run.gradient(1);
       if (comm.rank() == 2) grads[0] = std::numeric_limits<float>::infinity();
       const StepReport report =
-          optimizer.step({.params = params,
-                          .grads = grads,
-                          .skip_if_any_rank_nonfinite = true});
+          run.optimizer.step({.params = run.params,
+                              .grads = grads,
+                              .skip_if_any_rank_nonfinite = true});
       EXPECT_FALSE(report.applied);
       EXPECT_EQ(report.nonfinite_rank, 2);
-      EXPECT_TRUE(same_bytes(params, start));
-      EXPECT_EQ(optimizer.progress().steps, 0);
-      EXPECT_EQ(optimizer.progress().skipped, 1);
+      EXPECT_TRUE(same_bytes(run.params, start));
+      EXPECT_EQ(run.optimizer.progress().steps, 0);
+      EXPECT_EQ(run.optimizer.progress().skipped, 1);
     });
 }
 
 TEST(OuterLoop, RefusesToExchangeParametersThatAreNotFinite) {
-  const ParameterLayout layout = small_layout();
-  run_ranks("local", 3, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 2});
-    Floats params = normal(layout.size(), 3);
-    const Floats start = params;
-    Floats grads = gradient(layout.size(), 1, comm.rank());
-    optimizer.step(params, grads);
-    if (comm.rank() == 1) params[0] = std::numeric_limits<float>::infinity();
-    grads = gradient(layout.size(), 2, comm.rank());
+  run_ranks("local", 3, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 2});
+    const Floats start = run.params;
+    run.step(1);
+    if (comm.rank() == 1)
+      run.params[0] = std::numeric_limits<float>::infinity();
     expect_error(ErrorCode::kNonFinite,
                  {"sync after 2 local steps: parameters of rank 1 are not "
                   "finite; nothing was exchanged, so load the last checkpoint"},
-                 [&] { optimizer.step(params, grads); });
-    EXPECT_TRUE(same_bytes(optim::exchanged_params(optimizer, params), start));
+                 [&] { run.step(2); });
+    EXPECT_TRUE(same_bytes(run.exchanged(), start));
+  });
+}
+
+// ---- when it syncs, what it sends, and what it refuses
+
+TEST(OuterLoop, SyncsAgainAnIntervalAfterSynchronize) {
+  run_ranks("local", 2, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 4});
+    std::vector<Phase> phases;
+    for (std::int64_t t = 1; t <= 8; ++t) {
+      phases.push_back(run.step(t).phase);
+      if (t == 2) {
+        optim::synchronize(run.optimizer, run.params);
+        EXPECT_EQ(optim::steps_behind(run.optimizer), 0);
+        EXPECT_EQ(run.optimizer.syncs(), 1);
+        const auto sent = comm.counters().bytes_sent;
+        optim::synchronize(run.optimizer, run.params);
+        EXPECT_EQ(comm.counters().bytes_sent, sent);
+      }
+    }
+    const std::vector<Phase> expected = {
+        Phase::kLocal, Phase::kLocal,      Phase::kLocal, Phase::kLocal,
+        Phase::kLocal, Phase::kCompressed, Phase::kLocal, Phase::kLocal};
+    EXPECT_EQ(phases, expected);
+  });
+}
+
+// n b/8 bytes and a step per cell each way, 16 bytes of agreement, and the
+// sums of the owners' cells.
+TEST(OuterLoop, SendsFewBitsPerSync) {
+  const ParameterLayout layout = ParameterLayout::of({{"w", {64, 1024}}});
+  run_ranks("local", 4, [&](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 2}, {}, layout);
+    for (std::int64_t t = 1; t <= 4; ++t) {
+      const StepReport report = run.step(t);
+      const std::uint64_t records = 2 * (64 * 1024 / 2 + 64 * 4) * 3 / 4;
+      const std::uint64_t scalars = 3 * (2 * 16 + 1 + 16 * 8);
+      if (t % 2 == 0) {
+        EXPECT_GE(report.bytes_sent, records);
+        EXPECT_LE(report.bytes_sent, records + scalars + 64);
+      }
+    }
+    EXPECT_GT(run.optimizer.residual_ratio(), 0.01);
+    EXPECT_LT(run.optimizer.residual_ratio(), 1);
+  });
+}
+
+TEST(OuterLoop, DriftTellsWhetherRanksMoveAlike) {
+  const ParameterLayout layout = ParameterLayout::of({{"w", {8192}}});
+  for (const bool alike : {true, false})
+    run_ranks("local", 4, [&](comm::Communicator& comm) {
+      OuterLoop optimizer(comm, layout, sgd_inside(layout, 0.1),
+                          {.sync_every = 1, .bits_up = 0, .bits_down = 0});
+      Floats params = normal(layout.size(), 3);
+      Floats grads =
+          normal(layout.size(),
+                 100 + static_cast<std::uint32_t>(alike ? 0 : comm.rank()));
+      const double drift = optimizer.step(params, grads).drift;
+      EXPECT_NEAR(drift, alike ? 1 : 0.5, 0.03);
+    });
+}
+
+// With SGD inside, the ranks' mean change has the direction of the gradients.
+TEST(OuterLoop, RhoTellsWhetherSyncsMoveAlike) {
+  const ParameterLayout layout = ParameterLayout::of({{"w", {8192}}});
+  for (const double momentum : {0.0, 0.5})
+    for (const int world : {1, 3})
+      run_ranks("local", world, [&](comm::Communicator& comm) {
+        OuterLoop optimizer(comm, layout, sgd_inside(layout, 0.1),
+                            {.sync_every = 1,
+                             .momentum = momentum,
+                             .bits_up = 0,
+                             .bits_down = 0});
+        Floats params = normal(layout.size(), 3);
+        const auto rho = [&](float factor) {
+          Floats grads = normal(layout.size(), 7);
+          for (float& g : grads) g *= factor;
+          return optimizer.step(params, grads).rho;
+        };
+        EXPECT_EQ(rho(1), 0);
+        EXPECT_NEAR(rho(2), 1, 1e-6);
+        EXPECT_NEAR(rho(-1), -1, 1e-6);
+        Floats others = normal(layout.size(), 8);
+        EXPECT_NEAR(optimizer.step(params, others).rho, 0, 0.05);
+      });
+}
+
+// What ranks have in common is compared when local steps begin, and later with
+// `verify_every`.
+TEST(OuterLoop, ComparesRanksBeforeLocalSteps) {
+  run_ranks("local", 2, [](comm::Communicator& comm) {
+    for (const bool parameters_differ : {true, false}) {
+      LoopRun run(comm, {.sync_every = 2});
+      if (comm.rank() == 1 && parameters_differ) run.params[7] += 1;
+      if (comm.rank() == 1 && !parameters_differ)
+        run.optimizer.groups().set_learning_rate(0, 0.25);
+      const Floats before = run.params;
+      expect_error(
+          ErrorCode::kCommFailure,
+          {parameters_differ ? "parameter odd" : "learning rate of group 0"},
+          [&] { run.step(1); });
+      EXPECT_EQ(run.optimizer.progress().steps, 0);
+      EXPECT_TRUE(same_bytes(run.params, before));
+    }
+  });
+}
+
+TEST(OuterLoop, VerifiesLearningRatesInSyncs) {
+  run_ranks("local", 2, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 2}, {.verify_every = 2});
+    run.step(1);
+    if (comm.rank() == 1) run.optimizer.groups().set_learning_rate(0, 0.25);
+    expect_error(ErrorCode::kCommFailure, {"learning rate of group 0"},
+                 [&] { run.step(2); });
+  });
+}
+
+// A rank that syncs in a step and one that syncs for an evaluation do not
+// exchange with each other.
+TEST(OuterLoop, RefusesCallsThatDifferBetweenRanks) {
+  run_ranks("local", 2, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 2});
+    run.step(1);
+    expect_error(ErrorCode::kFailedPrecondition, {"all ranks must make"}, [&] {
+      if (comm.rank() == 0)
+        run.step(2);
+      else
+        run.optimizer.local_steps()->synchronize(run.params);
+    });
+  });
+}
+
+// A rank that synchronize() has found to leave out a step is named by the next
+// step.
+TEST(OuterLoop, ReportsWhatAnEvaluationHasFound) {
+  run_ranks("local", 2, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 9}, {.skip_nonfinite = true});
+    std::vector<int> named;
+    for (std::int64_t t = 1; t <= 3; ++t) {
+      Floats grads = run.gradient(t);
+      if (t == 1 && comm.rank() == 1) grads[0] = std::nanf("");
+      named.push_back(run.step(grads).nonfinite_rank);
+      if (t == 1) run.optimizer.local_steps()->synchronize(run.params);
+    }
+    EXPECT_EQ(named, (std::vector<int>{-1, 1, -1}));
+  });
+}
+
+TEST(OuterLoop, ALostRankEndsTheSyncOfTheOthers) {
+  std::vector<int> named(3);
+  EXPECT_THROW(run_ranks("local", 3,
+                         [&](comm::Communicator& comm) {
+                           LoopRun run(comm, {.sync_every = 2});
+                           run.step(1);
+                           if (comm.rank() == 1)
+                             throw std::runtime_error("killed");
+                           try {
+                             run.step(2);
+                           } catch (const Error& error) {
+                             EXPECT_EQ(error.code(), ErrorCode::kCommFailure);
+                             named[static_cast<std::size_t>(comm.rank())] = 1;
+                             throw;
+                           }
+                         }),
+               std::runtime_error);
+  EXPECT_EQ(named, (std::vector<int>{1, 0, 1}));
+}
+
+// ---- arguments
+
+TEST(OuterOptions, NamesWhatIsOutOfRange) {
+  const auto refused = [](const OuterOptions& options, const char* text) {
+    expect_error(ErrorCode::kInvalidArgument, {text},
+                 [&] { options.validate(); });
+  };
+  refused({}, "outer.sync_every must be >= 1, got 0");
+  refused({.sync_every = 1, .sync_growth = -1},
+          "outer.sync_growth must be >= 0, got -1");
+  refused({.sync_every = 1, .learning_rate = 0},
+          "outer.learning_rate must be finite and > 0, got 0");
+  refused({.sync_every = 1, .momentum = 1},
+          "outer.momentum must be in [0, 1), got 1");
+  refused({.sync_every = 1, .bits_up = 2},
+          "outer.bits_up must be 0, 4 or 8, got 2");
+  refused({.sync_every = 1, .bits_down = 1},
+          "outer.bits_down must be 0, 4 or 8, got 1");
+  refused({.sync_every = 1, .warmup_steps = -2},
+          "outer.warmup_steps must be >= 0, got -2");
+  refused({.sync_every = 1, .warmup_bits = 16},
+          "outer.warmup_bits must be 0, 4 or 8, got 16");
+}
+
+TEST(OuterLoop, RefusesOptionsThatDifferOnAllRanks) {
+  run_ranks("local", 3, [](comm::Communicator& comm) {
+    expect_error(ErrorCode::kInvalidArgument, {"sync_every"}, [&] {
+      LoopRun(comm, {.sync_every = comm.rank() == 1 ? 4 : 5});
+    });
+  });
+}
+
+TEST(OuterLoop, RefusesAnInnerOptimizerWithLocalSteps) {
+  const ParameterLayout layout = small_layout();
+  run_ranks("local", 2, [&](comm::Communicator& comm) {
+    expect_error(ErrorCode::kInvalidArgument, {"without local steps"}, [&] {
+      OuterLoop(comm, layout, inner(zero_one_adam({}), layout),
+                {.sync_every = 4});
+    });
+    expect_error(ErrorCode::kInvalidArgument, {"make_inner"}, [&] {
+      OuterLoop(comm, layout,
+                [](comm::Communicator&) {
+                  return std::unique_ptr<optim::Optimizer>();
+                },
+                {.sync_every = 4});
+    });
   });
 }
 

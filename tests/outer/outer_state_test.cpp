@@ -10,6 +10,7 @@
 #include "outer/support.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "support/same_bits.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::test::outer_loop {
@@ -41,8 +42,7 @@ TEST(OuterLoop, GoesOnFromEveryStep) {
             options);
       };
       const auto step = [&](Trained& run, std::int64_t t) {
-        Floats grads = gradient(layout.size(), t, comm.rank());
-        run.optimizer->step(run.params, grads);
+        step_of(*run.optimizer, run.params, t, comm.rank());
       };
       constexpr std::int64_t kSteps = 16;
       for (std::int64_t saved_at = 0; saved_at < kSteps; ++saved_at) {
@@ -101,35 +101,26 @@ TEST(OuterLoop, GoesOnWithOtherRanks) {
         add("outer.local_params", 1, true);
       };
       run_ranks("local", before, [&](comm::Communicator& comm) {
-        OuterLoop optimizer(comm, layout, adam_inside(layout), options);
-        Floats params = normal(layout.size(), 3);
-        for (std::int64_t t = 1; t <= steps; ++t) {
-          Floats grads = gradient(layout.size(), t, comm.rank());
-          optimizer.step(params, grads);
-        }
-        saved[static_cast<std::size_t>(comm.rank())] = save(optimizer);
+        LoopRun run(comm, options, {}, layout);
+        for (std::int64_t t = 1; t <= steps; ++t) run.step(t);
+        saved[static_cast<std::size_t>(comm.rank())] = save(run.optimizer);
         if (comm.rank() == 0)
-          std::ranges::copy(
-              optim::exchanged_params(optimizer, params).as<float>(),
-              anchor.begin());
+          std::ranges::copy(run.exchanged().as<float>(), anchor.begin());
       });
       for (const Saved& of_rank : saved) add_owed(of_rank, before, owed);
       for (const int after : {1, 2, 3, 4}) {
         std::vector<Saved> loaded(static_cast<std::size_t>(after));
         std::vector<Floats> ends(static_cast<std::size_t>(after));
         run_ranks("local", after, [&](comm::Communicator& comm) {
-          OuterLoop optimizer(comm, layout, adam_inside(layout), options);
-          adopt(comm, optimizer, saved);
-          Floats params = anchor;
-          optimizer.local_steps()->repeat(params);
-          EXPECT_EQ(optimizer.progress().steps, steps);
-          loaded[static_cast<std::size_t>(comm.rank())] = save(optimizer);
-          for (std::int64_t t = steps + 1; t <= steps + 3; ++t) {
-            Floats grads = gradient(layout.size(), t, comm.rank());
-            optimizer.step(params, grads);
-          }
-          optim::synchronize(optimizer, params);
-          ends[static_cast<std::size_t>(comm.rank())] = params;
+          LoopRun run(comm, options, {}, layout);
+          adopt(comm, run.optimizer, saved);
+          run.params = anchor;
+          run.optimizer.local_steps()->repeat(run.params);
+          EXPECT_EQ(run.optimizer.progress().steps, steps);
+          loaded[static_cast<std::size_t>(comm.rank())] = save(run.optimizer);
+          for (std::int64_t t = steps + 1; t <= steps + 3; ++t) run.step(t);
+          optim::synchronize(run.optimizer, run.params);
+          ends[static_cast<std::size_t>(comm.rank())] = run.params;
         });
         for (const Floats& end : ends) EXPECT_TRUE(same_bytes(end, ends[0]));
         if (before == 1 || after == 1) continue;  // without masters
@@ -152,23 +143,20 @@ TEST(OuterLoop, ASingleRankTakesUpWhatOwnersHad) {
     Floats anchor;
     run_ranks("local", 3, [&](comm::Communicator& comm) {
       const auto rank = static_cast<std::size_t>(comm.rank());
-      OuterLoop optimizer(comm, layout, adam_inside(layout), options);
-      params[rank] = normal(layout.size(), 3);
-      for (std::int64_t t = 1; t <= steps; ++t) {
-        Floats grads = gradient(layout.size(), t, comm.rank());
-        optimizer.step(params[rank], grads);
-      }
-      saved[rank] = save(optimizer);
+      LoopRun run(comm, options);
+      for (std::int64_t t = 1; t <= steps; ++t) run.step(t);
+      saved[rank] = save(run.optimizer);
+      params[rank] = run.params;
       if (rank != 0) return;
-      const ConstView now = optim::exchanged_params(optimizer, params[rank]);
-      anchor.assign(now.as<float>().begin(), now.as<float>().end());
+      const auto now = run.exchanged().as<float>();
+      anchor.assign(now.begin(), now.end());
     });
     const Floats exact = exact_values(layout, saved);
     run_ranks("local", 1, [&](comm::Communicator& comm) {
-      OuterLoop optimizer(comm, layout, adam_inside(layout), options);
-      adopt(comm, optimizer, saved);
+      LoopRun run(comm, options);
+      adopt(comm, run.optimizer, saved);
       Floats now = anchor;
-      optimizer.local_steps()->repeat(now);
+      run.optimizer.local_steps()->repeat(now);
       for (std::size_t i = 0; i < now.size(); ++i) {
         const double mean =
             (double{params[0][i]} + params[1][i] + params[2][i]) / 3;
@@ -180,32 +168,26 @@ TEST(OuterLoop, ASingleRankTakesUpWhatOwnersHad) {
 }
 
 TEST(OuterLoop, BeginsAgainWithParametersFromElsewhere) {
-  const ParameterLayout layout = small_layout();
-  run_ranks("local", 2, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 3});
-    Floats params = normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 2; ++t) {
-      Floats grads = gradient(layout.size(), t, comm.rank());
-      optimizer.step(params, grads);
-    }
-    params = normal(layout.size(), 9);
-    optimizer.set_masters(ConstView(params));
-    EXPECT_EQ(optim::steps_behind(optimizer), 0);
-    EXPECT_EQ(optimizer.progress().phase, Phase::kLocal);
+  run_ranks("local", 2, [](comm::Communicator& comm) {
+    LoopRun run(comm, {.sync_every = 3});
+    for (std::int64_t t = 1; t <= 2; ++t) run.step(t);
+    run.params = normal(run.layout.size(), 9);
+    run.optimizer.set_masters(ConstView(run.params));
+    EXPECT_EQ(optim::steps_behind(run.optimizer), 0);
+    EXPECT_EQ(run.optimizer.progress().phase, Phase::kLocal);
   });
 }
 
 TEST(OuterLoop, RefusesAStateOfAnotherRank) {
-  const ParameterLayout layout = small_layout();
   std::vector<StateDict> states(2);
   run_ranks("local", 2, [&](comm::Communicator& comm) {
-    OuterLoop optimizer(comm, layout, adam_inside(layout), {.sync_every = 3});
+    LoopRun run(comm, {.sync_every = 3});
     const auto rank = static_cast<std::size_t>(comm.rank());
-    states[rank] = optim::copy_of(optimizer.state());
-    states[rank].put_all("", optimizer.state().owner);
+    states[rank] = optim::copy_of(run.optimizer.state());
+    states[rank].put_all("", run.optimizer.state().owner);
     comm.barrier();
     expect_error(ErrorCode::kCorruptCheckpoint, {"does not fit rank"},
-                 [&] { optimizer.load_state_dict(states[1 - rank]); });
+                 [&] { run.optimizer.load_state_dict(states[1 - rank]); });
   });
 }
 

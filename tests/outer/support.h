@@ -47,11 +47,37 @@ inline outer::MakeInner sgd_inside(const ParameterLayout& layout,
   };
 }
 
+/// One rank of an outer loop around Adam, and its parameters.
+struct LoopRun {
+  LoopRun(comm::Communicator& c, const outer::OuterOptions& options,
+          const optim::ExchangeOptions& exchange = {},
+          ParameterLayout of = small_layout())
+      : comm(c),
+        layout(std::move(of)),
+        optimizer(c, layout, adam_inside(layout), options, exchange) {}
+
+  [[nodiscard]] Floats gradient(std::int64_t t) const {
+    return test::gradient(layout.size(), t, comm.rank());
+  }
+  optim::StepReport step(std::int64_t t) {
+    return step_of(optimizer, params, t, comm.rank());
+  }
+  optim::StepReport step(Floats grads) { return optimizer.step(params, grads); }
+  [[nodiscard]] ConstView exchanged() const {
+    return optim::exchanged_params(optimizer, params);
+  }
+
+  comm::Communicator& comm;
+  ParameterLayout layout;
+  outer::OuterLoop optimizer;
+  Floats params = normal(layout.size(), 3);
+};
+
 inline std::vector<Floats> gradients(const ParameterLayout& layout,
                                      std::int64_t step, int world) {
   std::vector<Floats> all;
   for (int r = 0; r < world; ++r)
-    all.push_back(gradient(layout.size(), step, r));
+    all.push_back(test::gradient(layout.size(), step, r));
   return all;
 }
 
