@@ -168,7 +168,7 @@ TEST(ConfigKeys, AutoAndNullCountAsAbsent) {
     json base = base_file(rule);
     if (base.contains(pointer_to(rule.path))) continue;
     for (const json& value : {json("auto"), json(nullptr)}) {
-      // config_auto_test.cpp has what the program must know.
+      // auto_test.cpp has what the program must know.
       if (value == "auto" && rule.path.ends_with("_num_steps")) continue;
       std::vector<KeyNote> notes;
       EXPECT_EQ(read(with(base, rule.path, value), &notes), read(base));

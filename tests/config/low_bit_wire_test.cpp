@@ -84,8 +84,6 @@ TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {
   const std::vector<Refusal> refusals = {
       {[](Config& c) { c.zero.stage = 0; },
        "(zero_optimization.stage) must be 1 or 2 with zero.wire.bits_up"},
-      {[](Config& c) { c.zero.wire.bits_up = 3; },
-       "(for fewer bits use OneBitAdam with thinwire.lean), got 3"},
       {[](Config& c) { c.zero.wire.residual_dtype = DType::kFloat16; },
        "residual_dtype must be float32 or bfloat16"},
       {[](Config& c) { c.semantics = Semantics::kDeepSpeed; },
@@ -162,8 +160,6 @@ TEST(LowBitWireConfig, RefusesWhatLeanCannotGoWith) {
        "precision.master_dtype must be float32"},
       {[](Config& c) { c.zero.wire.bits_up = 4; },
        "zero.wire must be left as it is with lean_onebit_adam"},
-      {[](Config& c) { c.semantics = Semantics::kDeepSpeed; },
-       "semantics must be corrected with lean_onebit_adam"},
       {[](Config& c) {
          c.gradient_clipping = 1;
          c.lagged_clipping = true;
