@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/full_checkpoint.h"
 #include "checkpoint/read/weights.h"
 #include "checkpoint/tiny_checkpoint.h"
 #include "thinwire/core/buffer.h"

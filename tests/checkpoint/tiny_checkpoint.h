@@ -10,6 +10,7 @@
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
+#include "thinwire/checkpoint/options.h"
 #include "thinwire/core/view.h"
 
 /// Checkpoints as the format describes them, written plainly by one process:
@@ -71,5 +72,18 @@ inline constexpr std::size_t kTinySize = 15;  ///< Their elements.
 void write_tiny(const std::string& directory, const Tiny& tiny = {});
 /// Reads everything that a load reads.
 void read_all(const std::string& directory);
+
+/// A checkpoint as save() writes it, with all that there may be in one.
+struct Full {
+  int world = 2;
+  std::int64_t seen = 3;  ///< The application's numbers begin with it.
+  Residuals residuals = Residuals::kPerRank;
+  float frozen = 0.5f;
+};
+
+/// 0/1 Adam inside of local steps; scalars and arrays of the application, of
+/// all ranks and of each; a frozen tensor, a mask, a tied name. Gives its path,
+/// ROOT/step-...
+std::string write_full(const std::string& root, const Full& full = {});
 
 }  // namespace thinwire::checkpoint::test

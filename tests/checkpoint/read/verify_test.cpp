@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/full_checkpoint.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
