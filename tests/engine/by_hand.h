@@ -246,6 +246,16 @@ struct Model {
       };
 };
 
+/// In which order gradients become ready.
+enum class Order {
+  kForward,
+  kReverse,
+  kShuffled,
+  kPerRank,  ///< Another one on every rank.
+  kPartly,   ///< Backwards, without unused parameters and every third other.
+  kSilent,   ///< None is announced.
+};
+
 /// An Engine with its memory. Gradients have an array where the Engine keeps
 /// them.
 class Sharded {
@@ -300,6 +310,28 @@ class Sharded {
     }
     engine.end_backward();
   }
+  /// In that order, each backward in another. All gradients have an array.
+  void backward(const Batch& batch, Order order) {
+    engine.begin_backward();
+    const Buffer own = gradients(batch);
+    std::vector<std::size_t> all(layout.parameters().size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    if (order == Order::kReverse || order == Order::kPartly)
+      std::reverse(all.begin(), all.end());
+    std::mt19937 random(static_cast<unsigned>(batch.step * 8 + batch.micro));
+    if (order == Order::kPerRank)
+      random.seed(static_cast<unsigned>(batch.step * 8 + comm.rank()));
+    if (order == Order::kShuffled || order == Order::kPerRank)
+      std::shuffle(all.begin(), all.end(), random);
+    for (const std::size_t k : all) {
+      add(own, k, batch.overflows);
+      const bool skip = order == Order::kSilent ||
+                        (order == Order::kPartly &&
+                         (is_unused(k, comm.rank()) || k % 3 == 0));
+      if (!skip) engine.gradient_ready(k);
+    }
+    engine.end_backward();
+  }
   /// One with these gradients.
   void backward_of(const std::vector<float>& gradients) {
     Buffer own(gradients.size(), DType::kFloat32);
@@ -312,6 +344,10 @@ class Sharded {
   EngineReport step(const Batch& batch,
                     const std::set<std::size_t>& left_out = {}) {
     backward(batch, left_out);
+    return engine.step();
+  }
+  EngineReport step(const Batch& batch, Order order) {
+    backward(batch, order);
     return engine.step();
   }
   /// Returns the parameters that have no gradient on this rank.
@@ -342,6 +378,13 @@ class Sharded {
   Engine engine;
 
  private:
+  // Does what autograd does, which leaves unused parameters alone.
+  void add(const Buffer& own, std::size_t k, bool overflows) {
+    const Parameter& p = layout.parameters()[k];
+    if (p.size == 0 || (is_unused(k, comm.rank()) && !overflows)) return;
+    kernels::accumulate(grads.view().subview(p.offset, p.size),
+                        own.view().subview(p.offset, p.size));
+  }
   static View joined(Buffer& first, Buffer& second) {
     return second.empty() ? first.view()
                           : View::joined(first.view(), second.view());
@@ -352,57 +395,5 @@ class Sharded {
 std::string save_run(int world, const Config& config, const std::string& root,
                      std::int64_t steps, const Model& model = {},
                      const std::string& from = {});
-
-/// In which order gradients become ready.
-enum class Order {
-  kForward,
-  kReverse,
-  kShuffled,
-  kPerRank,  ///< Another one on every rank.
-  kPartly,   ///< Backwards, without unused parameters and every third other.
-  kSilent,   ///< None is announced.
-};
-
-/// One whose gradients become ready in any order, each backward in another.
-class Driven : public Sharded {
- public:
-  using Sharded::Sharded;
-
-  void backward(const Batch& batch, Order order = Order::kReverse) {
-    engine.begin_backward();
-    const Buffer own = gradients(batch);
-    const std::size_t count = layout.parameters().size();
-    std::vector<std::size_t> all(count);
-    std::iota(all.begin(), all.end(), std::size_t{0});
-    if (order == Order::kReverse || order == Order::kPartly)
-      std::reverse(all.begin(), all.end());
-    std::mt19937 random(static_cast<unsigned>(batch.step * 8 + batch.micro));
-    if (order == Order::kPerRank)
-      random.seed(static_cast<unsigned>(batch.step * 8 + comm.rank()));
-    if (order == Order::kShuffled || order == Order::kPerRank)
-      std::shuffle(all.begin(), all.end(), random);
-    for (const std::size_t k : all) {
-      add(own, k, batch.overflows);
-      const bool skip = order == Order::kSilent ||
-                        (order == Order::kPartly &&
-                         (is_unused(k, comm.rank()) || k % 3 == 0));
-      if (!skip) engine.gradient_ready(k);
-    }
-    engine.end_backward();
-  }
-  EngineReport step(const Batch& batch, Order order = Order::kReverse) {
-    backward(batch, order);
-    return engine.step();
-  }
-
- private:
-  // Does what autograd does, which leaves unused parameters alone.
-  void add(const Buffer& own, std::size_t k, bool overflows) {
-    const Parameter& p = layout.parameters()[k];
-    if (p.size == 0 || (is_unused(k, comm.rank()) && !overflows)) return;
-    kernels::accumulate(grads.view().subview(p.offset, p.size),
-                        own.view().subview(p.offset, p.size));
-  }
-};
 
 }  // namespace thinwire::engine::test

@@ -41,7 +41,7 @@ void expect_sums(
               {.max_grad_norm = config.gradient_clipping,
                .lagged_clipping = config.lagged_clipping,
                .bucket_elements = 16384});
-  Driven driven(comm, config);
+  Sharded driven(comm, config);
   constexpr Order orders[] = {Order::kReverse, Order::kPartly, Order::kPerRank,
                               Order::kSilent};
   std::int64_t applied = 0;
@@ -117,7 +117,7 @@ TEST_P(EngineAccumulation, TheCallersBoundaryDecides) {
 
 // A micro-batch would be lost, or added to gradients that have left.
 TEST(EngineAccumulationErrors, NoBackwardAfterTheLastOneOfAWindow) {
-  const auto is_refused = [](Driven& driven) {
+  const auto is_refused = [](Sharded& driven) {
     expect_error(ErrorCode::kFailedPrecondition, {"begin_backward", "step()"},
                  [&] { driven.engine.begin_backward(); });
   };
@@ -128,7 +128,7 @@ TEST(EngineAccumulationErrors, NoBackwardAfterTheLastOneOfAWindow) {
           if (!managed && !is_set) return;  // sums: see above
           const Config config = config_of("adam", dtype, 1, managed);
           ByHand hand(comm, config, {.bucket_elements = 16384});
-          Driven driven(comm, config);
+          Sharded driven(comm, config);
           if (is_set) driven.engine.set_accumulation_boundary(true);
           for (std::int64_t t = 1; t <= 3; ++t) {
             hand.step(t, 1, 1, false);
@@ -152,7 +152,7 @@ TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {
       comm::run_local_ranks(world, [&](comm::Communicator& comm) {
         const Config config = config_of("onebit_adam", dtype, 3);
         ByHand hand(comm, config, {.bucket_elements = 16384});
-        Driven driven(comm, config);
+        Sharded driven(comm, config);
         for (std::int64_t t = 1; t <= 4; ++t) {
           hand.step(t, 3, 3, false);
           for (std::int64_t fails_in = 0; fails_in < 3; ++fails_in) {
@@ -179,7 +179,7 @@ TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {
 // Other ranks already wait for the rest.
 TEST(EngineAccumulationErrors, WhatHasLeftCannotBeCancelled) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Driven driven(comm, config_of("adam", DType::kFloat32));
+    Sharded driven(comm, config_of("adam", DType::kFloat32));
     driven.engine.cancel_backward();  // there is none
     driven.backward({.step = 1});
     driven.engine.step();

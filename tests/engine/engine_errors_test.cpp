@@ -16,12 +16,7 @@ namespace {
 using config::WarmupAndDecay;
 
 Config config_of(DType dtype = DType::kFloat32) {
-  Config config{.optimizer = optimizer_case("onebit_adam"),
-                .gradient_accumulation_steps = 2};
-  config.precision.dtype = dtype;
-  config.precision.loss_scale.initial_scale = 1024;
-  config.comm.bucket_elements = 16384;
-  return config;
+  return test::config_of("onebit_adam", dtype, 2);
 }
 
 // Every mistake at every point, by one rank or by all, and no bit has changed.
@@ -155,55 +150,31 @@ TEST(EngineErrors, MemoryMustFitTheLayoutAndTheConfiguration) {
     Buffer brain(n, DType::kBFloat16);
     const Config own = config_of();
     const Config in_bf16 = config_of(DType::kBFloat16);
-    struct Row {
-      std::vector<std::string_view> parts;
-      Config config;
-      View params, grads;
-      ConstView initial{};
+    const auto refused = [&](const Config& config, View params, View grads,
+                             std::initializer_list<std::string_view> parts,
+                             ConstView initial = {}) {
+      expect_error(kArgument, parts, [&] {
+        const Engine engine(comm, layout, config, params, grads, initial);
+      });
     };
-    const Row rows[] = {
-        {{"params must be float32", "got float16"},
-         own,
-         half.view(),
-         half.view()},
-        {{"params must be float16", "got float32"},
-         config_of(DType::kFloat16),
-         right.view(),
-         right.view()},
-        {{"params must be", "38360", "38359"}, own, few.view(), few.view()},
-        {{"grads must be", "38361"}, own, right.view(), many.view()},
-        {{"initial must be float32", "38361"},
-         own,
-         right.view(),
-         right.view(),
-         many.view()},
-        {{"initial must be float32", "float16"},
-         own,
-         right.view(),
-         right.view(),
-         half.view()},
-        {{"grads must be empty", "gradient_ready", "got 38360 elements"},
-         test::zero_config(2),
-         right.view(),
-         right.view()},
-        {{"grads must be float32 of 38360", "of 0"},
-         test::zero_config(1),
-         right.view(),
-         View{}},
-        {{"grads must be float32 from element 38357 on"},
-         in_bf16,
-         View::joined(narrow.view(), wide.view()),
-         brain.view()},
-        {{"params must be bfloat16 of 38360 elements", "got float32"},
-         in_bf16,
-         View::joined(wide.view(), narrow.view()),
-         brain.view()}};
-    for (const Row& row : rows)
-      for (const std::string_view part : row.parts)
-        expect_error(kArgument, {part}, [&] {
-          const Engine engine(comm, layout, row.config, row.params, row.grads,
-                              row.initial);
-        });
+    refused(own, half.view(), half.view(),
+            {"params must be float32", "got float16"});
+    refused(config_of(DType::kFloat16), right.view(), right.view(),
+            {"params must be float16", "got float32"});
+    refused(own, few.view(), few.view(), {"params must be", "38360", "38359"});
+    refused(own, right.view(), many.view(), {"grads must be", "38361"});
+    refused(own, right.view(), right.view(),
+            {"initial must be float32", "38361"}, many.view());
+    refused(own, right.view(), right.view(),
+            {"initial must be float32", "float16"}, half.view());
+    refused(test::zero_config(2), right.view(), right.view(),
+            {"grads must be empty", "gradient_ready", "got 38360 elements"});
+    refused(test::zero_config(1), right.view(), View{},
+            {"grads must be float32 of 38360", "of 0"});
+    refused(in_bf16, View::joined(narrow.view(), wide.view()), brain.view(),
+            {"grads must be float32 from element 38357 on"});
+    refused(in_bf16, View::joined(wide.view(), narrow.view()), brain.view(),
+            {"params must be bfloat16 of 38360 elements", "got float32"});
   });
 }
 
@@ -226,7 +197,7 @@ TEST(EngineErrors, TheConfigurationMustBeValid) {
     config = config_of();
     std::get<optim::OnebitAdamOptions>(config.optimizer).groups.resize(3);
     Refused(comm).expect(kArgument, {"groups"}, layout, config);
-    const Driven driven(comm, config_of());
+    const Sharded driven(comm, config_of());
   });
 }
 
@@ -264,7 +235,7 @@ TEST(EngineErrors, RanksMustBeToldTheSame) {
               Refused(comm, dtype)
                   .expect(kArgument, {"the same on all ranks", shown},
                           model_layout(), config);
-              Driven driven(comm, config_of(dtype));
+              Sharded driven(comm, config_of(dtype));
               driven.backward({1, 0});
               EXPECT_TRUE(driven.step({1, 1}).applied);
             },
@@ -286,7 +257,7 @@ TEST(EngineErrors, RanksMayHaveDifferentThreadsAndPrograms) {
     Config config = config_of();
     config.comm.num_threads = 1 + comm.rank();
     if (comm.rank() != 0) config.other_objects["program"] = "{}";
-    EXPECT_NO_THROW(Driven(comm, config));
+    EXPECT_NO_THROW(Sharded(comm, config));
   });
 }
 
@@ -300,7 +271,7 @@ TEST(EngineErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
       config.precision.loss_scale = {
           .initial_scale = 1, .hysteresis = 1, .min_scale = 1};
       ByHand hand(comm, config, {.bucket_elements = 16384});
-      Driven driven(comm, config);
+      Sharded driven(comm, config);
       for (std::int64_t t = 1; t <= 7; ++t) {
         driven.backward({.step = 50 + t, .overflows = comm.rank() == 1});
         expect_error(ErrorCode::kNonFinite,
@@ -323,7 +294,7 @@ TEST(EngineErrors, EndsWhatIsUnderWayBeforeItIsGone) {
       config.comm.bucket_elements = 16384;
       if (is_converted) config.communication_dtype = DType::kBFloat16;
       const std::vector<float> sevens(model_layout().size(), 7.0f);
-      auto driven = std::make_unique<Driven>(comm, config);
+      auto driven = std::make_unique<Sharded>(comm, config);
       if (comm.rank() == 1)
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
       driven->backward({.step = 1});
@@ -332,7 +303,7 @@ TEST(EngineErrors, EndsWhatIsUnderWayBeforeItIsGone) {
       kernels::convert(sevens, grads.view());
       comm.barrier();
       EXPECT_EQ(floats(grads.view()), sevens);
-      Driven another(comm, config);
+      Sharded another(comm, config);
       EXPECT_TRUE(another.step({.step = 1}).applied);
     });
 }

@@ -19,17 +19,13 @@ namespace {
 
 using config::Hierarchy;
 
-Config config_of(const char* optimizer, std::size_t bucket_elements = 16384) {
-  Config config{.optimizer = optimizer_case(optimizer)};
-  config.comm.bucket_elements = bucket_elements;
-  return config;
-}
+using test::config_of;
 
 constexpr std::size_t kSize = 38360;  // of model_layout(): 3 buckets
 constexpr std::size_t kLastBucket = kSize - 2 * 16384;
 
 // A backward in which the named parameters are not announced.
-EngineReport step_without(Driven& driven,
+EngineReport step_without(Sharded& driven,
                           const std::vector<std::string>& missing) {
   driven.engine.begin_backward();
   const auto parameters = driven.layout.parameters();
@@ -60,7 +56,7 @@ TEST(EngineOverlap, NamesTheParameterThatWasMissing) {
   ASSERT_EQ(model_layout().size(), kSize);
   for (const char* optimizer : {"adam", "lamb"})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of(optimizer));
+      Sharded driven(comm, config_of(optimizer));
       for (const Case& c : cases) {
         // Rank 1 misses nothing: each rank speaks for itself.
         const bool misses = comm.rank() == 0;
@@ -74,21 +70,20 @@ TEST(EngineOverlap, NamesTheParameterThatWasMissing) {
 }
 
 TEST(EngineOverlap, NothingIsLateWhereNothingCouldBeginEarly) {
-  const auto is_silent = [](Driven& driven, std::int64_t step) {
+  const auto is_silent = [](Sharded& driven, std::int64_t step) {
     const EngineReport report = driven.step({.step = step}, Order::kSilent);
     EXPECT_EQ(report.late_elements, 0u);
     EXPECT_EQ(report.waited_for, "");
   };
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Driven alone(comm, config_of("adam"));
+    Sharded alone(comm, config_of("adam"));
     is_silent(alone, 1);
   });
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Config unmanaged = config_of("adam");
-    unmanaged.managed_gradient_accumulation = false;
-    Driven summed(comm, unmanaged);
+    Sharded summed(comm,
+                   config_of("adam", DType::kFloat32, {}, /*managed=*/false));
     is_silent(summed, 1);
-    Driven compressed(comm, config_of("onebit_adam"));
+    Sharded compressed(comm, config_of("onebit_adam"));
     for (std::int64_t t = 1; t <= 3; ++t) {
       EXPECT_EQ(compressed.step({.step = t}, Order::kSilent).late_elements,
                 kSize);
@@ -100,9 +95,7 @@ TEST(EngineOverlap, NothingIsLateWhereNothingCouldBeginEarly) {
 // In a window of three, only the last backward sends anything.
 TEST(EngineOverlap, SendsOncePerWindow) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Config config = config_of("adam");
-    config.gradient_accumulation_steps = 3;
-    Driven driven(comm, config);
+    Sharded driven(comm, config_of("adam", DType::kFloat32, 3));
     const std::uint64_t before = comm.counters().bytes_sent;
     for (std::int64_t micro = 0; micro < 2; ++micro) {
       driven.backward({1, micro});
@@ -128,10 +121,10 @@ TEST(EngineOverlap, SendsOncePerWindow) {
 // Otherwise others could pass without anything being sent early.
 TEST(EngineOverlap, SendsCompressedMomentumInTheLastBackward) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Config config = config_of("onebit_adam", 5000);
-    config.gradient_accumulation_steps = 2;
+    Config config = config_of("onebit_adam", DType::kFloat32, 2);
+    config.comm.bucket_elements = 5000;
     config.comm.compressed_during_backward = true;
-    Driven driven(comm, config);
+    Sharded driven(comm, config);
     for (std::int64_t t = 1; t <= 5; ++t) {
       driven.step({t, 0});
       const std::uint64_t before = comm.counters().bytes_sent;
@@ -156,11 +149,10 @@ TEST(EngineBytes, CountWhatBackwardSent) {
            {"adam", "lamb", "onebit_adam", "zero_one_adam"}) {
         std::atomic<std::uint64_t> total = 0;
         comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-          Config config = config_of(optimizer, 2 * 16384);
-          config.precision.dtype = dtype;
-          config.precision.loss_scale.initial_scale = 1024;
+          Config config = config_of(optimizer, dtype);
+          config.comm.bucket_elements = 2 * 16384;
           ByHand hand(comm, config, {.bucket_elements = 2 * 16384});
-          Driven driven(comm, config);
+          Sharded driven(comm, config);
           optim::StepReport first;
           for (std::int64_t t = 1; t <= 6; ++t) {
             const bool overflows = t == 2 && comm.rank() == 0;
@@ -195,7 +187,7 @@ TEST(EngineWire, RoundsExactAverages) {
           Config config = config_of(optimizer);
           config.communication_dtype = wire;
           ByHand hand(comm, config, {.bucket_elements = 16384});
-          Driven driven(comm, config);
+          Sharded driven(comm, config);
           for (std::int64_t t = 1; t <= 5; ++t) {
             Buffer grads = test::gradient(driven.layout, comm.rank(),
                                           {.step = t}, 1, DType::kFloat32);
@@ -217,13 +209,10 @@ TEST(EngineWire, RoundsExactAverages) {
 // Sums of fp16 gradients that travel in fp32 are not rounded at all.
 TEST(EngineWire, MayBeWiderThanGradients) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Config config = config_of("adam");
-    config.precision.dtype = DType::kFloat16;
-    config.precision.loss_scale.initial_scale = 1024;
+    Config config = config_of("adam", DType::kFloat16, 2);
     config.communication_dtype = DType::kFloat32;
-    config.gradient_accumulation_steps = 2;
     ByHand hand(comm, config, {.bucket_elements = 16384});
-    Driven driven(comm, config);
+    Sharded driven(comm, config);
     for (std::int64_t t = 1; t <= 3; ++t) {
       std::vector<float> sum(kSize);
       for (std::int64_t micro = 0; micro < 2; ++micro) {
@@ -263,7 +252,7 @@ struct Sent {
 Sent expect_equal(comm::Communicator& comm, const Config& config,
                   comm::Communicator& exchanging) {
   ByHand hand(exchanging, config, {.max_grad_norm = 20, .num_threads = 1});
-  Driven driven(comm, config);
+  Sharded driven(comm, config);
   Sent sent;
   for (std::int64_t t = 1; t <= kSteps; ++t) {
     hand.step(t, 1, 1, false);
@@ -304,7 +293,7 @@ void expect_refused(int world, int each, std::string_view why) {
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     expect_error(
         kArgument, {"comm.hierarchy must be auto or flat, got by_host", why},
-        [&] { Driven(comm, config_of("adam", Hierarchy::kByHost, each)); });
+        [&] { Sharded(comm, config_of("adam", Hierarchy::kByHost, each)); });
     comm.barrier();  // nobody waits for anybody
   });
 }
@@ -319,7 +308,7 @@ TEST(EngineHosts, TheLogSaysHowRanksExchange) {
   const KeptLog log;
   for (const int each : {2, 0})
     comm::run_local_ranks(4, [&](comm::Communicator& comm) {
-      const Driven driven(comm, config_of("adam", Hierarchy::kAuto, each));
+      const Sharded driven(comm, config_of("adam", Hierarchy::kAuto, each));
     });
   EXPECT_EQ(log.count("hierarchical exchange: 2 hosts of 2 ranks"), 1u);
   EXPECT_EQ(log.count("every rank exchanges with every other"), 0u);
@@ -331,7 +320,7 @@ TEST(EngineHosts, TheLogSaysWhatIsFlatThoughRanksShareHosts) {
   config.gradient_clipping = 0;
   config.comm.compressed_during_backward = true;
   comm::run_local_ranks(
-      4, [&](comm::Communicator& comm) { const Driven driven(comm, config); });
+      4, [&](comm::Communicator& comm) { const Sharded driven(comm, config); });
   EXPECT_EQ(log.count("compressed_during_backward does not exchange "
                       "hierarchically, though 2 hosts have 2 ranks each"),
             1u);

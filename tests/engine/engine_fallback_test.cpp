@@ -65,7 +65,7 @@ class TimedRun {
   [[nodiscard]] const Engine& engine() const { return driven_.engine; }
 
  private:
-  Driven driven_;
+  Sharded driven_;
   std::int64_t step_ = 0;
   Lengths next_{};
   std::uint64_t asked_ = 0;

@@ -134,7 +134,7 @@ TEST(EngineMisuse, IsFoundInTheOneParameterWithAGradient) {
   for (const std::size_t at : {0, 1, 63, 64, 1000, 16769})
     for (const float before : {0.0f, -0.0f, inf}) {
       comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-        Driven driven(comm, config_of("adam"));
+        Sharded driven(comm, config_of("adam"));
         const Parameter& p = driven.layout.parameter("wide");
         const auto own = driven.grads.view().as<float>().subspan(p.offset);
         for (int round = 0; round < 2; ++round) {
@@ -174,7 +174,7 @@ TEST(EngineMisuse, WhatIsReadOrChangedInTimeIsNone) {
 TEST(EngineMean, AddsInTheOrderOfRanks) {
   for (const int world : {1, 2, 3, 4})
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of("adam"));
+      Sharded driven(comm, config_of("adam"));
       const auto value = [](int rank) { return rank == 1 ? 1e16 : 1.0; };
       double sum = 0;
       for (int rank = 0; rank < world; ++rank) sum += value(rank);
@@ -219,7 +219,7 @@ TEST(EngineUneven, OfARankThatFallsSilentTheHostIsNamedBeforeItsBatches) {
   comm::run_local_ranks(
       3,
       [](comm::Communicator& comm) {
-        Driven driven(comm, config_of("adam"));
+        Sharded driven(comm, config_of("adam"));
         if (comm.rank() == 2) {
           std::this_thread::sleep_for(std::chrono::seconds(4));
           return;
@@ -244,7 +244,7 @@ TEST(EngineUneven, ARankThatGoesOnElsewhereIsNamed) {
     comm::run_local_ranks(
         2,
         [&](comm::Communicator& comm) {
-          Driven driven(comm, config_of(optimizer));
+          Sharded driven(comm, config_of(optimizer));
           for (std::int64_t t = 1; t <= 6 - comm.rank(); ++t) {
             if (t <= 5) {
               driven.step({.step = t});
@@ -262,7 +262,7 @@ TEST(EngineUneven, ARankThatGoesOnElsewhereIsNamed) {
 
 TEST(EngineUneven, MeansAreOfAsManySteps) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    Driven driven(comm, config_of("zero_one_adam"));
+    Sharded driven(comm, config_of("zero_one_adam"));
     std::int64_t t = 1;
     for (; driven.engine.optimizer().progress().phase != optim::Phase::kLocal;
          ++t) {

@@ -14,10 +14,7 @@
 #include "support/kept_log.h"
 #include "support/same_bits.h"
 #include "thinwire/comm/local.h"
-#include "thinwire/engine/make_optimizer.h"
 #include "thinwire/engine/telemetry.h"
-#include "thinwire/optim/nesterov.h"
-#include "thinwire/outer/outer_loop.h"
 
 namespace thinwire::engine::test::engine_outer_test {
 namespace {
@@ -43,6 +40,11 @@ Buffer trained_on(Sharded& training, std::int64_t steps) {
   training.engine.begin_evaluation();
   training.engine.end_evaluation();
   return params_of(training);
+}
+
+Config without_outer(Config config) {
+  config.outer = {};
+  return config;
 }
 
 Config by_host(Config config, int ranks_per_host) {
@@ -95,8 +97,7 @@ TEST(OuterEngineByHost, WithoutItAllRanksTakeTheMeanOfHosts) {
     for (const int each : {1, 2}) {
       const Folder folder;
       const Config with = outer_config(optimizer);
-      Config without = with;
-      without.outer = {};
+      const Config without = without_outer(with);
       const std::string saved = save_run(
           4, each == 1 ? with : by_host(with, each), folder.in("run"), 6);
       const auto load = [&](comm::Communicator& comm, const Config& config) {
@@ -121,8 +122,7 @@ TEST(OuterEngineByHost, WithoutItAllRanksTakeTheMeanOfHosts) {
 TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
   const Folder folder;
   const Config with = outer_config("adam");
-  Config without = with;
-  without.outer = {};
+  const Config without = without_outer(with);
   const std::string saved = save_run(2, with, folder.in("run"), 5);
   for (const int world : {1, 2, 3}) {
     std::string back;
@@ -150,8 +150,7 @@ TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
 TEST(OuterEngine, LoadingSaysWhichLocalStepsAreLeftOut) {
   const Folder folder;
   const Config with = outer_config("adam");
-  Config without = with;
-  without.outer = {};
+  const Config without = without_outer(with);
   const std::string saved = save_run(2, with, folder.in("run"), 4);
   const auto says = [&](const Config& config, checkpoint::What what) {
     bool found = false;
@@ -173,8 +172,7 @@ TEST(OuterEngine, LoadingSaysWhichLocalStepsAreLeftOut) {
 TEST(OuterEngine, TakesUpOnebitAdam) {
   const Folder folder;
   const Config with = outer_config("onebit_adam");
-  Config without = with;
-  without.outer = {};
+  const Config without = without_outer(with);
   const std::string saved = save_run(2, without, folder.in("run"), 5);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Sharded training(comm, with);
@@ -239,23 +237,6 @@ TEST(OuterEngine, SaysWhatTravels) {
                      "changed")
                 .size(),
             1u);
-}
-
-// Inside is what the caller has, for example any optimizer of torch.
-TEST(OuterEngine, TakesARuleOfTheCallers) {
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    const ParameterLayout layout = model_layout();
-    Buffer params(layout.size(), DType::kFloat32);
-    kernels::convert(initial_params(layout.size(), 0), params.view());
-    const auto made =
-        make_optimizer(comm, layout, outer_config("adam"), params.view(),
-                       params.view(), [](const ParameterLayout& own) {
-                         return std::make_unique<optim::Nesterov>(
-                             own, optim::NesterovOptions{.learning_rate = 0.1});
-                       });
-    ASSERT_NE(dynamic_cast<outer::OuterLoop*>(made.optimizer.get()), nullptr);
-    EXPECT_EQ(made.optimizer->state().common.text("optimizer"), "nesterov");
-  });
 }
 
 TEST(OuterConfig, NamesWhatDoesNotGoWithIt) {

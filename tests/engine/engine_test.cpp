@@ -82,7 +82,7 @@ void expect_trained_the_same(comm::Communicator& comm, Config config,
                              const Way& way, const std::vector<Done>& want) {
   config.comm.bucket_elements = way.bucket_elements;
   config.comm.num_threads = way.num_threads;
-  Driven driven(comm, config);
+  Sharded driven(comm, config);
   std::int64_t applied = 0;
   for (std::int64_t t = 1; t <= kSteps; ++t) {
     driven.backward({.step = t, .overflows = overflows(t, comm)}, way.order);
@@ -176,7 +176,7 @@ TEST(Engine, TakesRankZerosParametersAndNobodysGradients) {
     for (const bool from_floats : {true, false})
       comm::run_local_ranks(3, [&](comm::Communicator& comm) {
         const Config config = config_of(optimizer_cases()[0], dtype);
-        const Driven driven(comm, config, {.from_floats = from_floats});
+        const Sharded driven(comm, config, {.from_floats = from_floats});
         const auto start = initial_params(driven.params.size(), /*rank=*/0);
         Buffer rounded(start.size(), dtype);
         kernels::convert(start, rounded.view());

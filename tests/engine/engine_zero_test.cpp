@@ -169,29 +169,6 @@ TEST(KeepsGradients, WhereAnArrayOfThemIsNoWaste) {
   EXPECT_TRUE(keeps_gradients(narrow, 2));
 }
 
-// Means would be added to gradients of one rank.
-TEST(EngineZeroErrors, NoBackwardAfterAGradientWasRead) {
-  for (const int stage : {1, 2})
-    comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      const Config config =
-          zero_config(stage, DType::kFloat32, 1, /*managed=*/false);
-      ByHand hand(comm, config, {});
-      Sharded sharded(comm, config);
-      for (std::int64_t t = 1; t <= 3; ++t) {
-        hand.step(t, 1, 1, false);
-        sharded.backward({t, 0});
-        EXPECT_EQ(sharded.engine.whole_values().gradient("long").size(),
-                  20000u);
-        EXPECT_EQ(sharded.engine.whole_values().gradient("scalar").size(), 1u);
-        expect_error(kPrecondition, {"step()"},
-                     [&] { sharded.engine.begin_backward(); });
-        EXPECT_TRUE(sharded.engine.step().applied);
-        ASSERT_EQ(floats(sharded.params.view()), floats(hand.params.view()))
-            << "stage " << stage << ", step " << t;
-      }
-    });
-}
-
 TEST(EngineZeroErrors, Item37UnusedParametersAreNamedOnAllRanks) {
   for (const int stage : {1, 2})
     for (const int world : {1, 3})

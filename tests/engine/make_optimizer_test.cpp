@@ -15,6 +15,7 @@
 #include "thinwire/deepspeed/fp16_optimizer.h"
 #include "thinwire/deepspeed/zero_optimizer.h"
 #include "thinwire/kernels/cast.h"
+#include "thinwire/outer/outer_loop.h"
 #include "thinwire/precision/mixed_precision.h"
 #include "thinwire/zero/zero_optimizer.h"
 
@@ -93,7 +94,8 @@ TEST(MakeOptimizer, ChoosesByPrecisionStageAndSemantics) {
   });
 }
 
-// In place of the configuration's, whose options do not count.
+// In place of the configuration's, whose options do not count. An outer loop
+// has it inside.
 TEST(MakeOptimizer, TakesARuleOfTheCallers) {
   const optim::LambOptions lamb{.learning_rate = 0.1};
   const optim::MakeRule rule = [&](const ParameterLayout& layout) {
@@ -101,19 +103,27 @@ TEST(MakeOptimizer, TakesARuleOfTheCallers) {
   };
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
     for (const DType dtype :
-         {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-      Config config;
-      config.precision.dtype = dtype;
-      Made made(comm, config, rule);
-      config.optimizer = lamb;
-      Made usual(comm, config);
-      for (int t = 0; t < 3; ++t) {
-        EXPECT_TRUE(made.step().applied);
-        EXPECT_TRUE(usual.step().applied);
-        EXPECT_TRUE(test::same_bytes(made.params.view(), usual.params.view()));
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+      for (const bool has_outer : {false, true}) {
+        Config config;
+        config.precision.dtype = dtype;
+        if (has_outer) config.outer = {.sync_every = 2};
+        Made made(comm, config, rule);
+        config.optimizer = lamb;
+        Made usual(comm, config);
+        for (int t = 0; t < 3; ++t) {
+          EXPECT_TRUE(made.step().applied);
+          EXPECT_TRUE(usual.step().applied);
+          EXPECT_TRUE(
+              test::same_bytes(made.params.view(), usual.params.view()));
+        }
+        EXPECT_EQ(made.stack.optimizer->state().common.text("optimizer"),
+                  "lamb");
+        if (dtype == DType::kFloat32) {
+          EXPECT_EQ(is_a<outer::OuterLoop>(made.stack.optimizer.get()),
+                    has_outer);
+        }
       }
-      EXPECT_EQ(made.stack.optimizer->state().common.text("optimizer"), "lamb");
-    }
   });
 }
 

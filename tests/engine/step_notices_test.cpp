@@ -19,7 +19,7 @@ using config::CommBackend;
 void run(const Config& config, int ranks, std::int64_t steps,
          std::int64_t overflows_until = 0) {
   comm::run_local_ranks(ranks, [&](comm::Communicator& comm) {
-    Driven driven(comm, config);
+    Sharded driven(comm, config);
     for (std::int64_t t = 1; t <= steps; ++t)
       driven.step({t, 0, t <= overflows_until});
   });

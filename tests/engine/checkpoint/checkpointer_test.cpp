@@ -24,10 +24,6 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-config::Config config_of(const std::string& optimizer) {
-  return {.optimizer = optimizer_case(optimizer)};
-}
-
 class Checkpoints : public ::testing::Test {
  protected:
   // The steps of the complete ones.
@@ -78,7 +74,7 @@ struct Saving {
     return t;
   }
 
-  Driven driven;
+  Sharded driven;
   Checkpointer checkpointer;
 };
 
@@ -112,10 +108,7 @@ TEST_F(Checkpoints, AreSavedEverySoManySteps) {
 
 TEST_F(Checkpoints, CountAppliedStepsAlone) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    config::Config config = config_of("adam");
-    config.precision.dtype = DType::kFloat16;
-    config.precision.loss_scale.initial_scale = 1024;
-    Saving run(comm, config, options(2));
+    Saving run(comm, config_of("adam", DType::kFloat16), options(2));
     for (std::int64_t t = 1; t <= 7; ++t)  // applied: 1, 2, 5, 6
       run.step(t, t == 3 || t == 4 || t == 7);
     EXPECT_EQ(run.checkpointer.totals().saves, 2);
@@ -165,7 +158,7 @@ TEST_F(Checkpoints, OfLocalStepsWaitForTheNextSync) {
   std::set<std::int64_t> want;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Saving run(comm, config_of("zero_one_adam"), options(5));
-    Driven plain(comm, config_of("zero_one_adam"));
+    Sharded plain(comm, config_of("zero_one_adam"));
     bool is_due = false;
     bool waited = false;
     std::set<std::int64_t> expected;
@@ -225,9 +218,7 @@ TEST_F(Checkpoints, OneRanksWishStopsAllAfterTheSameStep) {
 
 TEST_F(Checkpoints, AWindowIsFinishedBeforeAStop) {
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    config::Config config = config_of("adam");
-    config.gradient_accumulation_steps = 2;
-    Saving run(comm, config, options());
+    Saving run(comm, config_of("adam", DType::kFloat32, 2), options());
     run.checkpointer.request_stop();
     for (const std::int64_t micro : {0, 1}) {
       run.checkpointer.after_step(run.driven.step({1, micro}));
@@ -262,7 +253,7 @@ TEST_F(Checkpoints, ASecondSignalDoesWhatItDidBefore) {
   sigaction(SIGUSR1, &mine, &before);
   seen = 0;
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("adam"));
+    Sharded driven(comm, config_of("adam"));
     CheckpointerOptions how = options();
     how.signals = {SIGUSR1};
     const Checkpointer checkpointer(driven.engine, how);
@@ -320,7 +311,7 @@ TEST_F(Checkpoints, WhatTheyNeedComesBackAfterAFailure) {
 
 TEST_F(Checkpoints, OptionsAreCheckedBeforeAnythingChanges) {
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    Driven driven(comm, config_of("adam"));
+    Sharded driven(comm, config_of("adam"));
     const auto refused = [&](std::initializer_list<std::string_view> parts,
                              const auto& change) {
       CheckpointerOptions how = options();

@@ -248,7 +248,7 @@ TEST(OtherSettings, OfThePresentRunHold) {
   save_run(2, config, folder.in("run"), 2);
   config.gradient_clipping = 0.5;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven run(comm, config);
+    Sharded run(comm, config);
     run.engine.learning_rates().set(1, 0.25);
     const auto report = run.engine.load(folder.in("run"));
     EXPECT_EQ(run.engine.optimizer().groups().learning_rate(0), 0.01);
@@ -267,7 +267,7 @@ TEST(EngineCheckpoint, IsBetweenWindows) {
   Config config = config_of("adam", DType::kFloat32);
   config.gradient_accumulation_steps = 2;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven run(comm, config);
+    Sharded run(comm, config);
     run.backward({1, 0});
     expect_error(ErrorCode::kFailedPrecondition, {"save", "step()"},
                  [&] { run.engine.save(folder.in("run"), {}, kQuick); });
@@ -287,7 +287,7 @@ TEST(EngineCheckpoint, IsBetweenWindows) {
 TEST(EngineCheckpoint, RanksThatHaveDriftedApartAreNotMixed) {
   const Folder folder;
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven run(comm, config_of("adam", DType::kFloat32));
+    Sharded run(comm, config_of("adam", DType::kFloat32));
     run.step({1});
     if (comm.rank() == 1)
       run.params.as<float>()[run.layout.parameter("long").offset + 7] += 1;
@@ -312,11 +312,11 @@ TEST(EngineCheckpoint, HandsBackWhatTheApplicationAdded) {
   };
   const Config config = config_of("adam", DType::kFloat32);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Driven run(comm, config);
+    Sharded run(comm, config);
     run.engine.save(folder.in("run"), extra_of(comm.rank()), kQuick);
   });
   const auto load = [&](comm::Communicator& comm, checkpoint::What what) {
-    Driven run(comm, config);
+    Sharded run(comm, config);
     const auto report = run.engine.load(folder.in("run"), {.what = what});
     const checkpoint::Extra want = extra_of(comm.rank());
     EXPECT_EQ(report.extra.common.integer("next_sequence"), 1234567890123);

@@ -41,7 +41,7 @@ struct Both {
 Both save_both(int world, const Config& config, const Folder& folder) {
   Both both;
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Driven run(comm, config);
+    Sharded run(comm, config);
     for (std::int64_t t = 1; t <= 8; ++t) run.step({t});
     const auto per_rank = run.engine.save(folder.in("own"), {}, kPerRank);
     const auto mean = run.engine.save(folder.in("mean"), {}, kMean);
@@ -117,7 +117,7 @@ TEST_P(MeanResiduals, AreKeptOnTheSameNumberOfRanks) {
   const Config config = config_of(optimizer);
   const Both both = save_both(world, config, folder);
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
-    Driven run(comm, config);
+    Sharded run(comm, config);
     run.engine.load(both.mean);
     Saved mean(both.mean);
     const StateDict state = run.engine.state_dict();
@@ -191,9 +191,9 @@ TEST(AsynchronousSave, HasNothingThatCameLater) {
     const Folder folder;
     const std::string root = folder.in(optimizer);
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of(optimizer));
-      Driven plain(comm, config_of(optimizer));
-      Driven loaded(comm, config_of(optimizer));
+      Sharded driven(comm, config_of(optimizer));
+      Sharded plain(comm, config_of(optimizer));
+      Sharded loaded(comm, config_of(optimizer));
       for (std::int64_t t = 1; t <= 6; ++t) {
         driven.step({.step = t});
         plain.step({.step = t});
@@ -242,7 +242,7 @@ TEST(AsynchronousSave, FailsOnceOnAllRanksAndTheNextOneWorks) {
     const Folder folder;
     const std::string root = folder.path();
     comm::run_local_ranks(3, [&](comm::Communicator& comm) {
-      Driven driven(comm, config_of("adam"));
+      Sharded driven(comm, config_of("adam"));
       const checkpoint::SaveOptions how{.asynchronous = true, .durable = false};
       const auto save = [&] { driven.engine.save(root, {}, how); };
       driven.step({.step = 1});
