@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "device/operators.h"
@@ -32,6 +34,53 @@ inline std::vector<float> values_of(const nn::Module& module) {
     const float* from = on_host.const_data_ptr<float>();
     all.insert(all.end(), from, from + on_host.numel());
   }
+  return all;
+}
+
+// What losses and a module's parameters are.
+inline std::vector<float> losses_and(std::vector<float> losses,
+                                     const nn::Module& module) {
+  const std::vector<float> values = values_of(module);
+  losses.insert(losses.end(), values.begin(), values.end());
+  return losses;
+}
+
+struct Case {
+  std::string name;
+  config::Config config;
+  std::size_t bucket_bytes = 2048;  // of an engine with leaders
+};
+
+inline Case case_of(const std::string& name, DType dtype,
+                    config::OptimizerConfig optimizer, int stage = 0,
+                    std::int64_t window = 1) {
+  config::Config config = config_of(dtype, window);
+  config.optimizer = std::move(optimizer);
+  config.zero.stage = stage;
+  return {name + " " + std::string(to_string(dtype)), config};
+}
+
+// Of engines with leaders and without them.
+inline std::vector<Case> common_cases(DType dtype) {
+  std::vector<Case> all{
+      case_of("Adam", dtype, kAdam),
+      case_of("Adam, windows of 3", dtype, kAdam, 0, 3),
+      case_of("1-bit Adam", dtype,
+              optim::OnebitAdamOptions{.learning_rate = 0.01,
+                                       .freeze = {.step = 4}}),
+      case_of("0/1 Adam", dtype,
+              optim::ZeroOneAdamOptions{.learning_rate = 0.01,
+                                        .var_freeze_step = 4,
+                                        .var_update_scaler = 2,
+                                        .local_step_scaler = 3}),
+      case_of("LAMB", dtype, optim::LambOptions{.learning_rate = 0.01}),
+      case_of("ZeRO-1", dtype, kAdam, 1),
+      case_of("ZeRO-2", dtype, kAdam, 2),
+      case_of("ZeRO-2, windows of 2", dtype, kAdam, 2, 2)};
+  if (dtype != DType::kFloat16)  // which lean 1-bit Adam refuses
+    all.push_back(case_of("lean 1-bit Adam", dtype,
+                          lean::LeanOnebitAdamOptions{.learning_rate = 0.01,
+                                                      .freeze = {.step = 4}}));
   return all;
 }
 

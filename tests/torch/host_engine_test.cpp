@@ -49,12 +49,6 @@ class Groups {
       c10::make_intrusive<c10d::HashStore>();
 };
 
-struct Case {
-  std::string name;
-  config::Config config;
-  std::size_t bucket_bytes = std::size_t{25} << 20;
-};
-
 std::int64_t window_of(const Case& which) {
   return which.config.gradient_accumulation_steps.value_or(1);
 }
@@ -63,41 +57,13 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype :
        {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    const std::string of = std::string(" ") + std::string(to_string(dtype));
-    const auto add = [&](const std::string& name, config::Config config,
-                         std::size_t bucket_bytes = 2048) {
-      config.precision.dtype = dtype;
-      config.precision.loss_scale.initial_scale = 1024;
-      config.comm.bucket_elements = 16384;
-      all.push_back({name + of, config, bucket_bytes});
-    };
-    const optim::OnebitAdamOptions onebit{.learning_rate = 0.01,
-                                          .freeze = {.step = 4}};
-    add("Adam", {.optimizer = kAdam}, std::size_t{25} << 20);
-    add("Adam, windows of 3",
-        {.optimizer = kAdam, .gradient_accumulation_steps = 3});
-    add("1-bit Adam", {.optimizer = onebit});
-    add("0/1 Adam",
-        {.optimizer = optim::ZeroOneAdamOptions{.learning_rate = 0.01,
-                                                .var_freeze_step = 4,
-                                                .var_update_scaler = 2,
-                                                .local_step_scaler = 3}});
-    add("LAMB", {.optimizer = optim::LambOptions{.learning_rate = 0.01}});
-    config::Config sharded{.optimizer = kAdam};
-    sharded.zero.stage = 1;
-    add("ZeRO-1", sharded);
-    sharded.zero.stage = 2;
-    add("ZeRO-2", sharded);
-    sharded.gradient_accumulation_steps = 2;
-    add("ZeRO-2, windows of 2", sharded);
-    if (dtype == DType::kFloat16) continue;
-    add("lean 1-bit Adam", {.optimizer = lean::LeanOnebitAdamOptions{
-                                .learning_rate = 0.01, .freeze = {.step = 4}}});
-    if (dtype == DType::kFloat32) continue;
-    config::Config narrow{.optimizer = kAdam, .gradient_accumulation_steps = 3};
-    narrow.accumulation_dtype = dtype;
-    add("Adam, windows of 3 in 16 bits", narrow);
+    auto common = common_cases(dtype);
+    common.front().bucket_bytes = std::size_t{25} << 20;
+    all.insert(all.end(), common.begin(), common.end());
   }
+  constexpr DType kNarrow = DType::kBFloat16;
+  all.push_back(case_of("Adam, windows of 3 in 16 bits", kNarrow, kAdam, 0, 3));
+  all.back().config.accumulation_dtype = kNarrow;
   return all;
 }
 
@@ -108,11 +74,6 @@ at::Tensor loss_in(Net& net, int rank, int step, std::int64_t micro) {
   const bool is_infinite =
       step == 5 && rank == 1 && net.last->weight.scalar_type() == at::kHalf;
   return is_infinite ? loss * std::numeric_limits<float>::infinity() : loss;
-}
-
-void add_values(const nn::Module& net, Values& all) {
-  const Values values = values_of(net);
-  all.insert(all.end(), values.begin(), values.end());
 }
 
 HostEngine make(Net& net, comm::Communicator& comm, Groups& groups,
@@ -144,8 +105,7 @@ Values led(comm::Communicator& comm, Groups& groups, const Case& which) {
     }
   EXPECT_EQ(engine.steps() + skipped, kSteps) << which.name;
   EXPECT_EQ(engine.leader() != nullptr, comm.rank() % kPerHost == 0);
-  add_values(net, all);
-  return all;
+  return losses_and(all, net);
 }
 
 // A loss whose gradients are the means of all others', added in their order in
@@ -217,7 +177,7 @@ std::vector<Values> flat(comm::Communicator& comm, const Case& which) {
       engine.step();
     }
   }
-  for (Values& of_rank : all) add_values(net, of_rank);
+  for (Values& of_rank : all) of_rank = losses_and(of_rank, net);
   return all;
 }
 
