@@ -32,6 +32,8 @@ using config::Config;
 
 constexpr ErrorCode kPrecondition = ErrorCode::kFailedPrecondition;
 constexpr ErrorCode kArgument = ErrorCode::kInvalidArgument;
+inline constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
+                                    DType::kBFloat16};
 /// Nothing outlives the process.
 inline const checkpoint::SaveOptions kQuick{.durable = false};
 
@@ -81,6 +83,14 @@ std::vector<float> floats(ConstView values);
 bool is_zero(ConstView values);
 /// sum[i] += values[i], in float.
 void add_floats(std::vector<float>& sum, ConstView values);
+
+/// How many notes of a load contain `part`.
+inline std::ptrdiff_t count_notes(const checkpoint::LoadReport& report,
+                                  std::string_view part) {
+  return std::ranges::count_if(report.notes, [part](const std::string& note) {
+    return note.find(part) != std::string::npos;
+  });
+}
 
 struct OptimizerCase {
   std::string name;

@@ -12,9 +12,6 @@
 namespace thinwire::engine::test::engine_accumulation_test {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
-                             DType::kBFloat16};
-
 class EngineAccumulation
     : public ::testing::TestWithParam<std::tuple<DType, std::string>> {};
 

@@ -118,8 +118,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, EngineByHand,
     ::testing::Combine(
         ::testing::ValuesIn(fewer_if_sanitized<int>({3, 2, 1, 4}, 1)),
-        ::testing::Values(DType::kFloat32, DType::kFloat16, DType::kBFloat16),
-        ::testing::ValuesIn(optimizer_cases())),
+        ::testing::ValuesIn(kDTypes), ::testing::ValuesIn(optimizer_cases())),
     name_of);
 INSTANTIATE_TEST_SUITE_P(
     Eight, EngineByHand,
@@ -172,7 +171,7 @@ TEST(EngineByHandCases, GoThroughAllPhasesAndSkipSteps) {
 }
 
 TEST(Engine, TakesRankZerosParametersAndNobodysGradients) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16})
+  for (const DType dtype : kDTypes)
     for (const bool from_floats : {true, false})
       comm::run_local_ranks(3, [&](comm::Communicator& comm) {
         const Config config = config_of(optimizer_cases()[0], dtype);
@@ -207,8 +206,7 @@ std::vector<NamedConfig> cases() {
            reference});
     }
   }
-  for (const DType dtype :
-       {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+  for (const DType dtype : kDTypes) {
     Config early = test::config_of("onebit_adam", dtype);
     early.gradient_clipping = 20;
     early.lagged_clipping = early.comm.compressed_during_backward = true;

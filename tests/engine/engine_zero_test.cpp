@@ -11,9 +11,6 @@
 namespace thinwire::engine::test::engine_zero_test {
 namespace {
 
-constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16,
-                             DType::kBFloat16};
-
 class EngineZero : public ::testing::TestWithParam<std::tuple<int, DType>> {};
 
 INSTANTIATE_TEST_SUITE_P(All, EngineZero,

@@ -141,9 +141,7 @@ Config exact(DType dtype, int stage) {
 std::vector<Config> exact_ways() {
   std::vector<Config> ways;
   for (const int stage : {0, 1, 2})
-    for (const DType dtype :
-         {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
-      ways.push_back(exact(dtype, stage));
+    for (const DType dtype : kDTypes) ways.push_back(exact(dtype, stage));
   return ways;
 }
 
