@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks that any text is either refused with an Error, or read as a Config
 // that is unchanged after writing and reading. An entry point for libFuzzer,
-// which CMake's preset `fuzz` builds and tests/config/fuzz_test.cpp calls:
+// which CMake's preset `fuzz` builds and tests/config/errors_test.cpp calls:
 //   build/fuzz/bin/config_fuzz -max_total_time=300 CORPUS fuzz/config_corpus
 #include <cstddef>
 #include <cstdint>
