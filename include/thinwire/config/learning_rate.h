@@ -20,7 +20,7 @@ enum class Decay {
   kNone,
   kLinear,
   kCosine,       ///< Half a wave.
-  kInverseSqrt,  ///< With 1 / sqrt(step), after the warm-up.
+  kInverseSqrt,  ///< Proportional to 1 / sqrt(step).
 };
 
 /// Return "linear" or "log"; "none", "linear", "cosine" or "inverse_sqrt".
@@ -48,11 +48,10 @@ struct WarmupAndDecay {
   bool operator==(const WarmupAndDecay&) const = default;
 };
 
-/// The other shapes are DeepSpeed's, number by number (lr_schedules.py of
-/// 0.19). In WarmupLr and WarmupDecayLr the first two steps both use the
-/// minimum rate. Below, w is warmup_num_steps, at least 2, and i = n - 1.
-/// During the warm-up, that is for i < w, gamma(i) is i / w (linear) or
-/// log(i + 1) / log(w).
+/// The other shapes give DeepSpeed's rates (lr_schedules.py of 0.19). In
+/// WarmupLr and WarmupDecayLr the first two steps both use the minimum rate.
+/// Below, w is warmup_num_steps, at least 2, and i = n - 1. During the warm-up,
+/// that is for i < w, gamma(i) is i / w (linear) or log(i + 1) / log(w).
 
 /// Rate min + (max - min) gamma(i), and max after the warm-up.
 struct WarmupLr {
@@ -65,9 +64,9 @@ struct WarmupLr {
 };
 
 /// Rate min + (max - min) gamma(i), and after the warm-up
-///   min + (max - min) (total - i) / (total - w)
+///   min + (max - min) max(0, (total - i) / max(1, total - w))
 struct WarmupDecayLr {
-  std::int64_t total_num_steps = 0;  ///< >= w; required.
+  std::int64_t total_num_steps = 0;  ///< >= warmup_num_steps; required.
   double warmup_min_lr = 0;
   double warmup_max_lr = 0.001;
   std::int64_t warmup_num_steps = 1000;  ///< >= 1.
@@ -80,7 +79,7 @@ struct WarmupDecayLr {
 ///   r + (1 - r) gamma(i)
 /// in the warm-up, then half a cosine from 1 to cos_min_ratio at i + 1 = total.
 struct WarmupCosineLr {
-  std::int64_t total_num_steps = 0;      ///< >= w; required.
+  std::int64_t total_num_steps = 0;      ///< >= warmup_num_steps; required.
   double warmup_min_ratio = 0;           ///< r, in [0, 1].
   std::int64_t warmup_num_steps = 1000;  ///< >= 1.
   double cos_min_ratio = 0.0001;         ///< In [0, 1].
@@ -89,8 +88,9 @@ struct WarmupCosineLr {
   bool operator==(const WarmupCosineLr&) const = default;
 };
 
-/// Rate that rises from min to max and falls again (arXiv:1803.09820), then is
-///   min / (1 + decay_lr_rate steps / decay_step_size)
+/// Rate that rises from min to max and back (arXiv:1803.09820). k steps after
+/// that it is
+///   min / (1 + decay_lr_rate k / decay_step_size)
 /// The momentum does not cycle.
 struct OneCycle {
   double cycle_min_lr = 0;  ///< Required in files.

@@ -23,7 +23,7 @@ struct LowBitMeanOptions {
 };
 
 /// Averages gradients in 4 or 8 bits with error feedback, in parts that the
-/// caller may cut anew for each pass. Per block, with r = 1 / loss scale, the
+/// caller may vary for each pass. Per block, with r = 1 / loss scale, the
 /// worker's residual e, the server's residual d, integers q and the scale s:
 ///
 ///   worker   c = g * r + e;  (q, s) = quantize(c);  e = c - s q

@@ -30,7 +30,7 @@ struct ExchangeOptions {
   /// Steps between two checks, >= 0; 0 for none. A check compares the ranks'
   /// checksums of parameters, schedule and options. If they differ, it throws
   /// Error(kCommFailure) naming the first difference. It reads the parameters
-  /// once and sends 8 bytes.
+  /// once and sends 8 bytes to each other rank.
   std::int64_t verify_every = 0;
   /// Whether a step changes nothing if any rank has a non-finite gradient.
   /// Otherwise the step is applied, and its results are not finite either. With

@@ -19,7 +19,7 @@ struct ExpertGroup {
   comm::Communicator* comm = nullptr;
 };
 
-/// Returns those of an options' groups that name a communicator of their own.
+/// Returns the options' groups that name a communicator of their own.
 template <class Group>
 [[nodiscard]] std::vector<ExpertGroup> expert_groups(
     const std::vector<Group>& groups) {
@@ -55,8 +55,8 @@ void for_experts(comm::Communicator& comm,
                  const std::vector<HeldParameters>& held,
                  const std::function<void(const HeldParameters&)>& body);
 /// Collective: checks that ranks agree, like comm::require_same(). Ranks that
-/// hold the same parameters must have the same names, shapes and groups of
-/// them. Dense parameters must also have the same places. All ranks of `comm`
+/// hold the same parameters must agree on their names, shapes and groups.
+/// Dense parameters must also have the same places. All ranks of `comm`
 /// must pass the same `rest`. Throws Error(kInvalidArgument) on all ranks if
 /// they differ.
 void require_same_parameters(comm::Communicator& comm,

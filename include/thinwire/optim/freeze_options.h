@@ -8,9 +8,9 @@
 
 namespace thinwire::optim {
 
-/// End of the exact steps of 1-bit Adam, lean 1-bit Adam and 1-bit LAMB. Files
-/// and Python write freeze_step, min_freeze_step, max_freeze_step and
-/// freeze_ratio, and so do the errors.
+/// End of the exact steps of 1-bit Adam, lean 1-bit Adam and 1-bit LAMB. Files,
+/// Python and errors say freeze_step, min_freeze_step, max_freeze_step and
+/// freeze_ratio.
 struct FreezeOptions {
   /// Number of exact steps, >= 1, or kAutoFreeze. If unset, it is a fifth of
   /// total_steps, at most 1000 (run_length.h), or 100000 without total_steps.
@@ -34,8 +34,8 @@ struct FreezeOptions {
   /// the variance now and w steps ago. Here w is half of the steps so far, at
   /// least 50. If the norms are within this ratio, it freezes.
   double ratio = 0.85;
-  /// Bits per element, each way, in which exact steps average gradients: 4 or
-  /// 8, or 0 for exactly. Rounding errors are sent later, and pass into the
+  /// Bits per element, each way, in which exact steps average gradients: 0
+  /// (exact), 4 or 8. Rounding errors are sent later, and pass into the
   /// residuals of compressed steps. If unset, it is 8 with total_steps and
   /// without step, otherwise 0. After a load, an unset value gives way to the
   /// state's. A single rank sends nothing. A skipped step sets the residuals to
@@ -59,7 +59,7 @@ struct FreezeOptions {
                                    : kDefaultFreezeStep);
 }
 
-/// Returns the bits in which exact steps average gradients, 0 for exactly.
+/// Returns the bits in which exact steps average gradients; 0 is exact.
 [[nodiscard]] constexpr int warmup_bits_of(const FreezeOptions& options) {
   return options.warmup_bits.value_or(
       options.total_steps && !options.step ? kWarmupBitsOfRun : 0);

@@ -55,7 +55,7 @@ struct OnebitAdamOptions {
 ///
 /// Source: Tang et al., "1-bit Adam", arXiv:2102.02888, Algorithm 1. Departures
 /// (bias correction, denominator floor, block scales, calibrated clipping,
-/// automatic freeze): docs/algorithms.md.
+/// automatic freeze): docs/algorithms/onebit-adam.md.
 class OnebitAdam final : public LowBitOptimizer {
  public:
   /// Collective: all ranks pass the same layout and options. Otherwise it

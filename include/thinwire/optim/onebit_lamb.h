@@ -69,7 +69,7 @@ struct OnebitLambOptions {
 ///
 /// Source: Li et al., "1-bit LAMB", arXiv:2104.06069, Algorithm 1. Departures
 /// (bias correction, denominator floor, block scales, calibrated clipping):
-/// docs/algorithms.md.
+/// docs/algorithms/onebit-lamb.md.
 class OnebitLamb final : public LowBitOptimizer {
  public:
   /// Collective, with the conditions of OnebitAdam's constructor. `comm` must

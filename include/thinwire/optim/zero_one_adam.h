@@ -42,8 +42,8 @@ struct ZeroOneAdamOptions {
   /// Longest interval between syncs in steps, >= 1.
   std::optional<std::int64_t> local_step_clipper{};
 
-  /// Bits per element, 4 or 8, in which steps that update the variance average
-  /// gradients; 0 or unset: exactly. They send a quarter (8 bits) or an eighth
+  /// Bits per element, 4 or 8 (0 or unset: exact), in which steps that update
+  /// the variance average gradients. They send a quarter (8 bits) or an eighth
   /// of the bytes of an fp32 average. The rounding error of the gradients,
   /// times 1 - beta1, joins the residuals of the momentum.
   std::optional<int> warmup_bits{};
@@ -76,7 +76,7 @@ struct ZeroOneAdamOptions {
 
 /// Adam that exchanges one bit per element, and nothing in most steps.
 ///
-/// Until var_freeze_step the variance is updated exactly, at growing intervals.
+/// Until var_freeze_step the variance is updated, at growing intervals.
 /// In the steps between, ranks average momentum with one bit per element.
 /// Afterwards ranks take local steps and accumulate their updates. At growing
 /// intervals they average those updates with one bit per element (a sync).
@@ -86,13 +86,14 @@ struct ZeroOneAdamOptions {
 /// After the freeze every step computes the parameters from those of the last
 /// sync. Changes that the caller has made since then are lost.
 ///
-/// A local step exchanges nothing. A rank with a non-finite gradient there does
-/// not change its own parameters. The next sync is applied, and reports that
-/// rank as StepReport::nonfinite_rank.
+/// A flat local step exchanges nothing, or one agreement with fp16. A rank with
+/// a non-finite gradient there does not change its own parameters. The next
+/// sync is applied, and reports that rank as StepReport::nonfinite_rank.
 ///
 /// Source: Lu et al., "0/1 Adam", arXiv:2202.06009, Algorithm 1. Departures
 /// (bias correction, denominator floor, block scales, calibrated clipping,
-/// weight decay outside of the accumulated update): docs/algorithms.md.
+/// weight decay outside of the accumulated update):
+/// docs/algorithms/zero-one-adam.md.
 class ZeroOneAdam final : public LowBitOptimizer {
  public:
   /// Collective, with the conditions of OnebitAdam's constructor. `comm` must
@@ -103,11 +104,9 @@ class ZeroOneAdam final : public LowBitOptimizer {
   ///
   /// State: the arrays and scalars of LowBitOptimizer, and the array
   /// denominator [n]. The array exp_avg_sq [n] exists until the freeze. After
-  /// it there are origin [n], the parameters at the last sync, and
-  /// momentum_accumulator [n], this rank's updates since then. The arrays lrs
-  /// and decay have one value per group. The scalars are var_interval,
-  /// var_counter, var_updates, local_step_interval, local_step_counter and
-  /// local_steps.
+  /// it there are origin [n], the parameters at the last sync, and, between
+  /// syncs, momentum_accumulator [n], this rank's updates since then.
+  /// docs/algorithms/zero-one-adam.md lists the scalars.
   ZeroOneAdam(comm::Communicator& comm, const ParameterLayout& layout,
               const ZeroOneAdamOptions& options);
   ~ZeroOneAdam() override;

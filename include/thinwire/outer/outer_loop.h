@@ -28,11 +28,11 @@ using MakeInner =
 ///             a = a + low-bit form of (m - a);  p_i = a
 ///
 /// e_i is the error feedback of the way up; m - a is that of the way down.
-/// rho is |g| / rms |g_i| of the warm-up. Every element has one owner, by the
-/// rule of zero::ZeroOptimizer, which exchanges and updates here.
+/// rho is |g| / rms |g_i| of the warm-up. A zero::ZeroOptimizer
+/// exchanges and updates. Every element has one owner, as there.
 ///
-/// A local step exchanges nothing, except in fp16, where ranks agree on
-/// skipping it. In a hierarchical exchange a host is one worker: its ranks
+/// After the first, flat local steps exchange nothing, or one agreement with
+/// fp16. In a hierarchical exchange a host is one worker: its ranks
 /// average their gradients exactly in every local step, so i counts hosts. With
 /// ExchangeOptions::skip_nonfinite, a rank whose gradient is not finite takes
 /// its local step with a gradient of 0. The next sync reports that rank as
@@ -45,11 +45,11 @@ using MakeInner =
 class OuterLoop final : public optim::Optimizer {
  public:
   /// Makes the inner optimizer and the owners. Collective. `comm` must outlive
-  /// this object. Its hosts are the workers, or every rank if it is flat.
-  /// `exchange` is the inner optimizer's, too: here its threads, buckets,
-  /// verify_every and skip_nonfinite hold. Parameters of steps are fp32, equal
-  /// on all ranks at the first one. During local steps state() reads the
-  /// parameters of the last step(), so they stay where they are.
+  /// this object. The hosts of `comm` are the workers; if it is flat, its
+  /// ranks. Steps use num_threads, bucket_elements, verify_every and
+  /// skip_nonfinite of `exchange`. Parameters of steps are fp32, equal on all
+  /// ranks at the first one. During local steps state() reads the parameters of
+  /// the last step(): keep that memory valid.
   ///
   /// Bytes per parameter beside the inner optimizer's: 4 for the anchor, 8/W
   /// for the owner's values and momentum, and records. The residual takes 4,
@@ -76,8 +76,8 @@ class OuterLoop final : public optim::Optimizer {
   [[nodiscard]] optim::Progress progress() const override;
   [[nodiscard]] double residual_ratio() const override;
   using Optimizer::local_steps;
-  /// Returns the steps since the last sync. synchronize() is a sync outside the
-  /// schedule, after which a new interval begins.
+  /// Returns the interface to local steps. Its synchronize() is a sync outside
+  /// the schedule, after which a new interval begins.
   [[nodiscard]] optim::LocalSteps* local_steps() override;
   using Optimizer::freeze;
   [[nodiscard]] optim::FreezeStage* freeze() override;
@@ -85,10 +85,10 @@ class OuterLoop final : public optim::Optimizer {
   /// Returns the inner optimizer's state, whose values are this rank's own
   /// after the warm-up. Names of what the outer loop adds begin with "outer.".
   /// After the warm-up there is also the anchor, as the array origin [n], and
-  /// during local steps local_params [n], this rank's parameters.
+  /// during local steps outer.local_params [n], this rank's parameters.
   [[nodiscard]] optim::State state() const override;
-  /// Accepts also a state of the inner optimizer alone, as does the inner
-  /// optimizer one of this class.
+  /// Accepts also a state of the inner optimizer alone. Adam and LAMB accept
+  /// one of this class.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
 

@@ -12,9 +12,8 @@ struct OuterOptions {
   /// outer loop. Every sync that is left out costs loss, so take the fewest
   /// steps whose exchange the network can afford.
   std::int64_t sync_every = 0;
-  /// Local steps after which the interval doubles, >= 0. The interval is then 1
-  /// after the warm-up and grows up to sync_every. With 0 it is sync_every from
-  /// the start.
+  /// Local steps after which the interval doubles, from 1 up to sync_every;
+  /// >= 0. With 0 it is always sync_every.
   std::int64_t sync_growth = 0;
   /// Step size of the outer optimizer, finite, > 0.
   double learning_rate = 1;

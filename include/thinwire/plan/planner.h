@@ -21,7 +21,7 @@ struct Network {
   int ranks = 1;                   ///< W, >= 1.
   int ranks_per_host = 1;          ///< G, divides `ranks`.
   double gbps = 10;                ///< Rate of a host's card, each direction.
-  double latency_seconds = 50e-6;  ///< A collective between hosts.
+  double latency_seconds = 50e-6;  ///< Per collective between hosts.
   /// Time of the communication thread to send one message and receive another.
   double message_seconds = 5e-6;
   double inner_bytes_per_second = 10e9;  ///< Rate of a rank inside its host.
@@ -44,11 +44,11 @@ struct Network {
 
 /// Computing times of ranks, in seconds.
 struct Compute {
-  double encode = 0;        ///< Per element: residual, momentum, records.
-  double serve = 0;         ///< Per element of the model: this rank's share.
-  double update = 0;        ///< Per element, from received records.
-  double turn = 30e-6;      ///< Per turn: threads start, work is queued.
-  double norm = 0;          ///< Per element, before compression.
+  double encode = 0;    ///< Per element: residual, momentum, records.
+  double serve = 0;     ///< Averaging the own share, per element of the model.
+  double update = 0;    ///< Per element, from received records.
+  double turn = 30e-6;  ///< Start of threads and queueing, per turn.
+  double norm = 0;      ///< Per element, of the gradient.
   double exact_update = 0;  ///< Per element, by Adam.
   /// Per element: adding the ranks' values of an exact average, on the
   /// communication thread.
@@ -63,7 +63,7 @@ struct Compute {
   // ---- per element, for ZeRO
   double store = 0;           ///< Gradient into its bucket's memory.
   double quantize = 0;        ///< Gradient and residual, low-bit.
-  double quantized_mean = 0;  ///< Per element of the model: own share.
+  double quantized_mean = 0;  ///< Own share, per element of the model.
   double difference = 0;      ///< Own share: low-bit updates of replicas.
   double dequantize = 0;      ///< Addition to a replica.
 };
@@ -73,12 +73,12 @@ struct Compute {
 //   latency + max(bytes of the host's card / its rate, bytes inside the host /
 //   inner rate, messages * cost of a message)
 
-/// Returns the time of an all-to-all or all-gather of `bytes` in all: W - 1
-/// messages of bytes / W.
+/// Returns the time of an all-to-all or all-gather, in which each rank sends
+/// W - 1 messages of bytes / W.
 [[nodiscard]] double collective_seconds(const Network& network, double bytes);
 
-/// Returns the time of other libraries' all-reduce: the shorter of a ring's and
-/// a tree's. Each sends the data over every card once in each direction.
+/// Returns the time of other libraries' all-reduce, a ring. Between hosts a
+/// tree counts if it is faster. Each rank sends 2 (W - 1) / W of `bytes`.
 [[nodiscard]] double ring_seconds(const Network& network, double bytes,
                                   double bucket_bytes = 25e6);
 /// Returns the time of Thinwire's exact all-reduce: all-to-all, sums in rank
@@ -99,7 +99,7 @@ struct LowBitExchange {
   double bucket_elements = 1 << 20;
   int bits_up = 1;
   int bits_down = 1;
-  /// Bytes of an element on its exact way through the host, if hierarchical.
+  /// Bytes per element exchanged inside a host first, if hierarchical.
   double inner_bytes = 2;
 };
 
@@ -114,7 +114,7 @@ using Ready = std::function<double(std::size_t k, std::size_t count)>;
                                        const Compute& compute = {},
                                        const Ready& ready = nullptr);
 /// Returns the time of a hierarchical exchange: exact inside the host, low-bit
-/// between hosts. `bucket_elements` are those of the whole, of which each local
+/// between hosts. `bucket_elements` counts a whole bucket, of which each local
 /// rank exchanges 1/G.
 [[nodiscard]] double two_phase_by_host_seconds(const Network& network,
                                                const LowBitExchange& exchange,
@@ -161,8 +161,8 @@ struct Workload {
   /// Elements of a bucket; 0 for exchange::bucket_rule().
   double bucket_elements = 0;
   double zero_bucket_bound = 5e8;          ///< Most elements of a ZeRO bucket.
-  DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO take bf16.
-  double steps_per_sync = 16;              ///< Steps of 0/1 Adam.
+  DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO ignore it.
+  double steps_per_sync = 16;              ///< Steps of 0/1 Adam per sync.
   /// Number of 0/1 Adam's steps per variance step, before the freeze. 0
   /// predicts steps after the freeze.
   double steps_per_variance_step = 0;
@@ -188,13 +188,13 @@ struct Traffic {
   double bytes_between_hosts = 0;
   double messages = 0;
   /// Rounds of messages that follow one another. If a bucket has fewer blocks
-  /// than there are ranks, possibly no single rank takes part in every round.
+  /// than there are ranks, perhaps no rank takes part in every round.
   double rounds = 0;
 
   bool operator==(const Traffic&) const = default;
 };
 
-/// Memory of a rank in the steps of this way, in bytes.
+/// Memory of a rank during steps of one Way, in bytes.
 struct PlannedMemory {
   double parameters = 0;  ///< The model's; masters are states.
   double gradients = 0;
@@ -215,7 +215,8 @@ struct PlannedRun {
   std::int64_t exact_steps = 0;
   std::int64_t compressed_steps = 0;
   std::int64_t local_steps = 0;
-  /// The run's, for 1-bit Adam, lean and an outer loop; otherwise 0.
+  /// The run's, for 1-bit Adam, lean and an outer loop of several ranks;
+  /// otherwise 0.
   int warmup_bits = 0;
 };
 
@@ -232,7 +233,7 @@ struct Prediction {
   /// Rate of the card in Gbit/s, nearest to the given one, at which an exact
   /// step with the same is_by_host becomes as fast. Infinite if this way is
   /// faster from the given card up to 1 Tbit/s. 0 if it is not faster from the
-  /// given card down to 1 Mbit/s, and for kExact.
+  /// given card down to 1 Mbit/s, and for kExact or one rank.
   double break_even_gbps = 0;
   /// Steps that share one compressed exchange: the workload's, for 0/1 Adam and
   /// an outer loop.
@@ -248,7 +249,7 @@ struct Prediction {
                                       const Network& network);
 /// Returns the time of a step with exact averages. The averages take
 /// `exchange_seconds`. They start after an eighth of backward and run in
-/// parallel with the rest. The exchange takes no processor.
+/// parallel with the rest. The exchange takes no processor time.
 [[nodiscard]] double overlapped_step_seconds(const Workload& work,
                                              const Compute& compute,
                                              double exchange_seconds);

@@ -48,7 +48,7 @@ struct ZeroOptions {
   optim::ExchangeOptions exchange{};
   /// Type in which gradients are sent. If unset, it is `dtype`.
   std::optional<DType> communication_dtype{};
-  /// Low-bit communication instead, in each direction.
+  /// Low-bit communication, set per direction.
   WireOptions wire{};
   /// Type in which several backwards are accumulated: kFloat32 or `dtype`.
   DType accumulation_dtype = DType::kFloat32;
@@ -69,17 +69,18 @@ struct ZeroOptions {
 };
 
 /// Exact data parallelism with optimizer states, and at stage 2 gradients,
-/// sharded over the ranks. Sources: ZeRO, Rajbhandari et al., arXiv:1910.02054;
-/// offload, Ren et al., arXiv:2101.06840. A step sends 2 (W-1)/W * n elements:
-/// a reduce-scatter of gradients and an all-gather of parameters. Parameters
-/// have the same bits as with DataParallel, whatever the ranks, buckets and
-/// threads. Departures from DeepSpeed: docs/algorithms/zero.md.
+/// sharded over the ranks. Source: ZeRO, Rajbhandari et al., arXiv:1910.02054.
+/// A step sends 2 (W-1)/W * n elements: a reduce-scatter of gradients and an
+/// all-gather of parameters. Parameters have the same bits as with
+/// DataParallel, whatever the ranks, buckets and threads. Departures from
+/// DeepSpeed: docs/algorithms/zero.md.
 ///
 /// With options.wire gradients, parameters or both are sent in 4 or 8 bits with
 /// error feedback. Source: after Jia et al., SDP4Bit, arXiv:2410.15526. A rank
-/// then sends n b/8 + 4 cells bytes in each direction, times (W-1)/W, whatever
+/// then sends n b/8 bytes, and 4 per block, in each direction, times (W-1)/W,
+/// whatever
 /// the number of backwards. Parameters are then replicas, equal on all ranks,
-/// that follow the masters. The residuals take 2n or 4n bytes more.
+/// that follow the masters. The residuals take 2n to 8n bytes more.
 ///
 /// Bytes per rank with Adam, for n parameters of 16 bits: 2n for parameters,
 /// 12n/W for states, and a few buckets. Gradients take 2n at stage 1 and 2n/W
@@ -95,9 +96,9 @@ class ZeroOptimizer final : public ShardedOptimizer {
  public:
   /// Collective. `params` has layout.size() elements of options.dtype, the same
   /// on all ranks. Steps update this memory of the caller. It and `comm` must
-  /// outlive this object. If `initial` is given, masters are made of it: fp32
-  /// parameters before they were rounded. Throws Error(kInvalidArgument), and
-  /// on all ranks if ranks pass different arguments.
+  /// outlive this object. If given, `initial` has the fp32 parameters before
+  /// rounding, from which masters start. Throws Error(kInvalidArgument) for bad
+  /// arguments, on all ranks if they differ.
   ZeroOptimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 const MakeRule& make_rule, View params,
                 const ZeroOptions& options = {}, ConstView initial = {});
@@ -127,15 +128,15 @@ class ZeroOptimizer final : public ShardedOptimizer {
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
-  /// Returns what can begin early, at stage 1. The range of reduce() is one of
-  /// its buckets(), or several adjacent ones. Each rank's pieces of `grads`
-  /// receive their average, and the rest is unspecified. With wire.bits_up
-  /// `grads` does not change.
+  /// Returns what can begin early; null at stage 2. The range of reduce() is
+  /// one of its buckets(), or several adjacent ones. Each rank's pieces of
+  /// `grads` receive their average, and the rest is unspecified. With
+  /// wire.bits_up `grads` does not change.
   [[nodiscard]] optim::EarlyGradients* early() override;
   /// Returns this rank's shard: exp_avg, exp_avg_sq, the counters and, if they
   /// are not the parameters, masters. With fp16 it has the loss scale's numbers
   /// too. With wire there are worker_error, this rank's residuals, and
-  /// replicas, its pieces of the parameters. Arrays continue over the experts.
+  /// replicas, its pieces of the parameters. Experts follow in each array.
   /// With wire, experts have arrays of their own, with a prefix, and there is
   /// the scalar expert_groups.
   [[nodiscard]] optim::State state() const override;
@@ -143,12 +144,12 @@ class ZeroOptimizer final : public ShardedOptimizer {
   /// loss scale, that of the options remains.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
-  /// Loads the state of the same rank of as many ranks, with the same buckets.
-  /// Collective. The caller restores the parameters, except two kinds. 16-bit
-  /// parameters are gathered from the masters, and replicas come from the
-  /// state. If the state does not fit on one rank, nothing changes on any. That
-  /// rank throws like Optimizer::load_state_dict(). The others throw the same
-  /// code with the text "rank 1 gave up: ...".
+  /// Loads a state of the same rank, number of ranks and buckets. Collective.
+  /// The caller restores the parameters, except 16-bit ones, which are gathered
+  /// from the masters, and replicas, which come from the state. If the state
+  /// does not fit on one rank, nothing changes on any. That rank throws like
+  /// Optimizer::load_state_dict(). The others throw the same code with the text
+  /// "rank 1 gave up: ...".
   optim::Notes load_state_dict(const StateDict& state) override;
 
   struct Impl;
