@@ -40,21 +40,13 @@ def documented():
 
 
 class TrainGpt(Runs):
-    def telemetry_of(self, name, extra, more="", ranks=2):
-        """The lines of a run's telemetry, file by file."""
+    def lines_of(self, name, extra):
+        """The lines of a run's telemetry, which rank 0 alone writes."""
         path = self.folder / f"{name}.jsonl"
-        self.train(
-            name,
-            f"--steps {STEPS} --warmup-steps 2 {extra} --set telemetry.path={path} {more}",
-            ranks=ranks,
-        )
-        files = sorted(self.folder.glob(f"{name}.jsonl*"))
-        return {
-            file.name.removeprefix(path.name): [
-                json.loads(line) for line in file.read_text().splitlines()
-            ]
-            for file in files
-        }
+        flags = f"--steps {STEPS} --warmup-steps 2 --set telemetry.path={path} {extra}"
+        self.train(name, flags, ranks=2)
+        self.assertEqual([*self.folder.glob(f"{name}.jsonl*")], [path])
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
     def check_lines(self, lines, phases, warmup_bits=0, syncs=()):
         """Every documented key is on every line, and no other."""
@@ -81,11 +73,8 @@ class TrainGpt(Runs):
             self.assertGreater(line["memory"]["parameters"], 0)
 
     def check(self, name, extra, warmup_bits=0, syncs=()):
-        files = self.telemetry_of(
-            name, extra, f"--set telemetry.residual_every={RESIDUAL_EVERY}"
-        )
-        self.assertEqual(list(files), [""])
-        lines = files[""]
+        ratios = f"--set telemetry.residual_every={RESIDUAL_EVERY}"
+        lines = self.lines_of(name, f"{extra} {ratios}")
         self.check_lines(lines, FROZEN_AT_3, warmup_bits, syncs)
         for line in lines:
             wanted = (
@@ -110,31 +99,17 @@ class TrainGpt(Runs):
     # every step here but some, make a local step's ranks equal outside of it.
     @needs_mpi
     def test_zero_one_adam(self):
-        files = self.telemetry_of(
-            "zero_one",
-            "--optimizer zero_one_adam --set optimizer.params.var_freeze_step=4 --set optimizer.params.local_step_clipper=2",
-        )
-        phases = [line["phase"] for line in files[""]]
+        stages = "--set optimizer.params.var_freeze_step=4 --set optimizer.params.local_step_clipper=2"
+        lines = self.lines_of("zero_one", f"--optimizer zero_one_adam {stages}")
+        phases = [line["phase"] for line in lines]
         self.assertEqual(phases[:4], ["exact"] * 4)
         self.assertEqual(set(phases[4:]), {"compressed", "local"})
-        self.check_lines(files[""], phases)
+        self.check_lines(lines, phases)
 
     @needs_mpi
     def test_outer_loop(self):
         extra = "--optimizer adam --set outer.sync_every=1 --set outer.warmup_steps=3"
         self.check("outer", extra, warmup_bits=8, syncs=range(4, STEPS + 1))
-
-    @needs_mpi
-    def test_every_rank_writes_its_own(self):
-        extra = "--optimizer onebit_adam --freeze-step 3"
-        files = self.telemetry_of("all", extra, "--set telemetry.every_rank=true")
-        self.assertEqual(list(files), [".rank0", ".rank1"])
-        for lines in files.values():
-            self.check_lines(lines, FROZEN_AT_3)
-        same = ("step", "phase", "grad_norm", "lr", "clip_factor")
-        first, second = files.values()
-        for one, other in zip(first, second, strict=True):
-            self.assertEqual([one[key] for key in same], [other[key] for key in same])
 
 
 if __name__ == "__main__":
