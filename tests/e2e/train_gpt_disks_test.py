@@ -64,9 +64,7 @@ class TrainGpt(Runs):
         return self.begin(["--data", str(self.text), *FLAGS.split(), *out])
 
     def complete(self, name, extra=""):
-        process = self.start(name, extra)
-        _, errors = process.communicate(timeout=300)
-        self.assertEqual(process.returncode, 0, errors)
+        errors = self.end_of(self.start(name, extra), seconds=300)
         return self.summary_of(self.folder / name)["params_checksum"], errors
 
     def cut_power(self):
@@ -121,9 +119,7 @@ class TrainGpt(Runs):
                 self.mount("-t", "tmpfs", "-o", f"size={size}", "none")
                 checkpoints = self.place / "checkpoints"
                 where = f"--checkpoints {checkpoints} --keep-last 0 --resume auto"
-                process = self.start(size, where)
-                _, errors = process.communicate(timeout=300)
-                self.assertEqual(process.returncode, 1, errors)
+                errors = self.end_of(self.start(size, where), code=1, seconds=300)
                 self.assertRegex(
                     errors,
                     "a checkpoint needs [0-9]+ bytes and a margin of [0-9]+ .*, [0-9]+ are",

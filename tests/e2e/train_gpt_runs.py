@@ -42,9 +42,10 @@ class Runs(unittest.TestCase):
         self.addCleanup(stack.close)
         return stack.enter_context(context)
 
-    def run_program(self, arguments, ranks=0, environment=None, wrapper=()):
-        """Runs it, under mpirun where `ranks` are given, and returns the end."""
-        return subprocess.run(
+    def run_program(self, arguments, code=0, ranks=0, environment=None, wrapper=()):
+        """Runs it, under mpirun where `ranks` are given, and returns the end, which must
+        have this code; None: any."""
+        done = subprocess.run(
             [*launcher(ranks), *wrapper, PROGRAM, *arguments],
             capture_output=True,
             text=True,
@@ -52,6 +53,8 @@ class Runs(unittest.TestCase):
             check=False,
             env={**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})},
         )
+        self.assertIn(code, (done.returncode, None), done.stderr)
+        return done
 
     def begin(self, arguments, ranks=0, timeout="60s", **how):
         """Starts it, and kills it if the test leaves it behind."""
@@ -66,12 +69,17 @@ class Runs(unittest.TestCase):
         self.addCleanup(process.kill)
         return process
 
+    def end_of(self, process, code=0, seconds=60):
+        """Waits for its end, which must have this code, and returns its errors."""
+        _, errors = process.communicate(timeout=seconds)
+        self.assertEqual(process.returncode, code, errors)
+        return errors
+
     def train(self, name, extra, **how):
         """A small training run that must succeed; returns its summary."""
         out = self.folder / name
         arguments = [*SMALL.split(), "--quiet", "--data", str(self.text)]
-        done = self.run_program([*arguments, "--out", str(out), *extra.split()], **how)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_program([*arguments, "--out", str(out), *extra.split()], **how)
         return self.summary_of(out)
 
     def summary_of(self, out):
@@ -92,8 +100,7 @@ class Runs(unittest.TestCase):
                 self.assertEqual(summary[key], summaries[0][key], key)
 
     def check_fails(self, arguments, code, *parts, **how):
-        done = self.run_program(arguments, **how)
-        self.assertEqual(done.returncode, code, done.stderr)
+        done = self.run_program(arguments, code, **how)
         self.assertEqual(done.stdout, "")
         for part in parts:
             self.assertIn(part, done.stderr)

@@ -50,10 +50,7 @@ class SavedRuns(Runs):
         return self.begin(self.arguments(name, extra), ranks, timeout, **how)
 
     def complete(self, name, extra, code=0, **how):
-        process = self.start(name, extra, **how)
-        _, errors = process.communicate(timeout=300)
-        self.assertEqual(process.returncode, code, errors)
-        return errors
+        return self.end_of(self.start(name, extra, **how), code, seconds=300)
 
     def rows(self, name):
         """Whole rows so far, without what was measured."""

@@ -59,8 +59,7 @@ class TrainGpt(SavedRuns):
         time.sleep(1)
         self.assertEqual(self.checkpoints("run"), complete)
         os.kill(stopped, signal.SIGCONT)
-        _, errors = process.communicate(timeout=120)
-        self.assertEqual(process.returncode, 0, errors)
+        self.end_of(process, seconds=120)
         self.check_same("run", "whole")
 
     @needs_mpi
@@ -83,8 +82,7 @@ class TrainGpt(SavedRuns):
         process = self.start("run", f"{extra} --steps 100000", ranks=ranks)
         self.wait_for("run", process, lambda rows: len(steps_of(rows)) > 4)
         process.send_signal(send)
-        _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3, errors)
+        errors = self.end_of(process, code=3)
         summary = self.summary("run")
         step = summary["stopped_at"]
         self.assertEqual(summary["stopped_by"], name)
@@ -104,8 +102,7 @@ class TrainGpt(SavedRuns):
         process = self.start("run", extra)
         self.wait_for("run", process, lambda rows: len(steps_of(rows)) >= 100)
         process.send_signal(signal.SIGUSR1)
-        _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 3, errors)
+        self.end_of(process, code=3)
         self.complete("run", f"{extra} --resume auto")
         self.check_same("run", "whole")
 
