@@ -17,18 +17,18 @@ GOOD = '{"optimizer": {"type": "OneBitAdam"}, "dump_state": true}'
 BAD = '{"steps_per_print": 10, "train_batchsize": 8, "gradient_clipping": 1.0}'
 
 
+def run(*words):
+    return subprocess.run(
+        [THINWIRE, *words], check=False, capture_output=True, text=True, timeout=60
+    )
+
+
 class ConfigCheck(unittest.TestCase):
     def check(self, text, *words, code=0):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.json"
             path.write_text(text)
-            done = subprocess.run(
-                [THINWIRE, "config", "check", path, *words],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
+            done = run("config", "check", path, *words)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         self.assertEqual(done.stderr.count("\n"), 0 if code == 0 else 1)
         return done
@@ -79,13 +79,7 @@ class ConfigCheck(unittest.TestCase):
 
     def test_an_unknown_flag_is_named_even_if_an_argument_is_missing(self):
         for command in (["plan"], ["config", "check"]):
-            done = subprocess.run(
-                [THINWIRE, *command, "--bogus", "3"],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
+            done = run(*command, "--bogus", "3")
             self.assertEqual(done.returncode, 2)
             self.assertRegex(done.stderr, "not expected: --bogus.* .see --help.\n$")
 

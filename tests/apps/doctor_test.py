@@ -10,7 +10,6 @@ skipped, or fail if THINWIRE_REQUIRE names mpi.
 
 import os
 import socket
-import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
 import mpi_launcher
-from mpi_launcher import launcher, needs_mpi
+from mpi_launcher import launcher, needs_mpi, run
 
 THINWIRE, mpi_launcher.MPIEXEC = sys.argv[1:3]
 HOST = socket.gethostname()
@@ -26,14 +25,8 @@ HOST = socket.gethostname()
 
 class Doctor(unittest.TestCase):
     def run_doctor(self, *prefix, code=0, **variables):
-        done = subprocess.run(
-            [*prefix, THINWIRE, "doctor"],
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        env = {**os.environ, **variables}
+        done = run(*prefix, THINWIRE, "doctor", env=env, timeout=120)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done
 

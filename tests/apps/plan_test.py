@@ -11,7 +11,6 @@ skipped, or fail if THINWIRE_REQUIRE names mpi.
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -20,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "e2e"))
 
 import mpi_launcher
-from mpi_launcher import launcher, needs_mpi
+from mpi_launcher import launcher, needs_mpi, run
 
 THINWIRE, mpi_launcher.MPIEXEC = sys.argv[1:3]
 DESCRIBED = ["--ranks", "16", "--link-gbps", "10"]
@@ -65,14 +64,7 @@ class Plan(unittest.TestCase):
             command += ["--params", "300001"]
         variables = {**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})}
         variables.pop("THINWIRE_NUM_THREADS", None)
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=variables,
-        )
+        done = run(*command, timeout=300, env=variables)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stderr if code else done.stdout
 

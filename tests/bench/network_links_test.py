@@ -39,15 +39,15 @@ def names():
     return named, devices
 
 
+def run(*command, **how):
+    """Runs it to its end, whatever its exit code."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+
+
 class TheLinks(unittest.TestCase):
     def test_they_lead_nowhere_else_and_leave_nothing(self):
         before = names()
-        done = subprocess.run(
-            alone([sys.executable, "-c", INSIDE]),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run(*alone([sys.executable, "-c", INSIDE]))
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(names(), before)
         self.assertIn("eth0@", done.stdout)
@@ -57,22 +57,13 @@ class TheLinks(unittest.TestCase):
 
     def test_a_failure_leaves_nothing(self):
         before = names()
-        done = subprocess.run(
-            alone([sys.executable, "-c", INSIDE + "sys.exit(7)"]),
-            stdout=subprocess.DEVNULL,
-            check=False,
-        )
-        self.assertEqual(done.returncode, 7)
+        done = run(*alone([sys.executable, "-c", INSIDE + "sys.exit(7)"]))
+        self.assertEqual(done.returncode, 7, done.stderr)
         self.assertEqual(names(), before)
 
 
 if __name__ == "__main__":
-    probe = subprocess.run(
-        [sys.executable, str(BENCH / "run"), "--probe"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    probe = run(sys.executable, BENCH / "run", "--probe")
     if probe.returncode == 2:
         print(f"skipped: {probe.stderr.strip()}")
         sys.exit(SKIPPED)

@@ -35,6 +35,11 @@ ON_HOSTS = {
 }
 
 
+def run(*command, **how):
+    """Runs it to its end, whatever its exit code."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+
+
 def entry(name, variant, number, seconds, mbit=None, ranks_per_host=1):
     made = {
         "set": name,
@@ -160,13 +165,7 @@ class Refusals(Case):
         return {**os.environ, "PATH": str(self.folder)}
 
     def refuse(self, user, **programs):
-        done = subprocess.run(
-            self.command(user),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=self.environment(**programs),
-        )
+        done = run(*self.command(user), env=self.environment(**programs))
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertEqual(done.stdout, "")
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
@@ -188,9 +187,7 @@ class Refusals(Case):
                 self.assertIn(part, refusal)
 
     def test_unknown_arguments(self):
-        done = subprocess.run(
-            self.command(0, "--fast"), capture_output=True, text=True, check=False
-        )
+        done = run(*self.command(0, "--fast"))
         self.assertEqual(done.returncode, 2)
         self.assertIn("--fast", done.stderr)
 
@@ -237,12 +234,7 @@ class Results(Case):
 
     def show(self, results):
         (self.out / "results.json").write_text(json.dumps(results))
-        done = subprocess.run(
-            [sys.executable, str(RUN), "--show", "--out", str(self.out)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run(sys.executable, RUN, "--show", "--out", self.out)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
@@ -315,17 +307,8 @@ class Results(Case):
         page = self.folder / "bench" / "README.md"
         page.write_text(marked)
         for _ in range(2):
-            subprocess.run(
-                [
-                    sys.executable,
-                    str(PUBLISH),
-                    "--from",
-                    self.out,
-                    "--root",
-                    self.folder,
-                ],
-                check=True,
-            )
+            done = run(PUBLISH, "--from", self.out, "--root", self.folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
         text = page.read_text()
         self.assertNotIn("old", text)
         self.assertTrue(text.startswith("before\n<!-- network: tables -->\n"))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tests start MPI processes, where the build has MPI."""
+"""How tests run programs, and start MPI processes where the build has MPI."""
 
 import os
+import subprocess
 
 MPIEXEC = ""  # from the command line of a test; empty: the build has no MPI
 
@@ -9,6 +10,11 @@ MPIEXEC = ""  # from the command line of a test; empty: the build has no MPI
 def launcher(ranks):
     """What a command begins with to be run as so many processes; 0: as itself."""
     return [MPIEXEC, "-np", str(ranks)] if ranks else []
+
+
+def run(*command, **how):
+    """Runs a program to its end, whatever its exit code."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
 
 
 def needs_mpi(test):

@@ -20,6 +20,7 @@ import sys
 import time
 
 import train_gpt_runs
+from mpi_launcher import run
 from train_gpt_runs import Runs
 
 # linux/fs.h, and the flag that drops the journal's unwritten part too.
@@ -30,10 +31,6 @@ FLAGS = (
     "--comm local --ranks 2 --layers 1 --width 32 --heads 2 --context 16 --quiet"
 )
 CUTS = 40 if "THINWIRE_TEST_LONG" in os.environ else 3
-
-
-def run(*command):
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 class TrainGpt(Runs):

@@ -16,7 +16,7 @@ import unittest
 from pathlib import Path
 
 import mpi_launcher
-from mpi_launcher import launcher
+from mpi_launcher import launcher, run
 
 PROGRAM = ""
 SMALL = "--steps 30 --freeze-step 10 --layers 1 --width 32 --heads 2 --context 16"
@@ -45,14 +45,9 @@ class Runs(unittest.TestCase):
     def run_program(self, arguments, code=0, ranks=0, environment=None, wrapper=()):
         """Runs it, under mpirun where `ranks` are given, and returns the end, which must
         have this code; None: any."""
-        done = subprocess.run(
-            [*launcher(ranks), *wrapper, PROGRAM, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=self.SECONDS,
-            check=False,
-            env={**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})},
-        )
+        env = {**os.environ, "THINWIRE_TIMEOUT": "60s", **(environment or {})}
+        command = [*launcher(ranks), *wrapper, PROGRAM, *arguments]
+        done = run(*command, timeout=self.SECONDS, env=env)
         self.assertIn(code, (done.returncode, None), done.stderr)
         return done
 

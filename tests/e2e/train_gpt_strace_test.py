@@ -12,10 +12,10 @@ names strace. THINWIRE_TEST_LONG=1 takes every k, until none is reached.
 import itertools
 import os
 import shutil
-import subprocess
 import sys
 
 import train_gpt_runs
+from mpi_launcher import run
 from train_gpt_runs import Runs
 
 FLAGS = (
@@ -29,8 +29,7 @@ LONG = "THINWIRE_TEST_LONG" in os.environ
 def can_trace():
     if shutil.which("strace") is None:
         return False
-    done = subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False)
-    return done.returncode == 0
+    return run("strace", "-qq", "true").returncode == 0
 
 
 class TrainGpt(Runs):
