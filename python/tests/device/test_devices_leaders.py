@@ -82,12 +82,12 @@ def with_gradients_of(
     return torch.stack(parts).sum()
 
 
-def require_bits_of_one_rank_per_host(hosts: int, per_host: int) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("per_host", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_two_hosts_have_the_bits_of_two_ranks(per_host: int) -> None:
     names = list(CASES)
-    by_rank = devices.run(
-        hosts * per_host, leader_cases.__file__, "led", names, per_host
-    )
-    by_host = devices.run(hosts, __file__, "flat", names, per_host)
+    by_rank = devices.run(2 * per_host, leader_cases.__file__, "led", names, per_host)
+    by_host = devices.run(2, __file__, "flat", names, per_host)
     for k, name in enumerate(names):
         for rank, found in enumerate(by_rank):
             losses, values, report = found[k]
@@ -98,16 +98,6 @@ def require_bits_of_one_rank_per_host(hosts: int, per_host: int) -> None:
             assert report == by_rank[0][k][2], where
             if "fp16" in name:
                 assert report[-1] == 1, where
-
-
-def test_two_hosts_of_two_ranks_have_the_bits_of_two_ranks() -> None:
-    require_bits_of_one_rank_per_host(2, 2)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_two_hosts_of_four_ranks_have_the_bits_of_two_ranks() -> None:
-    require_bits_of_one_rank_per_host(2, 4)
 
 
 # ---- threads

@@ -342,13 +342,8 @@ def late_buffer(device: torch.device) -> list[float]:
         loss.backward()
         if step == 3:
             refusing = Refusing(0)
-        if step >= 3:
-            given = [
-                None if p.grad is None else p.grad.float() for p in model.parameters()
-            ]
-            optimizer.step(grads=given)
-        else:
-            optimizer.step()
+        own = [None if p.grad is None else p.grad.float() for p in model.parameters()]
+        optimizer.step(grads=own if step >= 3 else None)
         optimizer.zero_grad()
         losses.append(loss)
     assert refusing is not None
