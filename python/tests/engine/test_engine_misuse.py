@@ -7,7 +7,9 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,41 +30,39 @@ from engines import (
     zero,
 )
 from local_ranks import by_ranks
+from ranks import failure_of
 from thinwire.comm import run_local_ranks
 
 pytestmark = pytest.mark.quick
 
 
+def refused(told: str, call: Callable[..., Any], *given: Any) -> None:
+    """The call raises an error whose name and text match."""
+    assert re.match(told, failure_of(lambda: call(*given)))
+
+
 @by_ranks(1)
 def test_backwards_that_are_refused(comm: Any) -> None:
     engine = make(comm, config_of())
-    with pytest.raises(TypeError, match="loss must be a tensor, got float"):
-        engine.backward(1.0)
-    with pytest.raises(thinwire.InvalidArgument, match="a scalar of floating point"):
-        engine.backward(torch.zeros(2, requires_grad=True))
-    with pytest.raises(thinwire.InvalidArgument, match="from the module's parameters"):
-        engine.backward(torch.zeros(()))
-    with pytest.raises(thinwire.FailedPrecondition, match="no backward since"):
-        engine.step()
+    refused("TypeError: loss must be a tensor, got float", engine.backward, 1.0)
+    vector, one = torch.zeros(2, requires_grad=True), torch.zeros(())
+    refused("InvalidArgument: .*a scalar of floating point", engine.backward, vector)
+    refused("InvalidArgument: .*from the module's parameters", engine.backward, one)
+    refused("FailedPrecondition: .*no backward since", engine.step)
     engine.backward(loss_of(engine, 0, 0))
-    with pytest.raises(thinwire.FailedPrecondition, match="call step"):
-        engine.backward(loss_of(engine, 0, 1))
-    with pytest.raises(
-        thinwire.FailedPrecondition, match="1 backward.s. would be lost"
-    ):
-        engine.zero_grad()
+    loss = loss_of(engine, 0, 1)
+    refused("FailedPrecondition: .*call step", engine.backward, loss)
+    refused("FailedPrecondition: .*1 backward.s. would be lost", engine.zero_grad)
     engine.step()
     engine.zero_grad()
     engine.optimizer.zero_grad()
-    with pytest.raises(thinwire.FailedPrecondition, match="remove optimizer.step"):
-        engine.optimizer.step()
-    with pytest.raises(thinwire.FailedPrecondition, match="make a new engine"):
-        engine.optimizer.add_param_group(
-            {"params": [torch.nn.Parameter(torch.ones(1))]}
-        )
+    refused("FailedPrecondition: .*remove optimizer.step", engine.optimizer.step)
+    group = {"params": [torch.nn.Parameter(torch.ones(1))]}
+    add = engine.optimizer.add_param_group
+    refused("FailedPrecondition: .*make a new engine", add, group)
     loss_of(engine, 0, 2).backward()
-    with pytest.raises(thinwire.FailedPrecondition, match="not the engine's"):
-        engine.backward(loss_of(engine, 0, 2))
+    loss = loss_of(engine, 0, 2)
+    refused("FailedPrecondition: .*not the engine's", engine.backward, loss)
 
 
 @by_ranks(1)
@@ -124,13 +124,11 @@ def test_changes_that_are_found_out(comm: Any) -> None:
         engine = make(comm, config_of())
         change(engine)
         loss = engine.module.last.bias.float().sum()
-        with pytest.raises(thinwire.FailedPrecondition, match=text):
-            engine.backward(loss)
+        refused(f"FailedPrecondition: .*{text}", engine.backward, loss)
     engine = make(comm, config_of())
     engine.backward(loss_of(engine, 0, 0))
     torch.nn.utils.clip_grad_norm_(engine.parameters(), 1e-3)
-    with pytest.raises(thinwire.FailedPrecondition, match="clip_grad_norm_"):
-        engine.step()
+    refused("FailedPrecondition: .*clip_grad_norm_", engine.step)
 
 
 @by_ranks(1)
@@ -147,10 +145,10 @@ def test_a_loss_through_another_engines_module(comm: Any) -> None:
         judge.requires_grad_(True)
     assert step + 1 == made.global_steps == judging.global_steps
     made.backward(judging(made(torch.ones(4, 7)).unsqueeze(-1)).mean())
-    with pytest.raises(
-        thinwire.FailedPrecondition, match="freeze this one for that loss"
-    ):
-        judging.backward(judging(torch.ones(4, 1)).mean())
+    loss = judging(torch.ones(4, 1)).mean()
+    refused(
+        "FailedPrecondition: .*freeze this one for that loss", judging.backward, loss
+    )
 
 
 @by_ranks(1)
@@ -161,8 +159,8 @@ def test_sparse_gradients_are_refused_by_name(comm: Any) -> None:
             self.table = torch.nn.Embedding(5, 3, sparse=True)
 
     engine = make(comm, config_of(), model=Words())
-    with pytest.raises(thinwire.InvalidArgument, match="'table.weight'.* sparse=False"):
-        engine.backward(engine.table(torch.tensor([1])).sum())
+    loss = engine.table(torch.tensor([1])).sum()
+    refused("InvalidArgument: .*'table.weight'.* sparse=False", engine.backward, loss)
 
 
 @by_ranks(1)
@@ -175,10 +173,9 @@ def test_what_deepspeed_has_and_thinwire_does_not(comm: Any) -> None:
         ("compile", "DeepCompile"),
         ("get_sequence_parallel_group", "sequence parallelism"),
     ):
-        with pytest.raises(
-            thinwire.Unavailable, match=f"{name}: Thinwire has no {feature}"
-        ):
-            getattr(engine, name)()
+        refused(
+            f"Unavailable: {name}: Thinwire has no {feature}", getattr(engine, name)
+        )
 
 
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
@@ -205,8 +202,7 @@ def test_inquiries(comm: Any) -> None:
     )
     loader = engine.deepspeed_io(list(range(11)))
     assert [len(batch) for batch in loader] == [4, 1] and len(loader.sampler) == 5
-    with pytest.raises(thinwire.InvalidArgument, match="IterableDataset"):
-        engine.deepspeed_io(Stream())
+    refused("InvalidArgument: .*IterableDataset", engine.deepspeed_io, Stream())
 
 
 @pytest.mark.parametrize("how", ["broadcast", "average", "as_they_are"])
@@ -264,16 +260,14 @@ def test_an_engine_goes_when_nobody_has_it(comm: Any) -> None:
         again.step,
         lambda: again.mean(1),
     ):
-        with pytest.raises(thinwire.FailedPrecondition, match="destroyed"):
-            call()
+        refused("FailedPrecondition: .*destroyed", call)
 
 
 @by_ranks(1)
 def test_an_engine_of_another_process_refuses(comm: Any) -> None:
     engine = make(comm, config_of())
     engine._process -= 1  # as after os.fork()
-    with pytest.raises(thinwire.FailedPrecondition, match="that forked this one"):
-        engine.step()
+    refused("FailedPrecondition: .*that forked this one", engine.step)
     engine.destroy()
     engine._process += 1
     train(engine, range(1))
@@ -283,5 +277,4 @@ def test_an_engine_of_another_process_refuses(comm: Any) -> None:
 def test_an_engine_is_neither_copied_nor_pickled(comm: Any) -> None:
     engine = make(comm, config_of())
     for action in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="save_checkpoint"):
-            action(engine)
+        refused("TypeError: .*save_checkpoint", action, engine)
