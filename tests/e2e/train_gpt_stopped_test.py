@@ -13,12 +13,7 @@ import time
 
 import train_gpt_runs
 from mpi_launcher import needs_mpi
-from train_gpt_saved_runs import (
-    THREADS,
-    SavedRuns,
-    ranks_of,
-    steps_of,
-)
+from train_gpt_saved_runs import SIZE, STEPS, THREADS, SavedRuns, ranks_of, steps_of
 
 
 class TrainGpt(SavedRuns):
@@ -112,6 +107,16 @@ class TrainGpt(SavedRuns):
     def test_sigint_saves(self):
         self.check_stopped("SIGINT", "--optimizer zero_one_adam", signal.SIGINT)
 
+    def test_sigusr1_saves_whatever_was_asked_for(self):
+        extra = f"{STEPS} {SIZE}".replace("--save-every 4", "")
+        out = self.folder / "run"
+        arguments = f"{extra} --steps 100000 --quiet --data {self.text} --out {out}"
+        process = self.begin(arguments.split())
+        self.wait_for("run", process, lambda rows: len(rows) > 4)
+        process.send_signal(signal.SIGUSR1)
+        self.end_of(process, code=3)
+        self.assertEqual(len(self.checkpoints("run")), 1)
+
     @needs_mpi
     def test_mpirun_forwards_sigusr1(self):
         errors = self.check_stopped("SIGUSR1", "", signal.SIGUSR1, ranks=3)
@@ -127,6 +132,23 @@ class TrainGpt(SavedRuns):
         self.assertNotIn(process.returncode, (0, 3), errors)
         self.assertNotIn("checkpoint complete", errors)
         self.assertGreater(before, 0)
+
+    def test_a_second_signal_interrupts_at_once(self):
+        extra = "--steps 100000 --save-every 1000000 --save-on USR1,USR2"
+        process = self.start("run", f"{extra} {THREADS}")
+        self.wait_for("run", process, lambda rows: len(rows) > 4)
+        process.send_signal(signal.SIGSTOP)  # so that both come at once
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGUSR2)
+        process.send_signal(signal.SIGCONT)
+        _, errors = process.communicate(timeout=60)
+        # The later one of the two, whichever that was.
+        name = self.summary("run")["stopped_by"]
+        self.assertIn(name, ("SIGUSR1", "SIGUSR2"))
+        code = 128 + getattr(signal, name)
+        self.assertEqual(process.returncode, code, errors)
+        self.assertIn(f"stopped by {name} at step", errors)
+        self.assertEqual(self.checkpoints("run"), [])
 
 
 if __name__ == "__main__":
