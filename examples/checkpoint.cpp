@@ -44,7 +44,7 @@ void train(comm::Communicator& comm, const std::string& folder) {
                                 .optimizer = optimizer};
   if (const auto loaded = checkpoint::resume(training, folder)) {
     training.step = loaded->step;
-    if (comm.rank() == 0) std::cout << "going on from " << loaded->path << '\n';
+    if (comm.rank() == 0) std::cout << "resumes from " << loaded->path << '\n';
   }
   for (std::int64_t step = training.step + 1; step <= kSteps; ++step) {
     // Data that depend only on step and rank are the same after a restart.

@@ -41,7 +41,7 @@ void train(comm::Communicator& comm, const std::string& folder) {
   std::int64_t step = 0;
   if (const auto loaded = model.resume(folder)) {
     step = loaded->extra.common.integer("step");
-    if (comm.rank() == 0) std::cout << "going on from " << loaded->path << '\n';
+    if (comm.rank() == 0) std::cout << "resumes from " << loaded->path << '\n';
   }
   const auto position = [&] {
     checkpoint::Extra extra;

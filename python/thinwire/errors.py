@@ -13,7 +13,9 @@ class Error(RuntimeError):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument or option is outside its range. Nothing has changed."""
+    """An argument or option is outside its range. Nothing has changed, except where a
+    call says that this rank gives up.
+    """
 
     code = "InvalidArgument"
 

@@ -71,8 +71,8 @@ class StepReport:
     comm_busy_seconds: float
     """Time with an exchange in flight, also during backward."""
     gradients_equal: bool
-    """Whether all ranks had bitwise the same gradient. Then something averaged it
-    before.
+    """Whether all ranks had bitwise the same gradient norm, in one of the first two steps
+    that compare it. Then something has probably averaged the gradients before.
     """
 
     @classmethod

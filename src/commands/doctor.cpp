@@ -238,7 +238,7 @@ void run_doctor(const Front& front) {
 void add_doctor(CLI::App& app, const Front& front) {
   app.add_subcommand(
          "doctor",
-         "Reports what this machine and build have, and suggests improvements; "
+         "Report what this machine and build have, and suggest improvements; "
          "under a launcher it checks all ranks and their messages")
       ->callback([&front] { run_doctor(front); });
 }

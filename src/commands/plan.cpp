@@ -291,7 +291,7 @@ void add_plan(CLI::App& app, const Front& front) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* command = app.add_subcommand(
       "plan",
-      "Predicts time, traffic and memory of a step for each optimizer and "
+      "Predict time, traffic and memory of a step for each optimizer and "
       "exchange; under a launcher it measures network and processors");
   command->add_option("--params", flags->params, "parameters of the model")
       ->required()
@@ -313,7 +313,8 @@ void add_plan(CLI::App& app, const Front& front) {
       ->excludes(backward);
   command->add_option(
       "--config", flags->config,
-      "a configuration file that gives dtype, accumulation and buckets");
+      "a configuration file that gives dtype, accumulation, buckets, residuals "
+      "and stages");
   command
       ->add_option("--dtype", flags->dtype,
                    "dtype of parameters: fp32, fp16 or bf16 (default: from "

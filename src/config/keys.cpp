@@ -21,7 +21,7 @@ constexpr std::string_view kWarmupTypes =
 constexpr std::string_view kTotals = "WarmupDecayLR, WarmupCosineLR";
 constexpr std::string_view kRates = "WarmupLR, WarmupDecayLR";
 
-constexpr std::string_view kStage3 = "of stage 3, which is rejected";
+constexpr std::string_view kStage3 = "only for stage 3, which is rejected";
 constexpr std::string_view kFp32Sums =
     "sums are formed in fp32 and divided once, so no partial sum overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
@@ -32,7 +32,7 @@ constexpr std::string_view kCharts =
     "in C++: `thinwire.telemetry` writes a file that `python -m thinwire "
     "telemetry` turns into TensorBoard's; thinwire.initialize follows it";
 constexpr std::string_view kOwnBits =
-    "of stage 3, which is rejected; at stages 1 and 2 use "
+    "only for stage 3, which is rejected; at stages 1 and 2 use "
     "`thinwire.zero_bits_up` and `thinwire.zero_bits_down`";
 constexpr std::string_view kNoMomentum = "the momentum does not cycle";
 
@@ -399,8 +399,8 @@ constexpr KeyRule kRules[] = {
     {"thinwire.semantics", kSupported,
      "`corrected` or `deepspeed`: the same numbers as DeepSpeed"},
     {"thinwire.hierarchy", kSupported,
-     "`auto` (the default): ranks of one host exchange among themselves first, "
-     "where hosts hold several ranks each, equally many; `flat`; `by_host`"},
+     "`auto` (the default): ranks of one host reduce locally first, if all "
+     "hosts have the same number of ranks, at least two; `flat`; `by_host`"},
     {"thinwire.ranks_per_host", kSupported,
      "0: found out; 1: flat; see THINWIRE_RANKS_PER_HOST"},
     {"thinwire.bucket_elements", kSupported,

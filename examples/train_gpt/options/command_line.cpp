@@ -239,8 +239,8 @@ void CommandLine::add_training_options() {
   add(app_, "--weight-decay", o.weight_decay, "RATE", "0", "AdamW's")
       ->check(amount());
   add(app_, "--clip", o.clip, "NORM", "1",
-      "Largest norm of the gradient, or 0 for no limit (deepspeed semantics "
-      "clip only in fp16)")
+      "Largest norm of the gradient, or 0 for no limit (with deepspeed "
+      "semantics low-bit optimizers clip only in fp16)")
       ->check(amount());
   add(app_, "--seed", o.seed, "N", "1",
       "Decides the initial parameters and the order of the text");

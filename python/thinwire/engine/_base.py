@@ -189,7 +189,7 @@ class EngineBase(torch.nn.Module):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
-        """Returns the module's state_dict(), if asked without untrained tensors. Local."""
+        """Returns the module's state_dict(), without frozen parameters if asked. Local."""
         state: dict[str, Any] = self.module.state_dict(
             destination=destination,  # type: ignore[arg-type]
             prefix=prefix,

@@ -39,13 +39,15 @@ class Engine(NotHere, Values, Saving):
 
     Gradients are averaged while backward computes others. The module's trainable
     parameters become views of flat memory in the configuration's precision. If that has
-    16 bits, other floating parameters and buffers are converted too. Parameters on
-    another device stay there, and flat memory on the host has copies. The engine zeroes
-    the gradients. Attributes that the engine does not have are those of `module`.
+    16 bits and all parameters are fp32, floating buffers and frozen parameters are
+    converted too. Parameters on another device stay there, and flat memory on the host
+    has copies. The engine zeroes the gradients. Attributes that the engine does not have
+    are those of `module`.
 
     The constructor, backward(), step() at boundaries, mean(), evaluation(),
-    save_checkpoint() and load_checkpoint() are collective. With ZeRO so are
-    load_module_state_dict() and whole values (full_parameter() and its like).
+    save_checkpoint() and load_checkpoint() are collective. With ZeRO, lean
+    1-bit Adam and a leader per host so are load_module_state_dict() and whole values
+    (full_parameter() and its like).
     """
 
     def __init__(

@@ -254,8 +254,9 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     @property
     def fp32_groups(self) -> list[list[torch.Tensor]]:
-        """Copies of the masters of each group, in fp32. Collective with ZeRO. Writing
-        into them has no effect: use engine.set_full_parameter().
+        """Copies of the masters of each group, in fp32. Collective like
+        Engine.full_parameter(). Writing into them has no effect: use
+        engine.set_full_parameter().
         """
         engine = self._made
         return [

@@ -96,7 +96,7 @@ class Values(EngineBase):
 
         The copy is fp32 and has the parameter's shape. `key` is "exp_avg" or
         "exp_avg_sq". An optimizer of torch that makes its own steps has keys of its
-        own. Collective with ZeRO, otherwise local.
+        own. Collective with ZeRO and a leader per host, otherwise local.
 
         Raises InvalidArgument for a key that the optimizer's present stage lacks: after
         its freeze 1-bit Adam has no exp_avg_sq.

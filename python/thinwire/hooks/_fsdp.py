@@ -216,11 +216,11 @@ def fsdp_hook(
     Raises TypeError unless `module` is an FSDPModule.
 
     Raises InvalidArgument for an argument out of range, and for gradients that are reduced
-    in other types than fp32 and bf16. It does so too for parameters that are sharded over
+    in other types than fp32 and bf16. Also raises it for parameters that are sharded over
     more than one mesh, or over another dimension than 0.
 
     Raises FailedPrecondition if this torch lacks what the hook needs, or after a forward.
-    It does so too if a module has a reduce-scatter of its own, or if a Thinwire optimizer
+    Also raises it if a module has a reduce-scatter of its own, or if a Thinwire optimizer
     averages the gradients. Then nothing has changed on any rank.
     """
     if not isinstance(module, FSDPModule):

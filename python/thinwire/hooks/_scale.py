@@ -76,7 +76,9 @@ class Jumps:
         self._logs: deque[float] = deque(maxlen=2 * _WINDOW)
 
     def has_jumped(self, norm: float) -> bool:
-        """Takes a norm; whether the last four lie a power of two from four before."""
+        """Takes a norm. Returns whether the last four are a power of two away from the four
+        before.
+        """
         if not 0 < norm < math.inf:
             return False
         self._logs.append(math.log2(norm))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers in torch's interface that average over the ranks themselves.
 
-`params` are tensors, (name, tensor) pairs or groups. All have one dtype: float32,
-float16 or bfloat16. Parameters of 16 bits get masters in fp32. Each parameter becomes a
-part of one flat array, and its gradient a part of another. A file of a parameter or of
+`params` are tensors, (name, tensor) pairs or groups. They are float32,
+float16 or bfloat16; float32 ones may be beside those of one 16-bit dtype. Parameters of
+16 bits get masters in fp32. Each parameter becomes a part of a flat array of its dtype,
+and its gradient a part of another. A file of a parameter or of
 its model takes as many bytes as before. Parameters on another device than the CPU stay
 there, and the arrays on the host have copies: see docs/guide/devices.md.
 
@@ -176,7 +177,7 @@ class OnebitLamb(_Optimizer):
     factor_max] and changes by at most factor_threshold per step. freeze_step and
     warmup_bits are those of OnebitAdam.
 
-    Memory: 8 bytes per parameter, then 12.25 and 4 / ranks.
+    Memory: 8 bytes per parameter, then 12.26 and 4 / ranks.
     """
 
     _options, _group = _core.OnebitLambOptions, _core.OnebitLambGroup
@@ -199,11 +200,12 @@ class ZeroOneAdam(_Optimizer):
     """0/1 Adam (Lu et al., arXiv:2202.06009).
 
     Ranks exchange one bit per element, and nothing in most steps after var_freeze_step.
-    var_update_scaler is the growth of the interval between updates of the variance.
-    local_step_scaler and local_step_clipper are growth and limit of the interval
-    between exchanges. warmup_bits are the bits per element in which updates of the
+    var_update_scaler is the number of updates of the variance after which the interval
+    between them doubles. local_step_scaler is the number of steps after which the
+    interval between exchanges doubles, up to local_step_clipper. warmup_bits are the bits per element in which updates of the
     variance average gradients: 4, 8, or 0 for exact averages, the default.
-    Between exchanges parameters differ from rank to rank. synchronize() and `with optimizer.evaluation():` make them equal.
+    Between exchanges parameters differ from rank to rank. synchronize() and
+    `with optimizer.evaluation():` make them equal.
 
     Memory: 16 bytes per parameter, then 20, and 4 / ranks.
     """

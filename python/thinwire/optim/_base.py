@@ -398,7 +398,8 @@ class _Optimizer(torch.optim.Optimizer):
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Sets gradients to 0 where step() reads them, whatever the argument, so
-        backward writes there. `model.zero_grad()` works as well, and costs a copy.
+        backward writes there. On devices other than the CPU, sets them to None.
+        `model.zero_grad()` works as well, and costs a copy.
         """
         self._made.memory.attach_gradients()
 
@@ -436,8 +437,8 @@ class _Optimizer(torch.optim.Optimizer):
         """Loads a state; thinwire.optim lists the accepted ones. Local; with lean 1-bit
         Adam collective.
 
-        Raises CorruptCheckpoint or InvalidArgument naming the part that does not fit;
-        nothing has changed then.
+        Raises CorruptCheckpoint or ValueError naming the part that does not fit, or
+        FailedPrecondition for an empty state after a step. Nothing has changed then.
         """
         _state.load(self, state_dict)
 

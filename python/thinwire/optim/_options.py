@@ -113,14 +113,14 @@ LOW_BIT = """Keywords of compression:
       it, local_step_scaler 12 %, and local_step_clipper 4, or 16 from 10,000 steps on.
       Without total_steps, freeze_step and var_freeze_step are 100000.
       `optimizer.freeze_step` has the effective value.
-    denom_floor: least denominator after the freeze, as a fraction of its block's RMS; 0 for
-      no floor.
+    denom_floor: least denominator after the freeze, in ZeroOneAdam always, as a fraction
+      of its block's RMS; 0 for no floor.
     residual_dtype: torch.float32 or torch.bfloat16.
     lagged_clipping: whether compressed steps clip by the gradients' norm of the steps
       before, unless it has doubled.
     comm_backend_name: DeepSpeed's. Unless process_group or THINWIRE_COMM chooses a
       transport, "mpi" chooses mpi4py and "gloo" torch.distributed. "nccl" and "hccl" change
-      nothing for tensors on the CPU.
+      nothing here.
     cuda_aware, deepspeed: DeepSpeed's, without effect."""
 
 OUTER = """Keyword of an outer loop:
