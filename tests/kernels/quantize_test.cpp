@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
+#include "support/errors.h"
 #include "support/kernel_cases.h"
 #include "support/masks.h"
 #include "support/values.h"
+#include "thinwire/core/error.h"
 
 namespace thinwire::kernels::quantize_test {
 namespace {
@@ -89,5 +92,135 @@ TEST_P(Quantize, AverageEqualsReferenceBitForBit) {
 INSTANTIATE_TEST_SUITE_P(All, Quantize, test::few_kernel_cases(),
                          test::case_name);
 
+// ---- by hand; Quantize.* shows that all targets do the same
+
+using Floats = std::vector<float>;
+
+TEST(QuantizeValues, FourBitsByHand) {
+  // step = 14 / 7: q = {7, -7, 0 (a tie, to even), 2 (a tie, to even), -1, 0}
+  Floats c = {14, -14, 1, 3, -2.5f, -0.0f};
+  std::uint32_t word = 0xffff'ffffu;
+  EXPECT_EQ(ref::quantize(c.data(), 4, &word, nullptr, 6), 2);
+  EXPECT_EQ(word, 0x76970eu);
+  EXPECT_EQ(c, (Floats{0, 0, 1, -1, -0.5f, 0}));
+  Floats out(6, 9.0f);
+  ref::dequantize({&word, 2}, 4, nullptr, out.data(), 6);
+  EXPECT_EQ(out, (Floats{14, -14, 0, 4, -2, 0}));
+}
+
+TEST(QuantizeValues, EightBitsByHand) {
+  // step = 1: q = {127, -127, 2, -4, 0}, codes {254, 0, 129, 123, 127}
+  Floats c = {127, -127, 2.25f, -3.75f, 0.5f};
+  std::uint32_t words[2] = {};
+  EXPECT_EQ(ref::quantize(c.data(), 8, words, nullptr, 5), 1);
+  EXPECT_EQ(words[0], 254u | 0u << 8 | 129u << 16 | 123u << 24);
+  EXPECT_EQ(words[1], 127u);
+  EXPECT_EQ(c, (Floats{0, 0, 0.25f, 0.25f, 0.5f}));
+}
+
+TEST(QuantizeValues, AverageByHand) {
+  const std::uint32_t first = 0x8760u;   // q = {-7, -1, 0, 1}
+  const std::uint32_t second = 0x7e78u;  // q = {1, 0, 7, 0}
+  const std::vector<Quantized> received = {{&first, 2}, {&second, 4}};
+  const std::uint32_t active = 0b0111;
+  Floats out(4, 9.0f);
+  ref::quantized_average(received, 4, 0.5f, &active, out.data(), 4);
+  EXPECT_EQ(out, (Floats{-7 + 2, -1, 14, 0}));
+  ref::quantized_average({}, 4, 1, nullptr, out.data(), 4);
+  EXPECT_EQ(out, Floats(4, 0.0f));
+}
+
+// 1 is lost in 2^24 + 1, but not in 2^24 - 2^24 + 1.
+TEST(QuantizeValues, RanksAreAddedInTheOrderGiven) {
+  const std::uint32_t plus = 7 + 1;
+  const std::uint32_t minus = 7 - 1;
+  const std::vector<Quantized> lost = {
+      {&plus, 0x1p24f}, {&plus, 1}, {&minus, 0x1p24f}};
+  const std::vector<Quantized> kept = {
+      {&plus, 0x1p24f}, {&minus, 0x1p24f}, {&plus, 1}};
+  float out = 9;
+  ref::quantized_average(lost, 4, 1, nullptr, &out, 1);
+  EXPECT_EQ(out, 0);
+  ref::quantized_average(kept, 4, 1, nullptr, &out, 1);
+  EXPECT_EQ(out, 1);
+}
+
+TEST(QuantizeValues, MaskedElementsAreInNothingAndNothingIsPastTheEnd) {
+  const std::size_t size = 67;
+  const std::vector<std::uint32_t> active = {0xffff'ffffu, 0xffff'fffau, 1};
+  const auto masked = [](std::size_t i) {
+    return i == 32 || i == 34 || i > 64;
+  };
+  for (const int bits : kBits) {
+    const auto half = static_cast<float>((1 << (bits - 1)) - 1);
+    Floats c(size, -half);
+    for (std::size_t i = 0; i < size; ++i) {
+      if (masked(i)) c[i] = NAN;
+    }
+    std::vector<std::uint32_t> words(quantized_words(size, bits), ~0u);
+    Floats out(size, 9.0f);
+    EXPECT_EQ(ref::quantize(c.data(), bits, words.data(), active.data(), size),
+              1);
+    ref::dequantize({words.data(), 2}, bits, active.data(), out.data(), size);
+    for (std::size_t i = 0; i < words.size() * 32 / std::size_t(bits); ++i) {
+      const std::size_t first = i * static_cast<std::size_t>(bits);
+      const std::uint32_t code =
+          words[first / 32] >> (first % 32) & ((1u << bits) - 1);
+      const bool zero = i < size && masked(i);
+      EXPECT_EQ(code, zero ? static_cast<std::uint32_t>(half) : 0u) << i;
+      if (i >= size) continue;
+      EXPECT_EQ(c[i], 0) << i;
+      EXPECT_EQ(out[i], zero ? 0.0f : -2 * half) << i;
+    }
+  }
+}
+
+TEST(QuantizeValues, ZerosHaveStepZeroAndKeepWhatIsTooSmall) {
+  for (const int bits : kBits) {
+    std::vector<std::uint32_t> words(quantized_words(33, bits));
+    Floats c(33, 0.0f);
+    EXPECT_EQ(ref::quantize(c.data(), bits, words.data(), nullptr, 33), 0);
+    EXPECT_EQ(c, Floats(33, 0.0f));
+    Floats out(33, 9.0f);
+    ref::dequantize({words.data(), 5}, bits, nullptr, out.data(), 33);
+    EXPECT_EQ(out, Floats(33, 0.0f));
+  }
+  std::uint32_t words[9];
+  Floats c(33, 0x1p-149f);  // / 127 is 0
+  EXPECT_EQ(ref::quantize(c.data(), 8, words, nullptr, 33), 0);
+  EXPECT_EQ(c, Floats(33, 0x1p-149f));
+}
+
+TEST(QuantizeValues, WhatIsNotFiniteShowsEverywhere) {
+  for (const float bad : {INFINITY, -INFINITY, NAN}) {
+    Floats c(40, 1.0f);
+    c[7] = bad;
+    std::uint32_t words[10];
+    const float step = ref::quantize(c.data(), 8, words, nullptr, 40);
+    Floats out(40);
+    ref::dequantize({words, step}, 8, nullptr, out.data(), 40);
+    for (const float x : c) EXPECT_TRUE(std::isnan(x));
+    for (const float x : out) EXPECT_TRUE(std::isnan(x));
+  }
+}
+
+TEST(QuantizeValues, OtherWidthsAreRefusedBeforeAnythingChanges) {
+  for (const int bits : {-8, 0, 1, 2, 3, 16, 32}) {
+    Floats c = {1, 2};
+    std::uint32_t words[2] = {5, 6};
+    const auto refused = [&](const auto& call) {
+      test::expect_error(ErrorCode::kInvalidArgument,
+                         {"bits", "4 or 8", std::to_string(bits)}, call);
+    };
+    for (const auto run : {quantize, ref::quantize})
+      refused([&] { (void)run(c.data(), bits, words, nullptr, 2); });
+    for (const auto run : {dequantize, ref::dequantize})
+      refused([&] { run({words, 1}, bits, nullptr, c.data(), 2); });
+    for (const auto run : {quantized_average, ref::quantized_average})
+      refused([&] { run({}, bits, 1, nullptr, c.data(), 2); });
+    EXPECT_EQ(c, (Floats{1, 2}));
+    EXPECT_EQ(words[0], 5u);
+  }
+}
 }  // namespace
 }  // namespace thinwire::kernels::quantize_test
