@@ -4,22 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <condition_variable>
-#include <cstdint>
-#include <cstring>
-#include <map>
+#include <functional>
 #include <memory>
-#include <mutex>
-#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "comm/failure.h"
+#include "support/counting_group.h"
 #include "support/environment.h"
 #include "support/errors.h"
 #include "thinwire/comm/agreement.h"
@@ -33,8 +28,10 @@ struct Ended {
   std::string text;  // what the ranks wrote, in their order
 };
 
+using Body = std::function<int(Communicator&)>;
+
 // run() on every rank of a local group.
-Ended run_all(int world_size, const std::function<int(Communicator&)>& body) {
+Ended run_all(int world_size, const Body& body) {
   auto group = make_local_group(world_size);
   Ended ended;
   ended.codes.resize(group.size());
@@ -46,6 +43,19 @@ Ended run_all(int world_size, const std::function<int(Communicator&)>& body) {
         ended.codes[rank] = run(std::move(group[rank]), body, &errors[rank]);
       });
   }
+  for (const auto& of_rank : errors) ended.text += of_rank.str();
+  return ended;
+}
+
+// run() on two ranks whose transport is as simple as a user's may be.
+Ended run_without_groups(const Body& body) {
+  test::CountingGroup group(2, /*ranks_per_host=*/1, /*splits=*/false);
+  Ended ended{.codes = {-1, -1}, .text = {}};
+  std::array<std::ostringstream, 2> errors;
+  group.run([&](Communicator& comm) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    ended.codes[rank] = run(comm, body, &errors[rank]);
+  });
   for (const auto& of_rank : errors) ended.text += of_rank.str();
   return ended;
 }
@@ -138,74 +148,6 @@ TEST(Run, TakesACommunicatorOfTheCallersAndEitherBody) {
   EXPECT_EQ(run(alone(), code), 7);
   EXPECT_EQ(run(*kept, code), 7);
   EXPECT_EQ(run(code), 7);
-}
-
-// A transport as simple as a user's may be: without groups.
-class NoGroups final : public Transport {
- public:
-  struct Channel {
-    std::mutex mutex;
-    std::condition_variable changed;
-    // From, to, exchange.
-    std::map<std::tuple<int, int, std::uint64_t>, std::vector<char>> messages;
-    std::string given_up;
-  };
-  NoGroups(Channel& channel, int rank) : channel_(channel), rank_(rank) {}
-
-  std::string_view name() const noexcept override { return "no groups"; }
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return 2; }
-  void exchange(std::span<const SendMessage> sends,
-                std::span<const RecvMessage> receives,
-                const Operation& operation) override {
-    std::unique_lock lock(channel_.mutex);
-    for (const auto& [peer, data, bytes] : sends) {
-      const char* begin = static_cast<const char*>(data);
-      channel_.messages[{rank_, peer, operation.sequence}] = {begin,
-                                                              begin + bytes};
-    }
-    channel_.changed.notify_all();
-    for (const auto& [peer, data, bytes] : receives) {
-      const std::tuple key{peer, rank_, operation.sequence};
-      channel_.changed.wait(lock, [&] {
-        return channel_.messages.contains(key) || !channel_.given_up.empty();
-      });
-      if (!channel_.messages.contains(key))
-        throw Error(ErrorCode::kCommFailure,
-                    failure::gave_up(operation, peer, channel_.given_up));
-      std::memcpy(data, channel_.messages[key].data(), bytes);
-      channel_.messages.erase(key);
-    }
-  }
-  std::unique_ptr<Transport> split(int, int, const Operation&) override {
-    throw Error(ErrorCode::kUnavailable, "split: there are no groups");
-  }
-  void give_up(std::string_view reason) noexcept override {
-    const std::lock_guard lock(channel_.mutex);
-    if (channel_.given_up.empty()) channel_.given_up = reason;
-    channel_.changed.notify_all();
-  }
-
- private:
-  Channel& channel_;
-  int rank_;
-};
-
-Ended run_without_groups(const std::function<int(Communicator&)>& body) {
-  NoGroups::Channel channel;
-  Ended ended{.codes = {-1, -1}, .text = {}};
-  std::array<std::ostringstream, 2> errors;
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < 2; ++rank)
-      threads.emplace_back([&, rank] {
-        const auto at = static_cast<std::size_t>(rank);
-        Communicator comm(std::make_unique<NoGroups>(channel, rank));
-        ended.codes[at] = run(comm, body, &errors[at]);
-      });
-  }
-  for (const auto& of_rank : errors) ended.text += of_rank.str();
-  return ended;
 }
 
 TEST(Run, WorksOnATransportWithoutGroups) {

@@ -8,11 +8,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "comm/failure.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/transport.h"
 #include "thinwire/core/error.h"
@@ -30,9 +34,11 @@ class CountingGroup {
     std::uint64_t rounds = 0;  ///< Exchanges that had messages.
   };
 
-  explicit CountingGroup(int size, int ranks_per_host = 1)
+  /// Unless `splits`, there are no other groups than that of all ranks.
+  explicit CountingGroup(int size, int ranks_per_host = 1, bool splits = true)
       : size_(size),
         ranks_per_host_(ranks_per_host),
+        splits_(splits),
         sent_(static_cast<std::size_t>(size)) {}
 
   /// Calls body(communicator) for every rank, each on its own thread.
@@ -95,6 +101,8 @@ class CountingGroup {
     // All ranks tell each other their color and key.
     std::unique_ptr<comm::Transport> split(
         int color, int key, const comm::Operation& operation) override {
+      if (!group_.splits_)
+        throw Error(ErrorCode::kUnavailable, "split: there are no groups");
       const int own[2] = {color, key};
       const auto* bytes = reinterpret_cast<const std::byte*>(own);
       for (int peer = 0; peer < size(); ++peer)
@@ -120,7 +128,9 @@ class CountingGroup {
           group_, group_.id_of(members, operation.sequence, id_), rank,
           members);
     }
-    void give_up(std::string_view) noexcept override { group_.fail(); }
+    void give_up(std::string_view reason) noexcept override {
+      group_.fail(reason);
+    }
 
    private:
     [[nodiscard]] int number() const {
@@ -154,17 +164,19 @@ class CountingGroup {
                               const comm::Operation& operation) {
     std::unique_lock lock(mutex_);
     arrived_.wait_until(lock, operation.deadline,
-                        [&] { return has_failed_ || boxes_.count(key) > 0; });
+                        [&] { return given_up_ || boxes_.count(key) > 0; });
     const auto box = boxes_.find(key);
     if (box == boxes_.end())
-      throw Error(ErrorCode::kCommFailure, "a peer has failed");
+      throw Error(ErrorCode::kCommFailure,
+                  comm::failure::gave_up(operation, std::get<1>(key),
+                                         given_up_.value_or("timed out")));
     std::vector<std::byte> bytes = std::move(box->second);
     boxes_.erase(box);
     return bytes;
   }
-  void fail() noexcept {
+  void fail(std::string_view reason) noexcept {
     const std::lock_guard lock(mutex_);
-    has_failed_ = true;
+    if (!given_up_) given_up_ = reason;
     arrived_.notify_all();
   }
   // Returns an id that is the same for all members of a group that is split
@@ -178,12 +190,13 @@ class CountingGroup {
 
   const int size_;
   const int ranks_per_host_;
+  const bool splits_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<Key, std::vector<std::byte>> boxes_;
   std::map<std::tuple<int, std::uint64_t, std::vector<int>>, int> ids_;
   std::vector<Sent> sent_;
-  bool has_failed_ = false;
+  std::optional<std::string> given_up_;  // why
 };
 
 }  // namespace thinwire::test
