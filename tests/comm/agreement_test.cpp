@@ -16,11 +16,22 @@ namespace {
 using test::expect_error;
 
 // (group)
-class RequireSame : public ::testing::TestWithParam<test::Group> {};
-class RequireSameOfTwo : public ::testing::TestWithParam<test::Group> {};
-class RequireSameOfThree : public ::testing::TestWithParam<test::Group> {};
+class Agreement : public ::testing::TestWithParam<test::Group> {};
+class AgreementOfTwo : public ::testing::TestWithParam<test::Group> {};
+class AgreementOfThree : public ::testing::TestWithParam<test::Group> {};
+INSTANTIATE_TEST_SUITE_P(All, Agreement, ::testing::ValuesIn(test::groups()),
+                         ::testing::PrintToStringParamName());
+// A job of one or two ranks has nothing for these.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AgreementOfTwo);
+INSTANTIATE_TEST_SUITE_P(All, AgreementOfTwo,
+                         ::testing::ValuesIn(test::groups(2)),
+                         ::testing::PrintToStringParamName());
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AgreementOfThree);
+INSTANTIATE_TEST_SUITE_P(All, AgreementOfThree,
+                         ::testing::ValuesIn(test::groups(3)),
+                         ::testing::PrintToStringParamName());
 
-TEST_P(RequireSame, AcceptsEqualTextsAtTheCostOfOneGather) {
+TEST_P(Agreement, AcceptsEqualTextsAtTheCostOfOneGather) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     require_same(comm, "layout", "a 3x4\nb 7\n");
     require_same(comm, "nothing", "");
@@ -31,7 +42,7 @@ TEST_P(RequireSame, AcceptsEqualTextsAtTheCostOfOneGather) {
 }
 
 // The last rank differs; the others learn of it as well.
-TEST_P(RequireSameOfTwo, ShowsTheFirstDifferentLineOnAllRanks) {
+TEST_P(AgreementOfTwo, ShowsTheFirstDifferentLineOnAllRanks) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const int last = comm.size() - 1;
     const std::string text =
@@ -44,7 +55,7 @@ TEST_P(RequireSameOfTwo, ShowsTheFirstDifferentLineOnAllRanks) {
   });
 }
 
-TEST_P(RequireSameOfTwo, ShowsALineThatOnlyOneRankHas) {
+TEST_P(AgreementOfTwo, ShowsALineThatOnlyOneRankHas) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const std::string text = comm.rank() == 0 ? "a\nb" : "a";
     expect_error(ErrorCode::kInvalidArgument,
@@ -53,7 +64,7 @@ TEST_P(RequireSameOfTwo, ShowsALineThatOnlyOneRankHas) {
   });
 }
 
-TEST_P(RequireSameOfThree, ChoosesTheEarliestLineOfAllRanks) {
+TEST_P(AgreementOfThree, ChoosesTheEarliestLineOfAllRanks) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const char* const texts[] = {"a\nb\nc", "a\nb\nX", "a\nX\nc"};
     expect_error(ErrorCode::kInvalidArgument,
@@ -63,30 +74,9 @@ TEST_P(RequireSameOfThree, ChoosesTheEarliestLineOfAllRanks) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, RequireSame, ::testing::ValuesIn(test::groups()),
-                         ::testing::PrintToStringParamName());
-// A job of one or two ranks has nothing for these.
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RequireSameOfTwo);
-INSTANTIATE_TEST_SUITE_P(All, RequireSameOfTwo,
-                         ::testing::ValuesIn(test::groups(2)),
-                         ::testing::PrintToStringParamName());
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RequireSameOfThree);
-INSTANTIATE_TEST_SUITE_P(All, RequireSameOfThree,
-                         ::testing::ValuesIn(test::groups(3)),
-                         ::testing::PrintToStringParamName());
-
 // ---- require_everywhere
-class RequireEverywhere : public ::testing::TestWithParam<test::Group> {};
-class RequireEverywhereOfTwo : public ::testing::TestWithParam<test::Group> {};
-INSTANTIATE_TEST_SUITE_P(All, RequireEverywhere,
-                         ::testing::ValuesIn(test::groups()),
-                         ::testing::PrintToStringParamName());
-INSTANTIATE_TEST_SUITE_P(All, RequireEverywhereOfTwo,
-                         ::testing::ValuesIn(test::groups(2)),
-                         ::testing::PrintToStringParamName());
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RequireEverywhereOfTwo);
 
-TEST_P(RequireEverywhere, CostsOneGatherWhereNothingIsThrown) {
+TEST_P(Agreement, CostsOneGatherWhereNothingIsThrown) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     int calls = 0;
     require_everywhere(comm, [&] { ++calls; });
@@ -97,7 +87,7 @@ TEST_P(RequireEverywhere, CostsOneGatherWhereNothingIsThrown) {
   });
 }
 
-TEST_P(RequireEverywhereOfTwo, ThrowsOnAllRanksWithTheCodeAndCauseOfOne) {
+TEST_P(AgreementOfTwo, ThrowsOnAllRanksWithTheCodeAndCauseOfOne) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const int last = comm.size() - 1;
     for (int i = 0; i < 2; ++i)  // the communicator can be used after it
@@ -114,7 +104,7 @@ TEST_P(RequireEverywhereOfTwo, ThrowsOnAllRanksWithTheCodeAndCauseOfOne) {
   });
 }
 
-TEST_P(RequireEverywhereOfTwo, PassesTheCauseOfTheLowestRankOn) {
+TEST_P(AgreementOfTwo, PassesTheCauseOfTheLowestRankOn) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const auto check = [&] {
       if (comm.rank() == 0) throw std::runtime_error("disk full");
