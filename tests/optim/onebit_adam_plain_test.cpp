@@ -99,14 +99,11 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(PlainLoops, EqualOnebitAdam) {
   const auto& [world, gradients, variant] = GetParam();
-  const ParameterLayout layout = test::late_layout();
   OnebitAdamOptions options = variant.options;
   options.freeze.step = test::kLateFreeze;
-  test::expect_same_run({world}, layout,
-                        {.steps = 10, .gradient = gradients.of},
-                        test::naive::OnebitAdam(world, layout, options,
-                                                test::normal(layout.size(), 3)),
-                        test::onebit_adam(options));
+  test::expect_plain_loops<test::naive::OnebitAdam>(
+      {world}, test::late_layout(), {.steps = 10, .gradient = gradients.of},
+      options, test::onebit_adam);
 }
 
 // Options that both have.
@@ -126,13 +123,9 @@ OnebitLambOptions lamb_options(const OnebitAdamOptions& from) {
 
 TEST_P(PlainLoops, EqualOnebitLamb) {
   const auto& [world, gradients, variant] = GetParam();
-  const ParameterLayout layout = test::late_layout();
-  const OnebitLambOptions options = lamb_options(variant.options);
-  test::expect_same_run({world}, layout,
-                        {.steps = 10, .gradient = gradients.of},
-                        test::naive::OnebitLamb(world, layout, options,
-                                                test::normal(layout.size(), 3)),
-                        test::onebit_lamb(options));
+  test::expect_plain_loops<test::naive::OnebitLamb>(
+      {world}, test::late_layout(), {.steps = 10, .gradient = gradients.of},
+      lamb_options(variant.options), test::onebit_lamb);
 }
 
 }  // namespace

@@ -15,22 +15,17 @@ using test::Drive;
 
 constexpr std::int64_t kFreeze = 3;
 
-void expect_naive(int world, const ParameterLayout& layout,
-                  const OnebitLambOptions& options, const Drive& run) {
-  test::expect_same_run({world}, layout, run,
-                        test::naive::OnebitLamb(world, layout, options,
-                                                test::normal(layout.size(), 3)),
-                        test::onebit_lamb(options));
-}
-
 class OnebitLambWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(All, OnebitLambWorlds,
                          ::testing::Values(1, 2, 3, 4, 8));
 
 TEST_P(OnebitLambWorlds, EqualsPlainLoops) {
-  expect_naive(GetParam(), test::awkward_layout(),
-               {.learning_rate = 0.01, .freeze = {.step = kFreeze}},
-               {.steps = 7, .gradient = test::gradient_with_gaps});
+  const OnebitLambOptions options{.learning_rate = 0.01,
+                                  .freeze = {.step = kFreeze}};
+  test::expect_plain_loops<test::naive::OnebitLamb>(
+      {GetParam()}, test::awkward_layout(),
+      {.steps = 7, .gradient = test::gradient_with_gaps}, options,
+      test::onebit_lamb);
 }
 
 struct Variant {
@@ -137,7 +132,8 @@ TEST_P(OnebitLambVariants, EqualPlainLoops) {
   const auto& [world, variant] = GetParam();
   OnebitLambOptions options = variant.options;
   options.freeze.step = kFreeze;
-  expect_naive(world, test::grouped_layout(), options, variant.run);
+  test::expect_plain_loops<test::naive::OnebitLamb>(
+      {world}, test::grouped_layout(), variant.run, options, test::onebit_lamb);
 }
 
 }  // namespace

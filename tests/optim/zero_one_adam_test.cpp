@@ -14,15 +14,6 @@ namespace {
 
 using test::Drive;
 
-void expect_naive(int world, const ParameterLayout& layout,
-                  const ZeroOneAdamOptions& options, const Drive& run) {
-  test::expect_same_run(
-      {world}, layout, run,
-      test::naive::ZeroOneAdam(world, layout, options,
-                               test::normal(layout.size(), 3)),
-      test::zero_one_adam(options));
-}
-
 // Variance steps 1, 2, 4, 6, 1-bit steps 3 and 5; then local steps with syncs
 // after 1, 2 and 4 of them.
 ZeroOneAdamOptions short_run() {
@@ -38,8 +29,10 @@ INSTANTIATE_TEST_SUITE_P(All, ZeroOneAdamWorlds,
                          ::testing::Values(1, 2, 3, 4, 8));
 
 TEST_P(ZeroOneAdamWorlds, EqualsPlainLoops) {
-  expect_naive(GetParam(), test::awkward_layout(), short_run(),
-               {.steps = 18, .gradient = test::gradient_with_gaps});
+  test::expect_plain_loops<test::naive::ZeroOneAdam>(
+      {GetParam()}, test::awkward_layout(),
+      {.steps = 18, .gradient = test::gradient_with_gaps}, short_run(),
+      test::zero_one_adam);
 }
 
 struct Variant {
@@ -206,7 +199,9 @@ INSTANTIATE_TEST_SUITE_P(All, ZeroOneAdamVariants,
 
 TEST_P(ZeroOneAdamVariants, EqualPlainLoops) {
   const auto& [world, variant] = GetParam();
-  expect_naive(world, test::grouped_layout(), variant.options, variant.run);
+  test::expect_plain_loops<test::naive::ZeroOneAdam>(
+      {world}, test::grouped_layout(), variant.run, variant.options,
+      test::zero_one_adam);
 }
 
 }  // namespace

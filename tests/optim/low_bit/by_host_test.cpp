@@ -54,12 +54,9 @@ std::vector<Options> variants(const Options& plain) {
 template <class Naive, class Options>
 void expect_plain_loops(Ranks ranks, const Drive& run, Options options,
                         test::MakeOptimizer (*make)(Options)) {
-  const ParameterLayout layout = test::grouped_layout();
   if (options.groups.empty()) options.groups.resize(2);
-  test::expect_same_run(
-      ranks, layout, run,
-      Naive(ranks.hosts, layout, options, test::normal(layout.size(), 3)),
-      make(options));
+  test::expect_plain_loops<Naive>(ranks, test::grouped_layout(), run, options,
+                                  make);
 }
 
 class ByHost : public ::testing::TestWithParam<Ranks> {};

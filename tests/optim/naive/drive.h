@@ -188,4 +188,14 @@ void expect_same_run(Ranks ranks, const ParameterLayout& layout,
   }
 }
 
+/// The same of optimizers that are made with the same options.
+template <class Naive, class Options>
+void expect_plain_loops(Ranks ranks, const ParameterLayout& layout,
+                        const Drive& run, const Options& options,
+                        MakeOptimizer (*make)(Options)) {
+  expect_same_run(ranks, layout, run,
+                  Naive(ranks.hosts, layout, options, normal(layout.size(), 3)),
+                  make(options));
+}
+
 }  // namespace thinwire::test

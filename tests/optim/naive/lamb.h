@@ -83,33 +83,27 @@ struct Lamb {
 
 /// 1-bit LAMB with a fixed freeze. Ranks hold the same parameters after every
 /// step, so there is one copy.
-class OnebitLamb {
+class OnebitLamb : public LowBit {
  public:
   OnebitLamb(int world, const ParameterLayout& layout,
              const optim::OnebitLambOptions& o, Floats start)
-      : o_(o),
-        setup_(setup_of(world, layout, o)),
+      : LowBit(world, layout, o, optim::warmup_bits_of(o.freeze)),
+        o_(o),
         lamb_{setup_, limits_of(layout, o), std::move(start)},
-        gradients_(setup_),
-        bits_(setup_),
         count_(layout.parameters().size()),
         frozen_(count_, 0),
         averaged_(count_, 0),
-        last_factor_(count_, 1) {
-    const int bits = optim::warmup_bits_of(o.freeze);
-    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
-  }
+        last_factor_(count_, 1) {}
 
   /// False: skipped.
   bool step(const std::vector<Floats>& grads) {
     counts = {};
     lamb_.setup.groups = setup_.groups;  // learning rates may have changed
     if (lamb_.t < optim::freeze_step_of(o_.freeze)) {
-      const auto average = few_bits_ ? gradients_.rounded(grads, *few_bits_)
-                                     : gradients_.exact(grads);
-      if (!average) return false;
-      lamb_.apply(average->sum, average->scale);
-      after_exact_step(average->clip);
+      const auto mean = average(grads);
+      if (!mean) return false;
+      lamb_.apply(mean->sum, mean->scale);
+      after_exact_step(mean->clip);
       return true;
     }
     const auto clip = gradients_.compressed(grads);
@@ -122,11 +116,6 @@ class OnebitLamb {
   }
   std::vector<double> coeffs;  ///< r of the last step, per parameter.
   Counts counts;  ///< Of the last step, if it was a compressed one.
-
-  [[nodiscard]] optim::AdamOptions& group(std::size_t g) {
-    return setup_.groups[g];
-  }
-  void synchronize() {}
 
  private:
   void after_exact_step(double clip) {
@@ -270,11 +259,7 @@ class OnebitLamb {
   }
 
   optim::OnebitLambOptions o_;
-  Setup setup_;
   Lamb lamb_;
-  Gradients gradients_;
-  OneBit bits_;
-  std::optional<FewBits> few_bits_;
   std::size_t count_;
   std::vector<double> frozen_;
   std::vector<std::int64_t> averaged_;

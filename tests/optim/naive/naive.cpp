@@ -101,15 +101,13 @@ float Numbers::update(float m, float d, float p) const {
   return decay != 0 ? u + decay * p : u;
 }
 
-OneBit::OneBit(const Setup& setup) : setup_(setup) { clear(); }
-
-void OneBit::clear() {
+void Residuals::clear() {
   const Floats zeros(setup_.layout.size());
   worker_error.assign(static_cast<std::size_t>(setup_.world), zeros);
   server_error = zeros;
 }
 
-float OneBit::stored(float residual) const {
+float Residuals::stored(float residual) const {
   return setup_.bf16_residuals ? to_float(to_bfloat16(residual)) : residual;
 }
 
@@ -199,50 +197,31 @@ void OneBit::inherit(const FewBits& from, double clip, const Floats& unit,
   inherit_into(server_error, from.server_error);
 }
 
-FewBits::FewBits(const Setup& setup, int bits)
-    : setup_(setup), levels_(static_cast<float>((1 << (bits - 1)) - 1)) {
-  clear();
-}
-
-void FewBits::clear() {
-  const Floats zeros(setup_.layout.size());
-  worker_error.assign(static_cast<std::size_t>(setup_.world), zeros);
-  server_error = zeros;
-}
-
-float FewBits::quantize(float* c, Floats& codes) const {
-  float most = 0;
-  for (std::size_t i = 0; i < codes.size(); ++i)
-    most = std::max(most, std::abs(c[i]));
-  const float step = most / levels_;
-  for (std::size_t i = 0; i < codes.size(); ++i) {
-    const float q = step == 0 ? 0 : std::nearbyint(c[i] / step);
-    codes[i] = std::min(std::max(q, -levels_), levels_);
-    c[i] = c[i] - codes[i] * step;
-    if (setup_.bf16_residuals) c[i] = to_float(to_bfloat16(c[i]));
-  }
-  return step;
+NaiveCodes FewBits::quantize(float* c, std::size_t size) const {
+  NaiveCodes sent(c, size, bits_);
+  for (std::size_t i = 0; i < size; ++i)
+    c[i] = stored(c[i] - sent.q[i] * sent.step);
+  return sent;
 }
 
 Floats FewBits::mean(const std::vector<Floats>& grads) {
   const auto inverse = static_cast<float>(1.0 / setup_.world);
   Floats result(setup_.layout.size());
   for (const Range& block : blocks(setup_.layout)) {
-    Floats codes(block.size);
     Floats average(block.size);
     for (std::size_t r = 0; r < grads.size(); ++r) {
       float* const c = worker_error[r].data() + block.offset;
       for (std::size_t i = 0; i < block.size; ++i)
         c[i] = grads[r][block.offset + i] + c[i];
-      const float step = quantize(c, codes);
+      const NaiveCodes sent = quantize(c, block.size);
       for (std::size_t i = 0; i < block.size; ++i)
-        average[i] += codes[i] * (step * inverse);
+        average[i] += sent.q[i] * (sent.step * inverse);
     }
     float* const c = server_error.data() + block.offset;
     for (std::size_t i = 0; i < block.size; ++i) c[i] = average[i] + c[i];
-    const float step = quantize(c, codes);
+    const NaiveCodes sent = quantize(c, block.size);
     for (std::size_t i = 0; i < block.size; ++i)
-      result[block.offset + i] = codes[i] * step;
+      result[block.offset + i] = sent.q[i] * sent.step;
   }
   return result;
 }

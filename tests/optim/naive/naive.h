@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/naive_codes.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/optim/adam.h"
@@ -97,18 +98,32 @@ struct Numbers {
 Numbers numbers(const optim::AdamOptions& o, std::int64_t m_steps,
                 std::int64_t v_steps);
 
+/// What rounding has kept back of every rank's values, and of their mean.
+class Residuals {
+ public:
+  explicit Residuals(const Setup& setup) : setup_(setup) { clear(); }
+  void clear();
+
+  std::vector<Floats> worker_error;
+  Floats server_error;
+
+ protected:
+  [[nodiscard]] float stored(float residual) const;
+
+  Setup setup_;
+};
+
 class FewBits;
 
-/// The compressed all-reduce with both residuals.
-class OneBit {
+/// The compressed all-reduce.
+class OneBit : public Residuals {
  public:
-  explicit OneBit(const Setup& setup);
+  using Residuals::Residuals;
 
   /// `x` of every rank; a rank alone gets its own back, 0 where masked.
   Floats mean(const std::vector<Floats>& x, const Flags& active);
   /// The servers' half alone: what they make of x, which they all know.
   Floats share(const Floats& x, const Flags& active);
-  void clear();
   /// The residuals of gradients, as momenta have them: times 1 - beta1 and
   /// `clip`, and per element the unit of its momentum and its ratio.
   void inherit(const FewBits& from, double clip, const Floats& unit,
@@ -116,34 +131,22 @@ class OneBit {
   /// Back into every rank's residual: what the exchange gave for `range`.
   void give_back(const Floats& mean, Range range, const Flags& active);
 
-  std::vector<Floats> worker_error;
-  Floats server_error;
-
  private:
   // c becomes c - s q; returns s.
   float split(float* c, Range block, const Flags& active, Floats& signed_scale);
-  [[nodiscard]] float stored(float residual) const;
-
-  Setup setup_;
 };
 
-/// The average of gradients over 4 or 8 bits, with both residuals.
-class FewBits {
+/// The average of gradients over 4 or 8 bits.
+class FewBits : public Residuals {
  public:
-  FewBits(const Setup& setup, int bits);
-
+  FewBits(const Setup& setup, int bits) : Residuals(setup), bits_(bits) {}
   Floats mean(const std::vector<Floats>& grads);
-  void clear();
-
-  std::vector<Floats> worker_error;
-  Floats server_error;
 
  private:
-  // Returns the step; c becomes its error.
-  float quantize(float* c, Floats& codes) const;
+  // c becomes its error.
+  NaiveCodes quantize(float* c, std::size_t size) const;
 
-  Setup setup_;
-  float levels_;
+  int bits_;
 };
 
 /// What every optimizer does with the gradients of a step, before its own part.
@@ -193,6 +196,33 @@ class Gradients {
   double ratio_ = 1;
   bool measured_ = false;
   double before_ = 0;  // lagged clipping: b
+};
+
+/// What every low-bit optimizer has.
+class LowBit {
+ public:
+  template <class Options>
+  LowBit(int world, const ParameterLayout& layout, const Options& o,
+         int warmup_bits)
+      : setup_(setup_of(world, layout, o)), gradients_(setup_), bits_(setup_) {
+    if (warmup_bits != 0 && world > 1) few_bits_.emplace(setup_, warmup_bits);
+  }
+  [[nodiscard]] optim::AdamOptions& group(std::size_t g) {
+    return setup_.groups[g];
+  }
+  void synchronize() {}
+
+ protected:
+  /// Of an exact step.
+  std::optional<Gradients::Average> average(const std::vector<Floats>& grads) {
+    return few_bits_ ? gradients_.rounded(grads, *few_bits_)
+                     : gradients_.exact(grads);
+  }
+
+  Setup setup_;
+  Gradients gradients_;
+  OneBit bits_;
+  std::optional<FewBits> few_bits_;
 };
 
 }  // namespace thinwire::test::naive

@@ -13,20 +13,15 @@ namespace thinwire::test::naive {
 
 /// With a fixed freeze and no group that stays exact.
 /// Ranks hold the same parameters after every step, so there is one copy.
-class OnebitAdam {
+class OnebitAdam : public LowBit {
  public:
   OnebitAdam(int world, const ParameterLayout& layout,
              const optim::OnebitAdamOptions& o, Floats start)
-      : freeze_step_(optim::freeze_step_of(o.freeze)),
-        setup_(setup_of(world, layout, o)),
-        gradients_(setup_),
-        bits_(setup_),
+      : LowBit(world, layout, o, optim::warmup_bits_of(o.freeze)),
+        freeze_step_(optim::freeze_step_of(o.freeze)),
         p_(std::move(start)),
         m_(layout.size()),
-        v_(layout.size()) {
-    const int bits = optim::warmup_bits_of(o.freeze);
-    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
-  }
+        v_(layout.size()) {}
 
   /// False: skipped.
   bool step(const std::vector<Floats>& grads) {
@@ -36,20 +31,15 @@ class OnebitAdam {
       if (clip) compressed_step(grads, *clip);
       return clip.has_value();
     }
-    const auto average = few_bits_ ? gradients_.rounded(grads, *few_bits_)
-                                   : gradients_.exact(grads);
-    if (!average) return false;
-    exact_step(average->sum, average->scale);
-    if (t_ == freeze_step_) freeze(average->clip);
+    const auto mean = average(grads);
+    if (!mean) return false;
+    exact_step(mean->sum, mean->scale);
+    if (t_ == freeze_step_) freeze(mean->clip);
     return true;
   }
 
   [[nodiscard]] const Floats& params(int /*rank*/) const { return p_; }
   [[nodiscard]] const Floats& variance() const { return v_; }
-  [[nodiscard]] optim::AdamOptions& group(std::size_t g) {
-    return setup_.groups[g];
-  }
-  void synchronize() {}
   Counts counts;  ///< Of the last step, if it was a compressed one.
 
  private:
@@ -100,10 +90,6 @@ class OnebitAdam {
   }
 
   std::int64_t freeze_step_;
-  Setup setup_;
-  Gradients gradients_;
-  OneBit bits_;
-  std::optional<FewBits> few_bits_;
   Floats p_, m_, v_;
   std::int64_t t_ = 0;
   std::optional<Frozen> frozen_;

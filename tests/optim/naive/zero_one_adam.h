@@ -12,15 +12,12 @@
 
 namespace thinwire::test::naive {
 
-class ZeroOneAdam {
+class ZeroOneAdam : public LowBit {
  public:
   ZeroOneAdam(int world, const ParameterLayout& layout,
               const optim::ZeroOneAdamOptions& o, const Floats& start)
-      : o_(o),
+      : LowBit(world, layout, o, o.warmup_bits.value_or(0)),
         stages_(optim::zero_one_stages_of(o)),
-        setup_(setup_of(world, layout, o)),
-        gradients_(setup_),
-        bits_(setup_),
         v_(layout.size()),
         lrs_(layout.num_groups()),
         decay_(layout.num_groups(), 1),
@@ -30,19 +27,16 @@ class ZeroOneAdam {
     for (const Parameter& p : layout.parameters())
       for (std::size_t i = 0; i < p.size; ++i)
         group_of_[p.offset + i] = p.group;
-    const int bits = o.warmup_bits.value_or(0);
-    if (bits != 0 && world > 1) few_bits_.emplace(setup_, bits);
   }
 
   /// Returns false if the step was skipped.
   bool step(const std::vector<Floats>& grads) {
     if (t_ >= stages_.var_freeze_step) return frozen_step(grads);
     if ((t_ + 1) % var_interval_ == 0) {
-      const auto average = few_bits_ ? gradients_.rounded(grads, *few_bits_)
-                                     : gradients_.exact(grads);
-      if (!average) return false;
-      variance_step(average->sum, average->scale);
-      if (few_bits_) hand_over(average->clip);
+      const auto mean = average(grads);
+      if (!mean) return false;
+      variance_step(mean->sum, mean->scale);
+      if (few_bits_) hand_over(mean->clip);
     } else {
       const auto clip = gradients_.compressed(grads);
       if (!clip) return false;
@@ -61,9 +55,6 @@ class ZeroOneAdam {
 
   [[nodiscard]] const Floats& params(int rank) const {
     return ranks_[static_cast<std::size_t>(rank)].p;
-  }
-  [[nodiscard]] optim::AdamOptions& group(std::size_t g) {
-    return setup_.groups[g];
   }
   /// What the step before was.
   optim::Phase phase = optim::Phase::kExact;
@@ -222,12 +213,7 @@ class ZeroOneAdam {
     std::fill(decay_.begin(), decay_.end(), 1.0);
   }
 
-  optim::ZeroOneAdamOptions o_;
   optim::ZeroOneStages stages_;
-  Setup setup_;
-  Gradients gradients_;
-  OneBit bits_;
-  std::optional<FewBits> few_bits_;
   std::vector<Rank> ranks_;
   Floats v_, origin_;
   std::optional<Frozen> frozen_;  // as of the last variance step
