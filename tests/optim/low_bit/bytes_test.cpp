@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "optim/low_bit/late_cases.h"
+#include "optim/naive/drive.h"
 #include "optim/support.h"
 #include "thinwire/exchange/block_layout.h"
 
@@ -99,6 +101,29 @@ TEST_P(LowBitBytes, AndRoundsOfZeroOneAdam) {
   EXPECT_EQ(steps[Phase::kExact], 5);
   EXPECT_EQ(steps[Phase::kCompressed], 10);
   EXPECT_EQ(steps[Phase::kLocal], 5);
+}
+
+// Elements whose first gradient comes after the freeze.
+TEST_P(LowBitBytes, AreThoseOfOtherStepsUnlessALateElementComes) {
+  using test::kFirstLate;
+  using test::kLateFreeze;
+  const FreezeOptions freeze{.step = kLateFreeze};
+  for (const auto& make :
+       {test::onebit_adam({.freeze = freeze}),
+        test::onebit_adam({.freeze = freeze,
+        .compression = {.residual_dtype = DType::kBFloat16}}),
+        test::onebit_lamb({.learning_rate = 0.01, .freeze = freeze})}) {
+    const auto bytes = test::drive<std::uint64_t>(
+        {GetParam()}, test::late_layout(),
+        {.steps = kFirstLate + 4, .gradient = test::late_gradient}, make,
+        [](auto&, const StepReport& report, auto&) {
+          return report.bytes_sent;
+        });
+    for (std::size_t t = kLateFreeze + 1; t < bytes.size(); ++t)
+      if (t != kFirstLate - 1 && t != kFirstLate) {
+        EXPECT_EQ(bytes[t], bytes[kLateFreeze]) << "step " << t + 1;
+      }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LowBitBytes, ::testing::Values(2, 3, 4, 8));
