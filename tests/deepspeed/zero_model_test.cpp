@@ -7,11 +7,11 @@
 #include <memory>
 
 #include "deepspeed/plain_zero.h"
+#include "support/converted.h"
 #include "support/ranks.h"
 #include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::deepspeed::zero_model_test {
 namespace {
@@ -102,9 +102,9 @@ void collect(ZeroOptimizer& optimizer, const std::vector<float>& grads,
   optimizer.gradients().begin(which);
   for (std::size_t p = all.parameters().size(); p-- > 0;) {
     const Parameter& parameter = all.parameters()[p];
-    Buffer gradient(parameter.size, optimizer.options().dtype);
-    kernels::convert(std::span(grads).subspan(parameter.offset, parameter.size),
-                     gradient.view());
+    const Buffer gradient = test::converted(
+        std::span(grads).subspan(parameter.offset, parameter.size),
+        optimizer.options().dtype);
     optimizer.gradients().collect(p, gradient.view());
   }
   optimizer.gradients().end();
@@ -113,8 +113,7 @@ void collect(ZeroOptimizer& optimizer, const std::vector<float>& grads,
 void compare(const Case& c, comm::Communicator& comm) {
   SCOPED_TRACE(fmt::format("variant {}", c.variant));
   PlainZero plain(c.world, layout(), c.rule(), c.options(), start(c));
-  Buffer params(layout().size(), c.dtype);
-  kernels::convert(start(c), params.view());
+  Buffer params = test::converted(start(c), c.dtype);
   const auto made = [&] {
     return std::make_unique<ZeroOptimizer>(comm, layout(), c.rule(),
                                            params.view(), c.options());
@@ -138,8 +137,7 @@ void compare(const Case& c, comm::Communicator& comm) {
         collect(optimizer, backwards.back()[rank],
                 {.is_first = b == 0, .is_last = b + 1 == count});
     }
-    Buffer together(params.size(), c.dtype);
-    kernels::convert(backwards[0][rank], together.view());
+    Buffer together = test::converted(backwards[0][rank], c.dtype);
     const optim::StepReport report =
         is_whole ? optimizer.step(params.view(), together.view())
                  : optimizer.step();
@@ -162,8 +160,7 @@ void compare(const Case& c, comm::Communicator& comm) {
       same(optimizer.whole_values().state(p.name, "exp_avg_sq"),
            plain.exp_avg_sq);
     }
-    std::vector<float> now(params.size());
-    kernels::convert(params.view(), now);
+    const std::vector<float> now = test::floats_of(params.view());
     for (std::size_t i = 0; i < now.size(); ++i)
       ASSERT_EQ(now[i], rounded(plain.masters[i], c.dtype)) << i;
   }

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "deepspeed/rounded_sum.h"
+#include "support/converted.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "support/values.h"
@@ -25,18 +26,6 @@ using optim::StepReport;
 
 void ranks(int world, const std::function<void(comm::Communicator&)>& body) {
   test::run_ranks("local", world, body);
-}
-
-Buffer buffer_of(const std::vector<float>& values, DType dtype) {
-  Buffer result(values.size(), dtype);
-  kernels::convert(values, result.view());
-  return result;
-}
-
-std::vector<float> floats(ConstView values) {
-  std::vector<float> wide(values.size());
-  kernels::convert(values, wide);
-  return wide;
 }
 
 ParameterLayout layout_of(std::vector<std::size_t> sizes) {
@@ -72,7 +61,7 @@ struct Training {
   void backward(const std::vector<float>& grads,
                 exchange::Backward which = {}) {
     optimizer->gradients().begin(which);
-    const Buffer all = buffer_of(grads, params.dtype());
+    const Buffer all = test::converted(grads, params.dtype());
     for (std::size_t p = 0; p < layout.parameters().size(); ++p)
       optimizer->gradients().collect(
           p, all.view().subview(layout.parameters()[p].offset,
@@ -80,7 +69,7 @@ struct Training {
     optimizer->gradients().end();
   }
   StepReport step(const std::vector<float>& grads) {
-    Buffer whole = buffer_of(grads, params.dtype());
+    Buffer whole = test::converted(grads, params.dtype());
     return optimizer->step(params.view(), whole.view());
   }
   [[nodiscard]] float gradient_seen() const {
@@ -153,11 +142,11 @@ TEST(RoundedSum, Item12DividesBeforeAndAfter) {
     for (const SumScaling& scaling : {parts, before})
       for (const DType dtype :
            {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-        const Buffer ones = buffer_of(std::vector<float>(6, 1), dtype);
+        const Buffer ones = test::converted(std::vector<float>(6, 1), dtype);
         const Buffer piece =
             rounded_sum(comm, ones.view(), counts, scaling, dtype);
         EXPECT_EQ(piece.dtype(), dtype);
-        EXPECT_EQ(floats(piece.view()),
+        EXPECT_EQ(test::floats_of(piece.view()),
                   std::vector<float>(
                       counts[static_cast<std::size_t>(comm.rank())], 1.0f));
       }
@@ -190,7 +179,7 @@ TEST(DeepSpeedZero, Item31SkippingInBfloat16IsAChoice) {
         EXPECT_EQ(report.grad_norm, skips ? 0.0 : 1.0);
       }
       EXPECT_EQ(run.optimizer->progress().skipped, skips ? 8 : 0);
-      for (const float p : floats(run.params.view()))
+      for (const float p : test::floats_of(run.params.view()))
         EXPECT_EQ(std::isfinite(p), skips);
     });
 }
@@ -230,8 +219,8 @@ TEST(DeepSpeedZero, TakesWholeValuesAndGivesThemBack) {
     const std::vector<float> values = {0.1f, -2, 1024, 7};
     run.optimizer->whole_values().set_parameter("p1", values);
     EXPECT_EQ(run.optimizer->whole_values().parameter("p1"), values);
-    EXPECT_EQ(floats(run.params.view().subview(3, 4)),
-              floats(buffer_of(values, DType::kFloat16).view()));
+    EXPECT_EQ(test::floats_of(run.params.view().subview(3, 4)),
+              test::floats_of(test::converted(values, DType::kFloat16).view()));
     run.optimizer->whole_values().set_state("p1", "exp_avg_sq", values);
     EXPECT_EQ(run.optimizer->whole_values().state("p1", "exp_avg_sq"), values);
     test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg", "'step'"}, [&] {

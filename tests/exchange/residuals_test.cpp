@@ -82,12 +82,6 @@ TEST_P(KeptSum, BecomesTheResidualWhereSomethingIsAdded) {
   });
 }
 
-Buffer stored(const std::vector<float>& values, DType dtype) {
-  Buffer buffer(values.size(), dtype);
-  kernels::convert(values, buffer.view());
-  return buffer;
-}
-
 TEST_P(KeptSum, GoesWhenErrorsAreClearedOrLoaded) {
   std::array<std::size_t, 3> served{};
   compare([&](CompressedAllReduce& all, std::uint32_t step, int rank) {
@@ -98,8 +92,9 @@ TEST_P(KeptSum, GoesWhenErrorsAreClearedOrLoaded) {
     const DType dtype = GetParam();
     const std::vector<float> worker =
         test::layered_values(all.layout().residual_size(), 7);
-    all.load_errors(stored(worker, dtype).view(),
-                    stored(std::vector<float>(size, 0.25f), dtype).view());
+    all.load_errors(
+        test::converted(worker, dtype).view(),
+        test::converted(std::vector<float>(size, 0.25f), dtype).view());
   });
 }
 

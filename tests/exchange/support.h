@@ -6,10 +6,9 @@
 #include <random>
 #include <vector>
 
+#include "support/converted.h"
 #include "thinwire/comm/local.h"
-#include "thinwire/core/view.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::test {
 
@@ -22,13 +21,6 @@ inline std::vector<float> layered_values(std::size_t n, std::uint32_t seed) {
     const float spread = i / 500 % 3 == 0 ? 1.0f : 1e-3f;
     values[i] = spread * normal(generator);
   }
-  return values;
-}
-
-/// What a residual holds.
-inline std::vector<float> floats_of(ConstView residual) {
-  std::vector<float> values(residual.size());
-  kernels::convert(residual, values);
   return values;
 }
 

@@ -30,10 +30,8 @@ std::vector<Variant> variants() {
     change(o);
     return o;
   };
-  OnebitAdamOptions masks = with_groups();
-  for (std::size_t g = 0; g < 2; ++g)
-    masks.groups[g].exp_avg_mask =
-        test::every_third_masked(test::late_layout(), g);
+  const OnebitAdamOptions masks =
+      test::with_masks(with_groups(), test::late_layout());
   OnebitAdamOptions few_bits = masks;
   few_bits.freeze.warmup_bits = 4;
   few_bits.compression.exchange.max_grad_norm = 0.5;

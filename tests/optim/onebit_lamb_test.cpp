@@ -44,11 +44,7 @@ OnebitLambOptions with_limits_of_groups() {
 }
 
 OnebitLambOptions with_masks() {
-  OnebitLambOptions o = with_groups();
-  for (std::size_t g = 0; g < 2; ++g)
-    o.groups[g].exp_avg_mask =
-        test::every_third_masked(test::grouped_layout(), g);
-  return o;
+  return test::with_masks(with_groups(), test::grouped_layout());
 }
 
 // The size of gradients falls by half every step, which the frozen variance

@@ -79,6 +79,14 @@ inline std::vector<float> every_third_masked(const ParameterLayout& layout,
   return mask;
 }
 
+/// Every third element of each group is masked.
+template <class Options>
+Options with_masks(Options o, const ParameterLayout& layout) {
+  for (std::size_t g = 0; g < o.groups.size(); ++g)
+    o.groups[g].exp_avg_mask = every_third_masked(layout, g);
+  return o;
+}
+
 /// A second group that differs from the first in all that groups may set.
 template <class Options>
 Options with_second_group(Options o) {

@@ -48,11 +48,7 @@ ZeroOneAdamOptions with_groups() {
 }
 
 ZeroOneAdamOptions with_masks() {
-  ZeroOneAdamOptions o = with_groups();
-  for (std::size_t g = 0; g < 2; ++g)
-    o.groups[g].exp_avg_mask =
-        test::every_third_masked(test::grouped_layout(), g);
-  return o;
+  return test::with_masks(with_groups(), test::grouped_layout());
 }
 
 // "dead" gets a gradient from one of the later variance steps on.

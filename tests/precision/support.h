@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "optim/low_bit/cases.h"
+#include "support/converted.h"
 #include "support/same_bits.h"
-#include "thinwire/kernels/cast.h"
 #include "thinwire/precision/mixed_precision.h"
 
 namespace thinwire::test {
@@ -112,12 +112,6 @@ inline Buffer copied(ConstView values) {
   if (values.bytes() != 0)
     std::memcpy(copy.data(), values.data(), values.bytes());
   return copy;
-}
-
-inline Buffer converted(ConstView values, DType dtype) {
-  Buffer result(values.size(), dtype);
-  kernels::convert(values, result.view());
-  return result;
 }
 
 /// One rank's training: what a caller of such an optimizer holds.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "support/converted.h"
 #include "support/ranks.h"
 #include "support/same_bits.h"
 #include "support/values.h"
@@ -45,12 +46,6 @@ inline MakeRule lamb_rule(optim::LambOptions options = {}) {
 /// unscaled and clipped.
 inline MakeRule seeing_gradients() {
   return adam_rule({.beta1 = 0, .beta2 = 0, .bias_correction = false});
-}
-
-inline std::vector<float> floats_of(ConstView values) {
-  std::vector<float> wide(values.size());
-  kernels::convert(values, wide);
-  return wide;
 }
 
 inline Buffer rounded(ConstView values, DType dtype) {

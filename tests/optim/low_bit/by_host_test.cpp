@@ -13,7 +13,7 @@
 #include "optim/naive/lamb.h"
 #include "optim/naive/onebit_adam.h"
 #include "optim/naive/zero_one_adam.h"
-#include "thinwire/kernels/cast.h"
+#include "support/converted.h"
 
 namespace thinwire::optim::by_host_test {
 namespace {
@@ -229,10 +229,8 @@ TEST_P(ByHost, BitsDoNotDependOnWhatIsReducedEarly) {
       Floats got = want;
       for (std::int64_t t = 1; t <= 6; ++t) {
         const auto g = test::gradient(layout.size(), t, comm.rank());
-        Buffer own(g.size(), dtype);
-        Buffer begun(g.size(), dtype);
-        kernels::convert(g, own.view());
-        kernels::convert(g, begun.view());
+        Buffer own = test::converted(g, dtype);
+        Buffer begun = test::converted(g, dtype);
         plain.step(want, own.view());
         EXPECT_EQ(early.early()->reduces(), t <= 2 || !comm.hosts().is_flat());
         if (early.early()->reduces()) {

@@ -14,9 +14,9 @@
 #include "optim/low_bit/cases.h"
 #include "optim/low_bit/heavy_cases.h"
 #include "optim/states.h"
+#include "support/converted.h"
 #include "support/errors.h"
 #include "thinwire/core/memory.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim::during_backward_test {
 namespace {
@@ -225,8 +225,7 @@ TEST(DuringBackward, FindsOutThatTheLossScaleHasChanged) {
         const double scale = t < 5 ? 64 : 32;
         auto values = test::gradient(layout.size(), t, comm.rank());
         for (float& value : values) value *= static_cast<float>(scale);
-        Buffer grads(layout.size(), DType::kFloat16);
-        kernels::convert(values, grads.view());
+        Buffer grads = test::converted(values, DType::kFloat16);
         if (is_early) last_first(optimizer, grads.view(), t);
         EXPECT_TRUE(optimizer
                         .step({.params = params,

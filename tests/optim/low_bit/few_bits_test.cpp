@@ -16,9 +16,9 @@
 #include "optim/naive/drive.h"
 #include "optim/other_ranks.h"
 #include "optim/states.h"
+#include "support/converted.h"
 #include "support/errors.h"
 #include "support/kept_log.h"
-#include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::optim::few_bits_test {
@@ -33,14 +33,8 @@ OnebitAdamOptions with_bits(int bits, std::int64_t freeze_step = 1000) {
   return o;
 }
 
-std::vector<float> floats_of(ConstView values) {
-  std::vector<float> floats(values.size());
-  kernels::convert(values, floats);
-  return floats;
-}
-
 std::vector<float> array_of(const Optimizer& optimizer, const char* name) {
-  return floats_of(copy_of(optimizer.state()).array(name));
+  return test::floats_of(copy_of(optimizer.state()).array(name));
 }
 
 // ---- begun during backward
@@ -95,8 +89,7 @@ std::vector<std::vector<After>> run(test::Ranks ranks,
       if (comm.rank() == 1 && (t == 2 || t == 4))
         values[static_cast<std::size_t>(t) * 700] =
             std::numeric_limits<float>::infinity();
-      Buffer grads(values.size(), dtype);
-      kernels::convert(values, grads.view());
+      Buffer grads = test::converted(values, dtype);
       hand_over(*optimizer, grads.view(), layout);
       const StepReport report = optimizer->step(
           {.params = params, .grads = grads.view(), .loss_scale = scale});
@@ -308,9 +301,9 @@ TEST(WarmupBits, OfMoreRanksAreAGroupOfOnesDebt) {
       const Floats e = array_of(optimizer, "worker_error");
       const Floats d = array_of(optimizer, "server_error");
       Floats params = test::normal(layout.size(), 3);
-      Buffer grads(layout.size(), dtype);
-      kernels::convert(test::gradient(layout.size(), 4, 0), grads.view());
-      const Floats g = floats_of(std::as_const(grads).view());
+      Buffer grads =
+          test::converted(test::gradient(layout.size(), 4, 0), dtype);
+      const Floats g = test::floats_of(std::as_const(grads).view());
       const StepReport report = optimizer.step(params, grads.view());
       EXPECT_TRUE(report.applied);
       EXPECT_EQ(report.bits, 0);

@@ -11,7 +11,7 @@
 #include "optim/low_bit/cases.h"
 #include "optim/naive/drive.h"
 #include "optim/states.h"
-#include "thinwire/kernels/cast.h"
+#include "support/converted.h"
 
 namespace thinwire::optim::nonfinite_test {
 namespace {
@@ -31,12 +31,6 @@ INSTANTIATE_TEST_SUITE_P(
       return fmt::format("{}_{}x{}", std::get<1>(tested.param).name,
                          ranks.hosts, ranks.per_host);
     });
-
-std::vector<float> widened(ConstView values) {
-  std::vector<float> floats(values.size());
-  kernels::convert(values, floats);
-  return floats;
-}
 
 TEST_P(LowBitNonfinite, ChangesNothingWhereRanksSkipTogether) {
   const auto& [ranks, tested] = GetParam();
@@ -69,7 +63,8 @@ TEST_P(LowBitNonfinite, ChangesNothingWhereRanksSkipTogether) {
       if (report.residuals_cleared)
         for (const char* const name : {"worker_error", "server_error"}) {
           changed.insert(name);
-          for (const float e : widened(after.array(name))) EXPECT_EQ(e, 0);
+          for (const float e : test::floats_of(after.array(name)))
+            EXPECT_EQ(e, 0);
         }
       EXPECT_TRUE(test::same_state(after, state, changed)) << "step " << t;
       EXPECT_TRUE(optimizer->step(params, grads).applied);

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "optim/support.h"
+#include "support/converted.h"
 #include "support/same_bits.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
-#include "thinwire/kernels/cast.h"
 #include "thinwire/optim/onebit_lamb.h"
 
 namespace thinwire::test {
@@ -72,9 +72,7 @@ struct Drive {
   [[nodiscard]] Buffer grads(const ParameterLayout& layout, std::int64_t t,
                              int rank) const {
     const std::vector<float> values = gradient(layout, t, rank);
-    Buffer own(values.size(), t > exact_steps ? dtype : DType::kFloat32);
-    kernels::convert(values, own.view());
-    return own;
+    return converted(values, t > exact_steps ? dtype : DType::kFloat32);
   }
   /// The mean over the ranks of each host.
   [[nodiscard]] std::vector<std::vector<float>> of_workers(
@@ -83,8 +81,8 @@ struct Drive {
     for (int h = 0; h < ranks.hosts; ++h) {
       std::vector<float>& mean = means.emplace_back(layout.size());
       for (int l = 0; l < ranks.per_host; ++l) {
-        std::vector<float> own(layout.size());
-        kernels::convert(grads(layout, t, h * ranks.per_host + l).view(), own);
+        const auto own =
+            floats_of(grads(layout, t, h * ranks.per_host + l).view());
         for (std::size_t i = 0; i < own.size(); ++i)
           mean[i] = l == 0 ? own[i] : mean[i] + own[i];
       }
