@@ -47,32 +47,16 @@ LossScalerOptions fixed(double scale) {
   return {.initial_scale = scale, .dynamic = false};
 }
 
-ParameterLayout layout_of(std::size_t size) {
-  return ParameterLayout::of({{"p", {size}}});
-}
-
-void alone(const std::function<void(comm::Communicator&)>& body) {
-  comm::run_local_ranks(1, body);
-}
-
-// exp_avg is what is left of the gradient after unscaling and clipping.
-MakeInner seeing_gradients() {
-  return exact_adam({.beta1 = 0, .beta2 = 0, .bias_correction = false});
-}
-
-float gradient_seen(const Training& run) {
-  return copy_of(run.optimizer->state()).array("exp_avg").as<float>()[0];
-}
-
 TEST(Fp16Optimizer, Item29AddsAMillionthToTheNorm) {
-  alone([](comm::Communicator& comm) {
+  test::alone([](comm::Communicator& comm) {
     const auto seen = [&](float scaled, double max_grad_norm) {
-      Training run(comm, layout_of(1), seeing_gradients(),
+      Training run(comm, test::layout_of(1),
+                   exact_adam(test::seeing_gradients()),
                    reference(fixed(1024), max_grad_norm));
       Buffer grads =
           test::converted(std::vector<float>{scaled}, DType::kFloat16);
       (void)run.optimizer->step(run.params.view(), grads.view());
-      return gradient_seen(run);
+      return run.gradient_seen();
     };
     EXPECT_EQ(seen(10240, 1), 10240 * static_cast<float>(1 / 10240.001024));
     EXPECT_EQ(seen(512, 1), 0.5f);
@@ -82,14 +66,14 @@ TEST(Fp16Optimizer, Item29AddsAMillionthToTheNorm) {
 
 // The third clean step is unscaled by the scale of the fourth.
 TEST(Fp16Optimizer, Item30HalvesTheGradientWhereTheScaleGrows) {
-  alone([](comm::Communicator& comm) {
-    Training run(comm, layout_of(1), seeing_gradients(),
+  test::alone([](comm::Communicator& comm) {
+    Training run(comm, test::layout_of(1), exact_adam(test::seeing_gradients()),
                  reference({.initial_scale = 1024, .window = 2}));
     for (int t = 1; t <= 4; ++t) {
       const double scale = run.optimizer->loss_scale();
       (void)run.step({1.5});
       EXPECT_EQ(scale, t <= 3 ? 1024 : 2048);
-      EXPECT_EQ(gradient_seen(run), t == 3 ? 0.75f : 1.5f) << t;
+      EXPECT_EQ(run.gradient_seen(), t == 3 ? 0.75f : 1.5f) << t;
     }
   });
 }
@@ -102,10 +86,11 @@ TEST(Fp16Optimizer, Item12DividesBeforeTheSumIfAsked) {
       Fp16Options options = reference(fixed(1));
       options.predivide = predivide;
       options.prescale = prescale;
-      Training run(comm, layout_of(1), seeing_gradients(), options);
+      Training run(comm, test::layout_of(1),
+                   exact_adam(test::seeing_gradients()), options);
       const bool own = run.step({40000}).applied;
       if (own) {
-        EXPECT_EQ(gradient_seen(run), 40000.0f);
+        EXPECT_EQ(run.gradient_seen(), 40000.0f);
       }
       if (comm.rank() == 0) result = own;
     });
@@ -117,15 +102,17 @@ TEST(Fp16Optimizer, Item12DividesBeforeTheSumIfAsked) {
 }
 
 TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
-  alone([](comm::Communicator& comm) {
-    Training run(comm, layout_of(1), exact_adam({}), reference(fixed(1024)));
+  test::alone([](comm::Communicator& comm) {
+    Training run(comm, test::layout_of(1), exact_adam({}),
+                 reference(fixed(1024)));
     run.optimizer->set_masters(std::vector<float>{1});
     (void)run.step({0.1f});
     // Rounded where floats are 2^-24 apart, in the list as here.
     EXPECT_NEAR(1.0 - run.optimizer->masters().as<float>()[0], 0.744164e-3,
                 1e-9);
 
-    Training decayed(comm, layout_of(1), exact_adam({.weight_decay = 0.01}),
+    Training decayed(comm, test::layout_of(1),
+                     exact_adam({.weight_decay = 0.01}),
                      reference(fixed(1024)));
     const float start = test::normal(1, 3)[0];
     EXPECT_FLOAT_EQ(decayed.optimizer->masters().as<float>()[0],
@@ -134,7 +121,7 @@ TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
 }
 
 TEST(Fp16Optimizer, Item54ReportsAScaledNormWhereTensorsAreApart) {
-  alone([](comm::Communicator& comm) {
+  test::alone([](comm::Communicator& comm) {
     for (const Fp16Wrapper wrapper :
          {Fp16Wrapper::kFused, Fp16Wrapper::kUnfused}) {
       Fp16Options options = reference(fixed(128));
@@ -167,7 +154,7 @@ TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
                                     {3, low_bit}})
     comm::run_local_ranks(world, [&make = make](comm::Communicator& comm) {
       const auto options = reference({.initial_scale = 256, .window = 2});
-      Training run(comm, layout_of(5), make, options);
+      Training run(comm, test::layout_of(5), make, options);
       std::int64_t skipped = 0;
       for (int t = 1; t <= 6; ++t) {
         std::vector<float> grads(5, 0.5f);
@@ -183,7 +170,7 @@ TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
             bool{test::same_bytes(run.optimizer->masters(), before.view())},
             overflows);
       }
-      Training resumed(comm, layout_of(5), make, options);
+      Training resumed(comm, test::layout_of(5), make, options);
       resumed.optimizer->load_state_dict(copy_of(run.optimizer->state()));
       EXPECT_EQ(resumed.optimizer->progress().skipped, skipped);
       EXPECT_EQ(resumed.optimizer->loss_scale(), run.optimizer->loss_scale());
@@ -195,13 +182,13 @@ TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
 }
 
 TEST(Fp16Optimizer, RefusesWhatItDoesNotKnow) {
-  alone([](comm::Communicator& comm) {
+  test::alone([](comm::Communicator& comm) {
     test::expect_error(ErrorCode::kInvalidArgument, {"max_grad_norm", "-1"},
                        [] { reference(fixed(1), -1).validate(); });
     test::expect_error(ErrorCode::kInvalidArgument, {"window", "0"},
                        [] { reference({.window = 0}).validate(); });
     EXPECT_NO_THROW(reference({.hysteresis = 0}).validate());
-    const ParameterLayout layout = layout_of(2);
+    const ParameterLayout layout = test::layout_of(2);
     const std::vector<float> initial(2);
     const std::vector<float> three(3);
     test::expect_error(ErrorCode::kInvalidArgument, {"optimizer", "null"}, [&] {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -114,6 +115,20 @@ inline Buffer copied(ConstView values) {
   return copy;
 }
 
+inline void alone(const std::function<void(comm::Communicator&)>& body) {
+  comm::run_local_ranks(1, body);
+}
+
+inline ParameterLayout layout_of(std::size_t size) {
+  return ParameterLayout::of({{"p", {size}}});
+}
+
+/// With these, exp_avg is what is left of the gradient after it has been
+/// unscaled and clipped.
+inline optim::AdamOptions seeing_gradients() {
+  return {.beta1 = 0, .beta2 = 0, .bias_correction = false};
+}
+
 /// One rank's training: what a caller of such an optimizer holds.
 struct Training {
   Training(std::unique_ptr<precision::LowPrecisionOptimizer> made,
@@ -140,6 +155,10 @@ struct Training {
   [[nodiscard]] ::testing::AssertionResult params_are_rounded_masters() const {
     return same_bytes(params.view(),
                       converted(optimizer->masters(), params.dtype()).view());
+  }
+
+  [[nodiscard]] float gradient_seen() const {
+    return copy_of(optimizer->state()).array("exp_avg").as<float>()[0];
   }
 
   std::unique_ptr<precision::LowPrecisionOptimizer> optimizer;
