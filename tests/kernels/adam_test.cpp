@@ -276,5 +276,6 @@ TEST(AdamValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
     EXPECT_EQ(array, std::vector<float>(2, 1.0f));
   }
 }
+
 }  // namespace
 }  // namespace thinwire::kernels::adam_test

@@ -245,5 +245,6 @@ TEST_P(CastValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
 INSTANTIATE_TEST_SUITE_P(Ref, CastValues, ::testing::Values("ref"));
 INSTANTIATE_TEST_SUITE_P(All, CastValues,
                          ::testing::ValuesIn(kernels::cpu_targets()));
+
 }  // namespace
 }  // namespace thinwire::kernels::cast_test

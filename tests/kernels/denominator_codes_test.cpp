@@ -218,5 +218,6 @@ TEST(DenominatorCodesValues, OfFourBitsLieSixteenApart) {
     EXPECT_EQ(code_at(codes.data(), i, 4), static_cast<int>(i % 15 + 1)) << i;
   EXPECT_EQ(codes[0], 1 | 2 << 4);  // elements 0 and 16
 }
+
 }  // namespace
 }  // namespace thinwire::kernels::denominator_codes_test

@@ -395,5 +395,6 @@ TEST(LambValues, WrongArgumentsAreRefusedBeforeAnythingChanges) {
           });
   for (const Floats& array : {p, m, v}) EXPECT_EQ(array, ones);
 }
+
 }  // namespace
 }  // namespace thinwire::kernels::lamb_test

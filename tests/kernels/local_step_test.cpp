@@ -258,5 +258,6 @@ TEST(LocalStepValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
                    Error);
   for (const Floats& array : {p, m, u, origin}) EXPECT_EQ(array, ones);
 }
+
 }  // namespace
 }  // namespace thinwire::kernels::local_step_test

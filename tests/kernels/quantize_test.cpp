@@ -222,5 +222,6 @@ TEST(QuantizeValues, OtherWidthsAreRefusedBeforeAnythingChanges) {
     EXPECT_EQ(words[0], 5u);
   }
 }
+
 }  // namespace
 }  // namespace thinwire::kernels::quantize_test

@@ -284,5 +284,6 @@ TEST_F(SignValues, WrongInputsAreRefusedBeforeAnythingChanges) {
                  Error);
   EXPECT_EQ(error, Floats(3, 1.0f));
 }
+
 }  // namespace
 }  // namespace thinwire::kernels::sign_compress_test

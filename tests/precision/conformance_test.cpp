@@ -233,5 +233,6 @@ TEST(CpuAdam, Item80PowersEqualRunningProducts) {
     EXPECT_NEAR(c.exp_avg_sq_scale, 1 / (1 - beta2), 1e-6 / (1 - beta2));
   }
 }
+
 }  // namespace
 }  // namespace thinwire::precision::conformance_test
