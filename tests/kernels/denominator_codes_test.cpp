@@ -10,7 +10,6 @@
 
 #include "support/errors.h"
 #include "support/kernel_cases.h"
-#include "support/masks.h"
 #include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/kernels/denominator_codes.h"

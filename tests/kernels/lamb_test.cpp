@@ -11,7 +11,6 @@
 #include "support/errors.h"
 #include "support/guarded.h"
 #include "support/kernel_cases.h"
-#include "support/masks.h"
 #include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/core/error.h"

@@ -8,7 +8,6 @@
 
 #include "support/errors.h"
 #include "support/kernel_cases.h"
-#include "support/masks.h"
 #include "support/values.h"
 #include "thinwire/core/error.h"
 

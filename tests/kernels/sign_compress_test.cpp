@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "support/kernel_cases.h"
-#include "support/masks.h"
 #include "support/same_bits.h"
 #include "support/values.h"
 #include "thinwire/core/error.h"

@@ -11,7 +11,6 @@
 #include "support/errors.h"
 #include "support/guarded.h"
 #include "support/kernel_cases.h"
-#include "support/masks.h"
 #include "support/values.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/sign_compress.h"

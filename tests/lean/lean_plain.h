@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "optim/low_bit/heavy_cases.h"
+#include "optim/low_bit/late_cases.h"
 #include "support/hosts.h"
 #include "thinwire/lean/lean_onebit_adam.h"
 

@@ -80,7 +80,7 @@ std::vector<float> not_finite_at_times(const ParameterLayout& layout,
   return values;
 }
 
-// Options that 1-bit Adam has, too, are in onebit_adam_plain_test.cpp.
+// Options that 1-bit Adam has, too, are in onebit_adam_test.cpp.
 std::vector<Variant> variants() {
   const OnebitLambOptions plain{.learning_rate = 0.02};
   const auto with = [&](auto change) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,7 +14,9 @@
 
 #include "kernels/prefetch.h"
 #include "support/guarded.h"
+#include "support/values.h"
 #include "thinwire/kernels/cpu_target.h"
+#include "thinwire/kernels/sign_compress.h"
 
 /// Cases of kernel tests: every SIMD target of this machine, at lengths around
 /// every vector, word and block, aligned and not, with and without prefetching.
@@ -102,6 +105,23 @@ inline auto kernel_cases(const std::vector<std::size_t>& more_lengths = {}) {
   lengths.insert(lengths.end(), more_lengths.begin(), more_lengths.end());
   return kernel_cases_at(lengths);
 #endif
+}
+
+/// Masks for `size` elements: none; random; nearly nothing masked; everything
+/// masked. Bits past the end are arbitrary.
+inline std::vector<std::vector<std::uint32_t>> masks(std::size_t size) {
+  const std::size_t words = kernels::sign_words(size);
+  std::vector<std::uint32_t> mostly_whole(words, 0xffff'ffffu);
+  for (std::size_t w = 0; w < words; w += 3) mostly_whole[w] = 0xfffe'7fffu;
+  return {{},
+          random_words(words, 11),
+          mostly_whole,
+          std::vector<std::uint32_t>(words, 0u)};
+}
+
+/// Returns what kernels take: null for no mask.
+inline const std::uint32_t* active(const std::vector<std::uint32_t>& mask) {
+  return mask.empty() ? nullptr : mask.data();
 }
 
 inline std::string case_name(const ::testing::TestParamInfo<KernelCase>& info) {

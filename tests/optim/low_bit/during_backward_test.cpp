@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "optim/low_bit/cases.h"
-#include "optim/low_bit/heavy_cases.h"
+#include "optim/low_bit/late_cases.h"
 #include "optim/states.h"
 #include "support/converted.h"
 #include "support/errors.h"

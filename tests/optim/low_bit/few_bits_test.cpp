@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FreezeOptions::warmup_bits: exact steps that average gradients over 4 or 8
-// bits. Their arithmetic is in onebit_adam_plain_test.cpp and by_host_test.cpp.
+// bits. Their arithmetic is in onebit_adam_test.cpp and by_host_test.cpp.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
