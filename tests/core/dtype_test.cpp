@@ -113,39 +113,35 @@ TYPED_TEST(SixteenBits, HaveTheirMeaningAsFloatsAndComeBack) {
   }
 }
 
+template <class T>
+constexpr std::uint32_t kInfinityBits = (0x7fffu >> kFormat<T>.digits)
+                                        << kFormat<T>.digits;
+
 // Between two neighbours the half-way point decides: it goes to the even one,
-// and every float next to it to the nearer one. With to_half() monotonic, that
-// is all of its rounding.
-TEST(ToHalf, RoundsToNearestTiesToEvenBetweenAllNeighbours) {
-  for (std::uint32_t low = 0; low < 0x7c00; ++low) {
+// and every float next to it to the nearer one. As rounding is monotonic, that
+// is all of it.
+TYPED_TEST(SixteenBits, AreRoundedToNearestTiesToEvenBetweenAllNeighbours) {
+  const auto bits_of = [](float value) {
+    return round_to<TypeParam>(value).bits;
+  };
+  for (std::uint32_t low = 0; low < kInfinityBits<TypeParam>; ++low) {
     const std::uint32_t high = low + 1;
-    const float below = to_float(from<Half>(low));
-    // Past 65504 the next would be 65536, for which infinity stands.
-    const float above = high == 0x7c00 ? 65536.0f : to_float(from<Half>(high));
-    const float middle = (below + above) / 2;  // one more bit: exact
+    const double below = to_float(from<TypeParam>(low));
+    // Past the largest number the next would be a power of 2, for which
+    // infinity stands.
+    const double above = high == kInfinityBits<TypeParam>
+                             ? std::ldexp(1.0, kFormat<TypeParam>.end)
+                             : to_float(from<TypeParam>(high));
+    const auto middle = static_cast<float>((below + above) / 2);  // exact
     const std::uint32_t even = low % 2 == 0 ? low : high;
     const float under = std::nextafter(middle, 0.0f);
     const float over = std::nextafter(middle, kInfinity);
-    ASSERT_EQ(to_half(middle).bits, even) << middle;
-    ASSERT_EQ(to_half(under).bits, low) << under;
-    ASSERT_EQ(to_half(over).bits, high) << over;
-    ASSERT_EQ(to_half(-middle).bits, even | 0x8000u) << -middle;
-    ASSERT_EQ(to_half(-under).bits, low | 0x8000u) << -under;
-    ASSERT_EQ(to_half(-over).bits, high | 0x8000u) << -over;
-  }
-}
-
-TEST(ToBFloat16, RoundsToNearestTiesToEvenBetweenAllNeighbours) {
-  for (std::uint32_t low = 0; low < 0x7f80; ++low) {
-    const std::uint32_t high = low + 1;
-    const std::uint32_t middle = (low << 16) + 0x8000u;
-    const std::uint32_t even = low % 2 == 0 ? low : high;
-    for (const std::uint32_t sign : {0u, 0x8000u}) {
-      const std::uint32_t upper = sign << 16;
-      ASSERT_EQ(to_bfloat16(float_of(upper | middle)).bits, sign | even);
-      ASSERT_EQ(to_bfloat16(float_of(upper | (middle - 1))).bits, sign | low);
-      ASSERT_EQ(to_bfloat16(float_of(upper | (middle + 1))).bits, sign | high);
-    }
+    ASSERT_EQ(bits_of(middle), even) << middle;
+    ASSERT_EQ(bits_of(under), low) << under;
+    ASSERT_EQ(bits_of(over), high) << over;
+    ASSERT_EQ(bits_of(-middle), even | 0x8000u) << -middle;
+    ASSERT_EQ(bits_of(-under), low | 0x8000u) << -under;
+    ASSERT_EQ(bits_of(-over), high | 0x8000u) << -over;
   }
 }
 
@@ -168,13 +164,11 @@ TYPED_TEST(SixteenBits, AreRoundedToAsInDouble) {
 // Every payload bit alone, whichever half of the float it lies in, quiet or
 // signalling: infinity would be the mistake.
 TYPED_TEST(SixteenBits, KeepNaNsWithTheirSign) {
-  const std::uint32_t infinity = (0x7fffu >> kFormat<TypeParam>.digits)
-                                 << kFormat<TypeParam>.digits;
   for (int place = 0; place < 23; ++place)
     for (const std::uint32_t sign : {0u, 0x80000000u}) {
       const float nan = float_of(sign | 0x7f800000u | 1u << place);
       const TypeParam low = round_to<TypeParam>(nan);
-      EXPECT_GT(low.bits & 0x7fffu, infinity) << place;
+      EXPECT_GT(low.bits & 0x7fffu, kInfinityBits<TypeParam>) << place;
       EXPECT_EQ(low.bits >> 15, sign >> 31) << place;
     }
 }

@@ -11,24 +11,12 @@
 #include <vector>
 
 #include "support/errors.h"
+#include "support/kept_log.h"
 
 namespace thinwire::log_test {
 namespace {
 
 using Lines = std::vector<std::pair<LogLevel, std::string>>;
-
-// Collects lines as long as it lives.
-class Collector {
- public:
-  Collector() {
-    set_log_sink([this](LogLevel level, std::string_view text) {
-      lines.emplace_back(level, text);
-    });
-  }
-  ~Collector() { set_log_sink({}); }
-
-  Lines lines;
-};
 
 TEST(Log, GoesNowhereWithoutASink) {
   testing::internal::CaptureStdout();
@@ -39,13 +27,17 @@ TEST(Log, GoesNowhereWithoutASink) {
 }
 
 TEST(Log, GivesLevelAndTextToTheSink) {
-  const Collector collector;
+  Lines lines;
+  set_log_sink([&](LogLevel level, std::string_view text) {
+    lines.emplace_back(level, text);
+  });
   log(LogLevel::kInfo, "one");
   log(LogLevel::kWarning, "two");
   log(LogLevel::kDebug, "");
-  EXPECT_EQ(collector.lines, (Lines{{LogLevel::kInfo, "one"},
-                                    {LogLevel::kWarning, "two"},
-                                    {LogLevel::kDebug, ""}}));
+  set_log_sink({});
+  EXPECT_EQ(lines, (Lines{{LogLevel::kInfo, "one"},
+                          {LogLevel::kWarning, "two"},
+                          {LogLevel::kDebug, ""}}));
 }
 
 TEST(Log, GoesToTheLatestSinkOnly) {
@@ -53,10 +45,10 @@ TEST(Log, GoesToTheLatestSinkOnly) {
   set_log_sink([first](LogLevel, std::string_view text) { *first += text; });
   log(LogLevel::kInfo, "a");
   {
-    const Collector second;
+    const test::KeptLog second;
     EXPECT_EQ(first.use_count(), 1) << "the sink before is still held";
     log(LogLevel::kInfo, "b");
-    EXPECT_EQ(second.lines, (Lines{{LogLevel::kInfo, "b"}}));
+    EXPECT_EQ(second.lines(), std::vector<std::string>{"b"});
   }
   log(LogLevel::kInfo, "c");
   EXPECT_EQ(*first, "a");
