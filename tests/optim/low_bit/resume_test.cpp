@@ -44,58 +44,45 @@ struct Trained {
   }
 };
 
-TEST_P(LowBitResume, ContinuesBitEqualFromEveryStep) {
-  const auto& [world, tested] = GetParam();
+void expect_bit_equal(comm::Communicator& comm, const LowBitCase& tested,
+                      bool synchronizes) {
   const ParameterLayout layout = test::grouped_layout();
-  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
-    Trained main{test_case.make(comm, layout), test::normal(layout.size(), 3)};
-    std::vector<Trained> resumed;
-    const auto resume = [&] {
-      Trained& run = resumed.emplace_back();
-      run.optimizer = test_case.make(comm, layout);
-      run.optimizer->load_state_dict(copy_of(main.optimizer->state()));
-      run.params = main.params;
-      EXPECT_EQ(run.optimizer->progress().phase,
-                main.optimizer->progress().phase);
-      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
-                                   copy_of(main.optimizer->state())));
-    };
-    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
-      resume();
-      main.step(t, comm.rank());
-      for (std::size_t i = 0; i < resumed.size(); ++i) {
-        resumed[i].step(t, comm.rank());
-        ASSERT_EQ(resumed[i].params, main.params)
-            << "saved after step " << i << ", at step " << t;
-      }
+  Trained main{tested.make(comm, layout), test::normal(layout.size(), 3)};
+  std::vector<Trained> resumed;
+  const auto resume = [&] {
+    Trained& run = resumed.emplace_back();
+    run.optimizer = tested.make(comm, layout);
+    run.optimizer->load_state_dict(copy_of(main.optimizer->state()));
+    run.params = main.params;
+    EXPECT_EQ(run.optimizer->progress().phase,
+              main.optimizer->progress().phase);
+    EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
+                                 copy_of(main.optimizer->state())));
+  };
+  const auto step = [&](Trained& run, std::int64_t t) {
+    run.step(t, comm.rank());
+    if (synchronizes) optim::synchronize(*run.optimizer, run.params);
+  };
+  for (std::int64_t t = 1; t <= tested.steps; ++t) {
+    if (!synchronizes || t % 5 == 1) resume();
+    step(main, t);
+    for (std::size_t i = 0; i < resumed.size(); ++i) {
+      step(resumed[i], t);
+      ASSERT_EQ(resumed[i].params, main.params)
+          << "run " << i << ", step " << t;
     }
-    for (const Trained& run : resumed)
-      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
-                                   copy_of(main.optimizer->state())));
-  });
+  }
+  for (const Trained& run : resumed)
+    EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
+                                 copy_of(main.optimizer->state())));
 }
 
-TEST_P(LowBitResume, ContinuesBitEqualAfterSynchronize) {
+TEST_P(LowBitResume, ContinuesBitEqualFromEveryStep) {
   const auto& [world, tested] = GetParam();
-  const ParameterLayout layout = test::grouped_layout();
-  comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
-    Trained main{test_case.make(comm, layout), test::normal(layout.size(), 3)};
-    std::vector<Trained> resumed;
-    for (std::int64_t t = 1; t <= test_case.steps; ++t) {
-      main.step(t, comm.rank());
-      optim::synchronize(*main.optimizer, main.params);
-      for (Trained& run : resumed) {
-        run.step(t, comm.rank());
-        optim::synchronize(*run.optimizer, run.params);
-        ASSERT_EQ(run.params, main.params) << "step " << t;
-      }
-      if (t % 5 != 0) continue;
-      Trained& run = resumed.emplace_back();
-      run.optimizer = test_case.make(comm, layout);
-      run.optimizer->load_state_dict(copy_of(main.optimizer->state()));
-      run.params = main.params;
-    }
-  });
+  for (const bool synchronizes : {false, true})
+    comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
+      expect_bit_equal(comm, test_case, synchronizes);
+    });
 }
 
 // Every state of a run, saved on each rank.
