@@ -2,9 +2,9 @@
 // States of one optimizer adopted by another, and in other precision.
 #include <gtest/gtest.h>
 
+#include "optim/low_bit/cases.h"
 #include "optim/other_ranks.h"
 #include "optim/states.h"
-#include "optim/support.h"
 #include "support/errors.h"
 
 namespace thinwire::optim::adopt_test {
@@ -126,11 +126,8 @@ TEST_P(Warmup, MayBecomeExactAgainBeforeTheFreezeOnly) {
 TEST(OtherOptimizers, AreRefused) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     std::vector<Trained> runs;
-    runs.push_back(started(comm, test::exact_adam({})));
-    runs.push_back(started(comm, test::exact_lamb({})));
-    runs.push_back(started(comm, test::onebit_adam({})));
-    runs.push_back(started(comm, test::onebit_lamb({})));
-    runs.push_back(started(comm, test::zero_one_adam({})));
+    for (const auto& kind : test::all_optimizers({}))
+      runs.push_back(started(comm, kind.make));
     for (Trained& run : runs) run.steps(1, 3, 0);
     for (std::size_t from = 0; from < runs.size(); ++from)
       for (std::size_t to = 0; to < runs.size(); ++to) {
@@ -176,14 +173,12 @@ TEST(StateDtype, OfMomentsWidensAndRoundsWhereItIsAllowed) {
 
 TEST(Adopting, ChangesNothingBeforeItIsCarriedOut) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
-    for (const auto& make :
-         {test::exact_adam({}), test::onebit_adam({.freeze = {.step = 2}}),
-          test::onebit_lamb({.freeze = {.step = 2}}),
-          test::zero_one_adam({.var_freeze_step = 2})}) {
-      Trained run = started(comm, make);
+    for (const auto& kind :
+         test::all_optimizers({.freeze_step = 2, .var_freeze_step = 2})) {
+      Trained run = started(comm, kind.make);
       run.steps(1, 4, 0);
       const StateDict before = copy_of(run.optimizer->state());
-      Trained other = started(comm, make);
+      Trained other = started(comm, kind.make);
       other.steps(1, 6, 0);
       const StateDict after = copy_of(other.optimizer->state());
       const auto adoption =

@@ -14,27 +14,17 @@ using test::MakeOptimizer;
 using Verified = test::OpenCase<std::int64_t>;
 
 std::vector<Verified> all() {
-  const auto set = [](auto& options, std::int64_t every) {
-    options.compression.exchange.verify_every = every;
+  const auto kinds = [](std::int64_t every) {
+    return test::all_optimizers({.exchange = {.verify_every = every}});
   };
-  return {
-      {"adam",
-       [](std::int64_t every) {
-         return test::exact_adam({.groups = {{}, {}}}, {.verify_every = every});
-       },
-       4},
-      {"lamb",
-       [](std::int64_t every) {
-         return test::exact_lamb({.groups = {{}, {}}}, {.verify_every = every});
-       },
-       4},
-      test::open_case<std::int64_t>("onebit_adam", test::onebit_adam,
-                                    OnebitAdamOptions{.freeze = {.step = 3}},
-                                    set, 6),
-      test::open_case<std::int64_t>("onebit_lamb", test::onebit_lamb,
-                                    test::short_onebit_lamb(), set, 6),
-      test::open_case<std::int64_t>("zero_one_adam", test::zero_one_adam,
-                                    test::short_zero_one_adam(), set, 20)};
+  std::vector<Verified> all;
+  for (const test::LowBitCase& plain : kinds(0)) {
+    const std::size_t k = all.size();
+    all.push_back({plain.name,
+                   [=](std::int64_t every) { return kinds(every)[k].make; },
+                   plain.steps});
+  }
+  return all;
 }
 
 class Verification : public ::testing::TestWithParam<Verified> {};

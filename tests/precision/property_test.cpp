@@ -29,30 +29,16 @@ ParameterLayout any_layout() {
   return ParameterLayout::of(std::move(specs));
 }
 
-test::MakeOptimizer any_optimizer() {
-  optim::ExchangeOptions exchange;
-  exchange.max_grad_norm = *rc::gen::element(0.0, 0.5);
-  exchange.bucket_elements = *rc::gen::element<std::size_t>(1, 33, 1 << 20);
-  exchange.verify_every = *rc::gen::inRange<std::int64_t>(0, 3);
-  const auto freeze_step = *rc::gen::inRange<std::int64_t>(1, 4);
-  switch (*rc::gen::inRange(0, 5)) {
-    case 0:
-      return test::exact_adam({.weight_decay = 0.1}, exchange);
-    case 1:
-      return test::exact_lamb({.weight_decay = 0.1}, exchange);
-    case 2:
-      return test::onebit_adam({.freeze = {.step = freeze_step},
-                                .compression = {.exchange = exchange}});
-    case 3:
-      return test::onebit_lamb({.freeze = {.step = freeze_step},
-                                .compression = {.exchange = exchange}});
-    default:
-      return test::zero_one_adam({.var_freeze_step = freeze_step,
-                                  .var_update_scaler = 1,
-                                  .local_step_scaler = 2,
-                                  .local_step_clipper = 4,
-                                  .compression = {.exchange = exchange}});
-  }
+test::MakeOptimizer any_optimizer(const ParameterLayout& layout) {
+  test::TwoStages stages{.groups = layout.num_groups()};
+  stages.exchange.max_grad_norm = *rc::gen::element(0.0, 0.5);
+  stages.exchange.bucket_elements =
+      *rc::gen::element<std::size_t>(1, 33, 1 << 20);
+  stages.exchange.verify_every = *rc::gen::inRange<std::int64_t>(0, 3);
+  stages.freeze_step = *rc::gen::inRange<std::int64_t>(1, 4);
+  stages.var_freeze_step = stages.freeze_step;
+  return test::all_optimizers(stages)[*rc::gen::inRange<std::size_t>(0, 5)]
+      .make;
 }
 
 // One rank's results.
@@ -101,7 +87,7 @@ RC_GTEST_PROP(AnyTraining, KeepsRanksEqual, ()) {
   const DType dtype = *rc::gen::element(DType::kFloat16, DType::kBFloat16);
   const DType grad_dtype =
       *rc::gen::element(DType::kFloat32, DType::kFloat16, DType::kBFloat16);
-  const auto make = any_optimizer();
+  const auto make = any_optimizer(layout);
   // The rank that overflows in each call, most often none.
   const auto overflowing = *rc::gen::container<std::vector<int>>(
       kCalls, rc::gen::inRange(0, 3 * world));

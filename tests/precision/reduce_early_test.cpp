@@ -41,37 +41,6 @@ std::vector<std::vector<Range>> splits() {
           {{0, 0}, first}};
 }
 
-template <class Options>
-Options with_two_groups(Options options) {
-  options.groups.resize(2);
-  options.groups[1].weight_decay = 0.1;
-  options.compression.exchange = {.max_grad_norm = 1, .bucket_elements = 5000};
-  return options;
-}
-
-std::vector<LowBitCase> optimizers() {
-  const optim::ExchangeOptions exchange{.max_grad_norm = 1,
-                                        .bucket_elements = 5000};
-  return {
-      {"adam", test::exact_adam({.weight_decay = 0.1}, exchange), 4},
-      {"lamb", test::exact_lamb({.weight_decay = 0.1}, exchange), 4},
-      {"onebit_adam",
-       test::onebit_adam(
-           with_two_groups(optim::OnebitAdamOptions{.freeze = {.step = 3}})),
-       5},
-      {"onebit_lamb",
-       test::onebit_lamb(
-           with_two_groups(optim::OnebitLambOptions{.freeze = {.step = 3}})),
-       5},
-      {"zero_one_adam",
-       test::zero_one_adam(
-           with_two_groups(optim::ZeroOneAdamOptions{.var_freeze_step = 6,
-                                                     .var_update_scaler = 2,
-                                                     .local_step_scaler = 1,
-                                                     .local_step_clipper = 4})),
-       10}};
-}
-
 enum class Precision { kFp32, kFp16, kBf16 };
 
 std::unique_ptr<Optimizer> make(comm::Communicator& comm,
@@ -99,7 +68,8 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::ValuesIn(
             thinwire::test::fewer_if_sanitized<int>({3, 2, 1, 4}, 1)),
         ::testing::Values(Precision::kFp32, Precision::kFp16, Precision::kBf16),
-        ::testing::ValuesIn(optimizers())),
+        ::testing::ValuesIn(test::all_optimizers(
+            {.exchange = {.max_grad_norm = 1, .bucket_elements = 5000}}))),
     [](const auto& tested) {
       return fmt::format("{}_{}_w{}", std::get<2>(tested.param).name,
                          to_string(dtype_of_params(std::get<1>(tested.param))),

@@ -17,6 +17,45 @@ struct LowBitCase {
   std::int64_t steps = 0;  ///< Until every phase was there, and some more.
 };
 
+struct TwoStages {
+  optim::ExchangeOptions exchange{};
+  std::int64_t freeze_step = 3;
+  std::int64_t var_freeze_step = 6;
+  std::size_t groups = 2;  ///< Weights of the second one decay.
+};
+
+/// All five optimizers; both exact ones come first. 0/1 Adam has syncs after 1
+/// (twice), 2 (twice) and then 4 steps.
+inline std::vector<LowBitCase> all_optimizers(const TwoStages& stages) {
+  const auto& exchange = stages.exchange;
+  const optim::FreezeOptions freeze{.step = stages.freeze_step};
+  const optim::CompressionOptions compression{.exchange = exchange};
+  const auto grouped = [&](auto o) {
+    o.learning_rate = 0.01;
+    o.groups.resize(stages.groups);
+    if (stages.groups > 1) o.groups[1].weight_decay = 0.1;
+    return o;
+  };
+  return {{"adam", exact_adam(grouped(optim::AdamOptions{}), exchange), 4},
+          {"lamb", exact_lamb(grouped(optim::LambOptions{}), exchange), 4},
+          {"onebit_adam",
+           onebit_adam(grouped(optim::OnebitAdamOptions{
+               .freeze = freeze, .compression = compression})),
+           stages.freeze_step + 2},
+          {"onebit_lamb",
+           onebit_lamb(grouped(optim::OnebitLambOptions{
+               .freeze = freeze, .compression = compression})),
+           stages.freeze_step + 2},
+          {"zero_one_adam",
+           zero_one_adam(grouped(optim::ZeroOneAdamOptions{
+               .var_freeze_step = stages.var_freeze_step,
+               .var_update_scaler = 2,
+               .local_step_scaler = 2,
+               .local_step_clipper = 4,
+               .compression = compression})),
+           stages.var_freeze_step + 6}};
+}
+
 /// An optimizer of which a test sets one thing.
 template <class Value>
 struct OpenCase {

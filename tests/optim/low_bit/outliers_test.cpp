@@ -7,8 +7,9 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <string>
 
-#include "optim/support.h"
+#include "optim/low_bit/cases.h"
 
 namespace thinwire::optim::outliers_test {
 namespace {
@@ -93,55 +94,34 @@ TEST(HeavyElements, AreTrainedWhateverTheirSize) {
   EXPECT_NEAR(heavier[kOutlier + 1], heavy[kOutlier + 1], 0.5);
 }
 
-struct AnyOptimizer {
-  std::string name;
-  test::MakeOptimizer make;
-  bool is_adam = true;  ///< A step is some times the learning rate long.
-};
+constexpr double kLearningRate = 0.01;  // of all_optimizers()
 
-constexpr double kLearningRate = 0.01;
-
-std::vector<AnyOptimizer> any_optimizers() {
-  constexpr double lr = kLearningRate;
-  std::vector<AnyOptimizer> all;
-  for (const double clip : {0.0, 1.0}) {
-    const ExchangeOptions exchange{.max_grad_norm = clip};
-    const std::string end = clip > 0 ? "_clipped" : "";
-    const ZeroOneAdamOptions zero_one{.learning_rate = lr,
-                                      .var_freeze_step = 8,
-                                      .var_update_scaler = 2,
-                                      .local_step_scaler = 4,
-                                      .local_step_clipper = 4,
-                                      .compression = {.exchange = exchange}};
-    all.push_back(
-        {"adam" + end, test::exact_adam({.learning_rate = lr}, exchange)});
-    all.push_back({"lamb" + end,
-                   test::exact_lamb({.learning_rate = lr}, exchange), false});
-    all.push_back({"onebit_adam" + end,
-                   test::onebit_adam({.learning_rate = lr,
-                                      .freeze = {.step = 8},
-                                      .compression = {.exchange = exchange}})});
-    all.push_back({"onebit_lamb" + end,
-                   test::onebit_lamb({.learning_rate = lr,
-                                      .freeze = {.step = 8},
-                                      .compression = {.exchange = exchange}}),
-                   false});
-    all.push_back({"zero_one_adam" + end, test::zero_one_adam(zero_one)});
+std::vector<test::LowBitCase> clipped_or_not() {
+  auto all = test::all_optimizers(
+      {.freeze_step = 8, .var_freeze_step = 8, .groups = 0});
+  for (auto& clipped : test::all_optimizers({.exchange = {.max_grad_norm = 1},
+                       .freeze_step = 8,
+                       .var_freeze_step = 8,
+                       .groups = 0})) {
+    clipped.name += "_clipped";
+    all.push_back(clipped);
   }
   return all;
 }
 
 class LargeGradients
-    : public ::testing::TestWithParam<std::tuple<int, AnyOptimizer>> {};
+    : public ::testing::TestWithParam<std::tuple<int, test::LowBitCase>> {};
 INSTANTIATE_TEST_SUITE_P(
     All, LargeGradients,
     ::testing::Combine(::testing::Values(1, 2, 3),
-                       ::testing::ValuesIn(any_optimizers())),
+                       ::testing::ValuesIn(clipped_or_not())),
     test::kNameAndWorld);
 
 // One element of one rank, in one step of any phase, then as before.
 TEST_P(LargeGradients, LeaveParametersFiniteAndStepsShort) {
   const auto& [world, tested] = GetParam();
+  // LAMB's steps are as long as the parameters say.
+  const bool is_adam = tested.name.find("adam") != std::string::npos;
   const ParameterLayout layout =
       ParameterLayout::of({{"wide", {1100}}, {"narrow", {7}}, {"one", {}}});
   constexpr std::int64_t kSteps = 26;
@@ -170,7 +150,7 @@ TEST_P(LargeGradients, LeaveParametersFiniteAndStepsShort) {
               // One gradient makes the momentum 3.2 times the denominator at
               // most; bias correction makes that four times as much at first,
               // and a sync adds up four steps of 0/1 Adam.
-              if (test_case.is_adam) {
+              if (is_adam) {
                 ASSERT_LT(longest, 30 * kLearningRate)
                     << size << " in step " << at << ": step " << t;
               }
