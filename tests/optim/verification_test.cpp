@@ -54,9 +54,8 @@ std::int64_t found_at(
     std::vector<float> params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= 24; ++t) {
       if (t == at && comm.rank() == 2) spoil(*optimizer, params);
-      auto grads = test::gradient(layout.size(), t, comm.rank());
       try {
-        optimizer->step(params, grads);
+        test::step_of(*optimizer, params, t, comm.rank());
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kCommFailure);
         for (const std::string_view part : message)
@@ -164,14 +163,11 @@ TEST_P(CrossedOptimizers, AreNamedOnEveryRankAndNothingHasChanged) {
     OnebitAdam one(comm, layout, {.freeze = {.step = 2}});
     OnebitAdam two(comm, layout, {.freeze = {.step = 2}});
     std::vector<float> params = test::normal(layout.size(), 3);
-    std::vector<float> grads;
     for (std::int64_t t = 1; t <= GetParam(); ++t)
-      for (OnebitAdam* optimizer : {&one, &two}) {
-        grads = test::gradient(layout.size(), t, comm.rank());
-        optimizer->step(params, grads);
-      }
+      for (OnebitAdam* optimizer : {&one, &two})
+        test::step_of(*optimizer, params, t, comm.rank());
     const std::vector<float> before = params;
-    grads = test::gradient(layout.size(), 9, comm.rank());
+    std::vector<float> grads = test::gradient(layout.size(), 9, comm.rank());
     OnebitAdam& first = comm.rank() == 1 ? two : one;
     test::expect_error(ErrorCode::kFailedPrecondition,
                        {"different optimizers", "same order"},

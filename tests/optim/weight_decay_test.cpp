@@ -62,10 +62,8 @@ TEST_P(WeightDecay, IsOfOneGroupAndFromTheNextStepOn) {
     std::vector<float> params = test::normal(layout.size(), 3);
     std::vector<float> want = params;
     const auto step = [&](std::int64_t t) {
-      auto grads = test::gradient(layout.size(), t, comm.rank());
-      auto same = grads;
-      changed->step(params, grads);
-      plain->step(want, same);
+      test::step_of(*changed, params, t, comm.rank());
+      test::step_of(*plain, want, t, comm.rank());
     };
     step(1);
     EXPECT_EQ(params, want);

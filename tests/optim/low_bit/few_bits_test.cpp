@@ -150,8 +150,7 @@ TEST(WarmUpInFewBits, SkipsWhereASumOverflows) {
     EXPECT_FALSE(report.applied);
     EXPECT_TRUE(report.residuals_cleared);
     EXPECT_EQ(params, before);
-    grads = test::gradient(layout.size(), 1, comm.rank());
-    EXPECT_TRUE(optimizer.step(params, grads).applied);
+    EXPECT_TRUE(test::step_of(optimizer, params, 1, comm.rank()).applied);
   });
 }
 
@@ -200,10 +199,8 @@ TEST(WarmupBits, AreThoseOfTheStateUnlessTheyAreNamed) {
     const auto trained = [&](const FreezeOptions& freeze) {
       auto optimizer = begun(freeze);
       Floats params = test::normal(layout.size(), 3);
-      for (std::int64_t t = 1; t <= 2; ++t) {
-        Floats grads = test::gradient(layout.size(), t, comm.rank());
-        (void)optimizer->step(params, grads);
-      }
+      for (std::int64_t t = 1; t <= 2; ++t)
+        (void)test::step_of(*optimizer, params, t, comm.rank());
       return copy_of(optimizer->state());
     };
     const StateDict exact = trained({.step = 50});
@@ -217,8 +214,7 @@ TEST(WarmupBits, AreThoseOfTheStateUnlessTheyAreNamed) {
       auto optimizer = begun(freeze);
       EXPECT_EQ(optimizer->load_state_dict(state).size(), notes);
       Floats params = test::normal(layout.size(), 3);
-      Floats grads = test::gradient(layout.size(), 3, comm.rank());
-      const int bits = optimizer->step(params, grads).bits;
+      const int bits = test::step_of(*optimizer, params, 3, comm.rank()).bits;
       EXPECT_EQ(bits_in(*optimizer), bits);
       return bits;
     };
@@ -250,8 +246,7 @@ TEST(WarmupBits, GoWithTheStageThatOptionsName) {
     OnebitAdam one(comm, layout, with_bits(8, 4));
     Floats params = test::normal(layout.size(), 3);
     const auto step = [&](OnebitAdam& optimizer, std::int64_t t) {
-      Floats grads = test::gradient(layout.size(), t, comm.rank());
-      return optimizer.step(params, grads);
+      return test::step_of(optimizer, params, t, comm.rank());
     };
     for (std::int64_t t = 1; t <= 2; ++t) (void)step(one, t);
     OnebitAdam earlier(comm, layout, with_bits(8, 1));
@@ -288,10 +283,8 @@ TEST(WarmupBits, OfMoreRanksAreAGroupOfOnesDebt) {
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(comm, layout, o);
     Floats params = test::normal(layout.size(), 3);
-    for (std::int64_t t = 1; t <= 3; ++t) {
-      Floats grads = test::gradient(layout.size(), t, comm.rank());
-      (void)optimizer.step(params, grads);
-    }
+    for (std::int64_t t = 1; t <= 3; ++t)
+      (void)test::step_of(optimizer, params, t, comm.rank());
     saved[static_cast<std::size_t>(comm.rank())] = test::save(optimizer);
   });
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
