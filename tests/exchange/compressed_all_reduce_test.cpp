@@ -51,41 +51,6 @@ TEST_P(Worlds, GetTheSameBitsWhateverTheBucketsAndThreads) {
   EXPECT_EQ(run(GetParam(), units, {}, /*threads=*/3), want);
 }
 
-// The transport's own count against the formula of docs/algorithms.md: all
-// other ranks' chunks out, then the own chunk to every other rank.
-TEST_P(Worlds, SendsWhatTheFormulaSays) {
-  const std::vector<Range> units = {{0, 100'000}, {100'000, 333}};
-  const auto world = static_cast<std::size_t>(GetParam());
-  comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
-    Exchange exchange(
-        comm, units,
-        {.blocks = {.bucket_elements = 30'000}, .checks_finite = false});
-    std::vector<float> values(total(units), 1.0f);
-    const comm::Counters before = comm.counters();
-    exchange.all.all_reduce(values);
-    const comm::Counters after = comm.counters();
-
-    std::uint64_t want = 0;
-    const BlockLayout& layout = exchange.all.layout();
-    for (const Block& block : layout.blocks()) {
-      const std::size_t record = 4 + 4 * ((block.values.size + 31) / 32);
-      want += block.server == comm.rank() ? record * (world - 1) : record;
-    }
-    EXPECT_EQ(after.bytes_sent - before.bytes_sent, want);
-    EXPECT_EQ(after.collectives - before.collectives,
-              2 * layout.buckets().size());
-    // ... which is within 1 % of 2 (W-1)/W (n/8 + 4 per block), up to one block
-    // per bucket of imbalance.
-    const auto share = static_cast<double>(world - 1) / GetParam();
-    const double closed = 2 * share *
-                          (static_cast<double>(total(units)) / 8 +
-                           4.0 * static_cast<double>(layout.blocks().size()));
-    const double block = 132.0 * static_cast<double>(world - 1) *
-                         static_cast<double>(layout.buckets().size());
-    EXPECT_NEAR(static_cast<double>(want), closed, 0.01 * closed + block);
-  });
-}
-
 TEST_P(Worlds, ABlockOfZerosComesBackAsZeros) {
   const std::vector<Range> units = {{0, 2048}};
   comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
