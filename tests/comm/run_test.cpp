@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <sstream>
@@ -19,6 +20,7 @@
 #include "support/errors.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/comm/local.h"
+#include "thinwire/comm/registry.h"
 
 namespace thinwire::comm::run_test {
 namespace {
@@ -204,6 +206,47 @@ TEST(Failure, KnowsWhomATextWaitedFor) {
   EXPECT_TRUE(failure::waited_for("barrier: rank 3 has left").empty());
   EXPECT_TRUE(failure::waited_for("MPI: timed out waiting for the other ranks")
                   .empty());
+}
+
+// ---- backends, and what the environment chooses
+
+TEST(Registry, KnowsLocalWhichIsAlwaysThere) {
+  const Backend& local = backends().front();
+  EXPECT_EQ(local.name, "local");
+  EXPECT_EQ(local.why_unavailable(), "");
+  EXPECT_NE(local.version(), "");
+  const auto comm = local.make({});
+  EXPECT_EQ(comm->size(), 1);
+  EXPECT_EQ(comm->backend(), "local");
+}
+
+TEST(Registry, SaysVersionOrReasonOfEveryBackend) {
+  for (const Backend& backend : backends())
+    EXPECT_NE(backend.version().empty(), backend.why_unavailable().empty())
+        << backend.name;
+}
+
+TEST(FromEnvironment, IsALocalGroupOfOneWithoutALauncher) {
+  const test::ScopedVariable backend("THINWIRE_COMM", nullptr);
+  const test::ScopedVariable timeout("THINWIRE_TIMEOUT", "5s");
+  const auto comm = from_environment();
+  EXPECT_EQ(comm->backend(), "local");
+  EXPECT_EQ(comm->size(), 1);
+  EXPECT_EQ(comm->timeout(), std::chrono::seconds(5));
+}
+
+TEST(FromEnvironment, RefusesAnUnknownBackendAndListsTheKnownOnes) {
+  const test::ScopedVariable backend("THINWIRE_COMM", "carrier_pigeon");
+  test::expect_error(ErrorCode::kInvalidArgument,
+                     {"THINWIRE_COMM", "local, mpi", "carrier_pigeon"},
+                     [] { const auto comm = from_environment(); });
+}
+
+TEST(FromEnvironment, RefusesToRunEveryRankOfALaunchAlone) {
+  const test::ScopedVariable backend("THINWIRE_COMM", "local");
+  const test::ScopedVariable launched("OMPI_COMM_WORLD_SIZE", "3");
+  test::expect_error(ErrorCode::kUnavailable, {"3 ranks", "local", "alone"},
+                     [] { const auto comm = from_environment(); });
 }
 
 }  // namespace
