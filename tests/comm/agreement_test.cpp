@@ -14,6 +14,7 @@ namespace thinwire::comm::agreement_test {
 namespace {
 
 using test::expect_error;
+using test::expect_invalid;
 
 // (group)
 class Agreement : public ::testing::TestWithParam<test::Group> {};
@@ -47,10 +48,9 @@ TEST_P(AgreementOfTwo, ShowsTheFirstDifferentLineOnAllRanks) {
     const int last = comm.size() - 1;
     const std::string text =
         comm.rank() == last ? "a 3x4\nb 8\nc 2\n" : "a 3x4\nb 7\nc 1\n";
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"parameter layout", "line 2", "\"b 7\" on rank 0",
-                  "\"b 8\" on rank " + std::to_string(last)},
-                 [&] { require_same(comm, "parameter layout", text); });
+    expect_invalid({"parameter layout", "line 2", "\"b 7\" on rank 0",
+                    "\"b 8\" on rank " + std::to_string(last)},
+                   [&] { require_same(comm, "parameter layout", text); });
     require_same(comm, "the group afterwards", "usable");
   });
 }
@@ -58,19 +58,17 @@ TEST_P(AgreementOfTwo, ShowsTheFirstDifferentLineOnAllRanks) {
 TEST_P(AgreementOfTwo, ShowsALineThatOnlyOneRankHas) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const std::string text = comm.rank() == 0 ? "a\nb" : "a";
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"line 2", "\"b\" on rank 0", "nothing", "on rank 1"},
-                 [&] { require_same(comm, "text", text); });
+    expect_invalid({"line 2", "\"b\" on rank 0", "nothing", "on rank 1"},
+                   [&] { require_same(comm, "text", text); });
   });
 }
 
 TEST_P(AgreementOfThree, ChoosesTheEarliestLineOfAllRanks) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const char* const texts[] = {"a\nb\nc", "a\nb\nX", "a\nX\nc"};
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"line 2", "\"b\" on rank 0", "\"X\" on rank 2"}, [&] {
-                   require_same(comm, "text", texts[std::min(comm.rank(), 2)]);
-                 });
+    expect_invalid({"line 2", "\"b\" on rank 0", "\"X\" on rank 2"}, [&] {
+      require_same(comm, "text", texts[std::min(comm.rank(), 2)]);
+    });
   });
 }
 

@@ -86,14 +86,12 @@ TEST(HostsOf, RefusesNumbersThatCannotBe) {
   auto all = on({5, 5, 9, 9});
   for (OnHost& one : all) one.ranks_per_host = 3;
   for (int rank = 0; rank < 4; ++rank) {
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"THINWIRE_RANKS_PER_HOST", "divisor", "4", "got 3"},
-                       [&] { (void)found(all, rank, nullptr); });
+    test::expect_invalid({"THINWIRE_RANKS_PER_HOST", "divisor", "4", "got 3"},
+                         [&] { (void)found(all, rank, nullptr); });
   }
   all[2].ranks_per_host = 2;
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"same on all ranks", "got 3 on rank 0 and 2 on rank 2"},
-                     [&] { (void)found(all, 0, nullptr); });
+  test::expect_invalid({"same on all ranks", "got 3 on rank 0 and 2 on rank 2"},
+                       [&] { (void)found(all, 0, nullptr); });
 }
 
 TEST(HostsOf, AreFlatOnAllRanksWhereALauncherContradicts) {
@@ -205,7 +203,7 @@ TEST_P(FindHosts, RefusesOnEveryRankAndGoesOn) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     }
-    test::expect_error(ErrorCode::kInvalidArgument, {"divisor"}, [&] {
+    test::expect_invalid({"divisor"}, [&] {
       (void)find_hosts(comm, {.ranks_per_host = size + 1});
     });
     comm.barrier();
@@ -273,9 +271,8 @@ TEST_P(FindHosts, HostsMustFitTheGroup) {
   const int size = GetParam().world_size;
   test::run_ranks(GetParam(), [&](Communicator& comm) {
     const auto refused = [&](Hosts hosts) {
-      test::expect_error(ErrorCode::kInvalidArgument,
-                         {"CommunicatorOptions.hosts"},
-                         [&] { (void)comm.by_host(hosts); });
+      test::expect_invalid({"CommunicatorOptions.hosts"},
+                           [&] { (void)comm.by_host(hosts); });
     };
     Hosts hosts{.ranks_per_host = 2 * size};
     refused(hosts);

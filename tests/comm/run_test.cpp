@@ -183,7 +183,7 @@ TEST(Run, SaysWhyItCannotStart) {
   EXPECT_EQ(errors.str(),
             "error: THINWIRE_COMM must be one of local, mpi, got \"carrier "
             "pigeon\"\n");
-  test::expect_error(ErrorCode::kInvalidArgument, {"comm", "null"}, [] {
+  test::expect_invalid({"comm", "null"}, [] {
     (void)run(std::unique_ptr<Communicator>(), [](Communicator&) { return 0; });
   });
 }
@@ -237,9 +237,8 @@ TEST(FromEnvironment, IsALocalGroupOfOneWithoutALauncher) {
 
 TEST(FromEnvironment, RefusesAnUnknownBackendAndListsTheKnownOnes) {
   const test::ScopedVariable backend("THINWIRE_COMM", "carrier_pigeon");
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"THINWIRE_COMM", "local, mpi", "carrier_pigeon"},
-                     [] { const auto comm = from_environment(); });
+  test::expect_invalid({"THINWIRE_COMM", "local, mpi", "carrier_pigeon"},
+                       [] { const auto comm = from_environment(); });
 }
 
 TEST(FromEnvironment, RefusesToRunEveryRankOfALaunchAlone) {

@@ -16,7 +16,7 @@ namespace thinwire::env::env_test {
 namespace {
 
 using std::chrono::milliseconds;
-using test::expect_error;
+using test::expect_invalid;
 using test::ScopedVariable;
 
 TEST(Variables, HaveDefaultsWhenNotSet) {
@@ -74,8 +74,7 @@ TEST(Variables, RefuseEverythingElseNamingThemselvesAndTheValue) {
   for (const auto& c : cases)
     for (const char* text : c.texts) {
       const ScopedVariable variable(c.name, text);
-      expect_error(ErrorCode::kInvalidArgument,
-                   {c.name, c.range, "'" + std::string(text) + "'"}, c.read);
+      expect_invalid({c.name, c.range, "'" + std::string(text) + "'"}, c.read);
     }
 }
 

@@ -20,7 +20,7 @@
 namespace thinwire::thread_pool_test {
 namespace {
 
-using test::expect_error;
+using test::expect_invalid;
 using test::ScopedVariable;
 
 class ThreadPools : public ::testing::TestWithParam<int> {
@@ -105,8 +105,9 @@ TEST_P(ThreadPools, CutTheSameRangesEveryTime) {
 }
 
 TEST_P(ThreadPools, RefuseAGrainOfZero) {
-  expect_error(ErrorCode::kInvalidArgument, {"grain", ">= 1", "0"},
-               [&] { pool.for_ranges(5, 0, [](std::size_t, std::size_t) {}); });
+  expect_invalid({"grain", ">= 1", "0"}, [&] {
+    pool.for_ranges(5, 0, [](std::size_t, std::size_t) {});
+  });
 }
 
 TEST_P(ThreadPools, RethrowTheExceptionOfTheLowestPart) {
@@ -161,9 +162,8 @@ TEST(ThreadPoolConstruction, EndsAtOnceWithoutWork) {
 
 TEST(ThreadPoolConstruction, RefusesNumbersOutOfRange) {
   for (const int threads : {-1, 1025})
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"num_threads", "[0, 1024]", std::to_string(threads)},
-                 [&] { ThreadPool pool(threads); });
+    expect_invalid({"num_threads", "[0, 1024]", std::to_string(threads)},
+                   [&] { ThreadPool pool(threads); });
 }
 
 TEST(ThreadPoolConstruction, TakesTheNumberOfThreadsFromTheEnvironment) {
@@ -179,9 +179,8 @@ TEST(ThreadPoolConstruction, TakesTheNumberOfThreadsFromTheEnvironment) {
 TEST(ThreadPoolConstruction, RefusesAPrefetchVariableThatItsLoopsCannotFollow) {
   const ScopedVariable bad("THINWIRE_PREFETCH", "fast");
   for (const int threads : {0, 1, 3})
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"THINWIRE_PREFETCH", "auto, on or off", "'fast'"},
-                 [&] { ThreadPool pool(threads); });
+    expect_invalid({"THINWIRE_PREFETCH", "auto, on or off", "'fast'"},
+                   [&] { ThreadPool pool(threads); });
 }
 
 }  // namespace

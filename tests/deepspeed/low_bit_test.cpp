@@ -22,9 +22,8 @@ template <class Options>
 void refused(const Options& options, std::string_view name,
              std::string_view value) {
   const auto layout = ParameterLayout::of({{"p", {3}}});
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {std::string(name), std::string(value)},
-                     [&] { validate(options, layout); });
+  test::expect_invalid({std::string(name), std::string(value)},
+                       [&] { validate(options, layout); });
 }
 
 TEST(DeepSpeedOptions, WhatTheReferenceHasNotIsRefusedByName) {

@@ -87,10 +87,10 @@ TEST_P(DeepSpeedWeightDecay, ActsAsIfOptionsHadSaidIt) {
     EXPECT_NE(trained(0.1, 0.1), want);
     EXPECT_EQ(trained(0.1, 0.3), want);
     const auto optimizer = GetParam().make(comm, layout, 0.1);
-    test::expect_error(ErrorCode::kInvalidArgument, {"weight_decay", "-1"},
-                       [&] { optimizer->groups().set_weight_decay(0, -1); });
-    test::expect_error(ErrorCode::kInvalidArgument, {"group", "below 1"},
-                       [&] { optimizer->groups().set_weight_decay(1, 0); });
+    test::expect_invalid({"weight_decay", "-1"},
+                         [&] { optimizer->groups().set_weight_decay(0, -1); });
+    test::expect_invalid({"group", "below 1"},
+                         [&] { optimizer->groups().set_weight_decay(1, 0); });
   });
 }
 

@@ -120,9 +120,9 @@ TEST(DeepSpeedZero, Item12DividesBeforeTheSumIfAsked) {
   ranks(1, [](comm::Communicator& comm) {
     ZeroOptions options = reference(1);
     options.predivide = 0;
-    thinwire::test::expect_error(
-        ErrorCode::kInvalidArgument, {"predivide", "> 0", "got 0"},
-        [&] { Training(comm, layout_of({1}), options); });
+    thinwire::test::expect_invalid({"predivide", "> 0", "got 0"}, [&] {
+      Training(comm, layout_of({1}), options);
+    });
   });
 }
 
@@ -223,7 +223,7 @@ TEST(DeepSpeedZero, TakesWholeValuesAndGivesThemBack) {
               test::floats_of(test::converted(values, DType::kFloat16).view()));
     run.optimizer->whole_values().set_state("p1", "exp_avg_sq", values);
     EXPECT_EQ(run.optimizer->whole_values().state("p1", "exp_avg_sq"), values);
-    test::expect_error(ErrorCode::kInvalidArgument, {"exp_avg", "'step'"}, [&] {
+    test::expect_invalid({"exp_avg", "'step'"}, [&] {
       (void)run.optimizer->whole_values().state("p1", "step");
     });
     run.backward(std::vector<float>(7, 1024));
@@ -241,7 +241,7 @@ TEST(DeepSpeedZeroErrors, SayWhatIsNotTheReferences) {
   ranks(1, [](comm::Communicator& comm) {
     const auto refused = [&](std::initializer_list<std::string_view> parts,
                              AdamOptions rule) {
-      test::expect_error(ErrorCode::kInvalidArgument, parts, [&] {
+      test::expect_invalid(parts, [&] {
         const Training run(comm, layout_of({2}), reference(1), rule);
       });
     };
@@ -249,7 +249,7 @@ TEST(DeepSpeedZeroErrors, SayWhatIsNotTheReferences) {
     refused({"state_dtype", "float32"}, {.state_dtype = DType::kFloat16});
     Training run(comm, layout_of({2}), reference(1));
     Buffer grads(2, DType::kFloat32);
-    test::expect_error(ErrorCode::kInvalidArgument, {"loss_scale", "1"}, [&] {
+    test::expect_invalid({"loss_scale", "1"}, [&] {
       (void)run.optimizer->step({.params = run.params.view(),
                                  .grads = grads.view(),
                                  .loss_scale = 2});
@@ -260,11 +260,9 @@ TEST(DeepSpeedZeroErrors, SayWhatIsNotTheReferences) {
 
 // ---- arguments that the constructor refuses
 
-constexpr auto kArgument = ErrorCode::kInvalidArgument;
-
 TEST(DeepSpeedZeroConstruction, OptionsHaveRanges) {
   const auto refused = [](std::string_view field, const ZeroOptions& options) {
-    test::expect_error(kArgument, {field}, [&] { options.validate(); });
+    test::expect_invalid({field}, [&] { options.validate(); });
   };
   for (const int stage : {-1, 0, 3}) refused("stage", {.stage = stage});
   for (const DType dtype : {DType::kFloat64, DType::kInt64}) {
@@ -285,9 +283,9 @@ TEST(DeepSpeedZeroConstruction, ArgumentsFitTheLayout) {
     const auto layout = ParameterLayout::of({{"a", {5}}, {"b", {2}}});
     std::vector<float> params(7);
     std::vector<float> three(3);
-    test::expect_error(kArgument, {"params", "float32 of 7", "float32 of 3"},
-                       [&] { ZeroOptimizer zero(comm, layout, {}, three); });
-    test::expect_error(kArgument, {"initial", "float32 of 3"}, [&] {
+    test::expect_invalid({"params", "float32 of 7", "float32 of 3"},
+                         [&] { ZeroOptimizer zero(comm, layout, {}, three); });
+    test::expect_invalid({"initial", "float32 of 3"}, [&] {
       ZeroOptimizer zero(comm, layout, {}, params, {}, three);
     });
     EXPECT_NO_THROW(ZeroOptimizer(comm, layout, {}, params));
@@ -311,10 +309,9 @@ TEST(DeepSpeedZeroConstruction, RanksGiveTheSameOptions) {
     Buffer params(layout.size(), DType::kFloat16);
     const auto differs = [&](const optim::AdamOptions& adam,
                              const ZeroOptions& options) {
-      test::expect_error(
-          kArgument, {"must be the same on all ranks", "rank 2"}, [&] {
-            ZeroOptimizer zero(comm, layout, adam, params.view(), options);
-          });
+      test::expect_invalid({"must be the same on all ranks", "rank 2"}, [&] {
+        ZeroOptimizer zero(comm, layout, adam, params.view(), options);
+      });
     };
     const bool is_other = comm.rank() == 2;
     for (const ZeroOptions& other : others)

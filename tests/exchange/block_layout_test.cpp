@@ -171,17 +171,15 @@ TEST(BlockLayout, HasNothingForNoElements) {
 TEST(BlockLayout, RefusesOptionsOutOfRange) {
   const std::vector<Range> units = {{0, 10}};
   const auto refused = [&](BlockOptions options, const char* name) {
-    test::expect_error(ErrorCode::kInvalidArgument, {name, "got 0"},
-                       [&] { BlockLayout(units, options); });
+    test::expect_invalid({name, "got 0"}, [&] { BlockLayout(units, options); });
   };
   refused({.world_size = 0}, "world_size");
   refused({.bucket_elements = 0}, "bucket_elements");
   refused({.block_elements = 0}, "block_elements");
   refused({.bits = 0}, "bits");
   for (const int bits : {3, 16, -1})
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"bits must be 1, 4 or 8", std::to_string(bits)},
-                       [&] { BlockLayout(units, {.bits = bits}); });
+    test::expect_invalid({"bits must be 1, 4 or 8", std::to_string(bits)},
+                         [&] { BlockLayout(units, {.bits = bits}); });
 }
 
 // ---- how large buckets are

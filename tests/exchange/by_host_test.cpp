@@ -215,7 +215,7 @@ TEST(ByHostChecks, RefusesOtherRanks) {
     ThreadPool pool(1);
     comm::HostGroups wrong = test::split_into_hosts(comm, 2);
     wrong.inside = comm.split(comm.rank());
-    test::expect_error(ErrorCode::kInvalidArgument, {"got 2 hosts of 1"}, [&] {
+    test::expect_invalid({"got 2 hosts of 1"}, [&] {
       CompressedAllReduce(comm, pool, units, {.blocks = {.world_size = 4}},
                           &wrong);
     });
@@ -234,8 +234,8 @@ TEST(ByHostChecks, AResidualIsAddedToInThePieceOnly) {
       if (all.encodes(b))
         all.add_to_worker_error(b, ones.data(), 2);
       else
-        test::expect_error(ErrorCode::kInvalidArgument, {"piece"},
-                           [&] { all.add_to_worker_error(b, ones.data(), 2); });
+        test::expect_invalid(
+            {"piece"}, [&] { all.add_to_worker_error(b, ones.data(), 2); });
     EXPECT_EQ(test::floats_of(all.worker_error()),
               std::vector<float>(4096, 2.0f));
   });

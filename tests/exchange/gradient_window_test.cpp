@@ -17,6 +17,7 @@ namespace thinwire::exchange::gradient_window_test {
 namespace {
 
 using test::expect_error;
+using test::expect_invalid;
 using Lines = std::vector<std::string>;
 
 constexpr auto kPrecondition = ErrorCode::kFailedPrecondition;
@@ -145,8 +146,7 @@ TEST(GradientWindow, RefusesWhatIsOutOfOrder) {
   refused("inside another backward", [&] { window.begin(later); });
   run.collect(0);
   refused("'a' has come before", [&] { run.collect(0); });
-  expect_error(ErrorCode::kInvalidArgument, {"index", "below 4", "4"},
-               [&] { window.collect(4, {}); });
+  expect_invalid({"index", "below 4", "4"}, [&] { window.collect(4, {}); });
   window.end();
   refused("there was a first backward",
           [&] { window.begin({.is_last = false}); });
@@ -171,8 +171,8 @@ TEST(GradientWindow, ASinkRefusesBeforeAnythingChanges) {
   run.window.begin({});
   const std::array<double, 2> wide{1, 2};
   const ConstView values(wide.data(), wide.size(), DType::kFloat64);
-  expect_error(ErrorCode::kInvalidArgument, {"gradient", "float32", "float64"},
-               [&] { run.window.collect(0, values); });
+  expect_invalid({"gradient", "float32", "float64"},
+                 [&] { run.window.collect(0, values); });
   EXPECT_FALSE(run.window.is_ready(0));
   EXPECT_FALSE(run.window.has_gradient(0));
   run.collect(0);
@@ -218,8 +218,7 @@ TEST(GradientWindow, IsCancelledUnlessOtherRanksHaveSeenIt) {
 TEST(GradientWindow, WholeBucketsAreSentOnce) {
   Recorded run;
   const auto refused = [&](Range range) {
-    expect_error(
-        ErrorCode::kInvalidArgument,
+    expect_invalid(
         {"range", fmt::format("{} of size {}", range.offset, range.size)},
         [&] { run.window.send(range); });
   };

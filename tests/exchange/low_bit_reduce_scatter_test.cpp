@@ -250,7 +250,7 @@ TEST(ReduceScatterOfParts, RefusesWhatDoesNotFit) {
     const auto refused = [&](const char* name, std::size_t part, Values x,
                              std::size_t result, double scale) {
       Values values(result);
-      test::expect_error(ErrorCode::kInvalidArgument, {name}, [&] {
+      test::expect_invalid({name}, [&] {
         static_cast<void>(exchange.average(part, x, values, scale));
       });
     };
@@ -265,7 +265,7 @@ TEST(ReduceScatterOfParts, RefusesWhatDoesNotFit) {
                        [&] { exchange.load_error(Values(3)); });
     const auto not_made = [&](const char* name, Piece piece, int bits) {
       const std::vector<std::vector<Piece>> parts = {{piece}};
-      test::expect_error(ErrorCode::kInvalidArgument, {name}, [&] {
+      test::expect_invalid({name}, [&] {
         const LowBitReduceScatter other(comm, pool, 10, parts, {.bits = bits});
       });
     };

@@ -151,7 +151,7 @@ TEST(AddedErrorOfABlock, IsRefusedIfNotThere) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Exchange exchange(comm, units);
     const std::vector<float> values(1024, 1.0f);
-    test::expect_error(ErrorCode::kInvalidArgument, {"[0, 4)", "got 4"}, [&] {
+    test::expect_invalid({"[0, 4)", "got 4"}, [&] {
       exchange.all.add_to_worker_error(4, values.data(), 1);
     });
     EXPECT_EQ(test::floats_of(exchange.all.worker_error()),

@@ -221,23 +221,22 @@ TEST_P(CastValues, SumsAreFormedInFloatAndRoundedOnce) {
 }
 
 TEST_P(CastValues, WrongTypesAndSizesAreRefusedBeforeAnythingChanges) {
-  constexpr auto kInvalid = ErrorCode::kInvalidArgument;
   const std::vector<double> doubles(2, 1.0);
   const std::vector<float> three(3, 1.0f);
   std::vector<float> two(2, 5.0f);
   std::vector<std::int32_t> integers(2, 5);
-  test::expect_error(kInvalid, {"from: dtype", "float64"},
-                     [&] { run_convert(doubles, two); });
-  test::expect_error(kInvalid, {"to: dtype", "int32"},
-                     [&] { run_convert(two, integers); });
-  test::expect_error(kInvalid, {"to: must have 3 elements, got 2"},
-                     [&] { run_convert(three, two); });
-  test::expect_error(kInvalid, {"sum: dtype", "int32"},
-                     [&] { run_accumulate(integers, two); });
-  test::expect_error(kInvalid, {"values: dtype", "float64"},
-                     [&] { run_accumulate(two, doubles); });
-  test::expect_error(kInvalid, {"values: must have 2 elements, got 3"},
-                     [&] { run_accumulate(two, three); });
+  test::expect_invalid({"from: dtype", "float64"},
+                       [&] { run_convert(doubles, two); });
+  test::expect_invalid({"to: dtype", "int32"},
+                       [&] { run_convert(two, integers); });
+  test::expect_invalid({"to: must have 3 elements, got 2"},
+                       [&] { run_convert(three, two); });
+  test::expect_invalid({"sum: dtype", "int32"},
+                       [&] { run_accumulate(integers, two); });
+  test::expect_invalid({"values: dtype", "float64"},
+                       [&] { run_accumulate(two, doubles); });
+  test::expect_invalid({"values: must have 2 elements, got 3"},
+                       [&] { run_accumulate(two, three); });
   EXPECT_EQ(two, std::vector<float>(2, 5.0f));
   EXPECT_EQ(integers, std::vector<std::int32_t>(2, 5));
 }

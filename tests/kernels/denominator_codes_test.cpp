@@ -113,18 +113,17 @@ TEST(DenominatorCodesErrors, NameWhatIsWrong) {
     sign_update_coded(m, arrays, {});
   };
   for (const int bits : {0, 1, 2, 16}) {
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"bits: must be 4 or 8"},
-        [&] { (void)encode_denominators(&p, nullptr, 1, bits, &code); });
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"bits: must be 4 or 8"},
-        [&] { update({.values = &p}, {.params = &p, .bits = bits}); });
+    test::expect_invalid({"bits: must be 4 or 8"}, [&] {
+      (void)encode_denominators(&p, nullptr, 1, bits, &code);
+    });
+    test::expect_invalid({"bits: must be 4 or 8"}, [&] {
+      update({.values = &p}, {.params = &p, .bits = bits});
+    });
   }
-  test::expect_error(ErrorCode::kInvalidArgument, {"m: needs values or signs"},
-                     [&] { update({}, {.params = &p}); });
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"needs params, or high and low"},
-                     [&] { update({.values = &p}, {}); });
+  test::expect_invalid({"m: needs values or signs"},
+                       [&] { update({}, {.params = &p}); });
+  test::expect_invalid({"needs params, or high and low"},
+                       [&] { update({.values = &p}, {}); });
 }
 
 // ---- what codes stand for

@@ -23,11 +23,9 @@ TEST(PrefetchVariable, IsRefusedBeforeAnythingIsWrittenAndThenDecidesForGood) {
   {
     const test::ScopedVariable bad("THINWIRE_PREFETCH", "fast");
     for (int times = 0; times < 2; ++times) {
-      test::expect_error(ErrorCode::kInvalidArgument,
-                         {"THINWIRE_PREFETCH", "auto, on or off", "'fast'"},
-                         [&] { (void)run(); });
-      test::expect_error(ErrorCode::kInvalidArgument, {"THINWIRE_PREFETCH"},
-                         [] { (void)prefetches(); });
+      test::expect_invalid({"THINWIRE_PREFETCH", "auto, on or off", "'fast'"},
+                           [&] { (void)run(); });
+      test::expect_invalid({"THINWIRE_PREFETCH"}, [] { (void)prefetches(); });
     }
     EXPECT_EQ(values, std::vector<float>(100, 1.0f));
     EXPECT_EQ(words, std::vector<std::uint32_t>(100));

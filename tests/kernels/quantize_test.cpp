@@ -211,8 +211,7 @@ TEST(QuantizeValues, OtherWidthsAreRefusedBeforeAnythingChanges) {
     Floats c = {1, 2};
     std::uint32_t words[2] = {5, 6};
     const auto refused = [&](const auto& call) {
-      test::expect_error(ErrorCode::kInvalidArgument,
-                         {"bits", "4 or 8", std::to_string(bits)}, call);
+      test::expect_invalid({"bits", "4 or 8", std::to_string(bits)}, call);
     };
     for (const auto run : {quantize, ref::quantize})
       refused([&] { (void)run(c.data(), bits, words, nullptr, 2); });
@@ -354,18 +353,14 @@ TEST(QuantizeSumValues, RefusesOtherSizesAndTypes) {
   std::vector<Half> halves(4);
   std::uint32_t words[256] = {};
   const auto refuses = [&](const QuantizedSum& sum, const char* text) {
-    test::expect_error(ErrorCode::kInvalidArgument, {text},
-                       [&] { (void)quantize_sum(sum, 4, words); });
+    test::expect_invalid({text}, [&] { (void)quantize_sum(sum, 4, words); });
   };
   refuses({.residual = long_one, .error = long_one}, "at most 1024");
   refuses({.residual = halves, .error = halves}, "float32 or bfloat16");
   refuses({.residual = e, .error = std::span(e).first(3)}, "error: must have");
   refuses({.values = doubles, .residual = e, .error = e}, "values");
-  test::expect_error(ErrorCode::kInvalidArgument, {"sum"},
-                     [&] { add_scaled(halves, e, 1); });
-  test::expect_error(ErrorCode::kInvalidArgument, {"bits"}, [&] {
-    dequantize_add({words, 1}, 3, e);
-  });
+  test::expect_invalid({"sum"}, [&] { add_scaled(halves, e, 1); });
+  test::expect_invalid({"bits"}, [&] { dequantize_add({words, 1}, 3, e); });
 }
 
 }  // namespace

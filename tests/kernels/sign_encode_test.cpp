@@ -196,12 +196,10 @@ TEST(SignBlock, IsRefusedWithAnotherTypeOrTooManyRoundedElements) {
   const auto expect_refused = [&](View residual, std::string_view allowed,
                                   std::string_view given) {
     const SignBlock block{.residual = residual, .words = words.data()};
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"block.residual", allowed, given},
-                       [&] { (void)sign_encode({}, block); });
-    test::expect_error(ErrorCode::kInvalidArgument,
-                       {"block.residual", allowed, given},
-                       [&] { (void)sign_encode_average({}, 1, block); });
+    test::expect_invalid({"block.residual", allowed, given},
+                         [&] { (void)sign_encode({}, block); });
+    test::expect_invalid({"block.residual", allowed, given},
+                         [&] { (void)sign_encode_average({}, 1, block); });
   };
   expect_refused(halves, "float32 or bfloat16", "got float16");
   expect_refused(many, "at most 1024", "got 1025");

@@ -32,10 +32,10 @@ TEST(Adam, GroupsOverrideWhatTheySay) {
 
 TEST(Adam, RefusesGroupsThatItHasNotByName) {
   Adam rule(ParameterLayout::of({{"p", {1}}}), {});
-  test::expect_error(ErrorCode::kInvalidArgument, {"group", "below 1", "1"},
-                     [&] { rule.set_learning_rate(1, 0.1); });
-  test::expect_error(ErrorCode::kInvalidArgument, {"group", "below 1", "1"},
-                     [&] { rule.set_weight_decay(1, 0.1); });
+  test::expect_invalid({"group", "below 1", "1"},
+                       [&] { rule.set_learning_rate(1, 0.1); });
+  test::expect_invalid({"group", "below 1", "1"},
+                       [&] { rule.set_weight_decay(1, 0.1); });
 }
 
 // Parts that begin and end within parameters, or hold several and two groups.
@@ -82,8 +82,8 @@ TEST(Adam, RefusesPartsThatDoNotFit) {
   std::vector<float> params(3, 1.0f), four(4, 1.0f);
   const auto refused = [&](Range part, const UpdateArrays& arrays,
                            std::string_view what) {
-    test::expect_error(ErrorCode::kInvalidArgument, {what},
-                       [&] { rule.apply_part(1, part, arrays, pool); });
+    test::expect_invalid({what},
+                         [&] { rule.apply_part(1, part, arrays, pool); });
   };
   refused({3, 3}, {params, params}, "part");
   refused({6, 0}, {params, params}, "part");

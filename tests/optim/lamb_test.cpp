@@ -208,8 +208,8 @@ TEST(Lamb, RefusesPartsWithoutTheStepsNorms) {
   rule.apply(1, {params, grads}, pool);
   refused(2);
   const std::vector<NormSums> norms(1), two(2);
-  test::expect_error(ErrorCode::kInvalidArgument, {"parameters", "got 2"},
-                     [&] { rule.set_norms(2, two); });
+  test::expect_invalid({"parameters", "got 2"},
+                       [&] { rule.set_norms(2, two); });
   rule.set_norms(2, norms);
   refused(3);
   rule.apply_part(2, {0, 5}, {params, grads}, pool);
@@ -218,10 +218,10 @@ TEST(Lamb, RefusesPartsWithoutTheStepsNorms) {
   refused(2);
   const std::vector<NormCell> cells = {{0, {0, 5}}};
   std::vector<NormSums> sums(2);
-  test::expect_error(ErrorCode::kInvalidArgument, {"sums", "got 2"}, [&] {
+  test::expect_invalid({"sums", "got 2"}, [&] {
     rule.measure(3, cells, {params, grads}, sums);
   });
-  test::expect_error(ErrorCode::kInvalidArgument, {"part", "within 5"}, [&] {
+  test::expect_invalid({"part", "within 5"}, [&] {
     rule.measure(3, std::vector<NormCell>{{0, {1, 5}}}, {params, grads}, {});
   });
 }

@@ -79,14 +79,13 @@ TEST(Nesterov, GoesOnFromItsState) {
 
 TEST(Nesterov, NamesWhatIsOutOfRange) {
   const auto refused = [](const NesterovOptions& options, const char* text) {
-    expect_error(ErrorCode::kInvalidArgument, {text},
-                 [&] { Nesterov(small_layout(), options); });
+    expect_invalid({text}, [&] { Nesterov(small_layout(), options); });
   };
   refused({.learning_rate = -1}, "learning_rate must be finite and >= 0");
   refused({.momentum = 1}, "momentum must be in [0, 1), got 1");
   Nesterov rule(small_layout(), {});
-  expect_error(ErrorCode::kInvalidArgument, {"weight_decay must be 0"},
-               [&] { rule.set_weight_decay(0, 0.1); });
+  expect_invalid({"weight_decay must be 0"},
+                 [&] { rule.set_weight_decay(0, 0.1); });
   EXPECT_EQ(rule.weight_decay(0), 0);
 }
 

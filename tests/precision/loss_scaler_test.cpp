@@ -66,15 +66,13 @@ TEST(LossScaler, Item44ThePolicyAtTheMinimumIsAChoice) {
 }
 
 TEST(LossScaler, Item45HysteresisOfZeroIsRefused) {
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"hysteresis", ">= 1", "got 0"},
-                     [] { LossScaler scaler({.hysteresis = 0}); });
+  test::expect_invalid({"hysteresis", ">= 1", "got 0"},
+                       [] { LossScaler scaler({.hysteresis = 0}); });
 }
 
 TEST(LossScaler, Item47BadSettingsAreRefusedOnlyWhereTheyMatter) {
   const auto refused = [](LossScalerOptions options, std::string_view field) {
-    test::expect_error(ErrorCode::kInvalidArgument, {field},
-                       [&] { options.validate(); });
+    test::expect_invalid({field}, [&] { options.validate(); });
   };
   refused({.window = 0}, "window");
   refused({.window = -3}, "window");

@@ -29,4 +29,10 @@ inline void expect_error(ErrorCode code,
   ADD_FAILURE() << "no Error was thrown";
 }
 
+/// Expects the same of what is refused for its arguments.
+inline void expect_invalid(std::initializer_list<std::string_view> parts,
+                           const std::function<void()>& call) {
+  expect_error(ErrorCode::kInvalidArgument, parts, call);
+}
+
 }  // namespace thinwire::test
