@@ -45,26 +45,14 @@ LambOptions with_limits_of_groups() {
   return test::naive::with_limits_of_groups(with_groups());
 }
 
-// The options that setup_of() needs beside LambOptions.
-struct LambAndExchange : OnebitLambOptions {
-  explicit LambAndExchange(const LambOptions& o) {
-    learning_rate = o.learning_rate;
-    weight_decay = o.weight_decay;
-    groups.resize(o.groups.size());
-    for (std::size_t g = 0; g < groups.size(); ++g)
-      static_cast<AdamGroup&>(groups[g]) = o.groups[g];
-  }
-};
-
 class LambWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(All, LambWorlds, ::testing::Values(1, 2, 3, 4, 8));
 
 void expect_plain_loops(int world, const LambOptions& options) {
   const ParameterLayout layout = test::awkward_layout();
   const auto got = test::train(world, layout, test::exact_lamb(options), 3);
-  const auto setup =
-      test::naive::setup_of(world, layout, LambAndExchange(options));
-  test::naive::Lamb want{setup, test::naive::limits_of(layout, options),
+  test::naive::Lamb want{test::naive::setup_of(world, layout, options),
+                         test::naive::limits_of(layout, options),
                          test::normal(layout.size(), 3)};
   for (std::int64_t t = 1; t <= 3; ++t) {
     auto sum = test::gradient(layout.size(), t, 0);
@@ -95,7 +83,7 @@ TEST(Lamb, EqualsPlainLoopsWhateverIsSharedOut) {
                                            {"e", {7}}});
   Lamb rule(layout, {.learning_rate = 0.1});
   test::naive::Lamb want{
-      test::naive::setup_of(1, layout, OnebitLambOptions{.learning_rate = 0.1}),
+      test::naive::setup_of(1, layout, LambOptions{.learning_rate = 0.1}),
       {{}},
       test::normal(layout.size(), 3)};
   std::vector<float> params = want.params;

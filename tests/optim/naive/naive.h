@@ -47,15 +47,14 @@ struct Setup {
 
 template <class Options>
 Setup setup_of(int world, const ParameterLayout& layout, const Options& o) {
-  Setup setup{
-      .world = world,
-      .layout = layout,
-      .groups = {},
-      .mask = {},
-      .denom_floor = o.compression.denom_floor,
-      .max_grad_norm = o.compression.exchange.max_grad_norm,
-      .lagged_clipping = o.compression.exchange.lagged_clipping,
-      .bf16_residuals = o.compression.residual_dtype == DType::kBFloat16};
+  Setup setup{.world = world, .layout = layout, .groups = {}, .mask = {}};
+  constexpr bool compresses = requires { o.compression; };
+  if constexpr (compresses) {
+    setup.denom_floor = o.compression.denom_floor;
+    setup.max_grad_norm = o.compression.exchange.max_grad_norm;
+    setup.lagged_clipping = o.compression.exchange.lagged_clipping;
+    setup.bf16_residuals = o.compression.residual_dtype == DType::kBFloat16;
+  }
   std::vector<Floats> masks(layout.num_groups());
   for (std::size_t g = 0; g < layout.num_groups(); ++g) {
     const auto own = o.groups.empty()
@@ -69,7 +68,7 @@ Setup setup_of(int world, const ParameterLayout& layout, const Options& o) {
          .weight_decay = own.weight_decay.value_or(o.weight_decay),
          .bias_correction = o.bias_correction,
          .epsilon_inside_sqrt = o.epsilon_inside_sqrt});
-    masks[g] = own.exp_avg_mask;
+    if constexpr (compresses) masks[g] = own.exp_avg_mask;
   }
   // A mask lists its group's elements in layout order.
   std::vector<std::size_t> used(layout.num_groups());
