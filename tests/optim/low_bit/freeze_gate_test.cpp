@@ -2,21 +2,25 @@
 // Who may put off the end of the exact stage, and what that changes.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
+#include "optim/low_bit/cases.h"
 #include "optim/states.h"
-#include "optim/support.h"
 
 namespace thinwire::optim::freeze_gate_test {
 namespace {
 
-struct Kind {
-  std::string name;
-  std::function<test::MakeOptimizer(std::int64_t freeze_step)> make;
-};
+/// With freeze_step as given.
+using Kind = test::OpenCase<std::int64_t>;
+
+std::vector<Kind> kinds() {
+  const auto set = [](auto& o, std::int64_t step) { o.freeze.step = step; };
+  return {test::open_case<std::int64_t>("onebit_adam", test::onebit_adam,
+                                        OnebitAdamOptions{}, set),
+          test::open_case<std::int64_t>("onebit_lamb", test::onebit_lamb,
+                                        OnebitLambOptions{}, set)};
+}
 
 // An optimizer on one rank, with the parameters that it has brought about.
 struct Trained {
@@ -33,19 +37,8 @@ struct Trained {
 };
 
 class FreezeGates : public ::testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(
-    All, FreezeGates,
-    ::testing::Values(Kind{"onebit_adam",
-                           [](std::int64_t step) {
-                             return test::onebit_adam(
-                                 {.freeze = {.step = step}});
-                           }},
-                      Kind{"onebit_lamb",
-                           [](std::int64_t step) {
-                             return test::onebit_lamb(
-                                 {.freeze = {.step = step}});
-                           }}),
-    [](const auto& tested) { return tested.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, FreezeGates, ::testing::ValuesIn(kinds()),
+                         [](const auto& tested) { return tested.param.name; });
 
 TEST_P(FreezeGates, AnExchangeThatIsTimedChangesNoBit) {
   for (const int world : {2, 3})

@@ -17,41 +17,30 @@ constexpr std::int64_t kNever = 100;
 
 using test::MakeOptimizer;
 
-/// An optimizer whose first stage ends after `step`, or that does not say.
-struct Kind {
-  std::string name;
-  std::function<MakeOptimizer(std::optional<std::int64_t> step)> make;
-};
+/// The last step of the first stage; none: it is not named.
+using Step = std::optional<std::int64_t>;
+using Kind = test::OpenCase<Step>;
 
 std::vector<Kind> kinds() {
+  const auto set = [](auto& o, Step step) { o.freeze.step = step; };
+  OnebitAdamOptions adam{.learning_rate = 0.02};
+  OnebitAdamOptions mixed = adam;
+  adam.compression.exchange.bucket_elements = 900;
+  mixed.groups.resize(2);
+  mixed.groups[1].non_freeze = true;
   return {
-      {"onebit_adam",
-       [](std::optional<std::int64_t> step) {
-         OnebitAdamOptions o{.learning_rate = 0.02, .freeze = {.step = step}};
-         o.compression.exchange.bucket_elements = 900;
-         return test::onebit_adam(o);
-       }},
-      {"onebit_adam_mixed",
-       [](std::optional<std::int64_t> step) {
-         OnebitAdamOptions o{.learning_rate = 0.02, .freeze = {.step = step}};
-         o.groups.resize(2);
-         o.groups[1].non_freeze = true;
-         return test::onebit_adam(o);
-       }},
-      {"onebit_lamb",
-       [](std::optional<std::int64_t> step) {
-         OnebitLambOptions o = test::short_onebit_lamb();
-         o.freeze.step = step;
-         return test::onebit_lamb(o);
-       }},
-      {"zero_one_adam", [](std::optional<std::int64_t> step) {
-         ZeroOneAdamOptions o = test::short_zero_one_adam();
-         o.var_freeze_step = step;
-         if (!step)
-           o.var_update_scaler = o.local_step_scaler =
-               o.local_step_clipper = {};
-         return test::zero_one_adam(o);
-       }}};
+      test::open_case<Step>("onebit_adam", test::onebit_adam, adam, set),
+      test::open_case<Step>("onebit_adam_mixed", test::onebit_adam, mixed, set),
+      test::open_case<Step>("onebit_lamb", test::onebit_lamb,
+                            test::short_onebit_lamb(), set),
+      test::open_case<Step>("zero_one_adam", test::zero_one_adam,
+                            test::short_zero_one_adam(),
+                            [](ZeroOneAdamOptions& o, Step step) {
+                              o.var_freeze_step = step;
+                              if (!step)
+                                o.var_update_scaler = o.local_step_scaler =
+                                    o.local_step_clipper = {};
+                            })};
 }
 
 class StageAfterLoad : public ::testing::TestWithParam<std::tuple<int, Kind>> {
@@ -68,7 +57,7 @@ class StageAfterLoad : public ::testing::TestWithParam<std::tuple<int, Kind>> {
             int rank) const {
     ASSERT_TRUE(test::step_of(optimizer, params, t, rank).applied);
   }
-  [[nodiscard]] MakeOptimizer of(std::optional<std::int64_t> step) const {
+  [[nodiscard]] MakeOptimizer of(Step step) const {
     return std::get<1>(GetParam()).make(step);
   }
   [[nodiscard]] const std::string& name() const {
