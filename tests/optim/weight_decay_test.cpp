@@ -19,19 +19,16 @@ std::vector<Decayed> all() {
     options.weight_decay = decay;
     for (auto& group : options.groups) group.weight_decay.reset();
   };
+  const auto adam = [](bool decoupled) {
+    return [=](double decay) {
+      return test::exact_adam({.weight_decay = decay,
+                               .decoupled_decay = decoupled,
+                               .groups = {{}, {}}});
+    };
+  };
   return {
-      {"adam",
-       [](double decay) {
-         return test::exact_adam({.weight_decay = decay, .groups = {{}, {}}});
-       },
-       4},
-      {"adam_l2",
-       [](double decay) {
-         return test::exact_adam({.weight_decay = decay,
-                                  .decoupled_decay = false,
-                                  .groups = {{}, {}}});
-       },
-       4},
+      {"adam", adam(true), 4},
+      {"adam_l2", adam(false), 4},
       {"lamb",
        [](double decay) {
          return test::exact_lamb({.weight_decay = decay, .groups = {{}, {}}});
