@@ -14,6 +14,7 @@ constexpr std::int64_t kFreeze = 3;
 constexpr std::size_t kSize = 1500;
 constexpr std::size_t kMasked = 40;  // the last ones
 
+using test::step_of;
 using Mask = std::vector<float>;
 
 ParameterLayout layout() {
@@ -29,27 +30,23 @@ Mask mask(bool masked) {
 using Kind = test::OpenCase<Mask>;
 
 std::vector<Kind> kinds() {
-  constexpr double kRate = 0.02;
   const auto set = [](auto& options, const Mask& values) {
+    options.learning_rate = 0.02;
     options.groups.resize(2);
     options.groups[0].exp_avg_mask = values;
   };
   return {test::open_case<Mask>("onebit_adam", test::onebit_adam,
-                                OnebitAdamOptions{.learning_rate = kRate,
-                                                  .freeze = {.step = kFreeze}},
+                                OnebitAdamOptions{.freeze = {.step = kFreeze}},
                                 set),
           test::open_case<Mask>("onebit_lamb", test::onebit_lamb,
-                                OnebitLambOptions{.learning_rate = kRate,
-                                                  .freeze = {.step = kFreeze}},
+                                OnebitLambOptions{.freeze = {.step = kFreeze}},
                                 set),
           test::open_case<Mask>("zero_one_adam_momentum", test::zero_one_adam,
-                                ZeroOneAdamOptions{.learning_rate = kRate,
-                                                   .var_freeze_step = 100,
+                                ZeroOneAdamOptions{.var_freeze_step = 100,
                                                    .var_update_scaler = 1},
                                 set),
           test::open_case<Mask>("zero_one_adam_local", test::zero_one_adam,
-                                ZeroOneAdamOptions{.learning_rate = kRate,
-                                                   .var_freeze_step = kFreeze,
+                                ZeroOneAdamOptions{.var_freeze_step = kFreeze,
                                                    .local_step_scaler = 3,
                                                    .local_step_clipper = 3},
                                 set)};
@@ -67,10 +64,6 @@ class ScriptMasks : public ::testing::TestWithParam<std::tuple<int, Kind>> {
   [[nodiscard]] std::unique_ptr<Optimizer> make(comm::Communicator& comm,
                                                 bool masked) const {
     return std::get<1>(GetParam()).make(mask(masked))(comm, layout());
-  }
-  static StepReport step(Optimizer& optimizer, std::vector<float>& params,
-                         std::int64_t t, int rank) {
-    return test::step_of(optimizer, params, t, rank);
   }
   // Parameters of the masked elements.
   static std::vector<float> masked_of(const std::vector<float>& params) {
@@ -99,7 +92,8 @@ INSTANTIATE_TEST_SUITE_P(All, ScriptMasks,
 TEST_P(ScriptMasks, AnElementThatTheScriptMasksNoMoreTakesPart) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     const auto first = make(comm, true);
-    for (std::int64_t t = 1; t <= 8; ++t) step(*first, params, t, comm.rank());
+    for (std::int64_t t = 1; t <= 8; ++t)
+      step_of(*first, params, t, comm.rank());
     const auto second = make(comm, false);
     auto loaded = params;
     const auto notes = load(*second, *first, loaded);
@@ -111,7 +105,7 @@ TEST_P(ScriptMasks, AnElementThatTheScriptMasksNoMoreTakesPart) {
       const auto before = masked_of(*values);
       StepReport last;
       for (std::int64_t t = 9; t <= 17; ++t) {
-        last = step(*optimizer, *values, t, comm.rank());
+        last = step_of(*optimizer, *values, t, comm.rank());
         for (const float p : *values) ASSERT_TRUE(std::isfinite(p)) << t;
       }
       EXPECT_EQ(last.masked, 0u);
@@ -126,7 +120,8 @@ TEST_P(ScriptMasks, AnElementThatTheScriptMasksNoMoreTakesPart) {
 TEST_P(ScriptMasks, SettingOneIsLoadingIntoAnOptimizerThatHasIt) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     const auto first = make(comm, false);
-    for (std::int64_t t = 1; t <= 9; ++t) step(*first, params, t, comm.rank());
+    for (std::int64_t t = 1; t <= 9; ++t)
+      step_of(*first, params, t, comm.rank());
     optim::synchronize(*first, View(std::span(params)));
     auto same = params;
     const auto second = make(comm, true);
@@ -136,8 +131,8 @@ TEST_P(ScriptMasks, SettingOneIsLoadingIntoAnOptimizerThatHasIt) {
     first->groups().set_exp_avg_mask(0, mask(true));
     const auto before = masked_of(params);
     for (std::int64_t t = 10; t <= 18; ++t) {
-      step(*first, params, t, comm.rank());
-      const StepReport report = step(*second, same, t, comm.rank());
+      step_of(*first, params, t, comm.rank());
+      const StepReport report = step_of(*second, same, t, comm.rank());
       if (report.phase != Phase::kExact) {
         EXPECT_EQ(report.masked, kMasked) << t;
       }
@@ -163,16 +158,16 @@ TEST_P(ScriptMasks, RanksThatDisagreeHearOfItBeforeAnythingChanges) {
     std::int64_t t = 1;
     // In local steps ranks exchange nothing.
     for (; t <= 8 || optimizer->progress().phase == Phase::kLocal; ++t)
-      step(*optimizer, params, t, comm.rank());
+      step_of(*optimizer, params, t, comm.rank());
     if (comm.rank() == 1) optimizer->groups().set_exp_avg_mask(0, mask(true));
     const auto before = params;
     test::expect_invalid({"exp_avg_mask", "rank 1"},
-                         [&] { step(*optimizer, params, t, comm.rank()); });
+                         [&] { step_of(*optimizer, params, t, comm.rank()); });
     EXPECT_EQ(params, before);
     EXPECT_EQ(optimizer->progress().steps, t - 1);
     if (comm.rank() != 1) optimizer->groups().set_exp_avg_mask(0, mask(true));
     for (const std::int64_t end = t + 4; t < end; ++t)
-      EXPECT_TRUE(step(*optimizer, params, t, comm.rank()).applied);
+      EXPECT_TRUE(step_of(*optimizer, params, t, comm.rank()).applied);
   });
 }
 
