@@ -8,21 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "exchange/support.h"
 #include "support/errors.h"
 #include "thinwire/exchange/bucket_rule.h"
 
 namespace thinwire::exchange::block_layout_test {
 namespace {
-
-std::vector<Range> units_of(const std::vector<std::size_t>& sizes) {
-  std::vector<Range> units;
-  std::size_t offset = 0;
-  for (const std::size_t size : sizes) {
-    units.push_back({offset, size});
-    offset += size;
-  }
-  return units;
-}
 
 struct Drawn {
   std::vector<Range> units;
@@ -32,7 +23,7 @@ struct Drawn {
 Drawn draw() {
   const auto sizes = *rc::gen::container<std::vector<std::size_t>>(
       rc::gen::inRange<std::size_t>(0, 3000));
-  return {units_of(sizes),
+  return {test::units_of(sizes),
           {.world_size = *rc::gen::inRange(1, 9),
            .bucket_elements = *rc::gen::inRange<std::size_t>(1, 5000),
            .bits = *rc::gen::element(1, 4, 8)}};

@@ -68,19 +68,12 @@ void naive_mean(Range range, int bits, std::vector<Values>& x,
   }
 }
 
-std::vector<Range> ranges() {
-  std::vector<Range> all;
-  for (const std::size_t size : kSizes)
-    all.push_back({all.empty() ? 0 : all.back().end(), size});
-  return all;
-}
-
 // One rank's values of a part, one unit after another, and back.
 Values gathered(const Values& all, const std::vector<std::size_t>& units) {
   Values part;
   for (const std::size_t unit : units)
     for (std::size_t i = 0; i < kSizes[unit]; ++i)
-      part.push_back(all[ranges()[unit].offset + i]);
+      part.push_back(all[test::units_of(kSizes)[unit].offset + i]);
   return part;
 }
 
@@ -119,7 +112,7 @@ TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
     for (int r = 0; r < world; ++r) want[pass].push_back(gradient(r, pass));
     for (const auto& units : kPasses[pass])
       for (const std::size_t unit : units)
-        naive_mean(ranges()[unit], bits, want[pass], e, d);
+        naive_mean(test::units_of(kSizes)[unit], bits, want[pass], e, d);
   }
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     ThreadPool pool(2);

@@ -28,15 +28,17 @@ inline std::size_t total(const std::vector<Range>& units) {
   return units.back().end();
 }
 
+/// One after another.
+inline std::vector<Range> units_of(const std::vector<std::size_t>& sizes) {
+  std::vector<Range> units;
+  for (const std::size_t size : sizes)
+    units.push_back({units.empty() ? 0 : units.back().end(), size});
+  return units;
+}
+
 /// Parameters of awkward sizes: one, empty, short, a block, more than one.
 inline std::vector<Range> awkward_units() {
-  std::vector<Range> units;
-  std::size_t offset = 0;
-  for (const std::size_t size : {1, 0, 7, 31, 32, 33, 1024, 1025, 4097}) {
-    units.push_back({offset, size});
-    offset += size;
-  }
-  return units;
+  return units_of({1, 0, 7, 31, 32, 33, 1024, 1025, 4097});
 }
 
 /// An exchange, and the pool it needs.

@@ -93,16 +93,11 @@ Case draw() {
   const auto sizes = *rc::gen::container<std::vector<std::size_t>>(
       rc::gen::inRange<std::size_t>(0, 2100));
   Case c{.world = *rc::gen::inRange(2, 5),
-         .units = {},
+         .units = test::units_of(sizes),
          .options = {},
          .steps = *rc::gen::inRange<std::size_t>(1, 6),
          .seed = *rc::gen::arbitrary<std::uint32_t>()};
   c.options.blocks.bucket_elements = *rc::gen::inRange<std::size_t>(1, 3000);
-  std::size_t offset = 0;
-  for (const std::size_t size : sizes) {
-    c.units.push_back({offset, size});
-    offset += size;
-  }
   return c;
 }
 
