@@ -21,8 +21,7 @@ BatchSizes batch(Given train, Given micro, Given steps, int world = 4) {
 
 void expect_rejected(const Config& config,
                      std::initializer_list<std::string_view> parts) {
-  test::expect_error(ErrorCode::kInvalidArgument, parts,
-                     [&] { config.validate(4); });
+  test::expect_invalid(parts, [&] { config.validate(4); });
 }
 
 TEST(Batch, IsDeterminedByAnyTwo) {
@@ -60,8 +59,7 @@ TEST(Batch, RefusesNumbersOutOfRange) {
   expect_rejected(with_batch({}, 8, 0),
                   {"gradient_accumulation_steps", ">= 1", "0"});
   expect_rejected(with_batch({}, std::int64_t{1} << 62, 1), {"below 2^63"});
-  test::expect_error(ErrorCode::kInvalidArgument, {"world", ">= 1", "0"},
-                     [] { Config{}.validate(0); });
+  test::expect_invalid({"world", ">= 1", "0"}, [] { Config{}.validate(0); });
 }
 
 }  // namespace

@@ -117,12 +117,12 @@ TEST(CheckFile, ChecksWhatDependsOnRanksIfThatIsAsked) {
 }
 
 TEST(CheckFile, ThrowsForWhatIsNoConfiguration) {
-  test::expect_error(ErrorCode::kInvalidArgument, {"/nowhere/at/all.json"}, [] {
+  test::expect_invalid({"/nowhere/at/all.json"}, [] {
     static_cast<void>(check_file("/nowhere/at/all.json"));
   });
   for (const char* text : {"{", "[]"})
-    test::expect_error(ErrorCode::kInvalidArgument, {"check_file.json: "},
-                       [&] { static_cast<void>(checked(text)); });
+    test::expect_invalid({"check_file.json: "},
+                         [&] { static_cast<void>(checked(text)); });
 }
 
 }  // namespace

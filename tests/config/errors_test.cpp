@@ -199,7 +199,7 @@ TEST(ConfigErrors, StayShortForLongInput) {
       EXPECT_LT(std::string(error.what()).size(), 500u);
     }
   }
-  test::expect_error(ErrorCode::kInvalidArgument, {"at most", "bytes"}, [] {
+  test::expect_invalid({"at most", "bytes"}, [] {
     static_cast<void>(Config::from_json(std::string(2 << 20, ' ')));
   });
 }

@@ -25,8 +25,8 @@ double rate(const Shape& shape, std::int64_t applied, double base = 1) {
 template <class Shape>
 void expect_rejected(const Shape& shape,
                      std::initializer_list<std::string_view> parts) {
-  test::expect_error(ErrorCode::kInvalidArgument, parts,
-                     [&] { LearningRateSchedule{.shape = shape}.validate(); });
+  test::expect_invalid(
+      parts, [&] { LearningRateSchedule{.shape = shape}.validate(); });
 }
 
 TEST(LearningRate, IsTheOptimizersByDefault) {
@@ -104,7 +104,7 @@ TEST(LearningRate, RejectsWhatMakesNoSense) {
       {"cycle_max_lr", "finite", "inf"});
   expect_rejected(LrRangeTest{.lr_range_test_step_size = 0},
                   {"lr_range_test_step_size", "0"});
-  test::expect_error(ErrorCode::kInvalidArgument, {"applied_steps", "-1"}, [] {
+  test::expect_invalid({"applied_steps", "-1"}, [] {
     static_cast<void>(LearningRateSchedule{}.rate(1, -1));
   });
 }

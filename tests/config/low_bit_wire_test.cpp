@@ -73,8 +73,8 @@ void expect_refused(const Config& base, const Refusal& refusal, int world) {
   ASSERT_NO_THROW(base.validate(world));
   Config config = base;
   refusal.change(config);
-  thinwire::test::expect_error(ErrorCode::kInvalidArgument, {refusal.text},
-                               [&] { config.validate(world); });
+  thinwire::test::expect_invalid({refusal.text},
+                                 [&] { config.validate(world); });
 }
 
 TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {

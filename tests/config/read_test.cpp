@@ -73,8 +73,7 @@ TEST(ConfigFile, Item59LowBitWithZeroAndPipelinesAreRejected) {
         R"("optimizer": {"type": ")" + std::string(type) + "\"}";
     const Config sharded =
         read("{" + optimizer + R"(, "zero_optimization": {"stage": 2}})");
-    thinwire::test::expect_error(
-        ErrorCode::kInvalidArgument,
+    thinwire::test::expect_invalid(
         {"zero_optimization.stage", "must be 0 with", "thinwire.lean"},
         [&] { sharded.validate(2); });
     read("{" + optimizer + R"(, "bf16": {"enabled": true}})").validate(2);
@@ -237,7 +236,7 @@ TEST(ConfigFile, RejectsObjectsThatNobodyTakes) {
   const auto take = [](std::string_view text, const char* name,
                        std::initializer_list<std::string_view> parts) {
     SCOPED_TRACE(text);
-    thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts, [&] {
+    thinwire::test::expect_invalid(parts, [&] {
       static_cast<void>(Config::from_json(text, nullptr, {}, {name}));
     });
   };
@@ -254,9 +253,8 @@ TEST(ConfigFile, RejectsObjectsThatNobodyTakes) {
 TEST(Config, RejectsObjectsWithTheNamesOfKeys) {
   Config config;
   config.other_objects["optimizer"] = "{}";
-  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
-                               {"other_objects", "'optimizer'"},
-                               [&] { config.validate(1); });
+  thinwire::test::expect_invalid({"other_objects", "'optimizer'"},
+                                 [&] { config.validate(1); });
 }
 
 TEST(ConfigFile, LogsIgnoredKeysWhereNobodyTakesNotes) {
@@ -298,14 +296,13 @@ TEST(ConfigFile, ChecksWhatItIgnores) {
 }
 
 TEST(ConfigFile, SaysWhichFileItIs) {
-  thinwire::test::expect_error(
-      ErrorCode::kInvalidArgument, {"cannot read", "/does/not/exist.json"},
-      [] { static_cast<void>(Config::from_file("/does/not/exist.json")); });
+  thinwire::test::expect_invalid({"cannot read", "/does/not/exist.json"}, [] {
+    static_cast<void>(Config::from_file("/does/not/exist.json"));
+  });
 }
 
 TEST(ConfigFile, RejectsWhatHasNoEnd) {
-  thinwire::test::expect_error(
-      ErrorCode::kInvalidArgument,
+  thinwire::test::expect_invalid(
       {"/dev/zero", "at most 1048576 bytes", "got more"},
       [] { static_cast<void>(Config::from_file("/dev/zero")); });
 }
@@ -322,8 +319,7 @@ TEST(Config, IsValidByDefault) { Config{}.validate(1); }
 TEST(Config, RejectsSettingsThatItHasFieldsOfItsOwnFor) {
   const auto refuse = [](const Config& config,
                          std::initializer_list<std::string_view> parts) {
-    thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
-                                 [&] { config.validate(1); });
+    thinwire::test::expect_invalid(parts, [&] { config.validate(1); });
   };
   refuse({.optimizer =
               optim::ZeroOneAdamOptions{
@@ -339,9 +335,8 @@ TEST(Config, RejectsSettingsThatItHasFieldsOfItsOwnFor) {
 TEST(Config, DoesNotWriteGroups) {
   const Config config{.optimizer = optim::AdamOptions{.groups = {{}, {}}}};
   config.validate(1);
-  thinwire::test::expect_error(ErrorCode::kInvalidArgument,
-                               {"optimizer.groups"},
-                               [&] { static_cast<void>(config.to_json()); });
+  thinwire::test::expect_invalid({"optimizer.groups"},
+                                 [&] { static_cast<void>(config.to_json()); });
 }
 
 }  // namespace

@@ -19,8 +19,7 @@ inline Config read(std::string_view text) { return Config::from_json(text); }
 inline void expect_rejected(std::string_view text,
                             std::initializer_list<std::string_view> parts) {
   SCOPED_TRACE(text);
-  thinwire::test::expect_error(ErrorCode::kInvalidArgument, parts,
-                               [&] { static_cast<void>(read(text)); });
+  thinwire::test::expect_invalid(parts, [&] { static_cast<void>(read(text)); });
 }
 
 }  // namespace thinwire::config::test

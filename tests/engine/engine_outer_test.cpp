@@ -237,8 +237,7 @@ TEST(OuterEngine, SaysWhatTravels) {
 TEST(OuterConfig, NamesWhatDoesNotGoWithIt) {
   const auto refused = [](const std::string& text,
                           std::initializer_list<std::string_view> parts) {
-    expect_error(ErrorCode::kInvalidArgument, parts,
-                 [&] { Config::from_json(text).validate(2); });
+    expect_invalid(parts, [&] { Config::from_json(text).validate(2); });
   };
   const std::string outer = R"("thinwire": {"outer": {"sync_every": 4})";
   refused(R"({"optimizer": {"type": "ZeroOneAdam"}, )" + outer + "}}",

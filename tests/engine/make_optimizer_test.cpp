@@ -134,9 +134,8 @@ TEST(MakeOptimizer, RefusesWhatARuleOfTheCallersDoesNotGoWith) {
   test::run_ranks("local", 1, [&](comm::Communicator& comm) {
     const auto refused = [&](const Config& config, const char* name,
                              const char* value) {
-      test::expect_error(ErrorCode::kInvalidArgument,
-                         {name, "with a rule of the caller's", value},
-                         [&] { Made(comm, config, rule); });
+      test::expect_invalid({name, "with a rule of the caller's", value},
+                           [&] { Made(comm, config, rule); });
     };
     Config config;
     config.zero.stage = 2;

@@ -206,8 +206,8 @@ TEST(Replay, SkipsOnlyWhatAnIndexSaysNeedNotPass) {
 }
 
 TEST(Replay, SaysWhenAFolderHoldsNoCase) {
-  test::expect_error(ErrorCode::kInvalidArgument, {"DIR", "/nowhere"},
-                     [] { (void)find_cases("/nowhere"); });
+  test::expect_invalid({"DIR", "/nowhere"},
+                       [] { (void)find_cases("/nowhere"); });
 }
 
 }  // namespace

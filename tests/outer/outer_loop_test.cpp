@@ -389,8 +389,7 @@ TEST(OuterLoop, ALostRankEndsTheSyncOfTheOthers) {
 
 TEST(OuterOptions, NamesWhatIsOutOfRange) {
   const auto refused = [](const OuterOptions& options, const char* text) {
-    expect_error(ErrorCode::kInvalidArgument, {text},
-                 [&] { options.validate(); });
+    expect_invalid({text}, [&] { options.validate(); });
   };
   refused({}, "outer.sync_every must be >= 1, got 0");
   refused({.sync_every = 1, .sync_growth = -1},
@@ -411,7 +410,7 @@ TEST(OuterOptions, NamesWhatIsOutOfRange) {
 
 TEST(OuterLoop, RefusesOptionsThatDifferOnAllRanks) {
   run_ranks("local", 3, [](comm::Communicator& comm) {
-    expect_error(ErrorCode::kInvalidArgument, {"sync_every"}, [&] {
+    expect_invalid({"sync_every"}, [&] {
       LoopRun(comm, {.sync_every = comm.rank() == 1 ? 4 : 5});
     });
   });
@@ -420,11 +419,11 @@ TEST(OuterLoop, RefusesOptionsThatDifferOnAllRanks) {
 TEST(OuterLoop, RefusesAnInnerOptimizerWithLocalSteps) {
   const ParameterLayout layout = small_layout();
   run_ranks("local", 2, [&](comm::Communicator& comm) {
-    expect_error(ErrorCode::kInvalidArgument, {"without local steps"}, [&] {
+    expect_invalid({"without local steps"}, [&] {
       OuterLoop(comm, layout, inner(zero_one_adam({}), layout),
                 {.sync_every = 4});
     });
-    expect_error(ErrorCode::kInvalidArgument, {"make_inner"}, [&] {
+    expect_invalid({"make_inner"}, [&] {
       OuterLoop(comm, layout,
                 [](comm::Communicator&) {
                   return std::unique_ptr<optim::Optimizer>();

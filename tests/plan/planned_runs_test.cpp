@@ -196,18 +196,17 @@ TEST(PlannedRuns, TheTableRanksByTheWholeRun) {
 TEST(PlannedRuns, RefuseWhatIsOutOfRange) {
   const Workload work{.parameters = 1e6};
   for (const std::int64_t steps : {std::int64_t{0}, RunStages::kMostSteps + 1})
-    test::expect_error(
-        ErrorCode::kInvalidArgument,
+    test::expect_invalid(
         {"run.steps must be in [1, 100000000], got " + std::to_string(steps)},
         [&] {
           (void)plan(workload_of_run(work, steps, {}, {}, nullptr), {}, {});
         });
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"run.warmup_bits must be 0, 4 or 8, got 5"},
-      [&] { (void)plan(workload_of_run(work, 10, {}, 5, nullptr), {}, {}); });
-  test::expect_error(
-      ErrorCode::kInvalidArgument, {"run.freeze_step must be >= 1, got 0"},
-      [&] { (void)plan(workload_of_run(work, 10, 0, {}, nullptr), {}, {}); });
+  test::expect_invalid({"run.warmup_bits must be 0, 4 or 8, got 5"}, [&] {
+    (void)plan(workload_of_run(work, 10, {}, 5, nullptr), {}, {});
+  });
+  test::expect_invalid({"run.freeze_step must be >= 1, got 0"}, [&] {
+    (void)plan(workload_of_run(work, 10, 0, {}, nullptr), {}, {});
+  });
 }
 
 // ---- what was measured

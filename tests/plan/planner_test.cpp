@@ -428,13 +428,11 @@ TEST(Planner, RefusesWhatIsOutOfRange) {
                 {},
                 "steps_per_variance_step must be 0, or finite"}};
   for (const auto& c : cases)
-    test::expect_error(ErrorCode::kInvalidArgument, {c.text},
-                       [&] { (void)plan(c.work, c.network, {}); });
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"by_host must be false without"}, [&] {
-                       (void)predict(Way::kExact, true, {.parameters = 1e6},
-                                     network_of(4, 4, 1), {});
-                     });
+    test::expect_invalid({c.text}, [&] { (void)plan(c.work, c.network, {}); });
+  test::expect_invalid({"by_host must be false without"}, [&] {
+    (void)predict(Way::kExact, true, {.parameters = 1e6}, network_of(4, 4, 1),
+                  {});
+  });
 }
 
 }  // namespace

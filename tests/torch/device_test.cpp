@@ -26,6 +26,7 @@ namespace thinwire::torch::device_test {
 namespace {
 
 using test::expect_error;
+using test::expect_invalid;
 using Values = std::vector<float>;
 
 std::vector<Case> cases() {
@@ -379,9 +380,9 @@ TEST(TorchDevice, RefusesWhatItCannotFollow) {
   run(1, [](comm::Communicator& comm) {
     Net net;
     net.last->to(device_of());
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"'last.weight': must be on one device with all others, cpu"},
-                 [&] { Engine(net, comm, config_of()); });
+    expect_invalid(
+        {"'last.weight': must be on one device with all others, cpu"},
+        [&] { Engine(net, comm, config_of()); });
     net.to(device_of());
     Engine engine(net, comm, config_of(DType::kFloat32, 2));
     step(engine, net, 0, 1);

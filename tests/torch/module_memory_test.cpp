@@ -23,6 +23,7 @@ namespace {
 
 namespace nn = ::torch::nn;
 using test::expect_error;
+using test::expect_invalid;
 
 // Sizes that are no multiples of a vector: 33 x 7, 33, 5 x 33, 3 x 2.
 struct TiedNet : nn::Module {
@@ -169,12 +170,12 @@ TEST(ModuleMemoryCheck, FindsReplacedParameters) {
 TEST(ModuleMemory, RefusesWhatItCannotHold) {
   nn::Linear mixed(3, 4);
   mixed->bias.set_data(mixed->bias.to(at::kDouble));
-  expect_error(ErrorCode::kInvalidArgument, {"'bias'", "Float", "got Double"},
-               [&] { const ModuleMemory memory(*mixed); });
+  expect_invalid({"'bias'", "Float", "got Double"},
+                 [&] { const ModuleMemory memory(*mixed); });
   nn::Module elsewhere;
   elsewhere.register_parameter("weight", ::torch::empty({3}, at::kMeta));
-  expect_error(ErrorCode::kInvalidArgument, {"'weight'", "CPU", "got meta"},
-               [&] { const ModuleMemory memory(elsewhere); });
+  expect_invalid({"'weight'", "CPU", "got meta"},
+                 [&] { const ModuleMemory memory(elsewhere); });
   const nn::Module empty;
   expect_error(ErrorCode::kFailedPrecondition, {"no parameter"},
                [&] { const ModuleMemory memory(empty); });
@@ -188,13 +189,11 @@ TEST(ModuleMemory, RefusesSparseGradients) {
   {
     nn::Embedding with_gradient(nn::EmbeddingOptions(10, 4).sparse(true));
     with_gradient->forward(::torch::tensor({1})).sum().backward();
-    expect_error(ErrorCode::kInvalidArgument,
-                 {"'weight'", "gradient must be dense"},
-                 [&] { const ModuleMemory memory(*with_gradient); });
+    expect_invalid({"'weight'", "gradient must be dense"},
+                   [&] { const ModuleMemory memory(*with_gradient); });
   }
   const ModuleMemory memory(*embedding);
-  expect_error(ErrorCode::kInvalidArgument,
-               {"'weight'", "gradient must be dense", "sparse(false)"}, run);
+  expect_invalid({"'weight'", "gradient must be dense", "sparse(false)"}, run);
 }
 
 // ---- fp32 parameters in a module of 16 bits
@@ -282,9 +281,8 @@ TEST(TorchDtypes, LieInArraysOfTheirOwn) {
 TEST(TorchDtypes, TwoOf16BitsAreRefused) {
   MixedNet net;
   net.last->to(at::kHalf);
-  test::expect_error(ErrorCode::kInvalidArgument,
-                     {"'last.weight'", "same type as all others, or Float"},
-                     [&] { ModuleMemory memory(net); });
+  test::expect_invalid({"'last.weight'", "same type as all others, or Float"},
+                       [&] { ModuleMemory memory(net); });
 }
 
 TEST(TorchDtypes, TrainWithTheSameBitsAtEveryStageAndGoOn) {

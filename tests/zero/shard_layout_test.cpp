@@ -221,8 +221,8 @@ TEST(ShardLayoutErrors, NameWhatIsWrong) {
   const auto layout = layout_of({3, 4}, 2);
   const auto refused = [&](int ranks, const ShardLayoutOptions& options,
                            std::initializer_list<std::string_view> parts) {
-    test::expect_error(ErrorCode::kInvalidArgument, parts,
-                       [&] { (void)ShardLayout::of(layout, ranks, options); });
+    test::expect_invalid(
+        parts, [&] { (void)ShardLayout::of(layout, ranks, options); });
   };
   refused(0, {}, {"ranks", ">= 1", "got 0"});
   refused(-1, kContiguous, {"ranks", "got -1"});
@@ -231,9 +231,9 @@ TEST(ShardLayoutErrors, NameWhatIsWrong) {
           {"hosts", "of 2 ranks", "got 4"});
   refused(2, {.groups = {1, 2}}, {"groups", "below 2", "got 2"});
   for (const int rank : {-1, 2})
-    test::expect_error(
-        ErrorCode::kInvalidArgument, {"rank", "got " + std::to_string(rank)},
-        [&] { (void)ShardLayout::of(layout, 2).fragments(rank); });
+    test::expect_invalid({"rank", "got " + std::to_string(rank)}, [&] {
+      (void)ShardLayout::of(layout, 2).fragments(rank);
+    });
 }
 
 // ---- any layout

@@ -18,6 +18,7 @@ namespace {
 using test::Dummy;
 using test::dummy_contents;
 using test::expect_error;
+using test::expect_invalid;
 using test::FaultFileSystem;
 using test::kRun;
 using test::on_ranks;
@@ -190,9 +191,8 @@ TEST(Root, AttachmentsHaveNamesOfTheirOwn) {
           {All{{"x", std::string((16 << 20) + 1, 'x')}}, "at most 16 MiB"}}) {
       Root::Contents contents = dummy_contents(comm, {1, 1});
       if (comm.rank() == 0) contents.attachments = attachments;
-      expect_error(ErrorCode::kInvalidArgument,
-                   {"rank 0: attachments[].", what},
-                   [&] { root.write(std::move(contents)); });
+      expect_invalid({"rank 0: attachments[].", what},
+                     [&] { root.write(std::move(contents)); });
     }
     write_dummy(root, comm, {1, 1});
   });
@@ -225,20 +225,18 @@ TEST(Root, TellsProgressOnRankZero) {
 TEST(Root, SettingsAreChecked) {
   FaultFileSystem disk(1);
   on_ranks(1, [&](comm::Communicator& comm) {
-    expect_error(ErrorCode::kInvalidArgument, {"run must be 32 hex", "xyz"},
-                 [&] {
-                   const Root root(disk.of_rank(0), comm, kRoot, "xyz",
-                                   test::quick_options());
-                 });
+    expect_invalid({"run must be 32 hex", "xyz"}, [&] {
+      const Root root(disk.of_rank(0), comm, kRoot, "xyz",
+                      test::quick_options());
+    });
     Root root = test::open_root(disk, comm);
-    expect_error(ErrorCode::kInvalidArgument, {"step must be >= 0, got -1"},
-                 [&] {
-                   write_dummy(root, comm, {-1, 1});
-                 });
-    expect_error(ErrorCode::kInvalidArgument, {"keep_last", "got -1"},
-                 [&] { root.retain({.keep_last = -1}, ""); });
-    expect_error(ErrorCode::kInvalidArgument, {"keep_every", "got -2"},
-                 [&] { root.retain({.keep_every = -2}, ""); });
+    expect_invalid({"step must be >= 0, got -1"}, [&] {
+      write_dummy(root, comm, {-1, 1});
+    });
+    expect_invalid({"keep_last", "got -1"},
+                   [&] { root.retain({.keep_last = -1}, ""); });
+    expect_invalid({"keep_every", "got -2"},
+                   [&] { root.retain({.keep_every = -2}, ""); });
   });
 }
 

@@ -19,6 +19,7 @@ namespace {
 using test::full_manifest;
 using test::rehashed;
 using thinwire::test::expect_error;
+using thinwire::test::expect_invalid;
 
 constexpr const char* kFile = "dir/manifest.json";
 
@@ -182,8 +183,7 @@ TEST(Manifest, TextsThatAreNoTextsAreRejected) {
        {std::pair(&bytes, "text 'bytes' must be UTF-8"),
         {&name, "control character"},
         {&config, "config must be UTF-8"}})
-    expect_error(ErrorCode::kInvalidArgument, {why},
-                 [m = manifest] { (void)write_manifest(*m); });
+    expect_invalid({why}, [m = manifest] { (void)write_manifest(*m); });
 }
 
 TEST(Manifest, ManyFilesAndParametersAreReadAgain) {

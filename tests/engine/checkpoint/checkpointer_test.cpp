@@ -316,8 +316,7 @@ TEST_F(Checkpoints, OptionsAreCheckedBeforeAnythingChanges) {
                              const auto& change) {
       CheckpointerOptions how = options();
       change(how);
-      expect_error(ErrorCode::kInvalidArgument, parts,
-                   [&] { Checkpointer(driven.engine, how); });
+      expect_invalid(parts, [&] { Checkpointer(driven.engine, how); });
     };
     refused({"root must be"}, [](auto& o) { o.root.clear(); });
     refused({"every_steps must be >= 0, got -1"},
@@ -346,8 +345,8 @@ TEST(CheckpointerOptions, AreThoseOfAConfiguration) {
   EXPECT_EQ(options.keep_last, 3);
   EXPECT_EQ(options.keep_every, 5000);
   EXPECT_FALSE(options.asynchronous);
-  expect_error(ErrorCode::kInvalidArgument, {"root must be"},
-               [] { static_cast<void>(checkpointer_options({})); });
+  expect_invalid({"root must be"},
+                 [] { static_cast<void>(checkpointer_options({})); });
 }
 
 }  // namespace

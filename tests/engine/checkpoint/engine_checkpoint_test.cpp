@@ -285,8 +285,8 @@ TEST(EngineCheckpoint, RanksThatHaveDriftedApartAreNotMixed) {
     run.step({1});
     if (comm.rank() == 1)
       run.params.as<float>()[run.layout.parameter("long").offset + 7] += 1;
-    expect_error(ErrorCode::kInvalidArgument, {"parameter long"},
-                 [&] { run.engine.save(folder.in("run"), {}, kQuick); });
+    expect_invalid({"parameter long"},
+                   [&] { run.engine.save(folder.in("run"), {}, kQuick); });
     EXPECT_FALSE(std::filesystem::exists(folder.in("run/latest")));
   });
 }

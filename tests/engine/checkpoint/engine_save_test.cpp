@@ -160,8 +160,8 @@ TEST(ReplaceByMeans, RanksMustSpeakOfTheSameElements) {
     Buffer values = Buffer::of<float>(4);
     optim::State state =
         state_of(values, {{comm.rank() == 0 ? std::size_t{0} : 4, 4}});
-    expect_error(ErrorCode::kInvalidArgument, {"ranks' mean", "4 from 4"},
-                 [&] { checkpoint::replace_by_means(comm, state); });
+    expect_invalid({"ranks' mean", "4 from 4"},
+                   [&] { checkpoint::replace_by_means(comm, state); });
   });
 }
 

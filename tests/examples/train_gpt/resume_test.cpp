@@ -12,6 +12,7 @@ namespace thinwire::train_gpt::resume_test {
 namespace {
 
 using test::expect_error;
+using test::expect_invalid;
 
 const Position kPosition{.step = 100,
                          .next_sequence = std::int64_t{1} << 50,
@@ -65,7 +66,7 @@ TEST(Position, OfAnotherProgramsCheckpointIsRefused) {
 TEST(Resumable, OnlyWithTheSameDataAndSeed) {
   const auto refused = [](std::initializer_list<std::string_view> parts,
                           const Position& now, std::int64_t steps = 200) {
-    expect_error(ErrorCode::kInvalidArgument, parts, [&] {
+    expect_invalid(parts, [&] {
       require_resumable(kPosition, now, {.steps = steps}, "out/step-1");
     });
   };

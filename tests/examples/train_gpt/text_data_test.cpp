@@ -18,6 +18,7 @@ namespace thinwire::train_gpt::text_data_test {
 namespace {
 
 using test::expect_error;
+using test::expect_invalid;
 
 std::string counting(std::size_t size) {
   std::string text(size, '\0');
@@ -152,13 +153,12 @@ TEST(TextData, HashTellsBytesAndFilesApart) {
 }
 
 TEST(TextData, TooLittleTextIsRefused) {
-  expect_error(ErrorCode::kInvalidArgument,
-               {"--data", "79 bytes in 1 files", "window of 8 bytes",
-                "validation", "80 bytes"},
-               [] { (void)data_of({counting(79)}, 7); });
+  expect_invalid({"--data", "79 bytes in 1 files", "window of 8 bytes",
+                  "validation", "80 bytes"},
+                 [] { (void)data_of({counting(79)}, 7); });
   EXPECT_EQ(data_of({counting(80)}, 7).validation_windows(), 1u);
-  expect_error(ErrorCode::kInvalidArgument, {"--data", "0 bytes", "training"},
-               [] { (void)data_of({""}, 7); });
+  expect_invalid({"--data", "0 bytes", "training"},
+                 [] { (void)data_of({""}, 7); });
 }
 
 TEST(TextData, FilesThatCannotBeReadAreNamed) {
