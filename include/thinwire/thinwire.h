@@ -160,8 +160,9 @@ THINWIRE_API int thinwire_comm_size(const thinwire_comm* comm);
 THINWIRE_API thinwire_status thinwire_comm_barrier(thinwire_comm* comm);
 
 /// Announces that this rank cannot continue. Its peers get
-/// THINWIRE_COMM_FAILURE "rank R gave up: REASON" at their next exchange with
-/// it. From then on `comm` and its engines may only be freed. Local.
+/// THINWIRE_COMM_FAILURE at their next exchange with it, with the text "rank R
+/// gave up: REASON", except over a thinwire_transport. From then on `comm` and
+/// its engines may only be freed. Local.
 THINWIRE_API thinwire_status thinwire_comm_give_up(thinwire_comm* comm,
                                                    const char* reason);
 
@@ -227,14 +228,15 @@ THINWIRE_API thinwire_status
 thinwire_engine_cancel_backward(thinwire_engine* engine, const char* reason);
 
 /// Results of a step. The same on all ranks, except for bytes_sent and the
-/// seconds. In local steps grad_norm is a worker's own, too.
+/// seconds. In local steps, and in syncs of an outer loop, grad_norm is a
+/// worker's own, too.
 typedef struct thinwire_report {
   size_t struct_size;  ///< Set by the caller: sizeof(thinwire_report).
   /// Whether the window of accumulated backwards is complete. If not, nothing
   /// was updated.
   int at_boundary;
-  /// Whether the step was applied. If not at a boundary, a gradient was not
-  /// finite, and no parameter has changed on any rank.
+  /// Whether the step was applied. If at_boundary is set and this is not, a
+  /// gradient was not finite, and no parameter has changed on any rank.
   int applied;
   /// Kind of the averages: "exact", "compressed" or "local".
   const char* phase;

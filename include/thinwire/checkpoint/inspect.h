@@ -47,7 +47,8 @@ struct Verdict {
       0;  ///< NaN and infinite values, which are no damage.
   [[nodiscard]] bool good() const noexcept { return damages.empty(); }
 };
-/// Reads every byte of a checkpoint and returns the damaged ranges.
+/// Reads every byte of a checkpoint, or only a damaged manifest, and returns
+/// the damaged ranges.
 [[nodiscard]] Verdict verify(const std::string& path,
                              const Progress& progress = {});
 

@@ -40,9 +40,10 @@ struct Attachment {
   std::string bytes{};  ///< At most 16 MiB.
 };
 
-/// Receives the bytes written so far, of all. The writing thread of rank 0
-/// calls it; in an asynchronous save that is not the caller's thread. Until all
-/// ranks are done, rank 0 knows its own bytes only.
+/// Receives the bytes written so far, of all; in verify() those read. In a save
+/// the writing thread of rank 0 calls it; in an asynchronous save that is not
+/// the caller's thread. Until all ranks are done, rank 0 knows its own bytes
+/// only.
 using Progress = std::function<void(std::uint64_t bytes, std::uint64_t total)>;
 
 struct SaveOptions {

@@ -103,11 +103,10 @@ class Communicator {
   void all_reduce(View data, ReduceOp op = ReduceOp::kSum);
   [[nodiscard]] Work queue_all_reduce(View data, ReduceOp op = ReduceOp::kSum);
 
-  /// Writes this rank's piece of the reduced input to `output`, with the bits
-  /// that all_reduce gives in rank order. input.size() == size() *
-  /// output.size(). `output` may be its own place in `input`. It may be
-  /// kFloat32 if `input` is kFloat16 or kBFloat16: kSum and kMean are then left
-  /// in float, unrounded.
+  /// Writes this rank's piece of the reduced input to `output`, with the same
+  /// bits as all_reduce(). input.size() == size() * output.size(). `output` may
+  /// be its own place in `input`. It may be kFloat32 if `input` is kFloat16 or
+  /// kBFloat16: kSum and kMean are then left in float, unrounded.
   void reduce_scatter(ConstView input, View output,
                       ReduceOp op = ReduceOp::kSum);
   [[nodiscard]] Work queue_reduce_scatter(ConstView input, View output,
@@ -123,9 +122,9 @@ class Communicator {
                                           ReduceOp op = ReduceOp::kSum);
 
   /// Reduces and scatters, with pieces[r] as rank r's piece of the input. The
-  /// pieces cover the input and may lie in any order. With kByHost, pieces of
-  /// one local rank should be neighbours in the order of hosts, so that they
-  /// travel together.
+  /// pieces cover the input and may lie in any order. If hosts are
+  /// hierarchical, pieces of one local rank should be neighbours in the order
+  /// of hosts, so that they travel together.
   [[nodiscard]] Work queue_reduce_scatter(ConstView input, View output,
                                           std::span<const Range> pieces,
                                           ReduceOp op = ReduceOp::kSum);

@@ -61,7 +61,7 @@ struct WhyFlat {
 /// order. Local.
 [[nodiscard]] std::vector<int> ranks_by_place(const Hosts& hosts);
 
-/// The groups of one rank in a HostGroups.
+/// The two groups that split_by_host() gives a rank.
 struct HostGroups {
   /// Group of the ranks of this host.
   std::unique_ptr<Communicator> inside;
@@ -73,7 +73,7 @@ struct HostGroups {
 /// traffic of both groups; nothing that `inside` sends is between hosts. If
 /// flat, `inside` is this rank alone and `between` holds all ranks. The
 /// time-out of `between` is that of `comm` plus `later`, and that of `inside`
-/// is later by as much again.
+/// is that of `comm` plus twice `later`.
 [[nodiscard]] HostGroups split_by_host(Communicator& comm,
                                        std::chrono::milliseconds later = {});
 

@@ -237,7 +237,8 @@ struct Config {
   TelemetryConfig telemetry{};
   Fallback fallback = Fallback::kWarn;
   Buffers buffers = Buffers::kBroadcast;
-  std::int64_t steps_per_print = 0;  ///< Steps per log line; 0 for none.
+  /// Steps per line of a program's log; 0 for none. Engine logs no such line.
+  std::int64_t steps_per_print = 0;
   /// Whether rank 0 logs the parts of a step's time, every steps_per_print
   /// steps, or every 10 steps if that is 0.
   bool wall_clock_breakdown = false;

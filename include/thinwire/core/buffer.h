@@ -17,8 +17,8 @@ enum class Fill {
   kNone,  ///< Uninitialized: saves a pass over a buffer that is filled at once.
 };
 
-/// Owned flat array, zero-filled, 64-byte aligned. Buffers of 4 MiB and more
-/// begin on a 2 MiB page and ask the kernel for huge pages (2-5 % bandwidth).
+/// Owned flat array, 64-byte aligned; zero-filled, except with Fill::kNone.
+/// Buffers of 4 MiB and more begin on a 2 MiB page and ask for huge pages.
 /// memory_use() counts the allocated bytes: bytes() rounded up to whole lines
 /// of kAlignment.
 class Buffer {

@@ -17,8 +17,9 @@ struct BFloat16 {
   std::uint16_t bits = 0;
 };
 
-/// Element types that views, buffers and messages can hold. Models use the
-/// first three; the others carry counters, norms and bytes between ranks.
+/// Element types that views, buffers and messages can hold. Parameters use
+/// the first three. The others are for counters, norms, bytes and other
+/// tensors.
 enum class DType : std::uint8_t {
   kFloat32,
   kFloat16,
@@ -35,8 +36,8 @@ enum class DType : std::uint8_t {
 /// Returns the name that PyTorch uses, for example "float32" or "bfloat16".
 [[nodiscard]] const char* to_string(DType dtype) noexcept;
 
-/// Converts with rounding to nearest, ties to even. Overflow gives infinity,
-/// and a NaN stays a NaN (quiet, sign and upper payload bits kept).
+/// Converts with rounding to nearest, ties to even. Overflow gives infinity.
+/// A NaN stays one, with its sign and upper payload; narrowing makes it quiet.
 [[nodiscard]] inline float to_float(Half value) noexcept;
 [[nodiscard]] inline float to_float(BFloat16 value) noexcept;
 [[nodiscard]] inline Half to_half(float value) noexcept;

@@ -6,8 +6,9 @@
 #include <string>
 
 /// The only place where the library reads the environment; docs/env.md lists
-/// every variable. A malformed value throws Error(kInvalidArgument) naming the
-/// variable, the accepted values and the value.
+/// every variable. A malformed THINWIRE_ variable throws
+/// Error(kInvalidArgument) naming it, the accepted values and the value. A
+/// launcher's is ignored. comm::from_environment() checks THINWIRE_COMM.
 namespace thinwire::env {
 
 /// Returns THINWIRE_NUM_THREADS, in [1, 1024], or 0 if it is not set.

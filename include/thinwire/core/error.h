@@ -11,7 +11,8 @@ namespace thinwire {
 enum class ErrorCode {
   /// An argument or option is outside its range. Nothing has changed.
   kInvalidArgument,
-  /// The call does not fit the object's present state. Nothing has changed.
+  /// The call does not fit the object's present state. Nothing has changed,
+  /// unless Engine::step() has found changed values.
   kFailedPrecondition,
   /// This build or machine lacks the requested feature. Nothing has changed.
   kUnavailable,
@@ -32,8 +33,8 @@ enum class ErrorCode {
 /// Returns the code's name as written above, without the k: "InvalidArgument".
 [[nodiscard]] const char* to_string(ErrorCode code) noexcept;
 
-/// The one exception this library throws on purpose. Its message names the
-/// argument, its allowed range and the value given.
+/// The exception of this library, which also throws std::bad_alloc. With
+/// kInvalidArgument the message names the argument, its range and its value.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message)

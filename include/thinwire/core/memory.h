@@ -13,8 +13,8 @@ inline constexpr std::size_t kNumMemoryKinds = 5;
 
 /// Bytes that the Buffers and MemoryNotes made on one thread hold, whichever
 /// thread frees them. A rank is a thread or a process, so this is the memory of
-/// a rank. It excludes a communicator's scratch (at most 4.1 MiB), which its
-/// own thread makes.
+/// a rank. It excludes a communicator's scratch, which its own thread makes: at
+/// most 4.1 MiB, or more if it is hierarchical.
 struct MemoryUse {
   using Bytes = std::array<std::uint64_t, kNumMemoryKinds>;
 

@@ -8,8 +8,8 @@
 namespace thinwire {
 
 /// A few threads that split loops over memory. The partition depends on the
-/// sizes alone, never on timing, so results and timings are reproducible.
-/// Local; one caller at a time.
+/// sizes and the number of threads, never on timing. Local; one caller at a
+/// time.
 class ThreadPool {
  public:
   /// Starts the threads. `num_threads` >= 1 includes the calling thread. With 0

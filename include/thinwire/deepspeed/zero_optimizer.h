@@ -19,15 +19,15 @@
 
 namespace thinwire::deepspeed {
 
-/// Settings of ZeroOptimizer. All of them change results.
+/// Settings of ZeroOptimizer.
 struct ZeroOptions {
   int stage = 1;  ///< 1 or 2.
   /// Type of the parameters: fp32, fp16 or bf16.
   DType dtype = DType::kFloat32;
   precision::LossScalerOptions loss_scale{};  ///< Used only with kFloat16.
-  /// Options of the exchange. Only max_grad_norm, skip_nonfinite and
-  /// verify_every have an effect, because the reference packs its messages
-  /// differently.
+  /// Options of the exchange. Only max_grad_norm, skip_nonfinite,
+  /// verify_every and num_threads have an effect, because the reference packs
+  /// its messages differently.
   optim::ExchangeOptions exchange{};
   /// Type in which sums over the ranks are formed. If unset, it is `dtype`.
   std::optional<DType> communication_dtype{};

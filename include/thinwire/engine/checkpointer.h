@@ -18,8 +18,8 @@ namespace thinwire::engine {
 struct CheckpointerOptions {
   std::string root;              ///< Directory of the run's checkpoints.
   std::int64_t every_steps = 0;  ///< Applied steps per save; 0 for none.
-  /// Time per save by rank 0's clock, within about a second; 0 for none by
-  /// time.
+  /// Time per save by rank 0's clock, within a step or about a second; 0
+  /// for none by time.
   std::chrono::milliseconds every{0};
   std::int64_t keep_last = 2;   ///< Newest ones that stay; 0 for all.
   std::int64_t keep_every = 0;  ///< Every N-th step stays too; 0 for none.
@@ -58,8 +58,9 @@ struct CheckpointerOptions {
 ///   checkpointer.finish([&] { return extra; });
 ///
 /// One per rank, used by one thread. Ranks check signals and the clock
-/// together, at steps that they choose together and that are about a second
-/// apart. One rank's signal is enough, and all ranks stop after the same step.
+/// together, at steps that they choose together: one step apart, or up to 100
+/// steps within about a second. One rank's signal is enough, and all ranks stop
+/// after the same step.
 class Checkpointer {
  public:
   /// Returns the data that save() receives besides the engine. Every rank calls
@@ -75,7 +76,8 @@ class Checkpointer {
   };
 
   /// Starts to handle the signals. `engine` must outlive this object. Throws
-  /// like CheckpointerOptions::validate. Local.
+  /// like CheckpointerOptions::validate, and Error(kUnavailable) if a signal
+  /// cannot be caught. Local.
   Checkpointer(Engine& engine, CheckpointerOptions options);
   /// Waits for a pending save.
   ~Checkpointer();
@@ -83,8 +85,9 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   /// Saves if that is due. Collective, after every step; inside a window of
-  /// accumulation it does nothing. If a periodic save fails, one line is logged
-  /// (core/log.h), and training continues. Before a stop it saves the run as it
+  /// accumulation it does nothing. If a periodic save fails with kUnavailable,
+  /// one line is logged (core/log.h), and training continues; other errors are
+  /// thrown. Before a stop it saves the run as it
   /// is, done on return; if that fails, it throws the error of Engine::save.
   void after_step(const EngineReport& report, const MakeExtra& extra = {});
 

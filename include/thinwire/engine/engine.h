@@ -80,8 +80,8 @@ class Engine {
   /// `grads` is empty unless keeps_gradients(). With 16 bits the last
   /// parameters may be fp32; both arrays are then a View::joined(). If
   /// `initial` is given, masters are made of it: fp32 parameters before they
-  /// were rounded. `rule` is as in make_optimizer(); the learning rates of the
-  /// config's Adam and their schedule then apply. Throws
+  /// were rounded. `rule` is as in make_optimizer(); its own learning rates and
+  /// the config's schedule then apply. Throws
   /// Error(kInvalidArgument) like Config::validate, and on all ranks if ranks
   /// pass different arguments.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
@@ -107,9 +107,9 @@ class Engine {
   [[nodiscard]] double loss_scale() const noexcept;
   /// Sets the loss scale; a dynamic scale continues from it. Collective, at the
   /// beginning of a window. Throws Error(kInvalidArgument) on all ranks unless
-  /// all pass the same value, finite, > 0 and within the limits of a dynamic
-  /// scale. Throws Error(kFailedPrecondition) inside a window, and unless
-  /// parameters are fp16.
+  /// all pass the same value, in [2^-126, 2^127] and within the limits of a
+  /// dynamic scale. Throws Error(kFailedPrecondition) inside a window, and
+  /// unless parameters are fp16.
   void set_loss_scale(double scale);
   /// Returns the factor by which the caller multiplies the loss, in fp32: the
   /// loss scale over gradient_accumulation_steps, however many backwards a
@@ -133,22 +133,23 @@ class Engine {
   /// it is in its place, and this call is optional. Otherwise it is `gradient`,
   /// which is copied, and a parameter without one counts as zero.
   void gradient_ready(std::size_t index, ConstView gradient = {});
-  /// Ends the backward and waits for the buckets in flight. Until step()
-  /// gradients and parameters may be read, but not changed.
+  /// Ends the backward. With keeps_gradients(), waits for the buckets in
+  /// flight. Until step() gradients and parameters may be read, but not
+  /// changed.
   void end_backward();
   /// Discards the gradients of a backward that failed because of `reason`, and
   /// begins the window anew. If some have been sent already, tells the other
   /// ranks that this rank gives up, and why, and throws Error(kCommFailure).
   void cancel_backward(std::string_view reason = "its backward has failed");
-  /// Returns whether the next step() takes effect after this backward, or did
-  /// after the last.
+  /// Returns whether step() takes effect after the last backward of this window
+  /// or, if there was none yet, after the first one.
   [[nodiscard]] bool is_boundary() const noexcept;
   /// Sets what is_boundary() returns until the next call. With nothing,
   /// gradient_accumulation_steps decides. Call it before begin_backward().
   void set_accumulation_boundary(std::optional<bool> boundary);
 
   /// Runs a step. Collective at boundaries, otherwise local. Throws
-  /// Error(kFailedPrecondition) without a backward since the last one. It does
+  /// Error(kFailedPrecondition) without a backward since the last step. It does
   /// so too if gradients or parameters were changed after that backward, which
   /// it checks at one element of each parameter. The other ranks then get
   /// Error(kCommFailure) "rank R gave up: ...". Throws Error(kNonFinite) like

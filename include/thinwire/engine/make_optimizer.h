@@ -17,7 +17,7 @@ namespace thinwire::engine {
 /// pointers is set; it is `optimizer` itself with another type.
 struct OptimizerStack {
   std::unique_ptr<optim::Optimizer> optimizer;
-  /// Set for parameters of 16 bits without ZeRO.
+  /// Set for parameters of 16 bits without ZeRO and lean 1-bit Adam.
   precision::LowPrecisionOptimizer* mixed = nullptr;
   zero::ShardedOptimizer* zero = nullptr;  ///< Set with ZeRO.
   lean::LeanOnebitAdam* lean = nullptr;    ///< Has its own masters.
@@ -28,7 +28,8 @@ struct OptimizerStack {
 /// of config.precision.dtype, or of 16 bits followed by fp32 (View::joined).
 /// ZeRO and lean 1-bit Adam update it, so it must outlive them, as must `comm`;
 /// other optimizers receive parameters at every step. `initial` holds the same
-/// parameters in any dtype, and masters are made of it. `rule`, if not empty,
+/// parameters in any dtype: masters are made of it, except with ZeRO. Lean
+/// 1-bit Adam uses it only if it is fp32. `rule`, if not empty,
 /// replaces the config's Adam: without ZeRO, experts and deepspeed semantics,
 /// on fp32 parameters or masters. Throws Error(kInvalidArgument) like the
 /// optimizer's constructor.

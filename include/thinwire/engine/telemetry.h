@@ -13,8 +13,8 @@
 
 namespace thinwire::engine {
 
-/// A file of lines that never ends a run. If it cannot be opened or written,
-/// one warning is logged, and lines are dropped until it can be written again.
+/// A file of lines that never ends a run. If it cannot be opened, all lines are
+/// dropped; if it cannot be written, lines until it can. One warning is logged.
 /// Local, used by one thread. A line is passed to the system as a whole. A
 /// killed process loses no line for which write() returned true, and if the
 /// disk is full, no line is truncated.
@@ -58,13 +58,13 @@ struct TelemetryExtra {
 [[nodiscard]] double overlap_of(const optim::StepReport& report) noexcept;
 
 /// Returns one step as a JSON object on one line, without its end:
-///   step, applied, phase, loss_scale, bits if an exact step averaged gradients
-///   over few bits, grad_norm, is_estimate, clip_factor, lr,
-///   seconds {step, backward, wait, comm_busy}, bytes_sent,
-///   bytes_between_hosts, messages, collectives, overlap, late_elements,
-///   waited_for, residual_ratio if there is one, with LAMB lamb_coeffs
-///   {minimum, median, maximum}, memory {parameters, gradients, states,
-///   buckets, other}
+///   step, applied, phase, loss_scale, bits if an exact step averaged low-bit
+///   gradients, drift and rho in a sync of an outer loop, grad_norm,
+///   is_estimate, clip_factor, lr, seconds {step, backward, wait, comm_busy},
+///   bytes_sent, bytes_between_hosts, messages, collectives, overlap,
+///   late_elements, waited_for, residual_ratio if there is one, with LAMB
+///   lamb_coeffs {minimum, median, maximum}, memory {parameters, gradients,
+///   states, buckets, other}
 /// NaN and infinity are null. See docs/guide/telemetry.md.
 [[nodiscard]] std::string telemetry_line(const EngineReport& report,
                                          const TelemetryExtra& extra = {});

@@ -35,7 +35,7 @@ struct CompressedAllReduceOptions {
   bool keeps_previous = false;
   /// Whether begin_early() is possible. It needs the residuals and records a
   /// second time, and the records of two buckets of other ranks. Excludes
-  /// keeps_previous.
+  /// keeps_previous and `groups`.
   bool runs_early = false;
   /// Number of threads that encode and average early runs; see ThreadPool.
   int early_threads = 1;
@@ -170,7 +170,7 @@ class CompressedAllReduce {
   /// of run t - 1. It is all 0 if there was none. Throws
   /// Error(kFailedPrecondition) without keeps_previous.
   [[nodiscard]] kernels::Signs previous_mean(std::size_t block) const;
-  /// Returns the time that run() has waited for other ranks since construction.
+  /// Returns the time that runs have waited for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
   /// Return this rank's residuals, valid until the next run. The worker's are

@@ -19,7 +19,7 @@ struct Backward {
   bool is_last = true;
 };
 
-/// Gradients that could not be sent during backward.
+/// Deferred gradients: those that could not be sent during backward.
 struct LateGradients {
   /// Elements not yet sent when backward ended, and the index of the parameter
   /// that they waited for, or -1 if there was none.
@@ -69,8 +69,8 @@ class GradientSink {
 ///
 /// Buckets are sent in one order on all ranks, last ones first, whatever the
 /// order of collect(). A bucket is sent as soon as it and all buckets before it
-/// in that order are complete. Functions throw Error(kFailedPrecondition)
-/// before anything changes.
+/// in that order are complete. Calls out of order throw
+/// Error(kFailedPrecondition) before anything changes.
 ///
 ///   window.begin({.is_last = true});
 ///   ... window.collect(k, gradient of parameter k) ...

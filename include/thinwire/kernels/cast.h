@@ -9,11 +9,11 @@
 namespace thinwire::kernels {
 
 /// Computes to[i] = from[i] by the conversions of core/dtype.h, which round to
-/// nearest, ties to even; a NaN keeps all its bits. A conversion between fp16
+/// nearest, ties to even. A conversion between fp16
 /// and bf16 goes through float, which holds both, so it rounds once. The same
-/// dtype is a copy. The arrays must not overlap, except that both may be the
-/// same memory if the dtype is the same. Both functions convert each part of a
-/// View::joined() by itself.
+/// dtype is a copy, in which NaNs keep all their bits. The arrays must not
+/// overlap, except that both may be the same memory if the dtype is the same.
+/// Both functions convert each part of a View::joined() by itself.
 void convert(ConstView from, View to);
 
 /// Computes sum[i] = sum[i] + values[i], added in float and rounded once to the

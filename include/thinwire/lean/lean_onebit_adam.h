@@ -58,8 +58,8 @@ struct LeanOnebitAdamOptions {
 ///   0.13          momentum
 ///   1.02          denominators; 0.5 less with 4 bits
 ///   2 + 2/W       residuals
-/// With fp32 parameters the sum is the same. Before the freeze it is 2 + 12/W,
-/// or 4 + 8/W with fp32 parameters.
+/// With fp32 parameters the sum is the same. Before the freeze, with exact
+/// averages, it is 2 + 12/W, or 4 + 8/W with fp32 parameters.
 ///
 /// If `comm` is hierarchical, with G ranks on each host, exact steps are those
 /// of a hierarchical ZeroOptimizer. In compressed steps a host is one worker,

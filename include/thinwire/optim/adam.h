@@ -109,7 +109,7 @@ class Adam final : public UpdateRule {
                                                        float grad_scale) const;
 
   /// Return the first and the second moment, flat arrays of layout().size()
-  /// elements; empty after release.
+  /// elements; empty with Moments::kNone, or once they were moved out.
   [[nodiscard]] Buffer& exp_avg() noexcept { return exp_avg_; }
   [[nodiscard]] Buffer& exp_avg_sq() noexcept { return exp_avg_sq_; }
   [[nodiscard]] const Buffer& exp_avg() const noexcept { return exp_avg_; }

@@ -51,7 +51,7 @@ struct ExchangeOptions {
 };
 
 /// Exact data parallelism around an update rule. Every step averages gradients
-/// over the ranks in buckets: it adds them in rank order and then divides. It
+/// over the ranks in buckets, in the order of Communicator::all_reduce(). It
 /// clips them by their global norm and applies the rule on every rank. A rank
 /// sends 2 (W-1)/W * 4 bytes per parameter, or half of that for 16-bit
 /// gradients.
@@ -73,8 +73,9 @@ class DataParallel final : public Optimizer {
   [[nodiscard]] ParameterGroups& groups() override;
   [[nodiscard]] Progress progress() const override;
   [[nodiscard]] EarlyGradients* early() override;
-  /// Returns the arrays exp_avg and exp_avg_sq [n], the same on all ranks, and
-  /// learning_rates. The scalars are optimizer, step and skipped_steps.
+  /// Returns the rule's arrays, the same on all ranks. Adam and LAMB have
+  /// exp_avg and exp_avg_sq [n], and learning_rates. The scalars are optimizer,
+  /// step and skipped_steps.
   [[nodiscard]] State state() const override;
   /// Accepts also a state of the 1-bit optimizer with the same rule, before its
   /// freeze.

@@ -45,8 +45,8 @@ class LowBitOptimizer : public Optimizer {
   /// both have the residuals' dtype. The scalars are step, skipped_steps and
   /// clip_ratio. Local; forming residuals takes one pass over them.
   [[nodiscard]] State state() const final;
-  /// Sets worker_error and server_error to 0 if one of them is missing: ZeRO
-  /// has residuals of gradients, and none of servers. A single rank does not
+  /// If worker_error or server_error is missing, as in a state of ZeRO, both
+  /// become 0. A single rank does not
   /// compress. Its first exchange adds the restored residuals, and state() has
   /// them until then.
   [[nodiscard]] Adoption adopt(StateDict state) final;

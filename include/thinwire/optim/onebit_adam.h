@@ -62,9 +62,10 @@ class OnebitAdam final : public LowBitOptimizer {
   /// throws Error(kInvalidArgument) on all ranks, showing the first difference.
   /// `comm` must outlive this object.
   ///
-  /// Memory per parameter: 8 bytes in exact steps; in compressed steps 8.13
-  /// bytes, or 16.13 with a non_freeze group. Compressed steps also take 4/W
-  /// bytes for the chunk that this rank serves.
+  /// Memory per parameter: 8 bytes in exact steps, and residuals with
+  /// warmup_bits; in compressed steps 8.13 bytes, or 16.13 with a non_freeze
+  /// group. Compressed steps also take 4/W bytes for the chunk that this rank
+  /// serves.
   ///
   /// State: the arrays and scalars of LowBitOptimizer; the arrays exp_avg_sq
   /// [n] and denominator [n]; the scalar frozen_at and the automatic freeze's

@@ -75,8 +75,9 @@ class OnebitLamb final : public LowBitOptimizer {
   /// Collective, with the conditions of OnebitAdam's constructor. `comm` must
   /// outlive this object.
   ///
-  /// Memory per parameter: 8 bytes in exact steps; in compressed steps 12.25
-  /// bytes, and 4/W bytes for the chunk that this rank serves.
+  /// Memory per parameter: 8 bytes in exact steps, and residuals with
+  /// warmup_bits. In compressed steps it is 12.26 bytes, and 4/W bytes for the
+  /// chunk that this rank serves.
   ///
   /// State: the arrays and scalars of LowBitOptimizer; the scalar frozen_at and
   /// the automatic freeze's history. The array exp_avg_sq [n] exists until the

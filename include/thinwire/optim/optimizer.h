@@ -212,7 +212,8 @@ class LocalSteps {
   virtual void repeat(View params) = 0;
 };
 
-/// Question of an optimizer that could leave its exact stage.
+/// Arguments with which step() asks a FreezeGate whether to end the exact
+/// stage.
 struct FreezeRequest {
   /// Exact step that would be the last one, already taken.
   std::int64_t step = 0;

@@ -30,11 +30,11 @@ enum class Axis {
 enum class Sharing {
   kSame,     ///< Every rank has the same values.
   kSharded,  ///< Every element is on one rank.
-  /// Each rank has its own, which only that rank can use. On other ranks, a
-  /// kRange array becomes the largest value of any rank.
+  /// Each rank has its own, which only that rank can use. If the number of
+  /// ranks changes, a kRange array becomes the largest value of any rank.
   kOwn,
-  /// Each rank has its own. On other ranks, all get the mean, or rank 0's kFree
-  /// array.
+  /// Each rank has its own. If the number of ranks changes, all get the mean,
+  /// or, of a kFree array, rank 0's values.
   kMean,
 };
 

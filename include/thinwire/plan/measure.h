@@ -91,8 +91,8 @@ struct Processors {
 [[nodiscard]] MeasuredCompute measure_compute(
     comm::Communicator& comm, const MeasureOptions& options = {});
 
-/// Returns lines for people, with the spread of each figure in brackets. The
-/// last one is the warning of unstable().
+/// Returns lines for people, with the spread of each figure in brackets, and
+/// last the warning of unstable(), if there is one.
 [[nodiscard]] std::string describe(const MeasuredNetwork& network);
 [[nodiscard]] std::string describe(const MeasuredCompute& compute);
 

@@ -14,7 +14,7 @@ namespace thinwire::plan {
 [[nodiscard]] const Prediction& fastest(std::span<const Prediction> all);
 
 /// Returns text for people: "4 ranks on 2 hosts; card 10 Gbit/s, ...". If hosts
-/// have several ranks, a second line describes their inside.
+/// have several ranks, the last line describes their inside.
 [[nodiscard]] std::string describe(const Network& network);
 
 /// Returns predictions for people: a line per way (milliseconds per step,

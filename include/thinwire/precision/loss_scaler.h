@@ -14,8 +14,8 @@ enum class AtMinimum {
   kHold,  ///< Skips the step and keeps the scale.
 };
 
-/// Settings of a LossScaler; the defaults are those of DeepSpeed's
-/// configuration files.
+/// Settings of a LossScaler. The defaults, except max_scale, are those of
+/// DeepSpeed's configuration files.
 struct LossScalerOptions {
   double initial_scale = 65536;  ///< In [2^-126, 2^127], as fp32 has it.
   /// Whether the scale changes. If not, it stays initial_scale, and the fields
@@ -65,8 +65,8 @@ class LossScaler {
   /// Returns the factor for the next loss.
   [[nodiscard]] double scale() const noexcept { return scale_; }
   /// Sets the scale, which continues from this value. Throws
-  /// Error(kInvalidArgument) unless it is finite, > 0 and, if the scale is
-  /// dynamic, within min_scale and max_scale.
+  /// Error(kInvalidArgument) unless it is in [2^-126, 2^127] and, if the scale
+  /// is dynamic, within min_scale and max_scale.
   void set_scale(double scale);
   /// Returns whether another overflow now would meet the policy at the minimum.
   [[nodiscard]] bool is_at_minimum() const noexcept;

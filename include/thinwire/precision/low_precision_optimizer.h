@@ -15,7 +15,7 @@ class LowPrecisionOptimizer : public optim::Optimizer {
   /// 1 with bf16.
   [[nodiscard]] virtual double loss_scale() const noexcept = 0;
   /// Sets the loss scale; a dynamic scale continues from it. Local, between two
-  /// steps. All ranks pass the same value, finite and > 0. Throws
+  /// steps. All ranks pass the same value, in [2^-126, 2^127]. Throws
   /// Error(kInvalidArgument), and Error(kFailedPrecondition) unless parameters
   /// are fp16.
   virtual void set_loss_scale(double scale) = 0;

@@ -36,13 +36,13 @@ struct EngineOptions {
 ///
 /// The module's trainable parameters become views of flat memory in the
 /// configuration's precision, as in ModuleMemory. If that is 16 bits, floating
-/// buffers are converted to it too. If some parameters already have these 16
-/// bits, float32 parameters and buffers stay float32 (not with the semantics of
-/// DeepSpeed). Frozen parameters stay as they are. Do not call backward() or
-/// step() after the module is destroyed. Parameters on another device stay
-/// there; flat memory on the host has copies, which this class moves. The
-/// engine zeroes the gradients. A later engine of the same module takes it
-/// over, whenever this one is destroyed.
+/// buffers are converted to it too. If some parameters have these 16 bits and
+/// others are float32, the latter and all buffers keep their types (not with
+/// the semantics of DeepSpeed). Frozen parameters stay as they are. Do not call
+/// backward() or step() after the module is destroyed. Parameters on another
+/// device stay there; flat memory on the host has copies, which this class
+/// moves. The engine zeroes the gradients. A later engine of the same module
+/// takes it over, whenever this one is destroyed.
 class Engine {
  public:
   /// Sends rank 0's parameters to all ranks, and buffers as config::Buffers

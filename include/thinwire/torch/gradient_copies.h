@@ -22,8 +22,7 @@ namespace thinwire::torch {
 /// have arrived, in that order, while backward makes others.
 class GradientCopies {
  public:
-  /// Bytes of gradients that may be on their way if the engine has no array of
-  /// them.
+  /// Most bytes of gradients in flight if the engine has no gradient array.
   static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
 
   GradientCopies(ModuleMemory& memory, engine::Engine& core)

@@ -163,6 +163,7 @@ class HostEngine {
     report.steps = steps_;
     report.loss_scale = loss_scale_;
     report.at_boundary = in_window_ == window_;
+    report.applied = report.at_boundary;
     if (!report.at_boundary) return report;
     in_window_ = 0;
     optim::StepReport& of_step = report;

@@ -89,8 +89,8 @@ class HostGroup {
     const auto first = hosts.ranks.begin() + hosts.index * size();
     return {first, first + size()};
   }
-  /// Returns the communicator of all hosts' ranks with this one's number. The
-  /// leaders exchange gradients over theirs.
+  /// Returns the communicator of one rank per host: those with this local rank.
+  /// The leaders exchange gradients over theirs.
   [[nodiscard]] comm::Communicator& between() { return *parts_.between; }
 
   /// Returns the rank of a host's leader in the whole communicator.

@@ -123,11 +123,11 @@ enum class Gradients {
 /// tensors over; do not use this one any more.
 class ModuleMemory {
  public:
-  /// Keeps values, and gradients that already exist. With `dtype` it converts
-  /// both, but with `keeps_float32` only if no parameter has that type yet.
-  /// Throws Error(kInvalidArgument) naming a parameter that is on another
-  /// device than others, not dense, or of another 16-bit type than others and
-  /// not converted. Throws
+  /// Keeps values and, with kInPlace, gradients that already exist. With
+  /// `dtype` it converts both. With `keeps_float32`, float32 ones stay if some
+  /// parameter has a 16-bit `dtype`. Throws Error(kInvalidArgument) naming a
+  /// parameter that is on another device than others, not dense, or of another
+  /// 16-bit type than others and not converted. Throws
   /// Error(kFailedPrecondition) if there is none to train. Errors change
   /// nothing. From now on a backward that gives a parameter a sparse gradient
   /// throws Error(kInvalidArgument). With kReleased there are no gradients, and
@@ -245,7 +245,8 @@ class ModuleMemory {
     return [this](Range range) { send_final(range); };
   }
   /// Copies to params() what the program has written into parameters on a
-  /// device since send_parameters(). Operations on set_data() are not seen.
+  /// device since send_parameters(). Writes through Tensor::data() are not
+  /// seen.
   void take_in_written() {
     const ::torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < sent_.size(); ++i) {

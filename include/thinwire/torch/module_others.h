@@ -43,7 +43,7 @@ class ModuleOthers {
       add(item.key(), item.value(), false, others);
     return others;
   }
-  /// Copies the copies back to their tensors.
+  /// Writes describe()'s copies back to their tensors.
   void write_back() {
     const ::torch::NoGradGuard no_grad;
     for (const auto& [tensor, copy] : copies_) tensor.detach().copy_(copy);

@@ -44,8 +44,8 @@ struct WireOptions {
   bool operator==(const WireOptions&) const = default;
 };
 
-/// Returns the bits of an element of a bucket on the way up, for the rule of
-/// buckets (exchange/bucket_rule.h).
+/// Returns the bits per element on the way up that the rule of buckets assumes
+/// (exchange/bucket_rule.h): 16 if exact.
 [[nodiscard]] constexpr int bucket_bits(const WireOptions& wire) noexcept {
   return wire.bits_up == 0 ? 16 : wire.bits_up;
 }
