@@ -22,7 +22,7 @@ namespace {
 // Whose objects any_config() has.
 const std::vector<std::string> kTaken{"a program", "another"};
 
-// What any_config() wrote.
+// Reads the text of a configuration that any_config() has drawn.
 Config read_again(const std::string& text,
                   std::vector<KeyNote>* notes = nullptr) {
   return Config::from_json(text, notes, {}, kTaken);

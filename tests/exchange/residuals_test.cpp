@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an exchange keeps between two calls: residuals and what is added to
-// them, and what mean() and previous_mean() are before, during and after a run.
+// An exchange keeps residuals, values added to them, mean() and previous_mean()
+// between two calls.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -174,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(All, LambFactor, test::few_kernel_cases(),
 
 // ---- by hand; tests above show that all targets do the same
 
-/// Of a part within one chunk.
+/// Returns the sums of a part within one chunk.
 LambSums moments_of(const AdamArrays& arrays, const AdamCoefficients& c) {
   LambSums sums;
   ref::lamb_moments(arrays, c, kSumChunk, {&sums, 1});

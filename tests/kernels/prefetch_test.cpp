@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is chosen for this processor: the target, and whether to prefetch.
+// The choices for this processor are the target, and whether to prefetch.
 #include "kernels/prefetch.h"
 
 #include <gtest/gtest.h>

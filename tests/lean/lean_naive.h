@@ -183,7 +183,7 @@ class Lean {
     }
   }
 
-  // What stands for 1 / d.
+  // Returns the value used for 1 / d.
   float inverse(const Cell& cell, float d) const {
     double k = 0;
     if (cell.step != 0)

@@ -304,7 +304,7 @@ TEST(OuterLoop, RhoTellsWhetherSyncsMoveAlike) {
       });
 }
 
-// What ranks have in common is compared when local steps begin, and later with
+// Ranks compare parameters and options when local steps begin, and later with
 // `verify_every`.
 TEST(OuterLoop, ComparesRanksBeforeLocalSteps) {
   run_ranks("local", 2, [](comm::Communicator& comm) {

@@ -202,10 +202,10 @@ class ZeroOneAdam(_Optimizer):
     Ranks exchange one bit per element, and nothing in most steps after var_freeze_step.
     var_update_scaler is the number of updates of the variance after which the interval
     between them doubles. local_step_scaler is the number of steps after which the
-    interval between exchanges doubles, up to local_step_clipper. warmup_bits are the bits per element in which updates of the
-    variance average gradients: 4, 8, or 0 for exact averages, the default.
-    Between exchanges parameters differ from rank to rank. synchronize() and
-    `with optimizer.evaluation():` make them equal.
+    interval between exchanges doubles, up to local_step_clipper. warmup_bits are the
+    bits per element in which updates of the variance average gradients: 4, 8, or 0 for
+    exact averages, the default. Between exchanges parameters differ from rank to rank.
+    synchronize() and `with optimizer.evaluation():` make them equal.
 
     Memory: 16 bytes per parameter, then 20, and 4 / ranks.
     """

@@ -44,7 +44,7 @@ void forget(const FaultDisk::Change& durable,
   }
 }
 
-// As synced, whole, cut, or of full length with zeros at its end.
+// Returns the file as synced, whole, cut, or with zeros at its end.
 std::vector<std::byte> some_of(const FaultDisk::Node& file, Random& random) {
   if (file.bytes == file.synced_bytes) return file.bytes;
   std::vector<std::byte> bytes = file.bytes;

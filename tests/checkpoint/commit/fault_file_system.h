@@ -18,7 +18,7 @@
 
 namespace thinwire::test {
 
-/// What is left of that which was not synced when power is cut.
+/// Part of the unsynced data that survives a power cut.
 enum class Loss {
   kAll,
   kNothing,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an Engine goes on from: the newest checkpoint that is whole, weights
+// An Engine resumes from the newest checkpoint that is whole, weights
 // alone, or states that others wrote.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -97,7 +97,7 @@ struct Numbers {
 Numbers numbers(const optim::AdamOptions& o, std::int64_t m_steps,
                 std::int64_t v_steps);
 
-/// What rounding has kept back of every rank's values, and of their mean.
+/// Rounding errors of every rank's values, and of their mean.
 class Residuals {
  public:
   explicit Residuals(const Setup& setup) : setup_(setup) { clear(); }
@@ -163,7 +163,7 @@ class Gradients {
   /// The same over few bits.
   std::optional<Average> rounded(const std::vector<Floats>& grads,
                                  FewBits& bits);
-  /// Of an exact step by host, with every rank's: local rank l of host h is
+  /// Notes an exact step by host, with every rank's: local rank l of host h is
   /// ranks[h * G + l]. What is remembered is what means of hosts would have
   /// had.
   void exact_by_host(const std::vector<Floats>& grads,
@@ -197,7 +197,7 @@ class Gradients {
   double before_ = 0;  // lagged clipping: b
 };
 
-/// What every low-bit optimizer has.
+/// Parts that every low-bit optimizer has.
 class LowBit {
  public:
   template <class Options>
@@ -212,7 +212,7 @@ class LowBit {
   void synchronize() {}
 
  protected:
-  /// Of an exact step.
+  /// Returns the average of an exact step.
   std::optional<Gradients::Average> average(const std::vector<Floats>& grads) {
     return few_bits_ ? gradients_.rounded(grads, *few_bits_)
                      : gradients_.exact(grads);
