@@ -271,13 +271,14 @@ Ending Trainer::run() {
     const std::string_view signal = signal_name(stop_signal());
     progress_.finish();
     if (signal.empty()) throw;
+    if (options_.comm == "local" && !is_first()) return Ending::kInterrupted;
     const std::int64_t step = is_first() ? stop(signal) : newest_step_;
     const std::string text =
         fmt::format("stopped by {} at step {} of {}; {} has what was recorded",
                     signal, step, options_.steps, options_.out);
     if (env::launched_ranks() > 1)
       throw std::runtime_error(fmt::format("{} ({})", text, error.what()));
-    throw AgreedFailure(text);  // the same signal stops all threads
+    throw AgreedFailure(text);
   }
   progress_.finish();
   if (newest_step_ < options_.steps) {

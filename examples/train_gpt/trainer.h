@@ -22,6 +22,7 @@ namespace thinwire::train_gpt {
 /// How a rank's part of a run has ended, unless it threw.
 enum class Ending {
   kDone,
+  kInterrupted,      ///< By a signal; rank 0's thread says so.
   kFailedElsewhere,  ///< Another rank reports why.
   kStopped,          ///< By a signal; its checkpoint is complete.
 };
