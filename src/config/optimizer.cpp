@@ -28,13 +28,14 @@ void read_decay(const Reader& optimizer, const Reader& params,
     params.reject("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
 
-void read_freeze(const Reader& params, const Reader& own,
+void read_freeze(const Reader& params, const Reader& own, Semantics semantics,
                  optim::FreezeOptions& freeze) {
   bool is_automatic = false;
   own.field("auto_freeze", is_automatic);
   if (is_automatic && params.has("freeze_step"))
     params.reject("freeze_step", "left out if thinwire.auto_freeze is true");
-  params.field("freeze_step", freeze.step, kNotNegative);
+  params.field("freeze_step", freeze.step,
+               semantics == Semantics::kDeepSpeed ? kNotNegative : kAtLeastOne);
   if (is_automatic) freeze.step = optim::kAutoFreeze;
 }
 
@@ -60,7 +61,7 @@ void read_optimizer(const Reader& file, Config& config) {
         if constexpr (requires { options.decoupled_decay; })
           read_decay(section, params, options);
         if constexpr (requires { options.freeze; })
-          read_freeze(params, own, options.freeze);
+          read_freeze(params, own, config.semantics, options.freeze);
         if constexpr (requires { options.compression; })
           params.choice("comm_backend_name", config.comm.backend,
                         Choices<CommBackend>(kCommBackends));

@@ -65,6 +65,8 @@ const Refusal kRefusals[] = {
     {R"({"optimizer": {"type": "Adam", "params": {"freeze_step": 8}}})",
      {"optimizer.params.freeze_step is of OneBitAdam, OneBitLamb, not of "
       "Adam"}},
+    {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}})",
+     {"optimizer.params.freeze_step must be an integer >= 1, got 0"}},
     {R"({"optimizer": {"type": "OneBitAdam", "params": {"max_coeff": 8}}})",
      {"optimizer.params.max_coeff", "Lamb", "OneBitAdam"}},
     {R"({"thinwire": {"denom_floor": 0}})",

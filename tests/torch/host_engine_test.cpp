@@ -65,6 +65,9 @@ std::vector<Case> cases() {
   constexpr DType kNarrow = DType::kBFloat16;
   all.push_back(case_of("Adam, windows of 3 in 16 bits", kNarrow, kAdam, 0, 3));
   all.back().config.accumulation_dtype = kNarrow;
+  const optim::OnebitAdamOptions onebit{.learning_rate = 0.01,
+                                        .freeze = {.step = 4}};
+  all.push_back(case_of("1-bit Adam, windows of 2", kNarrow, onebit, 0, 2));
   return all;
 }
 
@@ -101,6 +104,13 @@ Values led(comm::Communicator& comm, Groups& groups, const Case& which) {
       const engine::EngineReport report = engine.step();
       if (report.at_boundary && !report.applied) ++skipped;
       EXPECT_TRUE(report.at_boundary || !report.applied);
+      if (!report.at_boundary) {
+        const auto phase = static_cast<double>(report.phase);
+        EXPECT_EQ(engine.mean(phase), phase);
+        if (const engine::Engine* leader = engine.leader()) {
+          EXPECT_EQ(report.phase, leader->optimizer().progress().phase);
+        }
+      }
       EXPECT_EQ(report.at_boundary, micro + 1 == window_of(which));
       EXPECT_EQ(report.steps, engine.steps());
       all.push_back(loss.item<float>());
@@ -209,9 +219,7 @@ TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
   const Case which{"1-bit Adam bf16", config_of(DType::kBFloat16)};
   const auto train = [](HostEngine& engine, Net& net, int rank, int from,
                         int to) {
-    for (int t = from; t < to; ++t) {
-      step(engine, net, rank, t);
-    }
+    for (int t = from; t < to; ++t) step(engine, net, rank, t);
   };
   Values saved;
   Groups groups;
@@ -290,9 +298,7 @@ TEST(TorchHostEngine, AnEvaluationMakesRanksEqual) {
     WithBuffer net(comm.rank());
     net.to(device_of(comm.rank()));
     HostEngine engine = make(net, comm, groups, which);
-    for (int t = 0; t < 7; ++t) {
-      step(engine, net, comm.rank(), t);
-    }
+    for (int t = 0; t < 7; ++t) step(engine, net, comm.rank(), t);
     net.seen.fill_(comm.rank());
     EXPECT_EQ(engine.mean(comm.rank()), 1.5);
     {

@@ -162,6 +162,7 @@ class HostEngine {
     engine::EngineReport report;
     report.steps = steps_;
     report.loss_scale = loss_scale_;
+    report.phase = phase_;
     report.at_boundary = in_window_ == window_;
     report.applied = report.at_boundary;
     if (!report.at_boundary) return report;
@@ -352,12 +353,15 @@ class HostEngine {
       StateDict found = action();
       found.put_real("loss_factor", core_->loss_factor());
       found.put_real("loss_scale", core_->loss_scale());
-      found.put_integer("steps", core_->optimizer().progress().steps);
+      const optim::Progress progress = core_->optimizer().progress();
+      found.put_integer("steps", progress.steps);
+      found.put_integer("phase", static_cast<std::int64_t>(progress.phase));
       return found;
     });
     loss_factor_ = said.real("loss_factor");
     loss_scale_ = said.real("loss_scale");
     steps_ = said.integer("steps");
+    phase_ = static_cast<optim::Phase>(said.integer("phase"));
     return said;
   }
   void require_same_parameters() {
@@ -469,6 +473,7 @@ class HostEngine {
   double loss_factor_ = 1;
   double loss_scale_ = 1;
   std::int64_t steps_ = 0;
+  optim::Phase phase_{};
 };
 
 }  // namespace thinwire::torch
