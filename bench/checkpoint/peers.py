@@ -222,7 +222,9 @@ def measure(group, variants, rounds):
 
 
 def print_table(times, gigabytes):
-    print("| | save held for, s | complete after, s | GB/s | load, s | GB/s |")
+    print(
+        "| | save blocked training for, s | complete after, s | GB/s | load, s | GB/s |"
+    )
     print("|---|---|---|---|---|---|")
     for name, (held, done, loaded) in times.items():
         held, done, loaded = (

@@ -94,7 +94,7 @@ def captions_of(results, runs):
     return [
         (
             f"Runs until they reach the loss of exact Adam after {steps} steps; means of "
-            f"{runs[0].seeds} seeds. In brackets: times faster than DDP fp32."
+            f"{runs[0].seeds} seeds. In brackets: times as fast as DDP fp32."
         ),
         (
             f"GPT of {params:.1f} M parameters, fp32, {results['batch']} × "

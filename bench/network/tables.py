@@ -55,7 +55,7 @@ def steps_table(one):
         f"computing alone {digits(one.computing * 1e3)} ms:\n\n"
     )
     head = [
-        *("", "ms per step", "sent per step and rank", "times faster than DDP fp32"),
+        *("", "ms per step", "sent per step and rank", "times as fast as DDP fp32"),
         *("computing, ms", "wire alone, ms", "of max(computing, wire)"),
     ]
     lines = [

@@ -11,9 +11,9 @@ namespace thinwire::plan {
 
 namespace {
 
-// The part that remains to be averaged when backward ends: the last of eight
-// buckets.
-constexpr double kLastPart = 1.0 / 8;
+// The part of backward that passes before the average begins: the first of
+// eight buckets.
+constexpr double kFirstPart = 1.0 / 8;
 
 /// One way's step, of which `transport` is what communication takes of a
 /// processor.
@@ -58,7 +58,7 @@ struct Step {
 double beside_backward(const Workload& work, double backward, double wire,
                        double busy) {
   const double shared = work.has_spare_core ? backward : backward + busy;
-  return std::max(shared, std::max(wire, busy) + backward * kLastPart);
+  return std::max(shared, std::max(wire, busy) + backward * kFirstPart);
 }
 
 double exact_seconds(const Step& step) {

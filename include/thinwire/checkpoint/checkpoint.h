@@ -59,16 +59,17 @@ struct Training {
 SaveReport save(const Training& training, const std::string& root,
                 const Extra& extra = {}, const SaveOptions& options = {});
 
-/// Loads a checkpoint, the newest complete one in a ROOT, or weights with an
-/// optimizer.safetensors. Works on any number of ranks and at any ZeRO stage.
-/// Collective. Throws on all ranks and changes nothing: Error(kUnavailable) if
-/// there is none or it cannot be read. Error(kCorruptCheckpoint) names what is
-/// damaged or does not fit.
+/// Loads a checkpoint, or the newest complete one in a ROOT. Also loads a
+/// folder of weights with an `optimizer.safetensors`. Works on any number of
+/// ranks and at any ZeRO stage. Collective. On an error, all ranks throw and
+/// nothing changes: Error(kUnavailable) if there is no readable checkpoint.
+/// Error(kCorruptCheckpoint) names what is damaged or does not fit.
 LoadReport load(const Training& training, const std::string& path,
                 const LoadOptions& options = {});
 
 /// Loads like load(), or returns nothing if there is no checkpoint yet, as at a
-/// fresh start. Remains of a save that never returned are none. Collective.
+/// fresh start. Files of an unfinished save do not count as a checkpoint.
+/// Collective.
 [[nodiscard]] std::optional<LoadReport> resume(const Training& training,
                                                const std::string& path,
                                                const LoadOptions& options = {});

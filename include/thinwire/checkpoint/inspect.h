@@ -43,12 +43,12 @@ struct Damage {
 struct Verdict {
   std::vector<Damage> damages;
   std::uint64_t bytes = 0;  ///< Bytes read.
-  std::uint64_t nonfinite =
-      0;  ///< NaN and infinite values, which are no damage.
+  /// NaN and infinite values, which do not count as damage.
+  std::uint64_t nonfinite = 0;
   [[nodiscard]] bool good() const noexcept { return damages.empty(); }
 };
-/// Reads every byte of a checkpoint, or only a damaged manifest, and returns
-/// the damaged ranges.
+/// Reads every byte of a checkpoint, and returns the damaged ranges. If the
+/// manifest is damaged, reads nothing else.
 [[nodiscard]] Verdict verify(const std::string& path,
                              const Progress& progress = {});
 

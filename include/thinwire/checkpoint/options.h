@@ -12,7 +12,7 @@
 
 namespace thinwire::checkpoint {
 
-/// Handling of 0/1 Adam's steps since its last exchange.
+/// Handling of local steps (0/1 Adam, outer loop) since the last exchange.
 enum class LocalSteps {
   kAsIs,         ///< Writes each rank's momentum and updates.
   kNextSync,     ///< A Checkpointer's save waits for the next exchange; save()
@@ -20,8 +20,8 @@ enum class LocalSteps {
   kSynchronize,  ///< Exchanges now, as before an evaluation.
 };
 
-/// Handling of the residuals of compressed exchanges and, in local steps, of
-/// the values that each of 0/1 Adam's ranks has for itself.
+/// Handling of residuals and, between exchanges, of other values that differ
+/// between ranks.
 enum class Residuals {
   kPerRank,  ///< Writes each rank's: 4n bytes per rank.
   kMean,     ///< Writes their mean: 4n bytes in all; resuming is not bitwise
@@ -40,10 +40,10 @@ struct Attachment {
   std::string bytes{};  ///< At most 16 MiB.
 };
 
-/// Receives the bytes written so far, of all; in verify() those read. In a save
-/// the writing thread of rank 0 calls it; in an asynchronous save that is not
-/// the caller's thread. Until all ranks are done, rank 0 knows its own bytes
-/// only.
+/// Receives the number of bytes written so far, and the total; in verify(), of
+/// bytes read. In a save the writing thread of rank 0 calls it; in an
+/// asynchronous save that is not the caller's thread. Until all ranks are done,
+/// rank 0 knows its own bytes only.
 using Progress = std::function<void(std::uint64_t bytes, std::uint64_t total)>;
 
 struct SaveOptions {
@@ -106,7 +106,7 @@ struct SaveReport {
   std::int64_t step = 0;
   std::uint64_t bytes = 0;    ///< Size of all ranks' files.
   double seconds = 0;         ///< Time that the caller was blocked.
-  double waited_seconds = 0;  ///< Part of it, waiting for an earlier save.
+  double waited_seconds = 0;  ///< Part spent waiting for an earlier save.
 };
 
 /// Result of a load.

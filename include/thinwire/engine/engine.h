@@ -24,7 +24,8 @@
 
 namespace thinwire::engine {
 
-/// Result of one step(): the optimizer's report, and what led to it.
+/// Result of one step(): the optimizer's report, and measurements of the window
+/// before it.
 struct EngineReport : optim::StepReport {
   /// Whether the step is at a boundary. If not, the window of accumulation
   /// continues, and nothing was updated.
@@ -41,18 +42,18 @@ struct EngineReport : optim::StepReport {
 };
 
 /// Returns whether gradients have an array of their own until step(). Otherwise
-/// the caller passes each to Engine::gradient_ready() and may free it at once.
-/// That is so with ZeRO stage 2, and with stage 1 if 16-bit gradients are
-/// accumulated in fp32.
+/// the caller passes each gradient to Engine::gradient_ready() and may free it
+/// immediately. It passes gradients with ZeRO stage 2, and with stage 1 if
+/// 16-bit gradients are accumulated in fp32.
 [[nodiscard]] bool keeps_gradients(const config::Config& config, int world);
 
 /// Returns whether masters are sharded over the ranks, at least in exact steps:
 /// with ZeRO and with lean 1-bit Adam.
 [[nodiscard]] bool shards_masters(const config::Config& config) noexcept;
 
-/// Everything that a Config requests, assembled around flat memory: loss scale,
-/// accumulation, exchange during backward, optimizer, learning rates. It uses
-/// no framework; torch::Engine is its form for LibTorch.
+/// The parts that a Config requests, on flat arrays: loss scale, accumulation,
+/// exchange during backward, optimizer, learning rates. It uses no framework;
+/// torch::Engine wraps it for LibTorch.
 ///
 ///   Engine engine(comm, layout, config, params, grads);
 ///   for (each micro-batch) {
@@ -68,27 +69,28 @@ struct EngineReport : optim::StepReport {
 /// the same buckets, whatever the order in which gradients are ready. A
 /// parameter without a gradient counts as zero.
 ///
-/// Used by one thread. Errors other than kCommFailure change nothing, with two
-/// exceptions. kNonFinite begins a new window; in a sync of an outer loop local
-/// steps stay, and a checkpoint must be loaded. If step() finds changed
-/// gradients or parameters, this rank gives up its communicator.
+/// Used by one thread. Errors other than kCommFailure change nothing, with
+/// three exceptions. kNonFinite begins a new window. If a sync of an outer loop
+/// throws it, local steps are not undone, and a checkpoint must be loaded. If
+/// step() finds changed gradients or parameters, this rank gives up its
+/// communicator.
 class Engine {
  public:
   /// Sends rank 0's parameters to all ranks and sets gradients to 0.
   /// Collective. `params` and `grads` are flat arrays of layout.size() elements
   /// of config.precision.dtype. They and `comm` must outlive this object.
-  /// `grads` is empty unless keeps_gradients(). With 16 bits the last
-  /// parameters may be fp32; both arrays are then a View::joined(). If
-  /// `initial` is given, masters are made of it: fp32 parameters before they
-  /// were rounded. `rule` is as in make_optimizer(); its own learning rates and
-  /// the config's schedule then apply. Throws
+  /// `grads` is empty unless keeps_gradients(). With 16-bit parameters, the
+  /// last ones may be fp32. Both arrays are then views made by View::joined().
+  /// If `initial` is given, masters are copied from it. It has the fp32
+  /// parameters before rounding. `rule` is as in make_optimizer(). With one,
+  /// the rule's learning rates and the config's schedule apply. Throws
   /// Error(kInvalidArgument) like Config::validate, and on all ranks if ranks
   /// pass different arguments.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
          const config::Config& config, View params, View grads,
          ConstView initial = {}, optim::MakeRule rule = {});
-  /// Waits for exchanges of a backward without a step(), at most as long as a
-  /// collective may take. Then the memory is the caller's again.
+  /// Waits for exchanges that a backward began and no step() used, at most as
+  /// long as a collective may take. Then the memory is the caller's again.
   ~Engine();
   /// Takes over everything. The other engine may then only be destroyed.
   Engine(Engine&&) noexcept;
@@ -101,15 +103,15 @@ class Engine {
   [[nodiscard]] comm::Communicator& communicator() const noexcept;
 
   [[nodiscard]] LearningRates& learning_rates() noexcept;
-  /// Returns the parameters that are updated: masters, or the parameters
-  /// themselves, also if shards_masters().
+  /// Returns the masters. If there are none, or if shards_masters(), returns
+  /// the parameters.
   [[nodiscard]] ConstView masters() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept;
   /// Sets the loss scale; a dynamic scale continues from it. Collective, at the
   /// beginning of a window. Throws Error(kInvalidArgument) on all ranks unless
   /// all pass the same value, in [2^-126, 2^127] and within the limits of a
-  /// dynamic scale. Throws Error(kFailedPrecondition) inside a window, and
-  /// unless parameters are fp16.
+  /// dynamic scale. Throws Error(kFailedPrecondition) inside a window, or if
+  /// parameters are not fp16.
   void set_loss_scale(double scale);
   /// Returns the factor by which the caller multiplies the loss, in fp32: the
   /// loss scale over gradient_accumulation_steps, however many backwards a
@@ -117,11 +119,11 @@ class Engine {
   [[nodiscard]] double loss_factor() const noexcept;
 
   /// Makes the ranks of `comm` clip by one norm and skip steps together from
-  /// the next step on. Each of them holds another part of the model (tensor or
-  /// pipeline parallelism), and is in another group of ranks that average.
+  /// the next step on. Each of them holds a different part of the model (tensor
+  /// or pipeline parallelism). Each averages with a different group of ranks.
   /// `comm` must outlive this object. A parameter that several of them hold
-  /// counts on each. Throws Error(kInvalidArgument) with deepspeed semantics
-  /// and with lean_onebit_adam.
+  /// counts once for each. Throws Error(kInvalidArgument) with deepspeed
+  /// semantics and with lean_onebit_adam.
   void set_model_parallel(comm::Communicator& comm);
 
   // ---- one backward; local except for queued exchanges
@@ -129,9 +131,10 @@ class Engine {
   /// backward, in an evaluation, and after the window's last one, until step().
   void begin_backward();
   /// Declares that the gradient of parameter `index` is complete for this
-  /// backward. At most once per parameter and backward. With keeps_gradients()
-  /// it is in its place, and this call is optional. Otherwise it is `gradient`,
-  /// which is copied, and a parameter without one counts as zero.
+  /// backward. At most once per parameter and backward. With keeps_gradients(),
+  /// the gradient is already in `grads`, and this call is optional. Otherwise
+  /// the call copies `gradient`. A parameter for which it is not called counts
+  /// as zero.
   void gradient_ready(std::size_t index, ConstView gradient = {});
   /// Ends the backward. With keeps_gradients(), waits for the buckets in
   /// flight. Until step() gradients and parameters may be read, but not
@@ -144,18 +147,17 @@ class Engine {
   /// Returns whether step() takes effect after the last backward of this window
   /// or, if there was none yet, after the first one.
   [[nodiscard]] bool is_boundary() const noexcept;
-  /// Sets what is_boundary() returns until the next call. With nothing,
+  /// Sets what is_boundary() returns until the next call. With std::nullopt,
   /// gradient_accumulation_steps decides. Call it before begin_backward().
   void set_accumulation_boundary(std::optional<bool> boundary);
 
   /// Runs a step. Collective at boundaries, otherwise local. Throws
-  /// Error(kFailedPrecondition) without a backward since the last step. It does
-  /// so too if gradients or parameters were changed after that backward, which
-  /// it checks at one element of each parameter. The other ranks then get
+  /// Error(kFailedPrecondition) without a backward since the last step. It also
+  /// throws this if gradients or parameters have changed since that backward.
+  /// It checks one element of each parameter. The other ranks then get
   /// Error(kCommFailure) "rank R gave up: ...". Throws Error(kNonFinite) like
-  /// MixedPrecision and OuterLoop. If `final_range` is given, passes it
-  /// parameters that are final while others are still updated, as
-  /// StepInput::final_range.
+  /// MixedPrecision and OuterLoop. If `final_range` is given, step() calls it
+  /// like StepInput::final_range, as soon as some parameters are final.
   EngineReport step(const optim::FinalRange& final_range = {});
 
   /// Returns the mean of the ranks' values, such as losses, added in the order
@@ -165,19 +167,19 @@ class Engine {
   [[nodiscard]] double mean(double value);
 
   // ---- values
-  /// Returns access to whole values of any owner. Setting a parameter
-  /// discards the local steps of 0/1 Adam or of an outer loop since the last
-  /// exchange. Gradients, and setting
-  /// states, only with ZeRO. state() reads arrays that every rank has whole,
-  /// and throws Error(kInvalidArgument) for a key that the optimizer's present
-  /// stage does not have.
+  /// Returns access to whole values, whichever rank owns them. Setting a
+  /// parameter discards the local steps of 0/1 Adam or of an outer loop since
+  /// the last exchange. Reading and setting gradients, and setting states,
+  /// require ZeRO. Without ZeRO, state() reads arrays of which every rank has
+  /// all elements. It throws Error(kInvalidArgument) for a key that the
+  /// optimizer's present stage does not have.
   [[nodiscard]] zero::WholeValues& whole_values() noexcept;
-  /// Copies parameters that the caller has set, to the same values on all
-  /// ranks, into the masters, if there are any. Local, at the beginning of a
+  /// Copies the parameters into the masters, if there are any. The caller has
+  /// set them to the same values on all ranks. Local, at the beginning of a
   /// window. Throws Error(kFailedPrecondition) inside a window and in an
   /// evaluation.
   void read_masters();
-  /// Returns the optimizer that sets values and moves states. Throws
+  /// Returns the sharded optimizer, which reads and sets whole values. Throws
   /// Error(kFailedPrecondition) without ZeRO.
   [[nodiscard]] zero::ShardedOptimizer& zero();
 
@@ -203,8 +205,8 @@ class Engine {
   /// Resumes from a checkpoint, or from the newest one in a directory of them;
   /// see checkpoint::load(). If as many ranks saved it, the run continues with
   /// the same bits. This engine's configuration applies; the report has a note
-  /// where it differs from the saved one. Learning rates set by hand are part
-  /// of the checkpoint.
+  /// for each difference from the saved configuration. Learning rates set by
+  /// hand are part of the checkpoint.
   checkpoint::LoadReport load(const std::string& path,
                               const checkpoint::LoadOptions& options = {});
   /// Loads like load(), or returns nothing if there is no checkpoint yet; see
@@ -216,8 +218,8 @@ class Engine {
   [[nodiscard]] checkpoint::Saver& saver() noexcept;
 
   /// Sets whether step() logs the freeze, the first compressed step and skipped
-  /// steps (core/log.h); true at first. For a front end that reports them
-  /// itself.
+  /// steps (core/log.h); true at first. A front end that reports them itself
+  /// passes false.
   void log_phases(bool is_logged) noexcept;
 
   /// Tensors beside the parameters, which saves write and loads fill.

@@ -18,8 +18,9 @@ using MakeInner =
 
 /// Local training with a rare exchange of parameters. Each rank takes
 /// sync_every steps of an inner optimizer by itself. Then ranks average what
-/// these steps have changed. With the anchor a, which is the parameters of the
-/// last sync, and the owners' exact values m and u:
+/// these steps have changed. The anchor a is the parameters of the last sync.
+/// Every element has one owner, which keeps its exact value m and the outer
+/// momentum u:
 ///
 ///   warm-up   g = mean over ranks of g_i;  inner step with g
 ///   local     inner step with g_i, clipped by rho |g_i|
@@ -27,17 +28,17 @@ using MakeInner =
 ///             u = momentum u + y;  m = m - learning_rate (y + momentum u)
 ///             a = a + low-bit form of (m - a);  p_i = a
 ///
-/// e_i is the error feedback of the way up; m - a is that of the way down.
-/// rho is |g| / rms |g_i| of the warm-up. A zero::ZeroOptimizer
-/// exchanges and updates. Every element has one owner, as there.
+/// e_i is the error feedback of the way up; m - a is that of the way down. rho
+/// is the ratio |g| / rms |g_i|, measured in the warm-up. A zero::ZeroOptimizer
+/// makes the exchange and the update of a sync. Its shards define the owners.
 ///
-/// After the first, flat local steps exchange nothing, or one agreement with
-/// fp16. In a hierarchical exchange a host is one worker: its ranks
-/// average their gradients exactly in every local step, so i counts hosts. With
-/// ExchangeOptions::skip_nonfinite, a rank whose gradient is not finite takes
-/// its local step with a gradient of 0. The next sync reports that rank as
-/// StepReport::nonfinite_rank. In local steps grad_norm and clip_factor of a
-/// report are this worker's own.
+/// In a flat exchange, local steps after the first send nothing. With fp16 each
+/// makes one agreement. In a hierarchical exchange a host is one worker: its
+/// ranks average their gradients exactly in every local step, so i counts
+/// hosts. With ExchangeOptions::skip_nonfinite, a rank whose gradient is not
+/// finite takes its local step with a gradient of 0. The next sync reports that
+/// rank as StepReport::nonfinite_rank. In local steps grad_norm and clip_factor
+/// of a report are this worker's own.
 ///
 /// Source: Douillard et al., "DiLoCo", arXiv:2311.08105. Departures (error
 /// feedback in both directions, a sharded outer optimizer, an exact common
@@ -45,18 +46,18 @@ using MakeInner =
 class OuterLoop final : public optim::Optimizer {
  public:
   /// Makes the inner optimizer and the owners. Collective. `comm` must outlive
-  /// this object. The hosts of `comm` are the workers; if it is flat, its
-  /// ranks. Steps use num_threads, bucket_elements, verify_every and
-  /// skip_nonfinite of `exchange`. Parameters of steps are fp32, equal on all
-  /// ranks at the first one. During local steps state() reads the parameters of
-  /// the last step(): keep that memory valid.
+  /// this object. The workers are the hosts of `comm`, or its ranks if it is
+  /// flat. Steps use num_threads, bucket_elements, verify_every and
+  /// skip_nonfinite of `exchange`. step() needs fp32 parameters, which are
+  /// equal on all ranks in the first step. During local steps state() reads the
+  /// parameters of the last step(): keep that memory valid.
   ///
   /// Bytes per parameter beside the inner optimizer's: 4 for the anchor, 8/W
   /// for the owner's values and momentum, and records. The residual takes 4,
   /// divided by the ranks of a host if the exchange is hierarchical.
   ///
-  /// Throws Error(kInvalidArgument) for an option out of range, and on all
-  /// ranks if ranks pass different arguments.
+  /// Throws Error(kInvalidArgument) for an option out of range. If ranks pass
+  /// different arguments, all ranks throw it.
   OuterLoop(comm::Communicator& comm, const ParameterLayout& layout,
             const MakeInner& make_inner, const OuterOptions& options,
             const optim::ExchangeOptions& exchange = {});
@@ -67,8 +68,10 @@ class OuterLoop final : public optim::Optimizer {
   [[nodiscard]] std::int64_t syncs() const noexcept;
 
   using Optimizer::step;
-  /// Takes a step. In a sync, throws Error(kNonFinite) on all ranks if
-  /// parameters of some rank are not finite; nothing has been exchanged then.
+  /// Takes a step. In a sync, throws Error(kNonFinite) on all ranks in two
+  /// cases. If parameters of some rank are not finite, nothing has been
+  /// exchanged. If only the mean change is not finite, the exchange has taken
+  /// place.
   optim::StepReport step(const optim::StepInput& input) override;
   using Optimizer::groups;
   /// Returns the inner optimizer's groups.
@@ -87,8 +90,8 @@ class OuterLoop final : public optim::Optimizer {
   /// After the warm-up there is also the anchor, as the array origin [n], and
   /// during local steps outer.local_params [n], this rank's parameters.
   [[nodiscard]] optim::State state() const override;
-  /// Accepts also a state of the inner optimizer alone. Adam and LAMB accept
-  /// one of this class.
+  /// Also accepts a state of the inner optimizer alone. Adam and LAMB accept a
+  /// state of an OuterLoop.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
 

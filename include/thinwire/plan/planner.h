@@ -11,8 +11,8 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/optim/run_length.h"
 
-/// Predicts, from formulas, the time, traffic and memory of each way to
-/// average, before a run. Local; nothing is measured here. docs/guide/plan.md
+/// Predicts the time, traffic and memory of each averaging method from
+/// formulas, before a run. Local; nothing is measured here. docs/guide/plan.md
 /// describes the model.
 namespace thinwire::plan {
 
@@ -27,9 +27,10 @@ struct Network {
   double inner_bytes_per_second = 10e9;  ///< Rate of a rank inside its host.
   double inner_latency_seconds = 5e-6;
   double inner_message_seconds = 1e-6;
-  /// Processor time for each byte that a rank sends while it receives another:
-  /// between hosts, and inside a host.
+  /// Processor time per byte that a rank sends between hosts, while it receives
+  /// another byte.
   double processor_seconds_per_byte = 0;
+  /// The same inside a host.
   double inner_processor_seconds_per_byte = 0;
   /// Whether `gbps` is the rate of the cable, including headers of Ethernet, IP
   /// and TCP. Otherwise it is the rate of the payload, as a measurement gives
@@ -44,11 +45,12 @@ struct Network {
 
 /// Computing times of ranks, in seconds.
 struct Compute {
-  double encode = 0;    ///< Per element: residual, momentum, records.
-  double serve = 0;     ///< Averaging the own share, per element of the model.
-  double update = 0;    ///< Per element, from received records.
-  double turn = 30e-6;  ///< Start of threads and queueing, per turn.
-  double norm = 0;      ///< Per element, of the gradient.
+  double encode = 0;  ///< Per element: residual, momentum, records.
+  double serve = 0;   ///< Per element of the model: averaging one's share.
+  double update = 0;  ///< Per element, from received records.
+  double turn =
+      30e-6;        ///< Threads and queues, per turn of two_phase_seconds().
+  double norm = 0;  ///< Per element, of the gradient.
   double exact_update = 0;  ///< Per element, by Adam.
   /// Per element: adding the ranks' values of an exact average, on the
   /// communication thread.
@@ -61,11 +63,14 @@ struct Compute {
   double fresh = 0;        ///< New memory, filled with zeros.
 
   // ---- per element, for ZeRO
-  double store = 0;           ///< Gradient into its bucket's memory.
-  double quantize = 0;        ///< Gradient and residual, low-bit.
-  double quantized_mean = 0;  ///< Own share, per element of the model.
-  double difference = 0;      ///< Own share: low-bit updates of replicas.
-  double dequantize = 0;      ///< Addition to a replica.
+  double store = 0;     ///< Copying a gradient into its bucket.
+  double quantize = 0;  ///< Encoding a gradient and its residual.
+  /// Averaging this rank's share, per element of the model.
+  double quantized_mean = 0;
+  /// Encoding how this rank's share differs from its replicas, per element of
+  /// the model.
+  double difference = 0;
+  double dequantize = 0;  ///< Decoding a change and adding it to a replica.
 };
 
 // ---- one exchange, in seconds ----------------------------------------------
@@ -77,18 +82,19 @@ struct Compute {
 /// W - 1 messages of bytes / W.
 [[nodiscard]] double collective_seconds(const Network& network, double bytes);
 
-/// Returns the time of other libraries' all-reduce, a ring. Between hosts a
-/// tree counts if it is faster. Each rank sends 2 (W - 1) / W of `bytes`.
+/// Returns the time of a ring all-reduce, as in other libraries. Between hosts,
+/// the latency of a tree counts if it is lower. Each rank sends 2 (W - 1) / W
+/// of `bytes`.
 [[nodiscard]] double ring_seconds(const Network& network, double bytes,
                                   double bucket_bytes = 25e6);
 /// Returns the time of Thinwire's exact all-reduce: all-to-all, sums in rank
 /// order, all-gather.
 [[nodiscard]] double direct_seconds(const Network& network, double bytes,
                                     double bucket_bytes);
-/// Returns the time of the hierarchical all-reduce. `bytes` pass through each
-/// host up and down; between hosts a local rank exchanges its share. On the way
-/// up that share is `sum_widening` times as large, because sums of 16-bit
-/// values travel between hosts in fp32.
+/// Returns the time of the hierarchical all-reduce. Inside each host, `bytes`
+/// are reduced and gathered. Between hosts, each local rank exchanges its
+/// share. On the way up that share is `sum_widening` times as large, because
+/// sums of 16-bit values travel between hosts in fp32.
 [[nodiscard]] double direct_by_host_seconds(const Network& network,
                                             double bytes, double bucket_bytes,
                                             double sum_widening = 1);
@@ -104,11 +110,12 @@ struct LowBitExchange {
 };
 
 /// Returns when bucket `k` of `count` may be encoded, in seconds. If null, all
-/// may be encoded at once.
+/// buckets may be encoded immediately.
 using Ready = std::function<double(std::size_t k, std::size_t count)>;
 
 /// Returns the time of a flat exchange. In turn k, bucket k is encoded, k - 2
-/// averaged and k - 4 applied, while k - 1 and k - 3 travel: docs/design/0005.
+/// averaged and k - 4 applied, while k - 1 and k - 3 are in flight. See
+/// docs/design/0005.
 [[nodiscard]] double two_phase_seconds(const Network& network,
                                        const LowBitExchange& exchange,
                                        const Compute& compute = {},
@@ -146,7 +153,7 @@ struct RunStages {
   std::int64_t steps = 1;  ///< In [1, kMostSteps].
   /// Exact steps of 1-bit Adam, lean and an outer loop, >= 1.
   std::int64_t freeze_step = 1;
-  /// Bits per gradient element in exact steps: 4 or 8. 0 for full precision.
+  /// Bits per gradient element in the warm-up: 4, 8, or 0 for full precision.
   int warmup_bits = 0;
   optim::ZeroOneStages zero_one{};
 };
@@ -160,19 +167,21 @@ struct Workload {
   double backwards = 1;         ///< Per step, each with its forward; >= 1.
   /// Elements of a bucket; 0 for exchange::bucket_rule().
   double bucket_elements = 0;
-  double zero_bucket_bound = 5e8;          ///< Most elements of a ZeRO bucket.
-  DType residual_dtype = DType::kFloat32;  ///< Lean and ZeRO ignore it.
-  double steps_per_sync = 16;              ///< Steps of 0/1 Adam per sync.
+  double zero_bucket_bound = 5e8;  ///< Largest size of a ZeRO bucket, elements.
+  /// Lean, ZeRO and the outer loop ignore it.
+  DType residual_dtype = DType::kFloat32;
+  double steps_per_sync = 16;  ///< Steps of 0/1 Adam per sync.
   /// Number of 0/1 Adam's steps per variance step, before the freeze. 0
   /// predicts steps after the freeze.
   double steps_per_variance_step = 0;
   double steps_per_outer_sync = 15;  ///< Steps of an outer loop per sync.
-  /// Whether computation beside backward, and the processor time of
-  /// communication, do not slow down backward.
+  /// Whether a core is free. Other computing and communication then do not slow
+  /// down backward.
   bool has_spare_core = true;
-  /// Whether compressed exchanges of 1-bit Adam run beside backward.
+  /// Whether compressed exchanges of 1-bit Adam run during backward.
   bool compressed_during_backward = false;
-  /// Bits each way of 1-bit Adam's exchange: 1; 4 or 8 in a low-bit warm-up.
+  /// Bits per element that 1-bit Adam sends each way: 1, or 4 or 8 in a low-bit
+  /// warm-up.
   int onebit_bits = 1;
   std::optional<RunStages> run{};  ///< If unset, only a step is predicted.
 
@@ -188,7 +197,7 @@ struct Traffic {
   double bytes_between_hosts = 0;
   double messages = 0;
   /// Rounds of messages that follow one another. If a bucket has fewer blocks
-  /// than there are ranks, perhaps no rank takes part in every round.
+  /// than there are ranks, possibly no single rank takes part in all rounds.
   double rounds = 0;
 
   bool operator==(const Traffic&) const = default;
@@ -196,7 +205,7 @@ struct Traffic {
 
 /// Memory of a rank during steps of one Way, in bytes.
 struct PlannedMemory {
-  double parameters = 0;  ///< The model's; masters are states.
+  double parameters = 0;  ///< Excludes masters, which count as states.
   double gradients = 0;
   double states = 0;
   double buckets = 0;
@@ -210,13 +219,13 @@ struct PlannedMemory {
 struct PlannedRun {
   double seconds = 0;
   double bytes = 0;  ///< Traffic::bytes of all steps.
-  /// Numbers of steps by their optim::Phase. Every step of ZeRO is exact, with
-  /// low-bit communication too.
+  /// Number of steps with Phase::kExact, which all steps of ZeRO have, even
+  /// with low-bit communication.
   std::int64_t exact_steps = 0;
   std::int64_t compressed_steps = 0;
   std::int64_t local_steps = 0;
-  /// The run's, for 1-bit Adam, lean and an outer loop of several ranks;
-  /// otherwise 0.
+  /// RunStages::warmup_bits for 1-bit Adam, lean and outer loops on several
+  /// ranks. Otherwise 0.
   int warmup_bits = 0;
 };
 
@@ -225,25 +234,28 @@ struct Prediction {
   Way way = Way::kExact;
   bool is_by_host = false;
   std::optional<PlannedRun> run{};  ///< Set if the workload has a run.
-  /// Time of a step after the freeze, unless the workload asks for another
+  /// Time of a step after the freeze, unless the workload selects another
   /// stage.
   double step_seconds = 0;
   Traffic traffic{};
   PlannedMemory memory{};
-  /// Rate of the card in Gbit/s, nearest to the given one, at which an exact
+  /// The card's rate nearest to the given one, in Gbit/s, at which an exact
   /// step with the same is_by_host becomes as fast. Infinite if this way is
   /// faster from the given card up to 1 Tbit/s. 0 if it is not faster from the
   /// given card down to 1 Mbit/s, and for kExact or one rank.
   double break_even_gbps = 0;
-  /// Steps that share one compressed exchange: the workload's, for 0/1 Adam and
-  /// an outer loop.
+  /// Number of steps per compressed exchange. For 0/1 Adam and an outer loop,
+  /// it comes from the workload. Otherwise it is 1.
   double steps_per_exchange = 1;
-  double steps_per_variance_step = 0;  ///< For 0/1 Adam: the workload's.
-  bool has_spare_core = true;          ///< The workload's.
+  /// Workload::steps_per_variance_step for 0/1 Adam, otherwise 0.
+  double steps_per_variance_step = 0;
+  bool has_spare_core = true;  ///< Workload::has_spare_core.
 };
 
+/// Returns the traffic of a step.
 [[nodiscard]] Traffic traffic_of(Way way, bool by_host, const Workload& work,
                                  const Network& network);
+/// Returns the memory of a rank.
 [[nodiscard]] PlannedMemory memory_of(Way way, bool by_host,
                                       const Workload& work,
                                       const Network& network);
@@ -253,6 +265,7 @@ struct Prediction {
 [[nodiscard]] double overlapped_step_seconds(const Workload& work,
                                              const Compute& compute,
                                              double exchange_seconds);
+/// Returns the time of a step.
 [[nodiscard]] double step_seconds(Way way, bool by_host, const Workload& work,
                                   const Network& network,
                                   const Compute& compute);

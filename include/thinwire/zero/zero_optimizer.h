@@ -23,13 +23,13 @@
 
 namespace thinwire::zero {
 
-/// Experts' groups, and the maker of rules. The optimizer keeps the maker, and
-/// calls it again when states are reloaded.
+/// Expert groups, and the factory of update rules. The optimizer keeps the
+/// factory and calls it again when a state is loaded.
 using optim::ExpertGroup;
 using optim::MakeRule;
 
-/// Settings of ZeroOptimizer. Fields that do not change results have good
-/// defaults.
+/// Settings of ZeroOptimizer. The defaults of fields that do not change results
+/// suit most runs.
 struct ZeroOptions {
   /// Stage, 1 or 2. At stage 1 gradients stay whole until the step. At stage 2
   /// each bucket is reduced to its owners as soon as it is full, and no array
@@ -52,13 +52,14 @@ struct ZeroOptions {
   WireOptions wire{};
   /// Type in which several backwards are accumulated: kFloat32 or `dtype`.
   DType accumulation_dtype = DType::kFloat32;
-  /// Whether gradients are averaged; if not, summed over the ranks.
+  /// Whether gradients are averaged. Otherwise they are summed over the ranks.
   bool average = true;
-  /// Whether exchanges overlap with backward. If not, each bucket is sent and
-  /// awaited at once.
+  /// Whether exchanges overlap with backward. Otherwise each bucket is sent
+  /// immediately, and the caller waits for it.
   bool overlap = true;
-  /// Groups that are sharded over other ranks. Their gradients are averaged
-  /// over the whole batch: divided by the size of the dense communicator.
+  /// Groups that are sharded over other ranks. The sums of their gradients are
+  /// divided by the size of the dense communicator, which gives the mean over
+  /// the whole batch.
   std::vector<ExpertGroup> experts{};
 
   /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
@@ -76,11 +77,11 @@ struct ZeroOptions {
 /// DeepSpeed: docs/algorithms/zero.md.
 ///
 /// With options.wire gradients, parameters or both are sent in 4 or 8 bits with
-/// error feedback. Source: after Jia et al., SDP4Bit, arXiv:2410.15526. A rank
-/// then sends n b/8 bytes, and 4 per block, in each direction, times (W-1)/W,
-/// whatever
-/// the number of backwards. Parameters are then replicas, equal on all ranks,
-/// that follow the masters. The residuals take 2n to 8n bytes more.
+/// error feedback. Source: after Jia et al., SDP4Bit, arXiv:2410.15526. In each
+/// direction a rank then sends (W-1)/W times n b/8 bytes and 4 bytes per block.
+/// The number of backwards does not matter. Parameters are then replicas, equal
+/// on all ranks, that follow the masters. The residuals take 2n to 8n bytes
+/// more.
 ///
 /// Bytes per rank with Adam, for n parameters of 16 bits: 2n for parameters,
 /// 12n/W for states, and a few buckets. Gradients take 2n at stage 1 and 2n/W
@@ -95,10 +96,11 @@ struct ZeroOptions {
 class ZeroOptimizer final : public ShardedOptimizer {
  public:
   /// Collective. `params` has layout.size() elements of options.dtype, the same
-  /// on all ranks. Steps update this memory of the caller. It and `comm` must
-  /// outlive this object. If given, `initial` has the fp32 parameters before
-  /// rounding, from which masters start. Throws Error(kInvalidArgument) for bad
-  /// arguments, on all ranks if they differ.
+  /// on all ranks. Steps update this memory, which the caller owns. It and
+  /// `comm` must outlive this object. If given, `initial` has the fp32
+  /// parameters before rounding, from which masters start. Throws
+  /// Error(kInvalidArgument) for bad arguments. If arguments differ between
+  /// ranks, all ranks throw it.
   ZeroOptimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 const MakeRule& make_rule, View params,
                 const ZeroOptions& options = {}, ConstView initial = {});
@@ -114,8 +116,8 @@ class ZeroOptimizer final : public ShardedOptimizer {
 
   using Optimizer::step;
   /// Runs a step. Collective. `input.params` is the memory given at
-  /// construction. `input.grads` has layout.size() elements, or none if
-  /// gradients() got them one by one. Gradients arrive multiplied by
+  /// construction. `input.grads` has layout.size() elements, or is empty if
+  /// gradients() received them one by one. Gradients arrive multiplied by
   /// loss_scale() and input.loss_scale; step() divides by both before clipping.
   /// With wire.bits_up, input.loss_scale must be 1. Throws Error(kNonFinite) on
   /// all ranks if the loss scale is at its minimum and options say to stop
@@ -128,17 +130,17 @@ class ZeroOptimizer final : public ShardedOptimizer {
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
-  /// Returns what can begin early; null at stage 2. The range of reduce() is
-  /// one of its buckets(), or several adjacent ones. Each rank's pieces of
-  /// `grads` receive their average, and the rest is unspecified. With
-  /// wire.bits_up `grads` does not change.
+  /// Returns the interface for reducing gradients before step(), or null at
+  /// stage 2. reduce() accepts one of buckets(), or several adjacent ones. Each
+  /// rank's pieces of `grads` receive their average, and the rest is
+  /// unspecified. With wire.bits_up `grads` does not change.
   [[nodiscard]] optim::EarlyGradients* early() override;
-  /// Returns this rank's shard: exp_avg, exp_avg_sq, the counters and, if they
-  /// are not the parameters, masters. With fp16 it has the loss scale's numbers
-  /// too. With wire there are worker_error, this rank's residuals, and
-  /// replicas, its pieces of the parameters. Experts follow in each array.
-  /// With wire, experts have arrays of their own, with a prefix, and there is
-  /// the scalar expert_groups.
+  /// Returns this rank's shard: exp_avg, exp_avg_sq, counters, and masters if
+  /// these are separate from the parameters. With fp16 it has the loss scale's
+  /// numbers too. With wire it also has worker_error (this rank's residuals).
+  /// It then also has replicas, which are its pieces of the parameters. Without
+  /// wire, each array ends with the experts' elements. With wire, experts have
+  /// separate arrays, whose names have a prefix, and the scalar expert_groups.
   [[nodiscard]] optim::State state() const override;
   /// Adopts a state. The caller restores the parameters. If the state has no
   /// loss scale, that of the options remains.
