@@ -21,9 +21,15 @@
 namespace thinwire::python {
 namespace {
 
-// Returns the exit code, and the texts for stdout and stderr.
-std::tuple<int, std::string, std::string> run_command(
-    const std::string& program, const std::vector<std::string>& arguments,
+nb::bytes bytes_of(const std::ostringstream& stream) {
+  const std::string text = stream.str();
+  return {text.data(), text.size()};
+}
+
+// Returns the exit code, and the texts for stdout and stderr. Arguments and
+// texts are bytes, because names and contents of files need not be UTF-8.
+std::tuple<int, nb::bytes, nb::bytes> run_command(
+    const std::string& program, const std::vector<nb::bytes>& given,
     nb::handle join, std::vector<std::pair<std::string, std::string>> lines,
     std::string not_ready, nb::handle copies_gbps) {
   std::ostringstream out;
@@ -44,9 +50,15 @@ std::tuple<int, std::string, std::string> run_command(
         return nb::cast<const CommunicatorHandle&>(made).get();
       });
     };
-  const WithoutGil released;
-  const int code = commands::run_commands(program, arguments, front);
-  return {code, out.str(), err.str()};
+  std::vector<std::string> arguments;
+  for (const nb::bytes& argument : given)
+    arguments.emplace_back(argument.c_str(), argument.size());
+  const auto run = [&] {
+    const WithoutGil released;
+    return commands::run_commands(program, arguments, front);
+  };
+  const int code = run();
+  return {code, bytes_of(out), bytes_of(err)};
 }
 
 }  // namespace

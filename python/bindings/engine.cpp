@@ -214,7 +214,8 @@ void bind_values(nb::class_<EngineHandle>& kind) {
       .def("lamb_coeffs", &progress<&optim::Progress::lamb_coeffs>)
       .def_prop_ro("freeze_step", &freeze_step)
       .def("masters", &masters)
-      .def("read_masters", &forward<&Engine::read_masters>)
+      .def("read_masters", &forward<&Engine::read_masters, bool>,
+           "only_written"_a = false)
       .def("full_parameter", &full<&Values::parameter, std::string>, "name"_a)
       .def("full_gradient", &full_gradient, "name"_a)
       .def("full_state", &full<&Values::state, std::string, std::string>,

@@ -17,7 +17,6 @@
 #include "support/errors.h"
 #include "support/state.h"
 #include "thinwire/comm/agreement.h"
-#include "thinwire/optim/low_bit_optimizer.h"
 
 namespace thinwire::python {
 namespace {
@@ -101,6 +100,13 @@ void read_masters(Self& self, nb::handle params) {
   });
 }
 
+void read_written(Self& self, nb::handle params) {
+  const ConstArray array(params, "params");
+  call(self, "read_written", [&](OptimizerParts& parts) {
+    engine::read_written(parts.stack, array.view());
+  });
+}
+
 State state_dict(Self& self) {
   return to_python(call(self, "state_dict", [](OptimizerParts& parts) {
     return optim::copy_of(parts.optimizer().state());
@@ -127,18 +133,6 @@ void adopt(Self& self, nb::handle state) {
   call(self, "adopt", [&](OptimizerParts& parts) {
     parts.notes = parts.optimizer().adopt(std::move(copy))();
   });
-}
-
-std::optional<double> residual_ratio(Self& self) {
-  return call(self, "residual_ratio",
-              [](OptimizerParts& parts) -> std::optional<double> {
-                const auto* low_bit =
-                    dynamic_cast<optim::LowBitOptimizer*>(&parts.optimizer());
-                if (parts.stack.lean != nullptr)
-                  return parts.stack.lean->residual_ratio();
-                if (low_bit == nullptr) return std::nullopt;
-                return low_bit->residual_ratio();
-              });
 }
 
 void set_learning_rate(Self& self, std::size_t group, double learning_rate) {
@@ -208,7 +202,6 @@ void bind_optimizer(nb::module_& module) {
       .def_prop_ro(
           "freeze_step",
           [](Self& self) { return freeze_step_of(self.look().optimizer()); })
-      .def_prop_ro("residual_ratio", &residual_ratio)
       .def("lamb_coeffs", &progress<&Progress::lamb_coeffs>)
       .def_prop_ro("steps_behind", &steps_behind)
       .def_prop_ro("ranks_per_host", &ranks_per_host)
@@ -220,6 +213,7 @@ void bind_optimizer(nb::module_& module) {
       .def("take_notes", &take_notes)
       .def("masters", &masters)
       .def("read_masters", &read_masters, "params"_a)
+      .def("read_written", &read_written, "params"_a)
       .def("state_dict", &state_dict)
       .def("state_elements", &state_elements, "array"_a, "offset"_a, "size"_a)
       .def("load_state_dict", &load_state_dict, "state"_a)

@@ -82,8 +82,10 @@ def main() -> int:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
         return 1
     _print(
-        f"{lines} lines of {', '.join(arguments.files)}: tensorboard --logdir "
-        f"{arguments.directory} shows them (pip install tensorboard)\n"
+        os.fsencode(
+            f"{lines} lines of {', '.join(arguments.files)}: tensorboard --logdir "
+            f"{arguments.directory} shows them (pip install tensorboard)\n"
+        )
     )
     return 0
 
@@ -115,13 +117,14 @@ def _run_shared(arguments: list[str]) -> int:
 
         code, out, err = _core.run_command(
             _PROGRAM,
-            arguments,
+            [os.fsencode(argument) for argument in arguments],
             join if is_launched else None,
             list(lines(no_torch)) if is_doctor else [],
             not_ready,
             _copies_gbps,
         )
-    sys.stderr.write(err)
+    sys.stderr.buffer.write(err)
+    sys.stderr.flush()
     _print(out)
     return code
 
@@ -137,10 +140,10 @@ def _copies_gbps() -> float:
     return copies_gbps()
 
 
-def _print(text: str) -> None:
+def _print(text: bytes) -> None:
     """Writes to stdout. If that fails, ends the program with 1 and a line on stderr."""
     try:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(text)
         sys.stdout.flush()
     except OSError as error:
         # Otherwise the rest of the buffer would fail again at exit.

@@ -12,37 +12,26 @@ from . import _core
 from ._log import logger
 from .errors import FailedPrecondition, InvalidArgument
 
-_CHUNK = 256
-"""Words of 64 bits per sum: one value per 2 KiB is stored."""
-
 
 class Marks:
-    """Sums of a flat array's bits, which change if its values do, however they were
+    """Hashes of flat arrays, which change if their values do, however they were
     written. numpy, `.data` and the like do not change autograd's counters of versions.
     Values that are restored, such as after an evaluation with averaged ones, are no
     change.
     """
 
     def __init__(self, *flat: torch.Tensor) -> None:
-        self._flat = [array.view(torch.uint8) for array in flat]
+        self._flat = flat
         self.remember()
 
     def remember(self) -> None:
-        self._sums = self._sum()
+        self._hashes = self._hash()
 
     def have_changed(self) -> bool:
-        return not torch.equal(self._sums, self._sum())
+        return self._hashes != self._hash()
 
-    def _sum(self) -> torch.Tensor:
-        return torch.cat([part for flat in self._flat for part in _sums_of(flat)])
-
-
-def _sums_of(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    words = flat.numel() // 8
-    whole = words // _CHUNK * _CHUNK
-    integers = flat[: words * 8].view(torch.int64)
-    tail = flat[words * 8 :].to(torch.int64)
-    return integers[:whole].view(-1, _CHUNK).sum(1), integers[whole:], tail
+    def _hash(self) -> list[int]:
+        return [_core.checksum(array) for array in self._flat]
 
 
 GRADIENT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -174,10 +163,11 @@ class FlatMemory:
         moved = [k for k in range(len(self.parameters)) if not self._is_attached(k)]
         for k in moved:
             self._require_same_kind(k)
-        for k in moved:
-            parameter, view = self.parameters[k], self._values[k]
-            view.copy_(parameter)
-            parameter.data = _alone(view)
+        arrays = self.params, self.wide_params
+        values = [_apart(self.parameters[k], self._values[k], arrays) for k in moved]
+        for k, value in zip(moved, values, strict=True):
+            self._values[k].copy_(value)
+            self.parameters[k].data = _alone(self._values[k])
         if moved:
             logger.debug("%d parameters were moved: taken in again", len(moved))
         return bool(moved)
@@ -231,7 +221,10 @@ class FlatMemory:
         written: Sequence[torch.Tensor],
     ) -> None:
         """Copies gradients into `views`, which lie in the arrays `written`."""
-        found = [_apart(g, view, written) for g, view in zip(found, views, strict=True)]
+        found = [
+            g if g is None else _apart(g, view, written)
+            for g, view in zip(found, views, strict=True)
+        ]
         for gradient, view in zip(found, views, strict=True):
             if gradient is None:
                 view.zero_()
@@ -307,14 +300,13 @@ def _alone(view: torch.Tensor) -> torch.Tensor:
 
 
 def _apart(
-    gradient: torch.Tensor | None, view: torch.Tensor, written: Sequence[torch.Tensor]
-) -> torch.Tensor | None:
-    """Returns a copy if the gradient lies in the arrays `written` at another place than
-    `view`, because copying others would change it. Otherwise returns the gradient
-    itself.
+    tensor: torch.Tensor, view: torch.Tensor, written: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Returns a copy if the tensor lies in the arrays `written`, but is not `view`,
+    because copying others would change it. Otherwise returns the tensor itself.
     """
-    if gradient is None or _is_same_memory(gradient, view):
-        return gradient
-    at = gradient.data_ptr()
+    if _is_same_memory(tensor, view):
+        return tensor
+    at = tensor.data_ptr()
     is_inside = any(a.data_ptr() <= at < a.data_ptr() + a.nbytes for a in written)
-    return gradient.clone() if is_inside else gradient
+    return tensor.clone() if is_inside else tensor

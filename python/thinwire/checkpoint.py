@@ -150,8 +150,23 @@ def resume(
     """Loads like load(), or returns None if there is no checkpoint yet. Collective.
 
     Raises CorruptCheckpoint if there are some, but none that can be loaded. Remains of
-    a save that never returned are none.
+    a save that never returned are none. Raises InvalidArgument for a directory of
+    Engine.save_checkpoint(), which Engine.load_checkpoint() loads.
     """
+    report = _resume(path, trained, module, options)
+    if report is None:
+        from .engine._saving import refuse_tagged
+
+        agreed(trained._comm, lambda: refuse_tagged(path_of("path", path)))
+    return report
+
+
+def _resume(
+    path: Path,
+    trained: Engine | _Optimizer,
+    module: torch.nn.Module | None,
+    options: dict[str, Any],
+) -> LoadReport | None:
     _require_ours("load", trained)
 
     def checked() -> tuple[_core.LoadOptions, str]:
@@ -201,7 +216,7 @@ def resume(
         return finish_load(saved, sets_random_state=False)
     asked = numbers_of(trained.param_groups)
     trained._loaded()
-    trained._notices.run.continue_from(saved_in(saved))
+    trained._notices.run.continue_from(saved_in(saved), len(saved.own_of_ranks))
     if groups is not None:
         from_text(groups, trained.param_groups)
     report = finish_load(saved, sets_random_state=True)

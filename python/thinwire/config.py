@@ -16,6 +16,8 @@ from .errors import Error, InvalidArgument
 
 Config = _core.Config
 
+_MOST_DEEP = 32  # levels of nesting that from_json() reads
+
 Source = str | os.PathLike[str] | Mapping[str, Any] | _core.Config
 
 
@@ -41,8 +43,8 @@ def read_config(
         name, tree = "", dict(source)
         text = _to_text(tree)
     elif isinstance(source, (str, os.PathLike)):
-        name = os.fspath(source)
-        text = _read(name)
+        name = _shown(os.fsdecode(source))
+        text = _read(source)
         tree = _tree(text)
     else:
         raise TypeError(
@@ -63,7 +65,7 @@ def tree_of(source: Source) -> Mapping[str, Any]:
     """
     if isinstance(source, _core.Config):
         return {}
-    return source if isinstance(source, Mapping) else _tree(_read(os.fspath(source)))
+    return source if isinstance(source, Mapping) else _tree(_read(source))
 
 
 def named_backend(source: Any) -> str | None:
@@ -95,21 +97,26 @@ def _drop_schedule(tree: dict[str, Any]) -> bool:
     return found
 
 
-def _read(path: str) -> str:
+def _read(path: str | os.PathLike[str]) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no UTF-8, or no name of a file
         raise InvalidArgument(
-            f"config: cannot read the file '{path}': {error}"
+            f"config: cannot read the file '{_shown(os.fsdecode(path))}': {error}"
         ) from None
 
 
+def _shown(text: str) -> str:
+    """Escapes surrogates, with which a message could not reach other ranks."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _tree(text: str) -> dict[str, Any]:
-    # from_json() refuses text that is no object or no JSON.
+    # from_json() refuses text that is no object or no JSON, and what Python cannot read.
     try:
         tree = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
 
@@ -117,17 +124,20 @@ def _tree(text: str) -> dict[str, Any]:
 def _to_text(tree: Mapping[str, Any]) -> str:
     try:
         return json.dumps(tree, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         _require_finite(tree, "")
         raise InvalidArgument(f"config: its values must be JSON's: {error}") from None
 
 
-def _require_finite(value: Any, key: str) -> None:
+def _require_finite(value: Any, key: str, depth: int = 0) -> None:
+    if depth > _MOST_DEEP:  # also if a container contains itself
+        raise InvalidArgument(f"values must be nested at most {_MOST_DEEP} deep")
     if isinstance(value, Mapping):
         for name, member in value.items():
-            _require_finite(member, f"{key}.{name}" if key else str(name))
+            inner = f"{key}.{name}" if key else str(name)
+            _require_finite(member, inner, depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, member in enumerate(value):
-            _require_finite(member, f"{key}[{index}]")
+            _require_finite(member, f"{key}[{index}]", depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise InvalidArgument(f"config: {key} must be finite, got {value}")
+        raise InvalidArgument(f"config: {_shown(key)} must be finite, got {value}")

@@ -56,12 +56,22 @@ std::string json_line_of(const KeyNote& note) {
 // Names the checks that were left out.
 std::string_view not_checked(bool is_rejected, bool has_ranks) {
   if (is_rejected)
-    return "not checked: ranges and combinations of other values: correct the "
-           "rejected keys, and check again\n";
+    return "combinations of keys, and values that depend on a rejected key: "
+           "correct the rejected keys, and check again";
   if (!has_ranks)
-    return "not checked: keys that depend on the number of ranks, such as "
-           "batch sizes and zero_optimization: add --ranks N\n";
+    return "whether batch sizes and thinwire.ranks_per_host fit the number of "
+           "ranks: add --ranks N";
   return {};
+}
+
+std::string not_checked_line(std::string_view what, bool as_json) {
+  if (what.empty()) return {};
+  if (!as_json) return fmt::format("not checked: {}\n", what);
+  Json line = Json::object();
+  line.add("key", {});
+  line.add("status", Json::of(std::string_view("not checked")));
+  line.add("note", Json::of(what));
+  return compact_json(line) + '\n';
 }
 
 void check(const Front& front, const CheckFlags& flags) {
@@ -74,8 +84,8 @@ void check(const Front& front, const CheckFlags& flags) {
       std::count_if(notes.begin(), notes.end(), [](const KeyNote& note) {
         return note.kind == KeyNote::Kind::kRejected;
       });
-  if (!flags.json)
-    front.out << not_checked(rejected > 0, flags.ranks.has_value());
+  front.out << not_checked_line(
+      not_checked(rejected > 0, flags.ranks.has_value()), flags.json);
   if (rejected > 0)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{}: {} rejected", flags.file, rejected));
@@ -100,7 +110,8 @@ void add_config(CLI::App& app, const Front& front) {
       ->add_option("--ranks", flags->ranks,
                    "also check the keys that depend on the number of ranks")
       ->check(CLI::Range(1, 1'000'000));
-  command->add_flag("--json", flags->json, "one JSON object per key");
+  command->add_flag("--json", flags->json,
+                    "one JSON object per key, and one for checks left out");
   command->callback([&front, flags] { check(front, *flags); });
 }
 

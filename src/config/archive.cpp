@@ -64,11 +64,19 @@ bool Reader::is_text(std::string_view name, std::string_view text) const {
   return has(name) && text_of(name) == text;
 }
 
-void Reader::reject(std::string_view name, std::string_view range) const {
+std::string Reader::refusal(std::string_view name,
+                            std::string_view range) const {
   const Json* value = object_ == nullptr ? nullptr : object_->find(name);
-  thinwire::reject(
-      fmt::format("{} must be {}, got {}", path_of(name), range,
-                  value == nullptr ? "nothing" : brief_json(*value)));
+  return fmt::format("{} must be {}, got {}", path_of(name), range,
+                     value == nullptr ? "nothing" : brief_json(*value));
+}
+
+void Reader::reject(std::string_view name, std::string_view range) const {
+  thinwire::reject(refusal(name, range));
+}
+
+void Reader::exclude(std::string_view name, std::string_view range) const {
+  throw Conflict(ErrorCode::kInvalidArgument, refusal(name, range));
 }
 
 void Reader::field(std::string_view name, bool& value) const {
@@ -81,10 +89,11 @@ void Reader::field(std::string_view name, bool& value) const {
 }
 
 std::optional<double> Reader::number(std::string_view name, const Json& value,
-                                     const Limits& limits) const {
+                                     const Limits& limits, bool of_pair) const {
   if (value.is(Json::Kind::kNumber) && limits.allow(value.number))
     return value.number;
-  if (!lenient_) reject(name, "a " + limits.text());
+  if (!lenient_)
+    reject(name, (of_pair ? "an array of two " : "a ") + limits.text(of_pair));
   return std::nullopt;
 }
 
@@ -156,8 +165,8 @@ void Reader::pair(std::string_view name, double& first, double& second,
   const Json& json = *object_->find(name);
   if (!json.is(Json::Kind::kArray) || json.elements.size() != 2)
     reject(name, "an array of two " + limits.text(true));
-  first = number(name, json.elements[0], limits).value_or(first);
-  second = number(name, json.elements[1], limits).value_or(second);
+  first = number(name, json.elements[0], limits, true).value_or(first);
+  second = number(name, json.elements[1], limits, true).value_or(second);
 }
 
 std::string Reader::text_of(std::string_view name) const {

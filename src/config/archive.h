@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/json.h"
+#include "thinwire/core/error.h"
 
 /// Reader and Writer have the same members, so that one function per section
 /// says which key is which field, for both ways (fields.h).
@@ -44,6 +45,12 @@ using Choices = std::span<const std::pair<std::string_view, E>>;
 /// The text with letters of ASCII in lower case.
 [[nodiscard]] std::string lower(std::string_view text);
 
+/// A value is refused because of another key's value.
+class Conflict : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Sets fields from an object's members and leaves those alone that it has not.
 /// Throws Error(kInvalidArgument) with the path for other types and values out
 /// of range.
@@ -60,8 +67,11 @@ class Reader {
   /// From here on field() leaves its value as it is where it would reject what
   /// the file says: it has no effect.
   void be_lenient() noexcept { lenient_ = true; }
-  /// "PATH must be RANGE, got VALUE".
+  /// Throws Error("PATH must be RANGE, got VALUE").
   [[noreturn]] void reject(std::string_view name, std::string_view range) const;
+  /// Throws the same text as a Conflict.
+  [[noreturn]] void exclude(std::string_view name,
+                            std::string_view range) const;
 
   void field(std::string_view name, bool& value) const;
   void field(std::string_view name, double& value, const Limits& limits) const;
@@ -110,12 +120,15 @@ class Reader {
 
  private:
   [[nodiscard]] std::string path_of(std::string_view name) const;
+  [[nodiscard]] std::string refusal(std::string_view name,
+                                    std::string_view range) const;
   /// The text of a member, in lower case; empty if it is none.
   [[nodiscard]] std::string text_of(std::string_view name) const;
   /// A number within the limits, or nothing where it is to be left alone.
   [[nodiscard]] std::optional<double> number(std::string_view name,
                                              const Json& value,
-                                             const Limits& limits) const;
+                                             const Limits& limits,
+                                             bool of_pair = false) const;
 
   const Json* object_;
   std::string path_;

@@ -106,11 +106,12 @@ SectionType type_in(const Json& file, std::string_view section,
                     const NamedType (&types)[N]) {
   const Json* object = file.find(section);
   const Json* type = object == nullptr ? nullptr : object->find("type");
-  if (type == nullptr || !type->is(Json::Kind::kText) || is_auto(type))
+  if (type == nullptr || type->is(Json::Kind::kNull) || is_auto(type))
     return {};
+  const bool is_text = type->is(Json::Kind::kText);
   std::vector<std::string_view> names;
   for (const auto& [known, index] : types) {
-    if (lower(known) == lower(type->text)) return {known, ""};
+    if (is_text && lower(known) == lower(type->text)) return {known, ""};
     names.push_back(known);
   }
   return {"", fmt::format("{}.type must be one of {}, got {}", section,
@@ -272,8 +273,8 @@ std::int64_t steps_of(std::string_view name,
                       std::optional<std::int64_t> steps) {
   if (!steps)
     reject(
-        fmt::format("scheduler.params.{0} must be a number, or \"auto\" where "
-                    "the program knows it (AutoValues::{0}), got \"auto\"",
+        fmt::format("scheduler.params.{} must be a number, got \"auto\", and "
+                    "the program gave no value for it",
                     name));
   return *steps;
 }
@@ -351,11 +352,15 @@ Json check_keys(const Json& file, const AutoValues& autos,
 
 void note_unused(std::vector<KeyNote>& notes, std::string_view path,
                  std::string_view why) {
+  const auto is_switch = [&](const KeyNote& note) {
+    return note.path.starts_with(path) &&
+           (note.path.ends_with(".enabled") || note.path.ends_with(".stage"));
+  };
+  const auto found = std::ranges::find_if(notes, is_switch);
+  if (found != notes.end() && found->kind == KeyNote::Kind::kRejected) return;
   for (KeyNote& note : notes) {
-    const bool is_switch =
-        note.path.ends_with(".enabled") || note.path.ends_with(".stage");
-    if (is_switch || !note.path.starts_with(path) ||
-        note.kind == KeyNote::Kind::kIgnored)
+    if (is_switch(note) || !note.path.starts_with(path) ||
+        note.kind != KeyNote::Kind::kSupported)
       continue;
     note.kind = KeyNote::Kind::kIgnored;
     note.note = why;

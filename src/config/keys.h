@@ -53,7 +53,7 @@ inline constexpr std::string_view kDisabled = "disabled";
                               bool notes_rejected = false);
 
 /// Turns supported keys whose path begins with `path` into ignored ones, except
-/// those that switch a section on.
+/// those that switch a section on. Does nothing if such a switch is rejected.
 void note_unused(std::vector<KeyNote>& notes, std::string_view path,
                  std::string_view why);
 

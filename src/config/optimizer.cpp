@@ -16,7 +16,7 @@ bool is_lean(const Reader& own) {
   bool lean = false;
   own.field("lean", lean);
   if (!lean && own.has("denominator_bits"))
-    own.reject("denominator_bits", "left out unless thinwire.lean is true");
+    own.exclude("denominator_bits", "left out unless thinwire.lean is true");
   return lean;
 }
 
@@ -25,7 +25,7 @@ void read_decay(const Reader& optimizer, const Reader& params,
   params.field("adam_w_mode", options.decoupled_decay);
   // "AdamW" and an absent type are not Adam.
   if (!optimizer.is_text("type", "adam") && !options.decoupled_decay)
-    params.reject("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
+    params.exclude("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
 
 void read_freeze(const Reader& params, const Reader& own, Semantics semantics,
@@ -33,7 +33,7 @@ void read_freeze(const Reader& params, const Reader& own, Semantics semantics,
   bool is_automatic = false;
   own.field("auto_freeze", is_automatic);
   if (is_automatic && params.has("freeze_step"))
-    params.reject("freeze_step", "left out if thinwire.auto_freeze is true");
+    params.exclude("freeze_step", "left out if thinwire.auto_freeze is true");
   params.field("freeze_step", freeze.step,
                semantics == Semantics::kDeepSpeed ? kNotNegative : kAtLeastOne);
   if (is_automatic) freeze.step = optim::kAutoFreeze;

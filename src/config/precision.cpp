@@ -34,7 +34,7 @@ void read_scale(Reader fp16, const Reader& own, bool is_reference,
   scale.initial_scale = std::ldexp(1.0, static_cast<int>(power));
   if (own.has("initial_loss_scale") &&
       (!scale.dynamic || fp16.has("initial_scale_power")))
-    own.reject("initial_loss_scale",
+    own.exclude("initial_loss_scale",
                "left out if fp16.initial_scale_power or a static "
                "fp16.loss_scale is given");
   own.field("initial_loss_scale", scale.initial_scale, kPositive);
@@ -66,7 +66,7 @@ void read_data_types(const Reader& file, Config& config) {
   DType parameters = config.precision.dtype;
   section.choice("param_dtype", parameters, Choices<DType>(kDtypes));
   if (parameters != config.precision.dtype)
-    section.reject("param_dtype", "what fp16.enabled and bf16.enabled say");
+    section.exclude("param_dtype", "what fp16.enabled and bf16.enabled say");
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ void read_precision(const Reader& file, Config& config,
   fp16.field("enabled", is_fp16);
   bf16.field("enabled", is_bf16);
   if (is_fp16 && is_bf16)
-    bf16.reject("enabled", "false if fp16.enabled is true");
+    bf16.exclude("enabled", "false if fp16.enabled is true");
   if (is_fp16) precision.dtype = DType::kFloat16;
   if (is_bf16) precision.dtype = DType::kBFloat16;
 

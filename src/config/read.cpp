@@ -43,13 +43,17 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
   if (value != nullptr && !value->is(Json::Kind::kObject))
     file.reject("zero_optimization", "an object, true or false");
   const Reader section = file.section("zero_optimization");
+  const Json* stage = value == nullptr ? nullptr : value->find("stage");
+  if (stage != nullptr && stage->is(Json::Kind::kNumber) && stage->number == 3)
+    section.reject("stage",
+                   "an integer in [0, 2] (Thinwire has no ZeRO stage 3)");
   zero_fields(section, zero);
   section.field("allgather_bucket_size", zero.allgather_bucket_size,
                 kNotNegative);
   bool cpu_offload = false;
   section.field("cpu_offload", cpu_offload);
   if (section.has("cpu_offload") && section.has("offload_optimizer"))
-    section.reject("cpu_offload", "left out if offload_optimizer is given");
+    section.exclude("cpu_offload", "left out if offload_optimizer is given");
   if (cpu_offload) zero.offload_optimizer = OffloadDevice::kCpu;
   const Reader offload = section.section("offload_optimizer");
   offload.choice("device", zero.offload_optimizer,
@@ -63,7 +67,7 @@ void read_overlap(const Reader& file, const Reader& own, Config& config) {
   section.field("overlap_comm", overlap);
   if (config.zero.stage == 0) return;
   if (own.has("overlap") && overlap != config.comm.overlap)
-    section.reject("overlap_comm", "what thinwire.overlap says");
+    section.exclude("overlap_comm", "what thinwire.overlap says");
   config.comm.overlap = overlap;
 }
 
@@ -87,8 +91,9 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
-// Notes that offload changes nothing, where it is not refused.
-void note_offload(std::vector<KeyNote>& notes, const Config& config) {
+// Notes keys without effect because of other keys, none of which is rejected.
+void note_without_effect(std::vector<KeyNote>& notes, const Config& config) {
+  note_divisions(notes, config);
   if (config.zero.offload_optimizer == OffloadDevice::kNone ||
       config.semantics == Semantics::kDeepSpeed)
     return;
@@ -115,9 +120,8 @@ void log_notes(const std::vector<KeyNote>& notes) {
       log(LogLevel::kInfo, "configuration: " + describe(note));
 }
 
-// Reads what check_keys() has kept of a file.
-Config read(const Json& tree, const std::vector<std::string>& taken,
-            std::vector<KeyNote>& notes) {
+// Reads what check_keys() has kept of a file, without check_without_ranks().
+Config read(const Json& tree, std::vector<KeyNote>& notes) {
   const Reader file(&tree, "");
   Config config;
   read_general(file, config);
@@ -131,15 +135,8 @@ Config read(const Json& tree, const std::vector<std::string>& taken,
   read_schedule(file, config);
   read_zero(tree, file, config.zero);
   read_overlap(file, own, config);
-  note_divisions(notes, config);
-  note_offload(notes, config);
   if (config.zero.stage == 0)
     note_unused(notes, "zero_optimization.", "at stage 0 there is no ZeRO");
-  for (const std::string& name : taken)
-    if (const Json* object = tree.find(name))
-      config.other_objects[name] = write_json(*object);
-  check_without_ranks(config);
-  note_absent(tree, notes);
   return config;
 }
 
@@ -158,16 +155,70 @@ std::string key_in(const std::string& error,
   return is_known_key(key) ? key : "";
 }
 
-// Turns the note of the key that an error is about into a rejection.
-void note_rejected(std::vector<KeyNote>& notes, const std::string& error) {
-  const std::string key = key_in(error, notes);
+bool has_rejected(const std::vector<KeyNote>& notes) {
+  return std::ranges::find(notes, KeyNote::Kind::kRejected, &KeyNote::kind) !=
+         notes.end();
+}
+
+// Turns the note of the key that an error is about into a rejection, unless it
+// is one.
+void note_rejected(std::vector<KeyNote>& notes, const std::string& key,
+                   const std::string& error) {
   const auto found = std::ranges::find(notes, key, &KeyNote::path);
   if (key.empty() || found == notes.end()) {
     notes.push_back({key, KeyNote::Kind::kRejected, error});
-    return;
+  } else if (found->kind != KeyNote::Kind::kRejected) {
+    found->kind = KeyNote::Kind::kRejected;
+    found->note = error;
   }
-  found->kind = KeyNote::Kind::kRejected;
-  found->note = error;
+}
+
+// Removes a key. If it is missing and its section is not, removes the section
+// at the top level.
+bool remove(Json& tree, const std::string& key) {
+  const std::string section = key.substr(0, key.find('.'));
+  Json* object = &tree;
+  std::string rest = key;
+  while (true) {
+    const std::size_t dot = rest.find('.');
+    const auto found = std::ranges::find(object->members, rest.substr(0, dot),
+                                         &Json::Member::first);
+    if (found == object->members.end()) break;
+    if (dot == std::string::npos) {
+      object->members.erase(found);
+      return true;
+    }
+    object = &found->second;
+    rest.erase(0, dot + 1);
+  }
+  return std::erase_if(tree.members, [&](const Json::Member& member) {
+           return member.first == section;
+         }) > 0;
+}
+
+// Reads a tree. Notes and removes each key whose value is rejected, and reads
+// the rest again. A conflict with a key that may be removed proves nothing.
+Config read_rest(Json& tree, std::vector<KeyNote>& notes) {
+  while (true) {
+    std::string key;
+    try {
+      return read(tree, notes);
+    } catch (const Conflict& error) {
+      key = key_in(error.what(), notes);
+      if (!has_rejected(notes)) note_rejected(notes, key, error.what());
+    } catch (const Error& error) {
+      key = key_in(error.what(), notes);
+      note_rejected(notes, key, error.what());
+    }
+    if (!remove(tree, key)) return {};
+  }
+}
+
+// Checks the combinations of values, on any number of ranks if `ranks` is not
+// given.
+void validate(Config config, std::optional<int> ranks) {
+  if (!ranks) config.train_batch_size.reset();
+  config.validate(ranks.value_or(std::max(1, config.comm.ranks_per_host)));
 }
 
 // Returns body(text of the file), whose errors then name the file.
@@ -204,7 +255,13 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
                             kMostBytes, text.size()));
   std::vector<KeyNote> met;
   const Json tree = check_keys(parse_json(text), autos, taken, met);
-  Config config = read(tree, taken, met);
+  Config config = read(tree, met);
+  for (const std::string& name : taken)
+    if (const Json* object = tree.find(name))
+      config.other_objects[name] = write_json(*object);
+  check_without_ranks(config);
+  note_without_effect(met, config);
+  note_absent(tree, met);
   if (notes != nullptr)
     notes->insert(notes->end(), met.begin(), met.end());
   else
@@ -228,12 +285,15 @@ std::vector<KeyNote> check_file(const std::string& path,
       .total_num_steps = 1000, .warmup_num_steps = 1, .learning_rate = 1e-3};
   return with_file(path, [&](const std::string& text) {
     std::vector<KeyNote> notes;
-    const Json tree = check_keys(parse_json(text), kAutos, taken, notes, true);
+    Json tree = check_keys(parse_json(text), kAutos, taken, notes, true);
+    note_absent(tree, notes);
+    const Config config = read_rest(tree, notes);
+    if (has_rejected(notes)) return notes;
+    note_without_effect(notes, config);
     try {
-      const Config config = read(tree, taken, notes);
-      if (ranks) config.validate(*ranks);
+      validate(config, ranks);
     } catch (const Error& error) {
-      note_rejected(notes, error.what());
+      note_rejected(notes, key_in(error.what(), notes), error.what());
     }
     return notes;
   });

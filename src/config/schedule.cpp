@@ -33,7 +33,7 @@ void read_schedule(const Reader& file, Config& config) {
   }
   if (file.section("thinwire").has("schedule"))
     file.section("thinwire")
-        .reject("schedule", "left out if scheduler is given");
+        .exclude("schedule", "left out if scheduler is given");
   std::size_t index = 0;
   section.choice("type", index, Choices<std::size_t>(kSchedulerTypes));
   using Shape = decltype(config.schedule.shape);

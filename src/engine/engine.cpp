@@ -169,9 +169,10 @@ zero::WholeValues& Engine::whole_values() noexcept { return *impl_->whole; }
 
 checkpoint::Saver& Engine::saver() noexcept { return impl_->saver; }
 
-void Engine::read_masters() {
+void Engine::read_masters(bool only_written) {
   impl_->require_between_windows("read_masters");
   impl_->marks.forget();
+  if (only_written) return read_written(impl_->made, impl_->params);
   impl_->optimizer().set_masters(impl_->params);
 }
 

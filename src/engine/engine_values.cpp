@@ -31,6 +31,47 @@ void Engine::Impl::set_parameter(const Parameter& p,
   optimizer().set_masters(all.view());
 }
 
+namespace {
+
+// Replaces `values`, widened `params`, by those masters of which `params` are
+// the rounding.
+void keep_masters(ConstView params, std::span<const float> masters,
+                  std::span<float> values) {
+  if (params.dtype() == DType::kFloat32) return;
+  const std::size_t narrow = params.first_size();  // fp32 ones may follow
+  Buffer rounded(narrow, params.dtype());
+  std::vector<float> widened(narrow);
+  kernels::convert(masters.first(narrow), rounded.view());
+  kernels::convert(rounded.view(), widened);
+  for (std::size_t i = 0; i < narrow; ++i)
+    if (widened[i] == values[i]) values[i] = masters[i];
+}
+
+}  // namespace
+
+void read_written(const OptimizerStack& stack, ConstView params) {
+  optim::Optimizer& optimizer = *stack.optimizer;
+  if (stack.lean != nullptr &&
+      optimizer.progress().phase != optim::Phase::kExact)
+    return;
+  Buffer all(params.size(), DType::kFloat32);
+  kernels::convert(params, all.view());
+  const std::span<float> values = all.view().as<float>();
+  const optim::State state = optimizer.state();
+  for (const optim::StateArray& array : state.arrays) {
+    if (!array.is_parameters || array.dtype != DType::kFloat32) continue;
+    std::size_t at = 0;
+    for (const Range& range : array.ranges) {
+      std::vector<float> masters(range.size);
+      array.read({at, range.size}, masters);
+      at += range.size;
+      keep_masters(params.subview(range.offset, range.size), masters,
+                   values.subspan(range.offset, range.size));
+    }
+  }
+  optimizer.set_masters(all.view());
+}
+
 EngineValues::EngineValues(Engine::Impl& engine)
     : WholeValues(engine.layout, *engine.window, /*takes_arrays=*/false),
       engine_(engine) {}

@@ -37,8 +37,13 @@ void keep(std::deque<FallbackWatch::StepSeconds>& steps,
 }
 
 std::string times(const FallbackWatch::Verdict& verdict, const char* how) {
-  return fmt::format("{:.3g} ms {}, against {:.3g} ms with exact averages",
-                     verdict.compressed * 1e3, how, verdict.exact * 1e3);
+  return fmt::format(
+      "{:.3g} ms {}, against {:.3g} ms with exact averages{}",
+      verdict.compressed * 1e3, how, verdict.exact * 1e3,
+      verdict.compressed < verdict.exact
+          ? fmt::format(", and a gain below {:.0f} % does not count",
+                        (1 - FallbackWatch::kPaysBelow) * 100)
+          : "");
 }
 
 }  // namespace
@@ -80,7 +85,8 @@ bool FallbackWatch::ends_exact_stage(comm::Communicator& comm,
                     holds ? fmt::format("fallback = hold: step {} is not the "
                                         "last exact one",
                                         request.step)
-                          : "fallback = hold would put them off"));
+                          : "\"thinwire\": {\"fallback\": \"hold\"} in the "
+                            "configuration would postpone them"));
   return !holds;
 }
 

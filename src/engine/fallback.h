@@ -18,6 +18,8 @@ namespace thinwire::engine {
 /// it. The caller passes the times; this class reads no clock.
 class FallbackWatch {
  public:
+  /// Compressed steps pay if they take less than this share of the time.
+  static constexpr double kPaysBelow = 0.98;
   /// Times of one step: since the end of the previous step, and the part of it
   /// in step() and in waits of backward.
   struct StepSeconds {
@@ -28,9 +30,9 @@ class FallbackWatch {
   struct Verdict {
     double exact = 0;
     double compressed = 0;
-    /// Returns whether compressed steps take at most 0.98 of the time.
+    /// Returns whether compressed steps take less than kPaysBelow of the time.
     [[nodiscard]] bool pays() const noexcept {
-      return compressed < 0.98 * exact;
+      return compressed < kPaysBelow * exact;
     }
   };
   /// Number of last steps over which medians are formed. There is no verdict on

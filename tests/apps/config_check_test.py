@@ -50,19 +50,23 @@ class ConfigCheck(unittest.TestCase):
     def test_what_was_not_checked_is_said(self):
         said = self.check(GOOD).stdout.splitlines()
         self.assertRegex(
-            said[3], "^not checked: keys that depend on the number of ranks"
+            said[3], "^not checked: whether batch sizes and thinwire.ranks_per_host"
         )
         self.assertEqual(len(said), 4)
-        # gradient_clipping is out of range, which is looked at later.
-        bad = '{"train_batchsize": 8, "gradient_clipping": -1.0}'
-        said = self.check(bad, "--ranks", "2", code=1).stdout.splitlines()
-        self.assertRegex(
-            said[-1], "^not checked: ranges and combinations of other values"
-        )
+        said = self.check(BAD, "--ranks", "2", code=1).stdout.splitlines()
+        self.assertRegex(said[-1], "^not checked: combinations of keys, and values")
+        line = self.check(GOOD, "--json").stdout.splitlines()[-1]
+        self.assertEqual(json.loads(line)["status"], "not checked")
+        self.assertIsNone(json.loads(line)["key"])
+
+    def test_what_no_number_of_ranks_can_run_is_rejected(self):
+        zero = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+        bad = json.dumps({**json.loads(GOOD), **zero})
+        self.assertIn("stage) must be 0", self.check(bad, code=1).stdout)
 
     def test_objects_for_programs(self):
         lines = self.check(BAD, "--json", code=1).stdout.splitlines()
-        first, second, _ = map(json.loads, lines)
+        first, second, *_ = map(json.loads, lines)
         said = {"key": "steps_per_print", "status": "supported", "value": 10}
         self.assertEqual(first, {**said, "note": ""})
         self.assertEqual(second["status"], "rejected")

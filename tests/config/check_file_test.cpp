@@ -64,15 +64,47 @@ TEST(CheckFile, ContinuesAfterRejectedKeys) {
   const auto notes = checked(R"({
     "optimizer": {"type": "Adam", "params": {"freeze_step": 7, "lr": 0.5}},
     "zero_optimization": {"stage": 3, "contiguous_gradients": 3},
-    "train_batchsize": 8, "steps_per_print": 10})");
+    "train_batchsize": 8, "steps_per_print": 10, "gradient_clipping": -1})");
+  expect_rejected(notes, "gradient_clipping", "got -1");
   expect_rejected(notes, "optimizer.params.freeze_step",
                   "is of OneBitAdam, OneBitLamb, not of Adam");
   expect_rejected(notes, "train_batchsize", "did you mean 'train_batch_size'?");
   expect_rejected(notes, "zero_optimization.contiguous_gradients",
                   "must be true or false");
-  expect_rejected(notes, "zero_optimization.stage", "");
+  expect_rejected(notes, "zero_optimization.stage", "no ZeRO stage 3");
   EXPECT_EQ(note_of(notes, "optimizer.params.lr").kind, Kind::kSupported);
   EXPECT_EQ(note_of(notes, "steps_per_print").kind, Kind::kSupported);
+}
+
+TEST(CheckFile, RejectsNothingBecauseARejectedKeyIsLeftOut) {
+  const auto notes = checked(R"({
+    "thinwire": {"semantics": "deepspeed", "auto_freeze": true, "threads": -1},
+    "optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 7}},
+    "zero_optimization": {"stage": 7, "overlap_comm": true},
+    "scheduler": {"type": "Cosine", "params": {"warmup_num_steps": 2}},
+    "bf16": {"enabled": 3, "bf16_optimizer_states": true},
+    "data_types": {"param_dtype": "bf16"}})");
+  std::vector<std::string> rejected;
+  for (const KeyNote& note : notes)
+    if (note.kind == Kind::kRejected) rejected.push_back(note.path);
+  EXPECT_EQ(rejected, (std::vector<std::string>{
+                          "thinwire.threads", "zero_optimization.stage",
+                          "scheduler.type", "bf16.enabled"}));
+  for (const char* path :
+       {"zero_optimization.overlap_comm", "bf16.bf16_optimizer_states"})
+    EXPECT_EQ(note_of(notes, path).kind, Kind::kSupported) << path;
+}
+
+TEST(CheckFile, ContinuesAfterAKeyThatIsMissing) {
+  const auto notes = checked(R"({"zero_optimization": {"stage": -1},
+    "scheduler": {"type": "OneCycle", "params": {"cycle_momentum": false}}})");
+  expect_rejected(notes, "scheduler.params.cycle_min_lr", "must be given");
+  expect_rejected(notes, "zero_optimization.stage", "got -1");
+}
+
+TEST(CheckFile, ADisabledSectionHidesNoUnknownKey) {
+  expect_rejected(checked(R"({"fp16": {"loss_scales": 1}})"),
+                  "fp16.loss_scales", "unknown key");
 }
 
 TEST(CheckFile, RejectsATypeOnceAndNotTheKeysOfOtherTypes) {
@@ -82,6 +114,12 @@ TEST(CheckFile, RejectsATypeOnceAndNotTheKeysOfOtherTypes) {
   expect_rejected(notes, "scheduler.type", "must be one of WarmupLR, ");
   EXPECT_EQ(note_of(notes, "optimizer.params.freeze_step").kind,
             Kind::kSupported);
+  for (const char* type : {"1.5", "[]"})
+    test::expect_invalid({"optimizer.type must be one of Adam, ", type}, [&] {
+      static_cast<void>(Config::from_json(
+          R"({"optimizer": {"params": {"freeze_step": 7}, "type": )" +
+          std::string(type) + "}}"));
+    });
 }
 
 TEST(CheckFile, RejectsByTheFilesNameWhatAFieldOfConfigRefuses) {
@@ -114,6 +152,15 @@ TEST(CheckFile, ChecksWhatDependsOnRanksIfThatIsAsked) {
   constexpr std::string_view kOdd = R"({"train_batch_size": 3})";
   EXPECT_EQ(note_of(checked(kOdd), "train_batch_size").kind, Kind::kSupported);
   expect_rejected(checked(kOdd, 2), "train_batch_size", "3");
+  constexpr std::string_view kHosts =
+      R"({"thinwire": {"ranks_per_host": 4}, "train_batch_size": 3})";
+  EXPECT_EQ(note_of(checked(kHosts), "thinwire.ranks_per_host").kind,
+            Kind::kSupported);
+  for (const auto ranks : {std::optional<int>(), std::optional(2)})
+    expect_rejected(checked(R"({"optimizer": {"type": "OneBitAdam"},
+        "fp16": {"enabled": true}, "zero_optimization": {"stage": 1}})",
+                            ranks),
+                    "zero_optimization.stage", "0 with onebit_adam");
 }
 
 TEST(CheckFile, ThrowsForWhatIsNoConfiguration) {

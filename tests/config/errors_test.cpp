@@ -97,7 +97,7 @@ const Refusal kRefusals[] = {
     {R"({"fp16": {"enabled": true, "loss_scale": 1e-300}})",
      {"initial_scale", "[2^-126, 2^127]", "1e-300"}},
     {R"({"optimizer": {"params": {"betas": [0.9, 1]}}})",
-     {"optimizer.params.betas", "[0, 1)", "[0.9, 1]"}},
+     {"optimizer.params.betas", "two numbers in [0, 1)", "[0.9, 1]"}},
     {R"({"optimizer": {"params": {"betas": [0.9]}}})",
      {"optimizer.params.betas", "two numbers"}},
     {R"({"optimizer": {"params": {"eps": 0}}})",

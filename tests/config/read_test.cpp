@@ -99,7 +99,7 @@ TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
                 .zero.offload_optimizer,
             OffloadDevice::kCpu);
   expect_rejected(R"({"zero_optimization": {"stage": 3}})",
-                  {"zero_optimization.stage", "[0, 2]", "3"});
+                  {"zero_optimization.stage", "[0, 2]", "no ZeRO stage 3", "got 3"});
 }
 
 TEST(ConfigFile, NotesThatOffloadChangesNothing) {

@@ -131,12 +131,20 @@ TEST(Fallback, WarnsWhereCompressedStepsWouldNotPayAndOnlyThere) {
   const struct {
     double exchange;
     bool warns;
-  } cases[] = {{0.1, false}, {0.4799, false}, {0.4801, true}, {0.6, true}};
+    bool gains;
+  } cases[] = {{0.1, false, true},
+               {0.4799, false, true},
+               {0.4801, true, true},
+               {0.6, true, false}};
   for (const auto& c : cases) {
     const KeptLog logged;
     EXPECT_TRUE(ends(Fallback::kWarn, c.exchange));
     EXPECT_EQ(logged.lines().size(), c.warns ? 1u : 0u) << c.exchange;
     EXPECT_EQ(logged.count("will not pay here"), logged.lines().size());
+    EXPECT_EQ(logged.count("a gain below 2 % does not count"),
+              c.warns && c.gains ? 1u : 0u);
+    EXPECT_EQ(logged.count(R"("thinwire": {"fallback": "hold"})"),
+              logged.lines().size());
   }
 }
 

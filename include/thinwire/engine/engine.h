@@ -178,7 +178,9 @@ class Engine {
   /// set them to the same values on all ranks. Local, at the beginning of a
   /// window. Throws Error(kFailedPrecondition) inside a window and in an
   /// evaluation.
-  void read_masters();
+  /// With `only_written`, works like engine::read_written(), which keeps
+  /// masters of parameters that were not written.
+  void read_masters(bool only_written = false);
   /// Returns the sharded optimizer, which reads and sets whole values. Throws
   /// Error(kFailedPrecondition) without ZeRO.
   [[nodiscard]] zero::ShardedOptimizer& zero();

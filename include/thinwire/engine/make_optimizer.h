@@ -39,4 +39,10 @@ struct OptimizerStack {
                                             View params, ConstView initial,
                                             const optim::MakeRule& rule = {});
 
+/// Calls Optimizer::set_masters() after the program has written some of the
+/// parameters: a master that rounds to its 16-bit parameter keeps its value.
+/// Local. Does nothing in compressed steps of lean 1-bit Adam. There a
+/// parameter keeps its 16 low bits, at most half a unit in its last place.
+void read_written(const OptimizerStack& stack, ConstView params);
+
 }  // namespace thinwire::engine

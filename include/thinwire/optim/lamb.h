@@ -87,11 +87,6 @@ class Lamb final : public UpdateRule {
               const std::vector<Range>& elements) const override;
   [[nodiscard]] Adoption adopt(StateDict& state) override;
 
-  /// Returns the ratios of the last step, in the order of parameters.
-  [[nodiscard]] const std::vector<TrustRatio>& trust_ratios() const noexcept {
-    return ratios_;
-  }
-
  private:
   Adam adam_;                        // moments, groups and learning rates
   std::vector<TrustLimits> limits_;  // per group

@@ -9,17 +9,27 @@
 #include <utility>
 #include <vector>
 
+#include "core/require.h"
 #include "support/arrays.h"
 
 namespace thinwire::python {
 namespace {
 
+template <class T>
+T value_of(nb::handle value, const std::string& name, const char* range) {
+  T result{};
+  if (!nb::try_cast(value, result))
+    require(false, name, range, nb::repr(value).c_str());
+  return result;
+}
+
 void put(StateDict& state, const std::string& key, nb::handle value,
          const std::string& name) {
   if (nb::isinstance<nb::str>(value))
-    state.put_text(key, nb::cast<std::string>(value));
+    state.put_text(key, value_of<std::string>(value, name, "text of UTF-8"));
   else if (nb::isinstance<nb::int_>(value))
-    state.put_integer(key, nb::cast<std::int64_t>(value));
+    state.put_integer(key,
+                      value_of<std::int64_t>(value, name, "in [-2^63, 2^63)"));
   else if (nb::isinstance<nb::float_>(value))
     state.put_real(key, nb::cast<double>(value));
   else if (is_array(value))
@@ -52,7 +62,8 @@ StateDict to_state(nb::handle mapping, const char* name) {
   const auto items = nb::steal<nb::object>(PyMapping_Items(mapping.ptr()));
   if (!items.is_valid()) nb::raise_python_error();
   for (const nb::handle item : items) {
-    const auto key = nb::cast<std::string>(item[0]);
+    const auto key = value_of<std::string>(
+        item[0], std::string(name) + ": a name", "text of UTF-8");
     put(state, key, item[1], std::string(name) + "['" + key + "']");
   }
   return state;

@@ -273,6 +273,7 @@ def test_attachments_that_differ_are_a_warning(tmp_path: Path, caplog: Any) -> N
         ('[{"weight_decay": NaN}]', "'weight_decay' must be finite and >= 0, got nan"),
         ('[{"weight_decay": -1}]', "'weight_decay' must be finite and >= 0, got -1"),
         ('[{"weight_decay": "x"}]', "'weight_decay': must be a number, got 'x'"),
+        ('[{"weight_decay": 1e39}]', "'weight_decay' must be .* in fp32, got 1e"),
         ('[{"params": 3}]', "'params' must be absent, got 3"),
         ("{", "param_groups cannot be used"),
         ("[5]", "param_groups cannot be used"),

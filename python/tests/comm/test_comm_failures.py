@@ -234,6 +234,24 @@ def test_ranks_of_mpi4py_that_do_not_fit_together() -> None:
     assert "timed out waiting for rank 1" in one["silent"][0]
 
 
+def hang_in_step() -> None:
+    _, training = start(SHORT)
+    if int(os.environ["OMPI_COMM_WORLD_RANK"]) == 1:
+        time.sleep(SECONDS)
+    training.steps(1)
+
+
+def test_a_rank_of_mpi4py_that_hangs_does_not_keep_the_program_from_ending() -> None:
+    ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
+    env = {"THINWIRE_COMM": "mpi4py", "THINWIRE_TIMEOUT": f"{SHORT}s"}
+    got = ranks.call(
+        2, __file__, "hang_in_step", launcher="mpirun", env=env, seconds=SECONDS
+    )
+    assert not got[0].timed_out and got[0].returncode != 0, ranks.describe(got)
+    text = "".join(rank.stderr for rank in got)
+    assert "timed out waiting for rank 1" in text and "MPI_Abort ends all" in text
+
+
 def wait_for_nobody() -> list[Any]:
     begin = time.monotonic()
     try:

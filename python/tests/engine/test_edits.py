@@ -35,6 +35,7 @@ pytestmark = pytest.mark.quick
 # Between local steps writing is refused, and some early steps are long.
 FOLLOWED = RUNS.keys() - {"zero_one_adam", "onebit_lamb_bf16", "onebit_adam_deepspeed"}
 HALF = 0.5
+KINDS = ("AdamW", "OnebitAdam", "LeanOnebitAdam", "ZeroOneAdam", "OuterAdamW")
 
 
 def in_place(net: torch.nn.Module) -> None:
@@ -79,6 +80,45 @@ def test_what_is_written_between_steps_counts(comm: Any, name: str, write: Any) 
     train(engine, range(2, 3))
     assert engine.report.applied
     assert distance(engine.module) < 0.1  # a step from there
+
+
+@pytest.mark.parametrize("name", ["zero_2_bf16", "zero_1_fp16"])
+@by_ranks(2)
+def test_values_that_change_places_count(comm: Any, name: str) -> None:
+    engine = make(comm, config_of(**RUNS[name]))
+    weight = engine.module.first.weight.view(-1).detach()
+    weight.copy_(torch.arange(float(weight.numel())))
+    train(engine, range(1))
+    want = torch.cat([weight[4:8], weight[:4], weight[8:]])
+    weight.copy_(want)
+    train(engine, range(1, 2))
+    assert (weight - want).abs().max() < 2
+
+
+@pytest.mark.parametrize("kind", ["engine", "zero", *KINDS[:3]])
+@by_ranks(2)
+def test_writing_leaves_other_masters_as_they_are(comm: Any, kind: str) -> None:
+    """Steps that are smaller than a unit of bf16 add up in them."""
+    a, b = (torch.nn.Parameter(torch.ones(33, dtype=torch.bfloat16)) for _ in "ab")
+    if kind in KINDS:
+        optimizer: Any = cases.make(kind, [a, b], comm, lr=1e-4)
+    else:
+        net = torch.nn.ParameterList([a, b])
+        stage = {"stage": 2 if kind == "zero" else 0}
+        settings = {"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}}
+        settings |= {"bf16": {"enabled": True}, "zero_optimization": stage}
+        optimizer = make(comm, settings, model=net)
+    for step in range(60):
+        loss = (a.float() + b.float()).sum()
+        if kind in KINDS:
+            loss.backward()
+        else:
+            optimizer.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            b[0] = step
+    assert bool((a < 1).all()) and bool((b[1:] < 1).all())
 
 
 @pytest.mark.parametrize("name", ["zero_2_bf16", "zero_1_fp16"])
@@ -151,7 +191,6 @@ STOPS = {
     "LeanOnebitAdam": (2, 6),
     "OuterAdamW": (6, 7),
 }
-KINDS = ("AdamW", "OnebitAdam", "LeanOnebitAdam", "ZeroOneAdam", "OuterAdamW")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CASES = [*itertools.product(KINDS, DTYPES)]
 CASES.remove(("LeanOnebitAdam", torch.float16))  # refused

@@ -223,7 +223,29 @@ def test_without_latest_nothing_is_loaded(tmp_path: Path, caplog: Any) -> None:
         assert engine.load_checkpoint(tmp_path, "a")[0] is not None
 
     run_local_ranks(2, run)
-    assert "has no file 'latest'" in caplog.text
+    assert "has no file 'latest'. If it has a checkpoint, pass its tag" in caplog.text
+
+
+@by_ranks(2)
+def test_a_directory_of_tags_is_not_taken_for_an_empty_one(
+    comm: Any, tmp_path: Path
+) -> None:
+    engine = trained(comm, 1)
+    assert thinwire.resume(tmp_path, engine) is None
+    engine.save_checkpoint(tmp_path, "a")
+    optimizer = thinwire.AdamW(Net().named_parameters(), process_group=comm)
+    for trainee in (engine, optimizer):
+        for call in (thinwire.resume, thinwire.load):
+            with pytest.raises(thinwire.InvalidArgument) as caught:
+                call(tmp_path, trainee)
+            text = str(caught.value)
+            assert f"{tmp_path} was written by save_checkpoint()" in text
+            assert f"engine.load_checkpoint('{tmp_path}')" in text
+            assert f"'{tmp_path / 'a'}'" in text
+    optimizer.close()
+    assert thinwire.resume(tmp_path / "a", engine) is not None
+    thinwire.save(tmp_path, engine)
+    assert thinwire.resume(tmp_path, engine) is not None
 
 
 def test_a_tag_that_is_used_again_has_the_newest(tmp_path: Path) -> None:

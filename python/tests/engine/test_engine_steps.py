@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from engines import (
     BF16,
     DTYPES,
     FP16,
+    Net,
+    alone,
     by_optimizer,
     config_of,
     flat,
@@ -124,6 +127,23 @@ def test_overflow_on_one_rank_skips_on_all(comm: Any) -> None:
         engine.step()
         assert engine.was_step_applied() == (step != 1)
     assert engine.get_lr() == [0.01 / 4]
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step() -> None:
+    class Interrupts(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return super().step(closure)
+
+    net = Net()
+    optimizer = Interrupts(net.parameters(), lr=0.1)
+    config = {"train_micro_batch_size_per_gpu": 4}
+    engine = alone(config, model=net, optimizer=optimizer)
+    for step in range(2):
+        engine.backward(loss_of(engine, 0, step))
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        assert engine.global_steps == step + 1 and engine.was_step_applied()
 
 
 @by_ranks(2)

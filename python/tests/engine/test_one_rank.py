@@ -144,7 +144,7 @@ def scale_by_nan(optimizer: Any) -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "lr": (set_in_group("lr", math.nan), "lr must be finite and >= 0, got nan"),
+    "lr": (set_in_group("lr", math.nan), "'lr'.* must be finite and >= 0, got nan"),
     "lr of text": (set_in_group("lr", "x"), "must be a number, got 'x'"),
     "weight_decay": (set_in_group("weight_decay", -1.0), "must be finite and >= 0"),
     "betas": (set_in_group("betas", (0.1, 0.1)), "betas.* cannot change"),

@@ -130,6 +130,43 @@ def test_the_freeze_is_announced_once_per_run_with_bytes(
 
 
 @pytest.mark.quick
+def test_savings_follow_the_number_of_ranks(tmp_path: Path) -> None:
+    """An exact step of W ranks sends (W - 1) / W of the same number of bytes."""
+
+    def body(comm: Any, steps: range) -> tuple[int, int]:
+        net = cases.model()
+        optimizer = cases.make("OnebitAdam", net.named_parameters(), comm)
+        thinwire.resume(tmp_path, optimizer)
+        before, sent = optimizer.totals, optimizer.totals.bytes_sent
+        cases.train(net, optimizer, steps, comm.rank)
+        thinwire.save(tmp_path, optimizer, durable=False)
+        sent = optimizer.totals.bytes_sent - before.bytes_sent
+        saved = optimizer.totals.bytes_saved - before.bytes_saved
+        return sent, sent + saved
+
+    def run_on(ranks: int, *steps: int) -> tuple[int, int]:
+        return run_local_ranks(ranks, lambda comm: body(comm, range(*steps)))[0]
+
+    exact = run_on(2, 4)[0] // 4  # freeze_step is 4
+    run_on(2, 4, 8)
+    assert run_on(1, 8, 12) == (0, 0)
+    assert run_on(4, 12, 14)[1] == 2 * (exact * 3 // 2)
+    assert run_on(2, 14, 16)[1] == 2 * exact
+
+
+@pytest.mark.quick
+def test_both_causes_of_equal_gradients_are_named() -> None:
+    def body(comm: Any) -> None:
+        params = one()
+        optimizer = cases.make("OnebitAdam", params, comm)
+        params[0].grad = torch.ones(33)
+        optimizer.step()
+
+    with pytest.warns(UserWarning, match="same gradients.*read the same data.*ddp"):
+        run_local_ranks(2, body)
+
+
+@pytest.mark.quick
 def test_totals_that_cannot_be_read_begin_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

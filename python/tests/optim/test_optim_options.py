@@ -192,6 +192,8 @@ WRONG_VALUES: dict[str, dict[str, Any]] = {
     "residual_dtype: must be": {"residual_dtype": torch.int8},
     "^lr must be finite.*-1": {"lr": -1.0},
     "^lr must be finite": {"lr": 10**400},
+    r"^lr must be finite and >= 0 in fp32, got 1e\+39": {"lr": 1e39},
+    "^weight_decay must be finite.*3.5e": {"weight_decay": 3.5e38},
     "betas: must be two numbers": {"betas": 0.9},
     r"^betas\[1\].*got 1": {"betas": (0.9, 1.0)},
     "^max_grad_norm.*inf": {"max_grad_norm": float("inf")},
@@ -246,7 +248,33 @@ GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "has no masks": ("AdamW", {"exp_avg_mask": torch.ones(33)}),
     "'non_freeze'.*no such option": ("ZeroOneAdam", {"non_freeze": True}),
+    **{
+        rf"param_groups\[0\]\['{key}'\] must be absent.* keyword of the constructor": (
+            "OnebitAdam",
+            {key: 3},
+        )
+        for key in (
+            "freeze_step",
+            "warmup_bits",
+            "total_steps",
+            "verify_every",
+            "outer",
+        )
+    },
 }
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, 1e39])
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_a_number_out_of_range_is_named_with_its_group(key: str, value: float) -> None:
+    groups = [{"params": one()}, {"params": one(), key: value}]
+    text = rf"^param_groups\[1\]\['{key}'\] must be finite and >= 0"
+    with pytest.raises(InvalidArgument, match=text):
+        cases.make("AdamW", groups)
+    optimizer = cases.make("AdamW", [{"params": one()}, {"params": one()}])
+    optimizer.param_groups[1][key] = value
+    with pytest.raises(InvalidArgument, match=text):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("text", GROUPS)

@@ -106,6 +106,22 @@ def test_moved_parameters_are_taken_in_again(how: str) -> None:
     assert run(True) == run(False)
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "OnebitAdam", "ZeroOneAdam"])
+def test_parameters_may_take_values_from_each_other(kind: str) -> None:
+    """Swapped, rotated and transposed, they lie in the memory that a step writes."""
+    a, b, c = (torch.nn.Parameter(torch.randn(5, 5)) for _ in range(3))
+    optimizer = cases.make(kind, [a, b, c], lr=1e-6)
+    want = [p.detach().clone() for p in (b, c, a)]
+    a.data, b.data, c.data = b.data, c.data, a.data
+    a.data = a.data.t()
+    want[0] = want[0].t()
+    for parameter in (a, b, c):
+        parameter.grad = torch.ones(5, 5)
+    optimizer.step()
+    for parameter, value in zip((a, b, c), want, strict=True):
+        torch.testing.assert_close(parameter.detach(), value, rtol=0, atol=1e-5)
+
+
 def of_another_shape(net: Any) -> None:
     net[2].bias.data = torch.zeros(2)
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import time
 from typing import Any
 
@@ -22,7 +25,8 @@ class Mpi4pyTransport(ChannelTransport):
 
     It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
     without it or without mpi4py. A rank that dies is noticed at the time limit, or by
-    mpirun.
+    mpirun. If a rank hangs, programs that end would wait for it in MPI_Finalize. They
+    wait for one more time limit instead, and then call MPI_Abort.
     """
 
     def __init__(self, comm: Any = None) -> None:
@@ -48,6 +52,10 @@ class _MpiChannel:
         self._tags = min(int(comm.Get_attr(mpi.TAG_UB)), 0x3FFFFFFF)
         self._reasons: dict[int, str] = {}
         self._kept: list[Any] = []
+        self._patience = float("inf")
+        """Seconds to wait for the other ranks at exit; finite after a rank was late."""
+        self._process = os.getpid()
+        atexit.register(self._end_together)
 
     def move(
         self, receives: Messages, sends: Messages, salt: int, seconds: float
@@ -78,6 +86,8 @@ class _MpiChannel:
                 self._abandon(
                     requests[: sum(-(-len(m) // _PART) for _, m in receives)], requests
                 )
+                if late and not told and self.given_up is None:
+                    self._patience = seconds
                 raise Broken(told or sorted(set(late)), None)
             time.sleep(_PAUSE)
 
@@ -89,6 +99,18 @@ class _MpiChannel:
         for peer in range(self._comm.Get_size()):
             if peer != self._comm.Get_rank():
                 self._kept.append(self._comm.Isend([text, self._mpi.BYTE], peer, 0))
+
+    def _end_together(self) -> None:
+        """Waits until all ranks end, as MPI_Finalize would, or ends them."""
+        if os.getpid() != self._process or self._mpi.Is_finalized():
+            return
+        end = time.monotonic() + self._patience
+        all_end = self._comm.Ibarrier()
+        while not all_end.Test():
+            if time.monotonic() > end:
+                print("thinwire: a rank hangs, so MPI_Abort ends all", file=sys.stderr)
+                self._mpi.COMM_WORLD.Abort(1)
+            time.sleep(_PAUSE)
 
     def _hear(self) -> None:
         status = self._mpi.Status()

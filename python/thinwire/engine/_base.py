@@ -114,7 +114,7 @@ class EngineBase(torch.nn.Module):
             raise FailedPrecondition(_INSIDE)
         if self._is_behind:
             raise FailedPrecondition(_BETWEEN_EXCHANGES)
-        self._native.read_masters()
+        self._native.read_masters(True)  # of what was written
         self._marks.remember()
 
     def _written(self, is_behind: bool) -> None:

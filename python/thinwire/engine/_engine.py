@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
@@ -228,7 +230,8 @@ class Engine(NotHere, Values, Saving):
         """Updates parameters and sets gradients to 0, at a boundary. Collective there.
 
         If the step is applied, it advances the scheduler (by `lr_kwargs`). `report` has
-        the results. Between boundaries it is local and does nothing.
+        the results. Between boundaries it is local and does nothing. A KeyboardInterrupt
+        comes when all of this is done.
 
         Raises FailedPrecondition without a backward since the last step, and if
         gradients or parameters were changed after it. After the latter, with
@@ -245,15 +248,16 @@ class Engine(NotHere, Values, Saving):
             self.optimizer.tell_rates(core)
         if self._backwards:
             self._take_in_edits()
-        native = core.step(self._memory.final_range())
-        if self._client is not None:
-            self._client.raise_error(self._comm)
-        if not isinstance(native, EngineReport):
-            native = EngineReport.of(native)
-        self.report = native
-        self.micro_steps += 1
-        if native.at_boundary:
-            self._at_boundary(native.applied, lr_kwargs or {})
+        with _interrupts_afterwards():
+            native = core.step(self._memory.final_range())
+            if self._client is not None:
+                self._client.raise_error(self._comm)
+            if not isinstance(native, EngineReport):
+                native = EngineReport.of(native)
+            self.report = native
+            self.micro_steps += 1
+            if native.at_boundary:
+                self._at_boundary(native.applied, lr_kwargs or {})
 
     def _at_boundary(self, applied: bool, lr_kwargs: dict[str, Any]) -> None:
         self._backwards = 0
@@ -418,6 +422,24 @@ class Engine(NotHere, Values, Saving):
         except CommFailure as lost:
             if not isinstance(error, CommFailure):
                 raise lost from error
+
+
+@contextmanager
+def _interrupts_afterwards() -> Iterator[None]:
+    """Calls Python's handler of SIGINT, if there is one, at the end of the block."""
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(handler):
+        yield
+        return
+    caught: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda *given: caught.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            handler(*caught[-1])
 
 
 def _require_model_parallel(config: _core.Config) -> None:

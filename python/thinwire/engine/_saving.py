@@ -125,7 +125,8 @@ class Saving(EngineBase):
             if not tag:
                 if self.global_rank == 0:
                     _log.logger.warning(
-                        "%s has no file 'latest': nothing was loaded; give the tag",
+                        "nothing was loaded: %s has no file 'latest'. If it has a "
+                        "checkpoint, pass its tag",
                         directory,
                     )
                 return None, None
@@ -240,7 +241,8 @@ class Saving(EngineBase):
         self._written(is_behind=may_be_behind(self._config, self._native.phase))
         if not only_weights:
             self.optimizer.loaded(self._native, found.scalars)
-            self._progress.run.continue_from(saved_in(found))
+            ranks = len(found.own_of_ranks)
+            self._progress.run.continue_from(saved_in(found), ranks)
         self.optimizer.show_rates(self._config, self._native.steps)
         _log.forward(self._comm)
         return finish_load(found, sets_random_state=not only_weights)
@@ -319,6 +321,18 @@ def read_latest(directory: str | os.PathLike[str]) -> str:
         return ""
     except UnicodeDecodeError as error:
         raise Unavailable(f"{path}: is not UTF-8: {error}") from None
+
+
+def refuse_tagged(directory: str) -> None:
+    """Raises InvalidArgument if save_checkpoint() wrote this directory. Local."""
+    if not os.path.isfile(os.path.join(directory, LATEST)):
+        return
+    tagged = os.path.join(directory, read_latest(directory))
+    raise InvalidArgument(
+        f"path: {directory} was written by save_checkpoint(), as its file '{LATEST}' "
+        f"shows, and has no complete checkpoint of thinwire.save(): call "
+        f"engine.load_checkpoint({directory!r}), or pass the path {tagged!r}"
+    )
 
 
 def names_in(root: str) -> list[str]:

@@ -115,9 +115,9 @@ def _backwards_of(state: Mapping[str, Any]) -> int:
     found = state.get("backwards")
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 2**63:
         raise CorruptCheckpoint(
-            f"the state's 'backwards' must be an integer >= 0, got {found!r}"
+            f"the state's 'backwards' must be an integer in [0, 2^63), got {found!r:.60}"
         )
     return found
 

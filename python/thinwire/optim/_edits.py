@@ -66,7 +66,7 @@ class Edits:
             if self._marks.have_changed():
                 memory = self._native.memory
                 self._require_equal(memory.values(), is_collective)
-                self._native.optimizer.read_masters(memory.handed_params)
+                self._native.optimizer.read_written(memory.handed_params)
         elif (kept := self._kept()) is not None:
             self._apply(*kept, is_collective)
         self.remember()

@@ -18,9 +18,15 @@ from ._experts import Experts
 from ._options import (
     DTYPES,
     FIELDS,
+    LeanOnebitAdamKeywords,
+    OnebitAdamKeywords,
+    OnebitLambKeywords,
     Options,
+    ZeroOneAdamKeywords,
+    names_of,
     names_of_python,
     number_of,
+    rate_of,
     set_field,
     set_keyword,
 )
@@ -34,6 +40,15 @@ WHOLE = {
     "max_grad_norm": "gradient_clipping",
     "bias_correction": "optimizer.params.bias_correction",
 }
+# Other options of the whole optimizer, which no group may have as a key.
+KEYWORDS = {
+    name
+    for keywords in (
+        *(OnebitAdamKeywords, OnebitLambKeywords),
+        *(LeanOnebitAdamKeywords, ZeroOneAdamKeywords),
+    )
+    for name in names_of(keywords)
+}.difference(FIXED_KEYS, WHOLE)
 # This key may change.
 MASK = "exp_avg_mask"
 # An exchange through Python costs more, so exchanges are fewer and larger.
@@ -102,7 +117,7 @@ def make_config(
     require_own_keys(groups, config.gradient_clipping, options.bias_correction)
     of_groups = (*FIXED_KEYS[2:], MASK)
     plain = len(groups) == 1 and not any(key in groups[0] for key in of_groups)
-    _set_numbers(options, groups[0])
+    _set_numbers(options, groups[0], None if plain else 0)
     if not plain:
         options.groups = [
             _group(group_kind(), index, group, places)
@@ -124,6 +139,11 @@ def require_own_keys(
                     f"holds for all groups; give {key}= to the optimizer, or "
                     f"{WHOLE[key]} in a configuration"
                 )
+        for key in sorted(KEYWORDS & group.keys()):
+            raise InvalidArgument(
+                f"param_groups[{index}]['{key}'] must be absent, it holds for all groups: "
+                f"'{key}' is a keyword of the constructor, or a key of the configuration"
+            )
 
 
 def make_native(
@@ -162,19 +182,22 @@ def make_native(
     return Native(made, memory, layout, config, places)
 
 
-def _set_numbers(target: Any, group: Mapping[str, Any]) -> None:
+def _set_numbers(target: Any, group: Mapping[str, Any], index: int | None) -> None:
+    """Sets a group's numbers. Its index is None if its keys are the constructor's."""
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise InvalidArgument(f"betas: must be two numbers in [0, 1), got {betas!r}")
     for name in ("lr", "eps", "weight_decay"):
-        setattr(target, FIELDS.get(name, name), number_of(name, group[name]))
+        what = name if index is None else f"param_groups[{index}]['{name}']"
+        number = (number_of if name == "eps" else rate_of)(what, group[name])
+        setattr(target, FIELDS.get(name, name), number)
     target.beta1, target.beta2 = (number_of("betas", value) for value in betas)
 
 
 def _group(
     target: Any, index: int, group: Mapping[str, Any], places: list[Place]
 ) -> Any:
-    _set_numbers(target, group)
+    _set_numbers(target, group, index)
     for key in ("non_freeze", "max_coeff", "min_coeff"):
         if key in group:
             if not hasattr(target, key):

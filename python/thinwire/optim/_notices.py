@@ -36,21 +36,35 @@ class RunTotals:
 class Run:
     """Counts what steps send, and remembers which notices were given."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
         self.announced: set[str] = set()
-        self.bytes_of_exact_step = 0
-        """Bytes of the latest exact step; 0 if there was none."""
+        self._ranks = ranks
+        self._ranks_of_exact_step = ranks
+        self._of_exact_step = 0
+        """Bytes of the latest exact step, among so many ranks; 0 if there was none."""
         self._exactly = 0
         """The same if it had averaged exactly."""
         self._sent = 0
         self._if_exact = 0
 
     def count(self, report: StepReport) -> None:
-        if report.phase == "exact" and report.applied:
-            self.bytes_of_exact_step = report.bytes_sent
+        # A single rank sends nothing; it keeps the step of more ranks for a later resume.
+        if report.phase == "exact" and report.applied and self._ranks > 1:
+            self._ranks_of_exact_step = self._ranks
+            self._of_exact_step = report.bytes_sent
             self._exactly = report.bytes_sent * (32 // (report.bits or 32))
         self._sent += report.bytes_sent
-        self._if_exact += self._exactly or report.bytes_sent
+        self._if_exact += self._among_ranks(self._exactly) or report.bytes_sent
+
+    @property
+    def bytes_of_exact_step(self) -> int:
+        """Bytes of the latest exact step among this run's ranks; 0 if there was none."""
+        return self._among_ranks(self._of_exact_step)
+
+    def _among_ranks(self, sent: int) -> int:
+        """Converts bytes of an exact step, of which W ranks send (W - 1) / W each."""
+        now, then = self._ranks, self._ranks_of_exact_step
+        return sent if now == then else sent * (now - 1) * then // (now * (then - 1))
 
     @property
     def totals(self) -> RunTotals:
@@ -60,17 +74,18 @@ class Run:
         return json.dumps(
             {
                 "announced": sorted(self.announced),
-                "bytes_of_exact_step": self.bytes_of_exact_step,
+                "ranks": self._ranks_of_exact_step,
+                "bytes_of_exact_step": self._of_exact_step,
                 "exactly": self._exactly,
                 "sent": self._sent,
                 "if_exact": self._if_exact,
             }
         )
 
-    def continue_from(self, text: str | None) -> None:
-        """Continues from the result of to_text(). Local. None, of an earlier version,
-        changes nothing. If the text cannot be read, logs it and counts anew, because no
-        step depends on it.
+    def continue_from(self, text: str | None, saved_by: int) -> None:
+        """Continues from the result of to_text(), saved by so many ranks. Local. None,
+        of an earlier version, changes nothing. If the text cannot be read, logs it and
+        counts anew, because no step depends on it.
         """
         if text is None:
             return
@@ -80,14 +95,17 @@ class Run:
             names = ("bytes_of_exact_step", "sent", "if_exact")
             numbers = [int(saved[name]) for name in names]
             exactly = int(saved.get("exactly", numbers[0]))
+            ranks = int(saved.get("ranks", saved_by))
+            if ranks < 2:  # nobody has measured a step that sends something
+                ranks, numbers[0], exactly = self._ranks, 0, 0
         except (ValueError, TypeError, KeyError, OverflowError):
             logger.warning(
                 "the saved totals of the run cannot be read: they begin anew"
             )
             return
         self.announced |= announced
-        self.bytes_of_exact_step, self._sent, self._if_exact = numbers
-        self._exactly = exactly
+        self._of_exact_step, self._sent, self._if_exact = numbers
+        self._exactly, self._ranks_of_exact_step = exactly, ranks
 
 
 def saved_in(report: Loaded) -> str | None:
@@ -114,7 +132,7 @@ class Notices:
         self._comm = comm
         self._said: set[str] = set()
         self._sync_every = 0
-        self.run = Run()
+        self.run = Run(comm.size)
 
     def at_start(self, config: _core.Config, planned: int | None) -> None:
         """Warns if the run ends before `planned`, the last exact step."""
@@ -160,9 +178,10 @@ class Notices:
         if report.gradients_equal and self._comm.rank == 0:
             self.warn(
                 "gradients",
-                "all ranks had the same gradients, so somebody averages them already "
-                "(DistributedDataParallel does): results are right, but no bytes are "
-                "saved. Call thinwire.local_gradients(ddp), or attach() of "
+                "all ranks had the same gradients. If all ranks read the same data, give "
+                "each rank its own, for example with DistributedSampler. If "
+                "DistributedDataParallel averages gradients already, results are right, but "
+                "no bytes are saved: call thinwire.local_gradients(ddp), or attach() of "
                 "thinwire.integrations",
             )
 

@@ -409,10 +409,11 @@ def number_of(name: str, value: Any) -> float:
 
 
 def rate_of(name: str, value: Any) -> float:
-    """Returns a learning rate. Raises also InvalidArgument out of range."""
+    """Returns a learning rate or decay. Raises also InvalidArgument out of range."""
     rate = number_of(name, value)
-    if not 0 <= rate < math.inf:
-        raise InvalidArgument(f"{name} must be finite and >= 0, got {rate:g}")
+    if not 0 <= rate <= torch.finfo(torch.float32).max:
+        where = " in fp32" if 0 < rate < math.inf else ""
+        raise InvalidArgument(f"{name} must be finite and >= 0{where}, got {rate:g}")
     return rate
 
 

@@ -4,31 +4,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
-from ._native import FIXED_KEYS, MASK, WHOLE, Native, is_dense, mask_of, masks_in
+from ._native import FIXED_KEYS, KEYWORDS, MASK, Native, is_dense, mask_of, masks_in
 from ._options import (
     REFUSED,
-    LeanOnebitAdamKeywords,
-    OnebitLambKeywords,
-    ZeroOneAdamKeywords,
-    names_of,
     names_of_python,
-    number_of,
+    rate_of,
 )
 
-# Options of the whole optimizer, which a key that is written into a group cannot change.
-# Groups of other libraries may have the keys of WHOLE.
-_KEYWORDS = {
-    name
-    for keywords in (OnebitLambKeywords, LeanOnebitAdamKeywords, ZeroOneAdamKeywords)
-    for name in names_of(keywords)
-}.difference(FIXED_KEYS, WHOLE)
 # Keys of a group that checkpoints have elsewhere, or that are fixed at construction.
 _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
 
@@ -40,7 +28,6 @@ class Settings:
         self._fixed = [
             {key: group[key] for key in FIXED_KEYS if key in group} for group in groups
         ]
-        self._keywords = [_KEYWORDS & group.keys() for group in groups]
         self._rates = [float(group["lr"]) for group in groups]
         self._decays = [float(group["weight_decay"]) for group in groups]
         self._masks = [_kept(group) for group in groups]
@@ -118,7 +105,7 @@ class Settings:
                     f"optimizer was made and is {_short(group.get(key))} now, but "
                     f"cannot change{_CURES.get(key, '')}"
                 )
-        for key in sorted((_KEYWORDS & group.keys()) - self._keywords[index]):
+        for key in sorted(KEYWORDS & group.keys()):
             raise FailedPrecondition(
                 f"param_groups[{index}]['{key}'] was absent when the optimizer was made "
                 f"and is {_short(group[key])} now, but cannot change: '{key}' is a "
@@ -174,16 +161,16 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 
 def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
-    """Returns a number of a group, such as its learning rate.
+    """Returns the learning rate or decay of a group.
 
-    Raises FailedPrecondition if it is missing, and TypeError if it is not a number.
+    Raises FailedPrecondition if it is missing, and the errors of rate_of().
     """
     what = f"param_groups[{index}]['{key}']"
     if key not in group:
         raise FailedPrecondition(
             f"{what} was removed after the optimizer was made: put it back"
         )
-    return number_of(what, group[key])
+    return rate_of(what, group[key])
 
 
 def to_text(groups: list[dict[str, Any]]) -> str:
@@ -229,9 +216,7 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _require_possible(saved: Mapping[str, Any]) -> None:
     for key in {"params", "param_names"} & saved.keys():
         raise ValueError(f"'{key}' must be absent, got {saved[key]!r:.60}")
-    decay = number_of("'weight_decay'", saved.get("weight_decay", 0))
-    if not 0 <= decay < math.inf:
-        raise ValueError(f"'weight_decay' must be finite and >= 0, got {decay}")
+    rate_of("'weight_decay'", saved.get("weight_decay", 0))
 
 
 def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
@@ -265,7 +250,10 @@ def same(a: Any, b: Any) -> bool:
         return a is b or torch.equal(a, b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+    try:
+        return bool(a == b)
+    except (RuntimeError, TypeError, ValueError):  # an array and a number
+        return False
 
 
 def _short(value: Any) -> str:

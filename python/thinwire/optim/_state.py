@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ._experts import KEY as EXPERTS
 from ._native import MASK
-from ._options import REFUSED, number_of
+from ._options import REFUSED, rate_of
 from ._settings import same
 from ._torch_state import of_torch, refuse_deepspeed
 
@@ -111,7 +111,8 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
         )
     elif record is not None:
         _put(optimizer, _own(optimizer, record, state, mine))
-        optimizer._notices.run.continue_from(record.get("run"))
+        saved_by = record.get("world_size", optimizer._comm.size)
+        optimizer._notices.run.continue_from(record.get("run"), saved_by)
     _take_groups(optimizer, groups)
     optimizer._notices.loaded(native.optimizer.take_notes())
     for after in optimizer._optimizer_load_state_dict_post_hooks.values():
@@ -138,10 +139,10 @@ def _saved_ids(
 
 def saved_number(what: str, value: Any) -> float:
     """Returns a rate or decay. Raises CorruptCheckpoint or TypeError."""
-    number = number_of(what, value)
-    if not 0 <= number < float("inf"):
-        raise CorruptCheckpoint(f"{what} must be finite and >= 0, got {number}")
-    return number
+    try:
+        return rate_of(what, value)
+    except InvalidArgument as error:
+        raise CorruptCheckpoint(str(error)) from None
 
 
 def _require_form(saved: Mapping[str, Any]) -> None:
@@ -199,7 +200,7 @@ def _check_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> 
         for key, value in optimizer._settings.fixed(number).items():
             if key in saved and not same(saved[key], value):
                 raise InvalidArgument(
-                    f"param_groups[{number}]['{key}'] of the state is {saved[key]!r}, "
+                    f"param_groups[{number}]['{key}'] of the state is {saved[key]!r:.60}, "
                     f"the optimizer's {value!r}: make the optimizer with the state's"
                 )
 
