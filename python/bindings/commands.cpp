@@ -23,7 +23,7 @@ namespace {
 
 nb::bytes bytes_of(const std::ostringstream& stream) {
   const std::string text = stream.str();
-  return {text.data(), text.size()};
+  return nb::bytes(text.data(), text.size());
 }
 
 // Returns the exit code, and the texts for stdout and stderr. Arguments and

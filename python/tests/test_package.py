@@ -279,3 +279,11 @@ def test_a_configuration_is_checked(tmp_path: Path) -> None:
     assert "supported  steps_per_print = 10\n" in output("config", "check", str(file))
     file.write_text('{"steps_per_print": 0}')
     assert "1 rejected" in output("config", "check", str(file), code=1)
+    named = os.fsencode(tmp_path) + b"/\xff.json"
+    with open(named, "wb") as bytes_of:
+        bytes_of.write(b'{"\xff": 1}')
+    command = [sys.executable, "-m", "thinwire", "config", "check", named]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    line = re.escape(b"python -m thinwire: " + named) + b": not JSON: .*\xff.*\n"
+    assert re.fullmatch(line, done.stderr)

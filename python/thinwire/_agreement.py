@@ -24,9 +24,7 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
         results.append(body())
     except Exception as error:  # noqa: BLE001  other ranks must not wait after any error
         refusal = error
-    texts = comm.gather_texts(
-        "" if refusal is None else f"{type(refusal).__name__}: {refusal}"
-    )
+    texts = comm.gather_texts("" if refusal is None else _text_of(refusal))
     if refusal is not None:
         raise refusal
     for rank, text in enumerate(texts):
@@ -46,5 +44,11 @@ def telling_others(comms: Iterable[_core.Communicator], call: str) -> Iterator[N
     except Exception as error:
         for comm in comms:
             if not comm.closed:
-                comm.give_up(f"{call}: {type(error).__name__}: {error}")
+                comm.give_up(f"{call}: {_text_of(error)}")
         raise
+
+
+def _text_of(error: Exception) -> str:
+    """Returns text that UTF-8 can encode."""
+    text = f"{type(error).__name__}: {error}"
+    return text.encode(errors="backslashreplace").decode()

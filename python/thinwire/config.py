@@ -43,8 +43,9 @@ def read_config(
         name, tree = "", dict(source)
         text = _to_text(tree)
     elif isinstance(source, (str, os.PathLike)):
-        name = _shown(os.fsdecode(source))
-        text = _read(source)
+        path = os.fsdecode(source)
+        name = _shown(path)
+        text = _read(path)
         tree = _tree(text)
     else:
         raise TypeError(
@@ -65,7 +66,7 @@ def tree_of(source: Source) -> Mapping[str, Any]:
     """
     if isinstance(source, _core.Config):
         return {}
-    return source if isinstance(source, Mapping) else _tree(_read(source))
+    return source if isinstance(source, Mapping) else _tree(_read(os.fsdecode(source)))
 
 
 def named_backend(source: Any) -> str | None:
@@ -97,13 +98,13 @@ def _drop_schedule(tree: dict[str, Any]) -> bool:
     return found
 
 
-def _read(path: str | os.PathLike[str]) -> str:
+def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, ValueError) as error:  # no UTF-8, or no name of a file
         raise InvalidArgument(
-            f"config: cannot read the file '{_shown(os.fsdecode(path))}': {error}"
+            f"config: cannot read the file '{_shown(path)}': {error}"
         ) from None
 
 

@@ -35,8 +35,8 @@ void read_scale(Reader fp16, const Reader& own, bool is_reference,
   if (own.has("initial_loss_scale") &&
       (!scale.dynamic || fp16.has("initial_scale_power")))
     own.exclude("initial_loss_scale",
-               "left out if fp16.initial_scale_power or a static "
-               "fp16.loss_scale is given");
+                "left out if fp16.initial_scale_power or a static "
+                "fp16.loss_scale is given");
   own.field("initial_loss_scale", scale.initial_scale, kPositive);
   if (!scale.dynamic) scale.initial_scale = fixed;
 

@@ -2,12 +2,12 @@
 #include "deepspeed/compressed_all_reduce.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <utility>
 
 #include "core/set_to_zero.h"
 #include "exchange/records/records.h"
+#include "exchange/wait_meter.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/sign_compress.h"
 
@@ -54,10 +54,12 @@ void CompressedAllReduce::all_reduce(std::span<float> values) {
   for (const Unit& unit : units_)
     encode(unit, values.data() + unit.values.offset, sent);
   show(true, 0, sent);
-  wait_for([&] { comm_.all_to_all(std::span(sent), std::span(received)); });
+  exchange::WaitMeter meter(waited_);
+  meter.waiting(
+      [&] { comm_.all_to_all(std::span(sent), std::span(received)); });
   for (const Unit& unit : units_) average(unit, received, record(own, 0, unit));
   show(false, static_cast<std::size_t>(comm_.rank()) * units_.size(), own);
-  wait_for([&] { comm_.all_gather(std::span(own), std::span(sent)); });
+  meter.waiting([&] { comm_.all_gather(std::span(own), std::span(sent)); });
   for (const Unit& unit : units_)
     decode(unit, sent, values.data() + unit.values.offset);
 }
@@ -135,15 +137,6 @@ void CompressedAllReduce::show(bool of_worker, std::size_t first_block,
       else
         observer_->server_record(first_block++, signs);
     }
-}
-
-template <class Collective>
-void CompressedAllReduce::wait_for(Collective&& collective) {
-  const auto begin = std::chrono::steady_clock::now();
-  collective();
-  waited_ +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-          .count();
 }
 
 void CompressedAllReduce::clear_errors() {

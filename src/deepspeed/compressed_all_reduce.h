@@ -64,8 +64,6 @@ class CompressedAllReduce {
   void average(const Unit& unit, Records& received, std::uint8_t* to);
   void decode(const Unit& unit, Records& results, float* x) const;
   void show(bool of_worker, std::size_t first_block, Records& records) const;
-  template <class Collective>
-  void wait_for(Collective&& collective);
 
   comm::Communicator& comm_;
   std::size_t world_;

@@ -13,6 +13,7 @@
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
 #include "exchange/bucket_schedule.h"
+#include "exchange/exact_average.h"
 #include "optim/step_pieces.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "zero/checks.h"
@@ -38,7 +39,7 @@ void Engine::Impl::make_window() {
     buckets = exchange::equal_buckets(
         layout.size(),
         exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
-                                  comm.hosts(), 32));
+                                  comm.hosts(), exchange::kExactBits));
   window = &own_window.emplace(layout, std::move(buckets), *this);
 }
 

@@ -98,8 +98,9 @@ TEST(ConfigFile, ReadsZeroAndLeavesItToValidate) {
   EXPECT_EQ(read(R"({"zero_optimization": {"cpu_offload": true}})")
                 .zero.offload_optimizer,
             OffloadDevice::kCpu);
-  expect_rejected(R"({"zero_optimization": {"stage": 3}})",
-                  {"zero_optimization.stage", "[0, 2]", "no ZeRO stage 3", "got 3"});
+  expect_rejected(
+      R"({"zero_optimization": {"stage": 3}})",
+      {"zero_optimization.stage", "[0, 2]", "no ZeRO stage 3", "got 3"});
 }
 
 TEST(ConfigFile, NotesThatOffloadChangesNothing) {

@@ -303,8 +303,10 @@ struct Config {
 /// Returns what becomes of each key of a file, in its order. A rejected key
 /// does not end it: the others are then read without that key. "auto" counts as
 /// known to the program, and `taken` is as for from_json(). If `ranks` is set,
-/// also rejects what validate() refuses on so many ranks. Throws
-/// Error(kInvalidArgument) for a file that cannot be read or is no JSON object.
+/// also rejects what validate() refuses on so many ranks, otherwise what it
+/// refuses on any number of them. Combinations are checked only if no key is
+/// rejected. Throws Error(kInvalidArgument) for a file that cannot be read or
+/// is no JSON object.
 [[nodiscard]] std::vector<KeyNote> check_file(
     const std::string& path, std::optional<int> ranks = std::nullopt,
     const std::vector<std::string>& taken = {});

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import optim_cases as cases
@@ -29,7 +30,7 @@ from engines import (
 from local_ranks import by_ranks
 from thinwire import compat, optim
 from thinwire.comm import run_local_ranks
-from thinwire.config import named_backend
+from thinwire.config import named_backend, read_config
 from thinwire.errors import FailedPrecondition, InvalidArgument, Unavailable
 
 pytestmark = pytest.mark.quick
@@ -426,7 +427,9 @@ def test_other_backends_are_refused_on_all_ranks(comm: Any) -> None:
         make(comm, config)
 
 
-def test_the_backend_of_a_configuration_is_known_before_it_is_read() -> None:
+def test_the_backend_of_a_configuration_is_known_before_it_is_read(
+    tmp_path: Path,
+) -> None:
     params = {"comm_backend_name": "mpi"}
     tree = {"optimizer": {"type": "OneBitAdam", "params": params}}
     assert named_backend(tree) == "mpi"
@@ -435,3 +438,9 @@ def test_the_backend_of_a_configuration_is_known_before_it_is_read() -> None:
     assert named_backend(config) == "mpi"
     for wrong in ({}, {"optimizer": []}, "/no/such/file", 3):
         assert named_backend(wrong) is None
+    file = tmp_path / "c.json"
+    for value, text in (("[" * 3000 + "]" * 3000, "32 deep"), ("1" * 5000, "not JSON")):
+        file.write_text(f'{{"dump_state": {value}}}')
+        assert named_backend(file) is None
+        with pytest.raises(InvalidArgument, match=f"c.json: .*{text}"):
+            read_config(file)

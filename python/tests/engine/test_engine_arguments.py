@@ -31,6 +31,10 @@ from thinwire.config import read_config
 pytestmark = pytest.mark.quick
 
 
+IN_ITSELF: dict[str, Any] = {}
+IN_ITSELF["a"] = [IN_ITSELF]
+
+
 class Wrapped(torch.nn.parallel.DistributedDataParallel):
     def __init__(self, module: torch.nn.Module) -> None:
         torch.nn.Module.__init__(self)
@@ -102,6 +106,10 @@ def test_a_buffer_that_one_rank_has_is_refused_on_all(comm: Any) -> None:
         ({"mpu": object()}, "mpu: must have get_data_parallel_group"),
         ({"config": None}, "config: must be a path"),
         ({"config": config_of(gradient_clipping=-1.0)}, "gradient_clipping"),
+        ({"config": IN_ITSELF}, "^(rank 1 .*)?values must be nested at most 32 deep"),
+        ({"config": {"train_batch_size": 10**5000}}, "its values must be JSON's"),
+        ({"config": "no\0name"}, "cannot read the file"),
+        ({"config": "no name \udcff"}, "cannot read the file"),
         ({"lr_scheduler": lambda optimizer: 1 / 0}, "division by zero"),
         ({"lr_scheduler": "StepLR"}, "lr_scheduler: must have step.., .* got str"),
         (

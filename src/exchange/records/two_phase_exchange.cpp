@@ -2,10 +2,10 @@
 #include "exchange/records/two_phase_exchange.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "comm/wait_ignoring_errors.h"
+#include "exchange/wait_meter.h"
 
 namespace thinwire::exchange {
 
@@ -192,11 +192,7 @@ Work TwoPhaseExchange::queue_inside(const Bucket& bucket) {
 }
 
 void TwoPhaseExchange::wait(const Work& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work.wait();
-  waited_ +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-          .count();
+  WaitMeter(waited_).wait_for(std::span(&work, 1));
 }
 
 }  // namespace thinwire::exchange

@@ -136,12 +136,6 @@ void MomentumExchange::set_active(exchange::ActiveMask active) {
 
 namespace {
 
-void add(ConstView values, float* to) {
-  std::vector<float> floats(values.size());
-  kernels::convert(values, std::span(floats));
-  for (std::size_t i = 0; i < floats.size(); ++i) to[i] += floats[i];
-}
-
 // The blocks that a rank serves depend on the buckets and on who shares a host,
 // even where their number of elements does not.
 std::int64_t residual_layout(const LowBitModel& model,
@@ -276,7 +270,9 @@ void MomentumExchange::inherit(RankResiduals&& of_gradients,
       const std::size_t size = block.residual.size;
       exchange::Residual error(side->view(), {at, size});
       inherit_block(b, error.floats(), of_gradients.clip, heavy);
-      if (adds) add(own.subview(at, size), error.floats());
+      if (adds)
+        kernels::accumulate(std::span(error.floats(), size),
+                            own.subview(at, size));
       error.store();
       at += size;
     }
