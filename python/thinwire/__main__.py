@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from . import Error, __version__, _core
 
@@ -123,8 +124,7 @@ def _run_shared(arguments: list[str]) -> int:
             not_ready,
             _copies_gbps,
         )
-    sys.stderr.buffer.write(err)
-    sys.stderr.flush()
+    _write(sys.stderr, err)
     _print(out)
     return code
 
@@ -140,11 +140,20 @@ def _copies_gbps() -> float:
     return copies_gbps()
 
 
+def _write(stream: TextIO, text: bytes) -> None:
+    """Writes bytes as they are, or as text to a stream without a buffer."""
+    stream.flush()
+    if hasattr(stream, "buffer"):
+        stream.buffer.write(text)
+    else:
+        stream.write(text.decode(errors="backslashreplace"))
+    stream.flush()
+
+
 def _print(text: bytes) -> None:
     """Writes to stdout. If that fails, ends the program with 1 and a line on stderr."""
     try:
-        sys.stdout.buffer.write(text)
-        sys.stdout.flush()
+        _write(sys.stdout, text)
     except OSError as error:
         # Otherwise the rest of the buffer would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -217,7 +217,18 @@ Config read_rest(Json& tree, std::vector<KeyNote>& notes) {
 // Checks the combinations of values, on any number of ranks if `ranks` is not
 // given.
 void validate(Config config, std::optional<int> ranks) {
-  if (!ranks) config.train_batch_size.reset();
+  if (!ranks && config.train_batch_size) {
+    const std::int64_t micro =
+        config.train_micro_batch_size_per_gpu.value_or(1);
+    const std::int64_t steps = config.gradient_accumulation_steps.value_or(1);
+    const std::int64_t batch = *config.train_batch_size;
+    require(
+        batch % micro == 0 && batch / micro % steps == 0, "train_batch_size",
+        fmt::format("a multiple of {} samples per backward and {} backwards",
+                    micro, steps),
+        batch);
+    config.train_batch_size.reset();
+  }
   config.validate(ranks.value_or(std::max(1, config.comm.ranks_per_host)));
 }
 

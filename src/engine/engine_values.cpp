@@ -54,6 +54,8 @@ void read_written(const OptimizerStack& stack, ConstView params) {
   if (stack.lean != nullptr &&
       optimizer.progress().phase != optim::Phase::kExact)
     return;
+  if (!params.is_joined() && params.dtype() == DType::kFloat32)
+    return optimizer.set_masters(params);
   Buffer all(params.size(), DType::kFloat32);
   kernels::convert(params, all.view());
   const std::span<float> values = all.view().as<float>();

@@ -63,6 +63,8 @@ class ConfigCheck(unittest.TestCase):
         zero = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}
         bad = json.dumps({**json.loads(GOOD), **zero})
         self.assertIn("stage) must be 0", self.check(bad, code=1).stdout)
+        sizes = '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 3}'
+        self.assertIn("a multiple of 3 samples", self.check(sizes, code=1).stdout)
 
     def test_objects_for_programs(self):
         lines = self.check(BAD, "--json", code=1).stdout.splitlines()

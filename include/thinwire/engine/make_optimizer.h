@@ -41,8 +41,10 @@ struct OptimizerStack {
 
 /// Calls Optimizer::set_masters() after the program has written some of the
 /// parameters: a master that rounds to its 16-bit parameter keeps its value.
-/// Local. Does nothing in compressed steps of lean 1-bit Adam. There a
-/// parameter keeps its 16 low bits, at most half a unit in its last place.
+/// Local. With deepspeed semantics, and with low-bit parameters of ZeRO, all
+/// masters become their parameters. Does nothing in compressed steps of lean
+/// 1-bit Adam. There a parameter keeps its 16 low bits, at most half a unit in
+/// its last place.
 void read_written(const OptimizerStack& stack, ConstView params);
 
 }  // namespace thinwire::engine

@@ -234,22 +234,34 @@ def test_ranks_of_mpi4py_that_do_not_fit_together() -> None:
     assert "timed out waiting for rank 1" in one["silent"][0]
 
 
-def hang_in_step() -> None:
-    _, training = start(SHORT)
-    if int(os.environ["OMPI_COMM_WORLD_RANK"]) == 1:
+def hang_or_raise(what: str) -> None:
+    group, training = start(SHORT if what == "hang" else LONG)
+    if group.rank == 1 and what == "hang":
         time.sleep(SECONDS)
+    if group.rank == 1:
+        raise ValueError("data loader broke")
     training.steps(1)
 
 
-def test_a_rank_of_mpi4py_that_hangs_does_not_keep_the_program_from_ending() -> None:
+@pytest.mark.parametrize(
+    "what,told",
+    [
+        ("hang", ["timed out waiting for rank 1", "MPI_Abort ends all"]),
+        ("raise", ["rank 1 gave up: ValueError: data loader broke"]),
+    ],
+)
+def test_programs_of_mpi4py_end_whatever_one_rank_does(
+    what: str, told: list[str]
+) -> None:
     ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
-    env = {"THINWIRE_COMM": "mpi4py", "THINWIRE_TIMEOUT": f"{SHORT}s"}
+    env = {"THINWIRE_COMM": "mpi4py"}
+    function = ("hang_or_raise", what)
     got = ranks.call(
-        2, __file__, "hang_in_step", launcher="mpirun", env=env, seconds=SECONDS
+        2, __file__, *function, launcher="mpirun", env=env, seconds=SECONDS
     )
     assert not got[0].timed_out and got[0].returncode != 0, ranks.describe(got)
     text = "".join(rank.stderr for rank in got)
-    assert "timed out waiting for rank 1" in text and "MPI_Abort ends all" in text
+    assert all(part in text for part in told), text
 
 
 def wait_for_nobody() -> list[Any]:

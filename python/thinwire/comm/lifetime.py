@@ -10,14 +10,21 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .. import _core
 
 _open: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
+_ends: list[Callable[[], None]] = []
 _SECONDS_FOR_GLOO = 0.05
 T = TypeVar("T")
+
+
+def call_after_close(end: Callable[[], None]) -> None:
+    """Calls end() when the program ends, after all communicators are closed."""
+    _ends.append(end)
 
 
 def close_at_exit(communicator: _core.Communicator) -> _core.Communicator:
@@ -48,6 +55,8 @@ def _close_all() -> None:
     # the GIL. torch 2.13 aborts, or hangs, if one of them does so while the interpreter
     # ends.
     time.sleep(_SECONDS_FOR_GLOO)
+    for end in reversed(_ends):
+        end()
 
 
 def keep_in_children(group: T) -> T:
@@ -58,6 +67,7 @@ def keep_in_children(group: T) -> T:
 
 def _leave_to_the_parent() -> None:
     _open.clear()
+    _ends.clear()
     for group in _groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 import time
 from typing import Any
 
 from ..errors import Unavailable
+from .lifetime import call_after_close
 from .transport import Broken, ChannelTransport, Messages
 
 _PART = 1 << 30
@@ -52,14 +51,16 @@ class _MpiChannel:
         self._tags = min(int(comm.Get_attr(mpi.TAG_UB)), 0x3FFFFFFF)
         self._reasons: dict[int, str] = {}
         self._kept: list[Any] = []
+        self._longest = 0.0
+        """Seconds of the longest time limit so far."""
         self._patience = float("inf")
         """Seconds to wait for the other ranks at exit; finite after a rank was late."""
-        self._process = os.getpid()
-        atexit.register(self._end_together)
+        call_after_close(self._end_together)
 
     def move(
         self, receives: Messages, sends: Messages, salt: int, seconds: float
     ) -> None:
+        self._longest = max(self._longest, seconds)
         end = time.monotonic() + seconds
         peers: list[int] = []
         requests: list[Any] = []
@@ -87,7 +88,7 @@ class _MpiChannel:
                     requests[: sum(-(-len(m) // _PART) for _, m in receives)], requests
                 )
                 if late and not told and self.given_up is None:
-                    self._patience = seconds
+                    self._patience = self._longest
                 raise Broken(told or sorted(set(late)), None)
             time.sleep(_PAUSE)
 
@@ -102,13 +103,14 @@ class _MpiChannel:
 
     def _end_together(self) -> None:
         """Waits until all ranks end, as MPI_Finalize would, or ends them."""
-        if os.getpid() != self._process or self._mpi.Is_finalized():
+        if self._mpi.Is_finalized():
             return
         end = time.monotonic() + self._patience
         all_end = self._comm.Ibarrier()
         while not all_end.Test():
             if time.monotonic() > end:
                 print("thinwire: a rank hangs, so MPI_Abort ends all", file=sys.stderr)
+                sys.stdout.flush()
                 self._mpi.COMM_WORLD.Abort(1)
             time.sleep(_PAUSE)
 

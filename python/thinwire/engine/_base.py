@@ -67,7 +67,7 @@ class EngineBase(torch.nn.Module):
     _batch: tuple[int, int, int]
     _memory: EngineMemory
     _marks: Marks | None
-    """Sums of the parameters that a step would overwrite from other memory; None if it
+    """Hashes of the parameters that a step would overwrite from other memory; None if it
     does not.
     """
     _is_behind: bool

@@ -433,11 +433,13 @@ def _interrupts_afterwards() -> Iterator[None]:
         yield
         return
     caught: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda *given: caught.append(given))
+    note = lambda *given: caught.append(given)
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, handler)
         if caught:
             handler(*caught[-1])
 

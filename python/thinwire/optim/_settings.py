@@ -18,7 +18,7 @@ from ._options import (
 )
 
 # Keys of a group that checkpoints have elsewhere, or that are fixed at construction.
-_NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED}
+_NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED, *KEYWORDS}
 
 
 class Settings:

@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ._experts import KEY as EXPERTS
-from ._native import MASK
+from ._native import KEYWORDS, MASK
 from ._options import REFUSED, rate_of
 from ._settings import same
 from ._torch_state import of_torch, refuse_deepspeed
@@ -212,7 +212,7 @@ def _take_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> N
     ):
         fixed = optimizer._settings.fixed(number)
         for key, value in saved.items():
-            if key not in ("params", MASK, *REFUSED) and key not in fixed:
+            if key not in {"params", MASK, *REFUSED, *KEYWORDS, *fixed}:
                 group[key] = value
     optimizer._settings.told(
         [native.learning_rate(g) for g in range(len(optimizer.param_groups))]
