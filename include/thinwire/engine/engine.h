@@ -144,8 +144,8 @@ class Engine {
   /// begins the window anew. If some have been sent already, tells the other
   /// ranks that this rank gives up, and why, and throws Error(kCommFailure).
   void cancel_backward(std::string_view reason = "its backward has failed");
-  /// Returns whether step() takes effect after the last backward of this window
-  /// or, if there was none yet, after the first one.
+  /// Returns whether step() would take effect now, after the most recent
+  /// backward. Before a window's first backward, says this of that backward.
   [[nodiscard]] bool is_boundary() const noexcept;
   /// Sets what is_boundary() returns until the next call. With std::nullopt,
   /// gradient_accumulation_steps decides. Call it before begin_backward().

@@ -32,13 +32,14 @@ using MakeInner =
 /// is the ratio |g| / rms |g_i|, measured in the warm-up. A zero::ZeroOptimizer
 /// makes the exchange and the update of a sync. Its shards define the owners.
 ///
-/// In a flat exchange, local steps after the first send nothing. With fp16 each
-/// makes one agreement. In a hierarchical exchange a host is one worker: its
-/// ranks average their gradients exactly in every local step, so i counts
-/// hosts. With ExchangeOptions::skip_nonfinite, a rank whose gradient is not
-/// finite takes its local step with a gradient of 0. The next sync reports that
-/// rank as StepReport::nonfinite_rank. In local steps grad_norm and clip_factor
-/// of a report are this worker's own.
+/// In a flat exchange local steps send nothing, except that the first one
+/// compares the ranks' parameters. With fp16 each makes one agreement. In a
+/// hierarchical exchange a host is one worker: its ranks average their
+/// gradients exactly in every local step, so i counts hosts. With
+/// ExchangeOptions::skip_nonfinite, a rank whose gradient is not finite takes
+/// its local step with a gradient of 0. The next sync reports that rank as
+/// StepReport::nonfinite_rank. In local steps grad_norm and clip_factor of a
+/// report are this worker's own.
 ///
 /// Source: Douillard et al., "DiLoCo", arXiv:2311.08105. Departures (error
 /// feedback in both directions, a sharded outer optimizer, an exact common
@@ -86,9 +87,9 @@ class OuterLoop final : public optim::Optimizer {
   [[nodiscard]] optim::FreezeStage* freeze() override;
   void set_masters(ConstView params) override;
   /// Returns the inner optimizer's state, whose values are this rank's own
-  /// after the warm-up. Names of what the outer loop adds begin with "outer.".
-  /// After the warm-up there is also the anchor, as the array origin [n], and
-  /// during local steps outer.local_params [n], this rank's parameters.
+  /// after the warm-up. After the warm-up it adds the anchor, as the array
+  /// origin [n]. All other names that it adds begin with "outer.", such as
+  /// outer.local_params [n], this rank's parameters during local steps.
   [[nodiscard]] optim::State state() const override;
   /// Also accepts a state of the inner optimizer alone. Adam and LAMB accept a
   /// state of an OuterLoop.

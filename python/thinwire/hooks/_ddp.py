@@ -157,7 +157,7 @@ class Hook(ScaledHook):
         worker: per name, one residual of each rank, with the ranks as first dimension;
           of each host in a hierarchical exchange.
           With `mean`, the first dimension is 1 and has the mean, so the state does not
-          grow with the number of ranks. The sum over ranks stays the same.
+          grow with the number of ranks. The mean over ranks stays the same.
         server: per name, the servers' residual.
         backwards: how many backwards there were, which exact_steps counts.
 
