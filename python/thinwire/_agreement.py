@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from . import _core
+from .comm.lifetime import reason_of
 from .errors import InvalidArgument
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
         results.append(body())
     except Exception as error:  # noqa: BLE001  other ranks must not wait after any error
         refusal = error
-    texts = comm.gather_texts("" if refusal is None else _text_of(refusal))
+    texts = comm.gather_texts("" if refusal is None else reason_of(refusal))
     if refusal is not None:
         raise refusal
     for rank, text in enumerate(texts):
@@ -44,11 +45,5 @@ def telling_others(comms: Iterable[_core.Communicator], call: str) -> Iterator[N
     except Exception as error:
         for comm in comms:
             if not comm.closed:
-                comm.give_up(f"{call}: {_text_of(error)}")
+                comm.give_up(f"{call}: {reason_of(error)}")
         raise
-
-
-def _text_of(error: Exception) -> str:
-    """Returns text that UTF-8 can encode."""
-    text = f"{type(error).__name__}: {error}"
-    return text.encode(errors="backslashreplace").decode()

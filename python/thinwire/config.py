@@ -43,9 +43,8 @@ def read_config(
         name, tree = "", dict(source)
         text = _to_text(tree)
     elif isinstance(source, (str, os.PathLike)):
-        path = os.fsdecode(source)
-        name = _shown(path)
-        text = _read(path)
+        name = os.fsdecode(source)
+        text = _read(name)
         tree = _tree(text)
     else:
         raise TypeError(
@@ -104,13 +103,8 @@ def _read(path: str) -> str:
             return file.read()
     except (OSError, ValueError) as error:  # no UTF-8, or no name of a file
         raise InvalidArgument(
-            f"config: cannot read the file '{_shown(path)}': {error}"
+            f"config: cannot read the file '{path}': {error}"
         ) from None
-
-
-def _shown(text: str) -> str:
-    """Escapes surrogates, with which a message could not reach other ranks."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _tree(text: str) -> dict[str, Any]:
@@ -141,4 +135,4 @@ def _require_finite(value: Any, key: str, depth: int = 0) -> None:
         for index, member in enumerate(value):
             _require_finite(member, f"{key}[{index}]", depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise InvalidArgument(f"config: {_shown(key)} must be finite, got {value}")
+        raise InvalidArgument(f"config: {key} must be finite, got {value}")

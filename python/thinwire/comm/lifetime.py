@@ -34,8 +34,10 @@ def close_at_exit(communicator: _core.Communicator) -> _core.Communicator:
 
 
 def reason_of(failure: BaseException) -> str:
-    """Returns the text of a rank that gives up because of this: "ValueError: ..."."""
-    text = str(failure)
+    """Returns the text of a rank that gives up because of this: "ValueError: ...".
+    Surrogates are escaped, because texts reach other ranks as UTF-8.
+    """
+    text = str(failure).encode(errors="backslashreplace").decode()
     return type(failure).__name__ + (f": {text}" if text else "")
 
 

@@ -15,6 +15,7 @@ import torch
 
 from .. import _core
 from .._log import logger
+from ..comm.lifetime import reason_of
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ..optim._base import _Optimizer
 from ._groups import Groups
@@ -170,7 +171,7 @@ class Client:
             loaded = dict(optimizer.state), optimizer.param_groups
         except Exception as error:  # noqa: BLE001  the optimizer may raise anything
             raise CorruptCheckpoint(
-                f"{self.name} does not take the state: {type(error).__name__}: {error}"
+                f"{self.name} does not take the state: {reason_of(error)}"
             ) from None
         finally:
             optimizer.state, optimizer.param_groups = self._state, self._groups
@@ -193,7 +194,7 @@ class Client:
         """Raises the last step()'s exception here; other ranks learn of it."""
         error, self._error = self._error, None
         if error is not None:
-            comm.give_up(f"{self.name}.step(): {type(error).__name__}: {error}")
+            comm.give_up(f"{self.name}.step(): {reason_of(error)}")
             raise error
 
     def state_of(self, name: str, number: int, key: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from .. import _core, _log
 from .._agreement import agreed, telling_others
 from ..comm import communicator_for
-from ..comm.lifetime import note_daemon
+from ..comm.lifetime import note_daemon, reason_of
 from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim._edits import undoes_edits
@@ -418,7 +418,7 @@ class Engine(NotHere, Values, Saving):
         self._backwards = 0
         self._monitoring.forget()
         try:
-            self._made.cancel_backward(f"{type(error).__name__}: {error}")
+            self._made.cancel_backward(reason_of(error))
         except CommFailure as lost:
             if not isinstance(error, CommFailure):
                 raise lost from error
