@@ -76,7 +76,7 @@ constexpr KeyRule kRules[] = {
     {"data_types.param_dtype", kSupported,
      "must agree with `fp16` and `bf16`; fp32 without them"},
     {"data_types.buffer_dtype", kRejected,
-     "floating-point buffers take the parameters' type if it has 16 bits"},
+     "fp32 buffers take the parameters' type in a model that is all fp32"},
 
     {"optimizer.type", kSupported,
      "`Adam`, `AdamW`, `Lamb`, `OneBitAdam`, `OneBitLamb`, `ZeroOneAdam`, in "

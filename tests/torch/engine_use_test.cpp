@@ -237,6 +237,21 @@ TEST(TorchEngineBuffers, BecomeSixteenBitWithTheParameters) {
       });
 }
 
+TEST(TorchEngineBuffers, KeepTheirTypesIfAnyParameterIs16Bit) {
+  for (const bool is_trained : {true, false})
+    run(1, [&](comm::Communicator& comm) {
+      Normed net(0);
+      if (!is_trained) net.last->weight.set_requires_grad(false);
+      net.last->weight.set_data(net.last->weight.detach().to(at::kBFloat16));
+      if (is_trained)
+        for (at::Tensor& p : net.parameters())
+          p.set_data(p.detach().to(at::kBFloat16));
+      const Engine engine(net, comm, config_of(DType::kBFloat16));
+      EXPECT_EQ(net.linear->weight.scalar_type(), at::kBFloat16);
+      EXPECT_EQ(net.norm->running_var.scalar_type(), at::kFloat);
+    });
+}
+
 TEST(TorchEngineBuffers, ThatDifferInShapeAreRefusedOnAllRanks) {
   run(2, [](comm::Communicator& comm) {
     Normed net(0);

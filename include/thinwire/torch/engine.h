@@ -35,10 +35,11 @@ struct EngineOptions {
 ///   const auto report = engine.step();
 ///
 /// The module's trainable parameters become views of flat memory in the
-/// configuration's precision, as in ModuleMemory. If that is 16 bits, floating
-/// buffers are converted to it too. If some parameters have these 16 bits and
-/// others are float32, the latter and all buffers keep their types (not with
-/// the semantics of DeepSpeed). Frozen parameters stay as they are. Do not call
+/// configuration's precision, as in ModuleMemory. If that is 16 bits and all
+/// parameters are float32, float32 buffers are converted to it too. Otherwise
+/// buffers keep their types. If some trained parameters have these 16 bits,
+/// float32 ones stay float32 (not with the semantics of DeepSpeed). Frozen
+/// parameters stay as they are. Do not call
 /// backward() or step() after the module is destroyed. Parameters on another
 /// device stay there; flat memory on the host has copies, which this class
 /// moves. The engine zeroes the gradients. A later engine of the same module
@@ -213,7 +214,7 @@ class Engine {
                    [this](std::size_t index, const at::Tensor& tensor) {
                      take(index, tensor);
                    }) {
-    if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
+    if (config.precision.dtype != DType::kFloat32)
       buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
     memory_.send_parameters();
     if (memory_.staging() != nullptr) staged_.emplace(memory_, own());

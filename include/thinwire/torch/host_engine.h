@@ -101,7 +101,7 @@ class HostEngine {
       return StateDict();
     });
     before_.clear();
-    if (config.precision.dtype != DType::kFloat32 && memory_.num_wide() == 0)
+    if (config.precision.dtype != DType::kFloat32)
       buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
     hand_back();
     buffers_.make_equal(config_.buffers);

@@ -42,13 +42,17 @@ class ModuleBuffers {
           << buffer.sizes() << '\n';
       buffers_.push_back(buffer);
     }
+    for (const at::Tensor& parameter : module.parameters())
+      is_float32_ = is_float32_ && parameter.scalar_type() == at::kFloat;
     comm::require_same(comm, "the module's buffers", all.str());
   }
 
-  /// Converts floating buffers to `type`. Local.
+  /// Converts fp32 buffers to `type`, if all parameters were fp32 when this
+  /// object was made. Otherwise the program has chosen the types. Local.
   void convert(at::ScalarType type) {
+    if (!is_float32_) return;
     for (at::Tensor& buffer : buffers_)
-      if (buffer.is_floating_point() && buffer.scalar_type() != type)
+      if (buffer.scalar_type() == at::kFloat)
         buffer.set_data(buffer.detach().to(type));
   }
   /// Makes the buffers equal on all ranks, except with kAsTheyAre. Collective
@@ -112,6 +116,7 @@ class ModuleBuffers {
 
   comm::Communicator& comm_;
   std::vector<at::Tensor> buffers_;
+  bool is_float32_ = true;  // all parameters, trained and frozen
 };
 
 }  // namespace thinwire::torch

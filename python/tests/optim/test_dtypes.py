@@ -175,16 +175,70 @@ def test_plain_optimizers_are_saved_and_loaded(
         assert cases.bits(other) == cases.bits(model), way
 
 
+def over(base: torch.dtype, adapters: torch.dtype) -> torch.nn.Module:
+    """Returns a model that trains its last layer. Other layers are frozen."""
+    model = Net(torch.float32).requires_grad_(False)
+    model.last.to(adapters).requires_grad_(True)
+    weight = model.first.weight.detach().to(base)
+    model.first.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return model
+
+
+SEVERAL: dict[str, Any] = {
+    "frozen fp32": lambda: Net(torch.bfloat16),
+    "16 bits over fp32": lambda: over(torch.float32, torch.bfloat16),
+    "fp32 over 16 bits": lambda: over(torch.bfloat16, torch.float32),
+    "fp32 over bytes": lambda: over(torch.uint8, torch.float32),
+}
+TRAINERS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "deepspeed": zero(1) | {"thinwire": {"semantics": "deepspeed"}},
+    "client": {"optimizer": lambda given: torch.optim.SGD(given, 0.1)},
+}
+
+
+@pytest.mark.parametrize("trainer", list(TRAINERS))
+@pytest.mark.parametrize("kind", list(SEVERAL))
 @by_ranks(2)
-def test_a_model_of_fp32_alone_and_with_deepspeeds_semantics_is_converted(
-    comm: Any,
+def test_what_is_not_trained_keeps_its_dtype_in_a_model_of_several(
+    comm: Any, kind: str, trainer: str
 ) -> None:
-    semantics = {"thinwire": {"semantics": "deepspeed"}}
-    whole = engine_of(comm, torch.float16, **semantics, **zero(2))
-    assert {p.dtype for p in whole.module.parameters()} == {torch.float16}
+    model = SEVERAL[kind]()
+    before = copy.deepcopy(model.state_dict())
+    changes = copy.copy(TRAINERS[trainer])
+    client = changes.pop("optimizer", None)
+    make(comm, config_of(**BF16, **changes), model=model, optimizer=client)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    for name, value in model.state_dict().items():
+        is_same = value.dtype == before[name].dtype and torch.equal(value, before[name])
+        assert name in trained or is_same, name
+
+
+@by_ranks(2)
+def test_a_model_of_fp32_alone_is_converted_except_its_tables(
+    comm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     model = Net(torch.float32)
-    make(comm, config_of(**BF16), model=model)
+    model.register_buffer("table", torch.rand(3), persistent=False)
+    model.register_buffer("count", torch.tensor(3))
+    with caplog.at_level("INFO", "thinwire"):
+        make(comm, config_of(**BF16), model=model)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert (model.shift.dtype, model.table.dtype, model.count.dtype) == (
+        torch.bfloat16,
+        torch.float32,
+        torch.int64,
+    )
+    said = [text for text in caplog.messages if "all parameters were float32" in text]
+    assert len(said) == 1 and said[0].endswith(": 'frozen', 'shift'"), said
+
+
+@by_ranks(2)
+def test_deepspeeds_semantics_convert_all_that_is_trained(comm: Any) -> None:
+    semantics = {"thinwire": {"semantics": "deepspeed"}}
+    whole = engine_of(comm, torch.float16, **semantics, **zero(2)).module
+    trained = {p.dtype for p in whole.parameters() if p.requires_grad}
+    assert trained == {torch.float16}
 
 
 def test_what_is_refused() -> None:

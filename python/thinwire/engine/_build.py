@@ -184,6 +184,7 @@ def make_parts(
         of_leaders = _core.config_of_leaders(config, comm.size, hosts.size)
         keeps = _core.keeps_gradients(of_leaders, hosts.num_hosts)
     memory = _memory_for(hosts, tensors, layout, dtype, keeps, num_wide)
+    is_fp32 = all(p.dtype == torch.float32 for p in model.parameters())
     initial = None
     if dtype != torch.float32:  # masters are made from values before rounding
         on_host = [t.detach().to("cpu", torch.float32) for t in tensors]
@@ -214,12 +215,13 @@ def make_parts(
         warn_of_order(places)
     memory.attach_parameters()
     memory.publish()
-    if num_wide > 0:  # the program has chosen the dtypes
-        if comm.rank == 0:
-            _tell_of_wide(places)
-    elif dtype != torch.float32:
-        _convert_frozen(model, tensors, dtype)
-        buffers.convert(dtype)
+    if num_wide > 0 and comm.rank == 0:
+        _tell_of_wide(places)
+    # In a model of several dtypes the program has chosen them.
+    if dtype != torch.float32 and is_fp32:
+        names = _convert_frozen(model, tensors, dtype) + buffers.convert(dtype)
+        if names and comm.rank == 0:
+            _tell_of_converted(names, dtype)
     buffers.make_equal(config.buffers)
     return core, memory, buffers
 
@@ -261,12 +263,23 @@ def _tell_of_wide(places: list[Place]) -> None:
     )
 
 
+def _tell_of_converted(names: list[str], dtype: torch.dtype) -> None:
+    logger.info(
+        "converted to %s, because all parameters were float32: %s",
+        str(dtype).removeprefix("torch."),
+        ", ".join(f"'{name}'" for name in names),
+    )
+
+
 def _convert_frozen(
     model: torch.nn.Module, trained: list[torch.Tensor], dtype: torch.dtype
-) -> None:
-    # Frozen parameters meet 16-bit activations, so they are converted too.
+) -> list[str]:
+    """Converts frozen parameters, which meet 16-bit activations. Returns their names."""
     known = {id(tensor) for tensor in trained}
-    for parameter in model.parameters():
-        if id(parameter) not in known and parameter.is_floating_point():
+    names = []
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in known:
             parameter.grad = None
             parameter.data = parameter.detach().to(dtype)
+            names.append(name)
+    return names

@@ -41,7 +41,7 @@ class Engine(NotHere, Values, Saving):
 
     Gradients are averaged while backward computes others. The module's trainable
     parameters become views of flat memory in the configuration's precision. If that has
-    16 bits and all parameters are fp32, floating buffers and frozen parameters are
+    16 bits and all parameters are fp32, frozen parameters and persistent fp32 buffers are
     converted too. Parameters on another device stay there, and flat memory on the host
     has copies. The engine zeroes the gradients. Attributes that the engine does not have
     are those of `module`.

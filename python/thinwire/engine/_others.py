@@ -78,7 +78,7 @@ class ModuleOthers:
         yield from self._module.named_parameters(remove_duplicate=False)
         for path, owner in self._module.named_modules(remove_duplicate=False):
             for name, buffer in owner._buffers.items():
-                if buffer is not None and name not in owner._non_persistent_buffers_set:
+                if buffer is not None and _is_persistent(owner, name):
                     yield f"{path}.{name}" if path else name, buffer
 
     def _flat(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -111,7 +111,7 @@ class ModuleBuffers:
     def __init__(self, module: torch.nn.Module, comm: _core.Communicator) -> None:
         """Raises InvalidArgument on all ranks if their buffers differ. Collective."""
         self._comm = comm
-        self._buffers: list[tuple[torch.nn.Module, str]] = []
+        self._buffers: dict[str, tuple[torch.nn.Module, str]] = {}
         lines, seen = [], set()
         for path, owner in module.named_modules():
             for name, buffer in owner.named_buffers(path, recurse=False):
@@ -119,13 +119,20 @@ class ModuleBuffers:
                     continue
                 seen.add(id(buffer))
                 lines.append(f"{name} {buffer.dtype} {tuple(buffer.shape)}\n")
-                self._buffers.append((owner, name.rsplit(".", 1)[-1]))
+                self._buffers[name] = (owner, name.rsplit(".", 1)[-1])
         comm.require_same("the module's buffers", "".join(lines))
 
-    def convert(self, dtype: torch.dtype) -> None:
-        for buffer in self._tensors():
-            if buffer.is_floating_point() and buffer.dtype != dtype:
+    def convert(self, dtype: torch.dtype) -> list[str]:
+        """Converts persistent fp32 buffers, and returns their names. Local. Others are
+        tables that the program computes, such as a rotary embedding's.
+        """
+        names = []
+        for path, (owner, name) in self._buffers.items():
+            buffer = getattr(owner, name)
+            if buffer.dtype == torch.float32 and _is_persistent(owner, name):
                 buffer.data = buffer.detach().to(dtype)
+                names.append(path)
+        return names
 
     @torch.no_grad()
     def make_equal(self, how: _core.Buffers) -> None:
@@ -163,7 +170,7 @@ class ModuleBuffers:
 
     def _tensors(self) -> list[torch.Tensor]:
         # Looked up by name, because to() and assignments replace tensors.
-        found = [getattr(owner, name) for owner, name in self._buffers]
+        found = [getattr(owner, name) for owner, name in self._buffers.values()]
         return [b for b in found if isinstance(b, torch.Tensor) and _is_dense(b)]
 
     def _broadcast(self, buffers: list[torch.Tensor]) -> None:
@@ -182,6 +189,10 @@ class ModuleBuffers:
         means = everything.split([b.numel() for b in buffers])
         for buffer, mean in zip(buffers, means, strict=True):
             buffer.copy_(mean.view(buffer.shape))
+
+
+def _is_persistent(owner: torch.nn.Module, name: str) -> bool:
+    return name not in owner._non_persistent_buffers_set
 
 
 def _is_dense(buffer: torch.Tensor) -> bool:
