@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of optimizers beside the files of a trainer.
+"""Checkpoints of optimizers beside the files of a trainer, and equal parameters in them.
 
 Trainers save rank 0's states only. So every rank saves a checkpoint of Thinwire's.
+Trainers evaluate and save models without asking whether ranks differ.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,28 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
         else:
             found.append(optimizer)
     return found
+
+
+def synchronize(optimizers: Iterable[_Optimizer]) -> None:
+    """Calls synchronize() of each optimizer that is open. Collective, and without an
+    exchange unless ranks differ.
+    """
+    for optimizer in optimizers:
+        if optimizer._closer.alive:
+            optimizer.synchronize()
+
+
+def synchronizing(
+    method: Callable[..., Any], ours: Callable[[], list[_Optimizer]]
+) -> Callable[..., Any]:
+    """Returns the method of a trainer, which calls synchronize() first."""
+
+    @wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        synchronize(ours())
+        return method(*args, **options)
+
+    return call
 
 
 def folder(root: str | os.PathLike[str], number: int) -> Path:

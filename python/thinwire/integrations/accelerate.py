@@ -49,7 +49,11 @@ def attach(accelerator: Accelerator) -> None:
     optimizer does. thinwire.GradScaler scales fp16, with the settings of the existing
     scaler. `save_state(DIR)` also writes a checkpoint of every rank's state to
     DIR/thinwire. `load_state(DIR)` loads it on any number of ranks, and may be called
-    at once, because `save_state` returns when all files exist.
+    at once, because `save_state` returns when all files exist. `save_state`,
+    `save_model` and `get_state_dict` first make parameters equal on all ranks, like
+    synchronize() of the optimizer, so all ranks must call them. Evaluate inside
+    `with optimizer.evaluation():`; after `prepare()`, the optimizer is
+    `optimizer.optimizer`.
 
     Raises FailedPrecondition if the accelerator has prepared a model, or runs
     DeepSpeed, FSDP, Megatron-LM or XLA; nothing has changed then.
@@ -68,6 +72,10 @@ def attach(accelerator: Accelerator) -> None:
         )
     leave_gradients_local(accelerator)
     accelerator.clip_grad_norm_ = _refuse_to_clip
+    # save_state() and save_model() call it, too.
+    accelerator.get_state_dict = _saved.synchronizing(
+        accelerator.get_state_dict, lambda: _ours(accelerator)
+    )
     accelerator.register_save_state_pre_hook(
         lambda models, weights, root: _saved.save(_ours(accelerator), root)
     )

@@ -28,6 +28,9 @@ __all__ = ["Checkpoint", "HookStrategy", "Strategy", "strategy"]
 class Strategy(DDPStrategy):  # type: ignore[misc]
     """DDP that leaves gradients local. DDPStrategy's own `ddp_comm_hook` does so only
     on CUDA devices: elsewhere it is not registered.
+
+    Validations, tests, predictions, checkpoints and the end of training first make
+    parameters equal on all ranks, like synchronize() of the optimizers.
     """
 
     strategy_name = "thinwire"
@@ -51,6 +54,18 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
             if optimizer.max_grad_norm == 0:
                 optimizer.set_max_grad_norm(norm)
         trainer.gradient_clip_val = None
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Returns the module's state for a checkpoint. Collective."""
+        self._synchronize()
+        state: dict[str, Any] = super().lightning_module_state_dict()
+        return state
+
+    def _synchronize(self) -> None:
+        _saved.synchronize(_saved.optimizers_of(self.optimizers))
+
+    on_validation_start = on_test_start = on_predict_start = _synchronize
+    on_train_end = _synchronize
 
 
 def strategy(**options: Any) -> Strategy:

@@ -38,7 +38,9 @@ def attach(trainer: Trainer) -> None:
     `args.max_grad_norm` becomes 0, because the Trainer would clip each rank's gradient
     by its own norm. thinwire.GradScaler scales fp16. Each checkpoint of the Trainer
     gets a folder `thinwire` with every rank's state of the optimizer.
-    `train(resume_from_checkpoint=...)` loads it on any number of ranks.
+    `train(resume_from_checkpoint=...)` loads it on any number of ranks. `evaluate()`,
+    `predict()` and `save_model()`, during training as well, first make parameters equal
+    on all ranks, like synchronize() of the optimizer. So does the end of training.
 
     Raises FailedPrecondition if the Trainer has begun to train, or runs DeepSpeed or
     FSDP. Raises InvalidArgument if its optimizer is not one of Thinwire's. Nothing has
@@ -48,6 +50,7 @@ def attach(trainer: Trainer) -> None:
     leave_gradients_local(trainer.accelerator)
     _move_clipping(trainer)
     _save_every_rank(trainer)
+    _read_synchronized(trainer)
 
 
 def _check(trainer: Trainer) -> None:
@@ -94,21 +97,39 @@ def _save_every_rank(trainer: Trainer) -> None:
     save = trainer._save_optimizer_and_scheduler
     load = trainer._load_optimizer_and_scheduler
 
-    def ours() -> list[_Optimizer]:
-        return _saved.optimizers_of([trainer.optimizer])
-
     def save_all(output_dir: str) -> None:
-        with _saved.states_beside(ours()):
+        with _saved.states_beside(_ours(trainer)):
             save(output_dir)
-        _saved.save(ours(), output_dir)
+        _saved.save(_ours(trainer), output_dir)
 
     def load_all(checkpoint: str | None) -> None:
         if checkpoint is not None:
-            _saved.load_with_state_dict(ours(), checkpoint)
+            _saved.load_with_state_dict(_ours(trainer), checkpoint)
         load(checkpoint)
 
     trainer._save_optimizer_and_scheduler = save_all
     trainer._load_optimizer_and_scheduler = load_all
+
+
+def _read_synchronized(trainer: Trainer) -> None:
+    """Makes parameters equal on all ranks where the Trainer reads them."""
+    for name in ("evaluate", "predict", "save_model"):
+        method = getattr(trainer, name)
+        setattr(trainer, name, _saved.synchronizing(method, lambda: _ours(trainer)))
+    # It is the first, because other callbacks save the model at the end of training.
+    trainer.callback_handler.callbacks.insert(0, _EqualAtEnd(trainer))
+
+
+class _EqualAtEnd(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        _saved.synchronize(_ours(self._trainer))
+
+
+def _ours(trainer: Trainer) -> list[_Optimizer]:
+    return _saved.optimizers_of([trainer.optimizer])
 
 
 class DdpHook(TrainerCallback):  # type: ignore[misc]
