@@ -257,6 +257,58 @@ def lightning(out: str) -> list[Any]:
     return answers
 
 
+def clipped_by_lightning() -> list[Any]:
+    """Returns what each way to clip, or an optimizer of torch's, ends with: an error, or
+    the optimizer's norm in the second of two fits.
+    """
+    import lightning as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self, kind: Any, clips: bool) -> None:
+            super().__init__()
+            self.net, self.kind, self.clips = small(), kind, clips
+
+        def training_step(self, *_: Any) -> torch.Tensor:
+            return self.net(torch.ones(2, 64)).sum()
+
+        def configure_optimizers(self) -> Any:
+            self.optimizer = self.kind(self.parameters(), lr=1e-2)
+            return self.optimizer
+
+        def configure_gradient_clipping(
+            self, optimizer: Any, *_: Any, **__: Any
+        ) -> None:
+            if self.clips:
+                self.clip_gradients(optimizer, gradient_clip_val=0.5)
+
+    def fit(
+        algorithm: str | None, kind: Any = thinwire.AdamW, clips: bool = False
+    ) -> str:
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            strategy=thinwire.integrations.lightning.strategy(),
+            max_steps=1,
+            gradient_clip_val=None if clips else 0.5,
+            gradient_clip_algorithm=algorithm,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        loader = torch.utils.data.DataLoader(range(2))
+        trainer.fit(Module(kind, clips), loader)
+        trainer.fit(module := Module(kind, clips), loader)
+        raise RuntimeError(str(module.optimizer.max_grad_norm))
+
+    cases = [
+        ("value",),
+        (None,),
+        (None, thinwire.AdamW, True),
+        (None, torch.optim.AdamW),
+    ]
+    return [ranks.failure_of(lambda case=case: fit(*case)) for case in cases]
+
+
 def trainer(out: str) -> list[Any]:
     """Undisturbed; without the helper; 6 steps, and from their checkpoint on; with an
     optimizer that the Trainer makes; and what is refused."""
@@ -363,6 +415,7 @@ def refusals() -> list[str]:
     thinwire.integrations.accelerate.attach(attached)
     return [
         ranks.failure_of(lambda: attached.clip_grad_norm_(model.parameters(), 1.0)),
+        ranks.failure_of(lambda: attached.clip_grad_value_(model.parameters(), 1.0)),
         ranks.failure_of(lambda: thinwire.integrations.accelerate.attach(accelerator)),
         ranks.failure_of(lambda: attach(ours)),
         ranks.failure_of(lambda: attach(Trainer(model, arguments))),

@@ -130,8 +130,9 @@ def test_trainer_makes_the_optimizer(trainer_runs: list[list[Any]]) -> None:
 
 
 def test_what_does_not_fit_is_refused_by_name(trainer_runs: list[list[Any]]) -> None:
-    clipping, late, twice, own_default, torchs = trainer_runs[5][0]
-    assert clipping.startswith("FailedPrecondition: accelerator.clip_grad_norm_: it")
+    by_norm, by_value, late, twice, own_default, torchs = trainer_runs[5][0]
+    assert by_norm.startswith("FailedPrecondition: accelerator.clip_grad_norm_: it")
+    assert by_value.startswith("FailedPrecondition: accelerator.clip_grad_value_: it")
     assert late.startswith("FailedPrecondition: accelerator: it has prepared a model")
     assert twice.startswith("FailedPrecondition: trainer: its model is wrapped already")
     assert "must be one of Thinwire's, got its own default" in own_default
@@ -145,6 +146,18 @@ def test_lightning(tmp_path: Path) -> None:
     assert_forgotten(forgotten, "integrations")
     assert_helped(resumed, steps=6)
     assert resumed[0]["params"] == helped[0]["params"]
+
+
+def test_lightning_clips_the_average_or_not_at_all() -> None:
+    ((by_value,), (by_norm,), (by_hand,), (torchs,)) = runs("clipped_by_lightning", n=1)
+    assert by_value.startswith(
+        'InvalidArgument: gradient_clip_algorithm: must be "norm"'
+    )
+    assert by_norm == "RuntimeError: 0.5"
+    assert by_hand.startswith("FailedPrecondition: clip_gradients: it would clip each")
+    assert torchs.startswith(
+        "InvalidArgument: configure_optimizers: each optimizer must"
+    )
 
 
 def result(hook: Any, module: Any) -> dict[str, Any]:

@@ -6,12 +6,14 @@
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-The optimizer's `max_grad_norm` clips gradients. `accelerator.clip_grad_norm_` is
-rejected, because it would clip each rank's gradients by their own norm.
+The optimizer's `max_grad_norm` clips gradients. `accelerator.clip_grad_norm_` and
+`accelerator.clip_grad_value_` are rejected, because they would clip each rank's
+gradients before the optimizer averages them.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -71,7 +73,6 @@ def attach(accelerator: Accelerator) -> None:
             "accelerator.prepare(...)"
         )
     leave_gradients_local(accelerator)
-    accelerator.clip_grad_norm_ = _refuse_to_clip
     # save_state() and save_model() call it, too.
     accelerator.get_state_dict = _saved.synchronizing(
         accelerator.get_state_dict, lambda: _ours(accelerator)
@@ -99,12 +100,23 @@ def leave_gradients_local(accelerator: Accelerator) -> None:
     accelerator.ddp_handler = LocalGradients(**(old.to_kwargs() if old else {}))
     if accelerator.scaler is not None:
         accelerator.scaler = _agreeing(accelerator.scaler)
+    measure = accelerator.clip_grad_norm_
+
+    def clip_grad_norm_(
+        parameters: Any, max_norm: float, *args: Any, **more: Any
+    ) -> Any:
+        if math.isinf(max_norm):  # transformers' Trainer logs the norm
+            return measure(parameters, max_norm, *args, **more)
+        return _refuse_to_clip("clip_grad_norm_")
+
+    accelerator.clip_grad_norm_ = clip_grad_norm_
+    accelerator.clip_grad_value_ = lambda *_, **__: _refuse_to_clip("clip_grad_value_")
 
 
-def _refuse_to_clip(*_: Any, **__: Any) -> NoReturn:
+def _refuse_to_clip(name: str) -> NoReturn:
     raise FailedPrecondition(
-        "accelerator.clip_grad_norm_: it would clip each rank's gradient by its own norm, "
-        "before ranks average: remove the call and give the optimizer max_grad_norm"
+        f"accelerator.{name}: it would clip each rank's gradient before ranks average: "
+        "remove the call and give the optimizer max_grad_norm"
     )
 
 

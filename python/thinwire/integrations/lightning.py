@@ -11,14 +11,17 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import comm
+from ..errors import FailedPrecondition, InvalidArgument
 from ..hooks import Hook, ddp_hook
 from . import _saved
 
@@ -34,6 +37,7 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
     """
 
     strategy_name = "thinwire"
+    _norm = 0.0  # the trainer's gradient_clip_val, for every fit() of it
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
@@ -44,16 +48,30 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
         """Also moves `Trainer(gradient_clip_val=...)` into optimizers that have no
         `max_grad_norm`, because Lightning would clip each rank's gradient by its own
         norm.
+
+        Raises InvalidArgument for gradient_clip_algorithm="value", and if an optimizer
+        is not one of Thinwire's. Lightning's clip_gradients() raises
+        FailedPrecondition.
         """
+        if trainer.state.fn == TrainerFn.FITTING:
+            _refuse_values(trainer)
         super().setup(trainer)
-        norm = float(trainer.gradient_clip_val or 0)
         ours = _saved.optimizers_of(self.optimizers)
-        if norm == 0 or len(ours) < len(self.optimizers) or not ours:
-            return
+        if len(ours) < len(self.optimizers):
+            others = ", ".join(type(one).__name__ for one in self.optimizers)
+            raise InvalidArgument(
+                "configure_optimizers: each optimizer must be one of Thinwire's, because "
+                f"this strategy leaves gradients local, got {others}; use HookStrategy "
+                "for optimizers of torch's"
+            )
+        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
+            setattr(self.precision_plugin, name, _refuse_to_clip)
+        if trainer.gradient_clip_val is not None:
+            self._norm = float(trainer.gradient_clip_val)
+            trainer.gradient_clip_val = None
         for optimizer in ours:
-            if optimizer.max_grad_norm == 0:
-                optimizer.set_max_grad_norm(norm)
-        trainer.gradient_clip_val = None
+            if optimizer.max_grad_norm == 0 and self._norm > 0:
+                optimizer.set_max_grad_norm(self._norm)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Returns the module's state for a checkpoint. Collective."""
@@ -66,6 +84,23 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
 
     on_validation_start = on_test_start = on_predict_start = _synchronize
     on_train_end = _synchronize
+
+
+def _refuse_values(trainer: Trainer) -> None:
+    by_value = trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
+    if by_value and trainer.gradient_clip_val:
+        raise InvalidArgument(
+            'gradient_clip_algorithm: must be "norm", which the optimizer applies to the '
+            'average, got "value", which would clip each rank\'s gradient before ranks '
+            "average"
+        )
+
+
+def _refuse_to_clip(*_: Any) -> NoReturn:
+    raise FailedPrecondition(
+        "clip_gradients: it would clip each rank's gradient before ranks average: remove "
+        "the call and give the optimizer max_grad_norm"
+    )
 
 
 def strategy(**options: Any) -> Strategy:
