@@ -210,6 +210,41 @@ def test_mpi_is_chosen_by_its_name() -> None:
         assert "MPI knows 1: start with mpirun" in rank.stderr
 
 
+def sums_over_parts_of_mpi() -> list[float | str]:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    pair = world.Create(world.Get_group().Incl([2, 0]))
+    found: list[float | str] = []
+    for part in (world.Split(world.rank == 1), world.Split_type(MPI.COMM_TYPE_SHARED)):
+        group = comm.communicator_for(comm.Mpi4pyTransport(part), timeout=20)
+        values = torch.tensor([float(world.rank)])
+        group.all_reduce(values)
+        found += [group.size, values.item()]
+        group.close()
+    found.append(ranks.failure_of(lambda: comm.Mpi4pyTransport(pair)))
+    return [*found, ranks.failure_of(lambda: comm.Mpi4pyTransport("world"))]
+
+
+def test_parts_of_mpi() -> None:
+    ranks.require("mpi", ranks.has_mpi(), "no mpirun or mpi4py")
+    zero, one, two = ranks.results(
+        3, __file__, "sums_over_parts_of_mpi", launcher="mpirun"
+    )
+    refused = (
+        "InvalidArgument: comm: must be an mpi4py.MPI.Intracomm that has this rank"
+    )
+    assert zero == two == [2, 2.0, 3, 3.0, "", f"{refused}, got str"]
+    assert one == [
+        1,
+        1.0,
+        3,
+        3.0,
+        f"{refused}, got MPI.COMM_NULL",
+        f"{refused}, got str",
+    ]
+
+
 def join_by_mpi(port: int) -> list[int]:
     comm.init_distributed("gloo", distributed_port=port)
     return [dist.get_rank(), dist.get_world_size()]

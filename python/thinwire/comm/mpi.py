@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from ..errors import Unavailable
+from ..errors import InvalidArgument, Unavailable
 from .lifetime import call_after_close
 from .transport import Broken, ChannelTransport, Messages
 
@@ -19,10 +19,10 @@ _PAUSE = 50e-6
 
 
 class Mpi4pyTransport(ChannelTransport):
-    """A transport over a duplicate of `comm`, an mpi4py.MPI.Comm; None is
+    """A transport over a duplicate of `comm`, an mpi4py.MPI.Intracomm; None is
     MPI.COMM_WORLD. The constructor is collective over `comm`.
 
-    It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
+    Raises InvalidArgument unless `comm` is one that has this rank. It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
     without it or without mpi4py. A rank that dies is noticed at the time limit, or by
     mpirun. If a rank hangs, programs that end would wait for it in MPI_Finalize. They
     wait for one more time limit instead, and then call MPI_Abort.
@@ -37,7 +37,13 @@ class Mpi4pyTransport(ChannelTransport):
             ) from None
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise Unavailable("mpi4py: MPI must provide MPI_THREAD_MULTIPLE")
-        own = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        given = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(given, MPI.Intracomm) or given == MPI.COMM_NULL:
+            got = "MPI.COMM_NULL" if given == MPI.COMM_NULL else type(given).__name__
+            raise InvalidArgument(
+                f"comm: must be an mpi4py.MPI.Intracomm that has this rank, got {got}"
+            )
+        own = given.Dup()
         super().__init__(
             "mpi4py", _MpiChannel(MPI, own), own.Get_rank(), own.Get_size()
         )
@@ -47,8 +53,8 @@ class _MpiChannel:
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.given_up: str | None = None
         self._mpi, self._comm = mpi, comm
-        # Reasons to give up have tag 0.
-        self._tags = min(int(comm.Get_attr(mpi.TAG_UB)), 0x3FFFFFFF)
+        # Reasons to give up have tag 0. Only MPI_COMM_WORLD has the attribute.
+        self._tags = min(int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)), 0x3FFFFFFF)
         self._reasons: dict[int, str] = {}
         self._kept: list[Any] = []
         self._longest = 0.0
