@@ -203,6 +203,8 @@ def test_inquiries(comm: Any) -> None:
     loader = engine.deepspeed_io(list(range(11)))
     assert [len(batch) for batch in loader] == [4, 1] and len(loader.sampler) == 5
     refused("InvalidArgument: .*IterableDataset", engine.deepspeed_io, Stream())
+    refused("InvalidArgument: .* a dataset of 1 for 2 ranks", engine.deepspeed_io, [7])
+    assert len(engine.deepspeed_io([7], data_sampler=[0])) == 1
 
 
 @pytest.mark.parametrize("how", ["broadcast", "average", "as_they_are"])

@@ -89,13 +89,13 @@ def make_plan(
     if comm.rank == 0:
         warn_of(names)
     if training_data is not None:
-        require_shareable(training_data, config.batch(comm.size)[1])
+        require_shareable(training_data, config.batch(comm.size)[1], comm.size)
     # This is last, because it makes directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
     return Plan(config, groups, places, names, monitors, client)
 
 
-def require_shareable(dataset: Any, batch_size: int) -> None:
+def require_shareable(dataset: Any, batch_size: int, num_ranks: int) -> None:
     """Raises InvalidArgument for a dataset or size that cannot be divided. Local."""
     if isinstance(dataset, IterableDataset):
         raise InvalidArgument(
@@ -106,6 +106,11 @@ def require_shareable(dataset: Any, batch_size: int) -> None:
         raise InvalidArgument(
             "training_data: the configuration does not say how large a micro-batch is; "
             "set train_micro_batch_size_per_gpu or train_batch_size"
+        )
+    if len(dataset) < num_ranks:
+        raise InvalidArgument(
+            "training_data: each rank needs at least one sample, got a dataset of "
+            f"{len(dataset)} for {num_ranks} ranks"
         )
 
 

@@ -359,11 +359,13 @@ class Engine(NotHere, Values, Saving):
         `loader.sampler.set_epoch()` is called. With another route than "train" they are
         not shuffled. All ranks have as many. `data_sampler` chooses them instead.
 
-        Raises InvalidArgument for a dataset or size that cannot be divided.
+        Raises InvalidArgument for a dataset or size that cannot be divided, such as
+        fewer samples than ranks.
         """
         if batch_size is None:
             batch_size = self.train_micro_batch_size_per_gpu()
-        require_shareable(dataset, batch_size)
+        num_ranks = self.world_size if data_sampler is None else 0
+        require_shareable(dataset, batch_size, num_ranks)
         if data_sampler is None:
             data_sampler = DistributedSampler(
                 dataset,
