@@ -197,6 +197,7 @@ def trainer(out: str) -> dict[str, Any]:
     callback = DdpHook(made, bits=8)
     made.add_callback(callback)
     made.train()
+    made.train()  # on the same DistributedDataParallel
     return result(callback.hook, model)
 
 
@@ -232,7 +233,8 @@ def lightning() -> dict[str, Any]:
 def test_trainers_average_in_few_bits(name: str, tmp_path: Path) -> None:
     given = (str(tmp_path),) if name == "trainer" else ()
     one, two = ranks.results(2, __file__, name, *given, seconds=110)
-    assert one["backwards"] == 3 and one["bytes"] > 0
+    trainings = 2 if name == "trainer" else 1
+    assert one["backwards"] == 3 * trainings and one["bytes"] > 0
     assert one["sum"] == two["sum"]
 
 

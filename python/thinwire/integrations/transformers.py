@@ -142,14 +142,17 @@ class DdpHook(TrainerCallback):  # type: ignore[misc]
     """
 
     hook: Hook | None = None
-    """The hook of the present run."""
+    """The hook, after training has begun. A second `train()` keeps it."""
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:
         """`options` are those of ddp_hook()."""
         self._trainer, self._options = trainer, options
+        self._ddp: DistributedDataParallel | None = None  # that has the hook
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        if isinstance(self._trainer.model_wrapped, DistributedDataParallel):
-            self.hook = ddp_hook(self._trainer.model_wrapped, **self._options)
+        wrapped = self._trainer.model_wrapped
+        if isinstance(wrapped, DistributedDataParallel) and wrapped is not self._ddp:
+            self.hook = ddp_hook(wrapped, **self._options)
+            self._ddp = wrapped
             if self._trainer.accelerator.scaler is not None:
                 self.hook.watch(self._trainer.accelerator.scaler)
