@@ -95,7 +95,6 @@ void OnebitAdamImpl::take_step(const StepInput& in, StepMeter& step) {
     compressed_step(in, step);
   else
     warm_up(in, step);
-  early.remember(in);
   if (step.report().applied) verify(in.params, freeze.describe());
 }
 

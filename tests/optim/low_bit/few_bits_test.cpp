@@ -133,6 +133,45 @@ TEST(WarmUpInFewBits, BegunDuringBackwardHasTheSameBits) {
       }
 }
 
+// Also without the scale, as earlier versions saved it, and on other ranks.
+TEST(WarmUpInFewBits, KeepsResidualsThatAreLoadedWithALossScale) {
+  const ParameterLayout layout = test::late_layout();
+  constexpr double kScale = 128;
+  const auto step = [&](Optimizer& optimizer, Floats& params, std::int64_t t,
+                        int rank, const HandOver& hand_over) {
+    Floats grads = test::late_gradient(layout, t, rank);
+    for (float& g : grads) g *= static_cast<float>(kScale);
+    hand_over(optimizer, View(grads), layout);
+    (void)optimizer.step(
+        {.params = params, .grads = View(grads), .loss_scale = kScale});
+  };
+  std::vector<test::Saved> saved(2);
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, with_bits(4));
+    Floats params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 2; ++t)
+      step(optimizer, params, t, comm.rank(), hand_overs()[0]);
+    saved[static_cast<std::size_t>(comm.rank())] = test::save(optimizer);
+  });
+  for (const bool has_scale : {true, false}) {
+    if (!has_scale)
+      for (test::Saved& one : saved) one.what.common.erase("last_loss_scale");
+    for (const int world : {2, 3})
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        const auto after = [&](const HandOver& hand_over) {
+          OnebitAdam optimizer(comm, layout, with_bits(4));
+          test::adopt(comm, optimizer, saved);
+          Floats params = test::normal(layout.size(), 3);
+          step(optimizer, params, 3, comm.rank(), hand_over);
+          return copy_of(optimizer.state());
+        };
+        EXPECT_TRUE(
+            test::same_state(after(hand_overs()[1]), after(hand_overs()[0])))
+            << world << " ranks, scale saved: " << has_scale;
+      });
+  }
+}
+
 // Finite everywhere, but not their sum.
 TEST(WarmUpInFewBits, SkipsWhereASumOverflows) {
   const ParameterLayout layout = ParameterLayout::of({{"p", {1500}}});

@@ -3,6 +3,7 @@
 // same bits as one that was never interrupted.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 
 #include "optim/low_bit/cases.h"
@@ -23,19 +24,40 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::ValuesIn(test::low_bit_cases())),
     test::kNameAndWorld);
 
+enum class Steps { kPlain, kSynchronized, kScaled };
+
 // An optimizer with the parameters that it has brought about so far.
 struct Trained {
   std::unique_ptr<Optimizer> optimizer;
   std::vector<float> params;
 
-  void step(std::int64_t t, int rank) {
+  void step(std::int64_t t, int rank, Steps kind = Steps::kPlain) {
     for (std::size_t g = 0; g < 2; ++g)
       optimizer->groups().set_learning_rate(g, rate(t, g));
     auto grads = test::gradient_with_gaps(test::grouped_layout(), t, rank);
     // Two elements of "dead" come late, one of them in a local step.
     for (const auto& [element, first] : {std::pair(1060u, 5), {1058u, 11}})
       if (t >= first && (t > first || rank == 0)) grads[element] = 0.5f;
+    if (kind == Steps::kScaled) return scaled_step(t, rank, grads);
     optimizer->step(params, grads);
+    if (kind == Steps::kSynchronized) optim::synchronize(*optimizer, params);
+  }
+  // Takes a step of fp16 training, whose exchange begins before it. The loss
+  // scale falls after two overflows and grows again.
+  void scaled_step(std::int64_t t, int rank, std::vector<float>& grads) {
+    const double scale = t == 4 || t == 6 || t == 7 ? 64 : 128;
+    for (float& g : grads) g *= static_cast<float>(scale);
+    const bool overflows = t == 3 || t == 5 || t == 8;
+    if (overflows && rank == 0)
+      grads[7] = std::numeric_limits<float>::infinity();
+    if (optimizer->early()->reduces())
+      optimizer->early()->reduce(View(grads), {0, grads.size()});
+    const StepReport report =
+        optimizer->step({.params = params,
+                         .grads = View(grads),
+                         .loss_scale = scale,
+                         .skip_if_any_rank_nonfinite = true});
+    EXPECT_EQ(report.applied, !overflows) << t;
   }
   // Group 1 rests for some steps.
   static double rate(std::int64_t t, std::size_t group) {
@@ -45,7 +67,7 @@ struct Trained {
 };
 
 void expect_bit_equal(comm::Communicator& comm, const LowBitCase& tested,
-                      bool synchronizes) {
+                      Steps kind) {
   const ParameterLayout layout = test::grouped_layout();
   Trained main{tested.make(comm, layout), test::normal(layout.size(), 3)};
   std::vector<Trained> resumed;
@@ -59,17 +81,14 @@ void expect_bit_equal(comm::Communicator& comm, const LowBitCase& tested,
     EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()),
                                  copy_of(main.optimizer->state())));
   };
-  const auto step = [&](Trained& run, std::int64_t t) {
-    run.step(t, comm.rank());
-    if (synchronizes) optim::synchronize(*run.optimizer, run.params);
-  };
   for (std::int64_t t = 1; t <= tested.steps; ++t) {
-    if (!synchronizes || t % 5 == 1) resume();
-    step(main, t);
+    if (kind != Steps::kSynchronized || t % 5 == 1) resume();
+    main.step(t, comm.rank(), kind);
     for (std::size_t i = 0; i < resumed.size(); ++i) {
-      step(resumed[i], t);
+      resumed[i].step(t, comm.rank(), kind);
       ASSERT_EQ(resumed[i].params, main.params)
-          << "run " << i << ", step " << t;
+          << "run " << i << ", step " << t << ", kind "
+          << static_cast<int>(kind);
     }
   }
   for (const Trained& run : resumed)
@@ -79,9 +98,9 @@ void expect_bit_equal(comm::Communicator& comm, const LowBitCase& tested,
 
 TEST_P(LowBitResume, ContinuesBitEqualFromEveryStep) {
   const auto& [world, tested] = GetParam();
-  for (const bool synchronizes : {false, true})
+  for (const Steps kind : {Steps::kPlain, Steps::kSynchronized, Steps::kScaled})
     comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
-      expect_bit_equal(comm, test_case, synchronizes);
+      expect_bit_equal(comm, test_case, kind);
     });
 }
 
@@ -121,7 +140,7 @@ TEST_P(LowBitStates, RefuseToLackAnything) {
       "participation",     "worker_error",      "frozen",
       "exp_avg_sq",        "freeze_step",       "var_freeze_step",
       "var_update_scaler", "local_step_scaler", "local_step_clipper",
-      "warmup_bits",       "clip_reference"};
+      "warmup_bits",       "clip_reference",    "last_loss_scale"};
   const auto states = states_of(GetParam(), 2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto optimizer = GetParam().make(comm, test::grouped_layout());

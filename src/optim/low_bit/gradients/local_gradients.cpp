@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/low_bit/gradients/local_gradients.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -12,6 +14,22 @@
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
+
+namespace {
+
+constexpr const char* kLastLossScale = "last_loss_scale";
+
+std::optional<double> saved_loss_scale(const StateDict& state) {
+  if (!state.has_scalar(kLastLossScale)) return std::nullopt;
+  const double saved = state.real(kLastLossScale);
+  if (!(std::isfinite(saved) && saved > 0))
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's {} must be finite and > 0, got {}",
+                            kLastLossScale, saved));
+  return saved;
+}
+
+}  // namespace
 
 void ExactGroups::begin(View grads) {
   if (model_.observer != nullptr)
@@ -52,6 +70,7 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
                                                     StepMeter& step,
                                                     bool is_unlike_early) {
   StepReport& report = step.report();
+  memory.loss_scale = in.loss_scale;
   const GradientSummary own{.squares = model_.has_pieces_only()
                                            ? model_.host->sum_of_squares()
                                            : exact_.local_squares(in.grads),
@@ -128,7 +147,9 @@ void LocalGradients::begin_early(View grads, Range range) {
   if (!few_bits_.is_on()) return exact_.begin_early(grads, range);
   require_view("grads", grads, model_.size(), true, true);
   exact_.measure_early(grads, range);
-  few_bits_.begin_early(grads, range);
+  // A wrong guess would cost the residuals.
+  if (memory.loss_scale)
+    few_bits_.begin_early(grads, range, *memory.loss_scale);
 }
 
 std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
@@ -184,6 +205,7 @@ std::optional<double> LocalGradients::clip_by_estimate(const StepInput& in,
 std::optional<double> LocalGradients::clip_locally(const StepInput& in,
                                                    StepMeter& step) {
   StepReport& report = step.report();
+  memory.loss_scale = in.loss_scale;
   const double own = exact_.local_squares(in.grads);
   const double norm = std::sqrt(own) / in.loss_scale;
   const auto whole = norm_of_whole(in, norm);
@@ -243,6 +265,7 @@ void LocalGradients::Memory::add_to(State& state, bool lags) const {
   norm.save(state.common);
   if (lags) lagged.save(state.common);
   state.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
+  if (loss_scale) state.common.put_real(kLastLossScale, *loss_scale);
 }
 
 LocalGradients::Memory LocalGradients::saved_memory(
@@ -252,6 +275,7 @@ LocalGradients::Memory LocalGradients::saved_memory(
   saved.lagged.load(state);
   saved.left_out_a_step = state.has_scalar("left_out_a_step") &&
                           state.integer("left_out_a_step") != 0;
+  saved.loss_scale = saved_loss_scale(state);
   if (!state.has_scalar(kSavedWorld)) return saved;
   const CalibratedNorm before = saved.norm;
   saved.norm.rescale(

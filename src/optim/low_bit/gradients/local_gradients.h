@@ -61,8 +61,8 @@ class LocalGradients {
   [[nodiscard]] std::optional<double> clip_by_estimate(
       const StepInput& in, bool has_late, StepMeter& step,
       bool is_unlike_early = false);
-  /// Returns the factor that the next clip_by_estimate() will return, unless
-  /// its norm is a spike.
+  /// Returns the factor that the next clip_by_estimate() will return with this
+  /// loss scale, unless its norm is a spike.
   [[nodiscard]] double scale_by_lag(double loss_scale) const;
   /// Returns the factor on this rank's own gradients before a step without an
   /// exchange, clipped by their own norm. Ranks exchange whether a gradient is
@@ -102,6 +102,9 @@ class LocalGradients {
     CalibratedNorm norm;
     LaggedNorm lagged;
     bool left_out_a_step = false;  // this rank alone, since the last exchange
+    // Of the last step, which the next one is expected to have. It is unknown
+    // after the load of a state that was saved without it.
+    std::optional<double> loss_scale = 1;
 
     void add_to(State& state, bool lags) const;
   };

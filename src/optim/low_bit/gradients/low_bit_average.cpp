@@ -95,6 +95,7 @@ bool LowBitAverage::has_begun() const {
 
 void LowBitAverage::begin(View grads, double loss_scale) {
   grads_ = grads;
+  loss_scale_ = loss_scale;
   is_added_.assign(model_.layout.blocks.buckets().size(), false);
   exchange().begin(
       [this](std::size_t b) -> ConstView { return model_.gradient(b, grads_); },
@@ -113,24 +114,23 @@ Range LowBitAverage::range_of(std::size_t bucket) const {
   return {begin, model_.block(of.end_block() - 1).end() - begin};
 }
 
-void LowBitAverage::begin_early(View grads, Range range) {
+void LowBitAverage::begin_early(View grads, Range range, double loss_scale) {
   if (range.size == 0 || !model_.compresses()) return;
   require(!ready_.touch(range), "range", "apart from what is under way",
           fmt::format("{} of size {}", range.offset, range.size));
-  if (!has_begun()) begin(grads, loss_scale_);
+  if (!has_begun()) begin(grads, loss_scale);
   ready_.add(range);
   for (std::size_t k = is_added_.size(); k-- > 0;)
     if (ready_.cover(range_of(k))) add(k);
 }
 
-bool LowBitAverage::was_wrong(const StepInput& in) {
-  const double guessed = std::exchange(loss_scale_, in.loss_scale);
+bool LowBitAverage::was_wrong(const StepInput& in) const {
   if (!has_begun()) return false;
   require(
       in.grads.data() == grads_.data() && in.grads.dtype() == grads_.dtype(),
       "StepInput.grads", "what reduce() was given since the last step",
       "other memory");
-  return guessed != in.loss_scale;
+  return loss_scale_ != in.loss_scale;
 }
 
 void LowBitAverage::abandon() noexcept {
@@ -206,6 +206,8 @@ void LowBitAverage::scale_exact(const StepInput& in, View mean) {
 
 std::optional<ResidualViews> LowBitAverage::residuals() const {
   if (!exchange_) return restored_.views();
+  // After a step that was skipped they are 0, and the momentum has its own.
+  if (model_.settings.warmup_bits.hands_over_each_step) return std::nullopt;
   const exchange::Residuals& kept = exchange_->residuals;
   return ResidualViews{kept.worker.values.view(), kept.server.values.view()};
 }

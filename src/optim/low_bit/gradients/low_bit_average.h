@@ -30,15 +30,15 @@ class LowBitAverage {
   [[nodiscard]] int bits() const { return bits_; }
 
   // ---- before the step; flat only
-  /// Encodes the buckets that elements `range` of the gradients complete, with
-  /// the loss scale of the last step. Collective, queued.
-  void begin_early(View grads, Range range);
+  /// Encodes the buckets that elements `range` of the gradients complete.
+  /// `loss_scale` is the one that the step is expected to have. Collective,
+  /// queued.
+  void begin_early(View grads, Range range, double loss_scale);
   [[nodiscard]] bool has_begun() const;
 
   // ---- the step
   /// Returns whether the step has begun with another loss scale than it has.
-  /// begin_early() uses its loss scale from now on.
-  [[nodiscard]] bool was_wrong(const StepInput& in);
+  [[nodiscard]] bool was_wrong(const StepInput& in) const;
   /// Returns the average in fp32, which replaces fp32 gradients. `begins_anew`
   /// says that some rank has begun with a wrong loss scale. Collective.
   [[nodiscard]] View average(const StepInput& in, bool begins_anew,
@@ -56,6 +56,8 @@ class LowBitAverage {
   /// been taken. The next step begins without residuals.
   [[nodiscard]] std::optional<RankResiduals> release();
   void add_to(State& state) const;
+  /// Returns the residuals of the next exact step, or nothing if it begins
+  /// without any.
   [[nodiscard]] std::optional<ResidualViews> residuals() const;
   /// Returns the bits that a run continues with after a state; `begins` says
   /// that the state is of the exact rule. Throws Error(kCorruptCheckpoint).
@@ -82,12 +84,12 @@ class LowBitAverage {
   int bits_;
   std::unique_ptr<Exchange> exchange_;  // once needed
   RestoredResiduals restored_;
-  Buffer mean_;            // of gradients of 16 bits
-  double loss_scale_ = 1;  // of the last step
-  double clip_ = 1;        // of the last step, since a load
-  bool was_chosen_;        // by total_steps, which no line has said yet
+  Buffer mean_;      // of gradients of 16 bits
+  double clip_ = 1;  // of the last step, since a load
+  bool was_chosen_;  // by total_steps, which no line has said yet
   // The step that has begun.
   View grads_;
+  double loss_scale_ = 1;
   exchange::ReadyRanges ready_;
   std::vector<bool> is_added_;  // per bucket
 };

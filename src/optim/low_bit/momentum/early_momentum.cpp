@@ -34,6 +34,7 @@ std::vector<Range> EarlyMomentum::buckets() const {
 
 void EarlyMomentum::begin(View grads, std::int64_t number) {
   grads_ = grads;
+  loss_scale_ = gradients_.memory.loss_scale.value_or(1);
   grad_scale_ = gradients_.scale_by_lag(loss_scale_);
   coefficients_ = model_.coefficients(number, grad_scale_);
   ready_.clear();

@@ -46,8 +46,8 @@ class EarlyMomentum {
   }
 
   // ---- the step, in this order, if it has begun
-  /// Adds the other gradients. Returns false if `in` differs from what was
-  /// added, or has another loss scale than the last step. Collective, queued.
+  /// Adds the other gradients. Returns false if `in` has another loss scale
+  /// than the exchange has begun with. Collective, queued.
   [[nodiscard]] bool complete(const StepInput& in);
   /// Returns whether the assumptions hold, and gradients have this scale, after
   /// all ranks know each other's gradients and results of complete().
@@ -56,8 +56,6 @@ class EarlyMomentum {
            !gradients_.any_unlike_early();
   }
   void drop() noexcept;
-  /// Keeps the loss scale of every step, early or not.
-  void remember(const StepInput& in) { loss_scale_ = in.loss_scale; }
 
  private:
   void begin(View grads, std::int64_t number);
@@ -70,9 +68,9 @@ class EarlyMomentum {
   LocalGradients& gradients_;
   CompressedMomentum& momentum_;
   const Denominator& denominator_;
-  double loss_scale_ = 1;  // of the last step
   // The exchange that has begun.
   View grads_;
+  double loss_scale_ = 1;
   double grad_scale_ = 1;
   Coefficients coefficients_;
   exchange::ReadyRanges ready_;  // on the grid
