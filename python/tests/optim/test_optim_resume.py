@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import warnings
@@ -108,24 +109,81 @@ def test_a_fresh_optimizer_loads_its_own_state() -> None:
         optimizer.load_state_dict(empty)
 
 
-def test_states_of_other_ranks_are_refused() -> None:
-    def save(comm: Any) -> Any:
-        net, optimizer = cases.made("OnebitAdam", comm)
-        cases.train(net, optimizer, range(6), comm.rank)
-        return optimizer.state_dict()
+LOW_BIT = {"OnebitAdam": 6, "OnebitLamb": 6, "LeanOnebitAdam": 6, "ZeroOneAdam": 13}
 
-    saved = run_local_ranks(2, save)
+
+def saved_by_two_ranks(kind: str, steps: int = 0) -> list[Any]:
+    """Weights and states, by default after the freeze."""
+
+    def save(comm: Any) -> Any:
+        net, optimizer = cases.made(kind, comm)
+        cases.train(net, optimizer, range(steps or LOW_BIT[kind]), comm.rank)
+        optimizer.synchronize()
+        return through_a_file((net.state_dict(), optimizer.state_dict()))
+
+    return run_local_ranks(2, save)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("kind", LOW_BIT)
+def test_the_state_of_rank_0_loads_on_any_rank(kind: str, ranks: int) -> None:
+    weights, state = saved_by_two_ranks(kind)[0]
+
+    def load(comm: Any, **keywords: Any) -> Any:
+        net, optimizer = cases.made(kind, comm, seed=9)
+        net.load_state_dict(weights)
+        optimizer.load_state_dict(state, **keywords)
+        loaded = optimizer.state_dict()
+        for number, entry in state["state"].items():
+            for name, value in entry.items():
+                assert torch.equal(loaded["state"][number][name], value)
+        keeps = not keywords and (ranks, comm.rank) == (2, 0)
+        residuals = loaded["thinwire"].get("worker_error", torch.zeros(1))
+        assert bool(residuals.any()) == keeps
+        cases.train(net, optimizer, range(3), comm.rank)
+        return cases.bits(net)
+
+    with pytest.warns(UserWarning, match='begin at 0.*residuals="drop"') as told:
+        bits = run_local_ranks(ranks, load)
+    assert len(told) == 1 and f"this is rank {ranks == 2:d} of" in str(told[0].message)
+    with no_warning():
+        dropped = run_local_ranks(ranks, lambda comm: load(comm, residuals="drop"))
+    assert len({*bits, *dropped}) == (2 if ranks == 2 else 1)
+
+
+def test_states_of_other_ranks_are_refused() -> None:
+    saved = saved_by_two_ranks("OnebitAdam")
 
     def load(comm: Any) -> str:
         net, optimizer = cases.made("OnebitAdam", comm)
         before = cases.bits(net)
+        _, state = saved[1]
+        if (comm.rank, comm.size) == (1, 2):
+            state = through_a_file(state)
+            state["thinwire"]["rank"] = 3
         with pytest.raises(CorruptCheckpoint) as caught:
-            optimizer.load_state_dict(saved[(comm.rank + 1) % 2])
+            optimizer.load_state_dict(state)
+        with pytest.raises(InvalidArgument, match="'keep' or 'drop', got 'keeps'"):
+            optimizer.load_state_dict(state, residuals="keeps")
         assert cases.bits(net) == before
         cases.train(net, optimizer, range(2), comm.rank)
+        optimizer.load_state_dict(saved[1][1], residuals="drop")
         return str(caught.value)
 
+    def load_shards(comm: Any, residuals: str) -> str:
+        optimizer = cases.made("LeanOnebitAdam", comm)[1]
+        try:
+            optimizer.load_state_dict(shards, residuals=residuals)
+        except (CorruptCheckpoint, InvalidArgument) as error:
+            return str(error)
+        return ""
+
+    shards = saved_by_two_ranks("LeanOnebitAdam", 2)[0][1]
+    for residuals in ("keep", "drop"):
+        texts = run_local_ranks(2, functools.partial(load_shards, residuals=residuals))
+        assert all("each rank has a part of it: thinwire.save" in t for t in texts)
     for texts in (run_local_ranks(2, load), run_local_ranks(3, load)):
+        assert all('residuals="drop"' in text for text in texts)
         assert all("thinwire.save and thinwire.load carry" in text for text in texts)
 
 

@@ -27,6 +27,9 @@ accepts these states:
 * its own, of the same rank and number of ranks, and the run continues with the same
   bits
 * its own of any rank, with AdamW and Lamb
+* its own of rank 0 on any rank, except of an outer loop and of LeanOnebitAdam before its
+  freeze. Residuals of other ranks then begin at 0, with one warning
+* with residuals="drop" that of any rank. Residuals then begin at 0 on every rank
 * a state of torch.optim.Adam or AdamW, for the exact stage
 * an empty one, before the first step
 

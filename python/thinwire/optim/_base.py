@@ -433,14 +433,19 @@ class _Optimizer(torch.optim.Optimizer):
     # ---- state
 
     @_disable_dynamo
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], residuals: Literal["keep", "drop"] = "keep"
+    ) -> None:
         """Loads a state; thinwire.optim lists the accepted ones. Local; with lean 1-bit
         Adam collective.
+
+        residuals="drop" loads a low-bit optimizer's state on any rank of any number of
+        ranks: everything except the residuals of its rank, which begin at 0.
 
         Raises CorruptCheckpoint or ValueError naming the part that does not fit, or
         FailedPrecondition for an empty state after a step. Nothing has changed then.
         """
-        _state.load(self, state_dict)
+        _state.load(self, state_dict, residuals)
 
     def __repr__(self) -> str:
         """Returns torch's text, and the settings of this optimizer and its run."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from .. import _core
+from .._agreement import agreed
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ._experts import KEY as EXPERTS
 from ._native import KEYWORDS, MASK
@@ -27,10 +29,12 @@ PER_PARAMETER = (
     *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
     *("origin", "momentum_accumulator", "masters"),
 )
-ANY_RANKS = (
-    "thinwire.save and thinwire.load carry all of it over any number of ranks, "
-    "residuals too"
-)
+# Residuals, and what says whose they are.
+_OF_ONE_RANK = {"worker_error", "server_error", "residual_layout"}
+# Of lean 1-bit Adam before its freeze, and of an outer loop.
+_SHARDED = {"shards", "outer.is_local"}
+_DROPPING = 'load_state_dict(state, residuals="drop") loads the rest of it on any rank'
+_ANY_RANKS = "thinwire.save and thinwire.load carry all of it over any number of ranks"
 
 
 def complete(
@@ -75,8 +79,14 @@ def complete(
     return packed | added
 
 
-def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
+def load(
+    optimizer: _Optimizer,
+    state_dict: Mapping[str, Any],
+    residuals: Literal["keep", "drop"],
+) -> None:
     """Loads a state like torch's load_state_dict(), but states keep their dtype. Local."""
+    if residuals not in ("keep", "drop"):
+        raise InvalidArgument(f"residuals must be 'keep' or 'drop', got {residuals!r}")
     saved_state = dict(state_dict)
     for before in optimizer._optimizer_load_state_dict_pre_hooks.values():
         result = before(optimizer, saved_state)
@@ -110,7 +120,13 @@ def load(optimizer: _Optimizer, state_dict: Mapping[str, Any]) -> None:
             f"{native.optimizer.steps} steps: make another one, which begins anew"
         )
     elif record is not None:
-        _put(optimizer, _own(optimizer, record, state, mine))
+        keeps = residuals == "keep"
+        is_collective = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
+
+        def read() -> dict[str, Any]:
+            return _own(optimizer, record, state, mine, keeps)
+
+        _put(optimizer, agreed(optimizer._comm, read) if is_collective else read())
         saved_by = record.get("world_size", optimizer._comm.size)
         optimizer._notices.run.continue_from(record.get("run"), saved_by)
     _take_groups(optimizer, groups)
@@ -225,6 +241,7 @@ def _own(
     record: Mapping[str, Any],
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
+    keeps_residuals: bool,
 ) -> dict[str, Any]:
     if record.get("format") != FORMAT:
         raise CorruptCheckpoint(
@@ -236,7 +253,7 @@ def _own(
             "Thinwire's beside its file: load it as it was saved, by attach() or "
             "Checkpoint of thinwire.integrations, or with thinwire.load()"
         )
-    _require_ranks(record, optimizer._comm.rank, optimizer._comm.size)
+    record = _for_this_rank(optimizer, record, keeps_residuals)
     # If the native state says which rank it belongs to, it has these keys as well.
     says_its_rank = "residual_layout" in record or "shards" in record
     added = {"format", "run"}
@@ -274,15 +291,49 @@ def _own(
     }
 
 
-def _require_ranks(record: Mapping[str, Any], rank: int, size: int) -> None:
-    # The states of exact optimizers are the same on all ranks.
-    if "worker_error" not in record and "residual_layout" not in record:
-        return
-    if (record["rank"], record["world_size"]) != (rank, size):
+def _for_this_rank(
+    optimizer: _Optimizer, record: Mapping[str, Any], keeps: bool
+) -> Mapping[str, Any]:
+    """Returns the record, without residuals unless they are this rank's and it `keeps`
+    them. The states of exact optimizers are the same on all ranks.
+
+    Raises CorruptCheckpoint for shards of another rank. If residuals are to be kept, it
+    also does so for those of any rank except 0, whose state alone many scripts save.
+    """
+    if not (_OF_ONE_RANK | _SHARDED) & record.keys():
+        return record
+    rank, size = optimizer._comm.rank, optimizer._comm.size
+    saved_by, ranks = record["rank"], record["world_size"]
+    is_own = (saved_by, ranks) == (rank, size)
+    if is_own and keeps:
+        return record
+    whose = f"the state is of rank {saved_by} of {ranks}, this is rank {rank} of {size}"
+    if not is_own and _SHARDED & record.keys():
         raise CorruptCheckpoint(
-            f"the state is of rank {record['rank']} of {record['world_size']}, this is "
-            f"rank {rank} of {size}, and residuals belong to one rank: {ANY_RANKS}"
+            f"{whose}, and each rank has a part of it: {_ANY_RANKS}"
         )
+    whose += ", and residuals belong to one rank"
+    if keeps and saved_by != 0:
+        raise CorruptCheckpoint(f"{whose}: {_DROPPING}, and {_ANY_RANKS}")
+    if keeps and rank == (1 if ranks == size else 0):
+        optimizer._notices.warn(
+            "residuals",
+            f"{whose}: those of the other ranks begin at 0, which loses one rounding "
+            f"error. {_DROPPING}, and {_ANY_RANKS}",
+        )
+    return _without_residuals(record, size)
+
+
+def _without_residuals(record: Mapping[str, Any], size: int) -> dict[str, Any]:
+    kept = {key: value for key, value in record.items() if key not in _OF_ONE_RANK}
+    names = str(record.get("arrays", "")).splitlines()
+    if "arrays" in record:
+        kept["arrays"] = "".join(
+            f"{name}\n" for name in names if name not in _OF_ONE_RANK
+        )
+    if record.get("world_size") not in (None, size):
+        kept["saved_world"] = record["world_size"]
+    return kept
 
 
 def _put(optimizer: _Optimizer, state: dict[str, Any]) -> None:
