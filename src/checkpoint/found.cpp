@@ -10,7 +10,6 @@
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
 #include "comm/host_name.h"
-#include "core/require.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
@@ -52,8 +51,7 @@ bool has_weights(FileSystem& files, const std::string& path) {
   if (is_in_parts(first.manifest))
     throw Error(ErrorCode::kUnavailable, first.problem);
   throw Error(
-      first.unreadable ? ErrorCode::kUnavailable
-                       : ErrorCode::kCorruptCheckpoint,
+      ErrorCode::kCorruptCheckpoint,
       fmt::format(
           "{}: {}; no checkpoint of this directory can be loaded, {} "
           "found: use the version that wrote it, or repair it; to start "
@@ -67,28 +65,34 @@ bool is_remains(const FoundCheckpoint& found) {
   return kind == NameKind::kPartial || kind == NameKind::kDeleting;
 }
 
+// Returns an entry of look(). No path contains the end.
+constexpr char kEnd = '\0';
+std::string entry(std::string_view kind, std::string_view text) {
+  return fmt::format("{} {}{}", kind, text, kEnd);
+}
+
 // Rank 0's view of a directory that may be changing; others take its word.
 std::string look(FileSystem& files, const std::string& path, What what) {
-  if (files.exists(path + "/manifest.json")) return "ours " + path + '\n';
+  if (files.exists(path + "/manifest.json")) return entry("ours", path);
   if (!files.exists(path)) return {};
   if (has_weights(files, path)) {
-    if (what == What::kWeights) return "foreign " + path + '\n';
+    if (what == What::kWeights) return entry("foreign", path);
     if (files.exists(fmt::format("{}/{}", path, kNamedStates)))
-      return "states " + path + '\n';
+      return entry("states", path);
   }
-  std::string lines;
+  std::string complete;
   std::string notes;
   const FoundCheckpoint* unusable = nullptr;  // the first, or hosts' parts
   int count = 0;
   const std::vector<FoundCheckpoint> all = find_checkpoints(files, path);
+  require_readable(all);
   for (const FoundCheckpoint& found : all) {
-    if (found.name.find('\n') != std::string::npos) continue;  // not ours
     if (found.complete) {
-      lines += fmt::format("ours {}/{}\n", path, found.name);
+      complete += entry("ours", fmt::format("{}/{}", path, found.name));
       continue;
     }
-    notes += fmt::format("note {}/{} is left out: {}\n", path, found.name,
-                         found.problem);
+    notes += entry("note", fmt::format("{}/{} is left out: {}", path,
+                                       found.name, found.problem));
     if (is_remains(found)) continue;
     ++count;
     const bool is_elsewhere = is_in_parts(found.manifest);
@@ -96,9 +100,9 @@ std::string look(FileSystem& files, const std::string& path, What what) {
         (is_elsewhere && !is_in_parts(unusable->manifest)))
       unusable = &found;
   }
-  if (lines.empty() && unusable != nullptr)
+  if (complete.empty() && unusable != nullptr)
     refuse_to_begin(path, *unusable, count);
-  return lines + notes;
+  return complete + notes;
 }
 
 // Returns a manifest of weights in files of any origin. Tensors of integers are
@@ -122,24 +126,23 @@ Manifest manifest_of(const Weights& weights) {
 std::vector<Found> find_candidates(comm::Communicator& comm, FileSystem& files,
                                    const std::string& path, What what,
                                    std::vector<std::string>& notes) {
-  require(!path.empty(), "path", "a checkpoint's or its directory's name",
-          "\"\"");
-  std::string lines;
+  require_path("path", path);
+  std::string entries;
   everywhere(comm, [&] {
-    if (comm.rank() == 0) lines = look(files, path, what);
+    if (comm.rank() == 0) entries = look(files, path, what);
   });
-  lines = broadcast_text(comm, lines);
+  entries = broadcast_text(comm, entries);
   std::vector<Found> candidates;
-  for (std::size_t begin = 0; begin < lines.size();) {
-    const std::size_t end = lines.find('\n', begin);
-    const std::string line = lines.substr(begin, end - begin);
-    const std::size_t space = line.find(' ');
-    const std::string_view kind = std::string_view(line).substr(0, space);
+  for (std::size_t begin = 0; begin < entries.size();) {
+    const std::size_t end = entries.find(kEnd, begin);
+    const std::string one = entries.substr(begin, end - begin);
+    const std::size_t space = one.find(' ');
+    const std::string_view kind = std::string_view(one).substr(0, space);
     if (kind == "note")
-      notes.push_back(line.substr(space + 1));
+      notes.push_back(one.substr(space + 1));
     else
       candidates.push_back(
-          {line.substr(space + 1), {}, kind != "ours", kind == "states"});
+          {one.substr(space + 1), {}, kind != "ours", kind == "states"});
     begin = end + 1;
   }
   return candidates;

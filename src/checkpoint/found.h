@@ -23,10 +23,11 @@ struct Found {
 };
 
 /// Collective, rank 0 looks. Returns `path` itself, or the complete checkpoints
-/// in the directory of a run, newest save_index first. Each one left out gets a
-/// note. Weights alone may also come from a safetensors file or a folder of
-/// them. A folder with kNamedStates holds weights and states. The result may be
-/// empty, and lacks the manifests.
+/// in the directory of a run, newest save_index first. Each one that is cut,
+/// missing or altered is left out and gets a note. Throws Error(kUnavailable)
+/// if one cannot be read. Weights alone may also come from a safetensors file
+/// or a folder of them. A folder with kNamedStates holds weights and states.
+/// The result may be empty, and lacks the manifests.
 [[nodiscard]] std::vector<Found> find_candidates(
     comm::Communicator& comm, FileSystem& files, const std::string& path,
     What what, std::vector<std::string>& notes);

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that one host sees later than another, or that go while they are read.
+// Checkpoints that cannot be read, and files that one host sees later than
+// another, or that go while they are read.
 #include "checkpoint/found.h"
 
 #include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstring>
 
 #include "checkpoint/commit/scenarios.h"
 #include "support/errors.h"
@@ -35,6 +39,63 @@ void cut(FaultFileSystem& disk, const std::string& path, std::uint64_t bytes) {
   FileSystem& files = disk.of_rank(0);
   files.remove_file(path);
   files.create(path)->write_at(0, std::vector<std::byte>(bytes));
+}
+
+// Of one rank. Returns the paths.
+std::vector<std::string> candidates(FaultFileSystem& disk,
+                                    const std::string& path) {
+  std::vector<std::string> paths;
+  on_ranks(1, [&](comm::Communicator& comm) {
+    std::vector<std::string> notes;
+    for (const Found& found :
+         find_candidates(comm, disk.of_rank(0), path, What::kAll, notes))
+      paths.push_back(found.path);
+    EXPECT_EQ(notes, std::vector<std::string>{});
+  });
+  return paths;
+}
+
+// None is left out because of an error that says nothing about the files.
+TEST(FindCandidates, NeverTakesAnotherOneInsteadOfOneThatCannotBeRead) {
+  FaultFileSystem disk(1);
+  on_ranks(1, [&](comm::Communicator& comm) {
+    for (const std::int64_t step : {1, 2, 3})
+      test::save_dummy(disk.of_rank(0), comm, kRoot, {step, step});
+  });
+  const std::vector<std::string> all = {kRoot + "/step-0000000003",
+                                        kRoot + "/step-0000000002",
+                                        kRoot + "/step-0000000001"};
+  const std::vector<std::function<void()>> looks = {
+      [&] { EXPECT_EQ(candidates(disk, kRoot).size(), 3u); },
+      [&] { static_cast<void>(complete_one(disk.of_rank(0), kRoot)); }};
+  for (const std::function<void()>& look : looks) {
+    disk.set_fault({});  // counts from here on
+    look();
+    const std::size_t operations = disk.log().size();
+    EXPECT_GT(operations, 20u);
+    for (const int number : {EIO, ESTALE, EACCES})
+      for (std::size_t k = 1; k <= operations; ++k) {
+        disk.set_fault({.operation = k, .number = number});
+        expect_error(ErrorCode::kUnavailable, {kRoot, std::strerror(number)},
+                     look);
+      }
+  }
+}
+
+TEST(FindCandidates, PathsMayHaveLineBreaks) {
+  const std::string broken = kRoot + "\n of b";
+  FaultFileSystem disk(1);
+  on_ranks(1, [&](comm::Communicator& comm) {
+    for (const std::string& root : {kRoot, broken, kRoot + "/step\n1"})
+      test::save_dummy(disk.of_rank(0), comm, root, {1, 1});
+  });
+  EXPECT_EQ(candidates(disk, broken),
+            (std::vector<std::string>{broken + "/step-0000000001"}));
+  const std::string one = kRoot + "/step\n1/step-0000000001";
+  EXPECT_EQ(candidates(disk, one), std::vector<std::string>{one});
+  test::expect_invalid({"path must be a path without NUL"}, [&] {
+    static_cast<void>(candidates(disk, kRoot + std::string(1, '\0')));
+  });
 }
 
 TEST(AwaitFiles, WaitsForNothingThatIsThere) {

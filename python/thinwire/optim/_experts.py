@@ -74,7 +74,9 @@ class Experts:
         have the same lines of `described`, one per place, and all ranks the same
         `rest`. Raises InvalidArgument on all ranks if they differ.
         """
-        of = dict(zip((p.name for p in places), described.splitlines(), strict=True))
+        of = dict(
+            zip((p.name for p in places), described.split("\n")[:-1], strict=True)
+        )
 
         def lines(held: list[Place]) -> str:
             return "".join(of[place.name] + "\n" for place in held)

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "checkpoint/format/fields.h"
 #include "checkpoint/read/verified_file.h"
 #include "comm/host_name.h"
+#include "core/require.h"
 #include "thinwire/checkpoint/inspect.h"
 #include "thinwire/core/error.h"
 
@@ -23,14 +25,13 @@ std::string missing(const std::string& writer) {
       comm::host_name(), writer);
 }
 
-// Its size. `writer` is the host that wrote it, where each has a directory.
-std::uint64_t require_regular(FileSystem& files, const std::string& path,
-                              const std::string& writer = {}) {
-  if (!files.exists(path)) corrupt(path, missing(writer));
-  const FileInfo info = files.stat(path);
-  if (info.kind != FileInfo::Kind::kFile)
-    corrupt(path, "it is not a regular file");
-  return info.bytes;
+// Returns whether somebody else has renamed or removed it since it was listed.
+bool has_gone(FileSystem& files, const std::string& path) {
+  try {
+    return !files.exists(path);
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 bool may_be_checkpoint(FileSystem& files, const std::string& root,
@@ -88,6 +89,31 @@ Description describe(const std::string& path, const FoundCheckpoint& found) {
 
 }  // namespace
 
+std::uint64_t require_regular(FileSystem& files, const std::string& path,
+                              const std::string& writer) {
+  if (!files.exists(path)) corrupt(path, missing(writer));
+  const FileInfo info = files.stat(path);
+  if (info.kind != FileInfo::Kind::kFile)
+    corrupt(path, "it is not a regular file");
+  return info.bytes;
+}
+
+void require_readable(const std::vector<FoundCheckpoint>& found) {
+  for (const FoundCheckpoint& one : found)
+    if (one.unreadable)
+      throw Error(
+          ErrorCode::kUnavailable,
+          fmt::format("{}; it may be the newest checkpoint: make it "
+                      "readable or move it away, or name the checkpoint "
+                      "to load",
+                      one.problem));
+}
+
+void require_path(std::string_view name, const std::string& path) {
+  require(!path.empty() && path.find('\0') == std::string::npos, name,
+          "a path without NUL", '"' + path + '"');
+}
+
 void require_files(FileSystem& files, const std::string& directory,
                    const Manifest& manifest) {
   for (const SavedFile& file : manifest.files) {
@@ -120,13 +146,16 @@ std::vector<FoundCheckpoint> find_checkpoints(FileSystem& files,
                                               const std::string& root) {
   std::vector<FoundCheckpoint> found;
   for (const std::string& name : files.list(root)) {
+    FoundCheckpoint one{.name = name};
     try {
-      if (may_be_checkpoint(files, root, name))
-        found.push_back(look_at(files, root, name));
+      if (!may_be_checkpoint(files, root, name)) continue;
+      one = look_at(files, root, name);
     } catch (const Error& error) {
-      found.push_back(
-          {.name = name, .problem = error.what(), .unreadable = true});
+      one.problem = error.what();
+      one.unreadable = true;
     }
+    if (one.complete || !has_gone(files, fmt::format("{}/{}", root, name)))
+      found.push_back(std::move(one));
   }
   put_newest_first(found);
   return found;
@@ -196,6 +225,7 @@ Located locate(FileSystem& files, const std::string& path) {
 
 std::string complete_one(FileSystem& files, const std::string& path) {
   const Located found = locate(files, path);
+  require_readable(found.checkpoints);
   const FoundCheckpoint& newest = found.checkpoints.front();
   if (!newest.complete)
     throw Error(

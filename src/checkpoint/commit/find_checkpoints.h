@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/commit/root_directory.h"
@@ -38,6 +39,19 @@ struct FoundCheckpoint {
                                       const std::string& name);
 [[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(
     const RootDirectory& root);
+
+/// Throws Error(kUnavailable) if an entry cannot be read, with the entry's
+/// problem: it may be the newest checkpoint.
+void require_readable(const std::vector<FoundCheckpoint>& found);
+
+/// Throws Error(kInvalidArgument) if the path is empty or contains a NUL.
+void require_path(std::string_view name, const std::string& path);
+
+/// Returns the size of a regular file. Throws Error(kCorruptCheckpoint) if it
+/// is missing or something else. `writer` is the host that wrote it, where each
+/// has a directory.
+std::uint64_t require_regular(FileSystem& files, const std::string& path,
+                              const std::string& writer = {});
 
 /// Every file is there, a regular one, and of the listed size. Throws
 /// Error(kCorruptCheckpoint) naming the first that is not.

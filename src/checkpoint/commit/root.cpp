@@ -93,11 +93,10 @@ void Root::open() {
 }
 
 void Root::look_for_newest() {
-  for (const FoundCheckpoint& one : find_checkpoints(root_)) {
-    // It may be the newest; the next one must be newer.
-    if (one.unreadable) throw Error(ErrorCode::kUnavailable, one.problem);
+  const auto all = find_checkpoints(root_);
+  require_readable(all);  // the next one must be newer
+  for (const FoundCheckpoint& one : all)
     save_index_ = std::max(save_index_, one.manifest.save_index);
-  }
   index_at_start_ = save_index_;
 }
 
