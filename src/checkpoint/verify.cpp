@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 
+#include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/format/fields.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/read/saved_arrays.h"
@@ -66,7 +67,10 @@ class Verifier {
                               directory_, kManifestName));
     std::optional<Manifest> manifest;
     const std::uint64_t bytes = files_.stat(path).bytes;
-    attempt(name, bytes, [&] { manifest = read_manifest(files_, directory_); });
+    attempt(name, bytes, [&] {
+      require_regular(files_, path);
+      manifest = read_manifest(files_, directory_);
+    });
     verdict_.bytes = bytes;
     if (!manifest) return std::move(verdict_);
     total_ = bytes;
@@ -75,6 +79,7 @@ class Verifier {
     // Only what is whole is looked into.
     if (!verdict_.good()) {
       name_parameters(*manifest);
+      name_spare_weights(*manifest);
     } else {
       attempt(name, bytes,
               [&] { const SavedArrays all(files_, directory_, *manifest); });
@@ -91,25 +96,28 @@ class Verifier {
                std::string what) {
     verdict_.damages.push_back({name, begin, end, std::move(what)});
   }
-  // Counts an exception of `call` as damage to this file.
+  // Counts what `call` finds wrong as damage to this file. A file that cannot
+  // be read just now may be undamaged.
   void attempt(const std::string& name, std::uint64_t bytes,
                const std::function<void()>& call) {
     try {
       call();
     } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCorruptCheckpoint) throw;
       damaged(name, 0, bytes, error.what());
     }
   }
 
   void take(const SavedFile& saved) {
     attempt(saved.name, saved.bytes, [&] {
-      const auto file = files_.open(in(saved.name), false);
-      const std::uint64_t bytes = file->size();
+      const std::uint64_t bytes =
+          require_regular(files_, in(saved.name), saved.host);
       if (bytes != saved.bytes)
         return damaged(saved.name, std::min(bytes, saved.bytes),
                        std::max(bytes, saved.bytes),
                        fmt::format("it has {} bytes, the manifest says {}",
                                    bytes, saved.bytes));
+      const auto file = files_.open(in(saved.name), false);
       take_chunks(saved, *file, header_of(saved));
     });
   }
@@ -120,6 +128,7 @@ class Verifier {
     try {
       return VerifiedFile(files_, directory_, saved).header();
     } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCorruptCheckpoint) throw;
       header_problem_ = error.what();
       return std::nullopt;
     }
@@ -141,7 +150,7 @@ class Verifier {
         const std::string what =
             header       ? tensors_in(*header, begin, begin + size)
             : has_header ? "the header, or data that shares these bytes with it"
-                         : "an attachment";
+                         : "an attachment, which no load reads";
         damaged(saved.name, begin, begin + size, what);
       }
       verdict_.bytes += size;
@@ -177,6 +186,18 @@ class Verifier {
             damage.what = arrays.describe(i, damage.begin, damage.end);
     } catch (const Error&) {  // what is known already has to do
     }
+  }
+
+  // With masters, a load of everything reads no parameters from the weights.
+  // The first chunk has the header, and buffers are read.
+  void name_spare_weights(const Manifest& manifest) {
+    if (std::ranges::none_of(manifest.arrays, &SavedArray::is_parameters) ||
+        !manifest.others.empty())
+      return;
+    for (Damage& damage : verdict_.damages)
+      if (damage.begin > 0 &&
+          std::ranges::count(manifest.weight_files, damage.file) > 0)
+        damage.what += " (a resume reads the masters instead)";
   }
 
   void compare_weights(const Manifest& manifest) {

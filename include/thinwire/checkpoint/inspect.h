@@ -48,7 +48,8 @@ struct Verdict {
   [[nodiscard]] bool good() const noexcept { return damages.empty(); }
 };
 /// Reads every byte of a checkpoint, and returns the damaged ranges. If the
-/// manifest is damaged, reads nothing else.
+/// manifest is damaged, reads nothing else. Throws Error(kUnavailable) if a
+/// file cannot be read, which says nothing about its content.
 [[nodiscard]] Verdict verify(const std::string& path,
                              const Progress& progress = {});
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/kept_log.h"
+#include "support/nobody.h"
 
 namespace thinwire::checkpoint::directory_test {
 namespace {
@@ -263,29 +263,12 @@ TEST(RootOnDisk, AFileInTheWayOfRootIsNamed) {
   EXPECT_EQ(std::filesystem::file_size(folder.in("out")), 4U);
 }
 
-// Root may write anywhere, so that for a moment this is somebody else.
-class Nobody {
- public:
-  Nobody() : was_(::geteuid()) {
-    constexpr uid_t kNobody = 65534;
-    if (was_ == 0 && ::seteuid(kNobody) != 0) ADD_FAILURE() << "seteuid";
-  }
-  ~Nobody() {
-    if (was_ == 0 && ::seteuid(was_) != 0) ADD_FAILURE() << "seteuid";
-  }
-  Nobody(const Nobody&) = delete;
-  Nobody& operator=(const Nobody&) = delete;
-
- private:
-  uid_t was_;
-};
-
 TEST(RootOnDisk, ADirectoryThatMayNotBeWrittenIsNamed) {
   const Folder folder;
   std::filesystem::create_directory(folder.in("out"));
   std::filesystem::permissions(folder.path(), std::filesystem::perms{0755});
   std::filesystem::permissions(folder.in("out"), std::filesystem::perms{0555});
-  const Nobody nobody;
+  const test::Nobody nobody;
   expect_error(ErrorCode::kUnavailable,
                {"rank 0: " + folder.in("out/.lock") + ": Permission denied"},
                [&] {

@@ -15,6 +15,7 @@
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/long.h"
+#include "support/nobody.h"
 #include "thinwire/checkpoint/inspect.h"
 
 namespace thinwire::checkpoint::verify_test {
@@ -159,6 +160,23 @@ TEST(Verify, LinksAndDirectoriesAreNoFiles) {
   }
 }
 
+// As another user, since root may read everything.
+TEST(Verify, AFileThatCannotBeReadIsNoDamage) {
+  const Folder directory;
+  fs::permissions(directory.path(), fs::perms{0755});
+  write_tiny(directory.path());
+  for (const std::string& name : kFiles) {
+    fs::permissions(directory.in(name), fs::perms{0});
+    {
+      const thinwire::test::Nobody nobody;
+      expect_error(ErrorCode::kUnavailable,
+                   {directory.in(name), "Permission denied"},
+                   [&] { (void)verify(directory.path()); });
+    }
+    fs::permissions(directory.in(name), fs::perms{0644});
+  }
+}
+
 TEST(Verify, EveryBadRangeIsNamedWithItsTensors) {
   const Folder directory;
   write_tiny(directory.path());
@@ -198,6 +216,11 @@ TEST(Verify, EveryBadRangeIsNamedWithItsTensors) {
   const Verdict second = verify(directory.path());
   ASSERT_EQ(second.damages.size(), 1u);
   EXPECT_EQ(second.damages[0].what, "y");
+  manifest.arrays = {{.name = "masters", .is_parameters = true}};
+  write_file(directory.in("manifest.json"), write_manifest(manifest));
+  const Verdict spare = verify(directory.path());
+  ASSERT_EQ(spare.damages.size(), 1u);
+  EXPECT_EQ(spare.damages[0].what, "y (a resume reads the masters instead)");
 }
 
 TEST(Verify, DamageToAnArrayNamesItsParameters) {
