@@ -68,7 +68,7 @@ class Tidying {
         (is_ours || has_lock_) && adopt(found)) {
       return;
     }
-    if (is_ours && may_go(found)) {
+    if ((is_ours && may_go(found)) || (has_lock_ && is_unfinished(found))) {
       root_.try_to_remove(name);
     } else if (is_ours && is_part(found)) {
       log(LogLevel::kInfo,
@@ -114,6 +114,16 @@ class Tidying {
     if (kind == NameKind::kPartial && !found.complete) return true;
     const bool is_ours = found.manifest.run == root_.run;
     return is_ours && look_at(root_, step_name(found.manifest.step)).complete;
+  }
+
+  // Returns whether a save or a removal ended before its time, whichever run it
+  // was. Nobody continues it while this process holds the lock.
+  bool is_unfinished(const FoundCheckpoint& found) const {
+    const NameKind kind = kind_of(found.name);
+    return kind == NameKind::kDeleting ||
+           (kind == NameKind::kPartial &&
+            !root_.files.exists(
+                fmt::format("{}/{}", root_.in(found.name), kManifestName)));
   }
 
   // A host that is not here may have what is missing of it.

@@ -24,9 +24,10 @@ void put_manifest(const RootDirectory& root, const std::string& partial,
 void remove_replaced(const RootDirectory& root, const std::string& replaced);
 
 /// Tidies a ROOT after a crash. Complete checkpoints get their final names.
-/// Incomplete ones of this run are removed. If other hosts may have the rest of
-/// a checkpoint, its part is removed only once a newer one is complete.
-/// Leftovers of another run are logged and stay. Adopting them needs the lock,
+/// Incomplete ones of this run, and unfinished saves and removals of any run,
+/// are removed. If other hosts may have the rest of a checkpoint, its part is
+/// removed only once a newer one is complete. Damaged leftovers of another run
+/// are logged and stay. Without the lock, everything of another run stays,
 /// because that run may be alive.
 void tidy(const RootDirectory& root, bool has_lock);
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/commit/commit.h"
 #include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/commit/scenarios.h"
 #include "checkpoint/read/verified_file.h"
@@ -65,23 +67,35 @@ TEST(Names, TellWhatADirectoryIs) {
   EXPECT_FALSE(is_of_run(step + ".partial-" + kOthers, kRun));
 }
 
-TEST(Leftovers, OfThisRunAreRemovedThoseOfOthersAreLoggedAndStay) {
-  FaultFileSystem disk(1);
-  FileSystem& files = disk.of_rank(0);
-  save(disk, {1, 1});
+TEST(Leftovers, OfUnfinishedSavesAreRemovedWhoeverLeftThem) {
   const std::string partial = "step-0000000002.partial-";
-  for (const std::string& name :
-       {partial + kOurs, partial + kOthers, ".deleting-" + kOurs,
-        ".deleting-" + kOthers}) {
-    files.make_directory(kRoot + "/" + name);
-    files.create(kRoot + "/" + name + "/model.safetensors")->close();
+  const std::string damaged = partial + std::string(16, 'b');
+  for (const bool has_lock : {true, false}) {
+    FaultFileSystem disk(1);
+    FileSystem& files = disk.of_rank(0);
+    save(disk, {1, 1});
+    for (const std::string& name :
+         {partial + kOurs, partial + kOthers, ".deleting-" + kOurs,
+          ".deleting-" + kOthers, damaged}) {
+      files.make_directory(kRoot + "/" + name);
+      files.create(kRoot + "/" + name + "/model.safetensors")->close();
+    }
+    files.create(kRoot + "/" + damaged + "/manifest.json")->close();
+    const test::KeptLog log;
+    if (has_lock)
+      start(disk);
+    else
+      tidy({.files = files, .path = kRoot, .run = kRun}, false);
+    Names kept{"step-0000000001"};
+    Names theirs{damaged};
+    if (!has_lock)
+      theirs = {".deleting-" + kOthers, partial + kOthers, damaged};
+    for (const std::string& name : theirs)
+      EXPECT_EQ(log.count(name), 1u) << name;
+    kept.insert(kept.end(), theirs.begin(), theirs.end());
+    std::ranges::sort(kept);
+    EXPECT_EQ(names(disk), kept);
   }
-  const test::KeptLog log;
-  start(disk);
-  EXPECT_EQ(names(disk), (Names{".deleting-" + kOthers, "step-0000000001",
-                                partial + kOthers}));
-  for (const std::string& name : {partial + kOthers, ".deleting-" + kOthers})
-    EXPECT_EQ(log.count(name), 1u) << name;
 }
 
 TEST(Leftovers, ThatAreCompleteGetTheirName) {
