@@ -12,6 +12,7 @@
 
 #include "core/edit_distance.h"
 #include "core/require.h"
+#include "thinwire/kernels/cast.h"
 
 namespace thinwire::checkpoint {
 
@@ -83,6 +84,19 @@ std::string difference(const SavedParameter& saved, const Parameter& p,
     return fmt::format("group {}: checkpoint {}, model {}\n", p.name,
                        saved.group, p.group);
   return {};
+}
+
+std::string name_of(const TensorType& type) {
+  return type.is_bool ? "bool" : to_string(type.dtype);
+}
+
+// Floats are rounded as parameters are; anything else keeps its type.
+bool converts_to(const TensorType& from, const TensorType& to) {
+  const auto is_float = [](DType dtype) {
+    return dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
+           dtype == DType::kBFloat16;
+  };
+  return from == to || (is_float(from.dtype) && is_float(to.dtype));
 }
 
 // Buffers that are floats stand among the parameters of foreign weights.
@@ -165,11 +179,14 @@ std::vector<const SavedParameter*> match_others(
       continue;
     }
     const TensorType type{other.values.dtype(), other.is_bool};
-    if (saved->shape != other.shape || saved->type != type)
-      throw Error(ErrorCode::kCorruptCheckpoint,
-                  fmt::format("'{}' has another shape or type than in the "
-                              "checkpoint",
-                              other.name));
+    const bool converts = converts_to(saved->type, type);
+    if (saved->shape != other.shape || !converts)
+      throw Error(
+          ErrorCode::kCorruptCheckpoint,
+          fmt::format("'{}' has type {} and shape {} in the checkpoint, "
+                      "and type {} and shape {} in the model",
+                      other.name, name_of(saved->type), saved->shape,
+                      name_of(type), other.shape));
   }
   return found;
 }
@@ -190,9 +207,14 @@ std::vector<Buffer> read_others(const std::vector<const SavedParameter*>& saved,
 
 void put_in_place(const std::vector<Buffer>& values,
                   const std::vector<OtherTensor>& others) noexcept {
-  for (std::size_t i = 0; i < values.size(); ++i)
-    if (!values[i].empty())
-      std::memcpy(others[i].values.data(), values[i].data(), values[i].bytes());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const ConstView from = values[i].view();
+    if (from.empty()) continue;
+    if (from.dtype() == others[i].values.dtype())
+      std::memcpy(others[i].values.data(), from.data(), from.bytes());
+    else
+      kernels::convert(from, others[i].values);
+  }
 }
 
 }  // namespace thinwire::checkpoint

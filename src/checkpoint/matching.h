@@ -35,8 +35,8 @@ struct Matching {
 
 /// Returns the saved tensor for each of the model's tensors that are no
 /// parameters. It is null if none was saved or it is ignored, and `notes` gets
-/// a line for it. Throws Error(kCorruptCheckpoint) for one of another shape or
-/// type.
+/// a line for it. Throws Error(kCorruptCheckpoint) for one of another shape, or
+/// of another type unless both are fp32, fp16 or bf16.
 [[nodiscard]] std::vector<const SavedParameter*> match_others(
     const std::vector<OtherTensor>& others, const Manifest& manifest,
     const LoadOptions& options, std::vector<std::string>& notes);
@@ -45,7 +45,7 @@ struct Matching {
 [[nodiscard]] std::vector<Buffer> read_others(
     const std::vector<const SavedParameter*>& saved, Weights& weights);
 
-/// Cannot fail.
+/// Copies or converts the values. Cannot fail.
 void put_in_place(const std::vector<Buffer>& values,
                   const std::vector<OtherTensor>& others) noexcept;
 

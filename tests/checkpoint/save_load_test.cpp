@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "checkpoint/matching.h"
 #include "checkpoint/rows.h"
@@ -17,6 +19,8 @@
 #include "support/ranks.h"
 #include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/checkpoint/inspect.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/optim/adam.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/onebit_adam.h"
@@ -216,6 +220,41 @@ TEST(SaveAndLoad, NewAndRenamedParameters) {
       noted = noted || note.find("'new'") != std::string::npos;
     EXPECT_TRUE(noted);
     next.steps(2);
+  });
+}
+
+TEST(SaveAndLoad, FloatsBesideTheParametersAreConverted) {
+  const std::vector<float> values = {1.0f + 0x1p-9f, -3.5f, 0.0f};
+  const auto types = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
+  const auto with = [](Trained& run, Buffer& mean, Buffer& count) {
+    run.training->others = {{"mean", {3}, mean.view()},
+                            {"count", {}, count.view()}};
+  };
+  comm::run_local_ranks(1, [&](comm::Communicator& comm) {
+    for (const DType saved : types)
+      for (const DType loaded : types) {
+        const Folder folder;
+        Buffer mean(3, saved), count(1, DType::kInt64);
+        kernels::convert(values, mean.view());
+        Trained run(comm, awkward_specs(), Kind::kAdam);
+        with(run, mean, count);
+        run.save_in(folder);
+        Buffer next_mean(3, loaded), want(3, loaded);
+        Trained next(comm, awkward_specs(), Kind::kAdam);
+        with(next, next_mean, count);
+        static_cast<void>(load(*next.training, folder.path()));
+        kernels::convert(std::as_const(mean).view(), want.view());
+        EXPECT_EQ(std::memcmp(next_mean.data(), want.data(), want.bytes()), 0);
+
+        Buffer real(1, loaded);
+        with(next, next_mean, real);
+        expect_error(
+            ErrorCode::kCorruptCheckpoint,
+            {"'count' has type int64 and shape [] in the checkpoint, "
+             "and type ",
+             std::string(to_string(loaded)) + " and shape [] in the "},
+            [&] { static_cast<void>(load(*next.training, folder.path())); });
+      }
   });
 }
 
