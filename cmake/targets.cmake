@@ -1,12 +1,14 @@
-# Warnings are errors only while Thinwire itself is developed, and only GCC's, which
-# the sources follow: clang has others. Flags that keep arithmetic exact are part of
+# The compiler warns only while Thinwire itself is developed, since a parent may turn
+# warnings into errors. They are errors only for GCC, whose warnings the sources
+# follow: clang has others. Flags that keep arithmetic exact are part of
 # every target, because the same bits are promised everywhere.
 add_library(thinwire_flags INTERFACE)
 target_compile_options(
   thinwire_flags
-  INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
-            $<$<AND:$<BOOL:${PROJECT_IS_TOP_LEVEL}>,$<CXX_COMPILER_ID:GNU>>:-Werror>
-            -ffp-contract=off -fno-math-errno -fno-trapping-math)
+  INTERFACE
+    "$<$<BOOL:${PROJECT_IS_TOP_LEVEL}>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow>"
+    $<$<AND:$<BOOL:${PROJECT_IS_TOP_LEVEL}>,$<CXX_COMPILER_ID:GNU>>:-Werror>
+    -ffp-contract=off -fno-math-errno -fno-trapping-math)
 
 # thinwire_library(core a.cpp b.cpp): the module's static library thinwire_core,
 # known inside the build and to users as thinwire::core.
