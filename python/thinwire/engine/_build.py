@@ -16,6 +16,7 @@ from .._monitors import SECTIONS, Monitor, monitors_of
 from ..comm.host_group import HostGroup, host_group_for
 from ..config import Source, log_notes, read_config, tree_of
 from ..errors import InvalidArgument
+from ..optim import _attributes
 from ..optim._experts import KEY as EXPERTS
 from ..optim._experts import Experts, in_order
 from ..optim._parameters import Place, marked, warn_of_order
@@ -53,6 +54,8 @@ def make_plan(
     model_parameters: Any,
     training_data: Any,
     has_scheduler: bool,
+    mpu: Any,
+    has_group: bool,
 ) -> Plan:
     """Returns the plan. Local, unless `optimizer` makes one of Thinwire's.
 
@@ -65,6 +68,8 @@ def make_plan(
         )
     _refuse_wrapped(model)
     source = source() if callable(source) else source
+    if comm.size > 1 and not has_group:
+        _attributes.require_group(model.named_parameters(), _NO_GROUP)
     config, notes = read_config(source, without_schedule=has_scheduler)
     if comm.rank == 0:
         log_notes(notes, SECTIONS)
@@ -75,7 +80,11 @@ def make_plan(
         given = model.parameters() if model_parameters is None else model_parameters
         taken, client = take_over(optimizer, given, config, comm.rank)
         groups = groups_of(model, taken.param_groups)
+    if comm.size > 1:
+        _attributes.find_experts(groups, mpu)
     places = trainable(groups)
+    if comm.size > 1:
+        _refuse_untrained_experts(model, groups, places)
     # The reference converts all parameters, and an optimizer of torch steps on masters
     # of all.
     if config.semantics == _core.Semantics.corrected and client is None:
@@ -124,6 +133,27 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
                 f"model: {where} is a DistributedDataParallel, which averages gradients "
                 "as the engine does: give the module inside, model.module"
             )
+
+
+def _refuse_untrained_experts(
+    model: torch.nn.Module, groups: Groups, places: list[Place]
+) -> None:
+    trained = {id(place.tensor) for place in places}
+    of_groups = {id(p) for g in groups if g.get(EXPERTS) for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        is_one = _attributes.is_expert(parameter) or id(parameter) in of_groups
+        if is_one and id(parameter) not in trained:
+            raise InvalidArgument(
+                f"model: parameter '{name}' is an expert and is not trained, and an engine "
+                "makes those parameters equal on all ranks: train it, in a group with lr=0 "
+                "if it must not change"
+            )
+
+
+_NO_GROUP = (
+    "give mpu=, whose get_data_parallel_group() has the ranks that hold the same part, "
+    "or process_group="
+)
 
 
 def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:

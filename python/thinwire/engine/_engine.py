@@ -19,6 +19,7 @@ from ..comm import communicator_for
 from ..comm.lifetime import note_daemon, reason_of
 from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
+from ..optim import _attributes
 from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
@@ -63,7 +64,7 @@ class Engine(NotHere, Values, Saving):
         lr_scheduler: Any = None,
         collate_fn: Callable[..., Any] | None = None,
         process_group: Any = None,
-        model_parallel_group: Any = None,
+        mpu: Any = None,
         local_rank: int | None = None,
     ) -> None:
         """Makes the engine; initialize() explains the arguments. Collective."""
@@ -74,6 +75,7 @@ class Engine(NotHere, Values, Saving):
         self._comm = comm = communicator_for(process_group, backend=backend)
         experts = Experts()
         self._hosts = None
+        model_parallel_group = _attributes.model_parallel_group(mpu)
         try:
             # Some of these take part in exchanges, which a rank without them would miss.
             comm.require_same(
@@ -92,6 +94,8 @@ class Engine(NotHere, Values, Saving):
                     model_parameters,
                     training_data,
                     lr_scheduler is not None,
+                    mpu,
+                    process_group is not None,
                 ),
             )
             self._config = plan.config

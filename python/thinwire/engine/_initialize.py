@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..config import Source, named_backend
 from ..errors import InvalidArgument, Unavailable
+from ..optim import _attributes
 from ._engine import Engine
 
 
@@ -45,12 +46,16 @@ def initialize(
       makes its own steps with exact averages, without ZeRO.
     model_parameters: parameters or groups of the model; others are not trained. If a
       group names a process group as expert_group, only its ranks hold and average it.
+      Parameters with the attribute allreduce=False, and groups with a true `moe`, are such
+      experts, of mpu.get_expert_data_parallel_group() or of DeepSpeed's groups if it is
+      loaded. Otherwise they are refused.
     training_data: dataset that is divided among the ranks in micro-batches.
     lr_scheduler: one of torch's, or a callable that makes one from the engine's
       optimizer. It replaces the configuration's, and every applied engine.step()
       advances it.
     mpu: object for model parallelism. Ranks of mpu.get_data_parallel_group() hold the
-      same parameters and average gradients. Ranks of mpu.get_model_parallel_group(), if
+      same parameters and average gradients. Without mpu and process_group, parameters
+      with a true attribute model_parallel or tensor_model_parallel are refused. Ranks of mpu.get_model_parallel_group(), if
       it exists, hold a model together, are clipped by one norm and skip steps together.
       A parameter that several of them hold counts on each.
     dist_init_required: whether to initialize torch.distributed. With None, this happens
@@ -71,13 +76,14 @@ def initialize(
                 "mesh_param: must be None; give the ranks that hold the same parameters "
                 "as process_group, or mpu"
             )
-        _require_mpu(mpu, given_group)
+        _attributes.require_mpu(mpu, "mpu")
+        if mpu is not None and given_group is not None:
+            raise InvalidArgument("process_group: must be None with mpu, which has it")
         return _source(args, config, config_params)
 
-    given_group, model_parallel = process_group, None
-    if _has_groups(mpu) and process_group is None:
+    given_group = process_group
+    if _attributes.has_groups(mpu) and process_group is None:
         process_group = mpu.get_data_parallel_group()
-        model_parallel = getattr(mpu, "get_model_parallel_group", lambda: None)()
     if process_group is None and dist_init_required is not False:
         _init_distributed(distributed_port, named_backend(source))
     engine = Engine(
@@ -89,7 +95,7 @@ def initialize(
         lr_scheduler=lr_scheduler,
         collate_fn=collate_fn,
         process_group=process_group,
-        model_parallel_group=model_parallel,
+        mpu=mpu,
         local_rank=getattr(args, "local_rank", None),
     )
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
@@ -108,20 +114,6 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         "--deepspeed_config", default=None, type=str, help="file of the configuration"
     )
     return parser
-
-
-def _has_groups(mpu: Any) -> bool:
-    return callable(getattr(mpu, "get_data_parallel_group", None))
-
-
-def _require_mpu(mpu: Any, process_group: Any) -> None:
-    """Raises an error unless `mpu` and the given `process_group` can be used."""
-    if mpu is not None and not _has_groups(mpu):
-        raise InvalidArgument(
-            f"mpu: must have get_data_parallel_group(), got {type(mpu).__name__}"
-        )
-    if mpu is not None and process_group is not None:
-        raise InvalidArgument("process_group: must be None with mpu, which has it")
 
 
 def _source(args: Any, config: Source | None, config_params: Source | None) -> Source:

@@ -13,6 +13,7 @@ from .. import _averages
 from .._agreement import agreed
 from ..comm import communicator_for
 from ..errors import InvalidArgument
+from ..optim import _attributes
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -55,8 +56,8 @@ def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
     """Returns by name the parameters whose gradients DDP averages, in the order of
     ddp.module.parameters().
 
-    Raises InvalidArgument for gradients that are sparse, complex or fp64, and if there
-    are none. Raises FailedPrecondition if a Thinwire optimizer averages them.
+    Raises InvalidArgument for gradients that are sparse, complex or fp64, for experts,
+    and if there are none. Raises FailedPrecondition if a Thinwire optimizer averages them.
     """
     for name, module in ddp.module.named_modules():
         if getattr(module, "sparse", False) and isinstance(
@@ -78,6 +79,12 @@ def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
             raise InvalidArgument(
                 "ddp: parameters must be of float32, float16 or bfloat16, got "
                 f"{parameter.dtype} for '{name}'"
+            )
+        if _attributes.is_expert(parameter) and ddp.process_group.size() > 1:
+            raise InvalidArgument(
+                f"ddp: '{name}' is marked as an expert (allreduce=False), and DDP averages it "
+                "over all ranks: name it in DistributedDataParallel."
+                "_set_params_and_buffers_to_ignore_for_model() before DDP is made"
             )
     _averages.require_free(found.values(), "hook")
     return found

@@ -17,7 +17,10 @@ ranks must set the same values. The script's masks stay in effect after a load.
 A group of experts, which not all ranks hold, names the process group of its ranks as
 expert_group. Its parameters begin with the values of the first of these ranks. They are
 averaged exactly among them, divided by the number of all ranks. LeanOnebitAdam and
-"deepspeed" semantics do not support experts.
+"deepspeed" semantics do not support experts. Parameters with the attribute allreduce=False,
+and groups with a true `moe`, are experts too. Their group must be known: to
+deepspeed.mpu.get_expert_data_parallel_group(), or to DeepSpeed if it is loaded. Parameters
+with a true attribute model_parallel or tensor_model_parallel need a process group.
 
 help(CLASS) shows all keywords and their defaults, which are those of the C++ options.
 

@@ -22,7 +22,7 @@ from ..comm import communicator_for
 from ..comm.lifetime import note_daemon
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
-from . import _state
+from . import _attributes, _state
 from ._edits import Edits
 from ._experts import Experts, in_order
 from ._given import PerParameter, per_place
@@ -48,6 +48,11 @@ from ._parameters import (
 from ._settings import Settings, set_rate
 from ._telemetry import Telemetry
 from ._torch_state import ParameterState
+
+_NO_GROUP = (
+    "give process_group=, the ranks that hold the same part, or deepspeed=, an object "
+    "whose mpu has get_data_parallel_group()"
+)
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -98,7 +103,11 @@ class _Optimizer(torch.optim.Optimizer):
         self._process = os.getpid()
         self.report = None
         self._given = keywords
+        self._mpu = getattr(keywords.get("deepspeed"), "mpu", None)
         group = keywords.get("process_group")
+        if group is None and _attributes.has_groups(self._mpu):
+            group = self._mpu.get_data_parallel_group()
+        self._has_group = group is not None
         self._owns_comm = not isinstance(group, _core.Communicator)
         self._comm = communicator_for(group, backend=keywords.get("comm_backend_name"))
         self._notices = Notices(self._comm)
@@ -113,7 +122,12 @@ class _Optimizer(torch.optim.Optimizer):
             for owned in self._owned():
                 owned.close()
             raise
-        self._notices.of_deepspeed([k for k in OF_DEEPSPEED if k in keywords])
+        without_effect = [
+            key
+            for key in OF_DEEPSPEED
+            if key in keywords and (key != "deepspeed" or self._mpu is None)
+        ]
+        self._notices.of_deepspeed(without_effect)
 
     # ---- construction
 
@@ -123,6 +137,7 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _take(self, params: ParamsT, given: dict[str, Any]) -> None:
         check_keywords(type(self).__name__, self._given, names_of(self._keywords))
+        _attributes.require_mpu(self._mpu, "deepspeed.mpu")
         refuse_module(params)
         params = with_names(params)
         for name, value in given.items():
@@ -137,8 +152,14 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _plan(self) -> tuple[list[Place], _core.Config]:
         """Returns the parameters in their order, and the settings for C++. Local."""
+        if self._comm.size > 1:
+            _attributes.find_experts(self.param_groups, self._mpu)
         places = in_order(trainable(self.param_groups), self.param_groups)
         if self._comm.size > 1:
+            if not self._has_group:
+                _attributes.require_group(
+                    ((p.name, p.tensor) for p in places), _NO_GROUP
+                )
             _averages.require_free((place.tensor for place in places), "optimizer")
         backend = self._comm.backend
         given, groups = self._given, self.param_groups

@@ -121,7 +121,9 @@ LOW_BIT = """Keywords of compression:
     comm_backend_name: DeepSpeed's. Unless process_group or THINWIRE_COMM chooses a
       transport, "mpi" chooses mpi4py and "gloo" torch.distributed. "nccl" and "hccl" change
       nothing here.
-    cuda_aware, deepspeed: DeepSpeed's, without effect."""
+    deepspeed: DeepSpeed's engine, or any object. Unless process_group is given, the ranks
+      of deepspeed.mpu.get_data_parallel_group() average.
+    cuda_aware: DeepSpeed's, without effect."""
 
 OUTER = """Keyword of an outer loop:
     outer: None, or a dict for training with an exchange in few steps (DiLoCo, Douillard et

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attributes by which other frameworks say that not all ranks hold a parameter, and the
+objects (mpu) that know which ranks do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..errors import InvalidArgument
+from ._experts import KEY
+
+Groups = list[dict[str, Any]]
+
+SPLIT = ("model_parallel", "tensor_model_parallel")
+"""Attributes of a tensor that is one part of a parameter of the whole model."""
+
+
+def has_groups(mpu: Any) -> bool:
+    return callable(getattr(mpu, "get_data_parallel_group", None))
+
+
+def require_mpu(mpu: Any, name: str) -> None:
+    """Raises InvalidArgument unless `mpu` is None or knows which ranks average."""
+    if mpu is not None and not has_groups(mpu):
+        raise InvalidArgument(
+            f"{name}: must have get_data_parallel_group(), got {type(mpu).__name__}"
+        )
+
+
+def model_parallel_group(mpu: Any) -> Any:
+    """Returns the group of ranks that hold one model together, or None."""
+    if has_groups(mpu):
+        for name in ("get_model_parallel_group", "get_tensor_model_parallel_group"):
+            if callable(get := getattr(mpu, name, None)):
+                return get()
+    return None
+
+
+def mark_of(tensor: torch.Tensor) -> str:
+    """Returns the name of a true attribute in SPLIT, or ""."""
+    return next((name for name in SPLIT if getattr(tensor, name, False)), "")
+
+
+def is_expert(tensor: torch.Tensor) -> bool:
+    """Returns whether DeepSpeed or Megatron has marked an expert's parameter."""
+    return not getattr(tensor, "allreduce", True)
+
+
+def require_group(parameters: Iterable[tuple[str, torch.Tensor]], cure: str) -> None:
+    """Raises InvalidArgument for a part of a parameter, since all ranks are about to
+    average it.
+    """
+    for name, tensor in parameters:
+        if mark := mark_of(tensor):
+            raise InvalidArgument(
+                f"parameter '{name}' has the attribute {mark}: ranks hold different parts of it, "
+                f"and all of them would average it; {cure}"
+            )
+
+
+def find_experts(groups: Groups, mpu: Any) -> None:
+    """Writes expert_group into groups of experts without it. Local. Parameters are
+    experts if they have the attribute allreduce=False, or if their group has a true `moe`.
+    `mpu`, or DeepSpeed if it is loaded, knows their process group. Experts that share a
+    group with others become groups at the end.
+
+    Raises InvalidArgument naming an expert whose process group is unknown.
+    """
+    for number, group in enumerate(list(groups)):
+        if group.get(KEY) is not None:
+            continue
+        tensors = group["params"]
+        names = group.get("param_names", [str(k) for k in range(len(tensors))])
+        held: dict[Any, list[int]] = {None: []}  # indices, by what names the holders
+        for k, tensor in enumerate(tensors):
+            is_one = bool(group.get("moe")) or is_expert(tensor)
+            named = getattr(tensor, "group_name", group.get("name"))
+            held.setdefault((named,) if is_one else None, []).append(k)
+        if len(held) == 1:
+            continue
+        parts = []
+        for named, indices in held.items():
+            part = {"params": [tensors[k] for k in indices]}
+            if "param_names" in group:
+                part["param_names"] = [names[k] for k in indices]
+            if named is not None:
+                part[KEY] = _holders(mpu, named[0])
+                if part[KEY] is None:
+                    raise InvalidArgument(
+                        f"param_groups[{number}]: parameter '{names[indices[0]]}' is marked as "
+                        f"an expert (allreduce=False, or 'moe' of its group), and which ranks "
+                        f"hold it is unknown (group_name {named[0]!r}): give it in a group "
+                        f"with {KEY}=, the process group of these ranks"
+                    )
+            if indices:
+                parts.append(part)
+        group.update(parts[0])
+        groups.extend({**group, **part} for part in parts[1:])
+
+
+def _holders(mpu: Any, name: Any) -> Any:
+    """Returns the process group of this rank's experts, or None if it is unknown."""
+    get = getattr(mpu, "get_expert_data_parallel_group", None)
+    if callable(get):
+        return get()
+    made = sys.modules.get("deepspeed.utils.groups")
+    return made and made._get_expert_data_parallel_group_dict().get(name)
