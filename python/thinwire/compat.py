@@ -1,24 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with the names of deepspeed.utils for whole values.
+"""Functions with the names of deepspeed.utils and deepspeed.runtime.utils.
 
-Each takes a parameter tensor of a module that an engine of thinwire.initialize()
-trains, and calls the Engine's method. With ZeRO they are collective. They raise
-InvalidArgument for a tensor that no engine trains.
+Each function for whole values takes a parameter tensor of a module that an engine of
+thinwire.initialize() trains, and calls the Engine's method. With ZeRO they are collective.
+They raise InvalidArgument for a tensor that no engine trains.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 
+from . import _core
+from .comm import communicator_for
 from .engine._values import engine_of
+from .optim._attributes import model_parallel_group
 
 __all__ = [
+    "CheckOverflow",
+    "get_global_norm",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
     "safe_set_full_fp32_param",
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
+    "see_memory_usage",
 ]
 
 
@@ -56,3 +66,54 @@ def safe_set_full_optimizer_state(
 ) -> None:
     """Calls Engine.set_full_state(), only with ZeRO. All ranks pass the same value."""
     engine_of(param).set_full_state(param, optim_state_key, value)
+
+
+def see_memory_usage(message: str, force: bool = False) -> None:
+    """Prints `message` and the bytes of Engine.memory_use() of this thread, if `force`
+    is true. Local.
+    """
+    if force:
+        use = ", ".join(f"{k} {v}" for k, v in _core.memory_use().items())
+        print(f"{message}: bytes of this rank: {use}", flush=True)
+
+
+def get_global_norm(norm_list: Iterable[float]) -> float:
+    """Returns the L2 norm of values whose parts have these norms. Local."""
+    return math.hypot(*map(float, norm_list))
+
+
+class CheckOverflow:
+    """Finds out whether a gradient is not finite on any rank that holds the model."""
+
+    def __init__(
+        self,
+        param_groups: Iterable[Iterable[torch.Tensor]] | None = None,
+        mpu: Any = None,
+        zero_reduce_scatter: bool = False,
+        deepspeed: Any = None,
+    ) -> None:
+        """Joins the ranks of the model-parallel group of `mpu`, or all ranks without
+        one. Collective. `param_groups` are lists of parameters for check(). The other
+        arguments are DeepSpeed's, without effect.
+        """
+        self._params = [p for group in param_groups or () for p in group]
+        self._comm = communicator_for(model_parallel_group(mpu))
+
+    def check(
+        self, param_groups: Iterable[Iterable[torch.Tensor]] | None = None
+    ) -> bool:
+        """Returns has_overflow() of the parameters in lists, or of the constructor's.
+        Collective.
+        """
+        if param_groups is None:
+            return self.has_overflow(self._params)
+        return self.has_overflow([p for group in param_groups for p in group])
+
+    def has_overflow(self, params: Iterable[torch.Tensor]) -> bool:
+        """Returns whether a gradient of the parameters is not finite on any rank.
+        Collective.
+        """
+        own = any(
+            not bool(p.grad.isfinite().all()) for p in params if p.grad is not None
+        )
+        return "True" in self._comm.gather_texts(str(own))

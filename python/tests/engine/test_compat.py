@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optim_cases as cases
@@ -108,6 +109,73 @@ def test_names_that_mean_nothing_say_what_to_use(call: Any, instead: str) -> Non
     with pytest.raises(Unavailable, match=instead):
         call(engine.optimizer)
     engine.destroy()
+
+
+@pytest.mark.parametrize("kind", ["OneBitAdam", "OneBitLamb", "ZeroOneAdam"])
+@pytest.mark.parametrize("by", ["engine", "optimizer"])
+def test_the_freeze_and_the_defaults_are_where_scripts_read_them(
+    kind: str, by: str
+) -> None:
+    freeze = {"var_freeze_step" if kind == "ZeroOneAdam" else "freeze_step": 2}
+    if by == "engine":
+        settings = {"optimizer": {"type": kind, "params": freeze}}
+        engine = alone(config_of(**FP16, **settings))
+        optimizer, step = engine.optimizer, lambda k: train(engine, range(k, k + 1))
+    else:
+        net = cases.model()
+        optimizer = getattr(optim, kind.replace("OneBit", "Onebit"))(
+            net.parameters(), **freeze
+        )
+        step = lambda k: cases.train(net, optimizer, [k], 0)
+    of_lamb = {"max_coeff": 10.0, "min_coeff": 0.01} if kind == "OneBitLamb" else {}
+    group = optimizer.param_groups[0]
+    assert {k: group[k] for k in ("max_coeff", "min_coeff") if k in group} == of_lamb
+    frozen = []
+    for k in range(3):
+        step(k)
+        frozen.append((optimizer.adam_freeze_key, optimizer.lamb_freeze_key))
+    assert frozen == [(False, False), (True, True), (True, True)]
+    assert optimizer.freeze_step == 2
+    with pytest.raises(AttributeError, match="worker_errors.*here it is in state_dict"):
+        optimizer.worker_errors  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'zzz'$"):
+        optimizer.zzz  # noqa: B018
+
+
+def test_an_engines_optimizer_stands_for_the_wrapper_and_the_wrapped() -> None:
+    engine = alone(config_of(**FP16))
+    optimizer = engine.optimizer
+    assert optimizer._global_grad_norm is None
+    train(engine, range(1))
+    assert optimizer._global_grad_norm == engine.get_global_grad_norm() > 0
+    assert optimizer.optimizer.param_groups is optimizer.param_groups
+    assert optimizer.loss_scaler.cur_scale == optimizer.loss_scale == 256
+    assert optimizer.loss_scaler.dynamic and optimizer.dynamic_loss_scale
+    state = optimizer.state_dict()
+    assert (state["cur_scale"], state["overflow"]) == (256, False)
+    assert (state["dynamic_loss_scale"], state["clip_grad"]) == (True, 1.0)
+    optimizer.load_state_dict(state)
+
+
+@by_ranks(2)
+def test_functions_of_the_wrappers(comm: Any) -> None:
+    assert compat.get_global_norm([3.0, 4.0]) == 5
+    mpu = SimpleNamespace(
+        get_data_parallel_group=lambda: None, get_model_parallel_group=lambda: comm
+    )
+    parameter = torch.nn.Parameter(torch.ones(2))
+    overflow = compat.CheckOverflow([[parameter]], mpu=mpu)
+    assert not overflow.check()
+    parameter.grad = torch.tensor([1.0, math.nan if comm.rank else 0.0])
+    assert overflow.check()
+    assert not overflow.check([[]])
+
+
+def test_memory_is_printed_only_if_forced(capsys: Any) -> None:
+    compat.see_memory_usage("before")
+    assert capsys.readouterr().out == ""
+    compat.see_memory_usage("after", force=True)
+    assert re.search("after.*parameters [0-9]+.*peak", capsys.readouterr().out)
 
 
 # ---- trust ratios, memory

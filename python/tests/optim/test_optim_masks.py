@@ -43,6 +43,38 @@ def step(optimizer: Any, parameter: torch.Tensor, times: int) -> torch.Tensor:
     return parameter.detach() - before
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_flat_masks_are_those_of_the_shapes(kind: str) -> None:
+    """One of a parameter, and one of all elements of a group in its order."""
+
+    def moved(form: str) -> torch.Tensor:
+        group: dict[str, Any] = {
+            "params": [
+                torch.nn.Parameter(torch.ones(n)) for n in ((2, 3), (4,), (2, 1))
+            ]
+        }
+        masks = [
+            torch.tensor([[1.0, 0, 1], [0, 0, 1]]),
+            LIVE,
+            torch.tensor([[1.0], [0]]),
+        ]
+        flat = [mask.flatten() for mask in masks]
+        forms = {"shapes": masks, "flat": flat, "one": torch.cat(flat)}
+        group["exp_avg_mask"] = forms[form]
+        made = getattr(thinwire, kind)([group], lr=0.1, **KINDS[kind])
+        for k in range(4):
+            for p in group["params"]:
+                p.grad = torch.full_like(p, k + 1.0)
+            made.step()
+        group["exp_avg_mask"] = torch.ones(11)
+        with pytest.raises(InvalidArgument, match="or one of all their 12 elements"):
+            made.step()
+        return torch.cat([p.detach().flatten() for p in group["params"]])
+
+    want = moved("shapes")
+    assert torch.equal(moved("flat"), want) and torch.equal(moved("one"), want)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 @by_ranks("ranks")
@@ -127,7 +159,7 @@ REFUSED: dict[str, tuple[torch.Tensor, str]] = {
         torch.ones(4, 3),
         r"of parameter 'param.0': must be of shape \(3, 4\), got \(4, 3\)",
     ),
-    "flat": (torch.ones(12), r"must be of shape \(3, 4\), got \(12,\)"),
+    "flat": (torch.ones(11), r"must be of shape \(3, 4\), got \(11,\)"),
     "complex": (
         torch.ones(3, 4, dtype=torch.complex64),
         "must be dense, real and not on the device meta, got torch.complex64",

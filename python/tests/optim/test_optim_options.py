@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import optim_cases as cases
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.quick
 
 KINDS = [*dict.fromkeys(kind for kind, _ in cases.KINDS.values())]
 # Python has no use for these, or sets them from something else.
+OF_DEEPSPEED = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam")
 INTERNAL = {"groups", "decoupled_decay", "state_dtype", "exchange"}
 OURS = {
     "learning_rate": "lr",
@@ -146,6 +148,22 @@ def test_unknown_keywords_are_named_with_the_nearest(kind: Any) -> None:
         kind(one(), weight_decy=0.1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'$"):
         kind(one(), zzz=1)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.__name__ in OF_DEEPSPEED])
+def test_deepspeeds_engine_may_come_second(kind: Any) -> None:
+    engine = SimpleNamespace(mpu=None)
+    for handle in (engine, None):
+        assert kind(one(), handle, lr=0.5).param_groups[0]["lr"] == 0.5
+    assert kind(one(), 0.5, (0.8, 0.9)).param_groups[0]["betas"] == (0.8, 0.9)
+    for args, keywords in (
+        ((engine, 0.5), {}),
+        ((engine,), {"deepspeed": engine}),
+        ((0.5,), {"lr": 0.5}),
+        ((0.5, (0.8, 0.9), 1e-3, 0.1, 7), {}),
+    ):
+        with pytest.raises(TypeError, match="name the others|multiple values"):
+            kind(one(), *args, **keywords)
 
 
 INSTEAD = {

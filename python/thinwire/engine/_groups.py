@@ -91,11 +91,13 @@ def left_out(model: torch.nn.Module, places: list[Place]) -> list[str]:
 
 
 def defaults_of(options: Options) -> dict[str, Any]:
+    of_lamb = ("max_coeff", "min_coeff")
     return {
         "lr": options.learning_rate,
         "betas": (options.beta1, options.beta2),
         "eps": options.epsilon,
         "weight_decay": options.weight_decay,
+        **{key: getattr(options, key) for key in of_lamb if hasattr(options, key)},
     }
 
 

@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 
@@ -16,7 +16,7 @@ from .._agreement import agreed
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
 from ..optim._experts import KEY as EXPERTS
-from ..optim._options import names_of_python, number_of, rate_of
+from ..optim._options import names_of_python, number_of, rate_of, refuse_name
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
 from ..optim._torch_state import ParameterState
@@ -93,7 +93,8 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, with ZeRO this rank's part. Local. For files use
-        Engine.save_checkpoint().
+        Engine.save_checkpoint(). The keys cur_scale, dynamic_loss_scale, overflow and
+        clip_grad are DeepSpeed's; a load ignores them.
         """
         engine = self._made
         core = engine._native
@@ -108,6 +109,11 @@ class EngineOptimizer(torch.optim.Optimizer):
             "state": {},
             "param_groups": groups,
             "thinwire": tensors(core.state_dict()),
+            # For programs that read DeepSpeed's.
+            "cur_scale": self.cur_scale,
+            "dynamic_loss_scale": self.dynamic_loss_scale,
+            "overflow": self.overflow,
+            "clip_grad": self.clip_grad,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -201,6 +207,47 @@ class EngineOptimizer(torch.optim.Optimizer):
         core.set_loss_scale(number)
 
     cur_scale = loss_scale
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale changes from step to step."""
+        return self._made.dynamic_loss_scale()
+
+    dynamic = dynamic_loss_scale
+
+    @property
+    def _global_grad_norm(self) -> float | None:
+        """Result of Engine.get_global_grad_norm()."""
+        return self._made.get_global_grad_norm()
+
+    @property
+    def optimizer(self) -> EngineOptimizer:
+        """This object, which has the names of DeepSpeed's wrapper and of what it wraps."""
+        return self
+
+    @property
+    def loss_scaler(self) -> EngineOptimizer:
+        """This object, which has loss_scale, cur_scale and dynamic."""
+        return self
+
+    @property
+    def freeze_step(self) -> int | Literal["auto"] | None:
+        """Planned last exact step, as that of Thinwire's optimizers."""
+        planned = self._made._native.freeze_step
+        return "auto" if planned == _core.AUTO_FREEZE else planned
+
+    @property
+    def adam_freeze_key(self) -> bool:
+        """Whether the variance is frozen in the next step."""
+        freeze_step = self.freeze_step
+        return isinstance(freeze_step, int) and self._made._native.steps >= freeze_step
+
+    lamb_freeze_key = adam_freeze_key
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_name(self, name)
 
     @property
     def clip_grad(self) -> float:

@@ -10,6 +10,7 @@ there, and the arrays on the host have copies: see docs/guide/devices.md.
 
 Groups may set lr, betas, eps and weight_decay. With the low-bit optimizers they may
 also set exp_avg_mask, a tensor per parameter that is 0 where the momentum is always 0.
+It has the parameter's shape or is flat. One flat tensor may have all elements of a group.
 OnebitAdam accepts non_freeze too, and Lamb and OnebitLamb max_coeff and min_coeff. The
 keys lr, weight_decay and exp_avg_mask may change later. Every step reads them, and all
 ranks must set the same values. The script's masks stay in effect after a load.
@@ -41,7 +42,7 @@ thinwire.save and thinwire.load carry states over any number of ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -134,6 +135,7 @@ class OnebitAdam(_Optimizer):
 
     if TYPE_CHECKING:
 
+        @overload
         def __init__(
             self,
             params: ParamsT,
@@ -142,6 +144,10 @@ class OnebitAdam(_Optimizer):
             eps: float = ...,
             weight_decay: float = ...,
             **keywords: Unpack[names.OnebitAdamKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self, params: ParamsT, deepspeed: names.Handle | None, /, **keywords: Any
         ) -> None: ...
 
 
@@ -191,6 +197,7 @@ class OnebitLamb(_Optimizer):
 
     if TYPE_CHECKING:
 
+        @overload
         def __init__(
             self,
             params: ParamsT,
@@ -199,6 +206,10 @@ class OnebitLamb(_Optimizer):
             eps: float = ...,
             weight_decay: float = ...,
             **keywords: Unpack[names.OnebitLambKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self, params: ParamsT, deepspeed: names.Handle | None, /, **keywords: Any
         ) -> None: ...
 
 
@@ -221,6 +232,7 @@ class ZeroOneAdam(_Optimizer):
 
     if TYPE_CHECKING:
 
+        @overload
         def __init__(
             self,
             params: ParamsT,
@@ -229,6 +241,10 @@ class ZeroOneAdam(_Optimizer):
             eps: float = ...,
             weight_decay: float = ...,
             **keywords: Unpack[names.ZeroOneAdamKeywords],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self, params: ParamsT, deepspeed: names.Handle | None, /, **keywords: Any
         ) -> None: ...
 
 

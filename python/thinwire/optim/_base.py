@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, ClassVar, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 import torch
 from torch._compile import _disable_dynamo
@@ -30,12 +30,15 @@ from ._lifetime import close_user, closing
 from ._native import Native, make_config, make_native
 from ._notices import Notices, RunTotals
 from ._options import (
+    GROUP_KEYS,
     OF_DEEPSPEED,
     CommonKeywords,
+    by_name,
     check_keywords,
     default,
     names_of,
     number_of,
+    refuse_name,
 )
 from ._parameters import (
     Place,
@@ -91,13 +94,12 @@ class _Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | torch.Tensor | None = None,
-        betas: tuple[float, float] | None = None,
-        eps: float | None = None,
-        weight_decay: float | None = None,
+        *args: Any,
         **keywords: Any,
     ) -> None:
         """Makes the optimizer; help() of its class explains the arguments. Collective."""
+        keywords = by_name(type(self).__name__, args, keywords)
+        given = {name: keywords.pop(name, None) for name in GROUP_KEYS}
         self._native: Native | None = None
         self._closer: weakref.finalize[..., Any]
         self._process = os.getpid()
@@ -113,7 +115,6 @@ class _Optimizer(torch.optim.Optimizer):
         self._notices = Notices(self._comm)
         self._experts = Experts()
         try:
-            given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
             agreed(self._comm, lambda: self._take(params, given))
             self._build()
             made = self._made
@@ -142,6 +143,10 @@ class _Optimizer(torch.optim.Optimizer):
         params = with_names(params)
         for name, value in given.items():
             given[name] = default(self._options(), name) if value is None else value
+        for name in ("max_coeff", "min_coeff"):
+            if name in names_of(self._keywords):
+                value = self._given.get(name)
+                given[name] = default(self._options(), name) if value is None else value
         super().__init__(params, given)
         # This hook is first, so that the caller's hooks see the whole state.
         self.register_state_dict_post_hook(_state.complete)
@@ -267,6 +272,21 @@ class _Optimizer(torch.optim.Optimizer):
         planned = self._made.optimizer.freeze_step
         return "auto" if planned == _core.AUTO_FREEZE else planned
 
+    @property
+    def adam_freeze_key(self) -> bool:
+        """Whether the variance is frozen in the next step. DeepSpeed's name."""
+        freeze_step = self.freeze_step
+        return (
+            isinstance(freeze_step, int) and self._made.optimizer.steps >= freeze_step
+        )
+
+    lamb_freeze_key = adam_freeze_key
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse_name(self, name)
+
     def set_max_grad_norm(self, max_grad_norm: float) -> None:
         """Sets the constructor argument of the same name, for callers that learn it
         later. Collective.
@@ -288,16 +308,16 @@ class _Optimizer(torch.optim.Optimizer):
     def step(
         self,
         closure: None = None,
-        *,
         grads: PerParameter | None = None,
+        *,
         output_params: PerParameter | None = None,
     ) -> None: ...
     @overload
     def step(
         self,
         closure: Callable[[], float],
-        *,
         grads: PerParameter | None = None,
+        *,
         output_params: PerParameter | None = None,
     ) -> float: ...
     @_disable_dynamo
@@ -305,8 +325,8 @@ class _Optimizer(torch.optim.Optimizer):
     def step(
         self,
         closure: Callable[[], float] | None = None,
-        *,
         grads: PerParameter | None = None,
+        *,
         output_params: PerParameter | None = None,
     ) -> float | None:
         """Averages the ranks' gradients or momenta and updates parameters. Collective.

@@ -116,7 +116,10 @@ def make_config(
         config.comm.bucket_elements = PYTHON_BUCKET
     require_own_keys(groups, config.gradient_clipping, options.bias_correction)
     of_groups = (*FIXED_KEYS[2:], MASK)
-    plain = len(groups) == 1 and not any(key in groups[0] for key in of_groups)
+    plain = len(groups) == 1 and not any(
+        key in groups[0] and groups[0][key] != getattr(options, key, None)
+        for key in of_groups
+    )
     _set_numbers(options, groups[0], None if plain else 0)
     if not plain:
         options.groups = [
@@ -233,16 +236,23 @@ def is_dense(value: Any) -> bool:
     return is_tensor and value.layout == torch.strided and not value.is_meta
 
 
+def _is_flat(mask: Any, size: int) -> bool:
+    return is_dense(mask) and mask.shape == (size,)
+
+
 def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
     """Returns a group's masks in the layout's order, those of narrow parameters."""
     masks, params = masks_in(group), group["params"]
     if group.get(MASK) is None:
         return torch.zeros(0)
     what = f"param_groups[{index}]['exp_avg_mask']"
+    sizes = [p.numel() for p in params]
+    if len(masks) == 1 < len(params) and _is_flat(masks[0], sum(sizes)):
+        masks = masks[0].split(sizes)
     if len(masks) != len(params):
         raise InvalidArgument(
             f"{what}: must be one tensor for each of the group's {len(params)} "
-            f"parameters, got {len(masks)}"
+            f"parameters, or one of all their {sum(sizes)} elements, got {len(masks)}"
         )
     of = {id(p): mask for p, mask in zip(params, masks, strict=True)}
     parts = []
@@ -257,9 +267,10 @@ def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.
                 f"{what}: of parameter '{place.name}' it must be dense, real and not on the "
                 f"device meta, got {mask.dtype} of layout {mask.layout} on {mask.device}"
             )
-        require_shape(
-            f"{what} of parameter '{place.name}'", mask.shape, place.tensor.shape
-        )
+        if not _is_flat(mask, place.tensor.numel()):
+            require_shape(
+                f"{what} of parameter '{place.name}'", mask.shape, place.tensor.shape
+            )
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise InvalidArgument(
                 f"{what}: of parameter '{place.name}' its elements must be 0 or 1"

@@ -10,9 +10,9 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NoReturn, Protocol, TypedDict
 
 import torch
 
@@ -139,6 +139,12 @@ OUTER = """Keyword of an outer loop:
       per parameter more. See docs/guide/outer-loop.md."""
 
 
+class Handle(Protocol):
+    """DeepSpeed's engine."""
+
+    mpu: Any
+
+
 class CommonKeywords(TypedDict, total=False):
     """Keywords of all optimizers."""
 
@@ -246,6 +252,42 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     warmup_bits: Literal[0, 4, 8] | None
 
 
+_RESIDUALS = 'in state_dict()["thinwire"], as "worker_error" and "server_error"'
+# Attributes of DeepSpeed's optimizers and wrappers, and where their values are here.
+ELSEWHERE = {
+    **dict.fromkeys(("worker_errors", "server_errors"), _RESIDUALS),
+    "lamb_coeffs": "what get_lamb_coeffs() returns",
+    "exp_avg_flat": 'of a parameter, state[p]["exp_avg"]',
+    "var_freeze_step": "freeze_step",
+    "comm_backend_name": "what repr() shows",
+    "comm_backend_handle": "what repr() shows",
+    **dict.fromkeys(("using_pipeline", "cuda_aware"), "not used"),
+    "mpu": "that of initialize(), or of the keyword deepspeed",
+    "deepspeed": "the keyword of that name",
+    "bit16_groups": "fp16_groups",
+    "single_partition_of_fp32_groups": "fp32_groups, which are whole",
+    "averaged_gradients": "what engine.full_gradient(p) returns, with ZeRO",
+    **dict.fromkeys(("check_overflow", "has_overflow", "overflow_checker"), "overflow"),
+    "unscale_and_clip_grads": "part of engine.step()",
+    **dict.fromkeys(
+        ("cur_iter", "last_overflow_iter"),
+        'in state_dict()["thinwire"], as "loss_scale_steps" and "loss_scale_last_overflow"',
+    ),
+    **dict.fromkeys(
+        ("scale_factor", "scale_window", "min_loss_scale"),
+        "keys of fp16 in the configuration",
+    ),
+}
+
+
+def refuse_name(owner: object, name: str) -> NoReturn:
+    """Raises AttributeError, which says where the value of a name of DeepSpeed's is."""
+    text = f"'{type(owner).__name__}' object has no attribute '{name}'"
+    if name in ELSEWHERE:
+        text += f": here it is {ELSEWHERE[name]}"
+    raise AttributeError(text, name=name, obj=owner)
+
+
 def names_of(keywords: Any) -> list[str]:
     """Returns the keywords of a TypedDict, without torch's switches."""
     return [name for name in keywords.__annotations__ if name not in REFUSED]
@@ -287,6 +329,28 @@ def signature(options: Options, keywords: Any) -> inspect.Signature:
         for name in names_of(keywords)
     ]
     return inspect.Signature(first + last)
+
+
+def by_name(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keywords with those that were given by position, after params. An
+    engine of DeepSpeed, or None alone, is `deepspeed`, which DeepSpeed has there.
+
+    Raises TypeError like Python.
+    """
+    names = GROUP_KEYS
+    if args and (hasattr(args[0], "mpu") or (args[0] is None and len(args) == 1)):
+        names = ("deepspeed",)
+    if len(args) > len(names):
+        raise TypeError(
+            f"{kind}() takes params and by position at most {', '.join(names)}; "
+            f"{len(args) + 1} arguments were given, name the others"
+        )
+    given = dict(zip(names, args, strict=False))
+    for name in given.keys() & keywords.keys():
+        raise TypeError(f"{kind}() got multiple values for argument '{name}'")
+    if names == ("deepspeed",) and args[0] is None:
+        return keywords  # as without it
+    return {**keywords, **given}
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
