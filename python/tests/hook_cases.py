@@ -38,6 +38,13 @@ def net(dtype: torch.dtype = torch.float32) -> Net:
     return Net().to(dtype)
 
 
+def strided(module: Any) -> Any:
+    """Returns `module`, with a parameter that is not in the order of its indices."""
+    weight = module.first.weight
+    weight.data = weight.detach().t().contiguous().t()
+    return module
+
+
 def wrapped(module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
     """In buckets of a few kilobytes, which DDP rebuilds after the first backward."""
     return DistributedDataParallel(module, **{"bucket_cap_mb": 0.004, **options})
@@ -130,8 +137,8 @@ def join() -> tuple[int, int]:
 
 def hooked(kind: str = "ddp") -> tuple[Any, Any]:
     """A wrapper of DDP or FSDP, and its hook."""
-    if kind == "ddp":
-        ddp = wrapped(net())
+    if kind != "fsdp":
+        ddp = wrapped(strided(net()) if kind == "strided" else net())
         return ddp, thinwire.ddp_hook(ddp)
     fsdp = sharded(net())
     return fsdp, thinwire.fsdp_hook(fsdp, 4)

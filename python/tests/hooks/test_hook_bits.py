@@ -20,6 +20,7 @@ STEPS = 4
 # Options of DDP, loss scale, backwards of a step, and the dtype of the model.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "strided": {"strided": True},
     "one bucket": {"ddp": {"bucket_cap_mb": 25}},
     "views": {"ddp": {"gradient_as_bucket_view": True, "static_graph": True}},
     "unused": {"ddp": {"find_unused_parameters": True}, "leaves_out": True},
@@ -66,6 +67,8 @@ def compare(rank: int, size: int, kind: str, bits: int, name: str) -> dict[str, 
     case, is_ddp = CASES[name], kind == "ddp"
     scale, backwards = case.get("scale", 1.0), case.get("backwards", 1)
     net = cases.net(getattr(torch, case.get("dtype", "float32")))
+    if case.get("strided"):
+        net = cases.strided(net)
     plain = copy.deepcopy(net)
     each = int(os.environ.get("THINWIRE_RANKS_PER_HOST", "1"))
     parameters, hosts = list(plain.parameters()), size // each

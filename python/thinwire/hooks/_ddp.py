@@ -26,7 +26,13 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
 from ..report import HookReport
 from . import _state
-from ._parameters import averaged, description, refuse_on_all_ranks, require_options
+from ._parameters import (
+    averaged,
+    description,
+    refuse_on_all_ranks,
+    require_options,
+    strides_in_bucket,
+)
 from ._scale import Jumps, ScaledHook
 from ._thread import Exchanges
 
@@ -54,7 +60,9 @@ class _Part:
     index: int
     is_last: bool
     units: list[int]
-    values: torch.Tensor
+    bucket: torch.Tensor
+    values: torch.Tensor  # the bucket, or a copy of it in the order of indices
+    views: list[torch.Tensor]  # the bucket's gradients, if `values` is a copy
     done: Future[torch.Tensor]
     on_host: torch.Tensor  # the values, or a copy
     staging: Staging | None = None
@@ -66,6 +74,11 @@ class _Part:
         self.of.is_finite &= is_finite
         if self.staging is not None:
             self.staging.to_device([self.on_host], [self.values])
+        begin = 0
+        for view in self.views:
+            end = begin + view.numel()
+            view.copy_(self.values[begin:end].view(view.shape))
+            begin = end
 
 
 class Hook(ScaledHook):
@@ -107,6 +120,7 @@ class Hook(ScaledHook):
             self._has_warned = False
             self._backwards = 0
             self._pass = _Pass(0, self._exact_steps > 0, 1)
+            self._strides: dict[int, tuple[Any, list[tuple[int, ...]]]] = {}
             self._stagings: dict[torch.device, Staging] = {}
             self._on_host: dict[Any, torch.Tensor] = {}
             self._parts: deque[_Part] = deque()  # in flight, the oldest first
@@ -158,7 +172,8 @@ class Hook(ScaledHook):
           of each host in a hierarchical exchange.
           With `mean`, the first dimension is 1 and has the mean, so the state does not
           grow with the number of ranks. The mean over ranks stays the same.
-        server: per name, the servers' residual.
+        server: per name, the servers' residual. Both are by index, whatever memory format
+          the parameters have.
         backwards: how many backwards there were, which exact_steps counts.
 
         After a backward that has failed halfway, some residuals are those of that one.
@@ -224,7 +239,7 @@ class Hook(ScaledHook):
             devices=None if values.device.type == "cpu" else [values.device]
         )
         if self._comm.size == 1:
-            self._pay(units, bucket.gradients())
+            self._pay(units, self._views(bucket) or bucket.gradients())
             done.set_result(values)
             return done
         part = self._part(bucket, units, done)
@@ -252,9 +267,20 @@ class Hook(ScaledHook):
     def _part(
         self, bucket: dist.GradBucket, units: list[int], done: Future[torch.Tensor]
     ) -> _Part:
-        values = bucket.buffer()
-        index = bucket.index()
-        part = _Part(self._pass, index, bucket.is_last(), units, values, done, values)
+        buffer, index = bucket.buffer(), bucket.index()
+        views = self._views(bucket)
+        values = torch.cat([v.reshape(-1) for v in views]) if views else buffer
+        part = _Part(
+            self._pass,
+            index,
+            bucket.is_last(),
+            units,
+            buffer,
+            values,
+            views,
+            done,
+            values,
+        )
         if values.device.type != "cpu":
             part.staging = self._staging_of(values.device)
             key = (index, values.numel(), values.dtype, values.device)
@@ -263,6 +289,25 @@ class Hook(ScaledHook):
             part.on_host = self._on_host[key]
             part.event = part.staging.to_host(values, part.on_host)
         return part
+
+    def _views(self, bucket: dist.GradBucket) -> list[torch.Tensor]:
+        """Returns the gradients in a bucket if its memory is not in the order of their
+        indices, and nothing if it is.
+
+        DDP lays a gradient out as its parameter was when DDP made the bucket. The views
+        of bucket.gradients() do not follow that.
+        """
+        buffer, by_index = bucket.buffer(), bucket.gradients()
+        parameters, number = bucket.parameters(), bucket.index()
+        memory = buffer.data_ptr(), [id(p) for p in parameters]
+        if number not in self._strides or self._strides[number][0] != memory:
+            strides = [strides_in_bucket(p) for p in parameters]
+            self._strides[number] = memory, strides
+        _, strides = self._strides[number]
+        views = [
+            v.as_strided(v.shape, s) for v, s in zip(by_index, strides, strict=True)
+        ]
+        return [] if all(view.is_contiguous() for view in views) else views
 
     def _run(self, part: _Part) -> None:
         """Averages a bucket in place, on the thread of the exchanges."""
@@ -297,7 +342,7 @@ class Hook(ScaledHook):
         if last.is_last:
             self._tell_of_scale(last.of)
         for part, _ in done:
-            part.done.set_result(part.values)
+            part.done.set_result(part.bucket)
             self._parts.popleft()
 
     def _require_same_scale(self, scale: float) -> None:

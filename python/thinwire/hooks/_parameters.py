@@ -92,3 +92,15 @@ def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
 
 def description(parameters: dict[str, torch.nn.Parameter]) -> str:
     return "".join(f"{n} {tuple(p.shape)} {p.dtype}\n" for n, p in parameters.items())
+
+
+def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Returns the strides that DDP gives a gradient in a bucket: its parameter's if that
+    is dense, and otherwise those of the order of indices.
+    """
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return torch.empty(parameter.shape, device="meta").stride()
+        expected *= size
+    return parameter.stride()
