@@ -57,8 +57,9 @@ constexpr KeyRule kRules[] = {
      "since 0.19.3)"},
     {"steps_per_print", kSupported, "steps per line of a program's log"},
     {"communication_data_type", kSupported,
-     "`fp32`, `fp16`, `bf16`: how exact averages travel; absent: as the "
-     "parameters"},
+     "`fp32`, `fp16`, `bf16`: how exact averages of fp32 values travel; "
+     "absent: "
+     "as the parameters. 16-bit gradients travel as they are"},
     {"prescale_gradients", kSupported,
      "`deepspeed` semantics: divide before the sum; otherwise unnecessary: "
      "sums are formed in fp32 and divided once"},

@@ -91,9 +91,37 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
+// Tells whether every gradient that is sent has 16 bits in the memory of its
+// rank. Otherwise, or if the file does not say, it may be an fp32 sum.
+bool sends_16_bits(const Config& config) {
+  if (config.precision.dtype == DType::kFloat32) return false;
+  const bool is_one_backward =
+      config.managed_gradient_accumulation &&
+      config.gradient_accumulation_steps.value_or(1) == 1 &&
+      (config.gradient_accumulation_steps || !config.train_batch_size ||
+       !config.train_micro_batch_size_per_gpu);
+  return is_one_backward || config.zero.stage == 2 ||
+         config.accumulation_dtype != DType::kFloat32;
+}
+
+// Notes what only the reference's ZeRO does.
+void note_of_reference(std::vector<KeyNote>& notes, const Config& config) {
+  if (config.semantics == Semantics::kDeepSpeed && config.zero.stage > 0)
+    return;
+  note_unused(notes, "zero_optimization.reduce_scatter",
+              "gradients are reduce-scattered in any case");
+  note_unused(notes, "zero_optimization.round_robin_gradients",
+              "every bucket loads all ranks alike");
+  if (sends_16_bits(config))
+    note_unused(notes, "communication_data_type",
+                "16-bit gradients travel as they are, are added in fp32 and "
+                "rounded once; the key is for fp32 sums of several backwards");
+}
+
 // Notes keys without effect because of other keys, none of which is rejected.
 void note_without_effect(std::vector<KeyNote>& notes, const Config& config) {
   note_divisions(notes, config);
+  note_of_reference(notes, config);
   if (config.zero.offload_optimizer == OffloadDevice::kNone ||
       config.semantics == Semantics::kDeepSpeed)
     return;

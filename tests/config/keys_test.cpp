@@ -70,6 +70,9 @@ json base_file(const KeyRule& rule) {
     file["fp16"]["enabled"] = true;
     file["thinwire"]["semantics"] = "deepspeed";
   }
+  if (rule.path == "zero_optimization.reduce_scatter" ||
+      rule.path == "zero_optimization.round_robin_gradients")
+    file["thinwire"]["semantics"] = "deepspeed";
   return file;
 }
 

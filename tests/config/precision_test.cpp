@@ -3,6 +3,7 @@
 // DeepSpeed's keys whose meaning here depends on other keys.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
@@ -155,6 +156,42 @@ TEST(ConfigFile, Item9DivisionsBeforeTheSumAreDeepSpeeds) {
     expect_rejected(
         R"({"gradient_predivide_factor": )" + std::string(value) + "}",
         {"gradient_predivide_factor", "> 0", value});
+}
+
+TEST(ConfigFile, NotesAnUnusedTypeOfCommunicationAndOptionsOfTheReference) {
+  const auto ignored = [](const std::string& key, const std::string& rest) {
+    std::vector<KeyNote> notes;
+    static_cast<void>(Config::from_json("{" + rest + "}", &notes));
+    const auto found = std::ranges::find(notes, key, &KeyNote::path);
+    return found->kind == KeyNote::Kind::kIgnored;
+  };
+  const std::string reference = R"(, "thinwire": {"semantics": "deepspeed"})";
+  const auto type = [&](const std::string& rest) {
+    return ignored("communication_data_type",
+                   R"("communication_data_type": "fp32", )" + rest);
+  };
+  const std::string fp16 = R"("fp16": {"enabled": true})";
+  const std::string several = fp16 + R"(, "gradient_accumulation_steps": 2)";
+  const std::string batches =
+      fp16 + R"(, "train_batch_size": 8, "train_micro_batch_size_per_gpu": 2)";
+  const std::string stage_2 = R"(, "zero_optimization": {"stage": 2})";
+  EXPECT_TRUE(type(fp16));
+  EXPECT_TRUE(type(fp16 + R"(, "zero_optimization": {"stage": 1})"));
+  EXPECT_TRUE(type(several + stage_2));
+  EXPECT_TRUE(
+      type(several + R"(, "data_types": {"grad_accum_dtype": "fp16"})"));
+  EXPECT_FALSE(type(several));
+  EXPECT_FALSE(type(batches));
+  EXPECT_FALSE(type(fp16 + R"(, "managed_gradient_accumulation": false)"));
+  EXPECT_FALSE(type(R"("fp16": {"enabled": false})" + stage_2));
+  EXPECT_FALSE(type(fp16 + stage_2 + reference));
+
+  for (const std::string name : {"reduce_scatter", "round_robin_gradients"}) {
+    const std::string zero =
+        R"("zero_optimization": {"stage": 2, ")" + name + R"(": true})";
+    EXPECT_TRUE(ignored("zero_optimization." + name, zero));
+    EXPECT_FALSE(ignored("zero_optimization." + name, zero + reference));
+  }
 }
 
 TEST(ConfigFile, Item8TheBackendIsOneOfFour) {
