@@ -103,12 +103,13 @@ StepReport Fp16Optimizer::step(const StepInput& in) {
   if (is_averaged && comm_.size() > 1) average(halves);
   kernels::convert(in.grads, std::span(grads_));
   const bool overflow = overflows(is_averaged);
+  const double scale_before = scaler_.scale();
   scaler_.update(overflow);
   if (overflow) {
     ++skipped_;
     return {.applied = false,
             .phase = optimizer_->progress().phase,
-            .loss_scale = scaler_.scale()};
+            .loss_scale = scale_before};
   }
 
   const double total = scaled_norm();

@@ -150,7 +150,7 @@ void ZeroOptimizer::Impl::take_step(StepReport& report,
                 .is_averaged = true,
                 .last_good_step = counts.steps});
   scale.update(!report.applied);
-  report.loss_scale = scale.value();
+  report.loss_scale = report.applied ? scale.value() : scale_before;
   has_averaged = false;
   if (!report.applied) {
     ++counts.skipped;

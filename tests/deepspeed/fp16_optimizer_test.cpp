@@ -81,6 +81,18 @@ TEST(Fp16Optimizer, Item30HalvesTheGradientWhereTheScaleGrows) {
   });
 }
 
+TEST(Fp16Optimizer, ReportsTheScaleThatASkippedStepsGradientsHad) {
+  test::alone([](comm::Communicator& comm) {
+    Training run(comm, test::layout_of(1), exact_adam(test::seeing_gradients()),
+                 reference({.initial_scale = 256}));
+    const StepReport report =
+        run.step({std::numeric_limits<float>::infinity()});
+    EXPECT_FALSE(report.applied);
+    EXPECT_EQ(report.loss_scale, 256);
+    EXPECT_EQ(run.optimizer->loss_scale(), 128);
+  });
+}
+
 // 40000 and 40000 are above what fp16 holds, halves of them are not.
 TEST(Fp16Optimizer, Item12DividesBeforeTheSumIfAsked) {
   const auto applied = [](double predivide, bool prescale) {

@@ -199,6 +199,19 @@ TEST(DeepSpeedZero, NamesWhatOverflowsAtTheMinimumOfTheScale) {
   });
 }
 
+TEST(DeepSpeedZero, ReportsTheScaleThatASkippedStepsGradientsHad) {
+  ranks(2, [](comm::Communicator& comm) {
+    ZeroOptions options = reference(2, DType::kFloat16);
+    options.loss_scale = {.initial_scale = 256, .hysteresis = 1};
+    Training run(comm, layout_of({2}), options);
+    const float infinity = std::numeric_limits<float>::infinity();
+    const StepReport report = run.step({1, infinity});
+    EXPECT_FALSE(report.applied);
+    EXPECT_EQ(report.loss_scale, 256);
+    EXPECT_EQ(run.optimizer->loss_scale(), 128);
+  });
+}
+
 TEST(DeepSpeedZero, ForgetsABackwardThatIsCancelled) {
   for (const int stage : {1, 2})
     ranks(2, [&](comm::Communicator& comm) {
