@@ -119,7 +119,8 @@ class HookStrategy(DDPStrategy):  # type: ignore[misc]
     """DDP with ddp_hook(), for optimizers of torch's: `HookStrategy({"bits": 8})`.
     Lightning registers a `ddp_comm_hook` itself on CUDA devices only.
 
-    Checkpoints of Lightning do not have the residuals, so a resumed run begins with 0.
+    Checkpoints of Lightning do not have the residuals. So a resumed run begins with 0,
+    and makes its `exact_steps` again.
     """
 
     strategy_name = "thinwire_hook"

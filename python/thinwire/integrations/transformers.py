@@ -137,7 +137,8 @@ class DdpHook(TrainerCallback):  # type: ignore[misc]
 
         trainer.add_callback(thinwire.integrations.transformers.DdpHook(trainer))
 
-    Checkpoints of the Trainer do not have the residuals, so a resumed run begins with 0.
+    Checkpoints of the Trainer do not have the residuals. So a resumed run begins with 0,
+    and makes its `exact_steps` again.
     Without DDP, for one rank, it does nothing.
     """
 
