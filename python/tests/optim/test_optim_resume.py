@@ -67,6 +67,36 @@ def no_warning() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("kind", cases.KINDS)
+@pytest.mark.filterwarnings("ignore:parameters differ")
+def test_betas_and_limits_are_those_of_the_state(kind: str, caplog: Any) -> None:
+    numbers = {"betas": (0.8, 0.9), "eps": 1e-4}
+    if "Lamb" in kind:
+        numbers["max_coeff"] = 0.5
+
+    def made(comm: Any, seed: int, **numbers: Any) -> Any:
+        net = cases.model(seed)
+        return net, cases.make(kind, [{"params": net.parameters(), **numbers}], comm)
+
+    def run(comm: Any) -> None:
+        whole, optimizer = made(comm, 0, **numbers)
+        cases.train(whole, optimizer, range(14), comm.rank)
+        net, resumed = made(comm, 9)
+        cases.train(net, resumed, range(2), comm.rank)
+        net.load_state_dict(whole.state_dict())
+        resumed.load_state_dict(optimizer.state_dict())
+        for key, value in numbers.items():
+            assert resumed.param_groups[0][key] == value
+        cases.train(whole, optimizer, range(14, 18), comm.rank)
+        cases.train(net, resumed, range(14, 18), comm.rank)
+        assert cases.bits(net) == cases.bits(whole)
+
+    with caplog.at_level("INFO", "thinwire"):
+        run_local_ranks(2, run)
+    for key in numbers:
+        assert caplog.text.count(f"param_groups[0]['{key}'] is") == 1
+
+
 def test_a_state_has_torchs_form_and_views_of_one_array() -> None:
     net = cases.model()
     net[2].bias.requires_grad_(False)
@@ -220,8 +250,15 @@ def test_states_that_do_not_fit_change_nothing() -> None:
     for text, change in (
         ("number of parameter groups", {"param_groups": groups * 2}),
         ("doesn't match the size", {"param_groups": [{**group, "params": [0]}]}),
-        (r"'betas'\] of the state", {"param_groups": [{**group, "betas": (0.5, 0.6)}]}),
-        (r"'eps'\] of the state", {"param_groups": [{**group, "eps": torch.ones(2)}]}),
+        (r"betas\[0\] must be in", {"param_groups": [{**group, "betas": (2, 0.6)}]}),
+        ("eps: must be a number", {"param_groups": [{**group, "eps": torch.ones(2)}]}),
+        (
+            "another parameter layout",
+            {
+                "param_groups": [{**group, "eps": 1e-3}],
+                "thinwire": record | {"layout": "w 3 group 0\n"},
+            },
+        ),
         (r"'lr'\] of .* in fp32", {"param_groups": [{**group, "lr": 1e39}]}),
         ("'maximize'", {"param_groups": [{**group, "maximize": True}]}),
         ("with 'params'", {"param_groups": [{}]}),
@@ -248,6 +285,7 @@ def test_states_that_do_not_fit_change_nothing() -> None:
         with pytest.raises((Error, TypeError, ValueError), match=text):
             other.load_state_dict({**good, **change})
         assert other._made.optimizer.steps == 0
+        assert other.param_groups[0]["eps"] == group["eps"]
     sgd = {0: {"momentum_buffer": torch.ones(33, 7)}}
     adam = {0: {"step": 1, "exp_avg": 0, "exp_avg_sq": 0}}
     zero_one = cases.make("ZeroOneAdam", cases.model().parameters())

@@ -37,7 +37,9 @@ accepts these states:
 * a state of torch.optim.Adam or AdamW, for the exact stage
 * an empty one, before the first step
 
-thinwire.save and thinwire.load carry states over any number of ranks.
+thinwire.save and thinwire.load carry states over any number of ranks. The betas, eps,
+max_coeff and min_coeff of a state replace those of the optimizer, as with torch. The log
+notes each that differs.
 """
 
 from __future__ import annotations

@@ -173,17 +173,24 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _build(self) -> None:
         """Makes the native optimizer anew, on all ranks or none. Collective."""
+        self._use(self._make(self._given.get("broadcast") is not False))
+
+    def _make(self, broadcast: bool) -> Native:
+        """Makes a native optimizer, on all ranks or none. Collective."""
         places, config = agreed(self._comm, self._plan)
         self._experts.join(self._comm, self.param_groups)
-        made = make_native(
+        return make_native(
             self._comm,
             config,
             places,
             len(self.param_groups),
-            self._given.get("broadcast") is not False,
+            broadcast,
             self._experts,
         )
-        earlier = self._native
+
+    def _use(self, made: Native) -> None:
+        """Replaces the native optimizer. Local."""
+        earlier, places = self._native, made.places
         if self._comm.rank == 0:
             warn_of_order(places)
         made.memory.attach_parameters()
@@ -478,7 +485,8 @@ class _Optimizer(torch.optim.Optimizer):
         self, state_dict: dict[str, Any], residuals: Literal["keep", "drop"] = "keep"
     ) -> None:
         """Loads a state; thinwire.optim lists the accepted ones. Local; with lean 1-bit
-        Adam collective.
+        Adam collective. Also collective if betas, eps, max_coeff or min_coeff of the
+        state are others than this optimizer's, which takes the state's, as torch does.
 
         residuals="drop" loads a low-bit optimizer's state on any rank of any number of
         ranks: everything except the residuals of its rank, which begin at 0.

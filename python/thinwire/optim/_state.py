@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -14,7 +16,7 @@ from .. import _core
 from .._agreement import agreed
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ._experts import KEY as EXPERTS
-from ._native import KEYWORDS, MASK
+from ._native import KEYWORDS, MASK, Native
 from ._options import REFUSED, rate_of
 from ._settings import same
 from ._torch_state import of_torch, refuse_deepspeed
@@ -31,6 +33,8 @@ PER_PARAMETER = (
 )
 # Residuals, and what says whose they are.
 _OF_ONE_RANK = {"worker_error", "server_error", "residual_layout"}
+# Of LAMB's trust ratio.
+_LIMITS = ("max_coeff", "min_coeff")
 # Of lean 1-bit Adam before its freeze, and of an outer loop.
 _SHARDED = {"shards", "outer.is_local"}
 _DROPPING = 'load_state_dict(state, residuals="drop") loads the rest of it on any rank'
@@ -97,7 +101,7 @@ def load(
         refuse_deepspeed(wrapped.get("state", {}))
     _require_form(saved_state)
     groups = deepcopy(saved_state["param_groups"])
-    _check_groups(optimizer, groups)
+    others = _other_numbers(optimizer, groups)
     native = optimizer._made
     native.memory.read_written()
     if not native.optimizer.steps_behind:  # otherwise the state replaces everything
@@ -105,8 +109,8 @@ def load(
     state = saved_state.get("state", {})
     record = saved_state.get("thinwire")
     mine = _saved_ids(optimizer, groups)
+    keeps = residuals == "keep"
     if record is None and state:
-        native.optimizer.adopt(of_torch(optimizer, state, mine))
         coupled = [g for g in groups if g.get("decoupled_weight_decay") is False]
         if any(g.get("weight_decay") for g in coupled):
             optimizer._notices.warn(
@@ -119,18 +123,18 @@ def load(
             "the state to load is empty, and this optimizer has taken "
             f"{native.optimizer.steps} steps: make another one, which begins anew"
         )
-    elif record is not None:
-        keeps = residuals == "keep"
-        is_collective = isinstance(native.config.optimizer, _core.LeanOnebitAdamOptions)
-
-        def read() -> dict[str, Any]:
-            return _own(optimizer, record, state, mine, keeps)
-
-        _put(optimizer, agreed(optimizer._comm, read) if is_collective else read())
+    with _with_numbers(optimizer, others) as target:
+        if record is not None:
+            is_lean = isinstance(target.config.optimizer, _core.LeanOnebitAdamOptions)
+            own = partial(_own, optimizer, record, state, mine, keeps)
+            _put(target, agreed(optimizer._comm, own) if is_lean else own())
+        elif state:
+            target.optimizer.adopt(of_torch(optimizer, state, mine))
+    if record is not None:
         saved_by = record.get("world_size", optimizer._comm.size)
         optimizer._notices.run.continue_from(record.get("run"), saved_by)
     _take_groups(optimizer, groups)
-    optimizer._notices.loaded(native.optimizer.take_notes())
+    optimizer._notices.loaded(target.optimizer.take_notes())
     for after in optimizer._optimizer_load_state_dict_post_hooks.values():
         after(optimizer)
 
@@ -194,7 +198,16 @@ def _require_form(saved: Mapping[str, Any]) -> None:
                 )
 
 
-def _check_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> None:
+def _other_numbers(
+    optimizer: _Optimizer, saved_groups: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the numbers of each group that the state has otherwise than the optimizer.
+
+    Raises ValueError or InvalidArgument for groups that do not fit.
+    """
+    options = optimizer._made.config.optimizer
+    limits = {key: getattr(options, key) for key in _LIMITS if hasattr(options, key)}
+    others: list[dict[str, Any]] = []
     groups = optimizer.param_groups
     if len(groups) != len(saved_groups):
         raise ValueError(
@@ -213,12 +226,53 @@ def _check_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> 
                 raise InvalidArgument(
                     f"param_groups[{number}]['{key}'] of the state is set: {REFUSED[key]}"
                 )
-        for key, value in optimizer._settings.fixed(number).items():
-            if key in saved and not same(saved[key], value):
+        others.append({})
+        for key, value in {**limits, **optimizer._settings.fixed(number)}.items():
+            if key not in saved or same(saved[key], value):
+                continue
+            if key not in ("betas", "eps", *_LIMITS):
                 raise InvalidArgument(
                     f"param_groups[{number}]['{key}'] of the state is {saved[key]!r:.60}, "
                     f"the optimizer's {value!r}: make the optimizer with the state's"
                 )
+            others[-1][key] = saved[key]
+    return others
+
+
+@contextmanager
+def _with_numbers(
+    optimizer: _Optimizer, others: list[dict[str, Any]]
+) -> Iterator[Native]:
+    """Yields the native optimizer. If others[i] of some group i is not empty, it is a new
+    one with these numbers, which the optimizer uses from then on. Collective then. If
+    the body raises, nothing has changed.
+    """
+    if not any(others):
+        yield optimizer._made
+        return
+    groups = optimizer.param_groups
+    before = [dict(group) for group in groups]
+    made = None
+    try:
+        for group, new in zip(groups, others, strict=True):
+            group.update(new)
+        made = optimizer._make(broadcast=False)
+        yield made
+    except BaseException:
+        if made is not None:
+            made.close()
+        for group, old in zip(groups, before, strict=True):
+            group.clear()
+            group.update(old)
+        raise
+    optimizer._use(made)
+    optimizer._notices.loaded(
+        [
+            f"param_groups[{number}]['{key}'] is {value!r:.60} now, as in the state"
+            for number, new in enumerate(others)
+            for key, value in new.items()
+        ]
+    )
 
 
 def _take_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> None:
@@ -336,8 +390,7 @@ def _without_residuals(record: Mapping[str, Any], size: int) -> dict[str, Any]:
     return kept
 
 
-def _put(optimizer: _Optimizer, state: dict[str, Any]) -> None:
-    native = optimizer._made
+def _put(native: Native, state: dict[str, Any]) -> None:
     saved = str(state.get("optimizer", "")).removeprefix("deepspeed ")
     if saved == native.config.optimizer_name():
         native.optimizer.load_state_dict(state)
