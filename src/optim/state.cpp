@@ -118,7 +118,9 @@ std::optional<std::vector<float>> elements_of(const State& state,
                                               Range range) {
   const std::string of_experts = kOfExperts + std::string(array);
   for (const StateArray& found : state.arrays) {
-    if (found.axis != Axis::kElement || found.sharing != Sharing::kSame ||
+    // A mean is of ranks of another number: each has values of its own.
+    if (found.axis != Axis::kElement ||
+        (found.sharing != Sharing::kSame && found.sharing != Sharing::kMean) ||
         (found.name != array && found.name != of_experts))
       continue;
     const auto begin = place_in(found.ranges, range);

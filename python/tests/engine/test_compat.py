@@ -422,6 +422,24 @@ def test_moments_are_shown_in_the_state_of_a_parameter() -> None:
         state["momentum_buffer"]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["ZeroOneAdam", "OuterAdamW", "OuterOnebitAdam"])
+@pytest.mark.filterwarnings("ignore:parameters differ")
+def test_momentum_is_shown_in_local_steps(kind: str, ranks: int) -> None:
+    def run(comm: Any) -> list[str]:
+        net, optimizer = cases.made(kind, comm)
+        phases = []
+        for step in range(18):
+            phases += cases.train(net, optimizer, range(step, step + 1), comm.rank)
+            saved = optimizer.state_dict()["state"]
+            for number, parameter in enumerate(net.parameters()):
+                shown = optimizer.state[parameter]["exp_avg"]
+                assert torch.equal(shown, saved[number]["exp_avg"])
+        return phases
+
+    assert "local" in run_local_ranks(ranks, run)[0]
+
+
 # ---- groups
 
 
