@@ -91,10 +91,11 @@ double learning_rate(Self& self, std::size_t group) {
   return self.look().engine->optimizer().groups().learning_rate(group);
 }
 
-void set_model_parallel(Self& self, const CommunicatorHandle& comm) {
+void set_model_parallel(Self& self, const CommunicatorHandle& comm,
+                        const std::vector<std::size_t>& uncounted) {
   const std::shared_ptr<comm::Communicator> kept = comm.get();
   call(self, "set_model_parallel", [&](EngineParts& parts) {
-    parts.engine->set_model_parallel(*kept);
+    parts.engine->set_model_parallel(*kept, uncounted);
     parts.experts.push_back(kept);
   });
 }
@@ -203,7 +204,7 @@ void bind_values(nb::class_<EngineHandle>& kind) {
   kind.def("set_learning_rate", &set_learning_rate, "learning_rate"_a,
            "group"_a = nb::none())
       .def("learning_rate", &learning_rate, "group"_a)
-      .def("set_model_parallel", &set_model_parallel, "comm"_a)
+      .def("set_model_parallel", &set_model_parallel, "comm"_a, "uncounted"_a)
       .def_prop_ro("loss_scale", &look<&Engine::loss_scale>)
       .def("set_loss_scale", &forward<&Engine::set_loss_scale, double>,
            "loss_scale"_a)

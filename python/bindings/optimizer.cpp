@@ -67,10 +67,22 @@ optim::StepReport step(Self& self, nb::handle params, nb::handle grads,
   const Array updated(params, "params");
   const Array gradients(grads, "grads");
   return call(self, "step", [&](OptimizerParts& parts) {
-    return parts.optimizer().step({.params = updated.view(),
-                                   .grads = gradients.view(),
-                                   .loss_scale = loss_scale,
-                                   .final_range = final_range_of(final_range)});
+    optim::StepInput input{.params = updated.view(),
+                           .grads = gradients.view(),
+                           .loss_scale = loss_scale,
+                           .final_range = final_range_of(final_range)};
+    parts.model_parallel.join(input);
+    return parts.optimizer().step(input);
+  });
+}
+
+void set_model_parallel(Self& self, const CommunicatorHandle& comm,
+                        const std::vector<std::size_t>& uncounted) {
+  const std::shared_ptr<comm::Communicator> kept = comm.get();
+  call(self, "set_model_parallel", [&](OptimizerParts& parts) {
+    parts.model_parallel =
+        engine::ModelParallel(*kept, parts.layout, parts.config, uncounted);
+    parts.experts.push_back(kept);
   });
 }
 
@@ -195,6 +207,7 @@ void bind_optimizer(nb::module_& module) {
            "params"_a, "initial"_a = nb::none(), "experts"_a = nb::list())
       .def("step", &step, "params"_a, "grads"_a, "loss_scale"_a = 1.0,
            "final_range"_a = nb::none())
+      .def("set_model_parallel", &set_model_parallel, "comm"_a, "uncounted"_a)
       .def("synchronize", &synchronize, "params"_a)
       .def_prop_ro("steps", &progress<&Progress::steps>)
       .def_prop_ro("skipped_steps", &progress<&Progress::skipped>)

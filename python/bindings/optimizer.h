@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "engine/model_parallel.h"
 #include "experts.h"
 #include "support/arrays.h"
 #include "support/call.h"
@@ -20,6 +21,7 @@ namespace thinwire::python {
 struct OptimizerParts {
   std::shared_ptr<comm::Communicator> comm;
   Experts experts{};
+  engine::ModelParallel model_parallel{};
   std::unique_ptr<comm::Communicator> grouped{};  // null if flat
   ParameterLayout layout;
   config::Config config;

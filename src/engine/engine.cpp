@@ -153,14 +153,10 @@ comm::Communicator& Engine::communicator() const noexcept {
   return impl_->given;
 }
 
-void Engine::set_model_parallel(comm::Communicator& comm) {
-  const Config& own = impl_->config;
-  require(own.semantics == config::Semantics::kCorrected, "semantics",
-          "corrected with model parallelism", to_string(own.semantics));
-  require(impl_->made.lean == nullptr, "optimizer",
-          "another one than lean_onebit_adam with model parallelism",
-          config::name_of(own.optimizer));
-  impl_->model_parallel = &comm;
+void Engine::set_model_parallel(comm::Communicator& comm,
+                                std::span<const std::size_t> uncounted) {
+  impl_->model_parallel =
+      ModelParallel(comm, impl_->layout, impl_->config, uncounted);
 }
 
 LearningRates& Engine::learning_rates() noexcept { return impl_->rates; }

@@ -17,6 +17,7 @@
 #include "engine/fallback.h"
 #include "engine/gradient_marks.h"
 #include "engine/hierarchy.h"
+#include "engine/model_parallel.h"
 #include "engine/step_notices.h"
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/buffer.h"
@@ -174,7 +175,7 @@ struct Engine::Impl final : exchange::GradientSink {
   GradientMarks marks;  // of values that the caller may not change until step()
   Buffer sums;          // fp32, of 16-bit gradients; made when needed
   bool accumulates_in_fp32 = false;
-  comm::Communicator* model_parallel = nullptr;  // null: there is none
+  ModelParallel model_parallel;
   Buffer travelling;  // gradients in the dtype of the wire, if that is another
   EngineReport report;
   comm::Counters counters;  // at the window's first backward
@@ -219,7 +220,6 @@ struct Engine::Impl final : exchange::GradientSink {
   void begin_window();
   void require_untouched();
   void require_all_used() const;
-  [[nodiscard]] double norm_of_all_parts(double own);
   void explain(const Error& error) const;
 
   void watch_the_freeze();

@@ -287,17 +287,6 @@ void Engine::Impl::require_all_used() const {
           parameters[dense[static_cast<std::size_t>(all[r])]].name, r));
 }
 
-// Adds the squares of the ranks that hold one model together, in their order.
-// Collective over these ranks.
-double Engine::Impl::norm_of_all_parts(double own) {
-  const double square = own * own;
-  std::vector<double> all(static_cast<std::size_t>(model_parallel->size()));
-  model_parallel->all_gather(std::span(&square, 1), all);
-  double sum = 0;
-  for (const double part : all) sum += part;
-  return std::sqrt(sum);
-}
-
 EngineReport Engine::Impl::step(const optim::FinalRange& final_range) {
   if (window->in_backward())
     refuse("step: inside a backward; call end_backward() first");
@@ -322,8 +311,7 @@ EngineReport Engine::Impl::step(const optim::FinalRange& final_range) {
                                                 : to_send({0, layout.size()});
   optim::StepInput input{
       .params = params, .grads = sent, .final_range = final_range};
-  if (model_parallel != nullptr)
-    input.whole_norm = [this](double own) { return norm_of_all_parts(own); };
+  model_parallel.join(input);
   EngineReport done = report;
   step_began = now();
   try {

@@ -130,7 +130,7 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   step.report().residuals_cleared = report.residuals_cleared;
   if (!report.applied) return;
   steps = exact->progress().steps;
-  gradients.remember(rms_norm.value(), report.grad_norm);
+  gradients.remember(rms_norm.value(), report.grad_norm, report.grad_norm);
   // d = max(sqrt(v / (1 - beta2^T)) + eps, floor), 1/d and p in low-bit form
   if (freeze.is_last(
           steps, [&] { return norm_of_variance(step); }, momentum))

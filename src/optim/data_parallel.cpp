@@ -88,8 +88,8 @@ struct DataParallel::Impl final : EarlyGradients {
     average.complete(in.grads, meter);
     const double divisor =
         in.loss_scale * exchange::sum_divisor(comm, in.grads.dtype());
-    report.grad_norm = whole_norm(
-        in, std::sqrt(kernels::sum_of_squares(pool, in.grads)) / divisor);
+    report.grad_norm =
+        whole_norm(in, std::sqrt(counted_squares(in, pool)) / divisor);
     const bool skips = options.skip_nonfinite || in.skip_if_any_rank_nonfinite;
     report.applied = std::isfinite(report.grad_norm) || !skips;
     if (!report.applied) return;

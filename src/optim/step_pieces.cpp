@@ -44,6 +44,23 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
   });
 }
 
+double counted(double squares, ConstView grads,
+               std::span<const Range> uncounted, ThreadPool& pool) {
+  double rest = squares;
+  for (const Range& range : uncounted)
+    rest -=
+        kernels::sum_of_squares(pool, grads.subview(range.offset, range.size));
+  return rest < 0 ? 0 : rest;  // rounding
+}
+
+std::vector<Range> within(std::span<const Range> ranges, Range part) {
+  std::vector<Range> found;
+  for (const Range& range : ranges)
+    if (range.offset >= part.offset && range.end() <= part.end())
+      found.push_back({range.offset - part.offset, range.size});
+  return found;
+}
+
 void apply_by_bucket(UpdateRule& rule, std::int64_t step,
                      const UpdateArrays& arrays, ThreadPool& pool,
                      const Buckets& buckets) {

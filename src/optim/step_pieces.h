@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "exchange/wait_meter.h"
+#include "kernels/pooled_norm.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/thread_pool.h"
@@ -69,6 +70,21 @@ struct Buckets {
 void apply_by_bucket(UpdateRule& rule, std::int64_t step,
                      const UpdateArrays& arrays, ThreadPool& pool,
                      const Buckets& buckets);
+
+/// Returns `squares`, a sum of squares of `grads`, without the parts of it in
+/// `uncounted`. It is not finite if a gradient is not.
+[[nodiscard]] double counted(double squares, ConstView grads,
+                             std::span<const Range> uncounted,
+                             ThreadPool& pool);
+/// Returns the sum of squares of a step's gradients that count.
+[[nodiscard]] inline double counted_squares(const StepInput& in,
+                                            ThreadPool& pool) {
+  return counted(kernels::sum_of_squares(pool, in.grads), in.grads,
+                 in.uncounted, pool);
+}
+/// Returns the ranges that lie within `part`, relative to it.
+[[nodiscard]] std::vector<Range> within(std::span<const Range> ranges,
+                                        Range part);
 
 /// The norm of the whole model's gradient, of which `norm` is this optimizer's.
 [[nodiscard]] inline double whole_norm(const StepInput& in, double norm) {

@@ -165,8 +165,7 @@ void OuterLoop::Impl::warm_up_step(const StepInput& in,
   StepReport& report = meter.report();
   report.bits = comm.size() == 1 ? 0 : options.warmup_bits;
   const optim::Agreement agreement = optim::agree(
-      comm,
-      {.squares = kernels::sum_of_squares(pool, in.grads), .optimizer = number},
+      comm, {.squares = optim::counted_squares(in, pool), .optimizer = number},
       meter);
   first_agreements.report(agreement, report);
   if (agreement.nonfinite_rank >= 0 && skips(in)) {
@@ -193,7 +192,7 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   report.phase = Phase::kLocal;
   report.grad_norm_is_estimate = true;
   double squares = 0;
-  if (skips(in) || inside) squares = kernels::sum_of_squares(pool, in.grads);
+  if (skips(in) || inside) squares = optim::counted_squares(in, pool);
   bool is_finite = !skips(in) || std::isfinite(squares);
   if (in.skip_if_any_rank_nonfinite) {
     report.nonfinite_rank =

@@ -116,7 +116,8 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
 
   void take_step(const optim::StepInput& in, optim::StepMeter& meter,
                  optim::StepReport& report);
-  [[nodiscard]] double norm(double loss_scale, optim::StepMeter& meter);
+  [[nodiscard]] double norm(double loss_scale, std::span<const Range> uncounted,
+                            optim::StepMeter& meter);
   [[nodiscard]] std::int64_t first_nonfinite();
   [[nodiscard]] ShardGroup& group_of(std::size_t parameter) const;
   [[nodiscard]] std::vector<float> read(std::size_t parameter,

@@ -72,8 +72,10 @@ class ShardGroup {
   }
 
   /// Returns the sums of squares of this rank's reduced gradients, one per cell
-  /// of the grid and piece, in flat order.
-  [[nodiscard]] std::vector<double> squares(ThreadPool& pool);
+  /// of the grid and piece, in flat order. Elements `uncounted` of the model
+  /// are left out.
+  [[nodiscard]] std::vector<double> squares(std::span<const Range> uncounted,
+                                            ThreadPool& pool);
   /// Writes the coefficients of this group's parameters in the last step, by
   /// their index in the model's layout. Does nothing before the first step, and
   /// unless the rule needs norms.

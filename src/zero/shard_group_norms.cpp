@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "optim/norm_cells.h"
+#include "optim/step_pieces.h"
 #include "thinwire/kernels/norm.h"
 #include "zero/shard_group.h"
 
@@ -22,7 +23,8 @@ std::size_t grid_cells(const Range& range) {
 
 }  // namespace
 
-std::vector<double> ShardGroup::squares(ThreadPool& pool) {
+std::vector<double> ShardGroup::squares(std::span<const Range> uncounted,
+                                        ThreadPool& pool) {
   // Elements that one thread measures at a time, on the grid.
   constexpr std::size_t kPart = 64 * kSumChunk;
   struct Job {
@@ -54,6 +56,22 @@ std::vector<double> ShardGroup::squares(ThreadPool& pool) {
         values, std::span(all).subspan(jobs[j].first,
                                        kernels::sum_chunks(values.size())));
   });
+  std::size_t first = 0;
+  for (std::size_t b = 0; b < shards_.buckets().size(); ++b) {
+    const Range range = own(b);
+    for (const Range& whole : uncounted) {
+      const std::size_t begin = std::max(whole.offset, range.offset);
+      const std::size_t end = std::min(whole.end(), range.end());
+      if (begin >= end) continue;
+      for (const Range& cell : optim::cut_at_grid({begin, end - begin})) {
+        double& sum =
+            all[first + cell.offset / kSumChunk - range.offset / kSumChunk];
+        const Range in_piece{cell.offset - range.offset, cell.size};
+        sum = optim::counted(sum, gradients_->piece(b), {&in_piece, 1}, pool);
+      }
+    }
+    first += grid_cells(range);
+  }
   return all;
 }
 

@@ -59,7 +59,7 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
   meter.waiting([&] { finish(in.grads); });
   const double factor = scale.value() * in.loss_scale;
   report.loss_scale = factor;
-  report.grad_norm = optim::whole_norm(in, norm(factor, meter));
+  report.grad_norm = optim::whole_norm(in, norm(factor, in.uncounted, meter));
   const bool skips = options.exchange.skip_nonfinite || scale.is_used() ||
                      in.skip_if_any_rank_nonfinite;
   report.applied = std::isfinite(report.grad_norm) || !skips;
@@ -84,11 +84,13 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
 
 // Adds the squares of each group in flat order, whichever ranks own them. Those
 // of experts, which differ from rank to rank, are added rank by rank.
-double ZeroOptimizer::Impl::norm(double loss_scale, optim::StepMeter& meter) {
+double ZeroOptimizer::Impl::norm(double loss_scale,
+                                 std::span<const Range> uncounted,
+                                 optim::StepMeter& meter) {
   std::vector<std::vector<double>> own;
   std::vector<double> sent;
   for (const auto& group : groups) {
-    own.push_back(group->squares(pool));
+    own.push_back(group->squares(uncounted, pool));
     // Gradients of experts are sums over another number of ranks.
     if (own.size() > 1)
       for (double& square : own.back())

@@ -191,6 +191,36 @@ TEST(Experts, AreClippedByTheNormOfTheWholeModel) {
   });
 }
 
+// Of three engines one counts all parameters, and the others share them out.
+TEST(ModelParallel, LeavesOutWhatCountsElsewhere) {
+  comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
+    std::vector<Config> ways = exact_ways();
+    ways.push_back(one_bit());
+    const auto alone = comm.split(comm.rank());
+    for (const Config& config : ways) {
+      Trained all(comm, config, 2);
+      Trained first(comm, config, 2);
+      Trained second(comm, config, 2);
+      all.engine.set_model_parallel(*alone);
+      first.engine.set_model_parallel(*alone,
+                                      std::vector<std::size_t>{1, 2, 5});
+      second.engine.set_model_parallel(*alone,
+                                       std::vector<std::size_t>{0, 3, 4});
+      for (int t = 0; t < 2; ++t) {
+        const double whole = all.step(t).grad_norm;
+        const double part = first.step(t).grad_norm;
+        EXPECT_NEAR(std::hypot(part, second.step(t).grad_norm), whole, 1e-9)
+            << name_of(config);
+        EXPECT_GT(part, 0.1 * whole);
+        EXPECT_LT(part, 0.9 * whole);
+      }
+      for (const auto& wrong : {std::vector<std::size_t>{2, 2}, {6}})
+        expect_invalid({"uncounted must be"},
+                       [&] { all.engine.set_model_parallel(*alone, wrong); });
+    }
+  });
+}
+
 TEST(Experts, AnOverflowInOneSkipsTheStepOnAllRanks) {
   comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
     Config local = one_bit();

@@ -122,9 +122,11 @@ class Engine {
   /// the next step on. Each of them holds a different part of the model (tensor
   /// or pipeline parallelism). Each averages with a different group of ranks.
   /// `comm` must outlive this object. A parameter that several of them hold
-  /// counts once for each. Throws Error(kInvalidArgument) with deepspeed
-  /// semantics and with lean_onebit_adam.
-  void set_model_parallel(comm::Communicator& comm);
+  /// counts once for each, unless all except one list its index in `uncounted`.
+  /// Throws Error(kInvalidArgument) with deepspeed semantics, with
+  /// lean_onebit_adam, and unless the indices ascend and are the layout's.
+  void set_model_parallel(comm::Communicator& comm,
+                          std::span<const std::size_t> uncounted = {});
 
   // ---- one backward; local except for queued exchanges
   /// Begins a backward. Throws Error(kFailedPrecondition) inside another

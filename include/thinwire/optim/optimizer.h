@@ -61,6 +61,10 @@ struct StepInput {
   /// step. The result is the norm by which the step is clipped or skipped. Each
   /// step calls it once, and it may be collective.
   std::function<double(double norm)> whole_norm{};
+  /// Elements that the argument of whole_norm leaves out, because another
+  /// optimizer of the model has the same parameters and counts them. Whole
+  /// parameters of the layout, in ascending order.
+  std::span<const Range> uncounted{};
   /// Function for ranges of `params` that are final; may be empty. Ranges do
   /// not overlap. All other elements are final when step() returns. A skipped
   /// step does not call the function. If it throws, this object may only be

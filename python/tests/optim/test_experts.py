@@ -248,6 +248,7 @@ def train_halves(stage: int) -> None:
         "zero_optimization": {"stage": stage},
         "gradient_clipping": 1.0,
     }
+    torch.manual_seed(half)  # equal values would count once
     model = torch.nn.Linear(1, 1, bias=False)
     lean: Any = {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2}}}
     lean |= {"thinwire": {"lean": True}, "bf16": {"enabled": True}}

@@ -63,6 +63,8 @@ class EngineBase(torch.nn.Module):
     _native: Core
     _hosts: HostGroup | None
     """Ranks of this host if their leader makes the steps."""
+    _together: _core.Communicator | None
+    """Ranks that hold one model together, by the mpu."""
     _client: Client | None
     _batch: tuple[int, int, int]
     _memory: EngineMemory

@@ -75,6 +75,7 @@ class Engine(NotHere, Values, Saving):
         self._comm = comm = communicator_for(process_group, backend=backend)
         experts = Experts()
         self._hosts = None
+        self._together = None
         model_parallel_group = _attributes.model_parallel_group(mpu)
         try:
             # Some of these take part in exchanges, which a rank without them would miss.
@@ -107,11 +108,13 @@ class Engine(NotHere, Values, Saving):
             if model_parallel_group is None:
                 self._hosts = leaders_for(comm, plan)
             else:
-                agreed(comm, lambda: _require_model_parallel(plan.config))
+                agreed(comm, lambda: _attributes.require_model_parallel(plan.config))
             core, memory, buffers = make_parts(comm, model, plan, experts, self._hosts)
             if model_parallel_group is not None:
                 assert isinstance(core, _core.Engine)
-                core.set_model_parallel(experts.of(model_parallel_group))
+                self._together = experts.of(model_parallel_group)
+                alike = _attributes.counted_elsewhere(mpu, experts, plan.places)
+                core.set_model_parallel(self._together, alike)
         except BaseException:
             if self._hosts is not None:
                 self._hosts.close()
@@ -448,16 +451,3 @@ def _interrupts_afterwards() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
         if caught:
             handler(*caught[-1])
-
-
-def _require_model_parallel(config: _core.Config) -> None:
-    """Refuses what Engine.set_model_parallel would, which is too late for the module."""
-    if config.semantics != _core.Semantics.corrected:
-        raise InvalidArgument(
-            "semantics: must be corrected with a model-parallel group, got deepspeed"
-        )
-    if config.optimizer_name() == "lean_onebit_adam":
-        raise InvalidArgument(
-            "optimizer: must be another one than lean 1-bit Adam with a model-parallel "
-            "group"
-        )

@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +39,8 @@ from ._counters import (
 )
 from .leaders.core import LedCore
 
+T = TypeVar("T")
+
 
 class Saving(EngineBase):
     """save_checkpoint(), load_checkpoint() and save_16bit_model() of Engine."""
@@ -56,6 +58,8 @@ class Saving(EngineBase):
         SAVE_DIR/<tag>/ is a directory of Thinwire's checkpoints with one step-<steps>
         in it. A later one of the same tag replaces it. With `save_latest`,
         SAVE_DIR/latest has the tag, like DeepSpeed's. Any number of ranks can load it.
+        With a model-parallel group all its ranks pass the same SAVE_DIR, and rank N of it
+        saves its part of the model in SAVE_DIR/<tag>/mp_rank_NN/.
 
         tag: a file name, the same on all ranks; None for global_step<N>.
         client_state: values that JSON can hold; tuples become lists. Rank 0's is saved.
@@ -75,12 +79,13 @@ class Saving(EngineBase):
         text, directory = agreed(self._comm, checked)
         self._comm.require_same("save_checkpoint: tag", tag)
         text = self._comm.gather_texts(text)[0]
-        root = os.path.join(directory, tag)
+        root = self._in_part(os.path.join(directory, tag))
         options = save_options({"frozen": not exclude_frozen_parameters})
         common, own = extras_of(None, None)
-        self._save(root, ({**common, CLIENT_STATE: text}, own), options)
+        extra = ({**common, CLIENT_STATE: text}, own)
+        self._with_other_parts(lambda: self._save(root, extra, options))
         self._native.retain(root, 1)
-        if save_latest:
+        if save_latest and (self._together is None or self._together.rank == 0):
             self._on_rank_0(lambda: write_latest(directory, tag))
         return True
 
@@ -132,17 +137,20 @@ class Saving(EngineBase):
                 return None, None
         name = str(tag)
         agreed(self._comm, lambda: require_tag(name))
-        root = os.path.join(directory, name)
+        root = self._on_rank_0(lambda: self._root_of(os.path.join(directory, name)))
         only_weights = load_module_only or not load_optimizer_states
-        differences = {} if load_module_strict else self._differences(root)
-        options = load_options(dict(weights_only=only_weights, **differences))
 
-        loaded = self._restored(
-            root, options, not load_module_only, load_lr_scheduler_states
-        )
-        if loaded is None:
-            raise Unavailable(f"{root}: there is no complete checkpoint")
-        report, state = loaded
+        def load() -> tuple[LoadReport, dict[str, Any]]:
+            differences = {} if load_module_strict else self._differences(root)
+            options = load_options(dict(weights_only=only_weights, **differences))
+            loaded = self._restored(
+                root, options, not load_module_only, load_lr_scheduler_states
+            )
+            if loaded is None:
+                raise Unavailable(f"{root}: there is no complete checkpoint")
+            return loaded
+
+        report, state = self._with_other_parts(load)
         return report.path, state
 
     def save_16bit_model(
@@ -152,20 +160,40 @@ class Saving(EngineBase):
         exclude_frozen_parameters: bool = False,
     ) -> bool:
         """Writes the module's state_dict() with torch.save(), in the parameters'
-        precision. Collective; rank 0 writes. Returns True. Raises Unavailable on all
+        precision. Collective; rank 0 writes. With a model-parallel group rank N of it
+        writes its part to SAVE_DIR/mp_rank_NN/. Returns True. Raises Unavailable on all
         ranks if the file cannot be written.
         """
+        folder = self._in_part(save_dir)
 
         def write() -> str:
-            os.makedirs(save_dir, exist_ok=True)
+            os.makedirs(folder, exist_ok=True)
             state = self.module_state_dict(
                 exclude_frozen_parameters=exclude_frozen_parameters
             )
-            torch.save(state, os.path.join(save_dir, save_filename))
+            torch.save(state, os.path.join(folder, save_filename))
             return ""
 
         self._on_rank_0(write)
         return True
+
+    # ---- parts of a model that several ranks hold together
+
+    def _in_part(self, folder: str | os.PathLike[str]) -> str:
+        """Returns the folder of this rank's part, or `folder` if it holds the whole."""
+        together = self._together
+        if together is None or together.size == 1:
+            return os.fspath(folder)
+        return os.path.join(folder, f"mp_rank_{together.rank:02d}")
+
+    def _root_of(self, tagged: str) -> str:
+        part = self._in_part(tagged)
+        # Earlier versions saved every part below a directory of its own.
+        return part if os.path.isdir(part) else tagged
+
+    def _with_other_parts(self, body: Callable[[], T]) -> T:
+        """Calls body(), and raises if it does for another part. Collective."""
+        return body() if self._together is None else agreed(self._together, body)
 
     # ---- for thinwire.save and thinwire.load
 

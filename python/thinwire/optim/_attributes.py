@@ -5,14 +5,18 @@ objects (mpu) that know which ranks do.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from .. import _core
+from ..comm.modules import bytes_of
 from ..errors import InvalidArgument
-from ._experts import KEY
+from ._experts import KEY, Experts
+from ._parameters import Place
 
 Groups = list[dict[str, Any]]
 
@@ -39,6 +43,43 @@ def model_parallel_group(mpu: Any) -> Any:
             if callable(get := getattr(mpu, name, None)):
                 return get()
     return None
+
+
+def require_model_parallel(config: _core.Config) -> None:
+    """Raises InvalidArgument for what cannot train with a model-parallel group. Local,
+    before anything is made.
+    """
+    if config.semantics != _core.Semantics.corrected:
+        raise InvalidArgument(
+            "semantics: must be corrected with a model-parallel group, got deepspeed"
+        )
+    if config.optimizer_name() == "lean_onebit_adam":
+        raise InvalidArgument(
+            "optimizer: must be another one than lean 1-bit Adam with a model-parallel "
+            "group"
+        )
+
+
+def counted_elsewhere(mpu: Any, experts: Experts, places: list[Place]) -> list[int]:
+    """Returns the indices of parameters that earlier ranks of the tensor-parallel group
+    hold alike, and count in the norm. Collective over the model-parallel group, of
+    which it is all or a part. `experts` makes communicators.
+
+    Parameters are alike if names, shapes and values are equal, unless one has a true
+    attribute of SPLIT.
+    """
+    get = getattr(mpu, "get_tensor_model_parallel_group", None)
+    comm = experts.of(get() if callable(get) else model_parallel_group(mpu))
+    own = [
+        ""
+        if mark_of(p.tensor)
+        else f"{p.name} {tuple(p.tensor.shape)} "
+        f"{_core.checksum(bytes_of([p.tensor.cpu()]))}"
+        for p in places
+    ]
+    texts = comm.gather_texts(json.dumps(own))
+    earlier = {key for text in texts[: comm.rank] for key in json.loads(text) if key}
+    return [k for k, key in enumerate(own) if key in earlier]
 
 
 def mark_of(tensor: torch.Tensor) -> str:

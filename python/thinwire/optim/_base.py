@@ -114,6 +114,8 @@ class _Optimizer(torch.optim.Optimizer):
         self._comm = communicator_for(group, backend=keywords.get("comm_backend_name"))
         self._notices = Notices(self._comm)
         self._experts = Experts()
+        self._together: _core.Communicator | None = None
+        self._alike: list[int] = []
         try:
             agreed(self._comm, lambda: self._take(params, given))
             self._build()
@@ -174,11 +176,14 @@ class _Optimizer(torch.optim.Optimizer):
     def _build(self) -> None:
         """Makes the native optimizer anew, on all ranks or none. Collective."""
         self._use(self._make(self._given.get("broadcast") is not False))
+        self._count_once()
 
     def _make(self, broadcast: bool) -> Native:
         """Makes a native optimizer, on all ranks or none. Collective."""
         places, config = agreed(self._comm, self._plan)
         self._experts.join(self._comm, self.param_groups)
+        if _attributes.model_parallel_group(self._mpu) is not None:
+            agreed(self._comm, lambda: _attributes.require_model_parallel(config))
         return make_native(
             self._comm,
             config,
@@ -188,6 +193,20 @@ class _Optimizer(torch.optim.Optimizer):
             self._experts,
         )
 
+    def _count_once(self) -> None:
+        """Leaves parameters that earlier ranks of one model hold alike out of its norm.
+        Collective.
+        """
+        group = _attributes.model_parallel_group(self._mpu)
+        if group is None:
+            return
+        made = self._made
+        self._together = self._experts.of(group)
+        self._alike = _attributes.counted_elsewhere(
+            self._mpu, self._experts, made.places
+        )
+        made.optimizer.set_model_parallel(self._together, self._alike)
+
     def _use(self, made: Native) -> None:
         """Replaces the native optimizer. Local."""
         earlier, places = self._native, made.places
@@ -195,6 +214,8 @@ class _Optimizer(torch.optim.Optimizer):
             warn_of_order(places)
         made.memory.attach_parameters()
         made.memory.publish()
+        if self._together is not None:
+            made.optimizer.set_model_parallel(self._together, self._alike)
         self._native = made
         if made.memory.is_staged and earlier is None:
             kind, hosts = type(self).__name__, made.optimizer.ranks_per_host
@@ -602,8 +623,9 @@ class _Optimizer(torch.optim.Optimizer):
     def _agree(self, found_inf: torch.Tensor) -> None:
         """Makes it 1 on all ranks if any has more than 0, else 0. Collective."""
         total = found_inf.detach().reshape(1).to("cpu", torch.float32).clone()
-        if self._comm.size > 1:
-            self._comm.all_reduce(total)
+        for comm in (self._comm, self._together):
+            if comm is not None and comm.size > 1:
+                comm.all_reduce(total)
         found_inf.fill_(float(total.item() > 0))
 
     def _written(self) -> None:

@@ -89,8 +89,9 @@ ExpertParallel::Impl::Norm ExpertParallel::Impl::norm(const StepInput& in,
     report.exchange_seconds += traffic.exchange_seconds;
     if (section->comm.rank() != 0) continue;
     const double by = divisor(*section, in);
-    own += kernels::sum_of_squares(pool,
-                                   optim::part_of(in.grads, section->range)) /
+    const View grads = optim::part_of(in.grads, section->range);
+    own += counted(kernels::sum_of_squares(pool, grads), grads,
+                   within(in.uncounted, section->range), pool) /
            (by * by);
   }
   std::vector<double> all(static_cast<std::size_t>(comm.size()));
@@ -153,6 +154,9 @@ StepReport ExpertParallel::step(const StepInput& in) {
   dense.params = impl_->dense_of(in.params);
   dense.grads = impl_->dense_of(in.grads);
   dense.low_precision = impl_->dense_of(in.low_precision);
+  const std::vector<Range> uncounted =
+      within(in.uncounted, {0, impl_->dense_size});
+  dense.uncounted = uncounted;
   dense.whole_norm = [&](double own) {
     const double whole = std::hypot(own, norm.value);
     return in.whole_norm ? in.whole_norm(whole) : whole;

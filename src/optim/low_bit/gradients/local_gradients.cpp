@@ -136,10 +136,11 @@ double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
   return std::sqrt(mean_norm * mean_norm + noise * part);
 }
 
-void LocalGradients::remember(double rms_norm, double mean_norm) {
+void LocalGradients::remember(double rms_norm, double mean_norm,
+                              double counted_norm) {
   const double rms =
       model_.has_pieces_only() ? rms_norm : rms_of_workers(rms_norm, mean_norm);
-  memory.norm.measure(mean_norm, rms);
+  memory.norm.measure(counted_norm, rms);
   memory.lagged.begin(rms);
 }
 
@@ -168,15 +169,17 @@ std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
     divisor =
         in.loss_scale * exchange::sum_divisor(model_.comm, in.grads.dtype());
   }
+  const double squares = kernels::sum_of_squares(model_.pool, arrays.grads);
   const double own =
-      std::sqrt(kernels::sum_of_squares(model_.pool, arrays.grads)) / divisor;
+      std::sqrt(counted(squares, arrays.grads, in.uncounted, model_.pool)) /
+      divisor;
   report.grad_norm = whole_norm(in, own);
   if (skips(in) && !std::isfinite(report.grad_norm)) {
     report.applied = false;  // finite everywhere, but their sum overflows
     few_bits_.clear(report);
     return std::nullopt;
   }
-  remember(*rms_norm, own);
+  remember(*rms_norm, std::sqrt(squares) / divisor, own);
   report.clip_factor =
       clip_factor(report.grad_norm, model_.settings.exchange.max_grad_norm);
   few_bits_.clipped_by(report.clip_factor);

@@ -47,8 +47,9 @@ class LocalGradients {
       const StepInput& in, bool has_late, StepMeter& step,
       bool is_unlike_early = false);
   /// Remembers the norms of an exact step, by which those of later ones are
-  /// estimated: `rms_norm` of agree_on_norm(), and `mean_norm` of the mean.
-  void remember(double rms_norm, double mean_norm);
+  /// estimated: `rms_norm` of agree_on_norm(), `mean_norm` of the mean, and
+  /// `counted_norm` of the mean without StepInput::uncounted.
+  void remember(double rms_norm, double mean_norm, double counted_norm);
   /// Averages the gradients over the ranks in an exact step. Returns the arrays
   /// for the update rule, with clip * mean_i g_i, or nothing if a gradient was
   /// not finite. Collective.
