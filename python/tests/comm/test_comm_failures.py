@@ -216,6 +216,22 @@ def test_give_up_ends_the_own_exchange_and_those_of_peers_within_a_second() -> N
     assert all("no more data" in text for text in texts), texts
 
 
+def wait_for_rank_2() -> str:
+    comm.init_distributed("gloo")
+    group = comm.communicator_for(timeout=SHORT)
+    group.barrier()
+    if group.rank == 2:
+        time.sleep(1.5 * SHORT)
+    return ranks.failure_of(group.barrier)
+
+
+def test_only_the_rank_that_hangs_is_named() -> None:
+    """Gloo lets nobody wait twice for a message, as if it had not come."""
+    texts = ranks.results(5, __file__, "wait_for_rank_2", seconds=SECONDS)
+    for rank in (0, 1, 3, 4):
+        assert texts[rank].endswith("timed out waiting for rank 2"), texts
+
+
 def mpi_cases() -> dict[str, list[str]]:
     return {case: go_wrong(case) for case in ("give up", "silent")}
 
