@@ -416,6 +416,7 @@ def refusals() -> list[str]:
     return [
         ranks.failure_of(lambda: attached.clip_grad_norm_(model.parameters(), 1.0)),
         ranks.failure_of(lambda: attached.clip_grad_value_(model.parameters(), 1.0)),
+        ranks.failure_of(lambda: attached.prepare(model, torchs.optimizer)),
         ranks.failure_of(lambda: thinwire.integrations.accelerate.attach(accelerator)),
         ranks.failure_of(lambda: attach(ours)),
         ranks.failure_of(lambda: attach(Trainer(model, arguments))),

@@ -130,9 +130,10 @@ def test_trainer_makes_the_optimizer(trainer_runs: list[list[Any]]) -> None:
 
 
 def test_what_does_not_fit_is_refused_by_name(trainer_runs: list[list[Any]]) -> None:
-    by_norm, by_value, late, twice, own_default, torchs = trainer_runs[5][0]
+    by_norm, by_value, other, late, twice, own_default, torchs = trainer_runs[5][0]
     assert by_norm.startswith("FailedPrecondition: accelerator.clip_grad_norm_: it")
     assert by_value.startswith("FailedPrecondition: accelerator.clip_grad_value_: it")
+    assert other.startswith("InvalidArgument: accelerator.prepare: each optimizer must")
     assert late.startswith("FailedPrecondition: accelerator: it has prepared a model")
     assert twice.startswith("FailedPrecondition: trainer: its model is wrapped already")
     assert "must be one of Thinwire's, got its own default" in own_default

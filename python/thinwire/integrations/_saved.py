@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .. import checkpoint
+from ..errors import InvalidArgument
 from ..optim._base import _Optimizer
 
 
@@ -32,6 +33,22 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
         else:
             found.append(optimizer)
     return found
+
+
+def require_ours(
+    name: str, optimizers: Iterable[torch.optim.Optimizer], cure: str
+) -> list[_Optimizer]:
+    """Returns what optimizers_of() does. Raises InvalidArgument unless each optimizer is
+    one of Thinwire's, because nothing else averages gradients that are left local.
+    """
+    given = list(optimizers)
+    ours = optimizers_of(given)
+    if len(ours) < len(given):
+        raise InvalidArgument(
+            f"{name}: each optimizer must be one of Thinwire's, because gradients are "
+            f"left local, got {', '.join(type(one).__name__ for one in given)}; {cure}"
+        )
+    return ours
 
 
 def synchronize(optimizers: Iterable[_Optimizer]) -> None:

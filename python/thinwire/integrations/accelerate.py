@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch.nn.parallel import DistributedDataParallel
@@ -58,7 +59,8 @@ def attach(accelerator: Accelerator) -> None:
     `optimizer.optimizer`.
 
     Raises FailedPrecondition if the accelerator has prepared a model, or runs
-    DeepSpeed, FSDP, Megatron-LM or XLA; nothing has changed then.
+    DeepSpeed, FSDP, Megatron-LM or XLA; nothing has changed then. `prepare()` raises
+    InvalidArgument for an optimizer that is not one of Thinwire's.
     """
     if accelerator.distributed_type in _OTHERS:
         raise FailedPrecondition(
@@ -73,6 +75,17 @@ def attach(accelerator: Accelerator) -> None:
             "accelerator.prepare(...)"
         )
     leave_gradients_local(accelerator)
+    prepare = accelerator.prepare
+
+    def prepare_ours(*args: Any, **options: Any) -> Any:
+        given = [one for one in args if isinstance(one, torch.optim.Optimizer)]
+        cure = (
+            "leave out attach() and use thinwire.ddp_hook() for optimizers of torch's"
+        )
+        _saved.require_ours("accelerator.prepare", given, cure)
+        return prepare(*args, **options)
+
+    accelerator.prepare = prepare_ours
     # save_state() and save_model() call it, too.
     accelerator.get_state_dict = _saved.synchronizing(
         accelerator.get_state_dict, lambda: _ours(accelerator)

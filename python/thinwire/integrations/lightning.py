@@ -56,14 +56,8 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
         if trainer.state.fn == TrainerFn.FITTING:
             _refuse_values(trainer)
         super().setup(trainer)
-        ours = _saved.optimizers_of(self.optimizers)
-        if len(ours) < len(self.optimizers):
-            others = ", ".join(type(one).__name__ for one in self.optimizers)
-            raise InvalidArgument(
-                "configure_optimizers: each optimizer must be one of Thinwire's, because "
-                f"this strategy leaves gradients local, got {others}; use HookStrategy "
-                "for optimizers of torch's"
-            )
+        cure = "use HookStrategy for optimizers of torch's"
+        ours = _saved.require_ours("configure_optimizers", self.optimizers, cure)
         for name in ("clip_grad_by_norm", "clip_grad_by_value"):
             setattr(self.precision_plugin, name, _refuse_to_clip)
         if trainer.gradient_clip_val is not None:
