@@ -139,6 +139,17 @@ def test_an_engine_refuses_experts_that_it_would_make_equal(comm: Any) -> None:
     assert float(model.expert[0]) == comm.rank + 1
 
 
+@pytest.mark.quick
+@by_ranks(2)
+def test_an_optimizer_that_makes_its_own_steps_takes_no_experts(comm: Any) -> None:
+    model = Mixture(comm.rank)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    mpu = mpu_of(comm, expert_data_parallel=alone())
+    config = {"train_micro_batch_size_per_gpu": 1}
+    with pytest.raises(InvalidArgument, match="SGD makes its own steps.*expert_group"):
+        thinwire.initialize(model=model, optimizer=sgd, mpu=mpu, config=config)
+
+
 def without_group() -> list[str]:
     dist.init_process_group("gloo")
     said = []

@@ -82,6 +82,11 @@ def make_plan(
         groups = groups_of(model, taken.param_groups)
     if comm.size > 1:
         _attributes.find_experts(groups, mpu)
+    if client is not None and any(group.get(EXPERTS) is not None for group in groups):
+        raise InvalidArgument(
+            f"optimizer: {client.name} makes its own steps, which a group with {EXPERTS} "
+            "cannot have; use torch's AdamW without amsgrad, or one of Thinwire's"
+        )
     places = trainable(groups)
     if comm.size > 1:
         _refuse_untrained_experts(model, groups, places)

@@ -112,7 +112,8 @@ def find_experts(groups: Groups, mpu: Any) -> None:
 
     Raises InvalidArgument naming an expert whose process group is unknown.
     """
-    for number, group in enumerate(list(groups)):
+    changes: list[tuple[dict[str, Any], Groups]] = []
+    for number, group in enumerate(groups):
         if group.get(KEY) is not None:
             continue
         tensors = group["params"]
@@ -140,8 +141,10 @@ def find_experts(groups: Groups, mpu: Any) -> None:
                     )
             if indices:
                 parts.append(part)
-        group.update(parts[0])
-        groups.extend({**group, **part} for part in parts[1:])
+        changes.append((group, parts))
+    for group, (first, *others) in changes:
+        group.update(first)
+        groups.extend({**group, **part} for part in others)
 
 
 def _holders(mpu: Any, name: Any) -> Any:

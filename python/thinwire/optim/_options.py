@@ -261,7 +261,15 @@ ELSEWHERE = {
     "var_freeze_step": "freeze_step",
     "comm_backend_name": "what repr() shows",
     "comm_backend_handle": "what repr() shows",
-    **dict.fromkeys(("using_pipeline", "cuda_aware"), "not used"),
+    **dict.fromkeys(("using_pipeline", "cuda_aware", "eps_mode"), "not used"),
+    **dict.fromkeys(
+        ("corrected_tensor_sizes", "server_chunk_sizes", "divider", "dummy_exp_avg"),
+        "not used, because nothing is padded",
+    ),
+    **dict.fromkeys(
+        ("coeff_beta", "factor_max", "factor_min", "factor_threshold"),
+        "a keyword of the constructor",
+    ),
     "mpu": "that of initialize(), or of the keyword deepspeed",
     "deepspeed": "the keyword of that name",
     "bit16_groups": "fp16_groups",
