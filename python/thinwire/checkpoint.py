@@ -151,7 +151,8 @@ def resume(
 
     Raises CorruptCheckpoint if there are some, but none that can be loaded. Remains of
     a save that never returned are none. Raises InvalidArgument for a directory of
-    Engine.save_checkpoint(), which Engine.load_checkpoint() loads.
+    Engine.save_checkpoint(), which Engine.load_checkpoint() loads, and for one of
+    DeepSpeed, with the command that converts it.
     """
     report = _resume(path, trained, module, options)
     if report is None:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/commit/root.h"
+#include "checkpoint/deepspeed_directory.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/read/verified_file.h"
 #include "checkpoint/read/weights.h"
@@ -102,6 +103,7 @@ std::string look(FileSystem& files, const std::string& path, What what) {
   }
   if (complete.empty() && unusable != nullptr)
     refuse_to_begin(path, *unusable, count);
+  if (complete.empty()) refuse_deepspeed(files, path);
   return complete + notes;
 }
 

@@ -64,12 +64,13 @@ SaveReport save(const Training& training, const std::string& root,
 /// ranks and at any ZeRO stage. Collective. On an error, all ranks throw and
 /// nothing changes: Error(kUnavailable) if there is no readable checkpoint.
 /// Error(kCorruptCheckpoint) names what is damaged or does not fit.
+/// Error(kInvalidArgument) names how to convert a checkpoint of DeepSpeed.
 LoadReport load(const Training& training, const std::string& path,
                 const LoadOptions& options = {});
 
 /// Loads like load(), or returns nothing if there is no checkpoint yet, as at a
-/// fresh start. Files of an unfinished save do not count as a checkpoint.
-/// Collective.
+/// fresh start. Files of an unfinished save do not count as a checkpoint, and
+/// DeepSpeed's do. Collective.
 [[nodiscard]] std::optional<LoadReport> resume(const Training& training,
                                                const std::string& path,
                                                const LoadOptions& options = {});

@@ -111,7 +111,8 @@ class Saving(EngineBase):
         load_module_only: does the same, and does not change the engine's counters.
 
         Raises the errors of thinwire.load(), Unavailable for `custom_load_fn`, and
-        InvalidArgument for tags that differ from rank to rank.
+        InvalidArgument for tags that differ from rank to rank. A directory of DeepSpeed
+        is refused with the command that converts it.
         """
 
         def checked() -> str:
@@ -128,6 +129,7 @@ class Saving(EngineBase):
         if tag is None:
             tag = self._on_rank_0(lambda: read_latest(directory))
             if not tag:
+                agreed(self._comm, lambda: refuse_foreign(directory))
                 if self.global_rank == 0:
                     _log.logger.warning(
                         "nothing was loaded: %s has no file 'latest'. If it has a "
@@ -361,6 +363,12 @@ def refuse_tagged(directory: str) -> None:
         f"shows, and has no complete checkpoint of thinwire.save(): call "
         f"engine.load_checkpoint({directory!r}), or pass the path {tagged!r}"
     )
+
+
+def refuse_foreign(directory: str) -> None:
+    """Raises InvalidArgument if DeepSpeed wrote this directory. Local."""
+    with suppress(Unavailable):
+        _core.inspect(directory)
 
 
 def names_in(root: str) -> list[str]:

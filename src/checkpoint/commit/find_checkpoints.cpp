@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/deepspeed_directory.h"
 #include "checkpoint/format/fields.h"
 #include "checkpoint/read/verified_file.h"
 #include "comm/host_name.h"
@@ -215,11 +216,13 @@ Located locate(FileSystem& files, const std::string& path) {
   found.is_root = true;
   found.root = directory;
   found.checkpoints = find_checkpoints(files, directory);
-  if (found.checkpoints.empty())
+  if (found.checkpoints.empty()) {
+    refuse_deepspeed(files, directory);
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("{}: there is no checkpoint: neither a {} nor a "
                             "directory with one",
                             path, kManifestName));
+  }
   return found;
 }
 
