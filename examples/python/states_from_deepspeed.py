@@ -17,37 +17,54 @@ torch.load(weights_only=True), which runs no code:
 zero/optimizer_state.pt, which holds an object of DeepSpeed's, is not needed. OUT gets
 model.safetensors, whose weights are the fp32 masters, and optimizer.safetensors.
 
-For 1-bit Adam, 1-bit LAMB or 0/1 Adam, from the file of stage 0, in fp32 or fp16:
+For 1-bit Adam, 1-bit LAMB or 0/1 Adam, from the file of stage 0, in fp32 or fp16, saved
+before, at or after the freeze:
 
     python states_from_deepspeed.py RUN/TAG/mp_rank_00_model_states.pt OUT --freeze-step N
 
-N is the freeze_step of that run. A frozen variance v has seen N gradients, not those of
-all steps. So OUT gets the v that has the same bias-corrected value after all steps. 0/1
-Adam counts its updates of v itself; --var-update-scaler is that of its run. OUT is the
-state of Adam or LAMB, so the new run begins with both moments. A 1-bit optimizer freezes v
-again by its own freeze_step. The coefficients that 1-bit LAMB has frozen are not carried
-over, because it measures them anew. 0/1 Adam must have been saved in a sync, when all
-ranks have the same parameters.
+N is the freeze_step of that run. The first step of a run sets up its buffers, so a frozen
+variance v has seen N - 1 gradients. OUT gets the v that has the same bias-corrected value
+after all steps. 0/1 Adam counts its updates of v itself; --var-update-scaler is that of
+its run. OUT is the state of Adam or LAMB, so the new run begins with both moments. A 1-bit
+optimizer freezes v again by its own freeze_step, after one exact step if that has passed.
+OUT has the coefficients that 1-bit LAMB has averaged or frozen. 0/1 Adam must have been
+saved in a sync, when all ranks have the same parameters.
+
+    python states_from_deepspeed.py RUN/TAG/mp_rank_00_model_states.pt OUT \
+        --semantics deepspeed
+
+This OUT has exact copies. It loads into a run with `deepspeed` semantics and the same
+optimizer, which then computes what DeepSpeed computes after it has loaded the file. The
+loss scale of fp16 begins anew.
+
+The file of Adam or LAMB in fp16 without ZeRO needs no option.
 
 A file of several groups needs "names", as states_from_torch.py says. In fp16 1-bit Adam
 and 0/1 Adam must have one group; the weights of OUT are the fp32 masters.
 
 It does not read stage 3, whose files have no steps, nor what tensor or pipeline
-parallelism has split. For stage 0 of Adam in fp32 use states_from_torch.py. 1-bit
-optimizers of DeepSpeed clear their residuals when they load, so their files have none.
+parallelism has split. For stage 0 of Adam in fp32 you can also use states_from_torch.py.
+1-bit optimizers of DeepSpeed clear their residuals when they load, so OUT has none.
 """
 
 import math
 
 import states_from_torch
-from states_from_torch import LOW_BIT, MOMENTS, arguments, convert, load, untied
+from states_from_torch import (
+    MOMENTS,
+    arguments,
+    convert,
+    load,
+    low_bit_key,
+    untied,
+)
 
 
 def read(given):
     """Returns weights, and the state of each trained parameter, by name."""
     if given.checkpoint.is_dir():
         return read_universal(given.checkpoint)
-    return read_low_bit(given)
+    return read_stage_0(given)
 
 
 def read_universal(folder):
@@ -71,12 +88,27 @@ def read_universal(folder):
     return weights, states
 
 
-def read_low_bit(given):
+def read_stage_0(given):
     saved = load(given.checkpoint)
     wrapper = saved.get("optimizer") or {}
-    if "optimizer_state_dict" in wrapper:  # DeepSpeed's fp16 optimizers have it
+    is_16_bit = "optimizer_state_dict" in wrapper  # DeepSpeed's fp16 optimizers have it
+    if is_16_bit:
         saved = in_fp32(saved, wrapper)
     weights, states = states_from_torch.read(given.checkpoint, saved)
+    is_exact_copy = given.semantics == "deepspeed"
+    if low_bit_key(states) is None:
+        if is_exact_copy:
+            raise ValueError(
+                f"{given.checkpoint} is not of a 1-bit optimizer of DeepSpeed, which "
+                "--semantics deepspeed needs"
+            )
+        return weights, states
+    if is_exact_copy:
+        for name, state in states.items():
+            require_sync(name, state)
+            if is_16_bit:
+                state["masters"] = weights[name]
+        return weights, states
     groups = saved["optimizer"]["param_groups"]
     rates = {float(group["betas"][1]) for group in groups}
     if len(rates) != 1:
@@ -137,21 +169,34 @@ def unflattened(optimizer, shapes):
 
 
 def moments(name, state, beta2, given):
-    """Returns Adam's states, with v as if it had seen every step's gradient."""
-    if not any(key in state for key in LOW_BIT):
-        raise ValueError(
-            f"'{name}' has none of {', '.join(LOW_BIT)}: not of a 1-bit optimizer"
-        )
+    """Returns Adam's or LAMB's states, with v as if it had seen every step's gradient."""
+    if not state:
+        return state  # never stepped
+    require_sync(name, state)
+    step, seen = int(state["step"]), updates_of_variance(name, state, given)
+
+    def of_all_steps(variance, seen):
+        whole, part = (1 - beta2**count for count in (step, seen))
+        return variance.float() * (whole / part if seen else 1.0)
+
+    made = {"exp_avg": state["exp_avg"], "step": step}
+    made["exp_avg_sq"] = of_all_steps(state["exp_avg_sq"], seen)
+    if "lamb_coeff_freeze" in state:
+        made["lamb_coeff_freeze"] = state["lamb_coeff_freeze"]
+        made["lamb_coeff_count"] = seen
+    if "scaling_coeff" in state:  # from the first compressed step on
+        made["last_factor"] = state["last_factor"]
+        made["exp_avg_sq_fresh"] = of_all_steps(state["exp_avg_sq_fresh"], step - 1)
+    return made
+
+
+def require_sync(name, state):
     local = state.get("momentum_accumulator")
     if local is not None and local.any():
         raise ValueError(
             f"momentum_accumulator of '{name}' is not 0: saved between two syncs, when "
             "every rank has parameters of its own; save after a sync"
         )
-    step, seen = int(state["step"]), updates_of_variance(name, state, given)
-    whole, part = (1 - beta2**count for count in (step, seen))
-    scaled = state["exp_avg_sq"].float() * (whole / part if seen else 1.0)
-    return {"exp_avg": state["exp_avg"], "exp_avg_sq": scaled, "step": step}
 
 
 def updates_of_variance(name, state, given):
@@ -171,7 +216,7 @@ def updates_of_variance(name, state, given):
             "--freeze-step is needed, that of the run: the file does not say how many "
             "gradients the frozen variance has seen"
         )
-    return min(step, given.freeze_step)
+    return max(0, min(step, given.freeze_step) - 1)  # the first step has none
 
 
 def parse():
@@ -180,6 +225,8 @@ def parse():
     parser.add_argument(
         "--var-update-scaler", type=at_least_one, default=16, metavar="K"
     )
+    semantics = ("corrected", "deepspeed")
+    parser.add_argument("--semantics", choices=semantics, default="corrected")
     return parser
 
 

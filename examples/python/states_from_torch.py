@@ -34,8 +34,18 @@ import torch
 from safetensors.torch import save_file
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-LOW_BIT = ("worker_error", "lamb_coeff_freeze")  # of DeepSpeed's 1-bit optimizers
+MORE = {  # of some optimizers of DeepSpeed
+    "masters": torch.float32,
+    "exp_avg_sq_fresh": torch.float32,
+    "lamb_coeff_freeze": torch.float64,
+    "lamb_coeff_count": torch.int64,
+    "last_factor": torch.float64,
+    "scaling_coeff": torch.float64,
+}
+# DeepSpeed's 1-bit optimizers: some parameter has one of these, whatever the stage.
+LOW_BIT = ("tensor_size", "worker_error", "lamb_coeff_freeze")
 WRAPPER = "module."  # DistributedDataParallel puts this before names
+OTHER = "use states_from_deepspeed.py IN.pt OUT --freeze-step N, of a 1-bit optimizer"
 
 
 def load(path):
@@ -52,6 +62,8 @@ def read(path, saved):
     """Returns weights, and the state of each parameter, by name."""
     model = saved.get("model", saved.get("module"))  # DeepSpeed's name
     optimizer = saved.get("optimizer")
+    if "optimizer_state_dict" in (optimizer or {}):
+        raise ValueError(f"{path} is of DeepSpeed's fp16 optimizers: {OTHER}")
     if not model or "param_groups" not in (optimizer or {}):
         raise ValueError(f"{path} must have state dicts 'model' and 'optimizer'")
     weights = untied(model)
@@ -66,6 +78,22 @@ def read(path, saved):
         names = [name.removeprefix(WRAPPER) for name in names]
     states = optimizer["state"]
     return weights, {n: states.get(number, {}) for n, number in zip(names, numbers)}
+
+
+def low_bit_key(states):
+    """Returns (name, key) that show a 1-bit optimizer of DeepSpeed, or None."""
+    found = ((n, key) for key in LOW_BIT for n, state in states.items() if key in state)
+    return next(found, None)
+
+
+def read_torch(given):
+    weights, states = read(given.checkpoint, load(given.checkpoint))
+    if found := low_bit_key(states):
+        name, key = found
+        raise ValueError(
+            f"'{name}' has {key}: of a 1-bit optimizer of DeepSpeed: {OTHER}"
+        )
+    return weights, states
 
 
 def untied(model):
@@ -87,12 +115,6 @@ def checked(weights, states):
         for key, what in (("max_exp_avg_sq", "AMSGrad"), ("mu_product", "NAdam")):
             if key in state:
                 raise ValueError(f"'{name}' has {key}: {what} is not supported")
-        for key in LOW_BIT:
-            if key in state:
-                raise ValueError(
-                    f"'{name}' has {key}: of a 1-bit optimizer of DeepSpeed, whose states "
-                    "states_from_deepspeed.py reads"
-                )
         for key in MOMENTS:
             if name not in weights or state[key].shape != weights[name].shape:
                 raise ValueError(f"{key} of '{name}' must have the shape of a weight")
@@ -101,6 +123,8 @@ def checked(weights, states):
             if not (moment.isfinite() & (moment >= least)).all():
                 bound = " and at least 0" if least == 0 else ""
                 raise ValueError(f"{key} of '{name}' must be finite{bound}")
+        for key in MORE.keys() & state.keys():
+            tensors[f"{key}/{name}"] = torch.as_tensor(state[key], dtype=MORE[key])
         step = torch.as_tensor(state["step"])
         if step.numel() != 1 or not (step >= 0 and step == step.floor()):
             got = step.tolist()
@@ -131,16 +155,19 @@ def convert(read, parser):
         parser.error(str(error))  # exits with 2
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
         parser.error(f"{given.checkpoint} is not what this reads: {error!r}")
+    metadata = {"format": "pt"} | {
+        "semantics": getattr(given, "semantics", "corrected")
+    }
     given.folder.mkdir(parents=True, exist_ok=True)
     for file, tensors in files.items():
         own = {  # safetensors takes neither strides nor shared memory
             name: tensor.clone(memory_format=torch.contiguous_format)
             for name, tensor in tensors.items()
         }
-        save_file(own, given.folder / f"{file}.safetensors", {"format": "pt"})
+        save_file(own, given.folder / f"{file}.safetensors", metadata)
     step = files["optimizer"]["step"]
     print(f"{given.folder}: states of {len(states)} tensors after {step} steps")
 
 
 if __name__ == "__main__":
-    convert(lambda at: read(at.checkpoint, load(at.checkpoint)), arguments(__doc__))
+    convert(read_torch, arguments(__doc__))

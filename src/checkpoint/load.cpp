@@ -81,11 +81,23 @@ void fit_everywhere(comm::Communicator& comm,
   }
 }
 
-void require_fits(const Training& training, const Manifest& manifest) {
+void require_fits(const Training& training, const Found& found) {
+  const Manifest& manifest = found.manifest;
   require_no_removed_option(manifest.config);
   const bool is_reference =
       manifest.semantics == "deepspeed" || training.semantics == "deepspeed";
   if (!is_reference) return;
+  if (found.is_foreign) {
+    if (manifest.semantics == training.semantics) return;
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("{}: its states are for {} semantics, and this run has {} "
+                    "semantics; examples/python/states_from_deepspeed.py "
+                    "writes states of a 1-bit optimizer of DeepSpeed for "
+                    "deepspeed semantics with --semantics deepspeed, and "
+                    "otherwise for corrected semantics",
+                    found.path, manifest.semantics, training.semantics));
+  }
   if (manifest.semantics != training.semantics ||
       manifest.world != training.comm.size())
     throw Error(
@@ -248,7 +260,7 @@ Read read_all(const Training& training, const Found& found,
       without_experts_elsewhere(training, manifest, options);
   std::vector<const SavedParameter*> others;
   fit_everywhere(training.comm, [&] {
-    if (with_states) require_fits(training, manifest);
+    if (with_states) require_fits(training, found);
     others =
         match_others(training.others, manifest, options, read.report.notes);
     matching =

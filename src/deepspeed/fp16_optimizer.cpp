@@ -204,7 +204,8 @@ optim::Notes Fp16Optimizer::load_state_dict(const StateDict& state) {
 
 optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
   precision::LossScaler scaler = scaler_;
-  scaler.load(state);
+  // A file of the reference has none.
+  if (state.has_scalar("loss_scale")) scaler.load(state);
   const std::int64_t skipped = optim::saved_count(state, "skipped_steps");
   const auto masters = std::make_shared<Buffer>(
       optim::take_floats(state, "masters", DType::kFloat32, layout_.size()));

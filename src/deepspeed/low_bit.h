@@ -60,6 +60,8 @@ struct LowBitOptimizer::Impl {
   /// All of it but the steps.
   [[nodiscard]] virtual optim::Progress progress() const = 0;
   virtual void add_own(optim::State& state) const = 0;
+  /// Adds what a file of the reference does not have of this optimizer.
+  virtual void complete(StateDict& state) const = 0;
   /// Whether the options ask for the stage that the state is in.
   [[nodiscard]] virtual bool is_in_stage_of(const StateDict& state) const = 0;
   /// `goes_on`: as if nothing had happened; else as the reference does.
@@ -87,11 +89,14 @@ struct LowBitOptimizer::Impl {
   }
 
   [[nodiscard]] optim::State state() const;
+  /// Also adopts a file of the reference, whose `optimizer` is "adam" or
+  /// "lamb".
   [[nodiscard]] Adoption adopt(StateDict state);
 
  private:
   /// Throws Error(kInvalidArgument) if the exchange would be hierarchical.
   [[nodiscard]] static comm::Communicator& flat(comm::Communicator& comm);
+  [[nodiscard]] bool is_file_of_reference(const StateDict& state) const;
   void verify(View params);
   [[nodiscard]] optim::Adoption adopt_residuals(StateDict& state, bool goes_on);
 };

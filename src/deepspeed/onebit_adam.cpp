@@ -118,6 +118,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     state.common.put_integer("frozen_at", frozen_at);
     if (frozen_at > 0) state.add_free("denominator", denominator.view());
   }
+  void complete(StateDict& state) const override {
+    state.put_integer("frozen_at", 0);
+  }
 
   [[nodiscard]] bool is_past(const StateDict& state) const {
     return optim::saved_count(state, "step") >=

@@ -144,9 +144,13 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     add_scaled(x, static_cast<float>(-adam().learning_rate(group) * coeff), u);
   }
 
-  void freeze() {
+  void set_denominator() {
     denominator = Buffer::of<float>(model.size());
     make_denominator(model.layout.compressed, denominator);
+  }
+
+  void freeze() {
+    set_denominator();
     frozen_at = steps;
     std::vector<double> all;
     for (const Parameter& p : adam().layout().parameters())
@@ -223,6 +227,17 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     state.add_parameters("scaling_coeff", momentum_scales);
   }
 
+  // A file has k from the first compressed step on.
+  void complete(StateDict& state) const override {
+    const bool has_scales = state.has_array("scaling_coeff");
+    state.put_integer("frozen_at",
+                      has_scales ? optim::saved_count(state, "step") : 0);
+    optim::State first;
+    coefficients.add_to(first);
+    first.add_free("exp_avg_sq_fresh", fresh.view());
+    optim::put_missing(state, first);
+  }
+
   [[nodiscard]] bool is_past(const StateDict& state) const {
     return optim::saved_count(state, "step") >=
            std::max<std::int64_t>(2, freeze_step);
@@ -246,13 +261,14 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     if (goes_on)
       *flat =
           optim::take_floats(state, "exp_avg_flat", DType::kFloat32, padded);
-    if (goes_on || saved > 0)
+    if (goes_on || is_frozen)
       *v = optim::take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
                               model.size(), optim::Sign::kNotNegative);
     if (saved > 0) {
       scales =
           optim::saved_values<double>(state, "scaling_coeff", read.last.size());
-      *d = optim::take_denominators(state, model.layout, model.size());
+      if (state.has_array("denominator"))
+        *d = optim::take_denominators(state, model.layout, model.size());
     }
     return [=, this] {
       frozen_at = saved;
@@ -266,6 +282,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
       }
       pad_momentum();
       if (is_frozen && saved == 0) freeze();
+      if (denominator.empty() && is_frozen) set_denominator();
       if (frozen_at > 0) return;
       std::fill(coefficients.averages.begin(), coefficients.averages.end(),
                 0.0);

@@ -189,6 +189,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     state.add_free("momentum_accumulator", accumulator.view());
   }
 
+  void complete(StateDict& /*state*/) const override {}
+
   // Never in the initialization step.
   [[nodiscard]] bool is_in_stage_of(const StateDict& state) const override {
     const bool is_past = optim::saved_count(state, "step") >

@@ -27,6 +27,8 @@ using kernels::LambFactorSums;
 
 namespace {
 
+constexpr const char* kFresh = "exp_avg_sq_fresh";
+
 // Outliers that the other optimizers tolerate move the trust ratios. One with
 // 1000 times its neighbours' gradient left parameters ten times as far from the
 // optimum.
@@ -64,7 +66,9 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   const LambCoefficients first_coefficients;
   LambCoefficients coefficients;
   std::vector<double> momentum_scales;  // k, per parameter; empty in warm-up
-  Buffer fresh;                         // the variance that is not frozen
+  // The variance that is not frozen. In warm-up it is empty, except until the
+  // first step after a load of DeepSpeed's compressed state.
+  Buffer fresh;
   EarlyLowBit early;
 
   void take_step(const StepInput& in, StepMeter& step) override;
@@ -79,6 +83,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] Notes set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void begin_compression();
+  void forget_fresh();
   void compressed_step(const StepInput& in, StepMeter& step);
 
   using Sums = std::vector<LambFactorSums>;  // per block
@@ -114,14 +119,29 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
     coefficients.last[i] = ratios[i].value;
     if (ratios[i].computed) coefficients.average(i, ratios[i].value);
   }
-  if (freeze.ends_at(steps, momentum)) begin_compression();
+  if (freeze.ends_at(steps, momentum))
+    begin_compression();
+  else
+    forget_fresh();
+}
+
+// The warm-up continues: the next freeze begins with a factor of 1 and v.
+void OnebitLambImpl::forget_fresh() {
+  if (fresh.empty()) return;
+  fresh = Buffer();
+  coefficients.last_factors = first_coefficients.last_factors;
 }
 
 // Makes d of v, of which a fresh copy remains, and brings momenta to a common
 // size.
 void OnebitLambImpl::begin_compression() {
   freeze.freeze(steps, /*keeps_variance=*/true, denominator);
-  fresh = std::move(adam().exp_avg_sq());
+  Buffer v = std::move(adam().exp_avg_sq());
+  if (fresh.empty())
+    fresh = std::move(v);
+  else
+    for (const HeavyElement& element : denominator.heavy())
+      fresh.as<float>()[element.index] = v.as<float>()[element.index];
   std::vector<double> rms;
   for (const Parameter& p : adam().layout().parameters()) {
     const ConstView m = adam().exp_avg().view().subview(p.offset, p.size);
@@ -250,19 +270,20 @@ void OnebitLambImpl::set_momentum_scales(std::vector<double> scales) {
 void OnebitLambImpl::add_own(State& state) const {
   freeze.add_to(state, denominator);
   coefficients.add_to(state);
-  if (!freeze.is_frozen()) return;
-  state.add_parameters("scaling_coeff", momentum_scales);
-  state.add_elements("exp_avg_sq_fresh", Sharing::kSame, {{0, model.size()}},
-                     fresh.view());
+  if (freeze.is_frozen())
+    state.add_parameters("scaling_coeff", momentum_scales);
+  if (!fresh.empty())
+    state.add_elements(kFresh, Sharing::kSame, {{0, model.size()}},
+                       fresh.view());
 }
 
-// The trust ratios' averages begin now, too.
+// The trust ratios' averages begin now, too, unless the state has some.
 bool OnebitLambImpl::begins_in(StateDict& state, std::string_view rule) const {
   if (rule != "lamb") return false;
   Freeze::begin_in(state);
   State begun;
   first_coefficients.add_to(begun);
-  state.put_all("", copy_of(begun));
+  put_missing(state, begun);
   return true;
 }
 
@@ -280,9 +301,10 @@ Optimizer::Adoption OnebitLambImpl::adopt_own(StateDict& state) {
         state, "scaling_coeff", coefficients.last.size(), Sign::kNotNegative);
     // A new parameter has 0 (kNewParameters); one without momentum has 1.
     std::ranges::replace(taken->scales, 0.0, 1.0);
-    taken->fresh = take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
-                               model.size(), Sign::kNotNegative);
   }
+  if (taken->freeze.point.frozen_at > 0 || state.has_array(kFresh))
+    taken->fresh = take_floats(state, kFresh, DType::kFloat32, model.size(),
+                               Sign::kNotNegative);
   return [this, taken] {
     freeze.restore(std::move(taken->freeze), denominator);
     coefficients = std::move(taken->coefficients);

@@ -231,6 +231,12 @@ StateDict copy_to_adopt(const StateDict& state) {
   return state.part("");
 }
 
+void put_missing(StateDict& state, const State& first) {
+  const StateDict all = copy_of(first);
+  for (const auto& [name, values] : all.arrays())
+    if (!state.has_array(name)) state.put(name, values.view());
+}
+
 namespace {
 
 Buffer take_as(StateDict& state, std::string_view name, DType dtype,

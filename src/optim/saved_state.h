@@ -94,6 +94,8 @@ void add_hosts(State& state, const comm::Hosts& hosts);
 // ---- arrays
 /// A copy whose arrays an optimizer may take and keep.
 [[nodiscard]] StateDict copy_to_adopt(const StateDict& state);
+/// Copies the arrays of `first` that the state lacks.
+void put_missing(StateDict& state, const State& first);
 /// Takes out an array of floats that is to be kept in `dtype`. One of 16 bits
 /// is widened; fp32 is rounded where the state allows it, by the integer
 /// allow_rounding = 1. One of no elements may be missing. The values are

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -11,9 +14,12 @@ from typing import Any
 
 import optim_cases as cases
 import pytest
+import safetensors.torch
 import thinwire
 import torch
 from engines import same_bits
+from reference import deepspeed_classes as reference
+from thinwire import _core
 from thinwire.comm import run_local_ranks
 from thinwire.errors import CorruptCheckpoint, InvalidArgument
 
@@ -271,112 +277,191 @@ def test_what_deepspeed_has_that_cannot_go_on_is_named(
     assert "must have zero/*/fp32.pt" in refused(DEEPSPEED, tmp_path / "plain", capsys)
 
 
-BETA2, FREEZE_STEP = 0.9, 2
-
-
-def low_bit_entry(kind: str, shape: torch.Size) -> dict[str, Any]:
-    """A parameter's state after STEPS steps as DeepSpeed 0.18's optimizer of this kind
-    keeps it. v has seen gradients of 1 alone, one in each step until the freeze."""
-    entry: dict[str, Any] = {"step": STEPS, "exp_avg": torch.rand(shape)}
-    seen = {"onebit_adam": FREEZE_STEP, "onebit_lamb": FREEZE_STEP, "zero_one_adam": 3}
-    entry["exp_avg_sq"] = torch.full(shape, 1 - BETA2 ** seen[kind])
-    if kind == "onebit_lamb":
-        more = {"lamb_coeff_freeze": 0.3, "last_factor": 1.0, "scaling_coeff": 1.2}
-        return entry | more | {"exp_avg_sq_fresh": torch.rand(shape)}
-    entry |= {"tensor_size": 1, "corrected_tensor_size": 16, "server_chunk_size": 8}
-    entry |= {"worker_error": torch.rand(16), "server_error": torch.rand(8)}
-    if kind == "onebit_adam":
-        return entry
-    entry |= {"var_interval": 2, "var_counter": 1, "lrs": 0}  # 2 updates at interval 1
-    entry |= {"local_step_interval": 1, "local_step_counter": 0}
-    return entry | {"momentum_accumulator": torch.zeros(shape)}
-
-
-def low_bit_file(path: Path, kind: str, change: Any = lambda state: None) -> Held:
-    """The file of stage 0 in fp32."""
-    net = cases.model()
-    names = [name for name, _ in net.named_parameters()]
-    state = {
-        number: low_bit_entry(kind, p.shape)
-        for number, p in enumerate(net.parameters())
-    }
-    change(state[0])
-    group = {"lr": 0.01, "betas": (0.9, BETA2), "params": [*range(len(names))]}
-    optimizer = {"state": state, "param_groups": [group]}
-    torch.save({"module": net.state_dict(), "optimizer": optimizer}, path)
-    held: Held = {}
-    for number, (name, p) in enumerate(net.named_parameters()):
-        held[name] = {"weights": p.detach(), "exp_avg": state[number]["exp_avg"]}
-    return held
-
-
-def in_fp16(path: Path, kind: str) -> None:
-    """The same run in fp16: wrapped by DeepSpeed's FP16_Optimizer, which flattens each
-    group, or of 1-bit LAMB by FP16_UnfusedOptimizer."""
-    saved = torch.load(path)
-    module, optimizer = saved["module"], saved["optimizer"]
-    masters = list(module.values())
-    saved["module"] = {name: p.half() for name, p in module.items()}
-    wrapper: dict[str, Any] = {"cur_scale": 1.0, "optimizer_state_dict": optimizer}
-    saved["optimizer"] = wrapper
-    if kind == "onebit_lamb":
-        wrapper["fp32_groups"] = [masters]
-    else:
-        states = list(optimizer["state"].values())
-        flat = dict(states[0])
-        for key in {*MOMENTS, "momentum_accumulator"} & flat.keys():
-            flat[key] = torch.cat([state[key].flatten() for state in states])
-        optimizer["state"] = {0: flat}
-        optimizer["param_groups"][0]["params"] = [0]
-        wrapper["fp32_groups_flat"] = [torch.cat([p.flatten() for p in masters])]
-    torch.save(saved, path)
-
-
-FREEZE = ("--freeze-step", str(FREEZE_STEP))
-# Whose states they are, who goes on from them, and flags of the script.
+BETA2 = 0.999
+FREEZE = ("--freeze-step", str(reference.FREEZE))
+# Who goes on from the states, and flags of the script.
 LOW_BIT: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
-    "onebit_adam": (thinwire.OnebitAdam, thinwire.OnebitAdam, FREEZE),
-    "onebit_lamb": (thinwire.OnebitLamb, thinwire.OnebitLamb, FREEZE),
-    "zero_one_adam": (
+    "OneBitAdam": (thinwire.OnebitAdam, thinwire.OnebitAdam, FREEZE),
+    "OneBitLamb": (thinwire.OnebitLamb, thinwire.OnebitLamb, FREEZE),
+    "ZeroOneAdam": (
         thinwire.ZeroOneAdam,
         thinwire.OnebitAdam,
-        ("--var-update-scaler", "2"),
+        ("--var-update-scaler", str(reference.UPDATES)),
     ),
 }
+# In which steps, but the first, v of 0/1 Adam was updated.
+UPDATED = {"before": [1, 2], "at": [1, 2, 3, 5], "after": [1, 2, 3, 5]}
 
 
-@pytest.mark.parametrize("kind", LOW_BIT)
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@functools.cache
+def recorded() -> dict[str, dict[str, Any]]:
+    return torch.load(reference.STATES, weights_only=True)
+
+
+def write_recorded(path: Path, name: str, change: Any = lambda saved: None) -> Any:
+    """Writes what DeepSpeed's own class has saved, and returns a copy of it."""
+    saved = copy.deepcopy(recorded()[name])
+    change(saved)
+    torch.save(saved, path)
+    return saved
+
+
+def in_fp16(saved: dict[str, Any]) -> None:
+    """The same run in fp16: wrapped by DeepSpeed's FP16_UnfusedOptimizer."""
+    module = saved["module"]
+    wrapper = {"cur_scale": 1.0, "optimizer_state_dict": saved["optimizer"]}
+    saved["optimizer"] = wrapper | {"fp32_groups": [list(module.values())]}
+    saved["module"] = {name: p.half() for name, p in module.items()}
+
+
+def variance(numbers: list[int], ranks: int) -> torch.Tensor:
+    """v, free of its bias, after these steps with the ranks' mean gradient."""
+    v = torch.zeros(sum(reference.SIZES), dtype=torch.float64)
+    for number in numbers:
+        all_ = [reference.gradients(number, rank) for rank in range(ranks)]
+        mean = sum(torch.cat([g.reshape(-1) for g in one]) for one in all_) / ranks
+        v = BETA2 * v + (1 - BETA2) * mean.double() ** 2
+    return v / (1 - BETA2 ** len(numbers))
+
+
+@pytest.mark.parametrize("name", list(recorded()))
 def test_deepspeeds_low_bit_states_go_on_with_the_variance_that_they_had(
-    kind: str, precision: str, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    """All gradients squared were 1, so the bias-corrected v is 1 after any steps. As a state
-    dict they are refused."""
-    held = low_bit_file(tmp_path / "in.pt", kind)
-    if precision == "fp16":
-        in_fp16(tmp_path / "in.pt", kind)
+    """As a state dict they are refused."""
+    kind, moment, ranks, *_ = name.split()
+    is_lamb = kind == "OneBitLamb"
+    change = in_fp16 if is_lamb and ranks == "2" else lambda saved: None
+    saved = write_recorded(tmp_path / "in.pt", name, change)
     own, made, flags = LOW_BIT[kind]
     convert(DEEPSPEED, tmp_path / "in.pt", tmp_path / "out", *flags)
-    saved = torch.load(tmp_path / "in.pt")["optimizer"]
+    source = recorded()[name]["optimizer"]
+    source = source.get("optimizer_state_dict", source)["state"].values()
+    momentum = torch.cat([entry["exp_avg"].reshape(-1) for entry in source])
+    steps = reference.MOMENTS[kind][moment]
+    seen = [*range(1, min(steps, reference.FREEZE))]
+    if kind == "ZeroOneAdam":
+        seen = UPDATED[moment]
+    weights = recorded()[name]["optimizer"].get("fp32_groups_flat")
+    weights = weights or [p.reshape(-1) for p in recorded()[name]["module"].values()]
 
     def run(comm: Any) -> None:
-        net = cases.model(seed=1)
-        before = cases.bits(net)
-        same = own(net.parameters(), betas=(0.9, BETA2), process_group=comm)
-        with pytest.raises(InvalidArgument, match="states_from_deepspeed.py"):
-            same.load_state_dict(saved)
-        assert cases.bits(net) == before
+        net = reference.Net()
+        same = own(net.parameters(), process_group=comm)
+        for errors in (True, False):  # a load drops them
+            if not errors:
+                for entry in states_in(saved["optimizer"]).values():
+                    for key in ("worker_error", "server_error"):
+                        entry.pop(key, None)
+            with pytest.raises(InvalidArgument, match="states_from_deepspeed.py"):
+                same.load_state_dict(saved["optimizer"])
         same.close()
+        net = reference.Net()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.zero_()
         optimizer = made(
             net.named_parameters(), lr=0.01, freeze_step=100, process_group=comm
         )
-        assert thinwire.load(tmp_path / "out", optimizer, module=net).step == STEPS
-        states = optimizer.state_dict()["state"]
-        for number, (name, p) in enumerate(net.named_parameters()):
-            assert same_bits(p, held[name]["weights"])
-            assert same_bits(states[number]["exp_avg"], held[name]["exp_avg"])
-            corrected = states[number]["exp_avg_sq"] / (1 - BETA2**STEPS)
-            torch.testing.assert_close(corrected, torch.ones_like(p), rtol=1e-6, atol=0)
+        assert thinwire.load(tmp_path / "out", optimizer, module=net).step == steps
+        assert same_bits(reference.flat(net), torch.cat(weights))
+        states = optimizer.state_dict()["state"].values()
+        loaded = {k: torch.cat([s[k].reshape(-1) for s in states]) for k in MOMENTS}
+        assert same_bits(loaded["exp_avg"], momentum)
+        corrected = loaded["exp_avg_sq"].double() / (1 - BETA2**steps)
+        torch.testing.assert_close(
+            corrected, variance(seen, int(ranks)), rtol=1e-5, atol=0
+        )
+
+    run_local_ranks(2, run)
+
+
+def states_in(optimizer: dict[str, Any]) -> dict[int, Any]:
+    states: dict[int, Any] = optimizer.get("optimizer_state_dict", optimizer)["state"]
+    return states
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("moment", ["before", "at", "after"])
+@pytest.mark.parametrize("kind", ["OneBitAdam", "OneBitLamb"])
+def test_a_run_of_deepspeed_continues_with_its_numbers(
+    kind: str, moment: str, ranks: int, tmp_path: Path
+) -> None:
+    saved = write_recorded(tmp_path / "in.pt", f"{kind} {moment} {ranks}")
+    semantics = ("--semantics", "deepspeed")
+    convert(DEEPSPEED, tmp_path / "in.pt", tmp_path / "out", *semantics)
+
+    def engine_with(semantics: str, comm: Any) -> Any:
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": kind, "params": reference.OPTIONS[kind]},
+            "thinwire": {"semantics": semantics},
+        }
+        net = reference.Net()
+        return thinwire.initialize(model=net, config=config, process_group=comm)[0]
+
+    def run(comm: Any) -> None:
+        engine = engine_with("corrected", comm)
+        with pytest.raises(
+            CorruptCheckpoint, match="for deepspeed semantics, and this"
+        ):
+            thinwire.load(tmp_path / "out", engine)
+        engine.destroy()
+        engine = engine_with("deepspeed", comm)
+        steps = reference.MOMENTS[kind][moment]
+        assert thinwire.load(tmp_path / "out", engine).step == steps
+        for number in range(steps, steps + reference.MORE):
+            engine.backward(engine(reference.gradients(number, comm.rank)))
+            engine.step()
+        assert same_bits(reference.flat(engine.module), saved["continued"][comm.rank])
+        engine.destroy()
+
+    run_local_ranks(ranks, run)
+
+
+@pytest.mark.parametrize("moment", ["before", "at", "after"])
+def test_coefficients_of_deepspeeds_onebit_lamb_are_taken(
+    moment: str, tmp_path: Path
+) -> None:
+    saved = write_recorded(tmp_path / "in.pt", f"OneBitLamb {moment} 2")
+    convert(DEEPSPEED, tmp_path / "in.pt", tmp_path / "out", *FREEZE)
+    entries = states_in(saved["optimizer"]).values()
+    of_file = {
+        key: torch.tensor([entry[key] for entry in entries], dtype=torch.float64)
+        for key in ("lamb_coeff_freeze", "last_factor")
+    }
+    steps = reference.MOMENTS["OneBitLamb"][moment]
+    fresh = torch.cat([entry["exp_avg_sq_fresh"].reshape(-1) for entry in entries])
+    fresh *= (1 - BETA2**steps) / (1 - BETA2 ** (steps - 1))
+
+    def run(comm: Any) -> None:
+        net = reference.Net()
+        optimizer = thinwire.OnebitLamb(
+            net.named_parameters(),
+            lr=0.01,
+            freeze_step=reference.FREEZE,
+            process_group=comm,
+        )
+        thinwire.load(tmp_path / "out", optimizer, module=net)
+        before = optimizer.state_dict()
+        for key, values in of_file.items():
+            assert torch.equal(before["thinwire"][key], values), key
+        kept = [entry.get("exp_avg_sq_fresh") for entry in before["state"].values()]
+        assert (kept[0] is not None) == (moment == "after")
+        if moment == "after":
+            kept = torch.cat([one.reshape(-1) for one in kept])
+            torch.testing.assert_close(kept, fresh, rtol=1e-6, atol=0)
+        for number in range(steps, steps + 3):
+            given = reference.gradients(number, comm.rank)
+            for p, gradient in zip(net.parameters(), given):
+                p.grad = gradient
+            optimizer.step()
+        assert optimizer.report.phase == "compressed"
+        if moment == "after":  # exact steps changed the average by a tenth of a ratio
+            after = optimizer.state_dict()["thinwire"]
+            assert (after["last_factor"] != 1).all()
+            changed = after["lamb_coeff_freeze"] - 0.9 * of_file["lamb_coeff_freeze"]
+            assert (changed >= 0).all() and (changed <= 0.1 * 10).all()
 
     run_local_ranks(2, run)
 
@@ -385,20 +470,110 @@ def test_low_bit_states_that_do_not_say_enough_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "in.pt"
-    low_bit_file(path, "onebit_adam")
+    write_recorded(path, "OneBitAdam before 2")
     assert "--freeze-step is needed" in refused(DEEPSPEED, path, capsys)
-    assert "has worker_error: of a 1-bit" in refused(TORCH, path, capsys)
-    low_bit_file(path, "onebit_lamb")
+    assert "has tensor_size: of a 1-bit" in refused(TORCH, path, capsys)
+    write_recorded(path, "OneBitLamb at 1")
     assert "has lamb_coeff_freeze: of a 1-bit" in refused(TORCH, path, capsys)
-    between = {"momentum_accumulator": torch.ones(1)}
-    low_bit_file(path, "zero_one_adam", lambda state: state.update(between))
-    assert "saved between two syncs" in refused(DEEPSPEED, path, capsys)
-    low_bit_file(path, "zero_one_adam")  # with a scaler of 16: 17 updates in 5 steps
-    assert "do not fit 5 steps" in refused(DEEPSPEED, path, capsys)
-    low_bit_file(path, "onebit_adam")
-    in_fp16(path, "onebit_adam")
-    saved = torch.load(path)
-    saved["module"]["shift"] = torch.ones(3)  # a buffer that the file does not name
-    torch.save(saved, path)
-    flags = ("--freeze-step", "2")
-    assert "a flat group has" in refused(DEEPSPEED, path, capsys, *flags)
+
+    def between(saved: Any) -> None:
+        states_in(saved["optimizer"])[0]["momentum_accumulator"] += 1
+
+    write_recorded(path, "ZeroOneAdam after 1", between)
+    for flags in ((), ("--semantics", "deepspeed")):
+        assert "saved between two syncs" in refused(DEEPSPEED, path, capsys, *flags)
+    write_recorded(path, "ZeroOneAdam after 1")  # with a scaler of 16: 32 updates
+    assert "do not fit 8 steps" in refused(DEEPSPEED, path, capsys)
+
+    def buffer(saved: Any) -> None:
+        saved["module"]["shift"] = torch.ones(3)  # the file does not name it
+
+    write_recorded(path, "OneBitAdam after 2 fp16", buffer)
+    assert "a flat group has" in refused(DEEPSPEED, path, capsys, *FREEZE)
+    assert "fp16 optimizers: use states_from" in refused(TORCH, path, capsys)
+
+
+def test_exact_states_of_stage_0_are_not_rescaled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In fp16 no other script reads them."""
+
+    def of_adam(saved: Any) -> None:
+        for entry in states_in(saved["optimizer"]).values():
+            for key in entry.keys() - {*MOMENTS, "step"}:
+                del entry[key]
+
+    name, path = "OneBitAdam before 1", tmp_path / "in.pt"
+    write_recorded(path, name, lambda saved: (of_adam(saved), in_fp16(saved)))
+    flags = ("--semantics", "deepspeed")
+    assert "is not of a 1-bit optimizer" in refused(DEEPSPEED, path, capsys, *flags)
+    convert(DEEPSPEED, path, tmp_path / "out")
+    written = safetensors.torch.load_file(tmp_path / "out" / "optimizer.safetensors")
+    for net_name, entry in zip(
+        "abc", states_in(recorded()[name]["optimizer"]).values()
+    ):
+        for key in MOMENTS:
+            assert same_bits(written[f"{key}/{net_name}"], entry[key])
+
+
+# Files of a directory of DeepSpeed, relative to its tag, and what the message says.
+DIRECTORIES = {
+    "stage 0": (
+        ["mp_rank_00_model_states.pt"],
+        "py TAG/mp_rank_00_model_states.pt OUT",
+    ),
+    "stage 1": (
+        [
+            "mp_rank_00_model_states.pt",
+            "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        ],
+        "--input_folder TAG --output_folder IN; python examples/python/states_from_",
+    ),
+    "stage 3": (
+        [
+            "zero_pp_rank_0_mp_rank_00_model_states.pt",
+            "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        ],
+        "stage 3 cannot be converted",
+    ),
+    "universal": (
+        ["mp_rank_00_model_states.pt", "zero/a/fp32.pt"],
+        "states_from_deepspeed.py TAG OUT",
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", DIRECTORIES)
+def test_a_directory_of_deepspeed_is_no_fresh_start(stage: str, tmp_path: Path) -> None:
+    tag, other = tmp_path / "global_step3", tmp_path / "global_step1"
+    files, told = DIRECTORIES[stage]
+    for folder in (tag, other):
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).touch()
+    (tmp_path / "latest").write_text("global_step3")
+    match = re.escape(told.replace("TAG", str(tag)))
+
+    def run(comm: Any) -> None:
+        net = cases.model()
+        optimizer = thinwire.AdamW(net.parameters(), process_group=comm)
+        engine = thinwire.initialize(
+            model=net, config={"train_micro_batch_size_per_gpu": 1}, process_group=comm
+        )[0]
+        for path in (tmp_path, tag):
+            for trained in (optimizer, engine):
+                for load in (thinwire.resume, thinwire.load):
+                    for options in ({}, {"weights_only": True}):
+                        with pytest.raises(InvalidArgument, match=match):
+                            load(path, trained, **options)
+        for where in ((tmp_path,), (tag,), (tmp_path, "global_step3")):
+            with pytest.raises(InvalidArgument, match=match):
+                engine.load_checkpoint(*where)
+        engine.destroy()
+
+    run_local_ranks(2, run)
+    with pytest.raises(InvalidArgument, match=match):
+        _core.inspect(str(tag))
+    (tmp_path / "empty").mkdir()
+    optimizer = thinwire.AdamW(cases.model().parameters())
+    assert thinwire.resume(tmp_path / "empty", optimizer) is None

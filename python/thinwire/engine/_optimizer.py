@@ -19,7 +19,7 @@ from ..optim._experts import KEY as EXPERTS
 from ..optim._options import names_of_python, number_of, rate_of, refuse_name
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
-from ..optim._torch_state import ParameterState
+from ..optim._torch_state import ParameterState, refuse_deepspeed
 from ._client import Client
 from ._groups import Groups, defaults_of
 from ._unavailable import refusal
@@ -145,6 +145,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     def _saved_rates(self, state_dict: dict[str, Any]) -> list[float]:
         """Returns a state's rates. Raises InvalidArgument and CorruptCheckpoint."""
         if not isinstance(state_dict, Mapping) or "thinwire" not in state_dict:
+            if isinstance(state_dict, Mapping):
+                refuse_deepspeed(state_dict)
             raise InvalidArgument(
                 "state_dict: it is of another optimizer; an engine takes its own, and "
                 "checkpoints of thinwire.save"

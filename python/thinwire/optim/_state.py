@@ -96,9 +96,7 @@ def load(
         result = before(optimizer, saved_state)
         if result is not None:
             saved_state = result
-    wrapped = saved_state.get("optimizer_state_dict")  # DeepSpeed's 16-bit wrapper
-    if isinstance(wrapped, Mapping):
-        refuse_deepspeed(wrapped.get("state", {}))
+    refuse_deepspeed(saved_state)
     _require_form(saved_state)
     groups = deepcopy(saved_state["param_groups"])
     others = _other_numbers(optimizer, groups)

@@ -20,9 +20,9 @@ _CONVERSION = (
     "Convert the checkpoint first: python examples/python/states_from_deepspeed.py "
     "mp_rank_00_model_states.pt OUT --freeze-step N; then thinwire.load('OUT', optimizer)"
 )
-# Arrays that only DeepSpeed's 1-bit optimizers have: 1-bit Adam and 0/1 Adam, 1-bit
-# LAMB.
-_DEEPSPEED = ("worker_error", "lamb_coeff_freeze")
+# Entries that only DeepSpeed's 1-bit optimizers have: 1-bit Adam and 0/1 Adam, 1-bit
+# LAMB. A load or the last parameter of a group may lack the residuals.
+_DEEPSPEED = ("tensor_size", "server_chunk_size", "worker_error", "lamb_coeff_freeze")
 
 
 def of_torch(
@@ -37,7 +37,6 @@ def of_torch(
     Raises InvalidArgument if the state is of no Adam, and CorruptCheckpoint if it does
     not fit.
     """
-    refuse_deepspeed(entries)
     rule = _rule(optimizer._options)
     native = optimizer._made
     size = native.layout.size
@@ -90,11 +89,15 @@ def _rule(options: type[Any]) -> str:
     return "lamb" if is_lamb else "adam"
 
 
-def refuse_deepspeed(entries: Mapping[Hashable, Mapping[str, Any]]) -> None:
-    """Raises InvalidArgument for 1-bit states, whose variance is older."""
-    for number, entry in entries.items():
+def refuse_deepspeed(state_dict: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for 1-bit states, whose variance is older. They may be in
+    a wrapper for 16 bits.
+    """
+    wrapped = state_dict.get("optimizer_state_dict", state_dict)
+    entries = wrapped.get("state") if isinstance(wrapped, Mapping) else None
+    for number, entry in entries.items() if isinstance(entries, Mapping) else ():
         for key in _DEEPSPEED:
-            if key in entry:
+            if isinstance(entry, Mapping) and key in entry:
                 raise InvalidArgument(
                     f"the state of parameter {number!r} has {key}: it is of a 1-bit "
                     f"optimizer of DeepSpeed. {_CONVERSION}"

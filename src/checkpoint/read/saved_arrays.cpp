@@ -18,10 +18,6 @@ namespace {
 bool is_by_element(const SavedArray& array) {
   return array.axis == optim::Axis::kElement;
 }
-bool has_pieces(const SavedArray& array) {
-  return is_by_element(array) || array.axis == optim::Axis::kRange;
-}
-
 std::span<std::byte> bytes_of(View view) {
   return {static_cast<std::byte*>(view.data()), view.bytes()};
 }
@@ -115,10 +111,12 @@ std::size_t SavedArrays::num_values(std::string_view name, int rank) const {
 
 Buffer SavedArrays::read_all(std::string_view name, int rank) {
   const SavedArray& saved = *array(name).saved;
-  Buffer all(num_values(name, rank), saved.dtype);
   const Part* const found = part(name, rank);
-  if (found == nullptr) return all;
-  if (!has_pieces(saved)) {
+  if (found == nullptr) return Buffer(0, saved.dtype);
+  if (saved.axis == optim::Axis::kParameter && found->pieces != nullptr)
+    return read_named(*found, saved.dtype);
+  Buffer all(num_values(name, rank), saved.dtype);
+  if (found->pieces == nullptr) {
     read_values(*found, found->tensors.begin()->first, 0, all.view());
     return all;
   }
@@ -139,6 +137,15 @@ Buffer SavedArrays::read_all(std::string_view name, int rank) {
     at += count;
     i = k;
   }
+  return all;
+}
+
+// Frozen parameters have 0.
+Buffer SavedArrays::read_named(const Part& part, DType dtype) {
+  Buffer all(sizes_.size(), dtype, Fill::kZeros);
+  for (const SavedPiece& piece : *part.pieces)
+    read_values(part, piece.file, piece.value,
+                all.view().subview(piece.parameter, 1));
   return all;
 }
 

@@ -31,7 +31,9 @@ inline constexpr const char* kExtraOfRank = "extra_of_rank/";
 /// The file of states beside weights of other programs, which `thinwire
 /// checkpoint export --states` writes. It has the tensors exp_avg/NAME,
 /// exp_avg_sq/NAME and, if there are masters, masters/NAME of each parameter,
-/// in fp32 and its shape. It also has the int64 "step".
+/// in fp32 and its shape. It also has the int64 "step". One of DeepSpeed's
+/// 1-bit LAMB has exp_avg_sq_fresh/NAME and the coefficients, one value each.
+/// The metadata "semantics" may be "deepspeed".
 inline constexpr std::string_view kNamedStates = "optimizer.safetensors";
 
 /// Adds the file's arrays and scalars to a manifest that has the parameters.
@@ -124,7 +126,7 @@ class SavedArrays {
 
   void open();
   void add_extra(int rank, std::string_view prefix, StateDict& to);
-  [[nodiscard]] Pieces named_pieces(const std::string& array) const;
+  [[nodiscard]] Pieces named_pieces(const SavedArray& array) const;
   void add(std::size_t file, const std::string& array,
            const std::string& fragments);
   void index(const Array& array, Part& part);
@@ -133,6 +135,7 @@ class SavedArrays {
   void require_once(const Pieces& pieces, const std::string& array) const;
   [[nodiscard]] const Array& array(std::string_view name) const;
   [[nodiscard]] const Part* part(std::string_view name, int rank) const;
+  [[nodiscard]] Buffer read_named(const Part& part, DType dtype);
   void read_values(const Part& part, std::size_t file, std::uint64_t value,
                    View to);
   VerifiedFile& file(std::size_t number);

@@ -42,11 +42,11 @@ std::int64_t step_in(VerifiedFile& file) {
   return step;
 }
 
-bool has_some_of(const SafetensorsHeader& header, const std::string& array) {
-  return std::any_of(header.tensors.begin(), header.tensors.end(),
-                     [&](const TensorEntry& tensor) {
-                       return tensor.name.starts_with(array + '/');
-                     });
+bool has_some_of(const SafetensorsHeader& header, std::string_view array) {
+  const std::string begin = fmt::format("{}/", array);
+  return std::ranges::any_of(header.tensors, [&](const TensorEntry& tensor) {
+    return tensor.name.starts_with(begin);
+  });
 }
 
 }  // namespace
@@ -209,20 +209,53 @@ void SavedArrays::require_once(const Pieces& pieces,
 
 // ---- files of other programs
 
+namespace {
+
+constexpr std::string_view kMasters = "masters";
+
+struct NamedArray {
+  std::string_view name;
+  optim::Axis axis = optim::Axis::kElement;
+  DType dtype = DType::kFloat32;
+};
+// Arrays that a file may lack.
+constexpr std::array kOptionalArrays = {
+    NamedArray{kMasters},
+    NamedArray{"exp_avg_sq_fresh"},
+    NamedArray{"lamb_coeff_freeze", optim::Axis::kParameter, DType::kFloat64},
+    NamedArray{"lamb_coeff_count", optim::Axis::kParameter, DType::kInt64},
+    NamedArray{"last_factor", optim::Axis::kParameter, DType::kFloat64},
+    NamedArray{"scaling_coeff", optim::Axis::kParameter, DType::kFloat64}};
+
+std::string semantics_in(const VerifiedFile& file) {
+  for (const auto& [key, text] : file.header().metadata) {
+    if (key != "semantics") continue;
+    if (text != "corrected" && text != "deepspeed")
+      corrupt(file.path(), fmt::format("the metadata 'semantics' must be "
+                                       "corrected or deepspeed, got '{}'",
+                                       text));
+    return text;
+  }
+  return "corrected";
+}
+
+}  // namespace
+
 void describe_named_states(FileSystem& files, const std::string& directory,
                            Manifest& manifest) {
   VerifiedFile file(files, fmt::format("{}/{}", directory, kNamedStates));
   manifest.step = step_in(file);
   manifest.scalars.put_integer("step", manifest.step);
   manifest.scalars.put_integer("skipped_steps", 0);
-  const auto add = [&](const char* array) -> SavedArray& {
-    manifest.arrays.push_back({array, optim::Axis::kElement});
-    return manifest.arrays.back();
-  };
-  add("exp_avg");
-  add("exp_avg_sq");
-  if (has_some_of(file.header(), "masters"))
-    add("masters").is_parameters = true;
+  manifest.semantics = semantics_in(file);
+  manifest.arrays.push_back({"exp_avg", optim::Axis::kElement});
+  manifest.arrays.push_back({"exp_avg_sq", optim::Axis::kElement});
+  for (const auto& [name, axis, dtype] : kOptionalArrays)
+    if (has_some_of(file.header(), name))
+      manifest.arrays.push_back({.name = std::string(name),
+                                 .axis = axis,
+                                 .dtype = dtype,
+                                 .is_parameters = name == kMasters});
 }
 
 // Values are counted from the first tensor on, whatever lies between them.
@@ -242,29 +275,38 @@ SavedArrays::SavedArrays(FileSystem& files, const std::string& directory,
     array.saved = &saved;
     Part& part = array.parts[-1];
     part.tensors.emplace(0, &all_of_file_);
-    part.pieces = std::make_shared<const Pieces>(named_pieces(saved.name));
+    part.pieces = std::make_shared<const Pieces>(named_pieces(saved));
   }
 }
 
-SavedArrays::Pieces SavedArrays::named_pieces(const std::string& array) const {
+SavedArrays::Pieces SavedArrays::named_pieces(const SavedArray& array) const {
   const VerifiedFile& file = *files_.front();
+  const bool by_element = array.axis == optim::Axis::kElement;
   Pieces pieces;
   for (std::size_t p = 0; p < sizes_.size(); ++p) {
     const SavedParameter& parameter = manifest_.parameters[p];
-    const std::string name = array + '/' + parameter.name;
+    const std::string name = array.name + '/' + parameter.name;
     const TensorEntry* const tensor = file.header().find(name);
+    if (tensor == nullptr && !by_element &&
+        file.header().find("exp_avg/" + parameter.name) != nullptr)
+      corrupt(file.path(), fmt::format("it has no '{}'", name));
     if (tensor == nullptr || sizes_[p] == 0) continue;  // read() says so
     const std::uint64_t offset = tensor->begin - file.header().data_begin;
-    if (tensor->type != TensorType{DType::kFloat32} ||
-        tensor->shape != parameter.shape || offset % sizeof(float) != 0)
-      corrupt(file.path(),
-              fmt::format("'{}' must be float32 of the shape of its parameter, "
-                          "in a place that is a multiple of 4",
-                          name));
+    const std::size_t each = size_of(array.dtype);
+    const bool fits =
+        by_element ? tensor->shape == parameter.shape : tensor->bytes == each;
+    if (tensor->type != TensorType{array.dtype} || !fits || offset % each != 0)
+      corrupt(
+          file.path(),
+          fmt::format("'{}' must be {} of {}, in a place that is a "
+                      "multiple of {}",
+                      name, to_string(array.dtype),
+                      by_element ? "the shape of its parameter" : "one element",
+                      each));
     pieces.push_back({.parameter = p,
                       .range = {0, static_cast<std::size_t>(sizes_[p])},
                       .file = 0,
-                      .value = offset / sizeof(float)});
+                      .value = offset / each});
   }
   return pieces;
 }
