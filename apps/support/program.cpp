@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <iostream>
 #include <string>
 
@@ -25,6 +26,7 @@ void log_to_stderr(const std::string& program, LogLevel least) {
 }
 
 int run_program(CLI::App& app, int argc, const char* const* argv) {
+  std::signal(SIGXFSZ, SIG_IGN);
   log_to_stderr(app.get_name());
   return commands::run_app(app, argc, argv, std::cout, std::cerr);
 }

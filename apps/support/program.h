@@ -14,6 +14,7 @@ void log_to_stderr(const std::string& program,
                    LogLevel least = LogLevel::kInfo);
 
 /// Calls log_to_stderr() and commands::run_app() with stdout and stderr.
+/// Ignores SIGXFSZ, so that a limit on file sizes is an error of the write.
 [[nodiscard]] int run_program(CLI::App& app, int argc, const char* const* argv);
 
 }  // namespace thinwire::apps

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -41,15 +42,22 @@ PosixFile::~PosixFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-// A full disk is told in bytes.
+// A full disk and a limit are told in bytes.
 void PosixFile::fail_to_write(std::uint64_t bytes, int number) const {
-  struct statvfs info {};
-  if (number != ENOSPC || ::fstatvfs(descriptor_, &info) != 0)
+  struct statvfs disk {};
+  struct rlimit limit {};
+  std::string most;
+  if (number == ENOSPC && ::fstatvfs(descriptor_, &disk) == 0)
+    most = fmt::format("{} are free",
+                       std::uint64_t{disk.f_bavail} * disk.f_frsize);
+  else if (number == EFBIG && ::getrlimit(RLIMIT_FSIZE, &limit) == 0)
+    most = fmt::format("a file may have {} (ulimit -f)", limit.rlim_cur);
+  else
     fail(path_, number);
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}: {}: writing {} bytes failed, {} are free", path_,
-                          std::generic_category().message(number), bytes,
-                          std::uint64_t{info.f_bavail} * info.f_frsize));
+  throw Error(
+      ErrorCode::kUnavailable,
+      fmt::format("{}: {}: writing {} bytes failed, {}", path_,
+                  std::generic_category().message(number), bytes, most));
 }
 
 // Not posix_fallocate, which writes zeros where there is no fallocate.
