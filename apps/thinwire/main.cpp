@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
 #include <iostream>
 #include <string>
+#include <system_error>
 
 #include "apps/support/program.h"
 #include "apps/thinwire/add_commands.h"
@@ -10,14 +12,25 @@
 
 namespace {
 
+// An installed program has no clone, and train_gpt is not installed.
+bool is_in_build_tree() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  return !error && fs::exists(self.parent_path() / "../CMakeCache.txt", error);
+}
+
 thinwire::commands::Front this_program() {
-  thinwire::commands::Front front{.out = std::cout, .err = std::cerr};
+  thinwire::commands::Front front{.out = std::cout,
+                                  .err = std::cerr,
+                                  .is_in_build_tree = is_in_build_tree()};
   if (thinwire::env::launched_ranks() > 1)
     front.join = thinwire::comm::from_environment;
   const std::string torch = THINWIRE_BUILD_TORCH;
   if (torch.empty()) {
     front.lines.emplace_back("torch", "no: " THINWIRE_BUILD_WHY_NOT_TORCH);
-    front.advice.emplace_back("LibTorch, for train_gpt (scripts/bootstrap)");
+    if (front.is_in_build_tree)
+      front.advice.emplace_back("LibTorch, for train_gpt (scripts/bootstrap)");
   } else {
     front.lines.emplace_back("torch", "yes: LibTorch " + torch);
   }

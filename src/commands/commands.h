@@ -28,6 +28,9 @@ struct Front {
   /// Lines of doctor about what the library does not know: a name and a text.
   std::vector<std::pair<std::string, std::string>> lines{};
   std::vector<std::string> advice{};  ///< Suggestions for this machine.
+  /// Whether this program was started where it was built, so that a clone with
+  /// its scripts is there.
+  bool is_in_build_tree = false;
   /// Why this program cannot train here; if it is empty, it can.
   std::string not_ready{};
   /// Measures copies from pinned memory to the device of this machine, in GB/s;

@@ -97,7 +97,10 @@ void say_backends(const Front& front, Report& report) {
     } else if (!front.has_transports) {
       report.say(backend.name, fmt::format("no: {}", why_not));
       if (backend.name == "mpi")
-        report.advise("MPI, for several machines (scripts/bootstrap)");
+        report.advise(front.is_in_build_tree
+                          ? "MPI, for several machines (scripts/bootstrap)"
+                          : "a build of Thinwire with MPI, for several "
+                            "machines");
     }
   }
   if (!front.has_transports)

@@ -9,8 +9,11 @@ skipped, or fail if THINWIRE_REQUIRE names mpi.
 """
 
 import os
+import re
+import shutil
 import socket
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -41,6 +44,14 @@ class Doctor(unittest.TestCase):
         self.assertRegex(report, r"\ndevices +python -m thinwire doctor names ")
         self.assertRegex(report, r"\ntested +tensors on devices: test device")
         self.assertNotIn("\nranks ", report)
+
+    def test_an_installed_program_recommends_no_script_of_a_clone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            installed = shutil.copy2(THINWIRE, folder)
+            done = run(installed, "doctor", timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"\nready: ")
+        self.assertNotIn("scripts/", done.stdout)
 
     def test_variables_that_no_run_would_accept_are_named(self):
         for name, value, text in (
