@@ -62,7 +62,9 @@ void train(comm::Communicator& comm, const std::string& folder) {
     const auto report = model.step();
     if (comm.rank() == 0 && step % 50 == 0)
       std::cout << "step " << step << ": first number " << params[0] << '\n';
-    checkpointer.after_step(report, position);
+    const std::string failure = checkpointer.after_step(report, position);
+    if (comm.rank() == 0 && !failure.empty())
+      std::cerr << "not saved: " << failure << '\n';
   }
   checkpointer.finish(position);
   const std::string& newest = checkpointer.totals().newest;

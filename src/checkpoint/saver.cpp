@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -92,10 +93,13 @@ struct Saver::Impl {
     if (writer.joinable()) writer.join();
   }
 
+  /// Returns the communicator of saves: one of their own, or that of the run if
+  /// the transport has no groups.
   [[nodiscard]] comm::Communicator& own_comm() {
-    if (!split) split = comm.split(0, comm.rank());
-    return *split;
+    if (!second) second = comm::second_group(comm);
+    return *second ? **second : comm;
   }
+  void require_asynchronous();
   [[nodiscard]] Root& root_at(const std::string& path,
                               const SaveOptions& options);
   [[nodiscard]] Root::Contents contents(const Training& training,
@@ -107,7 +111,7 @@ struct Saver::Impl {
   void wait();
 
   comm::Communicator& comm;
-  std::unique_ptr<comm::Communicator> split;
+  std::optional<std::unique_ptr<comm::Communicator>> second;
   std::string run;          // of rank 0; empty: not known yet
   std::string loaded_from;  // the directory's name
   std::string path;         // of `root`
@@ -192,6 +196,14 @@ void Saver::Impl::begin(Root& to, Root::Contents contents) {
   });
 }
 
+// Collectives of the thread that writes must not mix with those of the run.
+void Saver::Impl::require_asynchronous() {
+  require(&own_comm() != &comm, "asynchronous",
+          fmt::format("false, because the transport '{}' has no groups",
+                      comm.backend()),
+          true);
+}
+
 void Saver::Impl::wait() {
   if (writer.joinable()) writer.join();
   if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
@@ -207,7 +219,8 @@ SaveReport Saver::save(const Training& training, const std::string& root,
           fmt::format("{} elements", training.layout.size()),
           training.params.size());
   require(training.step >= 0, "step", ">= 0", training.step);
-  require(!root.empty(), "root", "a directory's name", "\"\"");
+  require_path("root", root);
+  if (options.asynchronous) impl_->require_asynchronous();
   const Clock::time_point start = Clock::now();
   impl_->wait();
   SaveReport report;
@@ -241,6 +254,8 @@ SaveReport Saver::save(const Training& training, const std::string& root,
   report.seconds = seconds_since(start);
   return report;
 }
+
+void Saver::require_asynchronous() { impl_->require_asynchronous(); }
 
 void Saver::wait() { impl_->wait(); }
 

@@ -77,6 +77,15 @@ std::int32_t status_of(const std::exception& error) {
 
 }  // namespace
 
+std::unique_ptr<Communicator> second_group(Communicator& comm) {
+  try {
+    return comm.split(0, comm.rank());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnavailable) throw;
+    return nullptr;
+  }
+}
+
 std::vector<std::string> gather_texts(Communicator& comm,
                                       std::string_view text) {
   const auto ranks = static_cast<std::size_t>(comm.size());

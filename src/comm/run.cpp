@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/failure.h"
+#include "thinwire/comm/agreement.h"
 #include "thinwire/comm/registry.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
@@ -33,21 +34,12 @@ std::string without_stack(std::string_view text) {
   return std::string(text);
 }
 
-// Null if the transport has no groups.
-std::unique_ptr<Communicator> all_again(Communicator& comm) {
-  try {
-    return comm.split(0, comm.rank());
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kUnavailable) throw;
-    return nullptr;
-  }
-}
-
 // The ranks once more, apart from the communicator that has failed.
 class Ending {
  public:
   explicit Ending(Communicator& comm)
-      : all_(static_cast<std::size_t>(comm.size())), comm_(all_again(comm)) {}
+      : all_(static_cast<std::size_t>(comm.size())),
+        comm_(second_group(comm)) {}
 
   [[nodiscard]] bool can_ask() const noexcept { return comm_ != nullptr; }
 

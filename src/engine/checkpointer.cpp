@@ -189,7 +189,7 @@ struct Checkpointer::Impl {
   Impl(Engine& e, CheckpointerOptions o)
       : engine(e), options(std::move(o)), signals(options.signals) {}
 
-  void after_step(const EngineReport& report, const MakeExtra& extra);
+  std::string after_step(const EngineReport& report, const MakeExtra& extra);
   void agree();
   void finish_pending();
   void complete(const Pending& save);
@@ -213,6 +213,7 @@ struct Checkpointer::Impl {
   bool is_due = false;
   Clock::time_point newest_save = Clock::now();
   std::optional<Pending> pending;
+  std::string failure;  // Found since the last step.
 
   std::int64_t interval = 1;         // steps between two agreements
   std::int64_t until_agreement = 1;  // steps to the next one
@@ -229,6 +230,7 @@ void Checkpointer::Impl::say(LogLevel level, const std::string& text) const {
 void Checkpointer::Impl::failed(const Error& error) {
   if (error.code() != ErrorCode::kUnavailable) throw;
   ++totals.failed;
+  failure = error.what();
   say(LogLevel::kWarning,
       fmt::format("a checkpoint could not be saved, training continues: {}",
                   error.what()));
@@ -340,9 +342,10 @@ void Checkpointer::Impl::save_last(const MakeExtra& extra) {
   complete(save(false, checkpoint::LocalSteps::kAsIs, extra));
 }
 
-void Checkpointer::Impl::after_step(const EngineReport& report,
-                                    const MakeExtra& extra) {
-  if (!report.at_boundary || is_stopped) return;
+std::string Checkpointer::Impl::after_step(const EngineReport& report,
+                                           const MakeExtra& extra) {
+  failure.clear();
+  if (!report.at_boundary || is_stopped) return {};
   if (boundaries++ == 0) seen_steps = report.steps - (report.applied ? 1 : 0);
   if (pending && !pending->ended && !engine.saver().is_saving())
     pending->ended = Clock::now();
@@ -350,7 +353,7 @@ void Checkpointer::Impl::after_step(const EngineReport& report,
   if (stop_agreed) {
     save_last(extra);
     is_stopped = true;
-    return;
+    return failure;
   }
   const std::int64_t every = options.every_steps;
   if (every > 0 && report.steps / every > seen_steps / every) is_due = true;
@@ -358,18 +361,20 @@ void Checkpointer::Impl::after_step(const EngineReport& report,
   const bool waits = options.local_steps == checkpoint::LocalSteps::kNextSync &&
                      report.phase == optim::Phase::kLocal;
   if (is_due && !waits) save_periodic(extra);
+  return failure;
 }
 
 Checkpointer::Checkpointer(Engine& engine, CheckpointerOptions options) {
   options.validate();
+  if (options.asynchronous) engine.saver().require_asynchronous();
   impl_ = std::make_unique<Impl>(engine, std::move(options));
 }
 
 Checkpointer::~Checkpointer() = default;
 
-void Checkpointer::after_step(const EngineReport& report,
-                              const MakeExtra& extra) {
-  impl_->after_step(report, extra);
+std::string Checkpointer::after_step(const EngineReport& report,
+                                     const MakeExtra& extra) {
+  return impl_->after_step(report, extra);
 }
 
 void Checkpointer::request_stop() noexcept { impl_->stop_asked = true; }

@@ -39,12 +39,20 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
                       hosts.size, hosts.ranks_per_host));
     return nullptr;
   }
-  if (!hosts.is_flat()) {
-    if (comm.rank() == 0)
-      log(LogLevel::kInfo,
-          fmt::format("hierarchical exchange: {} hosts of {} ranks", hosts.size,
-                      hosts.ranks_per_host));
-    return comm.by_host(hosts);
+  const bool shares_hosts = !hosts.is_flat();
+  if (shares_hosts) {
+    try {
+      auto grouped = comm.by_host(hosts);
+      if (comm.rank() == 0)
+        log(LogLevel::kInfo,
+            fmt::format("hierarchical exchange: {} hosts of {} ranks",
+                        hosts.size, hosts.ranks_per_host));
+      return grouped;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable) throw;
+      why.text =
+          fmt::format("the transport '{}' has no groups", comm.backend());
+    }
   }
   if (config.comm.hierarchy == Hierarchy::kByHost)
     throw Error(
@@ -55,7 +63,8 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
             why.text.empty() ? "every rank has a host of its own" : why.text));
   // That all ranks share one host is most often meant; of a contradiction
   // find_hosts() has warned.
-  if (why.reason == comm::WhyFlat::Reason::kUnequalHosts && comm.rank() == 0)
+  const bool is_unequal = why.reason == comm::WhyFlat::Reason::kUnequalHosts;
+  if ((is_unequal || shares_hosts) && comm.rank() == 0)
     log(LogLevel::kInfo, "every rank exchanges with every other: " + why.text);
   return nullptr;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/by_hand.h"
+#include "support/counting_group.h"
 #include "support/errors.h"
 #include "support/kept_log.h"
 #include "support/ranks.h"
@@ -287,6 +288,16 @@ TEST(EngineHosts, FlatIsAsWithoutHosts) {
   for (const Config& config : flat)
     comm::run_local_ranks(
         4, [&](comm::Communicator& comm) { expect_equal(comm, config, comm); });
+  const KeptLog log;
+  CountingGroup group(4, 2, /*splits=*/false);
+  group.run([&](comm::Communicator& comm) {
+    expect_equal(comm, config_of("onebit_adam", Hierarchy::kAuto, 2), comm);
+    expect_error(
+        kArgument, {"by_host: the transport 'counting' has no groups"},
+        [&] { Sharded(comm, config_of("adam", Hierarchy::kByHost, 2)); });
+  });
+  EXPECT_EQ(log.count("every rank exchanges with every other: the transport"),
+            1u);
 }
 
 void expect_refused(int world, int each, std::string_view why) {

@@ -75,8 +75,9 @@ LoadReport load(const Training& training, const std::string& path,
                                                const std::string& path,
                                                const LoadOptions& options = {});
 
-/// Saves one run repeatedly. It keeps a communicator of its own, the lock of
-/// the directory and the memory of asynchronous saves.
+/// Saves one run repeatedly. It keeps a communicator of its own (if the
+/// transport has groups), the lock of the directory and the memory of
+/// asynchronous saves.
 class Saver {
  public:
   /// Makes a saver; the first save() does the collective part.
@@ -91,6 +92,9 @@ class Saver {
   /// throws, on all ranks.
   SaveReport save(const Training& training, const std::string& root,
                   const Extra& extra = {}, const SaveOptions& options = {});
+  /// Throws Error(kInvalidArgument) if no save can be asynchronous, because the
+  /// transport has no groups. Collective.
+  void require_asynchronous();
   /// Returns when the pending save is done. Collective.
   void wait();
   [[nodiscard]] bool is_saving() const;

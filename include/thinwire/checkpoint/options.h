@@ -48,7 +48,7 @@ using Progress = std::function<void(std::uint64_t bytes, std::uint64_t total)>;
 
 struct SaveOptions {
   /// Whether save() returns once this rank's share has been copied; a thread
-  /// then writes it.
+  /// then writes it. Needs a transport with groups (comm::Transport::split).
   bool asynchronous = false;
   /// Whether data is flushed to the disk. Turn it off for tests and scratch
   /// disks.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,10 @@ void require_same(Communicator& comm, std::string_view what,
 /// kFailedPrecondition if that exception was no Error. Collective: one
 /// all-gather of 4 bytes if none threw.
 void require_everywhere(Communicator& comm, const std::function<void()>& check);
+
+/// Returns a communicator of the same ranks, whose collectives do not mix with
+/// those of `comm`, or null if the transport has no groups. Collective.
+[[nodiscard]] std::unique_ptr<Communicator> second_group(Communicator& comm);
 
 /// Returns every rank's text, in rank order. Collective.
 [[nodiscard]] std::vector<std::string> gather_texts(Communicator& comm,

@@ -24,7 +24,7 @@ struct CheckpointerOptions {
   std::int64_t keep_last = 2;   ///< Newest ones that stay; 0 for all.
   std::int64_t keep_every = 0;  ///< Every N-th step stays too; 0 for none.
   /// Whether training continues during periodic saves. It never does during the
-  /// last save.
+  /// last save. Must be false if the transport has no groups.
   bool asynchronous = true;
   /// Signals that save and stop the run, for example SIGUSR1. While a
   /// Checkpointer lives, the first signal only sets a flag; the second has its
@@ -76,8 +76,8 @@ class Checkpointer {
   };
 
   /// Starts to handle the signals. `engine` must outlive this object. Throws
-  /// like CheckpointerOptions::validate, and Error(kUnavailable) if a signal
-  /// cannot be caught. Local.
+  /// like CheckpointerOptions::validate and Saver::require_asynchronous, and
+  /// Error(kUnavailable) if a signal cannot be caught. Collective.
   Checkpointer(Engine& engine, CheckpointerOptions options);
   /// Waits for a pending save.
   ~Checkpointer();
@@ -86,10 +86,13 @@ class Checkpointer {
 
   /// Saves if that is due. Collective, after every step; inside a window of
   /// accumulation it does nothing. If a periodic save fails with kUnavailable,
-  /// one line is logged (core/log.h), and training continues; other errors are
-  /// thrown. Before a stop it saves the run as it
-  /// is, done on return; if that fails, it throws the error of Engine::save.
-  void after_step(const EngineReport& report, const MakeExtra& extra = {});
+  /// returns the error's message, logs it (core/log.h), and training continues;
+  /// other errors are thrown. The message of an asynchronous save may come in a
+  /// later step. Otherwise returns an empty text. Before a stop it saves the
+  /// run as it is, done on return; if that fails, it throws the error of
+  /// Engine::save.
+  std::string after_step(const EngineReport& report,
+                         const MakeExtra& extra = {});
 
   /// Requests a stop at the next agreement, like a signal. Local.
   void request_stop() noexcept;

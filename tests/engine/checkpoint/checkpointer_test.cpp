@@ -12,6 +12,7 @@
 #include <set>
 
 #include "engine/by_hand.h"
+#include "support/counting_group.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "support/kept_log.h"
@@ -55,7 +56,7 @@ struct Saving {
 
   EngineReport step(std::int64_t t, bool overflows = false) {
     const auto report = driven.step({.step = t, .overflows = overflows});
-    checkpointer.after_step(report);
+    failure = checkpointer.after_step(report);
     return report;
   }
   void steps(std::int64_t count) {
@@ -76,6 +77,7 @@ struct Saving {
 
   Sharded driven;
   Checkpointer checkpointer;
+  std::string failure;  // found in the newest step
 };
 
 TEST_F(Checkpoints, AreSavedEverySoManySteps) {
@@ -104,6 +106,30 @@ TEST_F(Checkpoints, AreSavedEverySoManySteps) {
       EXPECT_EQ(log.count("saved " + root.string()), 3u);
       EXPECT_EQ(log.count("training held for"), 3u);
     }
+}
+
+TEST_F(Checkpoints, OverATransportWithoutGroupsAreSynchronous) {
+  for (const int world : {1, 2}) {
+    fs::remove_all(root);
+    CountingGroup group(world, 1, /*splits=*/false);
+    group.run([&](comm::Communicator& comm) {
+      CheckpointerOptions how = options(2);
+      how.asynchronous = true;
+      Sharded driven(comm, config_of("onebit_adam"));
+      const std::initializer_list<std::string_view> why = {
+          "asynchronous must be false", "'counting' has no groups"};
+      expect_invalid(why, [&] { Checkpointer(driven.engine, how); });
+      expect_invalid(why, [&] {
+        driven.engine.save(root.string(), {}, {.asynchronous = true});
+      });
+      how.asynchronous = false;
+      Saving run(comm, config_of("onebit_adam"), how);
+      run.steps(5);
+      run.checkpointer.finish();
+      EXPECT_EQ(driven.engine.load(root.string()).step, 5);
+    });
+    EXPECT_EQ(steps(), (std::set<std::int64_t>{2, 4, 5}));
+  }
 }
 
 TEST_F(Checkpoints, CountAppliedStepsAlone) {
@@ -279,7 +305,16 @@ TEST_F(Checkpoints, APeriodicSaveThatFailsIsALineAndTheLastOneThrows) {
       CheckpointerOptions how = options(2);
       how.asynchronous = asynchronous;
       Saving run(comm, config_of("adam"), how);
-      run.steps(5);
+      int told = 0;
+      for (std::int64_t t = 1; t <= 5; ++t) {
+        run.step(t);
+        if (run.failure.empty()) continue;
+        ++told;
+        EXPECT_TRUE(asynchronous || t % 2 == 0);
+        EXPECT_NE(run.failure.find(root.string() + ": "), std::string::npos);
+      }
+      // finish() may be what finds that the last asynchronous one has failed.
+      EXPECT_GE(told, asynchronous ? 1 : 2);
       expect_error(ErrorCode::kUnavailable, {root.string()},
                    [&] { run.checkpointer.finish(); });
       EXPECT_EQ(run.checkpointer.totals().saves, 0);
