@@ -123,9 +123,10 @@ typedef struct thinwire_transport {
   int size;            ///< Number of ranks, >= 1.
   /// Moves all messages; a message of 0 bytes is not sent. Returns 0 when the
   /// received bytes are here and the memory of the sent ones may be reused.
-  /// Returns another number if a peer is lost or the time is over. One thread
-  /// at a time calls it, and not the one that calls thinwire_*. It must not
-  /// call functions of this library on the same communicator.
+  /// Returns another number if a peer is lost or the time is over, and may call
+  /// thinwire_exchange_failed() before. One thread at a time calls it, and not
+  /// the one that calls thinwire_*. It must not call functions of this library
+  /// on the same communicator.
   int (*exchange)(void* context, const thinwire_exchange* exchange);
   /// Tells the peers that this rank cannot continue, so that they need not wait
   /// for their time-out; may be NULL. It must not block. An exchange that is
@@ -140,6 +141,11 @@ typedef struct thinwire_transport {
 /// seconds_left. Local.
 THINWIRE_API thinwire_status thinwire_comm_from_transport(
     const thinwire_transport* transport, double seconds, thinwire_comm** comm);
+
+/// Sets the reason for which the running exchange of a thinwire_transport
+/// fails, for example the one that a peer gave up with. The error's message
+/// ends with a copy of it. Only for thinwire_transport.exchange.
+THINWIRE_API void thinwire_exchange_failed(const char* reason);
 
 /// Makes a communicator over the ranks of an MPI communicator, given as
 /// MPI_Comm_c2f() returns it. The program has initialized MPI with
@@ -177,16 +183,18 @@ typedef struct thinwire_engine thinwire_engine;
 /// A parameter of the model. Parameters lie one after the other in the flat
 /// arrays, in the order given, without gaps.
 typedef struct thinwire_parameter {
-  const char* name;     ///< Unique, not empty, one line.
+  /// Unique, not empty, UTF-8 without control characters, up to 1024 bytes.
+  const char* name;
   const size_t* shape;  ///< `dims` sizes; NULL for a scalar.
-  size_t dims;
+  size_t dims;          ///< Up to 16.
 } thinwire_parameter;
 
 /// Makes an engine. Sends rank 0's parameters to all ranks and sets gradients
 /// to 0. Collective. `config` is a configuration in JSON, with the keys of a
-/// file (docs/guide/from-deepspeed.md). `params` and `grads` are arrays of all
-/// parameters' elements, in the configuration's precision: float, or 16 bits.
-/// They must outlive the engine. `grads` is NULL with ZeRO stage 2, and
+/// file (docs/guide/from-deepspeed.md), except thinwire.checkpoint. `params`
+/// and `grads` are arrays of all parameters' elements, in the configuration's
+/// precision: float, or 16 bits. They must outlive the engine, be aligned and
+/// not overlap. `grads` is NULL with ZeRO stage 2, and
 /// with stage 1 if 16-bit gradients of several backwards add up in fp32. Then
 /// thinwire_engine_gradient_ready() gets each gradient.
 THINWIRE_API thinwire_status

@@ -21,6 +21,9 @@ using namespace thinwire;
 using c::guarded;
 using c::require_pointer;
 
+// Set by the transport's exchange in the thread that calls it.
+thread_local std::string exchange_reason;
+
 // Moves bytes by the caller's functions.
 class CallersTransport final : public comm::Transport {
  public:
@@ -56,11 +59,13 @@ class CallersTransport final : public comm::Transport {
                                      .operation = name.c_str(),
                                      .sequence = operation.sequence,
                                      .seconds_left = left.count()};
+    exchange_reason.clear();
     const int result = of_.exchange(of_.context, &exchange);
-    if (result != 0)
-      throw Error(ErrorCode::kCommFailure,
-                  fmt::format("{}: the transport's exchange returned {}", name,
-                              result));
+    if (result == 0) return;
+    std::string text =
+        fmt::format("{}: the transport's exchange returned {}", name, result);
+    if (!exchange_reason.empty()) text += ": " + exchange_reason;
+    throw Error(ErrorCode::kCommFailure, text);
   }
   std::unique_ptr<Transport> split(int, int, const comm::Operation&) override {
     throw Error(ErrorCode::kUnavailable,
@@ -133,6 +138,13 @@ thinwire_status thinwire_comm_from_transport(
                   std::make_unique<CallersTransport>(of), options),
               comm);
   });
+}
+
+void thinwire_exchange_failed(const char* reason) {
+  static_cast<void>(guarded([&] {
+    require_pointer(reason, "reason");
+    exchange_reason = reason;
+  }));
 }
 
 thinwire_status thinwire_comm_from_mpi(int fortran_handle, double seconds,

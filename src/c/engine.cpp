@@ -71,11 +71,16 @@ thinwire_status thinwire_engine_new(thinwire_comm* comm, const char* config,
     require_pointer(config, "config");
     require_pointer(engine, "engine");
     const auto parsed = config::Config::from_json(config);
+    require(parsed.checkpoint == config::CheckpointConfig{},
+            "thinwire.checkpoint",
+            "left out in C, where thinwire_engine_save() saves",
+            "a section with settings");
     auto made = std::make_unique<thinwire_engine>(
         thinwire_engine{.communicator = comm->communicator,
                         .layout = layout_of(parameters, num_parameters),
                         .dtype = parsed.precision.dtype});
     const std::size_t size = made->layout.size();
+    parsed.validate(made->communicator->size());
     if (size > 0) require_pointer(params, "params");
     const bool keeps =
         engine::keeps_gradients(parsed, made->communicator->size());

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "core/require.h"
+#include "core/require_view.h"
 
 namespace thinwire::comm::arguments {
 void require_memory(std::string_view call, std::string_view argument,
@@ -162,11 +162,7 @@ void require_equal(std::string_view call, std::string_view name,
 
 void require_no_overlap(std::string_view call, ConstView input,
                         ConstView output) {
-  if (input.empty() || output.empty()) return;
-  const auto* in = static_cast<const std::byte*>(input.data());
-  const auto* out = static_cast<const std::byte*>(output.data());
-  const std::less<const std::byte*> before;  // total, also between arrays
-  if (before(in, out + output.bytes()) && before(out, in + input.bytes()))
+  if (overlap(input, output))
     reject(fmt::format(
         "{}: input and output must not overlap, got memory that does", call));
 }

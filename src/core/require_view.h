@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string_view>
 
 #include "core/require.h"
@@ -15,6 +17,41 @@ namespace thinwire {
 /// Returns whether `dtype` is fp16 or bf16.
 [[nodiscard]] inline bool is_16_bit(DType dtype) noexcept {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+/// Throws Error(kInvalidArgument) unless the elements lie at multiples of their
+/// size.
+inline void require_aligned(std::string_view name, ConstView view) {
+  for (const ConstView part : view.parts()) {
+    const std::size_t size = size_of(part.dtype());
+    const auto at = reinterpret_cast<std::uintptr_t>(part.data());
+    if (!part.empty() && at % size != 0)
+      reject(fmt::format("{} must lie at a multiple of {} bytes, got {:#x}",
+                         name, size, at));
+  }
+}
+
+/// Returns whether the arrays have memory in common.
+[[nodiscard]] inline bool overlap(ConstView a, ConstView b) {
+  const std::less<const std::byte*> before;  // total, also between arrays
+  for (const ConstView one : a.parts())
+    for (const ConstView other : b.parts()) {
+      if (one.empty() || other.empty()) continue;
+      const auto* first = static_cast<const std::byte*>(one.data());
+      const auto* second = static_cast<const std::byte*>(other.data());
+      if (before(first, second + other.bytes()) &&
+          before(second, first + one.bytes()))
+        return true;
+    }
+  return false;
+}
+
+/// Throws Error(kInvalidArgument) unless the arrays are aligned and apart.
+inline void require_params_and_grads(ConstView params, ConstView grads) {
+  require_aligned("params", params);
+  require_aligned("grads", grads);
+  if (overlap(params, grads))
+    reject("params and grads must not overlap, got memory that does");
 }
 
 /// Throws Error(kInvalidArgument) unless the flat array has `size` elements of

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/format/safetensors.h"
+#include "core/require_view.h"
 #include "engine/engine_impl.h"
 #include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
@@ -71,6 +73,10 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
                             grads.size()));
   }
   if (!initial.empty()) check("initial", initial, DType::kFloat32);
+  require_params_and_grads(params, grads);
+  require_aligned("initial", initial);
+  for (const Parameter& p : layout.parameters())
+    checkpoint::require_tensor(p.name, p.shape);
   const std::vector<optim::ExpertGroup> experts = config.experts();
   optim::require_experts(layout, experts);
   optim::require_same_parameters(comm, layout, experts,

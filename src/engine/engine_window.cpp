@@ -10,6 +10,7 @@
 
 #include "comm/failure.h"
 #include "core/require.h"
+#include "core/require_view.h"
 #include "core/set_to_zero.h"
 #include "engine/engine_impl.h"
 #include "exchange/bucket_schedule.h"
@@ -99,6 +100,7 @@ void Engine::Impl::gradient_ready(std::size_t index, ConstView gradient) {
                            ? "is in the array of all gradients, give none"
                            : "is missing: there is no array of all "
                              "gradients with this configuration"));
+  require_aligned("gradient", gradient);
   window->collect(index, gradient);
 }
 

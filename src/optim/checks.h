@@ -110,6 +110,7 @@ inline void require_step_input(const StepInput& input, std::size_t size,
   require_cut(input, cut);
   require_view("params", input.params, size, true, true);
   require_view("grads", input.grads, size, true, true);
+  require_params_and_grads(input.params, input.grads);
   if (!input.low_precision.empty())
     require_view("low_precision", input.low_precision, size, false, true);
   require(std::isfinite(input.loss_scale) && input.loss_scale > 0, "loss_scale",

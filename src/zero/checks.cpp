@@ -55,6 +55,7 @@ void require_step(const optim::StepInput& input,
     refuse("step: there was no backward since the last step");
   if (!input.grads.empty() || !has_come)
     require_view("grads", input.grads, params.size(), true, true);
+  require_params_and_grads(input.params, input.grads);
   if (!input.grads.empty() && has_come)
     refuse("step: gradients were handed over one by one; give no others");
 }

@@ -194,7 +194,11 @@ int exchange(void* context, const thinwire_exchange* of) {
     const bool arrived = box->changed.wait_for(
         lock, std::chrono::duration<double>(of->seconds_left),
         [&] { return box->messages.contains(key) || !box->given_up.empty(); });
-    if (!arrived || !box->messages.contains(key)) return 7;
+    if (!arrived || !box->messages.contains(key)) {
+      if (!box->given_up.empty())
+        thinwire_exchange_failed(box->given_up.c_str());
+      return 7;
+    }
     std::memcpy(of->receives[k].data, box->messages[key].data(),
                 of->receives[k].bytes);
     box->messages.erase(key);
@@ -225,18 +229,30 @@ thinwire_transport transport_of(End& end) {
           .release = release};
 }
 
+std::vector<thinwire_comm*> over_transports(std::array<End, 2>& ends) {
+  std::vector<thinwire_comm*> comms;
+  for (End& end : ends) {
+    const thinwire_transport transport = transport_of(end);
+    ok(thinwire_comm_from_transport(&transport, 20, &comms.emplace_back()));
+  }
+  return comms;
+}
+
 TEST(CInterface, TrainsOverATransportOfTheCaller) {
+  const test::Folder folder;
   const std::vector<float> want = trained_in_cpp(2, 9);
   Mailbox box;
   std::array<End, 2> ends = {{{&box, 0}, {&box, 1}}};
-  std::vector<thinwire_comm*> comms(2);
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    const thinwire_transport transport = transport_of(ends[rank]);
-    ok(thinwire_comm_from_transport(&transport, 20, &comms[rank]));
-  }
-  on_threads(comms, [&](thinwire_comm* comm, int rank) {
+  on_threads(over_transports(ends), [&](thinwire_comm* comm, int rank) {
     Training run(comm, kOnebitAdam);
     run.steps(rank, 1, 9);
+    EXPECT_EQ(run.params, want);
+    const std::string root = folder.in("checkpoints");
+    ok(thinwire_engine_save(run.engine, root.c_str()));
+    run.steps(rank, 10, 11);
+    std::int64_t step = 0;
+    ok(thinwire_engine_resume(run.engine, root.c_str(), &step));
+    EXPECT_EQ(step, 9);
     EXPECT_EQ(run.params, want);
   });
   EXPECT_EQ(box.released, 2);
@@ -248,10 +264,20 @@ TEST(CInterface, ATransportThatFailsIsACommFailure) {
   const thinwire_transport transport = transport_of(end);
   thinwire_comm* comm = nullptr;
   ok(thinwire_comm_from_transport(&transport, 0.2, &comm));
-  expect(THINWIRE_COMM_FAILURE, "exchange returned 7",
+  expect(THINWIRE_COMM_FAILURE, "barrier: the transport's exchange returned 7",
          thinwire_comm_barrier(comm));
   thinwire_comm_free(comm);
   EXPECT_EQ(box.released, 1);
+}
+
+TEST(CInterface, ATransportSaysWhyItFails) {
+  Mailbox box;
+  std::array<End, 2> ends = {{{&box, 0}, {&box, 1}}};
+  on_threads(over_transports(ends), [](thinwire_comm* comm, int rank) {
+    if (rank == 1) return ok(thinwire_comm_give_up(comm, "the disk is full"));
+    expect(THINWIRE_COMM_FAILURE, "exchange returned 7: the disk is full",
+           thinwire_comm_barrier(comm));
+  });
 }
 
 TEST(CInterface, ARankThatGivesUpIsNamed) {
@@ -363,6 +389,16 @@ TEST(CInterface, RefusesWhatItCannotUse) {
       {{nullptr, nullptr, 0}, {"b", nullptr, 0}}};
   expect(THINWIRE_INVALID_ARGUMENT, "parameters[0].name must be not NULL",
          make(kOnebitAdam.c_str(), unnamed.data(), grads.data()));
+  expect(THINWIRE_INVALID_ARGUMENT, "zero.stage (zero_optimization.stage) must",
+         make(R"({"optimizer": {"type": "OneBitAdam"},
+                  "zero_optimization": {"stage": 2}})",
+              kParameters.data(), grads.data()));
+  expect(THINWIRE_INVALID_ARGUMENT, "thinwire.checkpoint must be left out in C",
+         make(R"({"optimizer": {"type": "Adam"},
+                  "thinwire": {"checkpoint": {"every_steps": 3}}})",
+              kParameters.data(), grads.data()));
+  expect(THINWIRE_INVALID_ARGUMENT, "params and grads must not overlap",
+         make(kOnebitAdam.c_str(), kParameters.data(), params.data()));
   EXPECT_EQ(engine, nullptr);
 
   ok(make(kOnebitAdam.c_str(), kParameters.data(), grads.data()));

@@ -175,6 +175,43 @@ TEST(EngineErrors, MemoryMustFitTheLayoutAndTheConfiguration) {
             {"grads must be float32 from element 38357 on"});
     refused(in_bf16, View::joined(wide.view(), narrow.view()), brain.view(),
             {"params must be bfloat16 of 38360 elements", "got float32"});
+    // Overlapping and misaligned memory.
+    std::vector<float> memory(2 * n);
+    const View all = memory;
+    const auto shifted = [&](std::size_t bytes) {
+      return View(static_cast<std::byte*>(right.data()) + bytes, n,
+                  DType::kFloat32);
+    };
+    for (const std::size_t at : {std::size_t{0}, n - 1})
+      refused(own, all.subview(0, n), all.subview(at, n),
+              {"params and grads must not overlap"});
+    refused(in_bf16,
+            View::joined(brain.view().subview(0, n - 3), all.subview(0, 3)),
+            View::joined(View(half.data(), n - 3, DType::kBFloat16),
+                         all.subview(2, 3)),
+            {"params and grads must not overlap"});
+    refused(own, shifted(1), all.subview(0, n),
+            {"params must lie at a multiple of 4 bytes, got 0x"});
+    refused(own, all.subview(0, n), shifted(2),
+            {"grads must lie at a multiple"});
+    refused(own, all.subview(0, n), all.subview(n, n),
+            {"initial must lie at a multiple"}, shifted(3));
+  });
+}
+
+TEST(EngineErrors, CheckpointsMustTakeNamesAndShapes) {
+  comm::run_local_ranks(1, [](comm::Communicator& comm) {
+    const auto expect = [&](const ParameterSpec& spec, std::string_view what) {
+      Refused(comm, DType::kFloat32, 4)
+          .expect(kArgument, {what}, ParameterLayout::of({spec}), config_of());
+    };
+    expect({"\xff\xfe", {4}}, "is not UTF-8");
+    expect({"a\x1b[31mred", {4}}, "has a control character");
+    expect({"__metadata__", {4}}, "must not be named __metadata__");
+    expect({std::string(1025, 'x'), {4}}, "is longer than 1024 bytes");
+    std::vector<std::size_t> many(17, 1);
+    many[0] = 4;
+    expect({"w", many}, "up to 16 dimensions, got 17");
   });
 }
 

@@ -84,8 +84,9 @@ class Engine {
   /// If `initial` is given, masters are copied from it. It has the fp32
   /// parameters before rounding. `rule` is as in make_optimizer(). With one,
   /// the rule's learning rates and the config's schedule apply. Throws
-  /// Error(kInvalidArgument) like Config::validate, and on all ranks if ranks
-  /// pass different arguments.
+  /// Error(kInvalidArgument) like Config::validate, if the arrays overlap or
+  /// are not aligned, and if checkpoints cannot have a parameter's name or
+  /// shape. Throws it on all ranks if ranks pass different arguments.
   Engine(comm::Communicator& comm, const ParameterLayout& layout,
          const config::Config& config, View params, View grads,
          ConstView initial = {}, optim::MakeRule rule = {});

@@ -68,20 +68,6 @@ std::string header_json(const SafetensorsHeader& header,
   return json;
 }
 
-void require_tensor(const TensorEntry& tensor) {
-  require_name("tensor", tensor.name);
-  if (tensor.name == kMetadataKey)
-    reject(
-        "a tensor must not be named __metadata__, which safetensors keeps "
-        "for itself");
-  if (tensor.shape.size() > kMostDimensions)
-    reject(fmt::format("tensor '{}' must have up to {} dimensions, got {}",
-                       tensor.name, kMostDimensions, tensor.shape.size()));
-  if (!elements_of(tensor.shape))
-    reject(
-        fmt::format("tensor '{}' must have up to 2^53 elements", tensor.name));
-}
-
 }  // namespace
 
 std::string_view safetensors_name(TensorType type) noexcept {
@@ -105,11 +91,24 @@ const TensorEntry* SafetensorsHeader::find(
   return found == tensors.end() ? nullptr : &*found;
 }
 
+void require_tensor(std::string_view name, std::span<const std::size_t> shape) {
+  require_name("tensor", name);
+  if (name == kMetadataKey)
+    reject(
+        "a tensor must not be named __metadata__, which safetensors keeps "
+        "for itself");
+  if (shape.size() > kMostDimensions)
+    reject(fmt::format("tensor '{}' must have up to {} dimensions, got {}",
+                       name, kMostDimensions, shape.size()));
+  if (!elements_of(shape))
+    reject(fmt::format("tensor '{}' must have up to 2^53 elements", name));
+}
+
 SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
                                 Metadata metadata) {
   std::unordered_set<std::string_view> names;
   for (const TensorEntry& tensor : tensors) {
-    require_tensor(tensor);
+    require_tensor(tensor.name, tensor.shape);
     if (!names.insert(tensor.name).second)
       reject(fmt::format("tensor '{}' appears twice", tensor.name));
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -54,11 +55,15 @@ struct SafetensorsHeader {
   [[nodiscard]] const TensorEntry* find(std::string_view name) const noexcept;
 };
 
+/// Throws Error(kInvalidArgument) if no file can have the tensor: its name is
+/// "__metadata__", has control characters, or is not UTF-8 of up to 1024 bytes,
+/// or it has more than 16 dimensions or 2^53 elements.
+void require_tensor(std::string_view name, std::span<const std::size_t> shape);
+
 /// Places tensors whose name, type and shape are given. Larger types come
 /// first, and equal ones keep their order. Data begin at a multiple of 4096.
-/// Throws Error(kInvalidArgument) if a name is repeated, is "__metadata__", has
-/// control characters, or is not UTF-8 of up to 1024 bytes. It also throws for
-/// more than 16 dimensions and a header beyond 100,000,000 bytes.
+/// Throws as require_tensor(), and if a name is repeated or the header is
+/// beyond 100,000,000 bytes.
 [[nodiscard]] SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
                                               Metadata metadata);
 /// The bytes in front of the tensors, data_begin of them.
