@@ -85,6 +85,8 @@ Prefetch prefetch() {
   reject_value(kName, "auto, on or off", *value);
 }
 
+std::optional<std::string> simd() { return read("THINWIRE_SIMD"); }
+
 int ranks_per_host() {
   return number_in("THINWIRE_RANKS_PER_HOST", kMostRanks);
 }

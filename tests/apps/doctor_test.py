@@ -56,6 +56,7 @@ class Doctor(unittest.TestCase):
     def test_variables_that_no_run_would_accept_are_named(self):
         for name, value, text in (
             ("THINWIRE_TIMEOUT", "abc", "THINWIRE_TIMEOUT must be "),
+            ("THINWIRE_SIMD", "AVX9", "THINWIRE_SIMD must be one of "),
             ("THINWIRE_COMM", "tcp", "THINWIRE_COMM must be one of local, mpi"),
         ):
             done = self.run_doctor(code=1, **{name: value})
@@ -63,6 +64,9 @@ class Doctor(unittest.TestCase):
             self.assertRegex(done.stderr, rf"got [\"']{value}[\"']")
         report = self.run_doctor(THINWIRE_TIMEOUT="90s").stdout
         self.assertRegex(report, r"\ntimeout +90 s per collective\n")
+        for name in re.search(r"\nkernels +.*, of (.*)\n", report)[1].split()[-1:]:
+            report = self.run_doctor(THINWIRE_SIMD=name).stdout
+            self.assertRegex(report, rf"\nkernels +{name}, of ")
 
     @needs_mpi
     def test_ranks_that_have_the_same_print_one_block(self):

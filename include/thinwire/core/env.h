@@ -27,6 +27,10 @@ enum class Prefetch { kAuto, kOn, kOff };
 /// Returns THINWIRE_PREFETCH ("auto", "on", "off"), or kAuto if it is not set.
 [[nodiscard]] Prefetch prefetch();
 
+/// Returns THINWIRE_SIMD, the name of a SIMD target, if it is set. The kernels
+/// check it.
+[[nodiscard]] std::optional<std::string> simd();
+
 /// Returns THINWIRE_RANKS_PER_HOST, >= 1, or 0 if it is not set.
 [[nodiscard]] int ranks_per_host();
 

@@ -6,7 +6,9 @@
 #include <vector>
 
 /// SIMD instructions of the kernels. They are chosen once, when the first
-/// kernel runs; all of them give the same bits.
+/// kernel runs: those of THINWIRE_SIMD (docs/env.md), otherwise the best ones.
+/// All of them give the same bits. If THINWIRE_SIMD names none that are
+/// supported, kernels throw Error(kInvalidArgument).
 namespace thinwire::kernels {
 
 /// Returns Highway's name of the target in use, for example "AVX3" or "NEON".
@@ -15,7 +17,7 @@ namespace thinwire::kernels {
 /// Returns the targets that this machine and build support, best first.
 [[nodiscard]] std::vector<std::string> cpu_targets();
 
-/// Makes every kernel of the process use the target `name`, or the best one
+/// Makes every kernel of the process use the target `name`, or the first choice
 /// again if it is "". It is for tests and benchmarks. Do not call it while
 /// another thread runs a kernel. Throws Error(kInvalidArgument) naming the
 /// supported targets, if `name` is none of them.

@@ -193,29 +193,29 @@ HWY_EXPORT(run_denominator);
 void adam(const AdamArrays& arrays, const AdamCoefficients& c) {
   require_grads(arrays.grads);
   require_low_precision(arrays.low_precision, arrays.grads.size());
-  HWY_DYNAMIC_DISPATCH(run_adam)(arrays, c);
+  THINWIRE_DISPATCH(run_adam)(arrays, c);
 }
 
 void momentum(float* exp_avg, ConstView grads, const AdamCoefficients& c) {
   require_grads(grads);
-  HWY_DYNAMIC_DISPATCH(run_momentum)(exp_avg, grads, c);
+  THINWIRE_DISPATCH(run_momentum)(exp_avg, grads, c);
 }
 
 void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
              const AdamCoefficients& c) {
   require_grads(grads);
-  HWY_DYNAMIC_DISPATCH(run_moments)(exp_avg, exp_avg_sq, grads, c);
+  THINWIRE_DISPATCH(run_moments)(exp_avg, exp_avg_sq, grads, c);
 }
 
 void frozen_update(const FrozenUpdateArrays& arrays,
                    const AdamCoefficients& c) {
   require_low_precision(arrays.low_precision, arrays.size);
-  HWY_DYNAMIC_DISPATCH(run_frozen_update)(arrays, c);
+  THINWIRE_DISPATCH(run_frozen_update)(arrays, c);
 }
 
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c) {
-  HWY_DYNAMIC_DISPATCH(run_denominator)(exp_avg_sq, denominator, size, c);
+  THINWIRE_DISPATCH(run_denominator)(exp_avg_sq, denominator, size, c);
 }
 
 }  // namespace thinwire::kernels

@@ -97,7 +97,7 @@ void convert(ConstView from, View to) {
   require_floats("from", from, from.size());
   require_floats("to", to, from.size());
   if (from.dtype() != to.dtype()) {
-    HWY_DYNAMIC_DISPATCH(run_convert)(from, to);
+    THINWIRE_DISPATCH(run_convert)(from, to);
   } else if (!from.empty()) {
     // memmove, because both may be the same memory.
     std::memmove(to.data(), from.data(), from.bytes());
@@ -110,7 +110,7 @@ void accumulate(View sum, ConstView values) {
                      [](ConstView v, View s) { accumulate(s, v); });
   require_floats("sum", sum, sum.size());
   require_floats("values", values, sum.size());
-  HWY_DYNAMIC_DISPATCH(run_accumulate)(values, sum);
+  THINWIRE_DISPATCH(run_accumulate)(values, sum);
 }
 
 }  // namespace thinwire::kernels

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/kernels/cpu_target.h"
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <optional>
 
 #include "kernels/cpu/targets.h"
+#include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -35,9 +39,34 @@ const std::vector<std::int64_t>& supported() {
   return targets;
 }
 
+void force(std::string_view source, std::string_view name) {
+  std::string names;
+  for (const std::int64_t target : supported()) {
+    if (name == hwy::TargetName(target))
+      return hwy::SetSupportedTargetsForTest(target);
+    names += std::string(names.empty() ? "" : ", ") + hwy::TargetName(target);
+  }
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} must be one of {}, got '{}'", source, names, name));
+}
+
+// Forces the one of the environment, if there is one.
+bool obey_environment() {
+  if (const std::optional<std::string> name = env::simd())
+    force("THINWIRE_SIMD", *name);
+  return true;
+}
+
 }  // namespace
 
-std::string cpu_target() { return HWY_DYNAMIC_DISPATCH(run_target_name)(); }
+void choose_cpu_target() {
+  // Threads that come first wait, and a call that threw is repeated.
+  static const bool obeys = obey_environment();
+  static_cast<void>(obeys);
+}
+
+std::string cpu_target() { return THINWIRE_DISPATCH(run_target_name)(); }
 
 std::vector<std::string> cpu_targets() {
   std::vector<std::string> names;
@@ -48,20 +77,10 @@ std::vector<std::string> cpu_targets() {
 }
 
 void force_cpu_target(std::string_view name) {
-  std::string names;
-  for (const std::int64_t target : supported()) {
-    if (name == hwy::TargetName(target)) {
-      hwy::SetSupportedTargetsForTest(target);
-      return;
-    }
-    names += std::string(names.empty() ? "" : ", ") + hwy::TargetName(target);
-  }
-  if (!name.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "name: must be empty or one of " +
-                                                 names + ", got '" +
-                                                 std::string(name) + "'");
-  }
+  choose_cpu_target();
+  if (!name.empty()) return force("name", name);
   hwy::SetSupportedTargetsForTest(0);
+  obey_environment();
 }
 
 }  // namespace thinwire::kernels

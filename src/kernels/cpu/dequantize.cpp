@@ -157,20 +157,20 @@ HWY_EXPORT(run_quantized_average);
 void dequantize(Quantized q, int bits, const std::uint32_t* active, float* out,
                 std::size_t size) {
   require_bits(bits);
-  HWY_DYNAMIC_DISPATCH(run_dequantize)(q, bits, active, out, size);
+  THINWIRE_DISPATCH(run_dequantize)(q, bits, active, out, size);
 }
 
 void dequantize_add(Quantized q, int bits, View values) {
   require_bits(bits);
   require_floats("values", values, values.size());
-  HWY_DYNAMIC_DISPATCH(run_dequantize_add)(q, bits, values);
+  THINWIRE_DISPATCH(run_dequantize_add)(q, bits, values);
 }
 
 void quantized_average(std::span<const Quantized> received, int bits,
                        float inverse_count, const std::uint32_t* active,
                        float* out, std::size_t size) {
   require_bits(bits);
-  HWY_DYNAMIC_DISPATCH(run_quantized_average)
+  THINWIRE_DISPATCH(run_quantized_average)
   (received, bits, inverse_count, active, out, size);
 }
 

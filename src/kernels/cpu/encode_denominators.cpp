@@ -109,7 +109,7 @@ CodeRange encode_denominators(const float* d, const std::uint32_t* active,
   require_bits(bits);
   std::fill_n(codes, code_bytes(size, bits), std::uint8_t{0});
   const CodeRange range = range_of(d, active, size, bits);
-  HWY_DYNAMIC_DISPATCH(run_encode)(d, active, size, range, bits, codes);
+  THINWIRE_DISPATCH(run_encode)(d, active, size, range, bits, codes);
   return range;
 }
 

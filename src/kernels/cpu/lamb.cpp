@@ -159,12 +159,12 @@ HWY_EXPORT(run_lamb_update);
 void lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
                   std::size_t first_chunk, std::span<LambSums> sums) {
   require_lamb_sums(arrays.grads, first_chunk, sums.size());
-  HWY_DYNAMIC_DISPATCH(run_lamb_moments)(arrays, c, first_chunk, sums.data());
+  THINWIRE_DISPATCH(run_lamb_moments)(arrays, c, first_chunk, sums.data());
 }
 
 void lamb_update(const AdamArrays& arrays, const AdamCoefficients& c) {
   require_low_precision(arrays.low_precision, arrays.grads.size());
-  HWY_DYNAMIC_DISPATCH(run_lamb_update)(arrays, c);
+  THINWIRE_DISPATCH(run_lamb_update)(arrays, c);
 }
 
 }  // namespace thinwire::kernels

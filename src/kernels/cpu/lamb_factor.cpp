@@ -319,7 +319,7 @@ LambFactorSums lamb_factor(const LambFactorArrays& arrays,
                            const AdamCoefficients& c) {
   require_momentum("exp_avg", arrays.exp_avg, arrays.size);
   require_momentum("previous", arrays.previous, arrays.size);
-  return HWY_DYNAMIC_DISPATCH(run_lamb_factor)(arrays, c);
+  return THINWIRE_DISPATCH(run_lamb_factor)(arrays, c);
 }
 
 }  // namespace thinwire::kernels

@@ -167,13 +167,13 @@ void local_step(const LocalStepArrays& arrays, float origin_scale,
                 const AdamCoefficients& c) {
   require_grads(arrays.grads);
   require_low_precision(arrays.low_precision, arrays.grads.size());
-  HWY_DYNAMIC_DISPATCH(run_local_step)(arrays, origin_scale, c);
+  THINWIRE_DISPATCH(run_local_step)(arrays, origin_scale, c);
 }
 
 void sync_update(Signs mean, const std::uint32_t* active,
                  const SyncArrays& arrays, float origin_scale) {
   require_low_precision(arrays.low_precision, arrays.size);
-  HWY_DYNAMIC_DISPATCH(run_sync_update)(mean, active, arrays, origin_scale);
+  THINWIRE_DISPATCH(run_sync_update)(mean, active, arrays, origin_scale);
 }
 
 }  // namespace thinwire::kernels

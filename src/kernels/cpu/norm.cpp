@@ -70,12 +70,12 @@ HWY_EXPORT(run_sums_of_abs);
 
 void chunk_sums_of_squares(ConstView values, std::span<double> sums) {
   require_chunks(values, sums.size());
-  HWY_DYNAMIC_DISPATCH(run_sums_of_squares)(values, sums.data());
+  THINWIRE_DISPATCH(run_sums_of_squares)(values, sums.data());
 }
 
 void chunk_sums_of_abs(ConstView values, std::span<double> sums) {
   require_chunks(values, sums.size());
-  HWY_DYNAMIC_DISPATCH(run_sums_of_abs)(values, sums.data());
+  THINWIRE_DISPATCH(run_sums_of_abs)(values, sums.data());
 }
 
 double sum_of_squares(ConstView values) {

@@ -177,18 +177,18 @@ HWY_EXPORT(run_add_scaled);
 float quantize(float* c, int bits, std::uint32_t* words,
                const std::uint32_t* active, std::size_t size) {
   require_bits(bits);
-  return HWY_DYNAMIC_DISPATCH(run_quantize)(c, bits, words, active, size);
+  return THINWIRE_DISPATCH(run_quantize)(c, bits, words, active, size);
 }
 
 float quantize_sum(const QuantizedSum& sum, int bits, std::uint32_t* words) {
   require_bits(bits);
   require_quantized_sum(sum);
-  return HWY_DYNAMIC_DISPATCH(run_quantize_sum)(sum, bits, words);
+  return THINWIRE_DISPATCH(run_quantize_sum)(sum, bits, words);
 }
 
 void add_scaled(View sum, ConstView values, float factor) {
   require_scaled(sum, values);
-  HWY_DYNAMIC_DISPATCH(run_add_scaled)
+  THINWIRE_DISPATCH(run_add_scaled)
   (static_cast<float*>(sum.data()), values, factor);
 }
 

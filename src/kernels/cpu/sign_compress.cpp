@@ -163,18 +163,18 @@ HWY_EXPORT(run_sign_update);
 
 void sign_split(float* error, float scale, std::uint32_t* words,
                 const std::uint32_t* active, std::size_t size) {
-  HWY_DYNAMIC_DISPATCH(run_sign_split)(error, scale, words, active, size);
+  THINWIRE_DISPATCH(run_sign_split)(error, scale, words, active, size);
 }
 
 void sign_decode(Signs signs, const std::uint32_t* active, float* out,
                  std::size_t size) {
-  HWY_DYNAMIC_DISPATCH(run_sign_decode)(signs, active, out, size);
+  THINWIRE_DISPATCH(run_sign_decode)(signs, active, out, size);
 }
 
 void sign_update(Signs mean, const std::uint32_t* active,
                  const FrozenUpdateArrays& arrays, const AdamCoefficients& c) {
   require_low_precision(arrays.low_precision, arrays.size);
-  HWY_DYNAMIC_DISPATCH(run_sign_update)(mean, active, arrays, c);
+  THINWIRE_DISPATCH(run_sign_update)(mean, active, arrays, c);
 }
 
 }  // namespace thinwire::kernels

@@ -29,7 +29,7 @@ HWY_EXPORT(run_sign_encode);
 float sign_encode(const SignInput& input, const SignBlock& block) {
   require_block(block);
   require_input(input, block.residual.size());
-  return HWY_DYNAMIC_DISPATCH(run_sign_encode)(input, block);
+  return THINWIRE_DISPATCH(run_sign_encode)(input, block);
 }
 
 }  // namespace thinwire::kernels

@@ -93,8 +93,8 @@ HWY_EXPORT(run_sign_encode_average);
 float sign_encode_average(std::span<const Signs> received, float inverse_count,
                           const SignBlock& block) {
   require_block(block);
-  return HWY_DYNAMIC_DISPATCH(run_sign_encode_average)(received, inverse_count,
-                                                       block);
+  return THINWIRE_DISPATCH(run_sign_encode_average)(received, inverse_count,
+                                                    block);
 }
 
 }  // namespace thinwire::kernels

@@ -184,7 +184,7 @@ HWY_EXPORT(run_update);
 void sign_update_coded(const MomentumForm& m, const CodedUpdateArrays& arrays,
                        const AdamCoefficients& c) {
   require_coded_update(m, arrays);
-  HWY_DYNAMIC_DISPATCH(run_update)(m, arrays, c);
+  THINWIRE_DISPATCH(run_update)(m, arrays, c);
 }
 
 }  // namespace thinwire::kernels

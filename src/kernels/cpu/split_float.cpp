@@ -65,12 +65,12 @@ HWY_EXPORT(run_join_float);
 
 void split_float(const float* values, BFloat16* high, std::uint16_t* low,
                  std::size_t size) {
-  HWY_DYNAMIC_DISPATCH(run_split_float)(values, high, low, size);
+  THINWIRE_DISPATCH(run_split_float)(values, high, low, size);
 }
 
 void join_float(const BFloat16* high, const std::uint16_t* low, float* values,
                 std::size_t size) {
-  HWY_DYNAMIC_DISPATCH(run_join_float)(high, low, values, size);
+  THINWIRE_DISPATCH(run_join_float)(high, low, values, size);
 }
 
 }  // namespace thinwire::kernels

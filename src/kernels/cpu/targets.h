@@ -17,3 +17,17 @@
 #else
 #define HWY_DISABLED_TARGETS THINWIRE_UNUSED_TARGETS
 #endif
+
+// Calls the code of the target in use. Kernels have no other way to it, so that
+// THINWIRE_SIMD holds for the first one that runs.
+#define THINWIRE_DISPATCH(function) \
+  (::thinwire::kernels::choose_cpu_target(), HWY_DYNAMIC_DISPATCH(function))
+
+namespace thinwire::kernels {
+
+/// Makes the kernels use the target that THINWIRE_SIMD names, in the first call
+/// that does not throw. Throws Error(kInvalidArgument) naming the supported
+/// targets, if it is none of them.
+void choose_cpu_target();
+
+}  // namespace thinwire::kernels
