@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any
 
+import hook_cases
 import native
 import pytest
 import ranks
@@ -278,6 +279,60 @@ def test_programs_of_mpi4py_end_whatever_one_rank_does(
     assert not got[0].timed_out and got[0].returncode != 0, ranks.describe(got)
     text = "".join(rank.stderr for rank in got)
     assert all(part in text for part in told), text
+
+
+class Last:
+    """Tells when the interpreter ends, kills the process then, and waits for whoever
+    is inside of its store."""
+
+    def __init__(self, process: int) -> None:
+        self.process, self.began = process, time.monotonic()
+
+    def __del__(
+        self,
+        now: Any = time.monotonic,
+        write: Any = os.write,
+        kill: Any = os.kill,
+        sleep: Any = time.sleep,
+    ) -> None:
+        write(1, f" {now() - self.began}".encode())
+        kill(self.process, 9)
+        sleep(0.5)
+
+
+def leave_after_an_error(kind: str) -> None:
+    """Rank 0, which has the store, is stopped. Rank 1 catches the error and leaves."""
+    comm.init_distributed("gloo")
+    group, training = start(SHORT)
+    if kind == "hook":
+        ddp, _ = hook_cases.hooked()
+    process = int(group.gather_texts(str(os.getpid()))[0])
+    for step in range(4):
+        if step == 3 and group.rank == 0:
+            subprocess.Popen(["sh", "-c", f"sleep {SECONDS / 2}; kill -9 {process}"])
+            os.kill(process, signal.SIGSTOP)
+        if kind == "hook":
+            text = ranks.failure_of(hook_cases.loss_of(ddp, 0, step).backward)
+        else:
+            text = ranks.failure_of(lambda: training.steps(1))
+    print(text.splitlines()[0], end="")
+    sys.last = Last(process)  # type: ignore[attr-defined]
+    sys.exit(7)
+
+
+@pytest.mark.parametrize("kind", ["steps", "hook"])
+def test_a_rank_that_has_named_an_error_leaves_with_its_own_exit_code(
+    kind: str,
+) -> None:
+    """A thread that looks into the store would come back while the interpreter ends."""
+    env = {"THINWIRE_TIMEOUT": f"{SHORT:g}s"}
+    _, one = ranks.call(
+        2, __file__, "leave_after_an_error", kind, env=env, store="rank 0"
+    )
+    assert one.returncode == 7, ranks.describe([one])
+    error, seconds = one.stdout.rsplit(" ", 1)
+    assert "timed out waiting for rank 0" in error
+    assert float(seconds) < 4
 
 
 def wait_for_nobody() -> list[Any]:

@@ -21,7 +21,8 @@ from .._log import logger
 from ..errors import CommFailure, Unavailable
 from .groups import transport_of
 from .lifetime import close_at_exit
-from .process_group import LOOK_SECONDS, ProcessGroupTransport, member_group, watch
+from .process_group import ProcessGroupTransport, member_group
+from .watcher import LOOK_SECONDS, Watcher
 
 _OF_THE_HOST = ("gloo", "mpi", "ucc")
 """Backends of torch.distributed that no device calls its own."""
@@ -86,7 +87,7 @@ class HostGroup:
             made = _core.over(leaders, comm.timeout + _LATER_SECONDS)
             self.between = close_at_exit(made)
         self._processes = _open_processes(self.inside, self.ranks, comm.rank)
-        watch(weakref.ref(self))
+        Watcher(weakref.ref(self))
         with self.waiting("the first call"):
             self._group = self._connected(hosts)
             before = torch.accelerator.current_device_index()

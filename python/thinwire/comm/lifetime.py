@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from .. import _core
@@ -19,6 +19,8 @@ _open: weakref.WeakSet[_core.Communicator] = weakref.WeakSet()
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
 _ends: list[Callable[[], None]] = []
 _SECONDS_FOR_GLOO = 0.05
+is_ending = threading.Event()
+"""Set when the program ends, after all communicators are closed."""
 T = TypeVar("T")
 
 
@@ -53,6 +55,7 @@ def _close_all() -> None:
         if reason is not None and not communicator.closed:
             communicator.give_up(reason)
         communicator.close()
+    _end_helpers()
     # gloo's threads still release the last collective's tensors, for which they take
     # the GIL. torch 2.13 aborts, or hangs, if one of them does so while the interpreter
     # ends.
@@ -70,6 +73,7 @@ def keep_in_children(group: T) -> T:
 def _leave_to_the_parent() -> None:
     _open.clear()
     _ends.clear()
+    _helpers.clear()
     for group in _groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
@@ -79,10 +83,17 @@ atexit.register(_close_all)
 os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
-# Daemons that take steps. One that came back from native code when the interpreter has
-# ended would end the process by a signal, so it is waited for at exit.
+# A daemon that came back from native code when the interpreter has ended would end the
+# process by a signal. So those that take steps are waited for at exit, and then, when
+# communicators are closed, those and the package's own.
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_helpers: weakref.WeakKeyDictionary[threading.Thread, Callable[[], None]] = (
+    weakref.WeakKeyDictionary()
+)
+_remedies: list[Callable[[], None]] = []
 _EXIT_SECONDS = 5.0
+_HELPER_SECONDS = 0.4
+_SECONDS_AFTER_REMEDY = 1.0
 
 
 def note_daemon() -> None:
@@ -98,6 +109,35 @@ def daemons_are_alive() -> bool:
 
 def wait_for_daemons() -> None:
     """Blocks until all of them have ended, for some seconds at most."""
-    end = time.monotonic() + _EXIT_SECONDS
-    for thread in list(_threads):
+    _have_ended(_threads, _EXIT_SECONDS)
+
+
+def end_at_exit(thread: threading.Thread, wake: Callable[[], None]) -> None:
+    """Waits at exit until this daemon has ended, which it does once wake() is called after
+    `is_ending` is set.
+    """
+    _helpers[thread] = wake
+
+
+def call_if_helpers_hang(remedy: Callable[[], None]) -> Callable[[], None]:
+    """Returns `remedy`, which is called if such a daemon does not end by itself."""
+    _remedies.append(remedy)
+    return remedy
+
+
+def _end_helpers() -> None:
+    is_ending.set()
+    for wake in list(_helpers.values()):
+        wake()
+    helpers = [*_helpers, *_threads]
+    if not _have_ended(helpers, _HELPER_SECONDS):
+        for remedy in _remedies:
+            remedy()
+        _have_ended(helpers, _SECONDS_AFTER_REMEDY)
+
+
+def _have_ended(threads: Iterable[threading.Thread], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    for thread in list(threads):
         thread.join(max(0.0, end - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)

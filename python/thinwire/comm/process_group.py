@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import atexit
 import datetime
+import os
 import re
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,23 +19,16 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, Work
 
 from ..errors import CommFailure, InvalidArgument, Unavailable
 from .duration import timeout_of
-from .lifetime import keep_in_children
+from .lifetime import call_if_helpers_hang, keep_in_children
 from .transport import Broken, ChannelTransport, Messages
+from .watcher import LOOK_SECONDS, Watcher
 
-T = TypeVar("T")
-_STORE_SECONDS = 1.0
-"""Longest time of a look into the store after a rank has failed. The host of the store
-may be the one that has died.
-"""
-LOOK_SECONDS = 0.25
-"""Time between two looks whether a rank has given up."""
 _FIRST = "gave_up"
 _NEVER_SENT = 1 << 30
 """A tag that no message has."""
 _LONG = 1 << 15
 """Bytes of a message that is sent in two parts."""
-_is_ending = threading.Event()
-_watchers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_store_ports: set[int] = set()
 
 
 class ProcessGroupTransport(ChannelTransport):
@@ -83,7 +77,7 @@ class ProcessGroupTransport(ChannelTransport):
         """Returns why all ranks must end, if one has given up; asks the store."""
         if self._gloo.given_up is not None:
             return f"this rank gave up: {self._gloo.given_up}"
-        peer = _briefly(self._gloo.first_to_give_up)
+        peer = self._gloo.watcher.briefly(self._gloo.first_to_give_up)
         if peer is None:
             return None
         reason = self._gloo.reason_of(peer)
@@ -100,7 +94,7 @@ class _GlooChannel:
         self._first_to_give_up: int | None = None
         self._begun: dict[int, float] = {}
         """When each exchange in flight began, by thread."""
-        watch(weakref.ref(self))
+        self.watcher = Watcher(weakref.ref(self))
 
     def move(
         self, receives: Messages, sends: Messages, salt: int, seconds: float
@@ -143,14 +137,14 @@ class _GlooChannel:
             key = _gave_up(peer)
             return self._store.get(key).decode() if self._store.check([key]) else None
 
-        return _briefly(read)
+        return self.watcher.briefly(read)
 
     def give_up(self, reason: str) -> None:
         def tell() -> None:
             self._store.set(_gave_up(self._rank), reason[:500])
             self._store.compare_set(_FIRST, "", str(self._rank))
 
-        _briefly(tell)
+        self.watcher.briefly(tell)
         self._close_connections()
 
     def look(self) -> bool:
@@ -186,36 +180,6 @@ class _GlooChannel:
                 pass  # this connection is already closed, or all are
 
 
-class Watched(Protocol):
-    """An object that a thread looks at until it is gone."""
-
-    def look(self) -> bool:
-        """Returns whether to look again."""
-
-
-def watch(watched: weakref.ref[Watched]) -> None:
-    """Starts a thread that calls look(), to interrupt waits for living ranks."""
-
-    def run() -> None:
-        while not _is_ending.wait(LOOK_SECONDS):
-            found = watched()
-            if found is None or not found.look():
-                return
-            del found
-
-    _watchers.add(thread := threading.Thread(target=run, daemon=True))
-    thread.start()
-
-
-@atexit.register
-def _end_watchers() -> None:
-    # A thread that returned from the store after the interpreter's end would end the
-    # process.
-    _is_ending.set()
-    for thread in list(_watchers):
-        thread.join(_STORE_SECONDS)
-
-
 def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Returns `process_group`, or the world for None. This rank must be in it."""
     group = dist.group.WORLD if process_group is None else process_group
@@ -238,7 +202,28 @@ def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
         raise Unavailable(
             f"process_group: its backend has no store to find the ranks by: {_short(error)}"
         ) from None
+    of_all = getattr(store, "_underlying_non_prefix_store", store)
+    if isinstance(of_all, dist.TCPStore):
+        _store_ports.add(of_all.port)
     return PrefixStore(f"thinwire/{count}/", store)
+
+
+@call_if_helpers_hang
+def _disconnect_from_stores() -> None:
+    """Ends the connections to stores whose hosts do not answer.
+
+    torch has no call that interrupts a thread inside of a store. Such a thread would end
+    the process by a signal if it came back after the interpreter's end.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        # It may be closed meanwhile, or no socket.
+        with (
+            suppress(OSError, ValueError),
+            socket.socket(fileno=os.dup(int(name))) as connection,
+        ):
+            is_ip = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if is_ip and connection.getpeername()[1] in _store_ports:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _meet(store: Store, rank: int, size: int, seconds: float) -> None:
@@ -295,22 +280,3 @@ def _short(error: Exception) -> str:
         re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0][:200]
         or type(error).__name__
     )
-
-
-def _briefly(action: Callable[[], T]) -> T | None:
-    results: list[T] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except RuntimeError:
-            pass  # the store is gone with its host
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # the interpreter is ending
-        run()
-    else:
-        thread.join(_STORE_SECONDS)
-    return results[0] if results else None

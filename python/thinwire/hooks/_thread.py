@@ -7,8 +7,10 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
+from ..comm.lifetime import end_at_exit
 from ..errors import FailedPrecondition
 
 T = TypeVar("T")
@@ -24,9 +26,11 @@ class Exchanges:
         self._closing = threading.Lock()  # no job is queued behind the end
         self._is_closed = False
         self._natives = natives
-        threading.Thread(
+        thread = threading.Thread(
             target=_run, args=(self._jobs,), name="thinwire.hook", daemon=True
-        ).start()
+        )
+        end_at_exit(thread, partial(self._jobs.put, None))
+        thread.start()
 
     def put(self, job: Callable[[], None]) -> None:
         """Queues a job. Raises FailedPrecondition once closed, or in a child."""

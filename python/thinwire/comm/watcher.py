@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that interrupt waits for lost ranks, and look into stores."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+from .lifetime import end_at_exit, is_ending
+
+T = TypeVar("T")
+LOOK_SECONDS = 0.25
+"""Time between two looks whether a rank has given up."""
+_BRIEF_SECONDS = 1.0
+"""Longest time of a look into the store after a rank has failed. The host of the store
+may be the one that has died.
+"""
+
+
+class Watched(Protocol):
+    """An object that a thread looks at until it is gone."""
+
+    def look(self) -> bool:
+        """Returns whether to look again."""
+
+
+class Watcher:
+    """A daemon that calls look() until the object is gone, to interrupt waits for living
+    ranks. It also makes calls that may block. It exists before they are needed, since no
+    thread starts while the interpreter ends.
+    """
+
+    def __init__(self, watched: weakref.ref[Watched]) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._began: float | None = None
+        """When the call in hand began."""
+        thread = threading.Thread(target=self._run, args=(watched,), daemon=True)
+        end_at_exit(thread, partial(self._jobs.put, None))
+        thread.start()
+
+    def briefly(self, action: Callable[[], T]) -> T | None:
+        """Returns action(). Returns None if it raises RuntimeError, or if the thread is
+        not done with it in time.
+        """
+        results: list[T] = []
+        done = threading.Event()
+
+        def run() -> None:
+            with suppress(RuntimeError):  # the store is gone with its host
+                results.append(action())
+            done.set()
+
+        self._jobs.put(run)
+        began = self._began
+        spent = 0.0 if began is None else time.monotonic() - began
+        done.wait(max(0.0, _BRIEF_SECONDS - spent))
+        return results[0] if results else None
+
+    def _run(self, watched: weakref.ref[Watched]) -> None:
+        looks_on = True
+        while True:
+            job = None
+            with suppress(queue.Empty):
+                job = self._jobs.get(timeout=LOOK_SECONDS)
+            found = watched()
+            if is_ending.is_set() or (job is None and found is None):
+                return
+            self._began = time.monotonic()
+            if job is not None:
+                job()
+            elif looks_on and found is not None:
+                looks_on = found.look()
+            self._began = None
+            del found, job
