@@ -7,7 +7,7 @@ import base64
 import difflib
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class _Report:
     """Number of ranks that saved it."""
     optimizer: str
     precision: str
-    config: str
+    config: str = field(repr=False)
     """The configuration of the run that saved it, as JSON."""
     notes: list[str]
     """Differences from the saved run, a line each."""

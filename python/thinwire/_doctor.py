@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from . import _core
 from .errors import InvalidArgument
 
 
 def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
+    yield "timeout", _timeout(why_no_torch)
     yield "python", f"{platform.python_implementation()} {platform.python_version()}"
     if why_no_torch:
         yield "torch", f"no: {why_no_torch}"
@@ -45,6 +48,24 @@ def why_not_joined() -> str:
     except InvalidArgument as error:
         return str(error)
     return ""
+
+
+def _timeout(why_no_torch: str) -> str:
+    """Returns how long a collective may take: torch's default holds for groups that are
+    made without a time-out.
+    """
+    if text := os.environ.get("THINWIRE_TIMEOUT"):
+        try:
+            seconds = _core.parse_duration(os.fsencode(text).decode(errors="replace"))
+        except InvalidArgument:
+            return text  # which the command refuses
+        return f"{seconds:g} s per collective (THINWIRE_TIMEOUT)"
+    if why_no_torch:
+        return "600 s per collective"
+    from torch.distributed import default_pg_timeout
+
+    seconds = default_pg_timeout.total_seconds()
+    return f"{seconds:g} s per collective, or as the process group (torch's default)"
 
 
 def _process_groups() -> str:

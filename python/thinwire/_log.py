@@ -4,12 +4,28 @@
 from __future__ import annotations
 
 import logging
+import sys
+import warnings
 
 from . import _core
 
 logger = logging.getLogger("thinwire")
 
+# Packages whose code lies between a user's line and a warning.
+_BETWEEN = {"thinwire", "torch", "accelerate", "lightning", "transformers"}
+_BETWEEN |= {"contextlib", "functools"}
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
+def warn(text: str) -> None:
+    """Warns, and names the line that called this package or torch."""
+    level, frame = 1, sys._getframe()
+    while (
+        frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN
+        and frame.f_back is not None
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def forward(comm: _core.Communicator) -> None:

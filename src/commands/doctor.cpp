@@ -52,10 +52,18 @@ class Report {
   [[nodiscard]] std::string conclusion(const Front& front) const {
     if (!front.not_ready.empty())
       return fmt::format("ready: no: {}\n", front.not_ready);
-    if (advice_.empty())
+    std::vector<std::string> missing;
+    for (const auto& [name, text] : front.lines)
+      if (text.starts_with("no: ")) missing.push_back(name);
+    if (advice_.empty() && missing.empty())
       return "ready: everything that this version can use is installed\n";
-    return fmt::format("ready: works; recommended: {}\n",
-                       fmt::join(advice_, "; "));
+    std::string text = "ready: works";
+    if (!advice_.empty())
+      text += fmt::format("; recommended: {}", fmt::join(advice_, "; "));
+    if (!missing.empty())
+      text += fmt::format("; optional, and not installed: {}",
+                          fmt::join(missing, ", "));
+    return text + '\n';
   }
 
  private:
@@ -71,9 +79,11 @@ void say_threads(Report& report) {
                  : "1 per rank (THINWIRE_NUM_THREADS is not set)");
 }
 
-void say_timeout(Report& report) {
+// In Python a process group may have another one.
+void say_timeout(const Front& front, Report& report) {
   const std::chrono::duration<double> limit = env::timeout();
-  report.say("timeout", fmt::format("{} s per collective", limit.count()));
+  if (!front.has_transports)
+    report.say("timeout", fmt::format("{} s per collective", limit.count()));
 }
 
 // Python has transports of its own, and checks the name when it joins.
@@ -149,7 +159,7 @@ Report what_is_here(const Front& front) {
              fmt::format("{}: {}", kernels::prefetches() ? "on" : "off",
                          kernels::prefetch_reason()));
   say_threads(report);
-  say_timeout(report);
+  say_timeout(front, report);
   require_known_backend(front);
   say_backends(front, report);
   for (const auto& [name, text] : front.lines) report.say(name, text);

@@ -162,8 +162,11 @@ def test_both_causes_of_equal_gradients_are_named() -> None:
         params[0].grad = torch.ones(33)
         optimizer.step()
 
-    with pytest.warns(UserWarning, match="same gradients.*read the same data.*ddp"):
+    with pytest.warns(
+        UserWarning, match="same gradients.*read the same data.*ddp"
+    ) as said:
         run_local_ranks(2, body)
+    assert said[0].filename == __file__
 
 
 @pytest.mark.quick

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -262,7 +261,7 @@ class Notices:
     def warn(self, key: str, text: str) -> None:
         if key not in self._said:
             self._said.add(key)
-            warnings.warn(text, stacklevel=5)
+            _log.warn(text)
 
     def _warn_of_run(self, key: str, text: str) -> None:
         self.run.announced.add(key)

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .._log import logger
+from .._log import logger, warn
 from ..errors import FailedPrecondition, InvalidArgument
 from ._options import DTYPES
 
@@ -86,11 +85,10 @@ def warn_of_order(places: list[Place]) -> None:
     found = [place.name for place in places if not place.tensor.is_contiguous()]
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        warnings.warn(
+        warn(
             f"parameter '{found[0]}'{more}: memory becomes contiguous, because all "
             "parameters are parts of one flat array; channels_last does not last. Inputs "
-            "in channels_last still work",
-            stacklevel=5,
+            "in channels_last still work"
         )
 
 
