@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/removed_options.h"
@@ -36,7 +37,22 @@ void flatten(const Json& value, const std::string& path,
     flatten(member, path.empty() ? name : path + '.' + name, values);
 }
 
-// Returns a line for each setting that has changed.
+// Whether a setting only says what a run reports or saves.
+bool is_of_reports(std::string_view name) {
+  for (const std::string_view section :
+       {"thinwire.checkpoint.", "thinwire.telemetry."})
+    if (name.starts_with(section)) return true;
+  return name == "steps_per_print" || name == "wall_clock_breakdown" ||
+         name == "memory_breakdown";
+}
+
+// Whether a load restores the saved value of a setting that is not set now.
+bool is_restored(std::string_view name) {
+  return name == "optimizer.params.freeze_step" ||
+         name == "optimizer.params.var_freeze_step";
+}
+
+// Returns a line for each change that can affect training.
 std::vector<std::string> changed_settings(const std::string& saved,
                                           const std::string& present) {
   std::map<std::string, std::string> before;
@@ -46,6 +62,7 @@ std::vector<std::string> changed_settings(const std::string& saved,
   flatten(parse_json(present), "", now);
   std::vector<std::string> lines;
   for (const auto& [name, value] : now) {
+    if (is_of_reports(name)) continue;
     const auto old = before.find(name);
     if (old == before.end() || old->second != value)
       lines.push_back(
@@ -53,7 +70,8 @@ std::vector<std::string> changed_settings(const std::string& saved,
                       old == before.end() ? "not set" : old->second));
   }
   for (const auto& [name, value] : before)
-    if (now.count(name) == 0 && !checkpoint::is_removed_option(name))
+    if (now.count(name) == 0 && !is_of_reports(name) && !is_restored(name) &&
+        !checkpoint::is_removed_option(name))
       lines.push_back(
           fmt::format("{} is not set now, and was {}", name, value));
   return lines;

@@ -254,6 +254,28 @@ TEST(OtherSettings, OfThePresentRunHold) {
   });
 }
 
+// Neither what only says what is reported and saved, nor a freeze that the
+// checkpoint restores.
+TEST(OtherSettings, AreNotedIfTheyMatter) {
+  const Folder folder;
+  Config config = config_of("onebit_adam", DType::kFloat32);
+  std::get<optim::OnebitAdamOptions>(config.optimizer).freeze.step = 2;
+  config.checkpoint.every_steps = 10;
+  config.steps_per_print = 7;
+  save_run(2, config, folder.in("run"), 2);
+  std::get<optim::OnebitAdamOptions>(config.optimizer).freeze.step.reset();
+  config.checkpoint = {};
+  config.steps_per_print = 100;
+  config.telemetry.path = folder.in("telemetry.jsonl");
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    Sharded run(comm, config);
+    const auto report = run.engine.load(folder.in("run"));
+    EXPECT_EQ(run.engine.optimizer().progress().freeze_step, 2);
+    for (const std::string& note : report.notes)
+      EXPECT_EQ(note.find("now, and was"), std::string::npos) << note;
+  });
+}
+
 // ---- refused
 
 TEST(EngineCheckpoint, IsBetweenWindows) {
