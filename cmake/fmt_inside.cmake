@@ -1,6 +1,5 @@
 # fmt::fmt as part of the Python module: torch has an fmt of its own, and a wheel
 # may ask for no library that PyTorch's users lack.
-find_path(FMT_INCLUDE_DIR fmt/format-inl.h REQUIRED)
 add_library(thinwire_fmt STATIC cmake/fmt_inside.cpp)
 add_library(fmt::fmt ALIAS thinwire_fmt)
 target_include_directories(thinwire_fmt SYSTEM PUBLIC ${FMT_INCLUDE_DIR})
