@@ -20,13 +20,8 @@ namespace {
 
 // The one of `names` that is most like it, and like enough.
 std::string nearest(std::string_view name, const std::set<std::string>& names) {
-  std::pair<std::size_t, const std::string*> best{name.size() / 3 + 1, nullptr};
-  for (const std::string& other : names) {
-    const std::size_t distance = edit_distance(name, other);
-    if (distance <= best.first) best = {distance, &other};
-  }
-  return best.second == nullptr ? ""
-                                : fmt::format(" (nearest: {})", *best.second);
+  const std::string_view found = nearest_name(name, names);
+  return found.empty() ? "" : fmt::format(" (nearest: {})", found);
 }
 
 // Globs that must each match something.

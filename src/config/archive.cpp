@@ -53,7 +53,10 @@ std::string Reader::path_of(std::string_view name) const {
 }
 
 Reader Reader::section(std::string_view name) const {
-  return {object_ == nullptr ? nullptr : object_->find(name), path_of(name)};
+  Reader found(object_ == nullptr ? nullptr : object_->find(name),
+               path_of(name));
+  found.lenient_ = lenient_;
+  return found;
 }
 
 bool Reader::has(std::string_view name) const {

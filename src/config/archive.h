@@ -35,6 +35,7 @@ inline constexpr Limits kNotNegative{.least = 0};
 inline constexpr Limits kPositive{.least = 0, .above_least = true};
 inline constexpr Limits kAtLeastOne{.least = 1};
 inline constexpr Limits kFraction{.least = 0, .most = 1};
+inline constexpr Limits kStages{.least = 0, .most = 2};
 inline constexpr Limits kDecayRate{.least = 0, .most = 1, .below_most = true};
 
 /// The texts of an enumeration, which a file may have in any case. Several may
@@ -64,8 +65,8 @@ class Reader {
   /// The member is this text, which is in lower case.
   [[nodiscard]] bool is_text(std::string_view name,
                              std::string_view text) const;
-  /// From here on field() leaves its value as it is where it would reject what
-  /// the file says: it has no effect.
+  /// From here on field() and choice(), also of sections, leave a value as it
+  /// is where they would reject what the file says: it has no effect.
   void be_lenient() noexcept { lenient_ = true; }
   /// Throws Error("PATH must be RANGE, got VALUE").
   [[noreturn]] void reject(std::string_view name, std::string_view range) const;
@@ -107,7 +108,7 @@ class Reader {
       }
       known += (known.empty() ? "" : ", ") + std::string(choice);
     }
-    reject(name, "one of " + known);
+    if (!lenient_) reject(name, "one of " + known);
   }
   template <class E>
   void choice(std::string_view name, std::optional<E>& value,

@@ -186,7 +186,7 @@ void shape_fields(const Archive& params, Shape& s) {
 /// zero_optimization, all but offload_optimizer.
 template <class Archive, class Zero>
 void zero_fields(const Archive& section, Zero& z) {
-  section.field("stage", z.stage, Limits{.least = 0, .most = 2});
+  section.field("stage", z.stage, kStages);
   section.field("reduce_scatter", z.reduce_scatter);
   section.field("reduce_bucket_size", z.reduce_bucket_size, kNotNegative);
   section.field("ignore_unused_parameters", z.ignore_unused_parameters);

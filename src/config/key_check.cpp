@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -62,6 +61,29 @@ std::vector<std::string_view> names_in(std::string_view section,
   return names;
 }
 
+// The key that has the meaning of a name in other libraries.
+std::string_view same_meaning(std::string_view name) {
+  constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+      {"clip_grad", "gradient_clipping"},
+      {"clip_grad_norm", "gradient_clipping"},
+      {"clip_norm", "gradient_clipping"},
+      {"grad_clip", "gradient_clipping"},
+      {"gradient_clip", "gradient_clipping"},
+      {"gradient_clip_val", "gradient_clipping"},
+      {"max_grad_norm", "gradient_clipping"},
+      {"accumulate_grad_batches", "gradient_accumulation_steps"},
+      {"accumulation_steps", "gradient_accumulation_steps"},
+      {"grad_accumulation_steps", "gradient_accumulation_steps"},
+      {"batch_size", "train_batch_size"},
+      {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+      {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+      {"learning_rate", "optimizer.params.lr"},
+      {"zero_stage", "zero_optimization.stage"}};
+  for (const auto& [other, key] : kMeanings)
+    if (other == name) return key;
+  return {};
+}
+
 // A rule elsewhere whose last name this is: a key in the wrong object.
 std::string_view elsewhere(std::string_view name) {
   for (const KeyRule& rule : key_rules())
@@ -79,19 +101,12 @@ std::string_view elsewhere(std::string_view name) {
   if (name.empty() || name.size() > kLongest)
     reject(fmt::format("unknown key '{}...'",
                        joined(section, name.substr(0, kLongest))));
-  std::string_view nearest = elsewhere(name);
-  if (nearest.empty()) {
-    std::size_t smallest = std::numeric_limits<std::size_t>::max();
-    for (const std::string_view known : names_in(section, taken)) {
-      const std::size_t distance = edit_distance(known, name);
-      if (distance < smallest) {
-        smallest = distance;
-        nearest = known;
-      }
-    }
-  }
-  reject(fmt::format("unknown key '{}'; did you mean '{}'?",
-                     joined(section, name), nearest));
+  std::string_view meant = same_meaning(name);
+  if (meant.empty()) meant = elsewhere(name);
+  if (meant.empty()) meant = nearest_name(name, names_in(section, taken));
+  reject(fmt::format(
+      "unknown key '{}'{}", joined(section, name),
+      meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant)));
 }
 
 // A section's "type": its canonical name, or what is wrong with it. Both are
@@ -146,6 +161,7 @@ class Checker {
           bool notes_rejected, std::vector<KeyNote>& notes)
       : optimizer_(type_in(file, "optimizer", kOptimizerTypes)),
         scheduler_(type_in(file, "scheduler", kSchedulerTypes)),
+        file_(file),
         taken_(taken),
         notes_rejected_(notes_rejected),
         notes_(notes) {
@@ -193,7 +209,8 @@ class Checker {
       kept.add(name, value);
     } else {
       bool either = false;
-      if (rule->is_switch) Reader(&object, section).field(name, either);
+      if (rule->is_switch && why_off(path).empty())
+        Reader(&object, section).field(name, either);
     }
   }
 
@@ -205,9 +222,30 @@ class Checker {
     return value.is(Json::Kind::kNull) || is_auto(&value);
   }
 
+  // Returns why a key has no effect because its section is off, or nothing.
+  [[nodiscard]] std::string_view why_off(std::string_view path) const {
+    const std::string_view name = path.substr(0, path.find('.'));
+    const Json* section = file_.find(name);
+    if (section == nullptr || path == name) return {};
+    const bool is_zero = name == "zero_optimization";
+    if (!is_zero && name != "fp16" && name != "bf16") return {};
+    const Json* on = section->find(is_zero ? "stage" : "enabled");
+    const bool is_off =
+        on == nullptr || is_absent(*on) ||
+        (is_zero ? on->is(Json::Kind::kNumber) && on->number == 0
+                 : on->is(Json::Kind::kBoolean) && !on->boolean);
+    if (!is_off) return {};
+    return is_zero ? kNoZero : kNotEnabled;
+  }
+
   bool keeps(const KeyRule& rule, const Json& value) {
     require_type(rule);
     if (rule.status == KeyStatus::kRejected) {
+      const std::string_view off = why_off(rule.path);
+      if (!off.empty()) {
+        note(rule.path, KeyNote::Kind::kIgnored, off, value);
+        return false;
+      }
       if (!is_harmless(rule, value))
         reject(fmt::format("{} = {} is rejected: {}{}", rule.path,
                            brief_json(value), rule.text, accepted_value(rule)));
@@ -245,6 +283,7 @@ class Checker {
 
   SectionType optimizer_;
   SectionType scheduler_;
+  const Json& file_;
   const std::vector<std::string>& taken_;
   bool notes_rejected_;
   std::vector<KeyNote>& notes_;

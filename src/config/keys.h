@@ -35,6 +35,10 @@ struct KeyRule {
 
 inline constexpr std::string_view kDisabled = "disabled";
 
+/// Why the keys of fp16 and bf16, and of zero_optimization, are ignored.
+inline constexpr std::string_view kNotEnabled = "the section is not enabled";
+inline constexpr std::string_view kNoZero = "at stage 0 there is no ZeRO";
+
 /// Sorted by section, as the guide shows them.
 [[nodiscard]] std::span<const KeyRule> key_rules() noexcept;
 
@@ -43,10 +47,10 @@ inline constexpr std::string_view kDisabled = "disabled";
 
 /// Checks every key of a file against the table. Returns the file with values
 /// in place of "auto". Keys that are null or lack a value count as absent, and
-/// rejected keys with a harmless value are left out. Throws
-/// Error(kInvalidArgument) for other rejected keys and for unknown ones, except
-/// objects at the top that the caller takes. If `notes_rejected`, notes why a
-/// key is rejected, leaves it out and continues.
+/// rejected keys with a harmless value, or in a section that is off, are left
+/// out. Throws Error(kInvalidArgument) for other rejected keys and for unknown
+/// ones, except objects at the top that the caller takes. If `notes_rejected`,
+/// notes why a key is rejected, leaves it out and continues.
 [[nodiscard]] Json check_keys(const Json& file, const AutoValues& autos,
                               const std::vector<std::string>& taken,
                               std::vector<KeyNote>& notes,

@@ -14,7 +14,6 @@ namespace {
 
 using precision::LossScalerOptions;
 
-constexpr std::string_view kNotEnabled = "the section is not enabled";
 constexpr std::string_view kUnlimited = "unlimited";
 // Losses are multiplied in fp32.
 constexpr Limits kPowers{.least = 0, .most = 127};

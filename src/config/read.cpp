@@ -42,17 +42,20 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
   }
   if (value != nullptr && !value->is(Json::Kind::kObject))
     file.reject("zero_optimization", "an object, true or false");
-  const Reader section = file.section("zero_optimization");
+  Reader section = file.section("zero_optimization");
   const Json* stage = value == nullptr ? nullptr : value->find("stage");
   if (stage != nullptr && stage->is(Json::Kind::kNumber) && stage->number == 3)
     section.reject("stage",
                    "an integer in [0, 2] (Thinwire has no ZeRO stage 3)");
+  section.field("stage", zero.stage, kStages);
+  if (zero.stage == 0) section.be_lenient();
   zero_fields(section, zero);
   section.field("allgather_bucket_size", zero.allgather_bucket_size,
                 kNotNegative);
   bool cpu_offload = false;
   section.field("cpu_offload", cpu_offload);
-  if (section.has("cpu_offload") && section.has("offload_optimizer"))
+  if (zero.stage != 0 && section.has("cpu_offload") &&
+      section.has("offload_optimizer"))
     section.exclude("cpu_offload", "left out if offload_optimizer is given");
   if (cpu_offload) zero.offload_optimizer = OffloadDevice::kCpu;
   const Reader offload = section.section("offload_optimizer");
@@ -62,10 +65,10 @@ void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
 
 // overlap_comm is DeepSpeed's name of thinwire.overlap, and belongs to ZeRO.
 void read_overlap(const Reader& file, const Reader& own, Config& config) {
+  if (config.zero.stage == 0) return;
   const Reader section = file.section("zero_optimization");
   bool overlap = config.comm.overlap;
   section.field("overlap_comm", overlap);
-  if (config.zero.stage == 0) return;
   if (own.has("overlap") && overlap != config.comm.overlap)
     section.exclude("overlap_comm", "what thinwire.overlap says");
   config.comm.overlap = overlap;
@@ -163,8 +166,7 @@ Config read(const Json& tree, std::vector<KeyNote>& notes) {
   read_schedule(file, config);
   read_zero(tree, file, config.zero);
   read_overlap(file, own, config);
-  if (config.zero.stage == 0)
-    note_unused(notes, "zero_optimization.", "at stage 0 there is no ZeRO");
+  if (config.zero.stage == 0) note_unused(notes, "zero_optimization.", kNoZero);
   return config;
 }
 

@@ -26,4 +26,20 @@ namespace thinwire {
   return row.back();
 }
 
+/// Returns the one of `names` that `name` may be a typing error of, or an empty
+/// text. About a third of its letters may be wrong: one of 3, two of 5.
+template <class Names>
+[[nodiscard]] std::string_view nearest_name(std::string_view name,
+                                            const Names& names) {
+  std::string_view nearest;
+  std::size_t fewest = std::max<std::size_t>((name.size() + 1) / 3, 1) + 1;
+  for (const std::string_view other : names) {
+    const std::size_t distance = edit_distance(name, other);
+    if (distance >= fewest) continue;
+    fewest = distance;
+    nearest = other;
+  }
+  return nearest;
+}
+
 }  // namespace thinwire

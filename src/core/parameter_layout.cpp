@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ranges>
 #include <set>
 #include <unordered_set>
 
@@ -68,20 +69,16 @@ ParameterLayout ParameterLayout::of(std::vector<ParameterSpec> specs,
 }
 
 const Parameter& ParameterLayout::parameter(std::string_view name) const {
-  const Parameter* nearest = nullptr;
-  std::size_t smallest = std::numeric_limits<std::size_t>::max();
-  for (const Parameter& candidate : parameters_) {
+  for (const Parameter& candidate : parameters_)
     if (candidate.name == name) return candidate;
-    const std::size_t distance = edit_distance(candidate.name, name);
-    if (distance < smallest) {
-      smallest = distance;
-      nearest = &candidate;
-    }
-  }
-  reject(nearest == nullptr
-             ? fmt::format("no parameter '{}': the layout is empty", name)
-             : fmt::format("no parameter '{}'; the nearest name is '{}'", name,
-                           nearest->name));
+  if (parameters_.empty())
+    reject(fmt::format("no parameter '{}': the layout is empty", name));
+  const std::string_view nearest =
+      nearest_name(name, parameters_ | std::views::transform(&Parameter::name));
+  reject(fmt::format("no parameter '{}'{}", name,
+                     nearest.empty()
+                         ? ""
+                         : fmt::format("; the nearest name is '{}'", nearest)));
 }
 
 const Parameter& ParameterLayout::parameter_at(std::size_t index) const {

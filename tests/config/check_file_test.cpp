@@ -76,6 +76,44 @@ TEST(CheckFile, ContinuesAfterRejectedKeys) {
   EXPECT_EQ(note_of(notes, "steps_per_print").kind, Kind::kSupported);
 }
 
+// Files are copied with sections that are off, and with values of other
+// versions in them.
+TEST(CheckFile, IgnoresEveryKeyOfASectionThatIsOff) {
+  const auto notes = checked(R"({
+    "fp16": {"enabled": false, "auto_cast": true, "loss_scale": -1},
+    "bf16": {"bf16_optimizer_states": 17},
+    "zero_optimization": {"stage": 0, "reduce_bucket_size": -5,
+      "overlap_comm": 17, "contiguous_gradients": 17, "cpu_offload": true,
+      "offload_optimizer": {"device": "nvme"},
+      "offload_param": {"device": "nvme"}}})");
+  for (const KeyNote& note : notes) {
+    const bool is_switch =
+        note.path == "fp16.enabled" || note.path == "zero_optimization.stage";
+    EXPECT_EQ(note.kind, is_switch                          ? Kind::kSupported
+                         : note.path == "gradient_clipping" ? Kind::kAbsent
+                                                            : Kind::kIgnored)
+        << note.path << ": " << note.note;
+    EXPECT_EQ(note.note.empty(), is_switch) << note.path;
+  }
+  EXPECT_EQ(note_of(notes, "fp16.auto_cast").note,
+            "the section is not enabled");
+  expect_rejected(checked(R"({"fp16": {"enabled": true, "auto_cast": true}})"),
+                  "fp16.auto_cast", "rejected");
+  // Nobody means a key by a name that is unknown in such a section, either.
+  expect_rejected(checked(R"({"fp16": {"enabeld": true}})"), "fp16.enabeld",
+                  "did you mean 'enabled'?");
+}
+
+TEST(CheckFile, SuggestsKeysThatAreNearOrMeanTheSame) {
+  const auto notes = checked(R"({"clip_grad": 1, "max_grad_norm": 1,
+    "optimizer": {"params": {"grad_clip": 1}}, "batch_size": 4, "foo": 1})");
+  for (const char* name :
+       {"clip_grad", "max_grad_norm", "optimizer.params.grad_clip"})
+    expect_rejected(notes, name, "did you mean 'gradient_clipping'?");
+  expect_rejected(notes, "batch_size", "did you mean 'train_batch_size'?");
+  EXPECT_EQ(note_of(notes, "foo").note, "unknown key 'foo'");
+}
+
 TEST(CheckFile, RejectsNothingBecauseARejectedKeyIsLeftOut) {
   const auto notes = checked(R"({
     "thinwire": {"semantics": "deepspeed", "auto_freeze": true, "threads": -1},

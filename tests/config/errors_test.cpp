@@ -160,9 +160,10 @@ const Refusal kRefusals[] = {
     // Rejected with a reason; ConfigKeys.* has all keys that are.
     {R"({"optimizer": {"type": "OneBitAdam", "params": {"amsgrad": true}}})",
      {"optimizer.params.amsgrad", "rejected", "running maximum"}},
-    {R"({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}})",
+    {R"({"zero_optimization": {"stage": 1,
+         "offload_optimizer": {"device": "nvme"}}})",
      {"offload_optimizer.device", "none, cpu", "nvme"}},
-    {R"({"zero_optimization": {"cpu_offload": true,
+    {R"({"zero_optimization": {"stage": 1, "cpu_offload": true,
          "offload_optimizer": {"device": "cpu"}}})",
      {"zero_optimization.cpu_offload", "offload_optimizer"}},
     // Two keys for one thing.

@@ -126,7 +126,7 @@ TEST(ConfigFile, Item9OverlapCommSetsTheOverlapOfZero) {
   expect_rejected(R"({"zero_optimization": {"stage": 1, "overlap_comm": true},
                       "thinwire": {"overlap": false}})",
                   {"zero_optimization.overlap_comm", "thinwire.overlap"});
-  expect_rejected(R"({"zero_optimization": {"overlap_comm": 1}})",
+  expect_rejected(R"({"zero_optimization": {"stage": 1, "overlap_comm": 1}})",
                   {"zero_optimization.overlap_comm", "true or false", "got 1"});
 }
 

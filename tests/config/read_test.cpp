@@ -283,11 +283,12 @@ TEST(ConfigFile, LogsIgnoredKeysWhereNobodyTakesNotes) {
 
 TEST(ConfigFile, ChecksWhatItIgnores) {
   const auto zero = [](const std::string& member) {
-    return R"({"zero_optimization": {)" + member + "}}";
+    return R"({"zero_optimization": {"stage": 1, )" + member + "}}";
   };
   for (const char* key : {"contiguous_gradients", "load_from_fp32_weights",
                           "elastic_checkpoint"}) {
-    EXPECT_EQ(read(zero("\"" + std::string(key) + "\": true")), read("{}"));
+    EXPECT_EQ(read(zero("\"" + std::string(key) + "\": true")),
+              read(R"({"zero_optimization": {"stage": 1}})"));
     expect_rejected(zero("\"" + std::string(key) + "\": 1"),
                     {"zero_optimization.", key, "true or false", "got 1"});
   }

@@ -78,6 +78,12 @@ TEST(ParameterLayouts, NameTheNearestParameterWhenOneIsMissing) {
                  [&] { (void)layout.parameter("h.0.v"); });
   expect_invalid({"'embeding'", "'embedding'"},
                  [&] { (void)layout.parameter("embeding"); });
+  try {
+    (void)layout.parameter("lm_bias");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "no parameter 'lm_bias'");
+  }
   expect_invalid({"'x'", "empty"},
                  [] { (void)ParameterLayout().parameter("x"); });
 }

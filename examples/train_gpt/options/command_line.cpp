@@ -152,19 +152,17 @@ std::string flag_of(std::string key) {
   for (const auto& [flag, setting] : kReplaced)
     if (flag == name)
       reject(fmt::format("{}; write --set {}", unknown, setting));
-  std::string nearest;
-  std::size_t fewest = std::numeric_limits<std::size_t>::max();
-  for (const CLI::Option* option : app.get_options()) {
-    if (!dashes.empty() && option->get_group() == kKeysOnly) continue;
-    const std::string& known = option->get_lnames().front();
-    // "warmup" means "warmup-steps", whatever the length of the rest.
-    const std::size_t edits = !name.empty() && known.starts_with(name)
-                                  ? 0
-                                  : edit_distance(name, known);
-    if (edits >= fewest) continue;
-    fewest = edits;
-    nearest = known;
-  }
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options())
+    if (dashes.empty() || option->get_group() != kKeysOnly)
+      known.push_back(option->get_lnames().front());
+  // "warmup" means "warmup-steps", and "clip-norm" means "clip".
+  std::string_view nearest;
+  for (const std::string& other : known)
+    if (!name.empty() && (other.starts_with(name) || name.starts_with(other)))
+      nearest = other;
+  if (nearest.empty()) nearest = nearest_name(name, known);
+  if (nearest.empty()) reject(unknown);
   reject(fmt::format("{}; the nearest is {}{}", unknown, dashes, nearest));
 }
 
