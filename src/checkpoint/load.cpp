@@ -133,14 +133,15 @@ void complete_foreign(const optim::State& target, StateDict& state) {
 }
 
 // Residuals of ZeRO's low-bit exchange are in units of gradients. Only ZeRO
-// with that exchange restores them.
+// with that exchange restores them, and lean 1-bit Adam, which has its own
+// note.
 void note_dropped_residuals(const Manifest& manifest,
                             const optim::State& target,
                             std::vector<std::string>& notes) {
   const std::string& optimizer = target.common.text("optimizer");
   const bool takes_them =
       target.encoded && (optimizer == "adam" || optimizer == "lamb" ||
-                         target.common.has_scalar("bits_up"));
+                         optimizer == "lean_onebit_adam");
   const bool has_some =
       manifest.scalars.has_scalar("bits_up") &&
       std::ranges::any_of(manifest.arrays, [](const SavedArray& array) {

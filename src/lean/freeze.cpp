@@ -9,6 +9,7 @@
 #include "optim/saved_state.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/adam.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/norm.h"
 
 namespace thinwire::lean {
@@ -138,18 +139,21 @@ void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
 }
 
 void LeanOnebitAdam::Impl::inherit_residuals(double clip_factor) {
-  if (warmup_bits == 0 || model.size() == 0) return;
-  momentum.exchange.inherit({.worker = of_exact(optim::kWorkerError),
-                             .server = {},
-                             .clip = clip_factor},
-                            denominators.heavy());
+  if (model.size() == 0 || exact->state().find(optim::kWorkerError) == nullptr)
+    return;
+  Buffer of_gradients = of_exact(optim::kWorkerError);
+  Buffer worker(of_gradients.size(), model.settings.residual_dtype);
+  kernels::convert(of_gradients.view(), worker.view());
+  momentum.exchange.inherit(
+      {.worker = std::move(worker), .server = {}, .clip = clip_factor},
+      denominators.heavy());
 }
 
 // Gathers bucket by bucket, because masters are freed together. fp32 parameters
 // are whole already, unless they are low-bit replicas.
 void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
   full.begin();
-  if (!full.are_split() && warmup_bits == 0) return;
+  if (!full.are_split() && !sends_low_bits()) return;
   const optim::State state = exact->state();
   const optim::StateArray& masters = *state.find("masters");
   const auto rank = static_cast<std::size_t>(comm.rank());
@@ -195,10 +199,6 @@ void LeanOnebitAdam::Impl::return_to_exact() {
   shard_moments(m, v);
   const std::vector<float> masters = shard_masters();
   begin_exact();
-  for (std::size_t g = 0; g < model.adam.num_groups(); ++g) {
-    exact->groups().set_learning_rate(g, model.adam.learning_rate(g));
-    exact->groups().set_weight_decay(g, model.adam.weight_decay(g));
-  }
   StateDict state = optim::copy_of(exact->state());
   state.put("exp_avg", m);
   state.put("exp_avg_sq", v);
@@ -215,7 +215,12 @@ void LeanOnebitAdam::Impl::begin_exact() {
   model.adam.exp_avg() = Buffer();
   denominators.clear();
   full.end();
+  exact.reset();
   exact = make_exact({});
+  for (std::size_t g = 0; g < model.adam.num_groups(); ++g) {
+    exact->groups().set_learning_rate(g, model.adam.learning_rate(g));
+    exact->groups().set_weight_decay(g, model.adam.weight_decay(g));
+  }
 }
 
 // Computes m = m / factor and v = ((d / factor) - eps)^2 without its bias. Both

@@ -46,6 +46,12 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
     return will_be_frozen() ? optim::Phase::kCompressed : optim::Phase::kExact;
   }
 
+  /// Returns whether gradients and parameters of exact steps travel in
+  /// warmup_bits.
+  [[nodiscard]] bool sends_low_bits() const {
+    return warmup_bits != 0 && comm.size() > 1;
+  }
+
   // ---- state: state.cpp
   [[nodiscard]] optim::State state() const;
   [[nodiscard]] Adoption adopt(StateDict state);
@@ -54,7 +60,10 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   const ParameterLayout layout;
   const optim::ExchangeOptions exchange;  // with its buckets, in both stages
   const int denominator_bits;
-  const int warmup_bits;  // of gradients and parameters, until the freeze
+  const optim::WarmupBits bits_of_options;
+  // Bits of gradients and parameters until the freeze. A single rank has them
+  // only for the residuals of more ranks, and for its state.
+  int warmup_bits;
   const zero::ShardLayout shards;
   optim::LowBitModel model;
   optim::MaskedGroups groups;
@@ -108,7 +117,7 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   void set_stage();
   [[nodiscard]] optim::Notes note_stage() const;
   void return_to_exact();
-  /// Discards the states of compressed steps and makes new ones of exact steps.
+  /// Discards all states and makes new ones of exact steps.
   void begin_exact();
   void shard_moments(std::vector<float>& m, std::vector<float>& v);
   [[nodiscard]] std::vector<float> shard_masters();
@@ -116,6 +125,7 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   // ---- state: state.cpp
   [[nodiscard]] Adoption adopt_exact(StateDict state);
   [[nodiscard]] Adoption adopt_frozen(StateDict state);
+  void gather_replicas();
   struct Common;
   [[nodiscard]] Common read_common(StateDict& state) const;
   void restore(Common&& common);

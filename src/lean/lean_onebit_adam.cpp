@@ -62,7 +62,8 @@ LeanOnebitAdam::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       layout(l),
       exchange(optim::with_buckets(settings_of(o), c, l).exchange),
       denominator_bits(o.denominator_bits),
-      warmup_bits(c.size() == 1 ? 0 : optim::warmup_bits_of(o.freeze)),
+      bits_of_options{o.freeze.warmup_bits, optim::warmup_bits_of(o.freeze)},
+      warmup_bits(bits_of_options.planned),
       shards(zero::ShardLayout::of(
           l, c.size(),
           {.bucket_elements = exchange.bucket_elements, .hosts = c.hosts()})),
@@ -110,7 +111,7 @@ void LeanOnebitAdam::Impl::take_step(const StepInput& in, StepMeter& step) {
 
 // Warm-up stage: Adam on the averaged gradient. Each rank updates its shard.
 void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
-  step.report().bits = warmup_bits;
+  step.report().bits = sends_low_bits() ? warmup_bits : 0;
   // a = sqrt(mean_i ||g_i||^2). If it is not finite, all ranks skip the step.
   const auto rms_norm = gradients.agree_on_norm(in, false, step);
   if (!rms_norm && !has_sent_early) return;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/ranges.h"
 #include "lean/impl.h"
 #include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
@@ -90,6 +91,7 @@ State LeanOnebitAdam::Impl::state() const {
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   optim::add_hosts(state, comm.hosts());
   gradients.memory.add_to(state, exchange.lagged_clipping);
+  optim::LowBitAverage::save_bits(state, warmup_bits);
   freeze.add_to(state);
   return state;
 }
@@ -146,13 +148,26 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
 }
 
 optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
+  // Versions up to 0.13 saved the bits only as ZeRO's.
+  const bool is_own = state.text("optimizer") == model.settings.name;
+  if (is_own && !state.has_scalar("warmup_bits") && state.has_scalar("bits_up"))
+    state.put_integer("warmup_bits", state.integer("bits_up"));
+  const int bits = optim::LowBitAverage::saved_bits(
+      state, bits_of_options, state.text("optimizer") == "adam");
   const auto common = std::make_shared<Common>(read_common(state));
   const auto rest = std::make_shared<StateDict>(std::move(state));
   rest->put_text("optimizer", "adam");
   optim::Optimizer::Adoption of_exact;
-  if (exact) {
+  const bool has_residuals =
+      rest->has_scalar("bits_up") && rest->has_array(optim::kWorkerError);
+  const bool begins_anew = !exact || bits != warmup_bits;
+  if (!begins_anew) {
     of_exact = exact->adopt(std::move(*rest));
   } else {  // the checks of adopt()
+    if (bits != 0 && has_residuals)
+      static_cast<void>(rest->array(
+          optim::kWorkerError, rest->array(optim::kWorkerError).dtype(),
+          total_size(optim::encoded_elements(model))));
     const std::size_t size = shards.shard_size(comm.rank());
     const auto require_array = [&](const char* name, optim::Sign sign) {
       if (size > 0)
@@ -163,16 +178,34 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
     require_array("exp_avg_sq", optim::Sign::kNotNegative);
     if (full.are_split()) require_array("masters", optim::Sign::kAny);
   }
-  return [this, common, rest, of_exact] {
-    if (!exact) {
+  return [this, bits, has_residuals, begins_anew, common, rest, of_exact] {
+    if (begins_anew) {
+      warmup_bits = bits;
       begin_exact();
       exact->adopt(std::move(*rest))();
     } else {
       of_exact();
     }
+    if (begins_anew && sends_low_bits()) gather_replicas();
     restore(std::move(*common));
-    return note_stage();
+    optim::Notes notes = note_stage();
+    if (bits == 0 && has_residuals)
+      notes.emplace_back(optim::LowBitAverage::kDropped);
+    return notes;
   };
+}
+
+// A state has a shard of the replicas.
+void LeanOnebitAdam::Impl::gather_replicas() {
+  const View params = full.params();
+  for (const zero::ShardBucket& bucket : shards.buckets()) {
+    const Range& own = bucket.pieces[static_cast<std::size_t>(comm.rank())];
+    comm.queue_all_gather(
+            params.subview(own.offset, own.size),
+            params.subview(bucket.range.offset, bucket.range.size),
+            bucket.within)
+        .wait();
+  }
 }
 
 optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
@@ -203,6 +236,8 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
         "the state is of float32 parameters, this optimizer's are bfloat16: "
         "load with what = kWeights (Python: weights_only=True)");
   const auto taken = std::make_shared<Taken>();
+  const int saved_bits = optim::LowBitAverage::saved_bits(
+      state, bits_of_options, /*begins=*/false);
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);
   taken->participation = momentum.participation.read(state);
@@ -212,8 +247,9 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
       optim::take_floats(state, kMomentum, DType::kFloat32, layout.size());
   if (full.are_split() && layout.size() > 0)
     taken->low = saved_low_bits(state, layout.size());
-  return [this, taken] {
+  return [this, saved_bits, taken] {
     exact.reset();
+    warmup_bits = saved_bits;
     restore(std::move(taken->common));
     model.adam.exp_avg() = std::move(taken->m);
     momentum.form.now_values();
@@ -251,7 +287,7 @@ optim::Notes LeanOnebitAdam::load_state_dict(const StateDict& state) {
   });
   optim::Notes notes = adopted();
   if (!impl_->exact) return notes;
-  if (impl_->warmup_bits != 0) {  // gathers replicas, too
+  if (impl_->sends_low_bits()) {  // gathers replicas, too
     StateDict of_exact = optim::copy_to_adopt(state);
     of_exact.put_text("optimizer", "adam");
     static_cast<void>(impl_->exact->load_state_dict(of_exact));

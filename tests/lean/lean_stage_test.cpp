@@ -2,12 +2,15 @@
 // Lean 1-bit Adam after a load: the caller's step and masks hold.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <functional>
 
 #include "lean/lean_plain.h"
 #include "lean/lean_support.h"
+#include "optim/low_bit/late_cases.h"
 #include "optim/support.h"
 
 namespace thinwire::lean::lean_stage_test {
@@ -104,6 +107,48 @@ TEST(LeanStage, IsTheStatesWhereNothingIsNamed) {
       ASSERT_TRUE(test::same_bits<float>(other.full(), run.full())) << t;
     }
   });
+}
+
+// Exact steps continue over the saved run's bits, unless the caller names
+// others.
+TEST(LeanStage, HasTheStatesBitsUnlessTheyAreNamed) {
+  const auto made = [](comm::Communicator& comm, DType dtype,
+                       const optim::FreezeOptions& freeze) {
+    return LeanRun(comm, test::late_layout(), dtype,
+                   {.learning_rate = 0.02, .freeze = freeze});
+  };
+  const optim::FreezeOptions by_run{.total_steps = 30};  // 8 bits, to step 6
+  for (const DType dtype : kDtypes)
+    test::run_lean_ranks({2}, [&](comm::Communicator& comm) {
+      for (const int saved : {0, 4, 8})
+        for (const std::int64_t steps : {2, 7}) {
+          SCOPED_TRACE(fmt::format("{} bits, {} steps", saved, steps));
+          LeanRun run = made(comm, dtype, {.step = 6, .warmup_bits = saved});
+          for (std::int64_t t = 1; t <= steps; ++t)
+            run.step(grads(run, t, comm.rank()));
+          LeanRun unnamed = made(comm, dtype, by_run);
+          unnamed.optimizer->groups().set_weight_decay(0, 0.125);
+          load(unnamed, run);
+          EXPECT_EQ(unnamed.optimizer->groups().weight_decay(0), 0.125);
+          unnamed.optimizer->groups().set_weight_decay(0, 0);
+          LeanRun named =
+              made(comm, dtype, {.step = 6, .warmup_bits = 8 - saved});
+          load(named, run);
+          for (std::int64_t t = steps + 1; t <= 8; ++t) {
+            const auto want = run.step(grads(run, t, comm.rank()));
+            const auto got = unnamed.step(grads(unnamed, t, comm.rank()));
+            EXPECT_EQ(got.bits, want.bits);
+            EXPECT_EQ(named.step(grads(named, t, comm.rank())).bits,
+                      t <= 6 ? 8 - saved : 0);
+            ASSERT_TRUE(test::same_bits<float>(unnamed.full(), run.full()))
+                << t;
+          }
+          // Also if the next step is exact again.
+          LeanRun again = made(comm, dtype, {.step = 20});
+          load(again, run);
+          EXPECT_EQ(again.step(grads(again, 9, comm.rank())).bits, saved);
+        }
+    });
 }
 
 LeanOnebitAdamOptions masked(bool is_masked, const ParameterLayout& layout) {

@@ -170,6 +170,47 @@ TEST(LeanState, OtherRanksTakeUpAllButResidualsAsTheyAre) {
     }
 }
 
+// A single rank adds the residuals of several to its first update, exact or, if
+// its options end the exact steps, compressed.
+TEST(LeanState, OfALowBitWarmUpGivesItsResidualsToASingleRank) {
+  Options o = options();
+  o.beta1 = 0;
+  o.compression.exchange.max_grad_norm = 0;
+  o.freeze.warmup_bits = 4;
+  for (const DType residuals : {DType::kFloat32, DType::kBFloat16}) {
+    o.compression.residual_dtype = residuals;
+    const Checkpoint from = saved_by(3, DType::kBFloat16, 2, o);
+    for (const std::int64_t freeze_step : {10, 2})
+      test::run_ranks("local", 1, [&](comm::Communicator& comm) {
+        SCOPED_TRACE(freeze_step);
+        Options own = o;
+        own.freeze.step = freeze_step;
+        LeanRun run(comm, test::late_layout(), DType::kBFloat16, own);
+        copy(from.params, run.params);
+        test::adopt(comm, *run.optimizer, from.states);
+        const StateDict loaded = copy_of(run.optimizer->state());
+        const auto e = test::floats_of(loaded.array(optim::kWorkerError));
+        const auto v = test::floats_of(loaded.array("exp_avg_sq"));
+        const std::vector<float> g = grads(run, 3, 0);
+        EXPECT_EQ(run.step(g).bits, 0);
+        const StateDict state = copy_of(run.optimizer->state());
+        EXPECT_FALSE(state.has_array(optim::kWorkerError));
+        EXPECT_EQ(state.integer("warmup_bits"), 4);
+        const bool is_exact = freeze_step == 10;
+        const auto m =
+            test::floats_of(state.array(is_exact ? "exp_avg" : "momentum"));
+        std::size_t with_residual = 0;
+        for (std::size_t i = 0; i < g.size(); ++i) {
+          if (!is_exact && v[i] == 0) continue;  // inactive at the freeze
+          ASSERT_NEAR(m[i], g[i] + e[i], is_exact ? 0 : 0.01f) << i;
+          with_residual += e[i] != 0 ? 1 : 0;
+        }
+        EXPECT_GT(with_residual, g.size() / 2);
+        run.step(grads(run, 4, 0));
+      });
+  }
+}
+
 // Before a freeze: what Adam was, sharded or not, and 1-bit Adam.
 TEST(LeanState, BeginsWithAStateOfAdam) {
   const ParameterLayout layout = test::late_layout();

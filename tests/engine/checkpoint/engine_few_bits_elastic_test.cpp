@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
+#include <variant>
 #include <vector>
 
 #include "engine/by_hand.h"
@@ -49,8 +51,16 @@ Config lean(const Ranks& ranks, DType dtype) {
   return config;
 }
 
+// Still in its exact steps, over 4 bits.
+Config lean_warm_up(const Ranks& ranks, DType dtype) {
+  Config config = lean(ranks, dtype);
+  auto& options = std::get<lean::LeanOnebitAdamOptions>(config.optimizer);
+  options.freeze = {.step = 20, .warmup_bits = 4};
+  return config;
+}
+
 using MakeConfig = Config (*)(const Ranks&, DType);
-constexpr MakeConfig kConfigs[] = {zero, lean};
+constexpr MakeConfig kConfigs[] = {zero, lean, lean_warm_up};
 
 // Collective: per element the mean over those that keep one of it.
 std::vector<double> mean_of(const char* array, comm::Communicator& comm,
@@ -157,8 +167,13 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
       const Saved saved = save(GetParam().saved,
                                config_of(GetParam().saved, dtype), root.path());
       comm::run_local_ranks(now.world, [&](comm::Communicator& comm) {
-        Sharded sharded(comm, config_of(now, dtype));
-        sharded.engine.load(saved.path);
+        Config config = config_of(now, dtype);
+        if (config_of == lean_warm_up)  // the state has them
+          std::get<lean::LeanOnebitAdamOptions>(config.optimizer)
+              .freeze.warmup_bits.reset();
+        Sharded sharded(comm, config);
+        for (const std::string& note : sharded.engine.load(saved.path).notes)
+          EXPECT_EQ(note.find("dropped"), std::string::npos) << note;
         // A group of one has no replicas beside what were masters.
         EXPECT_EQ(floats(sharded.params.view()),
                   now.world > 1 || config_of == lean

@@ -222,12 +222,12 @@ std::optional<RankResiduals> LowBitAverage::release() {
   return released;
 }
 
-void LowBitAverage::add_to(State& state) const {
-  if (bits_ != 0) state.common.put_integer(kBits, bits_);
+void LowBitAverage::save_bits(State& state, int bits) {
+  if (bits != 0) state.common.put_integer(kBits, bits);
 }
 
-int LowBitAverage::bits_after(const StateDict& state, bool begins) const {
-  const WarmupBits& own = model_.settings.warmup_bits;
+int LowBitAverage::saved_bits(const StateDict& state, const WarmupBits& own,
+                              bool begins) {
   if (own.named) return *own.named;
   if (!state.has_scalar(kBits)) return begins ? own.planned : 0;
   const std::int64_t saved = state.integer(kBits);
@@ -253,9 +253,7 @@ void LowBitAverage::restore(int bits, std::optional<RankResiduals>&& residuals,
   was_chosen_ = false;
   if (!residuals) return;
   if (bits == 0)
-    notes.push_back(
-        "warmup_bits is 0, but the state's exact steps sent gradients in few "
-        "bits: what rounding took of them is dropped");
+    notes.emplace_back(kDropped);
   else if (model_.compresses())
     exchange().residuals.take(std::move(residuals->worker),
                               std::move(residuals->server));

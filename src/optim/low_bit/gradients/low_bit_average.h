@@ -55,13 +55,23 @@ class LowBitAverage {
   /// Returns the residuals, for the momentum to inherit; nothing if no step has
   /// been taken. The next step begins without residuals.
   [[nodiscard]] std::optional<RankResiduals> release();
-  void add_to(State& state) const;
+  void add_to(State& state) const { save_bits(state, bits_); }
   /// Returns the residuals of the next exact step, or nothing if it begins
   /// without any.
   [[nodiscard]] std::optional<ResidualViews> residuals() const;
-  /// Returns the bits that a run continues with after a state; `begins` says
-  /// that the state is of the exact rule. Throws Error(kCorruptCheckpoint).
-  [[nodiscard]] int bits_after(const StateDict& state, bool begins) const;
+  [[nodiscard]] int bits_after(const StateDict& state, bool begins) const {
+    return saved_bits(state, model_.settings.warmup_bits, begins);
+  }
+  /// The note of a load that drops residuals.
+  static constexpr const char* kDropped =
+      "warmup_bits is 0, but the state's exact steps sent gradients in few "
+      "bits: what rounding took of them is dropped";
+  static void save_bits(State& state, int bits);
+  /// Returns the bits that a run with these options continues with after a
+  /// state. `begins` says that the state is of the exact rule. Throws
+  /// Error(kCorruptCheckpoint).
+  [[nodiscard]] static int saved_bits(const StateDict& state,
+                                      const WarmupBits& own, bool begins);
   /// Returns whether a state's residuals are of gradients.
   [[nodiscard]] static bool owns_residuals_of(const StateDict& state);
   /// Continues with these bits and with a state's residuals, if it has any.

@@ -277,8 +277,11 @@ void MomentumExchange::inherit(RankResiduals&& of_gradients,
       at += size;
     }
   }
-  if (model_.compresses() && of_gradients.server.empty())
-    of_gradients.server = copy_of(all().server_error());
+  if (of_gradients.server.empty())
+    of_gradients.server =
+        model_.compresses()
+            ? copy_of(all().server_error())
+            : Buffer(of_gradients.worker.size(), of_gradients.worker.dtype());
   if (model_.compresses())
     all().take_errors(std::move(of_gradients.worker),
                       std::move(of_gradients.server));
