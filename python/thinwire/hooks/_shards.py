@@ -21,6 +21,7 @@ from ..errors import FailedPrecondition, InvalidArgument
 _DTYPES = (torch.float32, torch.bfloat16)
 _NEEDED = ("set_custom_reduce_scatter", "set_reduce_scatter_unused_params")
 _DEFAULT = "DefaultReduceScatter"
+_RUN_WITH = "which was run with torch 2.13 and 2.14.1"
 Piece = tuple[int, int, int, int, int]
 """Offset in the buffer, in the owner's result and in the residual; size; owner's rank."""
 
@@ -90,9 +91,19 @@ def sharded(module: Any, ranks: int) -> Sharded:
     missing = [name for name in _NEEDED if not hasattr(FSDPModule, name)]
     if missing:
         raise FailedPrecondition(
-            f"fsdp_hook() needs torch 2.13: FSDPModule of torch {torch.__version__} has "
-            f"no {missing[0]}"
+            f"fsdp_hook(), {_RUN_WITH}, cannot use torch {torch.__version__}: its "
+            f"FSDPModule has no {missing[0]}"
         )
+    try:
+        return _layout(module, ranks)
+    except AttributeError as error:
+        raise FailedPrecondition(
+            f"fsdp_hook(), {_RUN_WITH}, does not know the FSDP2 of torch "
+            f"{torch.__version__}: {error}"
+        ) from None
+
+
+def _layout(module: Any, ranks: int) -> Sharded:
     named = dict(module.named_parameters())
     names = {id(parameter): name for name, parameter in named.items()}
     groups = _groups(module)
@@ -138,13 +149,8 @@ def _groups(module: Any) -> list[tuple[str, Any, Any]]:
         if not isinstance(inner, FSDPModule):
             continue
         name = name or "module"
-        try:
-            groups = list(inner._get_fsdp_state()._fsdp_param_groups)
-            comms = [type(group._reduce_scatter_comm).__name__ for group in groups]
-        except AttributeError as error:
-            raise FailedPrecondition(
-                f"fsdp_hook() does not know the FSDP2 of torch {torch.__version__}: {error}"
-            ) from None
+        groups = list(inner._get_fsdp_state()._fsdp_param_groups)
+        comms = [type(group._reduce_scatter_comm).__name__ for group in groups]
         if len(groups) > 1:
             raise InvalidArgument(
                 f"module: '{name}' must have one group of parameters, got {len(groups)}: "
