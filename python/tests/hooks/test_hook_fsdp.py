@@ -82,6 +82,15 @@ def refusals() -> list[str]:
     huge["worker"][name] = values.double() + 1e300
     infinite = "the state's 'worker' has values not finite"
     told(infinite, lambda: hook.load_state_dict(huge))
+    huge["worker"][name] = 0 * values + 2e30
+    told(
+        "the state's 'worker' has values above 1e30", lambda: hook.load_state_dict(huge)
+    )
+    huge["worker"][name] = values + rank
+    told("state must be the same on all ranks", lambda: hook.load_state_dict(huge))
+    unknown = cases.sharded(cases.net())
+    del unknown._get_fsdp_state()._fsdp_param_groups[0].mp_policy
+    refused("run with torch 2.13 and 2.14.1, does not know the FSDP2 of", unknown)
     whole = fully_shard(cases.net(), mesh=init_device_mesh("cpu", (size,)))
     cases.loss_of(whole, rank, 0)
     early = "needs sharded parameters, but they are whole: call it before the first"

@@ -4,6 +4,7 @@ thread ends with the wrapper, and not in a forked child."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import threading
@@ -18,6 +19,7 @@ import thinwire
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.optim.swa_utils import AveragedModel
 
 BACKWARDS = 3
 
@@ -172,6 +174,8 @@ def misfits() -> tuple[list[str], bool]:
         ("has values not finite", changed("worker", lambda values: values * torch.nan)),
         ("has values not finite", changed("server", lambda values: values + torch.inf)),
         ("has values not finite", changed("worker", lambda v: v.double() + 1e300)),
+        ("'worker' has values above 1e30", changed("worker", lambda v: 0 * v - 2e30)),
+        ("'server' has values above 1e30", changed("server", lambda v: 0 * v + 2e30)),
         ("at least 1, got [0]", changed("worker", lambda values: values[:0])),
         ("a tensor of floats, got torch.int64", changed("worker", torch.Tensor.long)),
         ("a tensor of floats, got list", changed("server", torch.Tensor.tolist)),
@@ -181,6 +185,15 @@ def misfits() -> tuple[list[str], bool]:
         state = bad if bad is None else {**good, **bad}
         told = ranks.failure_of(lambda state=state: hook.load_state_dict(state))
         if not told.startswith("CorruptCheckpoint: ") or text not in told:
+            others.append(f"{text}: {told}")
+    for text, differs in (
+        (f'"backwards 1" on rank 0 and "backwards {2**40}"', {"backwards": 1}),
+        ("worker of 'first.weight'", changed("worker", lambda values: values + 1)),
+    ):
+        state = good if rank else {**good, **differs}
+        state = {**state, "backwards": 2**40} if rank and "backwards" in text else state
+        told = ranks.failure_of(lambda state=state: hook.load_state_dict(state))
+        if "state must be the same on all ranks" not in told or text not in told:
             others.append(f"{text}: {told}")
     hook.load_state_dict(good)
     hook.close()
@@ -192,6 +205,38 @@ def misfits() -> tuple[list[str], bool]:
 def test_a_state_that_does_not_fit_is_refused() -> None:
     """And a parameter without dimensions is restored."""
     assert ranks.results(2, __file__, "misfits") == [[[], True]] * 2
+
+
+def copies(folder: str) -> list[str]:
+    """Returns what is wrong with copies of a wrapper whose hook has residuals."""
+    rank, _ = cases.join()
+    ddp, hook = cases.hooked()
+    run(ddp, rank, range(1))
+    torch.save(ddp, f"{folder}/{rank}")
+    wrong = []
+    for name, copied in (
+        ("deepcopy", copy.deepcopy(ddp)),
+        ("AveragedModel", AveragedModel(ddp).module),
+        ("torch.save", torch.load(f"{folder}/{rank}", weights_only=False)),
+    ):
+        exact = run(cases.wrapped(cases.net()), rank, range(1, 2))
+        if not all(map(torch.equal, run(copied, rank, range(1, 2)), exact)):
+            wrong.append(name)
+        again = thinwire.ddp_hook(copied)
+        if all(map(torch.equal, run(copied, rank, range(1, 2)), exact)):
+            wrong.append(f"{name} with a hook")
+        again.close()
+    told = ranks.failure_of(lambda: copy.copy(hook))
+    if "save its state_dict()" not in told:
+        wrong.append(told)
+    run(ddp, rank, range(1, 2))
+    hook.close()
+    dist.destroy_process_group()
+    return wrong
+
+
+def test_a_copy_of_the_wrapper_has_no_hook(tmp_path: Path) -> None:
+    assert ranks.results(2, __file__, "copies", str(tmp_path)) == [[], []]
 
 
 def exchanging() -> int:

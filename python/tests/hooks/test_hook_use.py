@@ -271,6 +271,10 @@ def refusals() -> list[str]:
     refuse("DistributedDataParallel, got Linear", lambda: thinwire.ddp_hook(linear))
     refuse("torch.float64 for 'first.weight'", of(cases.net(torch.float64)))
     refuse("sparse", of(torch.nn.Embedding(5, 3, sparse=True)))
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        compiled = cases.wrapped(cases.net())
+    for call in (thinwire.ddp_hook, thinwire.local_gradients):
+        refuse("optimize_ddp was 'python_reducer'", lambda c=call: c(compiled))
     hooked = cases.net()
     ddp = cases.wrapped(hooked)
     hook = thinwire.ddp_hook(ddp)

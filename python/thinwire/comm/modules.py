@@ -78,7 +78,15 @@ def local_gradients(ddp: DistributedDataParallel) -> None:
 def register_hook(
     caller: str, ddp: DistributedDataParallel, state: object, hook: Any
 ) -> None:
-    """Registers a hook of DDP. Raises FailedPrecondition if there is one already."""
+    """Registers a hook of DDP. Raises FailedPrecondition if there is one already, or if
+    `ddp` does not call hooks with buckets.
+    """
+    if getattr(ddp, "_use_python_reducer", False):
+        raise FailedPrecondition(
+            f"ddp: {caller}() needs torch's own reducer, but "
+            "torch._dynamo.config.optimize_ddp was 'python_reducer' when the module was "
+            "wrapped: set it to True, torch's default, and wrap the module anew"
+        )
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:

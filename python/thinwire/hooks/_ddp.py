@@ -81,6 +81,21 @@ class _Part:
             begin = end
 
 
+class _Registration:
+    """The hook, as DDP knows it. In a copy of the DDP, or after pickle, there is none."""
+
+    def __init__(self, hook: "Hook | None" = None) -> None:
+        self.hook = hook
+
+    def __reduce__(self) -> Any:
+        return _Registration, ()
+
+
+def _take(registration: _Registration, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    assert registration.hook is not None  # DDP registers no hook in its copies
+    return registration.hook._take(bucket)
+
+
 class Hook(ScaledHook):
     """Averages the gradients of a DistributedDataParallel in 8 or 4 bits; ddp_hook()
     makes it.
@@ -127,7 +142,8 @@ class Hook(ScaledHook):
             self._exchanges = Exchanges(self._mean)
             owned = (comm,) if own_comm else ()
             self._closer = closing(self, self._exchanges, *owned)
-            agreed(comm, lambda: register_hook("ddp_hook", ddp, self, Hook._take))
+            registration = _Registration(self)
+            agreed(comm, lambda: register_hook("ddp_hook", ddp, registration, _take))
             _averages.note(found.values(), "hook", self._closer)
         except BaseException:
             if own_comm:
@@ -189,9 +205,11 @@ class Hook(ScaledHook):
         ranks pass the same.
 
         On the same number of ranks, or hosts, each gets its own residual. On another
-        number, all get the mean. A single rank adds the residuals to its first gradient. Raises
-        CorruptCheckpoint naming what does not fit, on all ranks, before anything changes.
-        Raises FailedPrecondition after a backward that has failed halfway.
+        number, all get the mean. A single rank adds the residuals to its first gradient.
+
+        Raises CorruptCheckpoint naming what does not fit, and InvalidArgument if the
+        ranks' states differ, on all ranks, before anything changes. Residuals must not be
+        above 1e30 in magnitude. Raises FailedPrecondition after a backward that has failed halfway.
         """
         dtype = from_dlpack(self._mean.worker_error()).dtype
 
@@ -205,6 +223,8 @@ class Hook(ScaledHook):
 
         def load() -> None:
             worker, server, backwards = agreed(self._comm, checked)
+            text = _state.description(state, self._shapes, backwards)
+            self._comm.require_same("state", text)
             self._backwards = backwards
             if self._comm.size == 1:
                 self._debt = worker.float() + server.float()
@@ -411,10 +431,13 @@ def ddp_hook(
     If a rank is lost, backward() raises a RuntimeError with the text of CommFailure,
     which names the rank.
 
+    A copy of `ddp`, by copy.deepcopy(), torch.save() or AveragedModel, has no hook. Call
+    ddp_hook() on it to average its gradients in few bits.
+
     Raises InvalidArgument for an argument out of range and for gradients that are
     sparse, complex or fp64. Raises FailedPrecondition if `ddp` has a communication hook
-    already, or if a Thinwire optimizer averages the gradients. Then nothing has changed
-    on any rank.
+    already, or torch.compile's Python reducer, or if a Thinwire optimizer averages the
+    gradients. Then nothing has changed on any rank.
     """
     if not isinstance(ddp, DistributedDataParallel):
         refuse_on_all_ranks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ..errors import InvalidArgument
 
@@ -30,6 +30,12 @@ class ScaledHook:
     _loss_scale = 1.0
     _is_told = False
     """Whether the program has said where the scale comes from."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled, because it exchanges "
+            "with other ranks: save its state_dict()"
+        )
 
     def set_loss_scale(self, scale: float) -> None:
         """Sets the factor that the loss has been multiplied by, from the next backward

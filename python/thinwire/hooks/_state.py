@@ -13,6 +13,8 @@ from .. import _core
 from ..errors import CorruptCheckpoint
 
 Shapes = Mapping[str, torch.Size]
+_MOST = 1e30
+"""The largest magnitude of a residual, as in checkpoints."""
 
 
 def saved(
@@ -106,9 +108,25 @@ def checked_worker(
     return own
 
 
+def description(state: Mapping[str, Any], shapes: Shapes, backwards: int = 0) -> str:
+    """Returns a text that is the same on all ranks if their states are. Local; the state
+    has been checked.
+    """
+    lines = [f"backwards {backwards}\n"]
+    for part in ("worker", "server"):
+        for name in shapes if part in state else ():
+            values = state[part][name].detach().cpu().contiguous()
+            checksum = _core.checksum(values.view(-1).view(torch.uint8))
+            size = f"{tuple(values.shape)} {values.dtype}"
+            lines.append(f"{part} of '{name}' {size}, checksum {checksum:016x}\n")
+    return "".join(lines)
+
+
 def _require_finite(values: torch.Tensor, part: str) -> None:
     if not bool(values.isfinite().all()):
         raise CorruptCheckpoint(f"the state's '{part}' has values not finite")
+    if values.numel() > 0 and float(values.abs().max()) > _MOST:
+        raise CorruptCheckpoint(f"the state's '{part}' has values above 1e30")
 
 
 def _backwards_of(state: Mapping[str, Any]) -> int:
