@@ -40,3 +40,19 @@ def test_the_interpreter_ends(last: str) -> None:
     """
     ended = ranks.program(sys.executable, "-c", textwrap.dedent(script))
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+
+
+def test_a_subinterpreter_is_refused_and_the_process_ends() -> None:
+    """Its exit would be taken for that of the process."""
+    script = """
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        code = "try: import thinwire\\nexcept ImportError as error: print(error, flush=True)"
+        kept = interpreters.create()
+        interpreters.run_string(kept, code)
+    """
+    ended = ranks.program(sys.executable, "-c", textwrap.dedent(script))
+    assert ended.returncode == 0, ended.stderr
+    assert "not in a subinterpreter" in ended.stdout
