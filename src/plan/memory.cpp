@@ -38,6 +38,14 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
     case Way::kExact:
       memory.states = (masters + 2 * kFloat) * n;  // m, v
       break;
+    case Way::kTorchDdp:  // its buckets beside the gradients
+      memory.states = (masters + 2 * kFloat) * n;
+      memory.buckets = compresses ? dtype * n : 0;
+      break;
+    case Way::kDdpHook:
+      memory.states = (masters + 2 * kFloat + residuals) * n;
+      memory.buckets = (compresses ? dtype * n : 0) + slots;
+      break;
     case Way::kOnebitAdam:  // d, m as records
       memory.gradients += means;
       memory.states = (masters + kFloat +

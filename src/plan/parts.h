@@ -18,6 +18,9 @@ inline constexpr std::size_t kBlock = kernels::kSumChunk;
 inline constexpr double kScalarBytes = 16;
 inline constexpr double kNormBytes = 8;
 
+/// Bytes of a bucket of torch's DDP.
+inline constexpr double kTorchBucketBytes = 25e6;
+
 /// The ranks of one host; and one rank of each host, which has its part of the
 /// card.
 [[nodiscard]] Network inside_of(const Network& network);

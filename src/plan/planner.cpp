@@ -86,6 +86,10 @@ std::string_view to_string(Way way) noexcept {
       return "lean";
     case Way::kOuter:
       return "outer 4/4";
+    case Way::kTorchDdp:
+      return "torch ddp";
+    case Way::kDdpHook:
+      return "ddp_hook 4/4";
   }
   return "unknown";
 }
@@ -151,6 +155,8 @@ Prediction predict(Way way, bool by_host, const Workload& work,
   work.validate();
   require(!by_host || has_hosts(network), "by_host",
           "false without several hosts of several ranks each", by_host);
+  require(!by_host || way != Way::kTorchDdp, "by_host", "false for torch's DDP",
+          by_host);
   return {.way = way,
           .is_by_host = by_host,
           .run = work.run ? std::optional(planned_run(way, by_host, work,
@@ -174,7 +180,7 @@ std::vector<Prediction> plan(const Workload& work, const Network& network,
   for (int i = 0; i < kNumWays; ++i) {
     const Way way = static_cast<Way>(i);
     all.push_back(predict(way, false, work, network, compute));
-    if (has_hosts(network))
+    if (has_hosts(network) && way != Way::kTorchDdp)
       all.push_back(predict(way, true, work, network, compute));
   }
   return all;

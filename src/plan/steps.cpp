@@ -69,16 +69,19 @@ double exact_seconds(const Step& step) {
     const double size = step.element_bytes();
     const double sums = n * step.compute.sum;
     exchange =
-        sums + (step.by_host
+        sums + (step.way == Way::kTorchDdp
+                    ? ring_seconds(network, n * size, kTorchBucketBytes)
+                : step.by_host
                     ? direct_by_host_seconds(network, n * size,
                                              step.bucket_bytes(), 4 / size)
                     : direct_seconds(network, n * size, step.bucket_bytes()));
     busy = sums + step.transport;
   }
+  const double norm = step.way == Way::kTorchDdp ? 0 : step.compute.norm;
   return step.before() +
          beside_backward(step.work, step.work.backward_seconds, exchange,
                          busy) +
-         n * (step.compute.norm + step.compute.exact_update);
+         n * (norm + step.compute.exact_update);
 }
 
 // Before a low-bit step: all tell all others their gradient's norm.
@@ -146,6 +149,30 @@ double onebit_seconds(const Step& step) {
   return step.before() + work.backward_seconds + n * compute.norm +
          agreement_seconds(step.network) +
          two_phases(step, exchange_of(step), compute, step.transport);
+}
+
+// Gradients are encoded, averaged and decoded into DDP's buckets on the hook's
+// own thread, beside backward. torch's optimizer follows.
+double hook_seconds(const Step& step) {
+  const Compute& compute = step.compute;
+  const double n = step.elements();
+  double busy = 0, wire = 0;
+  if (step.network.ranks > 1) {
+    const Compute beside{.encode = compute.quantize,
+                         .serve = compute.quantized_mean,
+                         .update = compute.dequantize,
+                         .turn = compute.turn};
+    LowBitExchange exchange = exchange_of(step);
+    exchange.inner_bytes = sizeof(float);
+    wire = step.by_host
+               ? two_phase_by_host_seconds(step.network, exchange, beside)
+               : two_phase_seconds(step.network, exchange, beside);
+    busy = step.transport +
+           n * ((beside.encode + beside.serve) / step.local() + beside.update);
+  }
+  return step.before() +
+         beside_backward(step.work, step.work.backward_seconds, wire, busy) +
+         n * compute.exact_update;
 }
 
 // The exact average of gradients inside hosts, in every local step.
@@ -327,7 +354,8 @@ double step_seconds(Way way, bool by_host, const Workload& work,
                     const Network& network, const Compute& compute,
                     double transport) {
   const Step step{way, by_host, work, network, compute, transport};
-  if (way == Way::kExact) return exact_seconds(step);
+  if (way == Way::kExact || way == Way::kTorchDdp) return exact_seconds(step);
+  if (way == Way::kDdpHook) return hook_seconds(step);
   if (is_zero(way)) return zero_seconds(step);
   if (way == Way::kOuter) return outer_seconds(step);
   if (way != Way::kZeroOneAdam) return onebit_seconds(step);

@@ -166,6 +166,17 @@ void add_onebit(Way way, const Workload& work, double bucket,
   add_scalars(kScalarBytes, all);
 }
 
+// DDP's buckets, in fp32 inside a host.
+void add_hook(const Workload& work, double bucket, HostTraffic& all) {
+  for_buckets(work.parameters, bucket, all,
+              [&](const Bucket& one, HostTraffic& traffic) {
+                const Pieces pieces = block_pieces(one.elements, all.ranks());
+                reduce_inside(pieces, sizeof(float), traffic);
+                add_two_phases(records_of(pieces, wire_bits(Way::kDdpHook)),
+                               traffic);
+              });
+}
+
 // Adds a sync and the local steps before it. In hierarchical mode gradients are
 // averaged inside hosts in every step. All ranks check fp16 gradients.
 void add_cycle(const Workload& work, double bucket, HostTraffic& all) {
@@ -241,6 +252,19 @@ void add_outer(const Workload& work, double bucket, HostTraffic& all) {
   if (work.dtype == DType::kFloat16) add_scalars(kScalarBytes, all);
 }
 
+// A ring between neighbours. One rank of each host sends to another host.
+Traffic ring_traffic(const Workload& work, const Network& network) {
+  const double bytes = work.parameters * element_bytes(work);
+  const double turns = 2.0 * (network.ranks - 1);
+  const double sent = turns / network.ranks * bytes;
+  const double rounds = turns * std::ceil(bytes / kTorchBucketBytes);
+  return {.bytes = sent,
+          .bytes_between_hosts =
+              network.hosts() > 1 ? sent / network.ranks_per_host : 0,
+          .messages = rounds,
+          .rounds = rounds};
+}
+
 }  // namespace
 
 int zero_bits(Way way) noexcept {
@@ -263,13 +287,17 @@ double ups_per_step(Way way, const Workload& work) noexcept {
 }
 
 int wire_bits(Way way) noexcept {
-  if (way == Way::kExact || way == Way::kZero) return 32;
-  if (way == Way::kOuter) return 4;
+  if (way == Way::kExact || way == Way::kZero || way == Way::kTorchDdp)
+    return 32;
+  if (way == Way::kOuter || way == Way::kDdpHook) return 4;
   return is_zero(way) ? zero_bits(way) : 1;
 }
 
 double bucket_elements_of(Way way, bool by_host, const Workload& work,
                           const Network& network) {
+  if (way == Way::kTorchDdp || way == Way::kDdpHook)
+    return std::min(std::ceil(kTorchBucketBytes / element_bytes(work)),
+                    work.parameters);
   comm::Hosts hosts{.size = network.ranks};
   if (by_host) hosts = {network.hosts(), 0, network.ranks_per_host};
   const auto chosen = static_cast<std::size_t>(work.bucket_elements);
@@ -289,6 +317,7 @@ double bucket_elements_of(Way way, bool by_host, const Workload& work,
 Traffic traffic_of(Way way, bool by_host, const Workload& work,
                    const Network& network) {
   if (network.ranks == 1) return {};
+  if (way == Way::kTorchDdp) return ring_traffic(work, network);
   const double bucket = bucket_elements_of(way, by_host, work, network);
   HostTraffic all(by_host, network);
   switch (way) {
@@ -309,6 +338,9 @@ Traffic traffic_of(Way way, bool by_host, const Workload& work,
     case Way::kOnebitAdam:
     case Way::kLean:
       add_onebit(way, work, bucket, all);
+      break;
+    case Way::kDdpHook:
+      add_hook(work, bucket, all);
       break;
     default:
       add_zero(way, work, bucket, all);

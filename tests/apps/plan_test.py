@@ -32,6 +32,8 @@ WAYS = [
     "zero 4/4",
     "lean",
     "outer 4/4",
+    "torch ddp",
+    "ddp_hook 4/4",
 ]
 # One that is named the fastest of long runs alone.
 OF_LONG_RUNS = "outer 4/4"

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -56,6 +57,9 @@ class CountingGroup {
     for (std::thread& thread : threads) thread.join();
   }
 
+  /// Called by each rank before each exchange, with its number, if set.
+  std::function<void(std::uint64_t)> before_exchange{};
+
   /// Returns what this rank has sent so far, in all groups.
   [[nodiscard]] Sent sent_by(int rank) {
     const std::lock_guard lock(mutex_);
@@ -82,6 +86,7 @@ class CountingGroup {
     void exchange(std::span<const comm::SendMessage> sends,
                   std::span<const comm::RecvMessage> receives,
                   const comm::Operation& operation) override {
+      if (group_.before_exchange) group_.before_exchange(operation.sequence);
       group_.count_round(number());
       for (const comm::SendMessage& m : sends) {
         const auto* bytes = static_cast<const std::byte*>(m.data);

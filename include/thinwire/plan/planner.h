@@ -139,11 +139,13 @@ enum class Way {
   kZero4,        ///< ZeRO stage 2 over 4 bits each way.
   kLean,         ///< Compressed steps of LeanOnebitAdam.
   kOuter,        ///< Local steps and syncs of an outer loop, 4 bits each way.
+  kTorchDdp,     ///< torch's DDP over gloo: a ring beside backward. Flat.
+  kDdpHook,      ///< ddp_hook: gradients in 4 bits each way beside backward.
 };
-inline constexpr int kNumWays = 8;
+inline constexpr int kNumWays = 10;
 
 /// Returns "exact", "onebit_adam", "zero_one_adam", "zero", "zero 8/8", "zero
-/// 4/4", "lean" or "outer 4/4".
+/// 4/4", "lean", "outer 4/4", "torch ddp" or "ddp_hook 4/4".
 [[nodiscard]] std::string_view to_string(Way way) noexcept;
 
 /// The length of a run, and the steps at which its stages end.
@@ -277,12 +279,12 @@ struct Prediction {
                                      const Compute& compute);
 /// Predicts step time, traffic, memory and, if `work.run` is set, the run.
 /// Throws Error(kInvalidArgument) if arguments are out of range. `by_host`
-/// needs several hosts of several ranks each.
+/// needs several hosts of several ranks each, and another way than kTorchDdp.
 [[nodiscard]] Prediction predict(Way way, bool by_host, const Workload& work,
                                  const Network& network,
                                  const Compute& compute);
-/// Predicts every way in the order of Way: flat, and hierarchical if there are
-/// several hosts of several ranks each.
+/// Predicts every way in the order of Way: flat, and except for kTorchDdp
+/// hierarchical if there are several hosts of several ranks each.
 [[nodiscard]] std::vector<Prediction> plan(const Workload& work,
                                            const Network& network,
                                            const Compute& compute);
