@@ -88,6 +88,8 @@ def save(
     native, beside = agreed(
         trained._comm, lambda: (_to_save(trained), _beside(module, trained))
     )
+    if beside is not None and chosen.frozen:
+        beside.warn_at_save()
     trained._edits.apply(is_collective=True)
     both[0][GROUPS] = to_text(trained.param_groups)
     both[1][SAVED_AS] = trained._notices.run.to_text()
@@ -127,8 +129,10 @@ def load(
     module: like that of save().
     options: weights_only loads only parameters, also from a safetensors file or a
       Hugging Face folder; masters are the saved ones. fall_back loads the previous
-      checkpoint if the newest is damaged. rename is {old: new}. allow_missing and
-      ignore are names, or globs with *. The others are allow_rounding and share_reads.
+      checkpoint if the newest is damaged. rename is {old: new}, also for buffers and
+      frozen parameters; prefixes of wrappers, "module." and "_orig_mod.", do not count.
+      allow_missing and ignore are names, or globs with *. With strict=False, any may be
+      missing in either, but not all. The others are allow_rounding and share_reads.
 
     Raises Unavailable if there is no checkpoint or it cannot be read. Raises
     CorruptCheckpoint naming the part that is damaged or does not fit. All ranks raise
@@ -208,9 +212,10 @@ def _resume(
     _log.forward(trained._comm)
     if found is None:
         return None
+    saved = Loaded.of(found, trained._comm.rank)
     if beside is not None:
         beside.write_back()
-    saved = Loaded.of(found, trained._comm.rank)
+        beside.add_note_of_load(saved.notes)
     groups = saved.common.get(GROUPS)
     if chosen.weights_only:
         trained._written()

@@ -115,8 +115,10 @@ Manifest manifest_of(const Weights& weights) {
   for (const std::string& name : weights.names()) {
     const TensorEntry& tensor = *weights.find(name);
     const DType dtype = tensor.type.dtype;
-    const bool is_float = dtype == DType::kFloat32 ||
-                          dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+    const bool is_float =
+        tensor.type.other.empty() &&
+        (dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
+         dtype == DType::kBFloat16);
     auto& list = is_float ? manifest.parameters : manifest.others;
     list.push_back({name, tensor.shape, 0, tensor.type});
   }

@@ -35,6 +35,7 @@ struct Read {
   Buffer masters;              // fp32, of weights alone in 16 bits
   std::vector<Buffer> others;  // of those that are there; else empty
   optim::Optimizer::Adoption adoption;
+  std::vector<std::string> left_out{};  // of the checkpoint, or of the model
   LoadReport report;
 
   [[nodiscard]] View all_parameters() {
@@ -49,8 +50,40 @@ LoadOptions without(const Manifest& manifest,
                     LoadOptions options) {
   for (const SavedParameter& saved : manifest.parameters)
     if (std::find(others.begin(), others.end(), &saved) != others.end())
-      options.ignore.push_back(saved.name);
+      options.ignore.push_back(renamed(saved.name, options));
   return options;
+}
+
+// Weights of another model would leave a run with its fresh ones.
+void require_some(const Training& training, const Manifest& manifest,
+                  const Matching& matching,
+                  const std::vector<const SavedParameter*>& others) {
+  const auto is_there = [](const auto& saved) { return bool(saved); };
+  if (matching.saved.empty() || std::ranges::any_of(matching.saved, is_there) ||
+      std::ranges::any_of(others, is_there))
+    return;
+  throw Error(
+      ErrorCode::kCorruptCheckpoint,
+      fmt::format(
+          "the checkpoint belongs to another model: it has none of the "
+          "model's {} parameters, such as '{}'; its {} have names such "
+          "as '{}' (LoadOptions.rename gives them others)",
+          matching.saved.size(), training.layout.parameters()[0].name,
+          manifest.parameters.size(),
+          manifest.parameters.empty() ? "" : manifest.parameters[0].name));
+}
+
+std::string text_of_left_out(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 10;
+  std::string text = fmt::format(
+      "not strict, so these were left out: {}",
+      fmt::join(names.begin(),
+                names.begin() +
+                    static_cast<std::ptrdiff_t>(std::min(names.size(), kMost)),
+                ", "));
+  if (names.size() > kMost)
+    text += fmt::format(" and {} more", names.size() - kMost);
+  return text;
 }
 
 // Collective: what other ranks hold is not looked for among this one's.
@@ -61,7 +94,9 @@ LoadOptions without_experts_elsewhere(const Training& training,
   const WholeModel whole = whole_model(training.comm, training);
   for (const SavedParameter& saved : manifest.parameters)
     for (std::size_t i = whole.num_dense; i < whole.own.size(); ++i)
-      if (!whole.own[i] && whole.layout.parameters()[i].name == saved.name)
+      if (!whole.own[i] &&
+          without_wrappers(whole.layout.parameters()[i].name) ==
+              without_wrappers(saved.name))
         options.ignore.push_back(saved.name);
   return options;
 }
@@ -81,7 +116,8 @@ void fit_everywhere(comm::Communicator& comm,
   }
 }
 
-void require_fits(const Training& training, const Found& found) {
+void require_fits(const Training& training, const Found& found,
+                  const LoadOptions& options) {
   const Manifest& manifest = found.manifest;
   require_no_removed_option(manifest.config);
   const bool is_reference =
@@ -112,7 +148,7 @@ void require_fits(const Training& training, const Found& found) {
   const auto parameters = training.layout.parameters();
   for (std::size_t i = 0;
        i < std::min(parameters.size(), manifest.parameters.size()); ++i)
-    if (manifest.parameters[i].name != parameters[i].name)
+    if (renamed(manifest.parameters[i].name, options) != parameters[i].name)
       throw Error(
           ErrorCode::kCorruptCheckpoint,
           fmt::format("with deepspeed semantics parameters must be in "
@@ -261,12 +297,14 @@ Read read_all(const Training& training, const Found& found,
       without_experts_elsewhere(training, manifest, options);
   std::vector<const SavedParameter*> others;
   fit_everywhere(training.comm, [&] {
-    if (with_states) require_fits(training, found);
-    others =
-        match_others(training.others, manifest, options, read.report.notes);
-    matching =
-        match(manifest.parameters, training.layout,
-              without(manifest, others, own), with_states && !found.is_foreign);
+    const LoadOptions names =
+        with_renames(manifest, training.layout, training.others, own);
+    if (with_states) require_fits(training, found, names);
+    others = match_others(training.others, manifest, names, read.report.notes);
+    matching = match(manifest.parameters, training.layout,
+                     without(manifest, others, names),
+                     with_states && !found.is_foreign);
+    require_some(training, manifest, matching, others);
   });
   std::optional<SavedArrays> arrays;
   std::optional<Weights> weights;
@@ -314,6 +352,7 @@ Read read_all(const Training& training, const Found& found,
   read.report.bytes = sum_over_ranks(
       training.comm, arrays->bytes_read() + weights->bytes_read());
   keep_new_parameters(training, matching, read);
+  read.left_out = std::move(matching.left_out);
   return read;
 }
 
@@ -335,8 +374,10 @@ void put_in_place(const Training& training, const Manifest& manifest,
     local->repeat(training.params);
 }
 
+// `notes` gets what is worth a warning.
 LoadReport load_from(const Training& training, const Found& found,
-                     const LoadOptions& options) {
+                     const LoadOptions& options,
+                     std::vector<std::string>& notes) {
   const Manifest& manifest = found.manifest;
   Read read = read_all(training, found, options);
   LoadReport& report = read.report;
@@ -352,6 +393,7 @@ LoadReport load_from(const Training& training, const Found& found,
     if (options.accept) options.accept(report);
   });
   put_in_place(training, manifest, read);
+  if (!read.left_out.empty()) notes.push_back(text_of_left_out(read.left_out));
   return std::move(report);
 }
 
@@ -370,7 +412,7 @@ LoadReport load_newest(const Training& training, std::vector<Found> candidates,
       return load_from(training,
                        open_candidate(training.comm, posix_file_system(),
                                       std::move(candidates[i])),
-                       options);
+                       options, notes);
     } catch (const Misfit&) {
       throw;
     } catch (const Error& error) {
@@ -386,10 +428,10 @@ LoadReport load_newest(const Training& training, std::vector<Found> candidates,
 }
 
 std::string description_of(const LoadOptions& options) {
-  std::string text =
-      fmt::format("what {}\nfall_back {}\nallow_rounding {}\nshare_reads {}\n",
-                  static_cast<int>(options.what), options.fall_back,
-                  options.allow_rounding, options.share_reads);
+  std::string text = fmt::format(
+      "what {}\nfall_back {}\nallow_rounding {}\nshare_reads {}\nstrict {}\n",
+      static_cast<int>(options.what), options.fall_back, options.allow_rounding,
+      options.share_reads, options.strict);
   for (const auto& [from, to] : options.rename)
     text += fmt::format("rename {} to {}\n", from, to);
   for (const std::string& name : options.allow_missing)

@@ -48,25 +48,15 @@ class Globs {
   std::vector<bool> used_;
 };
 
-std::map<std::string, std::size_t> renamed(
+std::map<std::string, std::size_t> by_new_name(
     const std::vector<SavedParameter>& saved, const LoadOptions& options) {
   std::map<std::string, std::size_t> names;
-  std::set<std::string> used;
   for (std::size_t i = 0; i < saved.size(); ++i) {
-    std::string name = saved[i].name;
-    for (const auto& [from, to] : options.rename)
-      if (from == name) {
-        used.insert(from);
-        name = to;
-        break;
-      }
+    const std::string& name = renamed(saved[i].name, options);
     if (!names.emplace(name, i).second)
       reject(fmt::format(
           "LoadOptions.rename gives two parameters the name '{}'", name));
   }
-  for (const auto& [from, to] : options.rename)
-    require(used.count(from) != 0, "LoadOptions.rename",
-            "from names of the checkpoint", from);
   return names;
 }
 
@@ -82,24 +72,17 @@ std::string difference(const SavedParameter& saved, const Parameter& p,
 }
 
 std::string name_of(const TensorType& type) {
-  return type.is_bool ? "bool" : to_string(type.dtype);
+  return type.other.empty() ? to_string(type.dtype) : std::string(type.other);
 }
 
 // Floats are rounded as parameters are; anything else keeps its type.
 bool converts_to(const TensorType& from, const TensorType& to) {
-  const auto is_float = [](DType dtype) {
-    return dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
-           dtype == DType::kBFloat16;
+  const auto is_float = [](const TensorType& type) {
+    return type.other.empty() &&
+           (type.dtype == DType::kFloat32 || type.dtype == DType::kFloat16 ||
+            type.dtype == DType::kBFloat16);
   };
-  return from == to || (is_float(from.dtype) && is_float(to.dtype));
-}
-
-// Buffers that are floats stand among the parameters of foreign weights.
-const SavedParameter* find(const Manifest& manifest, const std::string& name) {
-  for (const auto* list : {&manifest.others, &manifest.parameters})
-    for (const SavedParameter& saved : *list)
-      if (saved.name == name) return &saved;
-  return nullptr;
+  return from == to || (is_float(from) && is_float(to));
 }
 
 }  // namespace
@@ -114,6 +97,72 @@ bool matches(std::string_view pattern, std::string_view name) {
   return false;
 }
 
+TensorType type_of(const OtherTensor& tensor) {
+  const DType dtype = tensor.values.dtype();
+  if (tensor.type.empty()) return {dtype};
+  const auto known = tensor_type_from(tensor.type);
+  if (!known || *known == TensorType{known->dtype} || known->dtype != dtype)
+    reject(fmt::format("'{}': type {} does not fit values of {}", tensor.name,
+                       tensor.type, to_string(dtype)));
+  return *known;
+}
+
+std::string without_wrappers(std::string_view name) {
+  constexpr std::string_view kWrapper = "module.";
+  constexpr std::string_view kCompiled = "_orig_mod.";
+  std::string left;
+  while (!name.empty()) {
+    const bool is_begin = left.empty() || left.back() == '.';
+    if (is_begin && name.starts_with(kCompiled))
+      name.remove_prefix(kCompiled.size());
+    else if (left.empty() && name.starts_with(kWrapper))
+      name.remove_prefix(kWrapper.size());
+    else {
+      left += name.front();
+      name.remove_prefix(1);
+    }
+  }
+  return left;
+}
+
+LoadOptions with_renames(const Manifest& manifest,
+                         const ParameterLayout& layout,
+                         const std::vector<OtherTensor>& others,
+                         LoadOptions options) {
+  std::set<std::string> saved;
+  for (const auto* list : {&manifest.parameters, &manifest.others})
+    for (const SavedParameter& its : *list) saved.insert(its.name);
+  std::set<std::string> done;  // names of the model that have one already
+  for (const auto& [from, to] : options.rename) {
+    require(saved.erase(from) != 0, "LoadOptions.rename",
+            "from names of the checkpoint", from);
+    done.insert(to);
+  }
+  // By what is left of them; empty if that is not unique.
+  std::map<std::string, std::string> own;
+  const auto add = [&](const std::string& name) {
+    if (saved.erase(name) != 0) done.insert(name);
+    const auto [at, is_new] = own.emplace(without_wrappers(name), name);
+    if (!is_new) at->second.clear();
+  };
+  for (const Parameter& p : layout.parameters()) add(p.name);
+  for (const OtherTensor& other : others) add(other.name);
+  for (const std::string& name : saved) {
+    const auto at = own.find(without_wrappers(name));
+    if (at != own.end() && !at->second.empty() &&
+        done.insert(at->second).second)
+      options.rename.emplace_back(name, at->second);
+  }
+  return options;
+}
+
+const std::string& renamed(const std::string& name,
+                           const LoadOptions& options) {
+  for (const auto& [from, to] : options.rename)
+    if (from == name) return to;
+  return name;
+}
+
 bool Matching::has_new() const {
   return std::any_of(saved.begin(), saved.end(),
                      [](const auto& index) { return !index; });
@@ -122,7 +171,7 @@ bool Matching::has_new() const {
 Matching match(const std::vector<SavedParameter>& saved,
                const ParameterLayout& layout, const LoadOptions& options,
                bool with_groups) {
-  const std::map<std::string, std::size_t> names = renamed(saved, options);
+  const std::map<std::string, std::size_t> names = by_new_name(saved, options);
   std::set<std::string> of_checkpoint;
   std::set<std::string> of_model;
   for (const auto& [name, index] : names) of_checkpoint.insert(name);
@@ -132,14 +181,21 @@ Matching match(const std::vector<SavedParameter>& saved,
 
   Matching found;
   std::string problems;
+  const auto differs = [&](const char* how, const std::string& name,
+                           const std::set<std::string>& names_there) {
+    if (options.strict)
+      problems +=
+          fmt::format("{} {}{}\n", how, name, nearest(name, names_there));
+    else
+      found.left_out.push_back(fmt::format("{} '{}'", how, name));
+  };
   for (const Parameter& p : layout.parameters()) {
     const auto at = names.find(p.name);
     const bool is_given_up = at != names.end() && ignored.take(p.name);
     if (at == names.end() || is_given_up) {
       found.saved.emplace_back();
       if (!is_given_up && !allowed.take(p.name))
-        problems += fmt::format("missing {}{}\n", p.name,
-                                nearest(p.name, of_checkpoint));
+        differs("missing", p.name, of_checkpoint);
       continue;
     }
     problems += difference(saved[at->second], p, with_groups);
@@ -147,8 +203,7 @@ Matching match(const std::vector<SavedParameter>& saved,
   }
   for (const std::string& name : of_checkpoint)
     if (of_model.count(name) == 0 && !ignored.take(name))
-      problems +=
-          fmt::format("unexpected {}{}\n", name, nearest(name, of_model));
+      differs("unexpected", name, of_model);
   if (!problems.empty()) {
     problems.pop_back();
     throw Error(ErrorCode::kCorruptCheckpoint,
@@ -163,8 +218,14 @@ std::vector<const SavedParameter*> match_others(
     const std::vector<OtherTensor>& others, const Manifest& manifest,
     const LoadOptions& options, std::vector<std::string>& notes) {
   std::vector<const SavedParameter*> found;
+  // Buffers that are floats stand among the parameters of foreign weights.
+  std::map<std::string, const SavedParameter*> names;
+  for (const auto* list : {&manifest.others, &manifest.parameters})
+    for (const SavedParameter& its : *list)
+      names.emplace(renamed(its.name, options), &its);
   for (const OtherTensor& other : others) {
-    const SavedParameter* saved = find(manifest, other.name);
+    const auto at = names.find(other.name);
+    const SavedParameter* saved = at == names.end() ? nullptr : at->second;
     for (const std::string& glob : options.ignore)
       if (matches(glob, other.name)) saved = nullptr;
     found.push_back(saved);
@@ -173,7 +234,7 @@ std::vector<const SavedParameter*> match_others(
           "'{}' is not in the checkpoint, and stays as it is", other.name));
       continue;
     }
-    const TensorType type{other.values.dtype(), other.is_bool};
+    const TensorType type = type_of(other);
     const bool converts = converts_to(saved->type, type);
     if (saved->shape != other.shape || !converts)
       throw Error(

@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "checkpoint/matching.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/rows.h"
 #include "core/json.h"
@@ -112,10 +113,9 @@ class SavePlan {
     manifest.zero_stage = training_.zero_stage;
     for (const Parameter& p : whole_.layout.parameters())
       manifest.parameters.push_back(
-          {p.name, p.shape, p.group, {dtype_of_whole(p), false}});
+          {p.name, p.shape, p.group, {dtype_of_whole(p)}});
     for (const OtherTensor& other : others())
-      manifest.others.push_back(
-          {other.name, other.shape, 0, {other.values.dtype(), other.is_bool}});
+      manifest.others.push_back({other.name, other.shape, 0, type_of(other)});
     manifest.aliases = training_.aliases;
     for (const StateArray& array : state_.arrays)
       manifest.arrays.push_back({array.name, array.axis, array.sharing,
@@ -227,14 +227,13 @@ class SavePlan {
     for (std::size_t i = file.first; i < file.end; ++i) {
       const Parameter& p = training_.layout.parameters()[*whole_.own[i]];
       add_tensor(tensors, p.name, p.shape,
-                 {training_.params.dtype_at(p.offset), false},
+                 {training_.params.dtype_at(p.offset)},
                  converted(weights_.subview(p.offset, p.size)));
     }
     if (file.first == 0 && rank_ == 0 &&
         file.name == weight_files_.front().name)
       for (const OtherTensor& other : others())
-        add_tensor(tensors, other.name, other.shape,
-                   {other.values.dtype(), other.is_bool},
+        add_tensor(tensors, other.name, other.shape, type_of(other),
                    StateArray::from(other.values));
     files_.push_back(planned(file.name, tensors, "weights"));
   }
@@ -282,7 +281,7 @@ class SavePlan {
       index = fragments(std::move(rows));
     }
     const std::size_t size = total_size(parts);
-    add_tensor(tensors_, array.name, {size}, {array.dtype, false},
+    add_tensor(tensors_, array.name, {size}, {array.dtype},
                read_parts(std::move(read), std::move(parts)));
     names_.emplace_back(array.name, std::move(index));
   }
@@ -344,7 +343,7 @@ class SavePlan {
     for (const auto& [known, name] : fragments_)
       if (known == rows) return name;
     std::string name = fmt::format("fragments/{}", fragments_.size());
-    add_tensor(tensors_, name, {rows.size(), 3}, {DType::kInt64, false},
+    add_tensor(tensors_, name, {rows.size(), 3}, {DType::kInt64},
                read_rows(rows));
     fragments_.emplace_back(std::move(rows), name);
     return name;
@@ -353,11 +352,11 @@ class SavePlan {
   void add_extra() {
     if (rank_ == 0)
       for (const auto& [name, values] : extra_.common.arrays())
-        add_tensor(tensors_, kExtra + name, {values.size()},
-                   {values.dtype(), false}, StateArray::from(values.view()));
+        add_tensor(tensors_, kExtra + name, {values.size()}, {values.dtype()},
+                   StateArray::from(values.view()));
     for (const auto& [name, values] : extra_.own.arrays())
       add_tensor(tensors_, kExtraOfRank + name, {values.size()},
-                 {values.dtype(), false}, StateArray::from(values.view()));
+                 {values.dtype()}, StateArray::from(values.view()));
   }
 
   // Returns the dtype of a parameter of the whole model. Experts, which other

@@ -167,7 +167,7 @@ class Verifier {
     for (const TensorEntry& tensor : header.tensors) {
       const std::uint64_t first = std::max(tensor.begin, begin);
       const std::uint64_t last = std::min(tensor.end(), end);
-      if (first >= last) continue;
+      if (first >= last || !tensor.type.other.empty()) continue;
       const DType dtype = tensor.type.dtype;
       verdict_.nonfinite +=
           count_nonfinite(ConstView(chunk.data() + (first - begin),

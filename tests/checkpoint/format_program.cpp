@@ -36,11 +36,13 @@ void write_files(const std::string& directory) {
   write({});
   for (const std::size_t size : {0, 1, 7, 31, 32, 33, 1023, 1024, 1025, 4097})
     for (const std::string_view dtype :
-         {"F32", "F16", "BF16", "F64", "I32", "I64", "U8", "BOOL"}) {
+         {"F32", "F16", "BF16", "F64", "I32", "I64", "U8", "BOOL", "I8",
+          "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "I16", "U16",
+          "U32", "U64", "C64"}) {
       const TensorType type = *tensor_type_from(dtype);
       std::string bytes(size * size_of(type.dtype), '\0');
       for (std::size_t i = 0; i < bytes.size(); ++i)
-        bytes[i] = static_cast<char>(type.is_bool ? i % 2 : i % 61);
+        bytes[i] = static_cast<char>(type.other == "BOOL" ? i % 2 : i % 61);
       write({{"x", type, {size}, bytes},
              {"\"\\ \xc3\xa4", type, {1, size}, bytes},
              {"odd", {DType::kUInt8}, {3}, "abc"},

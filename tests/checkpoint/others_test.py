@@ -83,7 +83,7 @@ class Others(unittest.TestCase):
     def test_every_file_written_is_read_by_the_reference(self):
         run("files", str(self.folder))
         paths = sorted(self.folder.iterdir())
-        self.assertEqual(len(paths), 81)
+        self.assertEqual(len(paths), 181)
         for path, answer in zip(paths, ours(paths)):
             self.assertEqual(as_theirs(answer), theirs(path.read_bytes()))
             with safetensors.safe_open(path, "np") as file:

@@ -215,6 +215,18 @@ TEST(SaveAndLoad, NewAndRenamedParameters) {
     EXPECT_EQ(next.of("other", next.params), run.of("last", run.params));
     EXPECT_EQ(next.of("new", next.params), std::vector<float>(50, 7.0f));
     EXPECT_EQ(next.of("new", next.state("exp_avg")), std::vector<float>(50));
+    const LoadReport lenient =
+        load(*next.training, folder.path(), {.strict = false});
+    EXPECT_NE(lenient.notes[0].find("left out: missing 'other', missing 'new', "
+                                    "unexpected 'last'"),
+              std::string::npos)
+        << lenient.notes[0];
+    Trained strange(comm, {{"x", {5}, 0}}, Kind::kAdam);
+    expect_error(
+        ErrorCode::kCorruptCheckpoint, {"has none of the model's 1"}, [&] {
+          static_cast<void>(
+              load(*strange.training, folder.path(), {.strict = false}));
+        });
     bool noted = false;
     for (const std::string& note : report.notes)
       noted = noted || note.find("'new'") != std::string::npos;
@@ -403,13 +415,50 @@ TEST(Matching, OptionsThatNameNothingAreErrors) {
                                         {"head", {0}, 0}});
   const auto refused = [&](const LoadOptions& options, const char* option) {
     expect_invalid({option}, [&] {
-      static_cast<void>(match(saved(), layout, options, true));
+      Manifest manifest;
+      manifest.parameters = saved();
+      const LoadOptions all = with_renames(manifest, layout, {}, options);
+      static_cast<void>(match(saved(), layout, all, true));
     });
   };
   refused({.rename = {{"nobody", "x"}}}, "LoadOptions.rename");
   refused({.rename = {{"head", "h.0.bias"}}}, "LoadOptions.rename");
   refused({.allow_missing = {"x*"}}, "LoadOptions.allow_missing");
   refused({.ignore = {"x"}}, "LoadOptions.ignore");
+}
+
+TEST(Matching, PrefixesOfWrappersDoNotCount) {
+  const std::vector<std::vector<std::string>> prefixes{
+      {"", "", ""},
+      {"module.", "module.", "module."},
+      {"module._orig_mod.", "_orig_mod.", "module.module."}};
+  for (const auto& there : prefixes)
+    for (const auto& here : prefixes) {
+      Manifest manifest;
+      manifest.parameters = {{there[0] + "a", {2}},
+                             {there[1] + "h._orig_mod.b", {3}}};
+      manifest.others = {{there[2] + "mask", {4}}};
+      const ParameterLayout layout =
+          model({{here[0] + "a", {2}, 0}, {here[1] + "h.b", {3}, 0}});
+      std::vector<float> values(4);
+      const std::vector<OtherTensor> others{
+          {here[2] + "mask", {4}, View(values)}};
+      const LoadOptions options = with_renames(manifest, layout, others, {});
+      EXPECT_FALSE(match(manifest.parameters, layout, options, true).has_new());
+      std::vector<std::string> notes;
+      EXPECT_EQ(match_others(others, manifest, options, notes)[0],
+                &manifest.others[0]);
+    }
+}
+
+TEST(Matching, NamesThatOnlyAPrefixTellsApartStayApart) {
+  Manifest manifest;
+  manifest.parameters = {{"_orig_mod.a", {2}}};
+  const ParameterLayout layout = model({{"a", {2}, 0}, {"module.a", {2}, 0}});
+  EXPECT_TRUE(with_renames(manifest, layout, {}, {}).rename.empty());
+  manifest.parameters = {{"a", {2}}, {"module.a", {2}}};
+  EXPECT_TRUE(with_renames(manifest, layout, {}, {}).rename.empty());
+  EXPECT_EQ(without_wrappers("my_module.module.a"), "my_module.module.a");
 }
 
 TEST(Matching, StarsStandForAnything) {

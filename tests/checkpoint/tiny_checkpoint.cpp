@@ -167,7 +167,7 @@ Manifest tiny_manifest(const Tiny& tiny) {
   m.precision = "fp32";
   m.parameters = tiny_parameters();
   m.aliases = {{"tied", "a"}};
-  m.others = {{"mask", {3}, 0, {DType::kUInt8, true}}};
+  m.others = {{"mask", {3}, 0, {DType::kUInt8, "BOOL"}}};
   m.arrays = {{"exp_avg", Axis::kElement, Sharing::kSame},
               {"exp_avg_sq", Axis::kElement, Sharing::kSharded},
               {"worker_error", Axis::kElement, Sharing::kMean},
@@ -195,7 +195,7 @@ void write_tiny(const std::string& directory, const Tiny& tiny) {
   fs::create_directories(directory);
   Manifest m = tiny_manifest(tiny);
   std::vector<Content> weights{
-      {"mask", {DType::kUInt8, true}, {3}, std::string("\1\0\1", 3)}};
+      {"mask", {DType::kUInt8, "BOOL"}, {3}, std::string("\1\0\1", 3)}};
   for (std::size_t p = 0; p < m.parameters.size(); ++p) {
     const auto exact = values(tiny, "weights", kBegins[p], kBegins[p + 1]);
     std::vector<BFloat16> rounded;
@@ -281,7 +281,7 @@ std::string write_full(const std::string& root, const Full& full) {
                             .optimizer = optimizer,
                             .step = kSteps,
                             .others = {{"frozen", {3, 4}, View(frozen)},
-                                       {"mask", {3}, View(mask), true}},
+                                       {"mask", {3}, View(mask), "BOOL"}},
                             .aliases = {{"tied", "w"}}};
     const SaveReport report =
         save(training, root, extra_of(comm.rank(), full.seen),

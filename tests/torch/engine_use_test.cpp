@@ -275,8 +275,9 @@ struct NetWithOthers : Net {
     turned = register_buffer(
         "turned", at::full({3, 2}, 20 + shift, at::kDouble).transpose(0, 1));
     mask_again = register_buffer("mask_again", mask);
-    small = register_buffer("small", at::full({2}, 1, at::kChar));
+    small = register_buffer("small", at::full({2}, 1, at::kComplexDouble));
     register_buffer("small_again", small);
+    bits = register_buffer("bits", at::full({4}, -300 + shift, at::kShort));
   }
   void change() {
     const ::torch::NoGradGuard no_grad;
@@ -285,8 +286,9 @@ struct NetWithOthers : Net {
     count.fill_(-1);
     turned.fill_(-1);
     small.fill_(-1);
+    bits.fill_(-1);
   }
-  at::Tensor frozen, mask, count, turned, mask_again, small;
+  at::Tensor frozen, mask, count, turned, mask_again, small, bits;
 };
 
 config::Config as_they_are() {
@@ -305,15 +307,16 @@ TEST(ModuleOthers, AreFrozenParametersAndBuffersUnderTheirFirstNames) {
   set_log_sink({});
   std::vector<std::string> names;
   for (const auto& its : others.tensors) names.push_back(its.name);
-  EXPECT_EQ(names,
-            (std::vector<std::string>{"frozen", "mask", "count", "turned"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"frozen", "mask", "count",
+                                             "turned", "bits"}));
   EXPECT_EQ(others.tensors[0].shape, (std::vector<std::size_t>{2, 3}));
   EXPECT_EQ(others.tensors[0].values.dtype(), DType::kFloat32);
-  EXPECT_TRUE(others.tensors[1].is_bool);
+  EXPECT_EQ(others.tensors[1].type, "BOOL");
   EXPECT_EQ(others.tensors[1].values.dtype(), DType::kUInt8);
   EXPECT_TRUE(others.tensors[2].shape.empty());
   EXPECT_EQ(others.tensors[2].values.as<std::int64_t>()[0], 7);
   EXPECT_EQ(others.tensors[3].values.dtype(), DType::kFloat64);
+  EXPECT_EQ(others.tensors[4].type, "I16");
   using Names = std::vector<std::pair<std::string, std::string>>;
   EXPECT_EQ(others.aliases, (Names{{"tied_again.weight", "tied.weight"},
                                    {"tied_again.bias", "tied.bias"},

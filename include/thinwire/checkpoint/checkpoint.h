@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "thinwire/checkpoint/options.h"
@@ -22,7 +23,10 @@ struct OtherTensor {
   std::string name;
   std::vector<std::size_t> shape{};
   View values{};
-  bool is_bool = false;  ///< Whether `values` are bytes of true and false.
+  /// Name in safetensors files if it is none of a DType: "BOOL", "I8",
+  /// "F8_E4M3", "F8_E5M2", "I16", "U16", "U32", "U64" or "C64". `values` then
+  /// have elements of the same size, for 2 bytes kFloat16. A literal.
+  std::string_view type{};
 };
 
 /// The parts of a run that a checkpoint covers. Everything it points to must

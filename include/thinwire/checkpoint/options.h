@@ -80,7 +80,12 @@ struct LoadOptions {
   bool allow_rounding = false;
   /// Whether data that all ranks need is read once, in shares, and exchanged.
   bool share_reads = true;
-  /// Old names of parameters, and the new ones.
+  /// Whether missing and unexpected parameters are errors. Otherwise one
+  /// warning names them. That no name fits is always an error.
+  bool strict = true;
+  /// Old names of parameters, frozen parameters and buffers, and the new ones.
+  /// Names that differ by "_orig_mod." or by "module." at the beginning, which
+  /// torch.compile and wrappers add, fit without it.
   std::vector<std::pair<std::string, std::string>> rename{};
   /// Parameters, or globs with *, that the checkpoint may lack.
   std::vector<std::string> allow_missing{};

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -57,7 +58,7 @@ class ModuleOthers {
  private:
   struct Type {
     DType dtype = DType::kFloat32;
-    bool is_bool = false;
+    std::string_view other{};
   };
   // Returns nothing if the tensor is not saved.
   static std::optional<Type> type_of(const at::Tensor& tensor) {
@@ -79,7 +80,23 @@ class ModuleOthers {
       case at::kByte:
         return Type{DType::kUInt8};
       case at::kBool:
-        return Type{DType::kUInt8, true};
+        return Type{DType::kUInt8, "BOOL"};
+      case at::kChar:
+        return Type{DType::kUInt8, "I8"};
+      case at::kFloat8_e4m3fn:
+        return Type{DType::kUInt8, "F8_E4M3"};
+      case at::kFloat8_e5m2:
+        return Type{DType::kUInt8, "F8_E5M2"};
+      case at::kShort:
+        return Type{DType::kFloat16, "I16"};
+      case at::kUInt16:
+        return Type{DType::kFloat16, "U16"};
+      case at::kUInt32:
+        return Type{DType::kInt32, "U32"};
+      case at::kUInt64:
+        return Type{DType::kInt64, "U64"};
+      case at::kComplexFloat:
+        return Type{DType::kInt64, "C64"};
       default:
         return std::nullopt;
     }
@@ -117,7 +134,7 @@ class ModuleOthers {
          .shape = std::move(shape),
          .values = View(values.mutable_data_ptr(),
                         static_cast<std::size_t>(values.numel()), type->dtype),
-         .is_bool = type->is_bool});
+         .type = type->other});
   }
 
   const ::torch::nn::Module& module_;

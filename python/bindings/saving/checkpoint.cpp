@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/matching.h"
 #include "communicator.h"
 #include "engine.h"
 #include "optimizer.h"
@@ -182,6 +184,7 @@ void bind_checkpoint(nb::module_& module) {
              "path"_a, nb::kw_only(), "others"_a.none() = nb::none(),
              "options"_a.none() = nb::none(), "accept"_a.none() = nb::none());
   module.def("inspect", &inspect, "path"_a);
+  module.def("without_wrappers", &checkpoint::without_wrappers, "name"_a);
 }
 
 void bind_engine_checkpoints(nb::class_<EngineHandle>& kind) {

@@ -65,6 +65,7 @@ void bind_load_options(nb::module_& module) {
       .def_rw("fall_back", &LoadOptions::fall_back)
       .def_rw("allow_rounding", &LoadOptions::allow_rounding)
       .def_rw("share_reads", &LoadOptions::share_reads)
+      .def_rw("strict", &LoadOptions::strict)
       .def_rw("rename", &LoadOptions::rename)
       .def_rw("allow_missing", &LoadOptions::allow_missing)
       .def_rw("ignore", &LoadOptions::ignore);

@@ -10,6 +10,7 @@
 #include <exception>
 #include <tuple>
 
+#include "checkpoint/format/safetensors.h"
 #include "core/require.h"
 #include "support/errors.h"
 #include "thinwire/comm/agreement.h"
@@ -18,15 +19,15 @@
 namespace thinwire::python {
 namespace {
 
-// name, shape, values, is bool
+// name, shape, values, the type's name if it is none of a DType
 using Tensor =
-    std::tuple<std::string, std::vector<std::size_t>, nb::object, bool>;
+    std::tuple<std::string, std::vector<std::size_t>, nb::object, std::string>;
 
 void construct_others(
     Others* self, const std::vector<Tensor>& tensors,
     std::vector<std::pair<std::string, std::string>> aliases) {
   Others others{.held = {}, .tensors = {}, .aliases = std::move(aliases)};
-  for (const auto& [name, shape, values, is_bool] : tensors) {
+  for (const auto& [name, shape, values, type] : tensors) {
     const std::string argument = "tensors: '" + name + "'";
     Array array(values, argument.c_str(), Bools::kAsBytes);
     std::size_t size = 1;
@@ -35,10 +36,13 @@ void construct_others(
     if (size != given)
       reject(fmt::format("{} must have as many values as its shape, {}, got {}",
                          argument, size, given));
+    const auto known = checkpoint::tensor_type_from(type);
+    if (!type.empty() && !known)
+      reject(fmt::format("{} is of type {}, which files lack", argument, type));
     others.tensors.push_back({.name = name,
                               .shape = shape,
                               .values = array.view(),
-                              .is_bool = is_bool});
+                              .type = known ? known->other : ""});
     others.held.push_back(std::move(array));
   }
   new (self) Others(std::move(others));

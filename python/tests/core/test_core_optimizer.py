@@ -138,8 +138,8 @@ def test_wrong_others_are_refused() -> None:
     with pytest.raises(
         errors.InvalidArgument, match="'x' must have as many values as its shape, 6"
     ):
-        _core.Others([("x", (2, 3), torch.zeros(5), False)])
+        _core.Others([("x", (2, 3), torch.zeros(5), "")])
     with pytest.raises(TypeError, match="tensors: 'x' must be a writable array"):
-        _core.Others([("x", (2, 3), torch.zeros(2, 3), False)])
+        _core.Others([("x", (2, 3), torch.zeros(2, 3), "")])
     with pytest.raises(TypeError, match="others must be callable or None"):
         Trained(_core.local_group(1)[0], config()).engine.set_others(3)

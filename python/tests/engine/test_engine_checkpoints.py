@@ -4,6 +4,7 @@ by thinwire.save and load."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engines import (
     FP16,
     RUNS,
     Net,
+    alone,
     config_of,
     flat,
     loss_of,
@@ -106,6 +108,145 @@ def test_buffers_frozen_and_tied_parameters_come_back(tmp_path: Path) -> None:
 
     run_local_ranks(2, run)
     assert saved_names(tmp_path / "a") == set(Net().state_dict()) - {"third.weight"}
+
+
+TYPES = [
+    *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.uint16, torch.uint32, torch.uint64, torch.complex64),
+]
+
+
+def with_types(value: int) -> torch.nn.Module:
+    """Returns a module with buffers and frozen parameters of all types."""
+    module = torch.nn.Linear(7, 1)
+    for dtype in TYPES:
+        values = torch.arange(value, value + 6).float().to(dtype)
+        module.register_buffer(f"{dtype}".replace(".", "_"), values)
+        frozen = torch.nn.Parameter(values.clone().view(2, 3), requires_grad=False)
+        module.register_parameter(f"{dtype}_frozen".replace(".", "_"), frozen)
+    module.register_buffer("unknown", torch.full((2,), value, dtype=torch.complex128))
+    return module
+
+
+@pytest.mark.parametrize("kind", ["engine", "optimizer"])
+@by_ranks(2)
+def test_tensors_of_all_types_are_saved_or_named(
+    comm: Any, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(value: int) -> tuple[torch.nn.Module, Any, dict[str, Any]]:
+        module = with_types(value)
+        if kind == "engine":
+            return module, make(comm, config_of(), model=module), {}
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return (
+            module,
+            thinwire.AdamW(trained, process_group=comm),
+            {"module": module},
+        )
+
+    module, run, options = made(0)
+    with caplog.at_level("WARNING", "thinwire"):
+        thinwire.save(tmp_path, run, **options)
+        if kind == "engine":
+            thinwire.save(tmp_path / "again", run)
+    other, resumed, options = made(1)
+    notes = thinwire.load(tmp_path, resumed, **options).notes
+    for name, value in module.state_dict().items():
+        got = other.state_dict()[name]
+        is_same = torch.equal(got.view(torch.uint8), value.view(torch.uint8))
+        assert is_same != (name == "unknown"), name
+    comm.barrier()
+    told = [text for text in caplog.messages if text.startswith("not saved")]
+    assert len(told) == 1 and told[0].endswith("type of tensors: 'unknown'")
+    assert notes[-1] == told[0].replace("saved", "loaded")
+
+
+class Wrapped(torch.nn.Module):
+    """Puts a prefix before all names, as torch.compile and DDP do."""
+
+    def __init__(self, inner: torch.nn.Module, prefix: str) -> None:
+        super().__init__()
+        for name in reversed(prefix.split(".")[:-1]):
+            outer = torch.nn.Module()
+            setattr(outer, name, inner)
+            inner = outer
+        self.__dict__["_modules"] = inner._modules
+
+
+WRAPPERS = ("_orig_mod.", "module.", "module._orig_mod.")
+
+
+def inside(module: torch.nn.Module) -> torch.nn.Module:
+    while not hasattr(module, "first"):
+        module = next(module.children())
+    return module
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("client", [None, lambda p: torch.optim.SGD(p, 0.1, 0.9)])
+@by_ranks(2)
+def test_prefixes_of_wrappers_do_not_count(
+    comm: Any, client: Any, strict: bool, tmp_path: Path
+) -> None:
+    def run(prefix: str) -> tuple[Any, torch.nn.Module]:
+        module = Wrapped(Net(), prefix) if prefix else Net()
+        engine = make(comm, config_of(), model=module, optimizer=client)
+        return engine, inside(module)
+
+    def step(engine: Any, net: torch.nn.Module, number: int) -> None:
+        engine.backward(loss_of(net, comm.rank, number))
+        engine.step()
+
+    for prefix in WRAPPERS:
+        for there, here in ((prefix, ""), ("", prefix)):
+            engine, net = run(there)
+            step(engine, net, 0)
+            engine.save_checkpoint(tmp_path, "a")
+            step(engine, net, 1)
+            again, its = run(here)
+            assert again.load_checkpoint(tmp_path, "a", load_module_strict=strict)[0]
+            assert its.norm.num_batches_tracked == 1
+            step(again, its, 1)
+            assert same_bits(flat(its), flat(net))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@by_ranks(2)
+def test_a_checkpoint_of_another_model_is_refused(
+    comm: Any, strict: bool, tmp_path: Path
+) -> None:
+    trained(comm, 1).save_checkpoint(tmp_path, "a")
+    other = make(comm, config_of(), model=torch.nn.Sequential(torch.nn.Linear(7, 33)))
+    with pytest.raises(thinwire.CorruptCheckpoint, match="of another model|to another"):
+        other.load_checkpoint(tmp_path, "a", load_module_strict=strict)
+
+
+@by_ranks(2)
+def test_what_does_not_fit_is_one_warning_and_buffers_can_be_renamed(
+    comm: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = trained(comm, 2)
+    engine.save_checkpoint(tmp_path, "a")
+    net = Net()
+    net.second, net.other = torch.nn.Identity(), net.last
+    del net.last
+    net.mean = net.norm
+    del net.norm
+    other = make(comm, config_of(), model=net)
+    with caplog.at_level("WARNING", "thinwire"):
+        other.load_checkpoint(tmp_path, "a", load_module_strict=False)
+    comm.barrier()
+    told = [text for text in caplog.messages if "left out" in text]
+    assert len(told) == 1 and "missing 'other.weight'" in told[0]
+    assert "unexpected 'last.weight'" in told[0]
+    buffer = "norm.running_mean"
+    rename = {buffer: "mean.running_mean", "norm.weight": "mean.weight"}
+    thinwire.load(tmp_path / "a", other, strict=False, rename=rename)
+    saved = engine.module.norm
+    comm.broadcast(saved.running_mean, 0)
+    assert same_bits(net.mean.running_mean, saved.running_mean)
+    assert same_bits(net.mean.weight, saved.weight)
 
 
 def test_frozen_ones_are_left_out_on_request(tmp_path: Path) -> None:
@@ -226,13 +367,14 @@ def test_without_latest_nothing_is_loaded(tmp_path: Path, caplog: Any) -> None:
     assert "has no file 'latest'. If it has a checkpoint, pass its tag" in caplog.text
 
 
+@pytest.mark.parametrize("has_latest", [True, False])
 @by_ranks(2)
 def test_a_directory_of_tags_is_not_taken_for_an_empty_one(
-    comm: Any, tmp_path: Path
+    comm: Any, has_latest: bool, tmp_path: Path
 ) -> None:
     engine = trained(comm, 1)
     assert thinwire.resume(tmp_path, engine) is None
-    engine.save_checkpoint(tmp_path, "a")
+    engine.save_checkpoint(tmp_path, "a", save_latest=has_latest)
     optimizer = thinwire.AdamW(Net().named_parameters(), process_group=comm)
     for trainee in (engine, optimizer):
         for call in (thinwire.resume, thinwire.load):
@@ -246,6 +388,22 @@ def test_a_directory_of_tags_is_not_taken_for_an_empty_one(
     assert thinwire.resume(tmp_path / "a", engine) is not None
     thinwire.save(tmp_path, engine)
     assert thinwire.resume(tmp_path, engine) is not None
+
+
+@pytest.mark.parametrize("written_by", ["save", "save_checkpoint"])
+def test_a_run_starts_anew_where_checkpoints_were_deleted(
+    written_by: str, tmp_path: Path
+) -> None:
+    engine = alone(config_of())
+    if written_by == "save":
+        thinwire.save(tmp_path, engine)
+    else:
+        engine.save_checkpoint(tmp_path)
+    for path in tmp_path.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    assert (tmp_path / "latest").exists()
+    assert thinwire.resume(tmp_path, engine) is None
 
 
 def test_a_tag_that_is_used_again_has_the_newest(tmp_path: Path) -> None:
@@ -268,11 +426,11 @@ def test_weights_alone_have_the_saved_masters(comm: Any, tmp_path: Path) -> None
     engine = trained(comm, 3, **BF16)
     engine.save_checkpoint(tmp_path, "a")
     masters = torch.from_dlpack(engine._native.masters())
-    for alone in ({"load_optimizer_states": False}, {"load_module_only": True}):
+    for changes in ({"load_optimizer_states": False}, {"load_module_only": True}):
         other = make(comm, config_of(**BF16))
-        other.load_checkpoint(tmp_path, "a", **alone)
+        other.load_checkpoint(tmp_path, "a", **changes)
         assert same_bits(torch.from_dlpack(other._native.masters()), masters)
-        assert other.global_steps == (3 if "load_optimizer_states" in alone else 0)
+        assert other.global_steps == (3 if "load_optimizer_states" in changes else 0)
         assert other.optimizer.state_dict()["thinwire"]["engine_steps"] == 0
         train(other, range(3, 4))
         assert other.was_step_applied()

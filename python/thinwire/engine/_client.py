@@ -152,12 +152,12 @@ class Client:
         """
         try:
             saved = torch.load(io.BytesIO(packed), weights_only=True)
-            names, state = saved["names"], saved["state"]
+            names, state = _unwrapped(saved["names"]), saved["state"]
         except Exception as error:  # noqa: BLE001  a damaged pickle raises anything
             raise CorruptCheckpoint(
                 f"the state of {self.name} cannot be read without running code: {error}"
             ) from None
-        if names != self._names:
+        if names != _unwrapped(self._names):
             raise CorruptCheckpoint(
                 f"the state of {self.name} is of other parameters or groups, or of "
                 f"another order: it has {_text(names)}, the optimizer "
@@ -255,6 +255,10 @@ class Client:
                 if p.is_floating_point():
                     p.data = torch.zeros(()).expand(p.shape)
             yield
+
+
+def _unwrapped(names: Any) -> list[list[str]]:
+    return [[_core.without_wrappers(name) for name in group] for group in names]
 
 
 @contextmanager

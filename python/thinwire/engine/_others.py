@@ -19,8 +19,21 @@ _TYPES = {
     torch.int32,
     torch.int64,
     torch.uint8,
-    torch.bool,
 }
+_OTHER_TYPES = {
+    torch.bool: ("BOOL", torch.uint8),
+    torch.int8: ("I8", torch.uint8),
+    torch.float8_e4m3fn: ("F8_E4M3", torch.uint8),
+    torch.float8_e4m3fnuz: ("F8_E4M3FNUZ", torch.uint8),
+    torch.float8_e5m2: ("F8_E5M2", torch.uint8),
+    torch.float8_e5m2fnuz: ("F8_E5M2FNUZ", torch.uint8),
+    torch.int16: ("I16", torch.float16),
+    torch.uint16: ("U16", torch.float16),
+    torch.uint32: ("U32", torch.int32),
+    torch.uint64: ("U64", torch.int64),
+    torch.complex64: ("C64", torch.int64),
+}
+"""Types that the C++ side lacks: names in files, and types that carry their bytes."""
 
 
 class ModuleOthers:
@@ -36,20 +49,40 @@ class ModuleOthers:
         names: Sequence[str],
         rank: int,
     ) -> None:
-        """Finds the tensors. Local. Rank 0 logs those that are not saved."""
+        """Finds the tensors. Local."""
         self._module = module
         self._trained = {id(t): name for t, name in zip(trained, names, strict=True)}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._logs = rank == 0
+        self._unknown: list[str] = []
+        """Names of tensors that files cannot hold."""
+        self._rank = rank
         self.describe()
         self._copies.clear()
-        self._logs = False
+        self._warns_at_saves = rank == 0 and bool(self._unknown)
+
+    def warn_at_save(self) -> None:
+        """Warns on rank 0 of tensors that files cannot hold, in the first save. Local."""
+        if self._warns_at_saves:
+            logger.warning("%s", self._text("saved"))
+        self._warns_at_saves = False
+
+    def add_note_of_load(self, notes: list[str]) -> None:
+        """Adds a line that names the tensors that files cannot hold, if any. Local."""
+        if self._unknown:
+            notes.append(self._text("loaded"))
+            if self._rank == 0:
+                logger.warning("%s", notes[-1])
+
+    def _text(self, done: str) -> str:
+        names = ", ".join(f"'{name}'" for name in self._unknown)
+        return f"not {done}, because files have no such type of tensors: {names}"
 
     def describe(self) -> _core.Others:
         """Returns views of the tensors, or of copies until the next call. Local."""
         self._copies.clear()
+        self._unknown.clear()
         names: dict[int, str] = {}
-        tensors: list[tuple[str, list[int], torch.Tensor, bool]] = []
+        tensors: list[tuple[str, list[int], torch.Tensor, str]] = []
         aliases: list[tuple[str, str]] = []
         for name, tensor in self._named():
             known = names.get(id(tensor))
@@ -62,10 +95,9 @@ class ModuleOthers:
                 continue  # it is saved with the optimizer's states
             if not _is_known(tensor):
                 names[id(tensor)] = ""  # further names of it are skipped too
-                self._log(name)
+                self._unknown.append(name)
                 continue
-            flat, is_bool = self._flat(tensor)
-            tensors.append((name, list(tensor.shape), flat, is_bool))
+            tensors.append((name, list(tensor.shape), *self._flat(tensor)))
         return _core.Others(tensors, aliases)
 
     def write_back(self) -> None:
@@ -81,27 +113,20 @@ class ModuleOthers:
                 if buffer is not None and _is_persistent(owner, name):
                     yield f"{path}.{name}" if path else name, buffer
 
-    def _flat(self, tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    def _flat(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
         values = tensor.detach()
         if not values.is_contiguous() or values.device.type != "cpu":
             values = values.to("cpu").clone(memory_format=torch.contiguous_format)
             self._copies.append((tensor.detach(), values))
-        flat = values.view(-1)
-        if tensor.dtype == torch.bool:
-            return flat.view(torch.uint8), True
-        return flat, False
-
-    def _log(self, name: str) -> None:
-        if self._logs:
-            logger.warning(
-                "'%s' is no dense tensor of a type that checkpoints know: not saved",
-                name,
-            )
+        name, carrier = _OTHER_TYPES.get(tensor.dtype, ("", tensor.dtype))
+        return values.view(-1).view(carrier), name
 
 
 def _is_known(tensor: torch.Tensor) -> bool:
     return (
-        not tensor.is_meta and tensor.layout == torch.strided and tensor.dtype in _TYPES
+        _is_dense(tensor)
+        and (tensor.dtype in _TYPES or tensor.dtype in _OTHER_TYPES)
+        and not hasattr(tensor, "__tensor_flatten__")  # made of several tensors
     )
 
 

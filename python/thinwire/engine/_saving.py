@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import uuid
@@ -104,7 +105,8 @@ class Saving(EngineBase):
         Returns its path and the client_state. If `tag` is None and LOAD_DIR has no file
         `latest`, it warns and returns (None, None).
 
-        load_module_strict: if False, parameters may be missing in either.
+        load_module_strict: if False, parameters may be missing in either, but not all.
+          One warning names them.
         load_optimizer_states: if False, loads weights, and masters as they were saved.
           Moments and the number of applied steps begin anew, and so does the
           configuration's schedule.
@@ -141,10 +143,11 @@ class Saving(EngineBase):
         agreed(self._comm, lambda: require_tag(name))
         root = self._on_rank_0(lambda: self._root_of(os.path.join(directory, name)))
         only_weights = load_module_only or not load_optimizer_states
+        options = load_options(
+            {"weights_only": only_weights, "strict": bool(load_module_strict)}
+        )
 
         def load() -> tuple[LoadReport, dict[str, Any]]:
-            differences = {} if load_module_strict else self._differences(root)
-            options = load_options(dict(weights_only=only_weights, **differences))
             loaded = self._restored(
                 root, options, not load_module_only, load_lr_scheduler_states
             )
@@ -214,6 +217,8 @@ class Saving(EngineBase):
             self.optimizer.tell_rates(core)
 
         agreed(self._comm, check)
+        if options.frozen:
+            self._others.warn_at_save()
         common, own = extra
         own = {**own, SAVED_AS: self._progress.run.to_text()}
         common = {**common, **pack(self)}
@@ -275,16 +280,9 @@ class Saving(EngineBase):
             self._progress.run.continue_from(saved_in(found), ranks)
         self.optimizer.show_rates(self._config, self._native.steps)
         _log.forward(self._comm)
-        return finish_load(found, sets_random_state=not only_weights)
-
-    def _differences(self, root: str) -> dict[str, list[str]]:
-        saved = json.loads(self._on_rank_0(lambda: json.dumps(names_in(root))))
-        own = self._memory.names
-        beside = {name for name, _ in self.module.named_parameters()}
-        return {
-            "allow_missing": [name for name in own if name not in saved],
-            "ignore": [name for name in saved if name not in beside],
-        }
+        report = finish_load(found, sets_random_state=not only_weights)
+        self._others.add_note_of_load(report.notes)
+        return report
 
     def _on_rank_0(self, action: Callable[[], str]) -> str:
         """Returns rank 0's result, or raises its error as Unavailable. Collective."""
@@ -354,13 +352,16 @@ def read_latest(directory: str | os.PathLike[str]) -> str:
 
 
 def refuse_tagged(directory: str) -> None:
-    """Raises InvalidArgument if save_checkpoint() wrote this directory. Local."""
-    if not os.path.isfile(os.path.join(directory, LATEST)):
+    """Raises InvalidArgument if the directory has tags of save_checkpoint(). Local."""
+    below = os.path.join(glob.escape(directory), "*", "step-*", "manifest.json")
+    tags = {os.path.dirname(os.path.dirname(path)) for path in glob.iglob(below)}
+    if not tags:
         return
-    tagged = os.path.join(directory, read_latest(directory))
+    newest = os.path.join(directory, read_latest(directory))
+    tagged = newest if newest in tags else min(tags)
     raise InvalidArgument(
-        f"path: {directory} was written by save_checkpoint(), as its file '{LATEST}' "
-        f"shows, and has no complete checkpoint of thinwire.save(): call "
+        f"path: {directory} was written by save_checkpoint(), as {tagged!r} shows, and "
+        f"has no complete checkpoint of thinwire.save(): call "
         f"engine.load_checkpoint({directory!r}), or pass the path {tagged!r}"
     )
 
@@ -369,16 +370,3 @@ def refuse_foreign(directory: str) -> None:
     """Raises InvalidArgument if DeepSpeed wrote this directory. Local."""
     with suppress(Unavailable):
         _core.inspect(directory)
-
-
-def names_in(root: str) -> list[str]:
-    """Returns the names of parameters in the newest complete checkpoint, if any."""
-    if not os.path.isdir(root):
-        return []
-    for found in _core.inspect(root):
-        if found["complete"]:
-            with open(os.path.join(found["path"], "manifest.json"), "rb") as file:
-                return [
-                    parameter["name"] for parameter in json.load(file)["parameters"]
-                ]
-    return []

@@ -140,7 +140,7 @@ SavedArray saved_array(const Place& at, const Json& value) {
                          std::array{Sharing::kSame, Sharing::kSharded,
                                     Sharing::kOwn, Sharing::kMean});
   const TensorType type = tensor_type(at, part(at, value, "dtype"));
-  if (type.is_bool) at.fail(value, "is not of an array's dtype");
+  if (!type.other.empty()) at.fail(value, "is not of an array's dtype");
   found.dtype = type.dtype;
   if (const Json* const is_parameters = value.find("is_parameters"))
     found.is_parameters = boolean(at, *is_parameters);

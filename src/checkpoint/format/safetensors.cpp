@@ -27,14 +27,27 @@ struct NamedType {
   std::string_view name;
   TensorType type;
 };
-constexpr std::array<NamedType, 8> kTypes{{{"F32", {DType::kFloat32}},
-                                           {"F16", {DType::kFloat16}},
-                                           {"BF16", {DType::kBFloat16}},
-                                           {"F64", {DType::kFloat64}},
-                                           {"I32", {DType::kInt32}},
-                                           {"I64", {DType::kInt64}},
-                                           {"U8", {DType::kUInt8}},
-                                           {"BOOL", {DType::kUInt8, true}}}};
+constexpr NamedType without_dtype(std::string_view name, DType same_size) {
+  return {name, {same_size, name}};
+}
+constexpr std::array kTypes{NamedType{"F32", {DType::kFloat32}},
+                            NamedType{"F16", {DType::kFloat16}},
+                            NamedType{"BF16", {DType::kBFloat16}},
+                            NamedType{"F64", {DType::kFloat64}},
+                            NamedType{"I32", {DType::kInt32}},
+                            NamedType{"I64", {DType::kInt64}},
+                            NamedType{"U8", {DType::kUInt8}},
+                            without_dtype("BOOL", DType::kUInt8),
+                            without_dtype("I8", DType::kUInt8),
+                            without_dtype("F8_E4M3", DType::kUInt8),
+                            without_dtype("F8_E4M3FNUZ", DType::kUInt8),
+                            without_dtype("F8_E5M2", DType::kUInt8),
+                            without_dtype("F8_E5M2FNUZ", DType::kUInt8),
+                            without_dtype("I16", DType::kFloat16),
+                            without_dtype("U16", DType::kFloat16),
+                            without_dtype("U32", DType::kInt32),
+                            without_dtype("U64", DType::kInt64),
+                            without_dtype("C64", DType::kInt64)};
 
 std::string json_text(std::string_view text) {
   return compact_json(Json::of(text));

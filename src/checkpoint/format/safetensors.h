@@ -22,13 +22,14 @@ inline constexpr std::size_t kLengthBytes = 8;
 /// The header's key for texts, which are no tensors.
 inline constexpr std::string_view kMetadataKey = "__metadata__";
 
-/// Type of a tensor's elements. Booleans have no DType; their bytes are kUInt8.
+/// Type of a tensor's elements. If no DType is the type, `other` is its name in
+/// a file, and elements are copied as `dtype`, which has their size.
 struct TensorType {
   DType dtype = DType::kFloat32;
-  bool is_bool = false;
+  std::string_view other{};
   bool operator==(const TensorType&) const = default;
 };
-/// "F32", "F16", "BF16", "F64", "I32", "I64", "U8", "BOOL".
+/// "F32", "F16", "BF16", "F64", "I32", "I64", "U8", or `other`.
 [[nodiscard]] std::string_view safetensors_name(TensorType type) noexcept;
 [[nodiscard]] std::optional<TensorType> tensor_type_from(
     std::string_view name) noexcept;

@@ -31,7 +31,7 @@ inline Manifest full_manifest() {
   m.parameters = {{"h.0.w", {768, 3072}, 0, {DType::kBFloat16}},
                   {"tab\xc3\xa4 \"q\"", {}, 1, {DType::kFloat32}}};
   m.aliases = {{"lm_head.weight", "wte.weight"}};
-  m.others = {{"h.0.mask", {64, 64}, 0, {DType::kUInt8, true}}};
+  m.others = {{"h.0.mask", {64, 64}, 0, {DType::kUInt8, "BOOL"}}};
   using optim::Axis;
   using optim::Sharing;
   m.arrays = {{"worker_error", Axis::kElement, Sharing::kMean},

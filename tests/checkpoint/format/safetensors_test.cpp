@@ -21,13 +21,15 @@ using test::expect_invalid;
 std::vector<TensorEntry> some_tensors() {
   return {{"half", {DType::kFloat16}, {3}},
           {"bytes", {DType::kUInt8}, {7}},
-          {"mask", {DType::kUInt8, true}, {2, 2}},
+          {"mask", {DType::kUInt8, "BOOL"}, {2, 2}},
           {"wide", {DType::kFloat64}, {}},
           {"empty", {DType::kFloat32}, {0, 5}},
           {"\"quoted\" \xc3\xa4 \\", {DType::kFloat32}, {2, 3}},
           {"rows", {DType::kInt64}, {4, 3}},
           {"brain", {DType::kBFloat16}, {1}},
-          {"int", {DType::kInt32}, {1}}};
+          {"int", {DType::kInt32}, {1}},
+          {"short", {DType::kFloat16, "I16"}, {3}},
+          {"complex", {DType::kInt64, "C64"}, {2}}};
 }
 
 SafetensorsHeader read_back(const SafetensorsHeader& header,
@@ -65,7 +67,7 @@ TEST(Safetensors, LargerTypesComeFirstAndNothingLiesBetween) {
   EXPECT_EQ(header.data_begin % 4096, 0u);
   EXPECT_EQ(header.tensors[0].name, "wide");
   EXPECT_EQ(header.tensors[1].name, "rows");
-  EXPECT_EQ(header.tensors[2].name, "empty");
+  EXPECT_EQ(header.tensors[2].name, "complex");
   std::uint64_t end = header.data_begin;
   for (const TensorEntry& tensor : header.tensors) {
     EXPECT_EQ(tensor.begin, end) << tensor.name;
@@ -73,7 +75,7 @@ TEST(Safetensors, LargerTypesComeFirstAndNothingLiesBetween) {
     end = tensor.end();
   }
   EXPECT_EQ(end, header.file_bytes);
-  EXPECT_EQ(end - header.data_begin, 8u + 96 + 24 + 4 + 6 + 2 + 7 + 4);
+  EXPECT_EQ(end - header.data_begin, 8u + 96 + 16 + 24 + 4 + 6 + 2 + 6 + 7 + 4);
 }
 
 TEST(Safetensors, AFileWithoutTensorsIsOne) {

@@ -175,7 +175,7 @@ TEST(Weights, OfACheckpointAreFoundByNameAndAlias) {
                                                        "mask", "one", "tied"}));
   EXPECT_EQ(read(weights, "tied"), read(weights, "a"));
   EXPECT_EQ(weights.find("b")->shape, (std::vector<std::size_t>{3, 3}));
-  EXPECT_TRUE(weights.find("mask")->type.is_bool);
+  EXPECT_EQ(weights.find("mask")->type.other, "BOOL");
   EXPECT_EQ(weights.find("c"), nullptr);
   std::vector<float> part(4);
   weights.read("b", {5, 4}, part);
