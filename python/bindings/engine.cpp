@@ -87,6 +87,21 @@ void set_learning_rate(Self& self, double learning_rate,
   });
 }
 
+void set_weight_decay(Self& self, std::size_t group, double weight_decay) {
+  call(self, "set_weight_decay", [&](EngineParts& parts) {
+    parts.engine->learning_rates().groups().set_weight_decay(group,
+                                                             weight_decay);
+  });
+}
+
+void set_exp_avg_mask(Self& self, std::size_t group, nb::handle mask) {
+  const ConstArray values(mask, "exp_avg_mask");
+  call(self, "set_exp_avg_mask", [&](EngineParts& parts) {
+    parts.engine->learning_rates().groups().set_exp_avg_mask(
+        group, values.view().as<float>());
+  });
+}
+
 double learning_rate(Self& self, std::size_t group) {
   return self.look().engine->optimizer().groups().learning_rate(group);
 }
@@ -204,6 +219,8 @@ void bind_values(nb::class_<EngineHandle>& kind) {
   kind.def("set_learning_rate", &set_learning_rate, "learning_rate"_a,
            "group"_a = nb::none())
       .def("learning_rate", &learning_rate, "group"_a)
+      .def("set_weight_decay", &set_weight_decay, "group"_a, "weight_decay"_a)
+      .def("set_exp_avg_mask", &set_exp_avg_mask, "group"_a, "mask"_a)
       .def("set_model_parallel", &set_model_parallel, "comm"_a, "uncounted"_a)
       .def_prop_ro("loss_scale", &look<&Engine::loss_scale>)
       .def("set_loss_scale", &forward<&Engine::set_loss_scale, double>,

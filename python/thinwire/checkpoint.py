@@ -277,7 +277,9 @@ def _to_save(optimizer: _Optimizer) -> Native:
     """Returns the state to write, with the rates that a scheduler has set since."""
     native = _at_home(optimizer)
     optimizer._settings.apply(optimizer.param_groups, native)
-    optimizer._settings.apply_masks(optimizer.param_groups, native)
+    optimizer._settings.apply_masks(
+        optimizer.param_groups, native.optimizer, native.places
+    )
     return native
 
 

@@ -30,6 +30,9 @@ class EngineRates final : public LearningRates {
   void set(std::size_t group, double learning_rate) override;
   void set(double learning_rate) override;
   void set_schedule(config::LearningRateFunction schedule) override;
+  [[nodiscard]] optim::ParameterGroups& groups() noexcept override {
+    return *groups_;
+  }
 
   /// Saves the rates that were set by hand.
   void save(StateDict& state) const;

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "thinwire/config/learning_rate.h"
+#include "thinwire/optim/parameter_groups.h"
 
 namespace thinwire::engine {
 
@@ -24,6 +25,9 @@ class LearningRates {
   /// so set it again before a run resumes. If it returns an invalid rate,
   /// step() throws Error(kInvalidArgument) and changes nothing.
   virtual void set_schedule(config::LearningRateFunction schedule) = 0;
+  /// Returns the groups, whose weight decays and masks can be set for the next
+  /// step. All ranks must set the same.
+  [[nodiscard]] virtual optim::ParameterGroups& groups() noexcept = 0;
 };
 
 }  // namespace thinwire::engine

@@ -9,19 +9,24 @@ import pytest
 import thinwire
 import torch
 from engines import (
+    BF16,
     FP16,
     ONEBIT,
     Net,
+    alone,
     by_optimizer,
     config_of,
     flat,
     loss_of,
     make,
+    optimizer_of,
     same_bits,
     train,
     trained,
+    zero,
 )
 from local_ranks import by_ranks
+from thinwire import _log
 from thinwire.comm import run_local_ranks
 
 
@@ -134,6 +139,65 @@ def test_groups_have_settings_of_their_own(comm: Any) -> None:
     assert [g["lr"] for g in engine.optimizer.param_groups] == [0.01, 0.02]
     train(engine, range(6))
     assert same_bits(flat(engine.module), plain)
+
+
+FOLLOWED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "onebit": (thinwire.OnebitAdam, ONEBIT, {"freeze_step": 3}),
+    "adam": (thinwire.AdamW, {}, {}),
+    "zero": (thinwire.AdamW, zero(2), {}),
+    "onebit bf16": (thinwire.OnebitAdam, ONEBIT | BF16, {"freeze_step": 3}),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("world", [1, 2])
+@by_ranks("world")
+def test_decays_and_masks_that_are_written_while_training_count(
+    comm: Any, world: int, name: str
+) -> None:
+    kind, changes, options = FOLLOWED[name]
+    options = {"lr": 0.01, "process_group": comm, "weight_decay": 0.1, **options}
+    section = changes.get("optimizer", {"type": "AdamW", "params": {}})
+    section = {
+        "type": section["type"],
+        "params": {**section["params"], "lr": 0.01, "weight_decay": 0.1},
+    }
+    config = config_of(**{**changes, "optimizer": section, "gradient_clipping": 0.0})
+    dtype = torch.bfloat16 if "bf16" in changes else torch.float32
+    net, model = Net(seed=0).to(dtype), Net(seed=0).to(dtype)
+    optimizer = kind(net.parameters(), **options)
+    engine = make(comm, config, model=model)
+    for step in range(8):
+        for owner, its in ((optimizer, net), (engine.optimizer, model)):
+            group = owner.param_groups[0]
+            if step in (2, 5):
+                group["weight_decay"] = 0.1 * step
+            if step in (4, 6) and "onebit" in name:
+                group["exp_avg_mask"] = [
+                    torch.arange(p.numel()).view(p.shape) % step > 0
+                    for p in its.parameters()
+                ]
+        optimizer.zero_grad()
+        loss_of(net, comm.rank, step * 10).backward()
+        optimizer.step()
+        train(engine, range(step, step + 1))
+        assert same_bits(flat(model), flat(net)), step
+    engine.destroy()
+
+
+def test_a_setting_that_is_refused_does_not_cost_the_engine() -> None:
+    engine = alone(config_of(**ONEBIT))
+    group = engine.optimizer.param_groups[0]
+    for step, (key, value) in enumerate(
+        {"betas": (0.1, 0.2), "weight_decay": "x", "exp_avg_mask": 3}.items()
+    ):
+        before = group.get(key)
+        group[key] = value
+        with pytest.raises((thinwire.Error, TypeError), match=key):
+            train(engine, range(1))
+        group[key] = before
+        train(engine, range(1))
+        assert engine.global_steps == step + 1
 
 
 def test_lines_of_the_log(caplog: Any) -> None:

@@ -102,7 +102,9 @@ class Engine(NotHere, Values, Saving):
             self._config = plan.config
             self._monitoring = Monitoring(plan.monitors)
             self._client = plan.client
-            self.optimizer = EngineOptimizer(self, plan.groups, plan.client)
+            self.optimizer = EngineOptimizer(
+                self, plan.groups, plan.client, plan.places
+            )
             agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
             experts.join(comm, plan.groups)
             if model_parallel_group is None:

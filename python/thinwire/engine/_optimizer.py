@@ -17,6 +17,7 @@ from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
 from ..optim._experts import KEY as EXPERTS
 from ..optim._options import names_of_python, number_of, rate_of, refuse_name
+from ..optim._parameters import Place
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
 from ..optim._torch_state import ParameterState, refuse_deepspeed
@@ -33,12 +34,19 @@ if TYPE_CHECKING:
 
 
 class EngineOptimizer(torch.optim.Optimizer):
-    """A torch.optim.Optimizer whose param_groups take effect. A learning rate that is
-    written there is that of the next step, and of all later ones. The engine makes the
-    steps.
+    """A torch.optim.Optimizer whose param_groups take effect. A learning rate, weight
+    decay or mask that is written there is that of the next step, and of all later ones.
+    With exchanges during backward, a mask written between backward and step is that of
+    the step after the next. The engine makes the steps.
     """
 
-    def __init__(self, engine: Engine, groups: Groups, client: Client | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        groups: Groups,
+        client: Client | None,
+        places: list[Place],
+    ) -> None:
         """Shares `groups` with the object that made them; `client` reads them. Local."""
         self._engine = weakref.ref(engine)
         self._is_made = False
@@ -49,7 +57,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._settings = Settings(self.param_groups) if of_ours else None
         self._sizes = sizes_of(self.param_groups)
         self._bases = [float(group["lr"]) for group in self.param_groups]
-        self._decays = [float(g.get("weight_decay", 0)) for g in self.param_groups]
+        self._places = places
         self._by_hand: set[int] = set()
         self._seen = list(self._bases)
         step = torch.zeros(())
@@ -322,26 +330,14 @@ class EngineOptimizer(torch.optim.Optimizer):
     def tell_rates(self, core: Core) -> None:
         """Passes on what was written since the last step. Local, before a step.
 
-        Raises FailedPrecondition naming a setting that cannot change, and TypeError for
-        a learning rate that is no number.
+        Raises FailedPrecondition naming a setting that cannot change, and the errors of
+        Settings.apply() for a rate, a decay or a mask that is invalid.
         """
         require_sizes(self._sizes, self.param_groups)
-        for number, group in enumerate(self.param_groups):
-            if self._settings is None:
-                break  # the client optimizer reads its own groups
-            self._settings.require_fixed(number, group)
-            if self._settings.has_other_mask(number, group):
-                raise FailedPrecondition(
-                    f"param_groups[{number}]['exp_avg_mask'] is another one than when the "
-                    "engine was made, which an engine cannot follow; thinwire.OnebitAdam "
-                    "and the like can"
-                )
-            if number_in(number, group, "weight_decay") != self._decays[number]:
-                raise FailedPrecondition(
-                    f"param_groups[{number}]['weight_decay'] was {self._decays[number]} "
-                    f"when the engine was made and is {group['weight_decay']} now, which "
-                    "an engine cannot follow; thinwire.OnebitAdam and the like can"
-                )
+        if self._settings is not None:  # a client optimizer reads its own groups
+            for number, group in enumerate(self.param_groups):
+                self._settings.require_fixed(number, group)
+            self._tell_settings(self._settings, core)
         rates = [number_in(k, group, "lr") for k, group in enumerate(self.param_groups)]
         for number, rate in enumerate(rates):
             if rate != self._seen[number]:
@@ -349,6 +345,13 @@ class EngineOptimizer(torch.optim.Optimizer):
                     core.set_learning_rate(rate, number)
                 self._seen[number] = rate
                 self._by_hand.add(number)
+
+    def _tell_settings(self, settings: Settings, core: Core) -> None:
+        engine = self._made
+        settings.apply_decays(self.param_groups, core)
+        exchanges_early = engine._config.comm.compressed_during_backward
+        if engine._backwards == 0 or not exchanges_early:
+            settings.apply_masks(self.param_groups, core, self._places)
 
     def show_rates(self, config: _core.Config, steps: int) -> None:
         """Shows the schedule's next rates, unless the program has written others."""

@@ -406,8 +406,12 @@ class _Optimizer(torch.optim.Optimizer):
             self._edits.read_parameters()
             gradients = native.memory.collect_gradients(given_grads)
             self._settings.apply(self.param_groups, native)
-            told = self._comm.rank if self._comm.size > 1 else None
-            refusal = self._settings.apply_masks(self.param_groups, native, told)
+            refusal = self._settings.apply_masks(
+                self.param_groups,
+                native.optimizer,
+                native.places,
+                native.unlike_others(self._comm),
+            )
 
         def exchange() -> Any:
             self._edits.apply(is_collective=True)

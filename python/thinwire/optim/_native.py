@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,21 +75,26 @@ class Native:
     def close(self) -> None:
         self.optimizer.close()
 
-    @property
-    def compares_masks(self) -> bool:
-        """Whether ranks compare their masks in the next step."""
-        return (
-            isinstance(self.config.optimizer, _WITH_MASKS)
-            and self.config.semantics == _core.Semantics.corrected
-            and self.optimizer.phase != "local"
-        )
+    def unlike_others(
+        self, comm: _core.Communicator
+    ) -> Callable[[int], torch.Tensor] | None:
+        """Returns what makes a mask of a group that equals no mask and no other rank's
+        result. Returns None unless ranks compare their masks in the next step.
+        """
+        if (
+            comm.size == 1
+            or not isinstance(self.config.optimizer, _WITH_MASKS)
+            or self.config.semantics != _core.Semantics.corrected
+            or self.optimizer.phase == "local"
+        ):
+            return None
 
-    def no_mask(self, group: int, rank: int) -> torch.Tensor:
-        """Returns what equals no mask and no other rank's result."""
-        size = sum(
-            p.tensor.numel() for p in self.places if p.group == group and not p.is_wide
-        )
-        return torch.full((size,), 2.0 + rank)
+        def make(group: int) -> torch.Tensor:
+            in_group = (p for p in self.places if p.group == group and not p.is_wide)
+            size = sum(p.tensor.numel() for p in in_group)
+            return torch.full((size,), 2.0 + comm.rank)
+
+        return make
 
 
 def make_config(

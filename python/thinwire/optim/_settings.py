@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ._options import (
     names_of_python,
     rate_of,
 )
+from ._parameters import Place
 
 # Keys of a group that checkpoints have elsewhere, or that are fixed at construction.
 _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED, *KEYWORDS}
@@ -52,20 +53,33 @@ class Settings:
         with names_of_python():
             for index, group in enumerate(groups):
                 rate = number_in(index, group, "lr")
-                decay = number_in(index, group, "weight_decay")
                 if rate != self._rates[index]:
                     native.optimizer.set_learning_rate(index, rate)
                     self._rates[index] = rate
+        self.apply_decays(groups, native.optimizer)
+
+    def apply_decays(self, groups: list[dict[str, Any]], optimizer: Any) -> None:
+        """Passes changed weight decays to an optimizer or engine of the C++ side. Local.
+        Raises like apply().
+        """
+        with names_of_python():
+            for index, group in enumerate(groups):
+                decay = number_in(index, group, "weight_decay")
                 if decay != self._decays[index]:
-                    native.optimizer.set_weight_decay(index, decay)
+                    optimizer.set_weight_decay(index, decay)
                     self._decays[index] = decay
 
     def apply_masks(
-        self, groups: list[dict[str, Any]], native: Native, rank: int | None = None
+        self,
+        groups: list[dict[str, Any]],
+        optimizer: Any,
+        places: list[Place],
+        unlike: Callable[[int], torch.Tensor] | None = None,
     ) -> Exception | None:
-        """Passes changed masks to the optimizer. Local. If ranks compare their masks in
-        the next step and `rank` is given, this returns the error of an invalid mask.
-        That step then fails on all ranks.
+        """Passes changed masks to an optimizer or engine of the C++ side. Local. If ranks
+        compare their masks in the next step, `unlike` makes a group's mask that differs
+        from all others. This then returns the error of an invalid mask, and that step
+        fails on all ranks.
 
         Otherwise raises InvalidArgument or TypeError for an invalid mask.
         """
@@ -75,16 +89,16 @@ class Settings:
                 if not self.has_other_mask(index, group):
                     continue
                 try:
-                    mask = mask_of(index, group, native.places)
+                    mask = mask_of(index, group, places)
                 except (InvalidArgument, TypeError) as error:
                     self._masks[index] = [object()]  # the next step reports its mask
-                    other = native.no_mask(index, rank or 0)
-                    if rank is None or not native.compares_masks or not other.numel():
+                    other = torch.zeros(0) if unlike is None else unlike(index)
+                    if not other.numel():
                         raise
-                    native.optimizer.set_exp_avg_mask(index, other)
+                    optimizer.set_exp_avg_mask(index, other)
                     refusal = refusal or error
                 else:
-                    native.optimizer.set_exp_avg_mask(index, mask)
+                    optimizer.set_exp_avg_mask(index, mask)
                     self._masks[index] = _kept(group)
         return refusal
 

@@ -23,7 +23,10 @@ _TOLD = (
     *("phase", "freeze_step"),
 )
 """Properties, as they were after the leader's last call."""
-_OF_LEADER = ("gradient_ready", "set_learning_rate", "read_masters", "set_others")
+_OF_LEADER = (
+    *("gradient_ready", "set_learning_rate", "set_weight_decay", "set_exp_avg_mask"),
+    *("read_masters", "set_others"),
+)
 """Calls that do nothing on followers."""
 _SHARED = (
     *("full_parameter", "full_gradient", "full_state"),
