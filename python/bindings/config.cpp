@@ -40,6 +40,10 @@ void bind_note(nb::module_& module) {
                    [](const KeyNote& note) {
                      return note.kind == KeyNote::Kind::kSupported;
                    })
+      .def_prop_ro("is_ignored",
+                   [](const KeyNote& note) {
+                     return note.kind == KeyNote::Kind::kIgnored;
+                   })
       .def_ro("note", &KeyNote::note)
       .def("__str__", [](const KeyNote& note) { return describe(note); });
 }

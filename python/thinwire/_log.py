@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines worth a log: the library's, and this package's. Nothing is ever printed."""
+"""Lines worth a log: the library's, and this package's. Nothing is printed except what
+a configuration asks for, in a program that has not set up logging.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,20 @@ def warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
+_ASKED = ("time per step, ", "memory of this rank ")
+"""Beginnings of the library's lines that a configuration asks for."""
+
+
+def tell(text: str) -> None:
+    """Logs a line that the configuration asks for. Without handlers for the log, which
+    would drop it, prints it to stderr.
+    """
+    if logger.hasHandlers():
+        logger.info("%s", text)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
 def forward(comm: _core.Communicator) -> None:
     """Passes on what the library has logged: on rank 0 all of it, elsewhere warnings.
 
@@ -36,5 +52,7 @@ def forward(comm: _core.Communicator) -> None:
     everything = comm.rank == 0 or comm.backend == "local"
     for level, text in _core.take_log():
         number = _LEVELS[level]
-        if everything or number >= logging.WARNING:
+        if comm.rank == 0 and text.startswith(_ASKED):
+            tell(text)
+        elif everything or number >= logging.WARNING:
             logger.log(number, "%s", text)

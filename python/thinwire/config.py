@@ -82,10 +82,19 @@ def named_backend(source: Any) -> str | None:
 
 
 def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> None:
-    """Logs a line for each key without effect that nobody else follows. Local."""
-    for note in notes:
-        if not note.is_supported and note.path not in followed:
-            logger.info("configuration: %s", note)
+    """Warns once of the keys without effect that nobody else follows. Logs a line for
+    each, and for each absent key of note. Local.
+    """
+    told = [n for n in notes if not n.is_supported and n.path not in followed]
+    for note in told:
+        logger.info("configuration: %s", note)
+    ignored = [note.path for note in told if note.is_ignored]
+    if ignored:
+        logger.warning(
+            "configuration: these keys have no effect: %s (`thinwire config check` says "
+            "why)",
+            ", ".join(ignored),
+        )
 
 
 def _drop_schedule(tree: dict[str, Any]) -> bool:

@@ -227,6 +227,41 @@ def test_lines_of_the_log(caplog: Any) -> None:
     assert sum("the loss is float16 and is widened" in text for text in texts) == 1
 
 
+@pytest.mark.parametrize("has_handlers", [True, False])
+def test_what_a_configuration_asks_for_is_printed_without_a_logging_set_up(
+    has_handlers: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level("INFO", "thinwire")
+    monkeypatch.setattr(_log.logger, "hasHandlers", lambda: has_handlers)
+
+    def run(comm: Any) -> None:
+        asked = {"wall_clock_breakdown": True, "memory_breakdown": True}
+        train(make(comm, config_of(steps_per_print=2, **asked)), range(2))
+
+    run_local_ranks(2, run)
+    printed = capfd.readouterr().err
+    for begin in ("step=2, ", "time per step, ", "memory of this rank after"):
+        logged = [text for text in caplog.messages if text.startswith(begin)]
+        lines = [text for text in printed.splitlines() if text.startswith(begin)]
+        assert (len(logged), len(lines)) == ((1, 0) if has_handlers else (0, 1))
+
+
+@by_ranks(2)
+def test_keys_without_effect_are_one_warning(comm: Any, caplog: Any) -> None:
+    ignored = optimizer_of("OneBitAdam", cuda_aware=True) | {"dump_state": True}
+    config = config_of(**ignored)
+    del config["gradient_clipping"]  # its absence has a note of its own
+    make(comm, config)
+    comm.barrier()
+    told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(told) == 1
+    keys = "optimizer.params.cuda_aware, dump_state"
+    assert told[0].startswith(f"configuration: these keys have no effect: {keys} (")
+
+
 def test_parameters_that_are_not_given_stay(caplog: Any) -> None:
     def run(comm: Any) -> None:
         model = Net(seed=comm.rank)

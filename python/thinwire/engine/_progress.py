@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import _core
-from .._log import logger
+from .._log import logger, tell
 from .._monitors import Monitor
 from ..optim._notices import Notices
 from ..report import EngineReport
@@ -40,12 +40,9 @@ class Progress:
             scale = self._core.loss_scale
             self._notices.skipped(report, report.steps, skipped, scale)
         if self._speaks and self._every and engine.global_steps % self._every == 0:
-            logger.info(
-                "step=%d, skipped=%d, lr=%s, mom=%s",
-                engine.global_steps,
-                skipped,
-                engine.get_lr(),
-                engine.get_mom(),
+            tell(
+                f"step={engine.global_steps}, skipped={skipped}, "
+                f"lr={engine.get_lr()}, mom={engine.get_mom()}"
             )
 
     def note_narrow_loss(self, dtype: torch.dtype) -> None:
