@@ -12,6 +12,7 @@ import pytest
 import thinwire
 import torch
 from engines import (
+    BF16,
     DTYPES,
     PRECISIONS,
     Net,
@@ -271,6 +272,14 @@ def test_ranks_with_other_settings_are_refused(comm: Any) -> None:
         make(comm, PLAIN, model=model, optimizer=client)
 
 
+class Swapping(torch.optim.SGD):
+    """Has other weights for evaluation, as schedule-free optimizers do."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
 @by_ranks(1)
 def test_what_does_not_go_with_it_is_refused_by_name(comm: Any) -> None:
     net = Net()
@@ -291,6 +300,11 @@ def test_what_does_not_go_with_it_is_refused_by_name(comm: Any) -> None:
         (torch.optim.SparseAdam(net.parameters()), {}, "sparse gradients"),
         (amsgrad, zero(1), "Adam makes its own steps.*unless they have amsgrad"),
         (differentiable, {}, "'differentiable'"),
+        (
+            Swapping(net.parameters()),
+            BF16,
+            "Swapping has train.. and eval.*got bfloat16",
+        ),
     ):
         with pytest.raises(thinwire.InvalidArgument, match=text):
             make(comm, PLAIN | changes, model=net, optimizer=client)

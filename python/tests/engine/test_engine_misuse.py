@@ -18,8 +18,10 @@ import torch
 from engines import (
     BF16,
     FP16,
+    ONEBIT,
     Breaks,
     Net,
+    alone,
     config_of,
     flat,
     loss_of,
@@ -32,6 +34,7 @@ from engines import (
 from local_ranks import by_ranks
 from ranks import failure_of
 from thinwire.comm import run_local_ranks
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.quick
 
@@ -62,7 +65,39 @@ def test_backwards_that_are_refused(comm: Any) -> None:
     refused("FailedPrecondition: .*make a new engine", add, group)
     loss_of(engine, 0, 2).backward()
     loss = loss_of(engine, 0, 2)
+    refused("FailedPrecondition: .*not the engine's", engine.step)
     refused("FailedPrecondition: .*not the engine's", engine.backward, loss)
+
+
+UNKNOWN = ("freeze_step", "dynamic_loss_scale", "scale_window", "cur_iter")
+CONSTANT = ("overflow", "clip_grad", "custom_loss_scaler", "external_loss_scale")
+
+
+@pytest.mark.parametrize("name", UNKNOWN + CONSTANT)
+def test_an_attribute_of_the_optimizer_that_nobody_reads(name: str) -> None:
+    engine = alone(config_of(**ONEBIT))
+    with pytest.raises((thinwire.FailedPrecondition, AttributeError), match=name):
+        setattr(engine.optimizer, name, 3)
+
+
+@pytest.mark.parametrize("changes", [{}, zero(2)])
+def test_a_reentrant_checkpoint_of_a_module_that_is_used_twice(
+    changes: dict[str, Any],
+) -> None:
+    def loss() -> torch.Tensor:
+        h = torch.ones(2, 3, requires_grad=True)
+        for _ in range(2):
+            h = checkpoint(layer, h, use_reentrant=is_reentrant)
+        return h.sum()
+
+    layer = torch.nn.Linear(3, 3)
+    engine = alone(config_of(**changes), model=layer)
+    is_reentrant = True
+    refused("FailedPrecondition: .*give use_reentrant=False", engine.backward, loss())
+    is_reentrant = False
+    engine.backward(loss())
+    engine.step()
+    assert engine.was_step_applied()
 
 
 @by_ranks(1)

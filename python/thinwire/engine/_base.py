@@ -95,9 +95,12 @@ class EngineBase(torch.nn.Module):
             raise FailedPrecondition("this engine is destroyed: make another one")
         return self._native
 
-    def _require_same_parameters(self, at_start: bool) -> None:
+    def _require_own_gradients(self) -> None:
         if self._link.has_foreign_gradients:
             raise FailedPrecondition(FOREIGN)
+
+    def _require_same_parameters(self, at_start: bool) -> None:
+        self._require_own_gradients()
         self._memory.read_parameters()
         self._memory.require_gradients(at_start)
         if at_start:

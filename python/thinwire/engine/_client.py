@@ -94,6 +94,13 @@ class Client:
                     f"optimizer: param_groups[{number}]['expert_group'] must be absent "
                     f"with {self.name}, which makes its own steps; give {_INSTEAD}"
                 )
+        swaps = [callable(getattr(self.optimizer, n, None)) for n in ("train", "eval")]
+        if all(swaps) and config.precision.dtype != _core.DType.float32:
+            raise InvalidArgument(
+                f"optimizer: {self.name} has train() and eval(), which write other weights "
+                "into the parameters, so the precision must be float32, got "
+                f"{config.precision.dtype.name}"
+            )
         options = _core.AdamOptions()
         options.learning_rate = self.learning_rates[0]
         groups = []

@@ -252,6 +252,7 @@ class Engine(NotHere, Values, Saving):
         core = self._made
         note_daemon()
         with self._telling_others("step()"):
+            self._require_own_gradients()
             if self._backwards:
                 self._require_same_parameters(at_start=False)
             self.optimizer.tell_rates(core)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._memory import require_dense
+from ..errors import FailedPrecondition
 from ._memory import EngineMemory
 from .leaders import Core
 
@@ -30,6 +31,7 @@ class Link:
         """Bytes that the C++ side holds for calls of hooks on another thread."""
         self.in_backward = False
         self.has_foreign_gradients = False
+        self._taken: set[int] = set()
         self._handles: list[Any] = []
         own = weakref.ref(self)
         for index, tensor in enumerate(memory.parameters):
@@ -40,23 +42,41 @@ class Link:
 
     def begin(self) -> None:
         self.in_backward = True
+        self._taken.clear()
 
     def finish(self) -> None:
         self.in_backward = False
 
     def cancel(self) -> None:
         self.in_backward = False
+        if not self.memory.keeps_gradients:  # the one that was refused
+            for parameter in self.memory.parameters:
+                parameter.grad = None
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
-        if not self.in_backward:
-            self.has_foreign_gradients = True
-        elif not self.memory.keeps_gradients:
+        if not self._may_take(index):
+            return
+        if not self.memory.keeps_gradients:
             gradient = parameter.grad
             parameter.grad = None
             if gradient is not None and gradient.numel() > 0:
                 self.core.gradient_ready(index, gradient.detach().reshape(-1))
         else:
             self.core.gradient_ready(index)
+
+    def _may_take(self, index: int) -> bool:
+        """Returns whether the gradient is one of the engine's backward."""
+        if not self.in_backward:
+            self.has_foreign_gradients = True
+            return False
+        if index in self._taken:
+            raise FailedPrecondition(
+                f"gradient of '{self.memory.names[index]}': there were two in one backward, "
+                "as with checkpoint(..., use_reentrant=True) of a module that is used twice; "
+                "give use_reentrant=False"
+            )
+        self._taken.add(index)
+        return True
 
     def remove(self) -> None:
         for handle in self._handles:

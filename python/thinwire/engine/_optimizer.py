@@ -80,6 +80,19 @@ class EngineOptimizer(torch.optim.Optimizer):
         except InvalidArgument:
             return None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises FailedPrecondition for a name that the optimizer does not have, such as
+        freeze_step: nobody would read it.
+        """
+        members = self.__dict__
+        is_known = name.startswith("_") or name in members or hasattr(type(self), name)
+        if members.get("_is_made", False) and not is_known:
+            raise FailedPrecondition(
+                f"engine.optimizer.{name}: there is no such attribute to set; give the "
+                "setting to initialize(), in the configuration or in the optimizer"
+            )
+        super().__setattr__(name, value)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises FailedPrecondition: an engine's parameters are fixed at construction."""
         if self._is_made:
@@ -189,10 +202,14 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     # ---- names of DeepSpeed's FP16 wrappers; those that have no meaning here raise
 
-    custom_loss_scaler = False
-    """Always False: the engine has the loss scale."""
-    external_loss_scale = None
-    """Always None: see loss_scale."""
+    @property
+    def custom_loss_scaler(self) -> bool:
+        """Always False: the engine has the loss scale."""
+        return False
+
+    @property
+    def external_loss_scale(self) -> None:
+        """Always None: see loss_scale."""
 
     @property
     def loss_scale(self) -> float:

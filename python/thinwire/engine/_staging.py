@@ -9,7 +9,6 @@ import torch
 
 from .. import _core
 from .._staging import StagedMemory
-from ..errors import FailedPrecondition
 from ._hooks import Link
 from ._memory import EngineMemory
 
@@ -79,7 +78,6 @@ class StagedLink(Link):
         )
         # If the program ends windows, any backward may be the last one.
         self._releases = not self._adds_up or config.managed_gradient_accumulation
-        self._taken: set[int] = set()
         self._pending: collections.deque[
             tuple[int, torch.Tensor, torch.Event | None]
         ] = collections.deque()
@@ -87,7 +85,6 @@ class StagedLink(Link):
 
     def begin(self) -> None:
         self._is_boundary = self.core.is_boundary
-        self._taken.clear()
         super().begin()
 
     def take(self, index: int, parameter: torch.Tensor) -> None:
@@ -130,20 +127,6 @@ class StagedLink(Link):
             self._ring.clear()
         self.memory.attach_gradients()
         self.memory.note_gradients()
-
-    def _may_take(self, index: int) -> bool:
-        """Returns whether the gradient is one of the engine's backward."""
-        if not self.in_backward:
-            self.has_foreign_gradients = True
-            return False
-        if index in self._taken:
-            raise FailedPrecondition(
-                f"gradient of '{self.memory.names[index]}': there were two in one backward, "
-                "as with checkpoint(..., use_reentrant=True) of a module that is used twice; "
-                "give use_reentrant=False"
-            )
-        self._taken.add(index)
-        return True
 
     def _copy(self, index: int, gradient: torch.Tensor) -> None:
         view = self._place(index, gradient)
