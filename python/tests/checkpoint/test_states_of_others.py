@@ -466,6 +466,33 @@ def test_coefficients_of_deepspeeds_onebit_lamb_are_taken(
     run_local_ranks(2, run)
 
 
+def test_coefficients_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    write_recorded(tmp_path / "in.pt", "OneBitLamb after 2")
+    convert(DEEPSPEED, tmp_path / "in.pt", tmp_path / "out", *FREEZE)
+    path = tmp_path / "out" / "optimizer.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    factor = "last_factor/b"
+    rest = {name: tensor for name, tensor in tensors.items() if name != factor}
+    lamb = thinwire.OnebitLamb(reference.Net().named_parameters(), lr=0.01)
+    for text, written, semantics in (
+        (f"has no '{factor}'", rest, "corrected"),
+        (
+            "must be float64 of one element",
+            tensors | {factor: torch.ones(2)},
+            "corrected",
+        ),
+        (
+            "must hold values from 0",
+            tensors | {factor: tensors[factor] * -1},
+            "corrected",
+        ),
+        ("'semantics' must be corrected or deepspeed, got 'other'", tensors, "other"),
+    ):
+        safetensors.torch.save_file(written, path, {"semantics": semantics})
+        with pytest.raises(CorruptCheckpoint, match=re.escape(text)):
+            thinwire.load(tmp_path / "out", lamb)
+
+
 def test_low_bit_states_that_do_not_say_enough_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,10 @@ def test_inquiries(comm: Any) -> None:
     assert (
         not engine.dynamic_loss_scale() and engine.loss_scale() == engine.cur_scale == 1
     )
+    for scale, is_dynamic in ((0, True), (4, False)):
+        other = make(comm, config_of(fp16={"enabled": True, "loss_scale": scale}))
+        assert other.dynamic_loss_scale() == is_dynamic
+        other.destroy()
     assert engine.steps_per_print() == 7 and engine.get_mom() == [(0.9, 0.999)]
     assert (engine.global_rank, engine.world_size) == (comm.rank, 2)
     assert engine.dp_world_size == 2 and engine.device == torch.device("cpu")
