@@ -28,13 +28,12 @@ def fetch(package, folder):
     for tool in ("apt-get", "dpkg-deb"):
         if not shutil.which(tool):
             raise Failure(f"{tool} is not here (Debian and Ubuntu have it)")
-    if os.geteuid() == 0:
-        # apt downloads as its own user, which may not enter a private folder.
-        folder.chmod(0o777)
-    fetched, output = run(["apt-get", "download", package], folder)
+    # Root's apt would download as its own user, which may not enter a private folder.
+    download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", package]
+    fetched, output = run(download, folder)
     if not fetched and os.geteuid() == 0:
         run(["apt-get", "update"], folder)
-        fetched, output = run(["apt-get", "download", package], folder)
+        fetched, output = run(download, folder)
     if not fetched:
         why = output[-1] if output else "no reason given"
         raise Failure(f"apt-get download {package} failed ({why})")

@@ -28,6 +28,7 @@ LIBRARIES = {
     "nanobind": ("BSD-3-Clause", None),
     "robin_map": ("MIT", None),
 }
+SUPPLIER = "Organization: The Thinwire authors"
 HEADING = re.compile(r"^={70,}\n(\S+)\n={70,}$", re.MULTILINE)
 
 
@@ -66,6 +67,11 @@ def package(name, found_version, licence, **more):
     } | more
 
 
+def homepage():
+    text = (Path(__file__).resolve().parents[1] / "CMakeLists.txt").read_text()
+    return re.search(r'HOMEPAGE_URL "(\S+)"', text)[1]
+
+
 def document(folder, notices):
     released = re.search(r"thinwire-([0-9.]+)\.tar\.gz", " ".join(os.listdir(folder)))[
         1
@@ -80,6 +86,8 @@ def document(folder, notices):
                 released,
                 "Apache-2.0",
                 packageFileName=file.name,
+                supplier=SUPPLIER,
+                homepage=homepage(),
                 checksums=sums,
             )
         )
@@ -99,7 +107,7 @@ def document(folder, notices):
         "documentNamespace": f"https://spdx.org/spdxdocs/thinwire-{released}-{whole[:32]}",
         "creationInfo": {
             "created": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "creators": ["Tool: thinwire-scripts-release"],
+            "creators": [SUPPLIER, "Tool: thinwire-scripts-release"],
         },
         "packages": packages,
         "relationships": [

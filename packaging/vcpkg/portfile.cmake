@@ -10,7 +10,6 @@ set(with_mpi OFF)
 if("mpi" IN_LIST FEATURES)
   set(with_mpi ON)
 endif()
-vcpkg_find_acquire_program(PKGCONFIG)
 vcpkg_cmake_configure(
   SOURCE_PATH "${source}"
   OPTIONS
@@ -18,7 +17,6 @@ vcpkg_cmake_configure(
     -DTHINWIRE_BUILD_TESTS=OFF
     -DTHINWIRE_WITH_TORCH=OFF
     -DTHINWIRE_WITH_MPI=${with_mpi}
-    "-DPKG_CONFIG_EXECUTABLE=${PKGCONFIG}"
     "-DTHINWIRE_NOTICE_FMT=${CURRENT_INSTALLED_DIR}/share/fmt/copyright"
     "-DTHINWIRE_NOTICE_HIGHWAY=${CURRENT_INSTALLED_DIR}/share/highway/copyright"
     "-DTHINWIRE_NOTICE_NLOHMANN_JSON=${CURRENT_INSTALLED_DIR}/share/nlohmann-json/copyright"

@@ -48,6 +48,9 @@ class Sbom(unittest.TestCase):
             made = release_sbom.document(folder, notices("fmt", "Highway"))
         packages = {p["name"]: p for p in made["packages"]}
         self.assertEqual(len(packages), 6)
+        archive = packages["thinwire-3.4.5.tar.gz"]
+        self.assertEqual(archive["supplier"], "Organization: The Thinwire authors")
+        self.assertRegex(archive["homepage"], "^https://")
         digest = packages["thinwire-3.4.5.tar.gz"]["checksums"][0]["checksumValue"]
         self.assertEqual(digest, hashlib.sha256(b"sources").hexdigest())
         self.assertEqual(packages["fmt"]["licenseDeclared"], "MIT")
