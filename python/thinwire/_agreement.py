@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from . import _core
+from .comm.calls import different, name_of_call
 from .comm.lifetime import reason_of
-from .errors import InvalidArgument
+from .errors import CommFailure, InvalidArgument
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ T = TypeVar("T")
 def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
     """Runs body(), which is local, on every rank. Collective. If it raises on one rank,
     all raise, so that none waits for another. The others raise InvalidArgument with its
-    text.
+    text. Raises CommFailure on all ranks if they are in different calls.
     """
     refusal: Exception | None = None
     results: list[T] = []
@@ -25,7 +26,12 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
         results.append(body())
     except Exception as error:  # noqa: BLE001  other ranks must not wait after any error
         refusal = error
-    texts = comm.gather_texts("" if refusal is None else reason_of(refusal))
+    told = "" if refusal is None else reason_of(refusal)
+    both = [t.split("\n", 1) for t in comm.gather_texts(f"{name_of_call()}\n{told}")]
+    calls, texts = [list(part) for part in zip(*both, strict=True)]
+    other = next((r for r, call in enumerate(calls) if call != calls[0]), None)
+    if other is not None:
+        raise CommFailure(different({0: calls[0], other: calls[other]}))
     if refusal is not None:
         raise refusal
     for rank, text in enumerate(texts):

@@ -27,6 +27,7 @@ from ._checkpoints import (
     save_options,
 )
 from ._paths import path_of
+from .comm.calls import in_call
 from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
 from .optim._notices import SAVED_AS, saved_in
@@ -42,6 +43,7 @@ Path = str | os.PathLike[str]
 GROUPS = OWN_NAMES + "param_groups"
 
 
+@in_call("save()")
 def save(
     root: Path,
     trained: Engine | _Optimizer,
@@ -112,6 +114,7 @@ def save(
     return report
 
 
+@in_call("load()")
 def load(
     path: Path,
     trained: Engine | _Optimizer,
@@ -144,6 +147,7 @@ def load(
     return report
 
 
+@in_call("resume()")
 def resume(
     path: Path,
     trained: Engine | _Optimizer,

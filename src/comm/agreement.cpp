@@ -92,6 +92,15 @@ std::vector<std::string> gather_texts(Communicator& comm,
   const std::int64_t own = static_cast<std::int64_t>(text.size());
   std::vector<std::int64_t> sizes(ranks);
   comm.all_gather(ConstView(&own, 1, DType::kInt64), sizes);
+  // Ranks in other calls may have sent something else.
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  if (std::any_of(sizes.begin(), sizes.end(),
+                  [](std::int64_t n) { return n < 0 || n > kMost; })) {
+    constexpr std::string_view kText =
+        "gather_texts: the ranks are in different collective calls";
+    comm.give_up(kText);
+    throw Error(ErrorCode::kCommFailure, std::string(kText));
+  }
   std::vector<std::size_t> counts(sizes.begin(), sizes.end());
   std::size_t total = 0;
   for (const std::size_t count : counts) total += count;

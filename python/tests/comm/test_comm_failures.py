@@ -13,12 +13,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import hook_cases
 import native
 import pytest
 import ranks
+import thinwire
 import torch
 import torch.distributed as dist
 from thinwire import _core, comm
@@ -183,9 +186,18 @@ def test_ranks_that_do_not_fit_together() -> None:
     late = "timed out waiting for rank 1"
     assert zero["silent"][0].endswith(f": {late}")
     assert "rank 0 gave up: " in one["silent"][0] and late in one["silent"][0]
-    for case in ("another call", "another size"):
+    for case, told in (
+        (
+            "another call",
+            "rank 0 is in all_to_all of 4 bytes and rank 1 is in all_gather",
+        ),
+        (
+            "another size",
+            "rank 0 is in all_reduce of 200 bytes and rank 1 is in all_red",
+        ),
+    ):
         for texts in (zero, one):
-            assert "timed out waiting for rank " in texts[case][0], (case, texts)
+            assert told in texts[case][0], (case, texts)
     assert zero["give up"][0].endswith(": rank 1 gave up: no more data")
     assert "no more data" in one["give up"][0]
     assert zero["no group on rank 1"] == [
@@ -217,20 +229,112 @@ def test_give_up_ends_the_own_exchange_and_those_of_peers_within_a_second() -> N
     assert all("no more data" in text for text in texts), texts
 
 
-def wait_for_rank_2() -> str:
+@pytest.mark.quick
+def test_other_calls_whose_messages_fit_are_noticed() -> None:
+    """A checksum of require_same() is as long as a size of gather_texts()."""
+
+    def call(group: _core.Communicator) -> str:
+        if group.rank == 0:
+            return ranks.failure_of(lambda: group.gather_texts("text"))
+        return ranks.failure_of(lambda: group.require_same("text", "other"))
+
+    for text in thinwire.run_local_ranks(2, call):
+        assert "the ranks are in different collective calls" in text
+
+
+def wait_for_rank_2() -> list[str]:
+    """In two threads, of which the second begins later, and is ended by the first."""
     comm.init_distributed("gloo")
     group = comm.communicator_for(timeout=SHORT)
-    group.barrier()
+    part = group.split(0)
+    assert part is not None
+    part.barrier()
     if group.rank == 2:
         time.sleep(1.5 * SHORT)
-    return ranks.failure_of(group.barrier)
+        return []
+    texts: list[str] = []
+
+    def wait_later() -> None:
+        time.sleep(SHORT / 4)
+        texts.append(ranks.failure_of(part.barrier))
+
+    thread = threading.Thread(target=wait_later)
+    thread.start()
+    texts.append(ranks.failure_of(group.barrier))
+    thread.join()
+    return texts
 
 
 def test_only_the_rank_that_hangs_is_named() -> None:
     """Gloo lets nobody wait twice for a message, as if it had not come."""
-    texts = ranks.results(5, __file__, "wait_for_rank_2", seconds=SECONDS)
+    of_ranks = ranks.results(5, __file__, "wait_for_rank_2", seconds=SECONDS)
     for rank in (0, 1, 3, 4):
-        assert texts[rank].endswith("timed out waiting for rank 2"), texts
+        for text in of_ranks[rank]:
+            assert text.endswith("timed out waiting for rank 2"), of_ranks
+
+
+def in_another_call(call: str, folder: str) -> str:
+    """Rank 0 alone makes a collective call, while rank 1 trains. Returns the error."""
+    is_first = dist.get_rank() == 0
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    if call == "state_dict()":
+        ddp, hook = hook_cases.hooked()
+        backward = hook_cases.loss_of(ddp, 0, 0).backward
+        return ranks.failure_of(hook.state_dict if is_first else backward)
+    if call == "save_checkpoint()":
+        config = {
+            "train_micro_batch_size_per_gpu": 4,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        }
+        engine = thinwire.initialize(model=model, config=config)[0]
+        if is_first:
+            return ranks.failure_of(lambda: engine.save_checkpoint(folder))
+        loss = engine(torch.ones(4, 3)).square().mean()
+        return ranks.failure_of(lambda: engine.backward(loss))
+    optimizer = thinwire.ZeroOneAdam(
+        model.parameters(), var_freeze_step=1, local_step_scaler=2
+    )
+
+    def train() -> None:
+        for _ in range(10):
+            model(torch.ones(4, 3)).square().mean().backward()
+            optimizer.step()
+
+    train()  # parameters differ then
+    if is_first:
+        bodies: dict[str, Callable[[], Any]] = {
+            "save()": lambda: thinwire.save(folder, optimizer),
+            "evaluation()": lambda: optimizer.evaluation().__enter__(),
+            "broadcast_buffers()": lambda: comm.broadcast_buffers(model),
+        }
+        return ranks.failure_of(bodies[call.split("|")[0]])
+    if call == "save()|resume()":
+        return ranks.failure_of(lambda: thinwire.resume(folder, optimizer))
+    return ranks.failure_of(train)
+
+
+# By rank 0's call. The last one leaves a group half made.
+OTHER_CALLS = {
+    "save()": "step()",
+    "evaluation()": "step()",
+    "save_checkpoint()": "backward()",
+    "state_dict()": "backward()",
+    "save()|resume()": "resume()",
+    "broadcast_buffers()": "step()",
+}
+
+
+def in_other_calls(folder: str) -> list[str]:
+    comm.init_distributed("gloo")
+    return [in_another_call(call, folder) for call in OTHER_CALLS]
+
+
+def test_ranks_in_different_calls_hear_which_ones(tmp_path: Path) -> None:
+    env = {"THINWIRE_TIMEOUT": "8s"}
+    for texts in ranks.results(2, __file__, "in_other_calls", str(tmp_path), env=env):
+        for (call, other), text in zip(OTHER_CALLS.items(), texts, strict=True):
+            where = f"rank 0 is in {call.split('|')[0]} and rank 1 is in {other}"
+            assert where in text, (call, text)
 
 
 def mpi_cases() -> dict[str, list[str]]:

@@ -138,7 +138,7 @@ def _over_group(
         return close_at_exit(_core.local_group(1, seconds)[0])
     transport = ProcessGroupTransport(group, seconds)
     if names_world_ranks:
-        transport.names = dist.get_process_group_ranks(group)
+        transport.names[:] = dist.get_process_group_ranks(group)
     made = close_at_exit(_core.over(transport, seconds))
     _transports[made] = weakref.ref(transport)
     return made

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import weakref
 from typing import Any
 
 import torch
@@ -11,10 +11,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import _core
-from ..errors import FailedPrecondition, InvalidArgument
+from ..errors import CommFailure, FailedPrecondition
+from .calls import in_call
 from .groups import communicator_for
 
+_beside: weakref.WeakKeyDictionary[dist.ProcessGroup, _core.Communicator] = (
+    weakref.WeakKeyDictionary()
+)
 
+
+@in_call("broadcast_buffers()")
 @torch.no_grad()
 def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> None:
     """Sends rank 0's buffers (BatchNorm's means, ...) to all ranks, bit for bit.
@@ -23,7 +29,8 @@ def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> Non
     process_group: the argument of the optimizers. If the given group of
       torch.distributed has no backend for a device, its buffers go through host memory.
 
-    Raises InvalidArgument on all ranks if buffers differ in name, shape or dtype.
+    Raises InvalidArgument on all ranks if buffers differ in name, shape, dtype or kind of
+    device. Raises CommFailure if ranks are lost, or in other calls.
     """
     buffers = list(module.named_buffers())
     text = "".join(
@@ -35,8 +42,12 @@ def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> Non
     for _, buffer in buffers:
         by_device.setdefault(buffer.device, []).append(buffer)
     if isinstance(process_group, dist.ProcessGroup):
-        first = next(iter(by_device), torch.device("cpu"))
-        _require_same(text, process_group, _reached_by(process_group, first))
+        comm = _comm_beside(process_group)
+        try:
+            comm.require_same("the buffers of the module", text)
+        except CommFailure:
+            comm.close()
+            raise
         for tensors in by_device.values():
             values = bytes_of(tensors).to(_reached_by(process_group, tensors[0].device))
             dist.broadcast(
@@ -96,19 +107,11 @@ def register_hook(
         ) from None
 
 
-def _require_same(text: str, group: dist.ProcessGroup, device: torch.device) -> None:
-    digest = hashlib.sha256(text.encode()).digest()[:8]
-    own = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(device)
-    every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(every, own, group)
-    other = [
-        rank for rank, digest in enumerate(every) if not torch.equal(digest, every[0])
-    ]
-    if other:
-        raise InvalidArgument(
-            f"module: rank {other[0]} has other buffers than rank 0; names, shapes and dtypes "
-            "must be the same on all ranks"
-        )
+def _comm_beside(group: dist.ProcessGroup) -> _core.Communicator:
+    """Returns a communicator of the group, which is made once. Collective then."""
+    if group not in _beside or _beside[group].closed:
+        _beside[group] = communicator_for(group)
+    return _beside[group]
 
 
 def _reached_by(group: dist.ProcessGroup, device: torch.device) -> torch.device:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InvalidArgument, Unavailable
 from .lifetime import call_after_close
-from .transport import Broken, ChannelTransport, Messages
+from .transport import Broken, ChannelTransport, Exchange, Messages
 
 _PART = 1 << 30
 """MPI counts are ints: longer messages go in parts, which arrive in order."""
@@ -64,7 +64,7 @@ class _MpiChannel:
         call_after_close(self._end_together)
 
     def move(
-        self, receives: Messages, sends: Messages, salt: int, seconds: float
+        self, receives: Messages, sends: Messages, of: Exchange, seconds: float
     ) -> None:
         self._longest = max(self._longest, seconds)
         end = time.monotonic() + seconds
@@ -72,7 +72,7 @@ class _MpiChannel:
         requests: list[Any] = []
         for post, messages in ((self._comm.Irecv, receives), (self._comm.Isend, sends)):
             for peer, memory in messages:
-                tag = 1 + (salt ^ len(memory) * 40503) % self._tags
+                tag = 1 + (of.salt ^ len(memory) * 40503) % self._tags
                 for begin in range(0, len(memory), _PART):
                     peers.append(peer)
                     part = memory[begin : begin + _PART]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import socket
@@ -11,6 +12,8 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +21,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store, Work
 
 from ..errors import CommFailure, InvalidArgument, Unavailable
+from .calls import different, names_of_calls
 from .duration import timeout_of
 from .lifetime import call_if_helpers_hang, keep_in_children
-from .transport import Broken, ChannelTransport, Messages
+from .transport import Broken, ChannelTransport, Exchange, Messages
 from .watcher import LOOK_SECONDS, Watcher
 
 _FIRST = "gave_up"
@@ -28,6 +32,11 @@ _NEVER_SENT = 1 << 30
 """A tag that no message has."""
 _LONG = 1 << 15
 """Bytes of a message that is sent in two parts."""
+_TELL_SECONDS = 1.0
+"""Time in an exchange after which a rank tells others where it is."""
+_PEERS_TO_LOOK_AT = 4
+_CLOSED_HERE = "Application timeout caused pair closure"
+_REASON_SECONDS = 3.0
 _store_ports: set[int] = set()
 
 
@@ -57,8 +66,8 @@ class ProcessGroupTransport(ChannelTransport):
             )
         seconds = timeout_of(timeout, group)
         rank, size = group.rank(), group.size()
-        store = _own_store(group, rank)
-        _meet(store, rank, size, seconds)
+        number, store, whereabouts = _own_store(group, rank)
+        _meet(number, store, whereabouts, size, seconds)
         try:
             gloo = keep_in_children(
                 dist.ProcessGroupGloo(
@@ -70,8 +79,9 @@ class ProcessGroupTransport(ChannelTransport):
                 f"gloo cannot connect the ranks: {_short(error)}"
             ) from None
         self.group = group
-        self._gloo = _GlooChannel(gloo, store, rank)
+        self._gloo = _GlooChannel(gloo, number, store, whereabouts)
         super().__init__("torch:gloo", self._gloo, rank, size)
+        self._gloo.names = self.names
 
     def failure(self) -> str | None:
         """Returns why all ranks must end, if one has given up; asks the store."""
@@ -84,27 +94,99 @@ class ProcessGroupTransport(ChannelTransport):
         return f"rank {peer} gave up: {reason or 'its reason is lost'}"
 
 
+@dataclass
+class _Flight:
+    """An exchange that a thread is in."""
+
+    begin: float
+    place: str
+    operation: str
+    sends: dict[int, int]
+    """Bytes to each peer."""
+    receives: dict[int, int]
+
+
+class _Whereabouts:
+    """The exchanges in which ranks of a process group have waited for a while."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self.rank = rank
+        self._store = PrefixStore("thinwire/where/", store)
+        self._own: dict[str, list[Any]] = {}
+        self._left: set[int] = set()
+
+    def tell(self, channel: int, flight: _Flight | None) -> None:
+        """Publishes where this rank is on a channel, if that has changed."""
+        if flight is None and channel in self._left:
+            return
+        gone = {channel} if flight is None else {channel, *self._left}
+        own = {key: where for key, where in self._own.items() if int(key) not in gone}
+        if flight is not None:
+            sizes = flight.receives.values() or [0]
+            own[str(channel)] = [
+                flight.place,
+                flight.operation,
+                names_of_calls(),
+                min(sizes),
+                max(sizes),
+            ]
+        if own != self._own:
+            self._own = own
+            self._store.set(str(self.rank), json.dumps(own))
+
+    def leave(self, channel: int) -> None:
+        """Keeps what is published of a channel that has failed, for ranks that time out
+        later, until this rank tells where it is next.
+        """
+        self._left.add(channel)
+
+    def of(self, peer: int) -> dict[str, list[Any]]:
+        """Returns place, operation, calls, and the least and most bytes from one rank that
+        another rank waits for, by channel.
+        """
+        key = str(peer)
+        return json.loads(self._store.get(key)) if self._store.check([key]) else {}
+
+    def in_another_call(self, peer: int) -> str:
+        """Returns the calls of a rank that is in others than this one, else ""."""
+        calls = [where[2] for where in self.of(peer).values()]
+        own = names_of_calls()
+        return str(calls[0]) if own and calls and calls[0] and own not in calls else ""
+
+
+_whereabouts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Whereabouts] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 class _GlooChannel:
     """A channel through the group's own send() and recv(), which cost half."""
 
-    def __init__(self, group: Any, store: Store, rank: int) -> None:
+    def __init__(
+        self, group: Any, number: int, store: Store, whereabouts: _Whereabouts
+    ) -> None:
         self.given_up: str | None = None
-        self._group, self._store, self._rank = group, store, rank
+        self.names: list[int] = []
+        self._group, self._number, self._store = group, number, store
+        self._whereabouts, self._rank = whereabouts, whereabouts.rank
         self._broken: list[object] = []
         self._first_to_give_up: int | None = None
-        self._begun: dict[int, float] = {}
-        """When each exchange in flight began, by thread."""
+        self._elsewhere = ""
+        """The text of an error if another rank is in another call."""
+        self._flights: dict[int, _Flight] = {}
+        """The exchanges in flight, by thread."""
         self.watcher = Watcher(weakref.ref(self))
 
     def move(
-        self, receives: Messages, sends: Messages, salt: int, seconds: float
+        self, receives: Messages, sends: Messages, of: Exchange, seconds: float
     ) -> None:
         begin = time.monotonic()
         end = begin + seconds
         works: list[tuple[int, Work, torch.Tensor]] = []
         peer, done = -1, 0
         thread = threading.get_ident()
-        self._begun[thread] = begin
+        sizes = [{peer: len(m) for peer, m in part} for part in (sends, receives)]
+        self._flights[thread] = _Flight(begin, of.place, of.operation, *sizes)
         try:
             for post, messages in (
                 (self._group.recv, receives),
@@ -112,7 +194,7 @@ class _GlooChannel:
             ):
                 for peer, memory in messages:
                     for part in _parts(torch.frombuffer(memory, dtype=torch.uint8)):
-                        work = post([part], peer, _tag(salt, part.numel()))
+                        work = post([part], peer, _tag(of.salt, part.numel()))
                         works.append((peer, work, part))
             works.sort(key=lambda posted: posted[2].numel() > 1)  # last bytes first
             for done, (peer, work, _) in enumerate(works):
@@ -123,14 +205,27 @@ class _GlooChannel:
             # gloo ends the process if a pending operation is destroyed. So they live on
             # here, and do nothing after give_up() has closed the connections.
             self._broken.append(works)
+            if self._elsewhere:
+                raise Broken([peer], None, self._elsewhere) from None
             if self._first_to_give_up is not None:
                 raise Broken([self._first_to_give_up], _short(error)) from None
             if time.monotonic() < end - 0.002:
+                if _CLOSED_HERE in str(error):
+                    self._wait_for_reason()
                 raise Broken([peer], _short(error)) from None
             # gloo would time out in a second wait for a message that is here.
-            raise Broken(_unfinished(works[done:]) or [peer], None) from None
+            late = _unfinished(works[done:]) or [peer]
+            raise Broken(late, None, self._in_another_call(late)) from None
         finally:
-            del self._begun[thread]
+            del self._flights[thread]
+
+    def _wait_for_reason(self) -> None:
+        """Waits until another thread has said why it ended this one's exchange: with its
+        own, at the time limit of that, gloo ends all.
+        """
+        end = time.monotonic() + _REASON_SECONDS
+        while self.given_up is None and time.monotonic() < end:
+            time.sleep(0.01)
 
     def reason_of(self, peer: int) -> str | None:
         def read() -> str | None:
@@ -140,25 +235,72 @@ class _GlooChannel:
         return self.watcher.briefly(read)
 
     def give_up(self, reason: str) -> None:
-        def tell() -> None:
-            self._store.set(_gave_up(self._rank), reason[:500])
-            self._store.compare_set(_FIRST, "", str(self._rank))
-
-        self.watcher.briefly(tell)
+        self.watcher.briefly(lambda: self._tell(reason))
         self._close_connections()
 
+    def _tell(self, reason: str) -> None:
+        self._store.set(_gave_up(self._rank), reason[:500])
+        self._store.compare_set(_FIRST, "", str(self._rank))
+        self._whereabouts.leave(self._number)
+
     def look(self) -> bool:
-        """Ends exchanges in flight if a rank has given up. True: look again."""
+        """Ends exchanges in flight if a rank has given up, or is in another call. True:
+        look again.
+        """
         now = time.monotonic()
-        if all(now - begin < LOOK_SECONDS for begin in list(self._begun.values())):
-            return True
+        flights = [
+            f for f in list(self._flights.values()) if now - f.begin > LOOK_SECONDS
+        ]
+        long = next((f for f in flights if now - f.begin > _TELL_SECONDS), None)
         try:
-            if self.first_to_give_up() is None:
+            self._whereabouts.tell(self._number, long)
+            if not flights:
                 return True
+            if self.first_to_give_up() is None:
+                if long is None or not self._is_elsewhere(long):
+                    return True
+                self._tell(self._elsewhere)
         except RuntimeError:
             return False  # the store is gone with its host
         self._close_connections()
         return False
+
+    def _is_elsewhere(self, flight: _Flight) -> bool:
+        """Returns whether a peer waits at the same place for another operation or size,
+        so that both wait in vain. The first peers are enough: a rank that is alone
+        elsewhere finds one itself.
+        """
+        for peer in sorted(flight.sends)[:_PEERS_TO_LOOK_AT]:
+            there = self._whereabouts.of(peer).get(str(self._number))
+            if there is None or there[0] != flight.place:
+                continue
+            operation, call, least, most = there[1:]
+            size = flight.sends[peer]
+            if operation == flight.operation and least <= size <= most:
+                continue
+            own = names_of_calls()
+            if own != call:
+                both = [own or flight.operation, call or operation]
+            else:
+                both = [
+                    f"{flight.operation} of {size} bytes",
+                    f"{operation} of {most} bytes",
+                ]
+            ranks = [self.names[self._rank], self.names[peer]]
+            self._elsewhere = different(dict(zip(ranks, both, strict=True)))
+            return True
+        return False
+
+    def _in_another_call(self, peers: list[int]) -> str:
+        """Returns the text of an error if one of the peers is in another call, else ""."""
+        for peer in peers[:_PEERS_TO_LOOK_AT]:
+            call = self.watcher.briefly(
+                partial(self._whereabouts.in_another_call, peer)
+            )
+            if call:
+                own = {self.names[self._rank]: names_of_calls()}
+                return different({**own, self.names[peer]: call})
+        return ""
 
     def first_to_give_up(self) -> int | None:
         """Returns the rank, if there is one. Raises RuntimeError if the store is gone."""
@@ -190,10 +332,10 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return keep_in_children(group)
 
 
-def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
-    """Returns a part of the store. Names are counted per group and rank. A second
-    group, or one after another has been closed, thus does not find the first one's
-    addresses.
+def _own_store(group: dist.ProcessGroup, rank: int) -> tuple[int, Store, _Whereabouts]:
+    """Returns the number of a new group, its part of the store, and what ranks tell of
+    themselves. Numbers are counted per group and rank. A second group, or one after
+    another has been closed, thus does not find the first one's addresses.
     """
     try:
         store = group.get_group_store()
@@ -205,7 +347,8 @@ def _own_store(group: dist.ProcessGroup, rank: int) -> Store:
     of_all = getattr(store, "_underlying_non_prefix_store", store)
     if isinstance(of_all, dist.TCPStore):
         _store_ports.add(of_all.port)
-    return PrefixStore(f"thinwire/{count}/", store)
+    whereabouts = _whereabouts.setdefault(group, _Whereabouts(store, rank))
+    return count, PrefixStore(f"thinwire/{count}/", store), whereabouts
 
 
 @call_if_helpers_hang
@@ -226,27 +369,37 @@ def _disconnect_from_stores() -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def _meet(store: Store, rank: int, size: int, seconds: float) -> None:
+def _meet(
+    number: int, store: Store, whereabouts: _Whereabouts, size: int, seconds: float
+) -> None:
     """Waits for all ranks; gloo alone would not name those that are missing."""
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
     here = [f"here/{peer}" for peer in range(size)]
     try:
-        store.set(here[rank], "")
+        store.set(here[whereabouts.rank], "")
         pause = 0.0005
         while not store.check(here):
-            if time.monotonic() > end:
+            if time.monotonic() > begin + seconds:
                 late = [peer for peer, key in enumerate(here) if not store.check([key])]
-                names = ", ".join(map(str, late))
-                raise CommFailure(
-                    f"timed out waiting for rank{'s' if len(late) > 1 else ''} {names} "
-                    "to make the group"
-                )
+                raise CommFailure(_missing(late, whereabouts))
+            if time.monotonic() > begin + _TELL_SECONDS:
+                whereabouts.tell(number, _Flight(begin, "", "making a group", {}, {}))
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
+        whereabouts.tell(number, None)
     except dist.DistError as error:
         raise CommFailure(
             f"the store of torch.distributed is gone: {_short(error)}"
         ) from None
+
+
+def _missing(late: list[int], whereabouts: _Whereabouts) -> str:
+    for peer in late[:_PEERS_TO_LOOK_AT]:
+        if call := whereabouts.in_another_call(peer):
+            return different({whereabouts.rank: names_of_calls(), peer: call})
+    names = ", ".join(map(str, late))
+    plural = "s" if len(late) > 1 else ""
+    return f"timed out waiting for rank{plural} {names} to make the group"
 
 
 def _parts(data: torch.Tensor) -> list[torch.Tensor]:

@@ -8,9 +8,10 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from ..errors import CommFailure, FailedPrecondition
+from .calls import names_of_calls
 
 Messages = Sequence[tuple[int, memoryview]]
 """(peer, its bytes)"""
@@ -19,10 +20,21 @@ Messages = Sequence[tuple[int, memoryview]]
 class Broken(Exception):
     """A channel could not move the messages of some peers."""
 
-    def __init__(self, peers: list[int], cause: str | None) -> None:
-        """Makes the exception; a `cause` of None is the time limit."""
+    def __init__(self, peers: list[int], cause: str | None, text: str = "") -> None:
+        """Makes the exception; a `cause` of None is the time limit. `text` is all that is
+        to be said, if the channel knows more.
+        """
         super().__init__(peers, cause)
-        self.peers, self.cause = peers, cause
+        self.peers, self.cause, self.text = peers, cause, text
+
+
+class Exchange(NamedTuple):
+    """The parts of an exchange that all of its ranks have in common."""
+
+    salt: int
+    place: str
+    """A text; all ranks must have the same operation there."""
+    operation: str
 
 
 class Channel(Protocol):
@@ -32,7 +44,7 @@ class Channel(Protocol):
     """Why this process gave up."""
 
     def move(
-        self, receives: Messages, sends: Messages, salt: int, seconds: float
+        self, receives: Messages, sends: Messages, of: Exchange, seconds: float
     ) -> None:
         """Returns when all are done. Messages match by peer, size and salt."""
 
@@ -101,10 +113,11 @@ class ChannelTransport:
         # Ranks in different calls must time out, and not receive each other's messages.
         salt = self._space ^ sequence * 2654435761 ^ zlib.crc32(operation.encode())
         try:
-            self._channel.move(self._at(receives), self._at(sends), salt, seconds)
+            of = Exchange(salt, f"{self._space} {sequence}", operation)
+            self._channel.move(self._at(receives), self._at(sends), of, seconds)
         except Broken as broken:
             text = self._describe(broken)
-            self.give_up(f"{operation}: {text}")
+            self.give_up(f"{names_of_calls() or operation}: {text}")
         else:
             return
         raise CommFailure(text)
@@ -154,6 +167,8 @@ class ChannelTransport:
     def _describe(self, broken: Broken) -> str:
         if self._channel.given_up is not None:
             return f"this rank gave up: {self._channel.given_up}"
+        if broken.text:
+            return broken.text
         # These are ranks of the process group, of which this group may be a part.
         peers = sorted(broken.peers)
         for peer in peers:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 from .. import _core, _log
 from .._agreement import agreed, telling_others
 from ..comm import communicator_for
+from ..comm.calls import in_call
 from ..comm.lifetime import note_daemon, reason_of
 from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
@@ -194,6 +195,7 @@ class Engine(NotHere, Values, Saving):
         """Calls the module. Local."""
         return self.module(*args, **kwargs)
 
+    @in_call("backward()")
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
@@ -235,6 +237,7 @@ class Engine(NotHere, Values, Saving):
         steps = self.gradient_accumulation_steps() if scale_wrt_gas else 1
         return loss.detach() / steps
 
+    @in_call("step()")
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Updates parameters and sets gradients to 0, at a boundary. Collective there.
 
@@ -338,13 +341,15 @@ class Engine(NotHere, Values, Saving):
         without it.
         """
         core = self._made
-        with self._telling_others("evaluation()"):
-            self._memory.make_writable()
-        self._take_in_edits()
-        core.begin_evaluation()
+        with in_call("evaluation()"):
+            with self._telling_others("evaluation()"):
+                self._memory.make_writable()
+            self._take_in_edits()
+            core.begin_evaluation()
         try:
-            self._written(is_behind=False)
-            self._buffers_of_module.make_equal(self._config.buffers)
+            with in_call("evaluation()"):
+                self._written(is_behind=False)
+                self._buffers_of_module.make_equal(self._config.buffers)
             with torch.no_grad():
                 yield
         finally:

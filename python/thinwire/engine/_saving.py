@@ -26,6 +26,7 @@ from .._checkpoints import (
     save_options,
 )
 from .._paths import path_of, require_utf8
+from ..comm.calls import in_call
 from ..errors import Error, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
 from ..optim._notices import SAVED_AS, saved_in
@@ -46,6 +47,7 @@ T = TypeVar("T")
 class Saving(EngineBase):
     """save_checkpoint(), load_checkpoint() and save_16bit_model() of Engine."""
 
+    @in_call("save_checkpoint()")
     def save_checkpoint(
         self,
         save_dir: str | os.PathLike[str],
@@ -90,6 +92,7 @@ class Saving(EngineBase):
             self._on_rank_0(lambda: write_latest(directory, tag))
         return True
 
+    @in_call("load_checkpoint()")
     def load_checkpoint(
         self,
         load_dir: str | os.PathLike[str],
@@ -158,6 +161,7 @@ class Saving(EngineBase):
         report, state = self._with_other_parts(load)
         return report.path, state
 
+    @in_call("save_16bit_model()")
     def save_16bit_model(
         self,
         save_dir: str | os.PathLike[str],

@@ -19,6 +19,7 @@ from .._agreement import agreed
 from .._log import logger
 from .._staging import Staging
 from ..comm import communicator_for
+from ..comm.calls import in_call
 from ..comm.groups import require_group
 from ..comm.lifetime import reason_of
 from ..comm.modules import register_hook
@@ -181,6 +182,7 @@ class Hook(ScaledHook):
             residual_ratio=norm / last.squares**0.5 if last.squares > 0 else None,
         )
 
+    @in_call("state_dict()")
     def state_dict(self, *, mean: bool = False) -> dict[str, Any]:
         """Returns the residuals by parameter name. Collective; the same on all ranks.
 
@@ -200,6 +202,7 @@ class Hook(ScaledHook):
             )
         )
 
+    @in_call("load_state_dict()")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads what state_dict() has returned on any number of ranks. Collective: all
         ranks pass the same.
@@ -329,6 +332,7 @@ class Hook(ScaledHook):
         ]
         return [] if all(view.is_contiguous() for view in views) else views
 
+    @in_call("backward()")
     def _run(self, part: _Part) -> None:
         """Averages a bucket in place, on the thread of the exchanges."""
         try:
@@ -432,7 +436,7 @@ def ddp_hook(
     which names the rank.
 
     A copy of `ddp`, by copy.deepcopy(), torch.save() or AveragedModel, has no hook. Call
-    ddp_hook() on it to average its gradients in few bits.
+    ddp_hook() on it for low-bit averages.
 
     Raises InvalidArgument for an argument out of range and for gradients that are
     sparse, complex or fp64. Raises FailedPrecondition if `ddp` has a communication hook

@@ -15,6 +15,7 @@ from .. import _averages, _core
 from .._agreement import agreed
 from .._staging import Staging
 from ..comm import communicator_for
+from ..comm.calls import in_call
 from ..comm.lifetime import reason_of
 from ..errors import FailedPrecondition
 from ..optim._lifetime import closing
@@ -85,6 +86,7 @@ class FsdpHook(ScaledHook):
         """Time that backward has waited for other ranks since construction."""
         return self._exchange.wait_seconds
 
+    @in_call("state_dict()")
     def state_dict(self, *, mean: bool = False) -> dict[str, Any]:
         """Returns the residuals by parameter name. Collective; the same on all ranks.
 
@@ -98,6 +100,7 @@ class FsdpHook(ScaledHook):
         place = comm.rank, comm.size
         return {"worker": _state.saved_worker(comm, own, place, self._shapes, mean)}
 
+    @in_call("load_state_dict()")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads what state_dict() has returned on any number of ranks. Collective: all
         ranks pass the same.
@@ -125,6 +128,7 @@ class FsdpHook(ScaledHook):
         """
         self._closer()
 
+    @in_call("backward()")
     def _average(self, part: int, gradient: torch.Tensor, result: torch.Tensor) -> None:
         self._exchange.average(part, gradient, result, self._scale_now())
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from ..comm.calls import in_call, name_of_call
 from ..comm.lifetime import end_at_exit
 from ..errors import FailedPrecondition
 
@@ -49,13 +50,15 @@ class Exchanges:
 
     def call(self, body: Callable[[], T]) -> T:
         """Returns body() after all jobs, or raises its exception."""
+        name = name_of_call()
         results: list[T] = []
         failures: list[BaseException] = []
         done = threading.Event()
 
         def job() -> None:
             try:
-                results.append(body())
+                with in_call(name):
+                    results.append(body())
             except BaseException as failure:  # noqa: BLE001  the caller raises it
                 failures.append(failure)
             done.set()

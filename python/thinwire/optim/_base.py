@@ -19,6 +19,7 @@ from .. import _averages, _core, _log
 from .._agreement import agreed, telling_others
 from .._memory import FlatMemory
 from ..comm import communicator_for
+from ..comm.calls import in_call
 from ..comm.lifetime import note_daemon
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
@@ -349,6 +350,7 @@ class _Optimizer(torch.optim.Optimizer):
         output_params: PerParameter | None = None,
     ) -> float: ...
     @_disable_dynamo
+    @in_call("step()")
     @torch.no_grad()
     def step(
         self,
@@ -476,6 +478,7 @@ class _Optimizer(torch.optim.Optimizer):
         """
         self._made.memory.attach_gradients()
 
+    @in_call("synchronize()")
     def synchronize(self) -> None:
         """Makes parameters equal on all ranks if they differ (0/1 Adam or an outer loop
         between exchanges). Collective; call it before evaluation and saving. It is an
@@ -493,7 +496,8 @@ class _Optimizer(torch.optim.Optimizer):
         """Makes parameters equal on all ranks within `with optimizer.evaluation():`.
         Collective.
         """
-        self.synchronize()
+        with in_call("evaluation()"):
+            self.synchronize()
         yield
 
     def close(self) -> None:

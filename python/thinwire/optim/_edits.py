@@ -10,7 +10,8 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
-from ..errors import FailedPrecondition
+from ..comm.calls import in_part
+from ..errors import CommFailure, FailedPrecondition
 from ._native import Native
 from ._state import tensors
 
@@ -96,7 +97,16 @@ class Edits:
             on_cpu = values.cpu()
             content = (ctypes.c_char * on_cpu.nbytes).from_address(on_cpu.data_ptr())
             digest = hashlib.sha256(content).hexdigest()
-            texts = self._comm.gather_texts(f"parameters were written: {digest}")
+            try:
+                with in_part("and compares parameters that its program has written"):
+                    texts = self._comm.gather_texts(
+                        f"parameters were written: {digest}"
+                    )
+            except CommFailure as error:
+                raise CommFailure(
+                    f"{error} (the program has written into parameters of this rank, and "
+                    "all ranks must write the same)"
+                ) from None
             if len(set(texts)) == 1:
                 return True
         raise FailedPrecondition(
