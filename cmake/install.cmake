@@ -14,6 +14,10 @@ set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${thinwire_notices}
         DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
+# From the folder of pkg-config's files, which Debian puts one level deeper.
+file(RELATIVE_PATH to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig
+     ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" to_prefix ${to_prefix})
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
 get_property(modules GLOBAL PROPERTY THINWIRE_MODULES)
 if(BUILD_SHARED_LIBS)

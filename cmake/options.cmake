@@ -65,7 +65,15 @@ if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_UNITY_BUILD)
   set(CMAKE_UNITY_BUILD ON)
 endif()
 
+# A release has the same bytes wherever it is built, with ccache and without it:
+# no path of this machine is in them. Their build id depends on such paths, too.
 find_program(CCACHE_PROGRAM ccache)
+if(DEFINED ENV{SOURCE_DATE_EPOCH})
+  add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}=.)
+  if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_BASEDIR= ${CCACHE_PROGRAM})
+  endif()
+endif()
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Paths relative to the build directory, and not its name: then the objects of
   # one build serve another one, also that of an unpacked source distribution.

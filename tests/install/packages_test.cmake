@@ -24,7 +24,7 @@ function(holds package)
 endfunction()
 
 holds(libthinwire-c0 "/usr/lib/libthinwire_c\\.so\\.0 -> libthinwire_c\\.so\\.0"
-       "/doc/libthinwire-c0/LICENSE\n" "/doc/libthinwire-c0/THIRD_PARTY_NOTICES\n")
+       "/doc/libthinwire-c0/copyright\n" "/doc/libthinwire-c0/THIRD_PARTY_NOTICES\n")
 holds(libthinwire-dev "/usr/include/thinwire/thinwire\\.h\n"
        "/libthinwire_engine\\.a\n" "/libthinwire_c\\.so -> libthinwire_c\\.so\\.0\n"
        "/pkgconfig/thinwire_c\\.pc\n" "/cmake/thinwire/thinwireConfig\\.cmake\n"

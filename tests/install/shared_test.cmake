@@ -11,16 +11,16 @@ if(MPIEXEC)
 endif()
 run(${CMAKE_COMMAND} -S ${SOURCE_DIR} -B ${work}/build -G ${GENERATOR}
     -D CMAKE_CXX_COMPILER=${COMPILER} -D BUILD_SHARED_LIBS=ON
-    -D THINWIRE_BUILD_APPS=OFF -D THINWIRE_BUILD_TESTS=OFF
+    -D CMAKE_INSTALL_PREFIX=/usr -D THINWIRE_BUILD_TESTS=OFF
     -D THINWIRE_WITH_TORCH=OFF -D THINWIRE_WITH_MPI=${with_mpi})
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${CMAKE_COMMAND} --install ${work}/build --prefix ${prefix} --strip)
-file(GLOB archives ${prefix}/lib*/*.a)
+file(GLOB_RECURSE archives ${prefix}/lib*/*.a)
 if(archives)
   message(FATAL_ERROR "archives are installed: ${archives}")
 endif()
 
-file(GLOB library ${prefix}/lib*/libthinwire.so)
+file(GLOB_RECURSE library ${prefix}/lib*/libthinwire.so)
 cmake_path(GET library PARENT_PATH libraries)
 run(readelf --dynamic --wide ${library})
 expect("its name" "SONAME.*\\[libthinwire\\.so\\.[0-9]+\\.[0-9]+\\]")
@@ -72,10 +72,14 @@ if(PACKAGES)
       -D CMAKE_SKIP_INSTALL_ALL_DEPENDENCY=ON)
   file(GLOB package ${work}/packages/libthinwire[0-9]*.deb)
   run(dpkg-deb --contents ${package})
-  expect("the library" "/usr/lib/libthinwire\\.so\\.[0-9]+\\.[0-9]+ -> ")
+  expect("the library" "/usr/lib/[a-z0-9_]+-linux-gnu/libthinwire\\.so\\.[0-9]+\\.[0-9]+ -> ")
   run(dpkg-deb --field ${package} Depends)
   expect("what it needs" "libhwy")
   file(GLOB package ${work}/packages/libthinwire-c0_*.deb)
   run(dpkg-deb --field ${package} Depends)
   expect("what it needs" "libthinwire[0-9]+\\.[0-9]+ \\(=")
+  # Packages that are not for Debian's archive close no bug of it.
+  file(GLOB packages ${work}/packages/*.deb)
+  run(lintian --allow-root --fail-on error
+      --suppress-tags initial-upload-closes-no-bugs ${packages})
 endif()

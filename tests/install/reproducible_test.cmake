@@ -1,0 +1,31 @@
+# Two builds of a release in different folders, with and without ccache, give the
+# same bytes, debug information included.
+include(${CMAKE_CURRENT_LIST_DIR}/run.cmake)
+set(work ${BUILD_DIR}/reproducible-test)
+file(REMOVE_RECURSE ${work})
+set(ENV{SOURCE_DATE_EPOCH} 1700000000)
+foreach(folder IN ITEMS a another/b)
+  set(source ${work}/${folder})
+  foreach(part IN ITEMS CMakeLists.txt LICENSE cmake include src)
+    file(COPY ${SOURCE_DIR}/${part} DESTINATION ${source})
+  endforeach()
+  run(${CMAKE_COMMAND} -S ${source} -B ${source}/build/release -G ${GENERATOR}
+      -D CMAKE_CXX_COMPILER=${COMPILER} -D CMAKE_BUILD_TYPE=RelWithDebInfo
+      -D THINWIRE_INSTALL=OFF -D THINWIRE_BUILD_APPS=OFF -D THINWIRE_BUILD_TESTS=OFF
+      -D THINWIRE_WITH_TORCH=OFF -D THINWIRE_WITH_MPI=OFF)
+  run(${CMAKE_COMMAND} --build ${source}/build/release --target thinwire_core)
+  set(library ${source}/build/release/src/core/libthinwire_core.a)
+  file(SHA256 ${library} sum)
+  list(APPEND sums ${sum})
+  run(strings -a ${library})
+  if(output MATCHES "${work}")
+    message(FATAL_ERROR "${library} has the path of its sources")
+  endif()
+  set(ENV{CCACHE_DISABLE} 1)
+endforeach()
+list(REMOVE_DUPLICATES sums)
+list(LENGTH sums different)
+if(NOT different EQUAL 1)
+  message(FATAL_ERROR "two builds differ")
+endif()
+file(REMOVE_RECURSE ${work})
