@@ -82,6 +82,17 @@ TEST(FindCandidates, NeverTakesAnotherOneInsteadOfOneThatCannotBeRead) {
   }
 }
 
+TEST(FindCandidates, DoesNotEnterTheDirectoryOfFsck) {
+  FaultFileSystem disk(1);
+  on_ranks(1, [&](comm::Communicator& comm) {
+    for (const std::int64_t step : {1, 2})
+      test::save_dummy(disk.of_rank(0), comm, kRoot, {step, step});
+  });
+  disk.of_rank(0).rename(kRoot + "/step-0000000002", kRoot + "/lost+found");
+  EXPECT_EQ(candidates(disk, kRoot),
+            (std::vector<std::string>{kRoot + "/step-0000000001"}));
+}
+
 TEST(FindCandidates, PathsMayHaveLineBreaks) {
   const std::string broken = kRoot + "\n of b";
   FaultFileSystem disk(1);

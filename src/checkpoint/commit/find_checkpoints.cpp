@@ -37,7 +37,8 @@ bool has_gone(FileSystem& files, const std::string& path) {
 
 bool may_be_checkpoint(FileSystem& files, const std::string& root,
                        const std::string& name) {
-  if (name.starts_with('.')) return false;
+  // fsck's directory, which only root can enter, is in the top one of a disk.
+  if (name.starts_with('.') || name == "lost+found") return false;
   const std::string path = root + "/" + name;
   const FileInfo::Kind kind = files.stat(path).kind;
   if (kind != FileInfo::Kind::kDirectory && kind != FileInfo::Kind::kLink)
