@@ -81,12 +81,14 @@ class EngineOptimizer(torch.optim.Optimizer):
             return None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises FailedPrecondition for a name that the optimizer does not have, such as
-        freeze_step: nobody would read it.
+        """Raises FailedPrecondition for a name that nobody would read, such as freeze_step:
+        one that the optimizer does not have, or that can only be read.
         """
         members = self.__dict__
-        is_known = name.startswith("_") or name in members or hasattr(type(self), name)
-        if members.get("_is_made", False) and not is_known:
+        of_class = getattr(type(self), name, None)
+        is_constant = isinstance(of_class, property) and of_class.fset is None
+        is_known = name.startswith("_") or name in members or of_class is not None
+        if members.get("_is_made", False) and (is_constant or not is_known):
             raise FailedPrecondition(
                 f"engine.optimizer.{name}: there is no such attribute to set; give the "
                 "setting to initialize(), in the configuration or in the optimizer"
