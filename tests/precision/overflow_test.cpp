@@ -34,7 +34,7 @@ const LossScalerOptions kAtMinimum{
 void expect_spared(comm::Communicator& comm, const LowBitCase& tested,
                    const MixedPrecisionOptions& options) {
   const bool stops = options.loss_scale.dynamic;  // and at its minimum
-  std::set<std::string> counts = {"skipped_steps"};
+  std::set<std::string> counts = {"skipped_steps", "last_loss_scale"};
   if (!stops) counts.insert("loss_scale_steps");
   const ParameterLayout layout = test::grouped_layout();
   Training hit(comm, layout, tested.make, options);
