@@ -1,5 +1,9 @@
 # cpack --config build/release/CPackConfig.cmake: Debian packages of what
 # install.cmake installs. train_gpt is in none, because no package has its LibTorch.
+find_program(GZIP_PROGRAM gzip)
+if(NOT GZIP_PROGRAM)  # a file of each package is compressed
+  return()
+endif()
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_DIRECTORY ${PROJECT_BINARY_DIR}/packages)
 set(CPACK_PACKAGE_CONTACT "The Thinwire authors <noreply@example.org>")
@@ -20,8 +24,7 @@ set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_C_PACKAGE_CONTROL_EXTRA ${debian}/triggers)
 
 if(BUILD_SHARED_LIBS)
-  set(soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-  set(cpp_package libthinwire${soversion})
+  set(cpp_package libthinwire${PROJECT_VERSION})
   set(needs_cpp "${cpp_package} (= ${PROJECT_VERSION})")
   list(APPEND CPACK_COMPONENTS_ALL cpp)
   set(CPACK_DEBIAN_CPP_PACKAGE_NAME ${cpp_package})
@@ -78,7 +81,6 @@ if(TARGET thinwire_program)
           COMPONENT tools EXCLUDE_FROM_ALL)
   list(APPEND compressed thinwire.1)
 endif()
-find_program(GZIP_PROGRAM gzip REQUIRED)
 execute_process(COMMAND ${GZIP_PROGRAM} -9nf ${compressed}
                 WORKING_DIRECTORY ${debian} COMMAND_ERROR_IS_FATAL ANY)
 foreach(component IN LISTS CPACK_COMPONENTS_ALL)
