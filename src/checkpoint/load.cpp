@@ -5,6 +5,8 @@
 #include <chrono>
 #include <exception>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "checkpoint/commit/root.h"
@@ -92,12 +94,13 @@ LoadOptions without_experts_elsewhere(const Training& training,
                                       LoadOptions options) {
   if (training.experts.empty()) return options;
   const WholeModel whole = whole_model(training.comm, training);
+  std::set<std::string> elsewhere;
+  for (std::size_t i = whole.num_dense; i < whole.own.size(); ++i)
+    if (!whole.own[i])
+      elsewhere.insert(without_wrappers(whole.layout.parameters()[i].name));
   for (const SavedParameter& saved : manifest.parameters)
-    for (std::size_t i = whole.num_dense; i < whole.own.size(); ++i)
-      if (!whole.own[i] &&
-          without_wrappers(whole.layout.parameters()[i].name) ==
-              without_wrappers(saved.name))
-        options.ignore.push_back(saved.name);
+    if (elsewhere.contains(without_wrappers(saved.name)))
+      options.ignore.push_back(saved.name);
   return options;
 }
 
