@@ -138,7 +138,7 @@ LoadOptions with_renames(const Manifest& manifest,
             "from names of the checkpoint", from);
     done.insert(to);
   }
-  // By what is left of them; empty if that is not unique.
+  // The model's names by their text without prefixes; empty if two share it.
   std::map<std::string, std::string> own;
   const auto add = [&](const std::string& name) {
     if (saved.erase(name) != 0) done.insert(name);

@@ -41,7 +41,7 @@ void cut(FaultFileSystem& disk, const std::string& path, std::uint64_t bytes) {
   files.create(path)->write_at(0, std::vector<std::byte>(bytes));
 }
 
-// Of one rank. Returns the paths.
+// Returns the paths that one rank finds.
 std::vector<std::string> candidates(FaultFileSystem& disk,
                                     const std::string& path) {
   std::vector<std::string> paths;

@@ -117,7 +117,7 @@ class Browser:
 
 
 def complaint(event):
-    """What an event says is wrong, or None."""
+    """Returns what an event says is wrong, or None."""
     params = event.get("params", {})
     if event["method"] == "Runtime.exceptionThrown":
         details = params["exceptionDetails"]

@@ -25,7 +25,7 @@ TOO_WIDE = """[...document.querySelectorAll("table")].filter((table) =>
   || table.offsetWidth > table.parentElement.clientWidth + 1
   || table.getBoundingClientRect().right > document.documentElement.clientWidth
 ).map((table) => table.textContent.trim().slice(0, 60))"""
-# What a chart has drawn within its frame.
+# Counts what each chart has drawn within its frame.
 FIGURES = """[...document.querySelectorAll("figure svg")].map((svg) => {
   const frame = svg.getBoundingClientRect();
   return [...svg.querySelectorAll("circle, polyline")].filter((mark) => {

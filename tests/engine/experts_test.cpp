@@ -191,7 +191,7 @@ TEST(Experts, AreClippedByTheNormOfTheWholeModel) {
   });
 }
 
-// Of three engines one counts all parameters, and the others share them out.
+// One engine counts all parameters, and two others share them.
 TEST(ModelParallel, LeavesOutWhatCountsElsewhere) {
   comm::run_local_ranks(kWorld, [](comm::Communicator& comm) {
     std::vector<Config> ways = exact_ways();

@@ -24,8 +24,9 @@ struct OtherTensor {
   std::vector<std::size_t> shape{};
   View values{};
   /// Name in safetensors files if it is none of a DType: "BOOL", "I8",
-  /// "F8_E4M3", "F8_E5M2", "I16", "U16", "U32", "U64" or "C64". `values` then
-  /// have elements of the same size, for 2 bytes kFloat16. A literal.
+  /// "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "U32",
+  /// "U64" or "C64". `values` then have elements of the same size, for 2 bytes
+  /// kFloat16. A literal.
   std::string_view type{};
 };
 

@@ -279,7 +279,7 @@ def test_what_deepspeed_has_that_cannot_go_on_is_named(
 
 BETA2 = 0.999
 FREEZE = ("--freeze-step", str(reference.FREEZE))
-# Who goes on from the states, and flags of the script.
+# The optimizers that continue from the states, and flags of the script.
 LOW_BIT: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "OneBitAdam": (thinwire.OnebitAdam, thinwire.OnebitAdam, FREEZE),
     "OneBitLamb": (thinwire.OnebitLamb, thinwire.OnebitLamb, FREEZE),
@@ -289,7 +289,7 @@ LOW_BIT: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
         ("--var-update-scaler", str(reference.UPDATES)),
     ),
 }
-# In which steps, but the first, v of 0/1 Adam was updated.
+# The steps after the first in which 0/1 Adam updated v.
 UPDATED = {"before": [1, 2], "at": [1, 2, 3, 5], "after": [1, 2, 3, 5]}
 
 

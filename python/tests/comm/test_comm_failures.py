@@ -243,7 +243,7 @@ def test_other_calls_whose_messages_fit_are_noticed() -> None:
 
 
 def wait_for_rank_2() -> list[str]:
-    """In two threads, of which the second begins later, and is ended by the first."""
+    """Waits in two threads. The second begins later, and the first ends it."""
     comm.init_distributed("gloo")
     group = comm.communicator_for(timeout=SHORT)
     part = group.split(0)
@@ -313,7 +313,7 @@ def in_another_call(call: str, folder: str) -> str:
     return ranks.failure_of(train)
 
 
-# By rank 0's call. The last one leaves a group half made.
+# Maps rank 0's call to the others'. The last one leaves a group half made.
 OTHER_CALLS = {
     "save()": "step()",
     "evaluation()": "step()",

@@ -276,7 +276,7 @@ class Run:
         self.optimizer.step()
 
     def step(self, number: int, rank: int) -> None:
-        """As DeepSpeed's engine, which averages gradients while it is told to."""
+        """Averages gradients while the optimizer wants it, as DeepSpeed's engine does."""
         given = gradients(number, rank)
         if self.handle.enable_backward_allreduce:
             all_ = self._ranks.share(given)

@@ -42,7 +42,7 @@ PosixFile::~PosixFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-// A full disk and a limit are told in bytes.
+// Gives the bytes that a full disk or a limit leaves.
 void PosixFile::fail_to_write(std::uint64_t bytes, int number) const {
   struct statvfs disk {};
   struct rlimit limit {};

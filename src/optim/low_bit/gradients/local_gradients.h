@@ -103,8 +103,8 @@ class LocalGradients {
     CalibratedNorm norm;
     LaggedNorm lagged;
     bool left_out_a_step = false;  // this rank alone, since the last exchange
-    // Of the last step, which the next one is expected to have. It is unknown
-    // after the load of a state that was saved without it.
+    // The last step's loss scale, which the next one is expected to have. It is
+    // unknown after the load of a state that was saved without it.
     std::optional<double> loss_scale = 1;
 
     void add_to(State& state, bool lags) const;
