@@ -31,7 +31,11 @@ import pickle
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+
+try:
+    from safetensors.torch import save_file
+except ModuleNotFoundError:
+    raise SystemExit("safetensors is missing: pip install safetensors") from None
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MORE = {  # of some optimizers of DeepSpeed

@@ -16,7 +16,10 @@ namespace thinwire::checkpoint {
 namespace {
 
 constexpr std::string_view kScript =
-    "python examples/python/states_from_deepspeed.py";
+    "in a clone of Thinwire run python "
+    "examples/python/states_from_deepspeed.py";
+constexpr std::string_view kLoad =
+    "then load OUT, in Python with thinwire.load(OUT, ...)";
 constexpr std::string_view kModel = "model_states.pt";
 constexpr std::uint64_t kMostTagBytes = 4096;
 
@@ -44,14 +47,14 @@ std::string conversion_of(FileSystem& files, const std::string& directory) {
   if (has_shards)
     return fmt::format(
         "python -m deepspeed.checkpoint.ds_to_universal --inject_missing_state "
-        "--input_folder {} --output_folder IN; {} IN OUT; then load OUT",
-        directory, kScript);
+        "--input_folder {} --output_folder IN; {} IN OUT; {}",
+        directory, kScript, kLoad);
   if (is_directory(files, directory + "/zero"))
-    return fmt::format("{} {} OUT; then load OUT", kScript, directory);
+    return fmt::format("{} {} OUT; {}", kScript, directory, kLoad);
   return fmt::format(
       "{} {}/{} OUT, for a 1-bit optimizer with --freeze-step N, its "
-      "freeze_step; then load OUT",
-      kScript, directory, model);
+      "freeze_step; {}",
+      kScript, directory, model, kLoad);
 }
 
 // The tags in a directory of checkpoints, that of `latest` first.
