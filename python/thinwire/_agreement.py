@@ -14,6 +14,27 @@ from .errors import CommFailure, InvalidArgument
 
 T = TypeVar("T")
 
+_MARK = "\0call "
+"""Begins the texts of gathered(), unlike those of a bare gather_texts()."""
+
+
+def gathered(comm: _core.Communicator, text: str) -> list[str]:
+    """Returns the texts of all ranks. Collective. Raises CommFailure on all ranks if they
+    are in different calls.
+    """
+    calls, texts = [], []
+    for told in comm.gather_texts(f"{_MARK}{name_of_call()}\n{text}"):
+        call, newline, rest = told.partition("\n")
+        is_ours = newline and call.startswith(_MARK)
+        calls.append(call if is_ours else "another call")
+        texts.append(rest)
+    other = next((r for r, call in enumerate(calls) if call != calls[0]), None)
+    if other is None:
+        return texts
+    reason = different({r: calls[r].removeprefix(_MARK) for r in (0, other)})
+    comm.give_up(reason)  # a bare gather_texts() does not notice it
+    raise CommFailure(reason)
+
 
 def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
     """Runs body(), which is local, on every rank. Collective. If it raises on one rank,
@@ -27,11 +48,7 @@ def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
     except Exception as error:  # noqa: BLE001  other ranks must not wait after any error
         refusal = error
     told = "" if refusal is None else reason_of(refusal)
-    both = [t.split("\n", 1) for t in comm.gather_texts(f"{name_of_call()}\n{told}")]
-    calls, texts = [list(part) for part in zip(*both, strict=True)]
-    other = next((r for r, call in enumerate(calls) if call != calls[0]), None)
-    if other is not None:
-        raise CommFailure(different({0: calls[0], other: calls[other]}))
+    texts = gathered(comm, told)
     if refusal is not None:
         raise refusal
     for rank, text in enumerate(texts):

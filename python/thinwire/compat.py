@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import _core
+from ._agreement import gathered
 from .comm import communicator_for
 from .engine._values import engine_of
 from .optim._attributes import model_parallel_group
@@ -116,4 +117,4 @@ class CheckOverflow:
         own = any(
             not bool(p.grad.isfinite().all()) for p in params if p.grad is not None
         )
-        return "True" in self._comm.gather_texts(str(own))
+        return "True" in gathered(self._comm, str(own))

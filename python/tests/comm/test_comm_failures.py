@@ -7,6 +7,7 @@ ranks must have ended after SECONDS, or they are ended and the test fails.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import subprocess
@@ -25,6 +26,8 @@ import thinwire
 import torch
 import torch.distributed as dist
 from thinwire import _core, comm
+from thinwire._agreement import agreed
+from thinwire.comm.calls import in_call, names_of_calls
 
 LONG = 300.0
 SHORT = 2.0
@@ -240,6 +243,29 @@ def test_other_calls_whose_messages_fit_are_noticed() -> None:
 
     for text in thinwire.run_local_ranks(2, call):
         assert "the ranks are in different collective calls" in text
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_calls_without_a_name_are_told_from_others(is_bare: bool) -> None:
+    def call(group: _core.Communicator) -> str:
+        if group.rank == 0:
+            with in_call("save()"):
+                return ranks.failure_of(lambda: agreed(group, list))
+        if is_bare:
+            group.gather_texts("no line break")
+            return ranks.failure_of(group.barrier)
+        return ranks.failure_of(lambda: agreed(group, list))
+
+    for text in thinwire.run_local_ranks(2, call):
+        assert text.startswith("CommFailure: ")
+        assert "rank 0 is in save() and rank 1 is in another call;" in text
+
+
+@pytest.mark.quick
+def test_threads_without_a_name_are_left_out() -> None:
+    with in_call("backward()"), concurrent.futures.ThreadPoolExecutor() as others:
+        assert others.submit(in_call("")(names_of_calls)).result() == "backward()"
 
 
 def wait_for_rank_2() -> list[str]:

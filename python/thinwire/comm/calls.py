@@ -48,10 +48,12 @@ def names_of_calls() -> str:
     """Returns the calls that all threads are in, or "". Another thread moves the bytes of
     a call.
     """
-    return " and ".join(sorted(set(_calls.values())))
+    return " and ".join(sorted(set(filter(None, _calls.values()))))
 
 
 def different(calls: dict[int, str]) -> str:
     """Returns the text of an error for two ranks that are in different calls."""
-    where = " and ".join(f"rank {r} is in {calls[r]}" for r in sorted(calls))
+    where = " and ".join(
+        f"rank {r} is in {calls[r] or 'another call'}" for r in sorted(calls)
+    )
     return f"{where}; all ranks must make the same collective calls in the same order"

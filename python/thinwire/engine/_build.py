@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from .. import _core
+from .._agreement import gathered
 from .._log import logger
 from .._monitors import SECTIONS, Monitor, monitors_of
 from ..comm.host_group import HostGroup, host_group_for
@@ -175,7 +176,7 @@ def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:
         or any(group.get(EXPERTS) is not None for group in plan.groups)
     )
     # If ranks differ here, their engines say so.
-    if "True" in comm.gather_texts(str(cannot)):
+    if "True" in gathered(comm, str(cannot)):
         return None
     device = plan.places[0].tensor.device
     named = config.comm.backend

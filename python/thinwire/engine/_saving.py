@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import _core, _log
-from .._agreement import agreed
+from .._agreement import agreed, gathered
 from .._checkpoints import (
     Loaded,
     LoadReport,
@@ -81,7 +81,7 @@ class Saving(EngineBase):
 
         text, directory = agreed(self._comm, checked)
         self._comm.require_same("save_checkpoint: tag", tag)
-        text = self._comm.gather_texts(text)[0]
+        text = gathered(self._comm, text)[0]
         root = self._in_part(os.path.join(directory, tag))
         options = save_options({"frozen": not exclude_frozen_parameters})
         common, own = extras_of(None, None)
@@ -301,7 +301,7 @@ class Saving(EngineBase):
                     f"{'' if is_ours else type(error).__name__ + ': '}{error}"
                 )
                 interrupt = None if isinstance(error, Exception) else error
-        done = json.loads(self._comm.gather_texts(json.dumps(done))[0])
+        done = json.loads(gathered(self._comm, json.dumps(done))[0])
         if interrupt is not None:
             raise interrupt
         if done["error"]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from .._agreement import gathered
 from ..comm.modules import bytes_of
 from ..errors import InvalidArgument
 from ._experts import KEY, Experts
@@ -77,7 +78,7 @@ def counted_elsewhere(mpu: Any, experts: Experts, places: list[Place]) -> list[i
         f"{_core.checksum(bytes_of([p.tensor.cpu()]))}"
         for p in places
     ]
-    texts = comm.gather_texts(json.dumps(own))
+    texts = gathered(comm, json.dumps(own))
     earlier = {key for text in texts[: comm.rank] for key in json.loads(text) if key}
     return [k for k, key in enumerate(own) if key in earlier]
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
+from .._agreement import gathered
 from ..comm.calls import in_part
 from ..errors import CommFailure, FailedPrecondition
 from ._native import Native
@@ -99,9 +100,7 @@ class Edits:
             digest = hashlib.sha256(content).hexdigest()
             try:
                 with in_part("and compares parameters that its program has written"):
-                    texts = self._comm.gather_texts(
-                        f"parameters were written: {digest}"
-                    )
+                    texts = gathered(self._comm, f"parameters were written: {digest}")
             except CommFailure as error:
                 raise CommFailure(
                     f"{error} (the program has written into parameters of this rank, and "
