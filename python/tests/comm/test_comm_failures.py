@@ -326,6 +326,11 @@ def in_another_call(call: str, folder: str) -> str:
             model(torch.ones(4, 3)).square().mean().backward()
             optimizer.step()
 
+    if call == "set_max_grad_norm()":
+        if is_first:
+            return ranks.failure_of(lambda: optimizer.set_max_grad_norm(1.0))
+        ones, group = [torch.nn.Parameter(torch.ones(1))], optimizer._comm
+        return ranks.failure_of(lambda: thinwire.AdamW(ones, process_group=group))
     train()  # parameters differ then
     if is_first:
         bodies: dict[str, Callable[[], Any]] = {
@@ -341,6 +346,7 @@ def in_another_call(call: str, folder: str) -> str:
 
 # Maps rank 0's call to the others'. The last one leaves a group half made.
 OTHER_CALLS = {
+    "set_max_grad_norm()": "the constructor of an optimizer",
     "save()": "step()",
     "evaluation()": "step()",
     "save_checkpoint()": "backward()",

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from .. import _core
 from .._agreement import agreed
 from .._memory import Marks
+from ..comm.calls import in_call
 from ..comm.host_group import HostGroup
 from ..errors import FailedPrecondition, Unavailable
 from ..optim._notices import RunTotals
@@ -206,6 +207,7 @@ class EngineBase(torch.nn.Module):
                     state.pop(prefix + name, None)
         return state
 
+    @in_call("load_module_state_dict()")
     def load_module_state_dict(
         self,
         state_dict: Mapping[str, Any],

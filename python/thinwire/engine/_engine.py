@@ -294,6 +294,7 @@ class Engine(NotHere, Values, Saving):
         """Number of steps that all ranks skipped because of a non-finite gradient."""
         return self._native.skipped_steps
 
+    @in_call("mean()")
     def mean(self, value: float | torch.Tensor) -> float:
         """Returns the mean of the ranks' values, such as losses or accuracies.
         Collective.

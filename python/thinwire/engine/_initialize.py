@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ..comm.calls import in_call
 from ..config import Source, named_backend
 from ..errors import InvalidArgument, Unavailable
 from ..optim import _attributes
 from ._engine import Engine
 
 
+@in_call("initialize()")
 def initialize(
     args: Any = None,
     model: torch.nn.Module | None = None,

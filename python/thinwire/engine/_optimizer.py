@@ -13,6 +13,7 @@ import torch
 
 from .. import _core
 from .._agreement import agreed
+from ..comm.calls import in_call
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
 from ..optim._experts import KEY as EXPERTS
@@ -139,6 +140,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             "clip_grad": self.clip_grad,
         }
 
+    @in_call("load_state_dict()")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what state_dict() returned on the same rank of as many. Collective with
         ZeRO, lean 1-bit Adam and a leader per host.

@@ -236,6 +236,7 @@ class Saving(EngineBase):
         _log.forward(self._comm)
         return report
 
+    @in_call("wait_for_save()")
     def wait_for_save(self) -> None:
         """Blocks until an asynchronous save is done, and raises its error. Collective."""
         self._made.wait_for_save()

@@ -92,6 +92,7 @@ class _Optimizer(torch.optim.Optimizer):
         """
         return self._notices.run.totals
 
+    @in_call("the constructor of an optimizer")
     def __init__(
         self,
         params: ParamsT,
@@ -242,6 +243,7 @@ class _Optimizer(torch.optim.Optimizer):
             )
         _log.forward(self._comm)
 
+    @in_call("add_param_group()")
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, only before the first step, and makes all arrays anew.
         Collective after the constructor.
@@ -316,6 +318,7 @@ class _Optimizer(torch.optim.Optimizer):
         def __getattr__(self, name: str) -> NoReturn:
             refuse_name(self, name)
 
+    @in_call("set_max_grad_norm()")
     def set_max_grad_norm(self, max_grad_norm: float) -> None:
         """Sets the constructor argument of the same name, for callers that learn it
         later. Collective.
@@ -510,6 +513,7 @@ class _Optimizer(torch.optim.Optimizer):
     # ---- state
 
     @_disable_dynamo
+    @in_call("load_state_dict()")
     def load_state_dict(
         self, state_dict: dict[str, Any], residuals: Literal["keep", "drop"] = "keep"
     ) -> None:
