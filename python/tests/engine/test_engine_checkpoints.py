@@ -485,3 +485,6 @@ def test_save_16bit_model(comm: Any, tmp_path: Path) -> None:
     comm.barrier()
     with pytest.raises(thinwire.Unavailable, match="file"):
         engine.save_16bit_model(tmp_path / "file" / "out")
+    assert engine.save_16bit_model(None if comm.rank else tmp_path / "of 0")
+    with pytest.raises(thinwire.Unavailable, match="save_dir: must be a path, got N"):
+        engine.save_16bit_model(None)

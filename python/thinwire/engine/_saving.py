@@ -171,11 +171,11 @@ class Saving(EngineBase):
         """Writes the module's state_dict() with torch.save(), in the parameters'
         precision. Collective; rank 0 writes. With a model-parallel group rank N of it
         writes its part to SAVE_DIR/mp_rank_NN/. Returns True. Raises Unavailable on all
-        ranks if the file cannot be written.
+        ranks if rank 0's file cannot be written.
         """
-        folder = self._in_part(save_dir)
 
         def write() -> str:
+            folder = self._in_part(path_of("save_dir", save_dir))
             os.makedirs(folder, exist_ok=True)
             state = self.module_state_dict(
                 exclude_frozen_parameters=exclude_frozen_parameters
@@ -188,11 +188,11 @@ class Saving(EngineBase):
 
     # ---- parts of a model that several ranks hold together
 
-    def _in_part(self, folder: str | os.PathLike[str]) -> str:
+    def _in_part(self, folder: str) -> str:
         """Returns the folder of this rank's part, or `folder` if it holds the whole."""
         together = self._together
         if together is None or together.size == 1:
-            return os.fspath(folder)
+            return folder
         return os.path.join(folder, f"mp_rank_{together.rank:02d}")
 
     def _root_of(self, tagged: str) -> str:
