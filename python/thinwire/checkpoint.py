@@ -158,9 +158,10 @@ def resume(
     """Loads like load(), or returns None if there is no checkpoint yet. Collective.
 
     Raises CorruptCheckpoint if there are some, but none that can be loaded. Remains of
-    a save that never returned are none. Raises InvalidArgument for a directory of
-    Engine.save_checkpoint(), which Engine.load_checkpoint() loads, and for one of
-    DeepSpeed, with the command that converts it.
+    a save that never returned are none. Raises InvalidArgument if only directories
+    within the given one have checkpoints, as Engine.save_checkpoint() writes them. The
+    text has the call that loads them. Raises it for a directory of DeepSpeed, with the
+    command that converts it.
     """
     report = _resume(path, trained, module, options)
     if report is None:

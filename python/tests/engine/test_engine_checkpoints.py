@@ -381,9 +381,9 @@ def test_a_directory_of_tags_is_not_taken_for_an_empty_one(
             with pytest.raises(thinwire.InvalidArgument) as caught:
                 call(tmp_path, trainee)
             text = str(caught.value)
-            assert f"{tmp_path} was written by save_checkpoint()" in text
-            assert f"engine.load_checkpoint('{tmp_path}')" in text
-            assert f"'{tmp_path / 'a'}'" in text
+            assert f"{tmp_path} has no complete checkpoint of its own" in text
+            assert f"but '{tmp_path / 'a'}' has: pass that path" in text
+            assert f"engine.load_checkpoint('{tmp_path}', 'a')" in text
     optimizer.close()
     assert thinwire.resume(tmp_path / "a", engine) is not None
     thinwire.save(tmp_path, engine)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -133,6 +134,10 @@ def test_one_directory_takes_all_parts(comm: Any, tmp_path: Path) -> None:
     engine.backward(engine())
     engine.step()
     engine.save_checkpoint(tmp_path, tag="t")
+    call = f"has: call engine.load_checkpoint('{tmp_path}', 't')"
+    for path in (tmp_path, tmp_path / "t"):
+        with pytest.raises(thinwire.InvalidArgument, match=re.escape(call)):
+            thinwire.resume(path, engine)
     engine.save_16bit_model(tmp_path / "16", "model.bin")
     want = engine.module.part.detach().clone()
     other = make("model_parallel")

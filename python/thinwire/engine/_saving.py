@@ -193,7 +193,7 @@ class Saving(EngineBase):
         together = self._together
         if together is None or together.size == 1:
             return folder
-        return os.path.join(folder, f"mp_rank_{together.rank:02d}")
+        return os.path.join(folder, f"{_PART}{together.rank:02d}")
 
     def _root_of(self, tagged: str) -> str:
         part = self._in_part(tagged)
@@ -311,6 +311,8 @@ class Saving(EngineBase):
 
 
 LATEST = "latest"
+_PART = "mp_rank_"
+"""Begins the names of directories of parts of a model."""
 _MOST_BYTES = 200
 
 
@@ -357,17 +359,27 @@ def read_latest(directory: str | os.PathLike[str]) -> str:
 
 
 def refuse_tagged(directory: str) -> None:
-    """Raises InvalidArgument if the directory has tags of save_checkpoint(). Local."""
-    below = os.path.join(glob.escape(directory), "*", "step-*", "manifest.json")
-    tags = {os.path.dirname(os.path.dirname(path)) for path in glob.iglob(below)}
-    if not tags:
+    """Raises InvalidArgument if directories within this one have checkpoints. Local."""
+    root = os.path.abspath(directory)
+    holders: dict[str, str] = {}  # by directory of a tag
+    for within in ("*", f"*/{_PART}*"):
+        below = os.path.join(glob.escape(root), within, "step-*", "manifest.json")
+        for path in sorted(glob.iglob(below)):
+            holder = os.path.dirname(os.path.dirname(path))
+            is_part = os.path.basename(holder).startswith(_PART)
+            tagged = os.path.dirname(holder) if is_part else holder
+            holders.setdefault(tagged, holder)
+    if not holders:
         return
-    newest = os.path.join(directory, read_latest(directory))
-    tagged = newest if newest in tags else min(tags)
+    newest = os.path.join(root, read_latest(root))
+    tagged = newest if newest in holders else min(holders)
+    call = "engine.load_checkpoint({!r}, {!r})".format(*os.path.split(tagged))
+    cure = f"call {call}, which loads what save_checkpoint() wrote"
+    if holders[tagged] == tagged:
+        cure = f"pass that path, or, if save_checkpoint() wrote it, call {call}"
     raise InvalidArgument(
-        f"path: {directory} was written by save_checkpoint(), as {tagged!r} shows, and "
-        f"has no complete checkpoint of thinwire.save(): call "
-        f"engine.load_checkpoint({directory!r}), or pass the path {tagged!r}"
+        f"path: {directory} has no complete checkpoint of its own, but "
+        f"{holders[tagged]!r} has: {cure}"
     )
 
 
