@@ -36,11 +36,14 @@ def gathered(comm: _core.Communicator, text: str) -> list[str]:
     raise CommFailure(reason)
 
 
-def agreed(comm: _core.Communicator, body: Callable[[], T]) -> T:
+def agreed(comm: _core.Communicator | None, body: Callable[[], T]) -> T:
     """Runs body(), which is local, on every rank. Collective. If it raises on one rank,
     all raise, so that none waits for another. The others raise InvalidArgument with its
-    text. Raises CommFailure on all ranks if they are in different calls.
+    text. Raises CommFailure on all ranks if they are in different calls. Without `comm`
+    returns body().
     """
+    if comm is None:
+        return body()
     refusal: Exception | None = None
     results: list[T] = []
     try:

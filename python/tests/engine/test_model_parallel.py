@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +122,49 @@ def test_an_optimizer_with_a_handle_has_the_norm_of_the_model(
     lean = {"deepspeed": SimpleNamespace(mpu=grid_of(comm))}
     with pytest.raises(thinwire.InvalidArgument, match="model-parallel group"):
         thinwire.LeanOnebitAdam(model.parameters(), **lean)
+
+
+def refused_in_all_parts(comm: Any, call: Callable[[bool], Any], text: str) -> None:
+    """Passes whether this rank has part 1, whose argument is at fault."""
+    with pytest.raises(thinwire.InvalidArgument, match=text):
+        call(comm.rank % 2 == 1)
+    comm.barrier()
+
+
+@by_ranks(4)
+def test_what_one_part_refuses_is_refused_in_all_parts(
+    comm: Any, tmp_path: Path
+) -> None:
+    def make(is_bad: bool) -> Any:
+        config = config_of("none" if is_bad else "AdamW", 0, "fp32")
+        return thinwire.initialize(
+            model=Half(comm.rank % 2), mpu=grid_of(comm), config=config
+        )[0]
+
+    def make_optimizer(is_bad: bool) -> Any:
+        model, mpu = Half(comm.rank % 2), grid_of(comm)
+        handle = SimpleNamespace(mpu=mpu)
+        rate = -1.0 if is_bad else 1e-3
+        return thinwire.OnebitAdam(model.parameters(), lr=rate, deepspeed=handle)
+
+    refused_in_all_parts(comm, make, "none")
+    refused_in_all_parts(comm, make_optimizer, "lr")
+    engine, optimizer = make(False), make_optimizer(False)
+    group = {"params": [torch.nn.Parameter(torch.ones(1))]}
+    wrong = {**group, "lr": -1.0}
+    save, load = engine.save_checkpoint, engine.load_checkpoint
+    add = optimizer.add_param_group
+    state = {"a": object()}
+    for call, text in (
+        (lambda is_bad: save(tmp_path, "t", state if is_bad else {}), "client_state"),
+        (lambda is_bad: save(tmp_path, f"{is_bad}"), "tag"),
+        (lambda is_bad: load(None if is_bad else tmp_path), "load_dir"),
+        (lambda is_bad: load(tmp_path, f"{is_bad}"), "tag"),
+        (lambda is_bad: add(wrong if is_bad else group), "lr"),
+    ):
+        refused_in_all_parts(comm, call, text)
+    assert not any(tmp_path.iterdir())
+    assert load(tmp_path) == (None, None)
 
 
 @by_ranks(4)

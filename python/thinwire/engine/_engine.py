@@ -25,7 +25,14 @@ from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
 from ..report import EngineReport
-from ._build import leaders_for, link_for, make_parts, make_plan, require_shareable
+from ._build import (
+    Plan,
+    leaders_for,
+    link_for,
+    make_parts,
+    make_plan,
+    require_shareable,
+)
 from ._optimizer import ConfigSchedule, EngineOptimizer
 from ._others import ModuleOthers
 from ._progress import Monitoring, Progress
@@ -78,14 +85,8 @@ class Engine(NotHere, Values, Saving):
         self._hosts = None
         self._together = None
         model_parallel_group = _attributes.model_parallel_group(mpu)
-        try:
-            # Some of these take part in exchanges, which a rank without them would miss.
-            comm.require_same(
-                "optimizer, lr_scheduler and the model-parallel group",
-                f"optimizer is None: {optimizer is None}\n"
-                f"lr_scheduler is None: {lr_scheduler is None}\n"
-                f"mpu has no model-parallel group: {model_parallel_group is None}\n",
-            )
+
+        def prepare() -> Plan:
             plan = agreed(
                 comm,
                 lambda: make_plan(
@@ -112,10 +113,26 @@ class Engine(NotHere, Values, Saving):
                 self._hosts = leaders_for(comm, plan)
             else:
                 agreed(comm, lambda: _attributes.require_model_parallel(plan.config))
-            core, memory, buffers = make_parts(comm, model, plan, experts, self._hosts)
+            return plan
+
+        try:
+            # Some of these take part in exchanges, which a rank without them would miss.
+            comm.require_same(
+                "optimizer, lr_scheduler and the model-parallel group",
+                f"optimizer is None: {optimizer is None}\n"
+                f"lr_scheduler is None: {lr_scheduler is None}\n"
+                f"mpu has no model-parallel group: {model_parallel_group is None}\n",
+            )
+            if model_parallel_group is not None:
+                self._together = experts.of(model_parallel_group)
+            # If this raises for a part of a model, ranks of other parts raise too.
+            plan = agreed(self._together, prepare)
+            core, memory, buffers = agreed(
+                self._together,
+                lambda: make_parts(comm, model, plan, experts, self._hosts),
+            )
             if model_parallel_group is not None:
                 assert isinstance(core, _core.Engine)
-                self._together = experts.of(model_parallel_group)
                 alike = _attributes.counted_elsewhere(mpu, experts, plan.places)
                 core.set_model_parallel(self._together, alike)
         except BaseException:

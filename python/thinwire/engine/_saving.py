@@ -79,17 +79,29 @@ class Saving(EngineBase):
             require_tag(tag)
             return to_text(client_state or {}), path_of("save_dir", save_dir)
 
-        text, directory = agreed(self._comm, checked)
-        self._comm.require_same("save_checkpoint: tag", tag)
-        text = gathered(self._comm, text)[0]
+        def of_part() -> tuple[str, str]:
+            text, directory = agreed(self._comm, checked)
+            self._comm.require_same("save_checkpoint: tag", tag)
+            return gathered(self._comm, text)[0], directory
+
+        text, directory = agreed(self._together, of_part)
+        self._require_same_in_parts("save_checkpoint: tag", tag)
         root = self._in_part(os.path.join(directory, tag))
         options = save_options({"frozen": not exclude_frozen_parameters})
         common, own = extras_of(None, None)
         extra = ({**common, CLIENT_STATE: text}, own)
-        self._with_other_parts(lambda: self._save(root, extra, options))
-        self._native.retain(root, 1)
-        if save_latest and (self._together is None or self._together.rank == 0):
-            self._on_rank_0(lambda: write_latest(directory, tag))
+        is_first = self._together is None or self._together.rank == 0
+
+        def save() -> None:
+            self._save(root, extra, options)
+            self._native.retain(root, 1)
+
+        def name_latest() -> None:
+            if save_latest and is_first:
+                self._on_rank_0(lambda: write_latest(directory, tag))
+
+        agreed(self._together, save)
+        agreed(self._together, name_latest)
         return True
 
     @in_call("load_checkpoint()")
@@ -125,25 +137,32 @@ class Saving(EngineBase):
                 raise Unavailable("custom_load_fn: must be None, it is not supported")
             return path_of("load_dir", load_dir)
 
-        directory = agreed(self._comm, checked)
-        named = "none" if tag is None else f"'{tag}'"
-        self._comm.require_same(
-            "load_checkpoint: tag and load_module_strict",
-            f"{named}\n{bool(load_module_strict)}",
-        )
-        if tag is None:
-            tag = self._on_rank_0(lambda: read_latest(directory))
-            if not tag:
-                agreed(self._comm, lambda: refuse_foreign(directory))
-                if self.global_rank == 0:
-                    _log.logger.warning(
-                        "nothing was loaded: %s has no file 'latest'. If it has a "
-                        "checkpoint, pass its tag",
-                        directory,
-                    )
-                return None, None
-        name = str(tag)
-        agreed(self._comm, lambda: require_tag(name))
+        def of_part() -> tuple[str, str | None]:
+            directory = agreed(self._comm, checked)
+            named = "none" if tag is None else f"'{tag}'"
+            self._comm.require_same(
+                "load_checkpoint: tag and load_module_strict",
+                f"{named}\n{bool(load_module_strict)}",
+            )
+            name = str(tag)
+            if tag is None:
+                name = self._on_rank_0(lambda: read_latest(directory))
+                if not name:
+                    agreed(self._comm, lambda: refuse_foreign(directory))
+                    return directory, None
+            agreed(self._comm, lambda: require_tag(name))
+            return directory, name
+
+        directory, name = agreed(self._together, of_part)
+        self._require_same_in_parts("load_checkpoint: tag", name or "")
+        if name is None:
+            if self.global_rank == 0:
+                _log.logger.warning(
+                    "nothing was loaded: %s has no file 'latest'. If it has a "
+                    "checkpoint, pass its tag",
+                    directory,
+                )
+            return None, None
         root = self._on_rank_0(lambda: self._root_of(os.path.join(directory, name)))
         only_weights = load_module_only or not load_optimizer_states
         options = load_options(
@@ -158,7 +177,7 @@ class Saving(EngineBase):
                 raise Unavailable(f"{root}: there is no complete checkpoint")
             return loaded
 
-        report, state = self._with_other_parts(load)
+        report, state = agreed(self._together, load)
         return report.path, state
 
     @in_call("save_16bit_model()")
@@ -200,9 +219,9 @@ class Saving(EngineBase):
         # Earlier versions saved every part below a directory of its own.
         return part if os.path.isdir(part) else tagged
 
-    def _with_other_parts(self, body: Callable[[], T]) -> T:
-        """Calls body(), and raises if it does for another part. Collective."""
-        return body() if self._together is None else agreed(self._together, body)
+    def _require_same_in_parts(self, what: str, text: str) -> None:
+        if self._together is not None:
+            self._together.require_same(what, text)
 
     # ---- for thinwire.save and thinwire.load
 

@@ -119,7 +119,9 @@ class _Optimizer(torch.optim.Optimizer):
         self._together: _core.Communicator | None = None
         self._alike: list[int] = []
         try:
-            agreed(self._comm, lambda: self._take(params, given))
+            if (whole := _attributes.model_parallel_group(self._mpu)) is not None:
+                self._together = self._experts.of(whole)
+            self._agreed(lambda: self._take(params, given))
             self._build()
             made = self._made
             self._notices.at_start(made.config, made.optimizer.freeze_step)
@@ -177,14 +179,15 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _build(self) -> None:
         """Makes the native optimizer anew, on all ranks or none. Collective."""
-        self._use(self._make(self._given.get("broadcast") is not False))
+        broadcast = self._given.get("broadcast") is not False
+        self._use(agreed(self._together, lambda: self._make(broadcast)))
         self._count_once()
 
     def _make(self, broadcast: bool) -> Native:
         """Makes a native optimizer, on all ranks or none. Collective."""
         places, config = agreed(self._comm, self._plan)
         self._experts.join(self._comm, self.param_groups)
-        if _attributes.model_parallel_group(self._mpu) is not None:
+        if self._together is not None:
             agreed(self._comm, lambda: _attributes.require_model_parallel(config))
         return make_native(
             self._comm,
@@ -195,15 +198,17 @@ class _Optimizer(torch.optim.Optimizer):
             self._experts,
         )
 
+    def _agreed(self, body: Callable[[], None]) -> None:
+        """Calls agreed() of the ranks of the whole model. Collective."""
+        agreed(self._together, lambda: agreed(self._comm, body))
+
     def _count_once(self) -> None:
         """Leaves parameters that earlier ranks of one model hold alike out of its norm.
         Collective.
         """
-        group = _attributes.model_parallel_group(self._mpu)
-        if group is None:
+        if self._together is None:
             return
         made = self._made
-        self._together = self._experts.of(group)
         self._alike = _attributes.counted_elsewhere(
             self._mpu, self._experts, made.places
         )
@@ -264,7 +269,7 @@ class _Optimizer(torch.optim.Optimizer):
             torch.optim.Optimizer.add_param_group(self, param_group)
 
         try:
-            agreed(self._comm, add)
+            self._agreed(add)
             self._build()
         except BaseException:
             del self.param_groups[before:]
