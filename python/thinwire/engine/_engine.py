@@ -225,8 +225,8 @@ class Engine(NotHere, Values, Saving):
 
         Raises InvalidArgument for another kind of loss. Raises FailedPrecondition after
         a backward of the loss itself, or naming a parameter or gradient that was
-        replaced. Before the first exchange of a window, raises the errors of set_lr()
-        for a rate. After either, with several ranks, this rank gives up: the others
+        replaced. Before the first exchange of a window, raises InvalidArgument or
+        TypeError for a rate, a decay or a mask in param_groups. After either, with several ranks, this rank gives up: the others
         raise CommFailure with its text, and only destroy() is allowed. An exception of a
         hook or function is raised unchanged. If gradients have been sent by then, it is
         the cause of a CommFailure, and the other ranks learn of it.
@@ -263,7 +263,8 @@ class Engine(NotHere, Values, Saving):
         comes when all of this is done.
 
         Raises FailedPrecondition without a backward since the last step, and if
-        gradients or parameters were changed after it. After the latter, with
+        gradients or parameters were changed after it. Raises InvalidArgument or TypeError
+        for a rate, a decay or a mask in param_groups. After either of the last two, with
         several ranks, this rank gives up, as in backward(). Raises NonFinite if the loss
         scale is at its minimum, and in an outer loop if parameters are not finite. Raises
         the errors of a client optimizer's step(). Raises CommFailure if a rank was lost;

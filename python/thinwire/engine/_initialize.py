@@ -57,9 +57,10 @@ def initialize(
       advances it.
     mpu: object for model parallelism. Ranks of mpu.get_data_parallel_group() hold the
       same parameters and average gradients. Without mpu and process_group, parameters
-      with a true attribute model_parallel or tensor_model_parallel are refused. Ranks of mpu.get_model_parallel_group(), if
-      it exists, hold a model together, are clipped by one norm and skip steps together.
-      A parameter that several of them hold counts on each.
+      with a true attribute model_parallel or tensor_model_parallel are refused. Ranks of
+      mpu.get_model_parallel_group(), if it exists, hold a model together, are clipped by
+      one norm and skip steps together. A parameter that several of them hold alike counts
+      once in it, unless it has one of these attributes.
     dist_init_required: whether to initialize torch.distributed. With None, this happens
       under torchrun, or if a launcher has started several ranks, unless it is initialized
       already. With False, it never happens.
