@@ -91,7 +91,7 @@ def save(
         trained._comm, lambda: (_to_save(trained), _beside(module, trained))
     )
     if beside is not None and chosen.frozen:
-        beside.warn_at_save()
+        beside.warn_at_save(trained._notices)
     trained._edits.apply(is_collective=True)
     both[0][GROUPS] = to_text(trained.param_groups)
     both[1][SAVED_AS] = trained._notices.run.to_text()

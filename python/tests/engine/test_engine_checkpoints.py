@@ -148,8 +148,7 @@ def test_tensors_of_all_types_are_saved_or_named(
     module, run, options = made(0)
     with caplog.at_level("WARNING", "thinwire"):
         thinwire.save(tmp_path, run, **options)
-        if kind == "engine":
-            thinwire.save(tmp_path / "again", run)
+        thinwire.save(tmp_path / "again", run, **options)
     other, resumed, options = made(1)
     notes = thinwire.load(tmp_path, resumed, **options).notes
     for name, value in module.state_dict().items():

@@ -10,6 +10,7 @@ import torch
 from .. import _core
 from .._log import logger
 from ..comm.modules import bytes_of, write_bytes
+from ..optim._notices import Notices
 
 _TYPES = {
     torch.float32,
@@ -58,13 +59,11 @@ class ModuleOthers:
         self._rank = rank
         self.describe()
         self._copies.clear()
-        self._warns_at_saves = rank == 0 and bool(self._unknown)
 
-    def warn_at_save(self) -> None:
+    def warn_at_save(self, notices: Notices) -> None:
         """Warns on rank 0 of tensors that files cannot hold, in the first save. Local."""
-        if self._warns_at_saves:
-            logger.warning("%s", self._text("saved"))
-        self._warns_at_saves = False
+        if self._unknown:
+            notices.unsaved(self._text("saved"))
 
     def add_note_of_load(self, notes: list[str]) -> None:
         """Adds a line that names the tensors that files cannot hold, if any. Local."""

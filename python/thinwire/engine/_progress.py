@@ -27,18 +27,18 @@ class Progress:
     ) -> None:
         self._speaks = comm.rank == 0
         self._every = config.steps_per_print
-        self._notices = Notices(comm)
+        self.notices = Notices(comm)
         self._core = core
-        self._notices.at_start(config, core.freeze_step)
-        self.run = self._notices.run
+        self.notices.at_start(config, core.freeze_step)
+        self.run = self.notices.run
         self._noted_loss = False
 
     def after(self, engine: EngineBase, report: EngineReport) -> None:
         skipped = self._core.skipped_steps
-        self._notices.after_step(report, report.steps, self._core.freeze_step)
+        self.notices.after_step(report, report.steps, self._core.freeze_step)
         if not report.applied:
             scale = self._core.loss_scale
-            self._notices.skipped(report, report.steps, skipped, scale)
+            self.notices.skipped(report, report.steps, skipped, scale)
         if self._speaks and self._every and engine.global_steps % self._every == 0:
             tell(
                 f"step={engine.global_steps}, skipped={skipped}, "

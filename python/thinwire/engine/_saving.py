@@ -241,7 +241,7 @@ class Saving(EngineBase):
 
         agreed(self._comm, check)
         if options.frozen:
-            self._others.warn_at_save()
+            self._others.warn_at_save(self._progress.notices)
         common, own = extra
         own = {**own, SAVED_AS: self._progress.run.to_text()}
         common = {**common, **pack(self)}

@@ -258,6 +258,9 @@ class Notices:
                 f"{self._comm.backend}",
             )
 
+    def unsaved(self, text: str) -> None:
+        self._log("unsaved", text, logging.WARNING)
+
     def warn(self, key: str, text: str) -> None:
         if key not in self._said:
             self._said.add(key)
