@@ -33,6 +33,7 @@ from thinwire import compat, optim
 from thinwire.comm import run_local_ranks
 from thinwire.config import named_backend, read_config
 from thinwire.errors import FailedPrecondition, InvalidArgument, Unavailable
+from thinwire.integrations._saved import require_ours
 
 pytestmark = pytest.mark.quick
 
@@ -155,6 +156,8 @@ def test_an_engines_optimizer_stands_for_the_wrapper_and_the_wrapped() -> None:
     assert (state["cur_scale"], state["overflow"]) == (256, False)
     assert (state["dynamic_loss_scale"], state["clip_grad"]) == (True, 1.0)
     optimizer.load_state_dict(state)
+    with pytest.raises(InvalidArgument, match="got EngineOptimizer; a cure"):
+        require_ours("prepare", [optimizer], "a cure")
 
 
 @by_ranks(2)

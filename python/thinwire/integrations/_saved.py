@@ -27,7 +27,7 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
     for optimizer in wrapped:
         while not isinstance(optimizer, _Optimizer):
             inner = getattr(optimizer, "optimizer", None)
-            if not isinstance(inner, torch.optim.Optimizer):
+            if inner is optimizer or not isinstance(inner, torch.optim.Optimizer):
                 break
             optimizer = inner
         else:
