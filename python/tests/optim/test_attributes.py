@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from local_ranks import by_ranks
 from thinwire import InvalidArgument, _core
+from thinwire.comm import run_local_ranks
 from thinwire.optim._attributes import find_experts
 
 LOW_BIT = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam", "LeanOnebitAdam")
@@ -80,7 +82,7 @@ def trained(model: Mixture, form: str, by: str, comm: Any, mpu: Any) -> Any:
         engine = thinwire.initialize(model=model, **given)[0]
         engine.backward(engine())
         engine.step()
-        return engine.optimizer
+        return engine
     optimizer = getattr(thinwire, by)(
         groups, lr=0.1, deepspeed=handle, process_group=comm if mpu is None else None
     )
@@ -102,10 +104,48 @@ def test_marked_experts_are_never_dense(comm: Any, by: str, form: str) -> None:
     holders = alone()
     model = make()
     mpu = mpu_of(comm, expert_data_parallel=holders)
-    groups = trained(model, form, by, comm, mpu).param_groups
+    made = trained(model, form, by, comm, mpu)
+    groups = (made.optimizer if by == "engine" else made).param_groups
     assert [g.get("expert_group") for g in groups].count(holders) == 1
     assert comm.rank < float(model.expert.detach().mean()) < comm.rank + 1
     assert float(model.dense.detach().mean()) < 1
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("form", ["one", "marks", "moe"])
+@pytest.mark.parametrize("by", ["engine", "OnebitAdam", "ZeroOneAdam"])
+def test_states_of_marked_experts_fit_any_number_of_ranks(
+    by: str, form: str, tmp_path: Path
+) -> None:
+    def made(comm: Any) -> Any:
+        model = Mixture(0, is_marked=form != "moe")
+        mpu = mpu_of(comm, expert_data_parallel=comm) if comm.size > 1 else None
+        return model, trained(model, form, by, comm, mpu)
+
+    def save(comm: Any) -> Any:
+        model, of = made(comm)
+        thinwire.save(tmp_path / str(comm.size), of)
+        values = [p.detach().clone() for p in model.parameters()]
+        return values, None if by == "engine" else of.state_dict()
+
+    def load(comm: Any) -> None:
+        values, state = states[3 - comm.size]
+        model, of = made(comm)
+        thinwire.load(tmp_path / str(3 - comm.size), of)
+        assert all(map(torch.equal, model.parameters(), values))
+        if state is not None:
+            of.load_state_dict(state)
+
+    states = {n: run_local_ranks(n, save)[0] for n in (1, 2)}
+    for n in (1, 2):
+        run_local_ranks(n, load)
+
+
+@pytest.mark.quick
+def test_one_rank_may_train_experts_alone() -> None:
+    groups = [{"params": [torch.nn.Parameter(torch.ones(4))], "moe": True}]
+    optimizer = thinwire.OnebitAdam(groups, process_group=alone())
+    assert "expert_group" not in optimizer.param_groups[0]
 
 
 @pytest.mark.quick
@@ -118,7 +158,7 @@ def test_deepspeeds_groups_are_known_if_it_is_loaded(
     model, other = Mixture(0), Mixture(0).expert
     setattr(other, "group_name", "ep_size_4")  # noqa: B010
     groups = [{"params": [model.expert, model.dense, other], "lr": 0.5}]
-    find_experts(groups, None)
+    assert find_experts(groups, None, 2) == [0, 0]
     assert [
         (g["params"][0] is p, g.get("expert_group"), g["lr"])
         for g, p in zip(groups, (model.dense, model.expert, other), strict=True)
@@ -144,10 +184,35 @@ def test_an_engine_refuses_experts_that_it_would_make_equal(comm: Any) -> None:
 def test_an_optimizer_that_makes_its_own_steps_takes_no_experts(comm: Any) -> None:
     model = Mixture(comm.rank)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [dict(group) for group in sgd.param_groups]
     mpu = mpu_of(comm, expert_data_parallel=alone())
     config = {"train_micro_batch_size_per_gpu": 1}
     with pytest.raises(InvalidArgument, match="SGD makes its own steps.*expert_group"):
         thinwire.initialize(model=model, optimizer=sgd, mpu=mpu, config=config)
+    assert [list(g) for g in sgd.param_groups] == [list(g) for g in before]
+    assert [len(g["params"]) for g in sgd.param_groups] == [2]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@by_ranks("num_ranks")
+def test_a_scheduler_of_the_given_adam_sets_rates_of_experts(
+    comm: Any, num_ranks: int
+) -> None:
+    model = Mixture(comm.rank)
+    adam = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine = thinwire.initialize(
+        model=model,
+        optimizer=adam,
+        lr_scheduler=torch.optim.lr_scheduler.ExponentialLR(adam, 0.5),
+        mpu=mpu_of(comm, expert_data_parallel=alone()),
+        config={"train_micro_batch_size_per_gpu": 1},
+    )[0]
+    for step in range(1, 4):
+        engine.backward(engine())
+        engine.step()
+        assert engine.get_lr() == [0.1 * 0.5**step] * 2
+    assert adam.param_groups[0] is engine.optimizer.param_groups[0]
 
 
 def without_group() -> list[str]:

@@ -82,6 +82,8 @@ class EngineBase(torch.nn.Module):
     _monitoring: Monitoring
     _left_out: set[str]
     _own_scheduler: bool
+    _split: list[int]
+    """See Plan.split."""
     _backwards: int
     """Number of backwards since the last boundary."""
     _close: weakref.finalize[..., Any]

@@ -21,7 +21,7 @@ from ..optim import _attributes
 from ..optim._experts import KEY as EXPERTS
 from ..optim._experts import Experts, in_order
 from ..optim._parameters import Place, marked, warn_of_order
-from ._client import Client, take_over
+from ._client import INSTEAD, Client, take_over
 from ._groups import Groups, groups_of, left_out, tell_groups, trainable, warn_of
 from ._hooks import Link
 from ._memory import TYPES, EngineMemory
@@ -39,6 +39,8 @@ class Plan:
 
     config: _core.Config
     groups: Groups
+    split: list[int]
+    """By each of the last groups: the number of the group that had its experts."""
     places: list[Place]
     left_out: list[str]
     monitors: list[Monitor]
@@ -74,20 +76,19 @@ def make_plan(
     config, notes = read_config(source, without_schedule=has_scheduler)
     if comm.rank == 0:
         log_notes(notes, SECTIONS)
+    taken: torch.optim.Optimizer | None = None
     client = None
     if optimizer is None:
-        groups = groups_of(model, model_parameters, copies=True)
+        groups = groups_of(model, model_parameters)
     else:
         given = model.parameters() if model_parameters is None else model_parameters
         taken, client = take_over(optimizer, given, config, comm.rank)
         groups = groups_of(model, taken.param_groups)
-    if comm.size > 1:
-        _attributes.find_experts(groups, mpu)
-    if client is not None and any(group.get(EXPERTS) is not None for group in groups):
-        raise InvalidArgument(
-            f"optimizer: {client.name} makes its own steps, which a group with {EXPERTS} "
-            "cannot have; use torch's AdamW without amsgrad, or one of Thinwire's"
-        )
+    split: list[int] = []
+    if client is None:
+        split = _attributes.find_experts(groups, mpu, comm.size)
+    else:
+        _refuse_experts(client, groups, comm.size)
     places = trainable(groups)
     if comm.size > 1:
         _refuse_untrained_experts(model, groups, places)
@@ -107,7 +108,11 @@ def make_plan(
         require_shareable(training_data, config.batch(comm.size)[1], comm.size)
     # This is last, because it makes directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
-    return Plan(config, groups, places, names, monitors, client)
+    if taken is not None:  # from here on, its groups are the engine's
+        for own, group in zip(taken.param_groups, groups, strict=False):
+            own.update(group)
+        groups[: len(taken.param_groups)] = taken.param_groups
+    return Plan(config, groups, split, places, names, monitors, client)
 
 
 def require_shareable(dataset: Any, batch_size: int, num_ranks: int) -> None:
@@ -138,6 +143,16 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
             raise InvalidArgument(
                 f"model: {where} is a DistributedDataParallel, which averages gradients "
                 "as the engine does: give the module inside, model.module"
+            )
+
+
+def _refuse_experts(client: Client, groups: Groups, num_ranks: int) -> None:
+    for group in groups:
+        is_marked = num_ranks > 1 and _attributes.has_marked(group)
+        if is_marked or group.get(EXPERTS) is not None:
+            raise InvalidArgument(
+                f"optimizer: {client.name} makes its own steps, so no parameter may be an "
+                f"expert ({EXPERTS}, allreduce=False or 'moe'); give {INSTEAD}"
             )
 
 

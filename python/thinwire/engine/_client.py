@@ -21,7 +21,7 @@ from ..optim._base import _Optimizer
 from ._groups import Groups
 
 _UNSUPPORTED = ("capturable", "differentiable")
-_INSTEAD = (
+INSTEAD = (
     "torch.optim.Adam or AdamW, which become Thinwire's unless they have amsgrad or "
     "maximize, or an optimizer of Thinwire's"
 )
@@ -86,13 +86,7 @@ class Client:
             if value != only:
                 raise InvalidArgument(
                     f"optimizer: {self.name} makes its own steps, so {what} must be "
-                    f"{_text(only)}, got {_text(value)}; give {_INSTEAD}"
-                )
-        for number, group in enumerate(self._groups):
-            if group.get("expert_group") is not None:
-                raise InvalidArgument(
-                    f"optimizer: param_groups[{number}]['expert_group'] must be absent "
-                    f"with {self.name}, which makes its own steps; give {_INSTEAD}"
+                    f"{_text(only)}, got {_text(value)}; give {INSTEAD}"
                 )
         swaps = [callable(getattr(self.optimizer, n, None)) for n in ("train", "eval")]
         if all(swaps) and config.precision.dtype != _core.DType.float32:

@@ -24,6 +24,7 @@ from ..optim import _attributes
 from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
 from ..optim._lifetime import closing
+from ..optim._settings import set_rate
 from ..report import EngineReport
 from ._build import (
     Plan,
@@ -107,6 +108,7 @@ class Engine(NotHere, Values, Saving):
             self.optimizer = EngineOptimizer(
                 self, plan.groups, plan.client, plan.places
             )
+            self._split = plan.split
             agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
             experts.join(comm, plan.groups)
             if model_parallel_group is None:
@@ -196,15 +198,27 @@ class Engine(NotHere, Values, Saving):
     def _require_known(self, of_scheduler: Any, given: Any) -> None:
         groups = getattr(of_scheduler, "param_groups", None)
         own = self.optimizer.param_groups
+        # A scheduler of the optimizer that was given does not know groups of experts
+        # that were taken out of its groups.
         if groups is None or (
-            len(groups) == len(own)
-            and all(a is b for a, b in zip(groups, own, strict=True))
+            len(groups) in (len(own), len(own) - len(self._split))
+            and all(a is b for a, b in zip(groups, own, strict=False))
         ):
             return
         raise InvalidArgument(
             "lr_scheduler: it is made of another optimizer than the one given; give both, "
             "or a callable that makes it: lambda optimizer: LambdaLR(optimizer, ...)"
         )
+
+    def _follow_scheduler(self) -> None:
+        """Writes rates into groups of experts that the scheduler does not know."""
+        groups = getattr(
+            getattr(self.lr_scheduler, "optimizer", None), "param_groups", None
+        )
+        own = self.optimizer.param_groups
+        if groups is not None and len(groups) < len(own):
+            for group, source in zip(own[len(groups) :], self._split, strict=True):
+                set_rate(group, own[source]["lr"])
 
     # ---- one step
 
@@ -302,6 +316,7 @@ class Engine(NotHere, Values, Saving):
                 setattr(holder, "_opt_called", True)  # noqa: B010
         if self._own_scheduler and applied:
             self.lr_scheduler.step(**lr_kwargs)
+            self._follow_scheduler()
         self.optimizer.show_rates(self._config, self._native.steps)
         assert self.report is not None
         self._progress.after(self, self.report)

@@ -22,12 +22,10 @@ _KINDS = {kind._options: kind._group for kind in _Optimizer.__subclasses__()}
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _native.MASK)
 
 
-def groups_of(
-    model: torch.nn.Module, model_parameters: Any, copies: bool = False
-) -> Groups:
+def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
     """Returns groups of the model's parameters. Local. Groups are tensors, (name,
     tensor) pairs or dicts like those of torch.optim; None is all that the model has.
-    With `copies` the dicts given stay as they are.
+    The dicts given stay as they are.
 
     Raises InvalidArgument and TypeError naming what is none of the model's.
     """
@@ -42,7 +40,7 @@ def groups_of(
     given = list(model_parameters)
     if not given or not isinstance(given[0], dict):
         given = [{"params": given}]
-    elif copies:
+    else:
         given = [dict(g) if isinstance(g, dict) else g for g in given]
     names = {id(p): name for name, p in model.named_parameters()}
     for number, group in enumerate(given):

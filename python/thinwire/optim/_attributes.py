@@ -105,15 +105,26 @@ def require_group(parameters: Iterable[tuple[str, torch.Tensor]], cure: str) -> 
             )
 
 
-def find_experts(groups: Groups, mpu: Any) -> None:
+def has_marked(group: dict[str, Any], of_all: bool = False) -> bool:
+    """Returns whether any parameter of the group, or all, are marked experts."""
+    marks = map(is_expert, group["params"])
+    return bool(group.get("moe")) or (all(marks) if of_all else any(marks))
+
+
+def find_experts(groups: Groups, mpu: Any, num_ranks: int) -> list[int]:
     """Writes expert_group into groups of experts without it. Local. Parameters are
     experts if they have the attribute allreduce=False, or if their group has a true `moe`.
     `mpu`, or DeepSpeed if it is loaded, knows their process group. Experts that share a
-    group with others become groups at the end.
+    group with others become groups at the end. A single rank does the same, so that
+    states fit any number of ranks, and is the only holder of its experts.
 
-    Raises InvalidArgument naming an expert whose process group is unknown.
+    Returns for each new group the number of the group that had its experts. Raises
+    InvalidArgument naming an expert whose process group is unknown.
     """
-    changes: list[tuple[dict[str, Any], Groups]] = []
+    alone = _core.local_group(1, 60.0)[0] if num_ranks == 1 else None
+    if alone is not None and all(has_marked(group, of_all=True) for group in groups):
+        return []  # some group must be without it
+    changes: list[tuple[int, Groups]] = []
     for number, group in enumerate(groups):
         if group.get(KEY) is not None:
             continue
@@ -132,7 +143,7 @@ def find_experts(groups: Groups, mpu: Any) -> None:
             if "param_names" in group:
                 part["param_names"] = [names[k] for k in indices]
             if named is not None:
-                part[KEY] = _holders(mpu, named[0])
+                part[KEY] = _holders(mpu, named[0]) if alone is None else alone
                 if part[KEY] is None:
                     raise InvalidArgument(
                         f"param_groups[{number}]: parameter '{names[indices[0]]}' is marked as "
@@ -142,10 +153,13 @@ def find_experts(groups: Groups, mpu: Any) -> None:
                     )
             if indices:
                 parts.append(part)
-        changes.append((group, parts))
-    for group, (first, *others) in changes:
-        group.update(first)
-        groups.extend({**group, **part} for part in others)
+        changes.append((number, parts))
+    sources = []
+    for number, (first, *others) in changes:
+        groups[number].update(first)
+        groups.extend({**groups[number], **part} for part in others)
+        sources += [number] * len(others)
+    return sources
 
 
 def _holders(mpu: Any, name: Any) -> Any:

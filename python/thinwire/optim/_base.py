@@ -163,8 +163,7 @@ class _Optimizer(torch.optim.Optimizer):
 
     def _plan(self) -> tuple[list[Place], _core.Config]:
         """Returns the parameters in their order, and the settings for C++. Local."""
-        if self._comm.size > 1:
-            _attributes.find_experts(self.param_groups, self._mpu)
+        _attributes.find_experts(self.param_groups, self._mpu, self._comm.size)
         places = in_order(trainable(self.param_groups), self.param_groups)
         if self._comm.size > 1:
             if not self._has_group:
