@@ -9,13 +9,14 @@ They raise InvalidArgument for a tensor that no engine trains.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from . import _core
-from ._agreement import gathered
+from ._agreement import agreed, gathered
 from .comm import communicator_for
 from .engine._values import engine_of
 from .optim._attributes import model_parallel_group
@@ -98,7 +99,10 @@ class CheckOverflow:
         arguments are DeepSpeed's, without effect.
         """
         self._params = [p for group in param_groups or () for p in group]
-        self._comm = communicator_for(model_parallel_group(mpu))
+        group = model_parallel_group(mpu)
+        self._comm = communicator_for(group)
+        if self._comm is not group:
+            weakref.finalize(self, self._comm.close)
 
     def check(
         self, param_groups: Iterable[Iterable[torch.Tensor]] | None = None
@@ -112,9 +116,11 @@ class CheckOverflow:
 
     def has_overflow(self, params: Iterable[torch.Tensor]) -> bool:
         """Returns whether a gradient of the parameters is not finite on any rank.
-        Collective.
+        Collective. If a gradient cannot be read on one rank, all raise.
         """
-        own = any(
-            not bool(p.grad.isfinite().all()) for p in params if p.grad is not None
-        )
-        return "True" in gathered(self._comm, str(own))
+
+        def look() -> bool:
+            grads = [p.grad for p in params if p.grad is not None]
+            return not all(bool(grad.isfinite().all()) for grad in grads)
+
+        return "True" in gathered(self._comm, str(agreed(self._comm, look)))

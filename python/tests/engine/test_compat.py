@@ -172,6 +172,17 @@ def test_functions_of_the_wrappers(comm: Any) -> None:
     parameter.grad = torch.tensor([1.0, math.nan if comm.rank else 0.0])
     assert overflow.check()
     assert not overflow.check([[]])
+    if comm.rank:
+        parameter.grad = torch.sparse_coo_tensor([[0]], [1.0], (2,))
+    with pytest.raises((NotImplementedError, InvalidArgument), match="aten::"):
+        overflow.check()
+
+
+def test_check_overflow_closes_its_own_communicator() -> None:
+    overflow = compat.CheckOverflow()
+    comm = overflow._comm
+    del overflow
+    assert comm.closed
 
 
 def test_memory_is_printed_only_if_forced(capsys: Any) -> None:
