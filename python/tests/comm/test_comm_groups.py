@@ -5,7 +5,10 @@ threads."""
 from __future__ import annotations
 
 import datetime
+import json
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +23,8 @@ from core_transports import Mailboxes, ThreadTransport
 from thinwire import _core, comm
 from thinwire.comm import run_local_ranks
 from thinwire.comm.duration import timeout_of
+from thinwire.comm.process_group import _Flight, _Whereabouts
+from thinwire.comm.watcher import Watcher
 from thinwire.errors import (
     CommFailure,
     FailedPrecondition,
@@ -160,8 +165,13 @@ def join() -> None:
     """Three ranks: groups of two of them, twice, and what is beside it."""
     comm.init_distributed("gloo")
     comm.init_distributed("gloo")
+    threads = threading.active_count()
     check_buffers(dist.get_rank(), None)
     check_buffers(dist.get_rank(), dist.group.WORLD)
+    end = time.monotonic() + 20
+    while threading.active_count() > threads:  # nothing of those calls stays
+        assert time.monotonic() < end
+        time.sleep(0.05)
     subset = dist.new_group([2, 0])
     if dist.get_rank() == 1:
         for take in (comm.communicator_for, comm.ProcessGroupTransport):
@@ -182,6 +192,47 @@ def join() -> None:
 
 def test_groups_of_some_ranks() -> None:
     ranks.results(3, __file__, "join")
+
+
+@pytest.mark.quick
+def test_what_threads_tell_of_their_channels_is_all_published() -> None:
+    second, published = threading.Event(), []
+
+    class Slow:
+        def set(self, _: str, text: str) -> None:
+            if not published and threading.current_thread() is first:
+                second.wait(0.3)
+            published.append(json.loads(text))
+            second.set()
+
+    told = _Whereabouts(dist.HashStore(), 0)
+    told._store = Slow()  # type: ignore[assignment]
+    flight = _Flight(0.0, "", "op", {}, {})
+    first = threading.Thread(target=told.tell, args=(1, flight))
+    first.start()
+    time.sleep(0.1)
+    told.tell(2, flight)
+    first.join()
+    assert published[-1].keys() == {"1", "2"}
+
+
+@pytest.mark.quick
+def test_a_watcher_survives_errors() -> None:
+    class Watched:
+        looks = 0
+
+        def look(self) -> bool:
+            self.looks += 1
+            raise ValueError
+
+    watched = Watched()
+    watcher = Watcher(weakref.ref(watched))
+    end = time.monotonic() + 20
+    while watched.looks < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert watcher.briefly(lambda: json.loads("{")) is None
+    assert watcher.briefly(lambda: 1) == 1
 
 
 def test_local_gradients(world_of_one: None) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -11,13 +10,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import _core
-from ..errors import CommFailure, FailedPrecondition
+from ..errors import FailedPrecondition
 from .calls import in_call
 from .groups import communicator_for
-
-_beside: weakref.WeakKeyDictionary[dist.ProcessGroup, _core.Communicator] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 @in_call("broadcast_buffers()")
@@ -42,12 +37,11 @@ def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> Non
     for _, buffer in buffers:
         by_device.setdefault(buffer.device, []).append(buffer)
     if isinstance(process_group, dist.ProcessGroup):
-        comm = _comm_beside(process_group)
+        comm = communicator_for(process_group)
         try:
             comm.require_same("the buffers of the module", text)
-        except CommFailure:
+        finally:
             comm.close()
-            raise
         for tensors in by_device.values():
             values = bytes_of(tensors).to(_reached_by(process_group, tensors[0].device))
             dist.broadcast(
@@ -105,13 +99,6 @@ def register_hook(
             f"ddp: {caller}() needs a DistributedDataParallel without a communication "
             f"hook; wrap the module anew ({str(error).splitlines()[0]})"
         ) from None
-
-
-def _comm_beside(group: dist.ProcessGroup) -> _core.Communicator:
-    """Returns a communicator of the group, which is made once. Collective then."""
-    if group not in _beside or _beside[group].closed:
-        _beside[group] = communicator_for(group)
-    return _beside[group]
 
 
 def _reached_by(group: dist.ProcessGroup, device: torch.device) -> torch.device:

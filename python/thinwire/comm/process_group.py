@@ -114,9 +114,14 @@ class _Whereabouts:
         self._store = PrefixStore("thinwire/where/", store)
         self._own: dict[str, list[Any]] = {}
         self._left: set[int] = set()
+        self._lock = threading.Lock()
 
     def tell(self, channel: int, flight: _Flight | None) -> None:
         """Publishes where this rank is on a channel, if that has changed."""
+        with self._lock:
+            self._tell(channel, flight)
+
+    def _tell(self, channel: int, flight: _Flight | None) -> None:
         if flight is None and channel in self._left:
             return
         gone = {channel} if flight is None else {channel, *self._left}
@@ -138,7 +143,8 @@ class _Whereabouts:
         """Keeps what is published of a channel that has failed, for ranks that time out
         later, until this rank tells where it is next.
         """
-        self._left.add(channel)
+        with self._lock:
+            self._left.add(channel)
 
     def of(self, peer: int) -> dict[str, list[Any]]:
         """Returns place, operation, calls, and the least and most bytes from one rank that

@@ -45,14 +45,14 @@ class Watcher:
         thread.start()
 
     def briefly(self, action: Callable[[], T]) -> T | None:
-        """Returns action(). Returns None if it raises RuntimeError, or if the thread is
-        not done with it in time.
+        """Returns action(). Returns None if it raises, or if the thread is not done with
+        it in time.
         """
         results: list[T] = []
         done = threading.Event()
 
         def run() -> None:
-            with suppress(RuntimeError):  # the store is gone with its host
+            with suppress(Exception):  # such as the store, gone with its host
                 results.append(action())
             done.set()
 
@@ -75,6 +75,7 @@ class Watcher:
             if job is not None:
                 job()
             elif looks_on and found is not None:
-                looks_on = found.look()
+                with suppress(Exception):  # briefly() needs the thread
+                    looks_on = found.look()
             self._began = None
             del found, job
