@@ -22,8 +22,9 @@ class Mpi4pyTransport(ChannelTransport):
     """A transport over a duplicate of `comm`, an mpi4py.MPI.Intracomm; None is
     MPI.COMM_WORLD. The constructor is collective over `comm`.
 
-    Raises InvalidArgument unless `comm` is one that has this rank. It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
-    without it or without mpi4py. A rank that dies is noticed at the time limit, or by
+    Raises InvalidArgument unless `comm` is one that has this rank. It needs
+    MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable without it
+    or without mpi4py. A rank that dies is noticed at the time limit, or by
     mpirun. If a rank hangs, programs that end would wait for it in MPI_Finalize. They
     wait for one more time limit instead, and then call MPI_Abort.
     """

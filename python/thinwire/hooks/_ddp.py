@@ -212,7 +212,8 @@ class Hook(ScaledHook):
 
         Raises CorruptCheckpoint naming what does not fit, and InvalidArgument if the
         ranks' states differ, on all ranks, before anything changes. Residuals must not be
-        above 1e30 in magnitude. Raises FailedPrecondition after a backward that has failed halfway.
+        above 1e30 in magnitude. Raises FailedPrecondition after a backward that has
+        failed halfway.
         """
         dtype = from_dlpack(self._mean.worker_error()).dtype
 
