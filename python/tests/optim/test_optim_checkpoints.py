@@ -108,6 +108,17 @@ def test_a_state_goes_there_and_back(kind: str, tmp_path: Any) -> None:
     assert cases.bits(net) == cases.bits(twin)
 
 
+@pytest.mark.parametrize("kind", ["Lamb", "OnebitLamb"])
+def test_states_have_limits_of_groups_only_as_of_old(kind: str) -> None:
+    for limits in ({}, {"max_coeff": 5.0}):
+        parts = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(2)]
+        parts[1]["max_coeff"] = 0.5  # type: ignore[assignment]
+        optimizer = cases.make(kind, parts, **limits)
+        first, second = optimizer.state_dict()["param_groups"]
+        assert {"max_coeff", "min_coeff"}.isdisjoint(first)
+        assert second["max_coeff"] == 0.5 and "min_coeff" not in second
+
+
 def test_the_compressed_stage_is_refused_by_name() -> None:
     net, optimizer = cases.made("OnebitAdam")
     cases.train(net, optimizer, range(6))

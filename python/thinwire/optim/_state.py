@@ -31,11 +31,11 @@ PER_PARAMETER = (
     *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
     *("origin", "momentum_accumulator", "masters"),
 )
-# Residuals, and what says whose they are.
+# Keys of residuals, and the key that says whose they are.
 _OF_ONE_RANK = {"worker_error", "server_error", "residual_layout"}
-# Of LAMB's trust ratio.
+# The limits of LAMB's trust ratio.
 _LIMITS = ("max_coeff", "min_coeff")
-# Of lean 1-bit Adam before its freeze, and of an outer loop.
+# Keys that show shards: lean 1-bit Adam before its freeze, and an outer loop.
 _SHARDED = {"shards", "outer.is_local"}
 _DROPPING = 'load_state_dict(state, residuals="drop") loads the rest of it on any rank'
 _ANY_RANKS = "thinwire.save and thinwire.load carry all of it over any number of ranks"
@@ -75,8 +75,15 @@ def complete(
     record |= {"semantics": native.config.semantics.name}
     record |= {"rank": comm.rank, "world_size": comm.size}
     record |= {"run": optimizer._notices.run.to_text()}
+    # Limits of the constructor are not in states of 0.13.0, and
+    # torch.distributed.checkpoint needs a saved value for each key.
+    own = {key: optimizer.defaults.get(key) for key in _LIMITS}
     groups = [
-        {key: value for key, value in group.items() if key != EXPERTS}
+        {
+            key: value
+            for key, value in group.items()
+            if key != EXPERTS and (key not in own or value != own[key])
+        }
         for group in packed["param_groups"]
     ]
     added = {"state": entries, "thinwire": record | state, "param_groups": groups}
