@@ -97,7 +97,7 @@ def test_what_ranks_of_a_model_hold_alike_counts_once(
         engine.step()
         exact = engine.report.phase == "exact" and name != "outer"
         assert engine.report.grad_norm == pytest.approx(NORM, 1e-5 if exact else 0.02)
-    assert name in ("4 bits", "fp32, stage 0") or engine.report.applied
+    assert engine.report.applied
 
 
 @pytest.mark.parametrize("kind", ["OnebitAdam", "OnebitLamb", "ZeroOneAdam"])
