@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -15,9 +15,10 @@ from .. import _core
 from .._agreement import agreed
 from ..comm.calls import in_call
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
+from ..optim._deepspeed import DeepSpeedNames
 from ..optim._edits import may_be_behind
 from ..optim._experts import KEY as EXPERTS
-from ..optim._options import names_of_python, number_of, rate_of, refuse_name
+from ..optim._options import names_of_python, number_of, rate_of
 from ..optim._parameters import Place
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number, tensors
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ._engine import Engine
 
 
-class EngineOptimizer(torch.optim.Optimizer):
+class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     """A torch.optim.Optimizer whose param_groups take effect. A learning rate, weight
     decay or mask that is written there is that of the next step, and of all later ones.
     With exchanges during backward, a mask written between backward and step is that of
@@ -262,23 +263,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         return self
 
     @property
-    def freeze_step(self) -> int | Literal["auto"] | None:
-        """Planned last exact step, as that of Thinwire's optimizers."""
-        planned = self._made._native.freeze_step
-        return "auto" if planned == _core.AUTO_FREEZE else planned
-
-    @property
-    def adam_freeze_key(self) -> bool:
-        """Whether the variance is frozen in the next step."""
-        freeze_step = self.freeze_step
-        return isinstance(freeze_step, int) and self._made._native.steps >= freeze_step
-
-    lamb_freeze_key = adam_freeze_key
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            refuse_name(self, name)
+    def _stepper(self) -> Core:
+        return self._made._native
 
     @property
     def clip_grad(self) -> float:

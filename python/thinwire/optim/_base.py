@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
+from typing import Any, ClassVar, Literal, NoReturn, overload
 
 import torch
 from torch._compile import _disable_dynamo
@@ -24,6 +24,7 @@ from ..comm.lifetime import note_daemon
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
 from . import _attributes, _state
+from ._deepspeed import DeepSpeedNames
 from ._edits import Edits
 from ._experts import Experts, in_order
 from ._given import PerParameter, per_place
@@ -39,7 +40,6 @@ from ._options import (
     default,
     names_of,
     number_of,
-    refuse_name,
 )
 from ._parameters import (
     Place,
@@ -59,7 +59,7 @@ _NO_GROUP = (
 )
 
 
-class _Optimizer(torch.optim.Optimizer):
+class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
     """torch.optim.Optimizer whose step() communicates.
 
     Gradients are those of this rank; nothing else may average them. The constructor,
@@ -299,28 +299,8 @@ class _Optimizer(torch.optim.Optimizer):
         return float(self._made.config.gradient_clipping)
 
     @property
-    def freeze_step(self) -> int | Literal["auto"] | None:
-        """Planned last exact step: set, derived from total_steps, or of a loaded state.
-        It is "auto" until an automatic freeze has happened. For ZeroOneAdam it is the
-        last step in which the variance may change. It is None if all steps are exact.
-        """
-        planned = self._made.optimizer.freeze_step
-        return "auto" if planned == _core.AUTO_FREEZE else planned
-
-    @property
-    def adam_freeze_key(self) -> bool:
-        """Whether the variance is frozen in the next step. DeepSpeed's name."""
-        freeze_step = self.freeze_step
-        return (
-            isinstance(freeze_step, int) and self._made.optimizer.steps >= freeze_step
-        )
-
-    lamb_freeze_key = adam_freeze_key
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            refuse_name(self, name)
+    def _stepper(self) -> Any:
+        return self._made.optimizer
 
     @in_call("set_max_grad_norm()")
     def set_max_grad_norm(self, max_grad_norm: float) -> None:

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NoReturn, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import torch
 
@@ -250,50 +250,6 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     local_step_scaler: int | None
     local_step_clipper: int | None
     warmup_bits: Literal[0, 4, 8] | None
-
-
-_RESIDUALS = 'in state_dict()["thinwire"], as "worker_error" and "server_error"'
-# Attributes of DeepSpeed's optimizers and wrappers, and where their values are here.
-ELSEWHERE = {
-    **dict.fromkeys(("worker_errors", "server_errors"), _RESIDUALS),
-    "lamb_coeffs": "what get_lamb_coeffs() returns",
-    "exp_avg_flat": 'of a parameter, state[p]["exp_avg"]',
-    "var_freeze_step": "freeze_step",
-    "comm_backend_name": "what repr() shows",
-    "comm_backend_handle": "what repr() shows",
-    **dict.fromkeys(("using_pipeline", "cuda_aware", "eps_mode"), "not used"),
-    **dict.fromkeys(
-        ("corrected_tensor_sizes", "server_chunk_sizes", "divider", "dummy_exp_avg"),
-        "not used, because nothing is padded",
-    ),
-    **dict.fromkeys(
-        ("coeff_beta", "factor_max", "factor_min", "factor_threshold"),
-        "a keyword of the constructor",
-    ),
-    "mpu": "that of initialize(), or of the keyword deepspeed",
-    "deepspeed": "the keyword of that name",
-    "bit16_groups": "fp16_groups",
-    "single_partition_of_fp32_groups": "fp32_groups, which are whole",
-    "averaged_gradients": "what engine.full_gradient(p) returns, with ZeRO",
-    **dict.fromkeys(("check_overflow", "has_overflow", "overflow_checker"), "overflow"),
-    "unscale_and_clip_grads": "part of engine.step()",
-    **dict.fromkeys(
-        ("cur_iter", "last_overflow_iter"),
-        'in state_dict()["thinwire"], as "loss_scale_steps" and "loss_scale_last_overflow"',
-    ),
-    **dict.fromkeys(
-        ("scale_factor", "scale_window", "min_loss_scale"),
-        "keys of fp16 in the configuration",
-    ),
-}
-
-
-def refuse_name(owner: object, name: str) -> NoReturn:
-    """Raises AttributeError, which says where the value of a name of DeepSpeed's is."""
-    text = f"'{type(owner).__name__}' object has no attribute '{name}'"
-    if name in ELSEWHERE:
-        text += f": here it is {ELSEWHERE[name]}"
-    raise AttributeError(text, name=name, obj=owner)
 
 
 def names_of(keywords: Any) -> list[str]:
