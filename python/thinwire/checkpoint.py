@@ -132,8 +132,9 @@ def load(
     module: like that of save().
     options: weights_only loads only parameters, also from a safetensors file or a
       Hugging Face folder; masters are the saved ones. fall_back loads the previous
-      checkpoint if the newest is damaged. rename is {old: new}, also for buffers and
-      frozen parameters; prefixes of wrappers, "module." and "_orig_mod.", do not count.
+      checkpoint if the newest is damaged. rename is {old: new}, in full names, also for
+      buffers and frozen parameters. For other names the prefixes of wrappers, "module."
+      and "_orig_mod.", do not count.
       allow_missing and ignore are names, or globs with *. With strict=False, any may be
       missing in either, but not all. The others are allow_rounding and share_reads.
 

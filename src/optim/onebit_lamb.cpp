@@ -115,11 +115,14 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
   follow_masks();
   const std::vector<TrustRatio> ratios =
       lamb_step(adam(), ++steps, *average, limits, model.pool);
+  const bool ends = freeze.ends_at(steps, momentum);
+  // A frozen run of DeepSpeed's continues with the coefficients that it had.
+  const bool keeps = ends && !fresh.empty();
   for (std::size_t i = 0; i < ratios.size(); ++i) {
     coefficients.last[i] = ratios[i].value;
-    if (ratios[i].computed) coefficients.average(i, ratios[i].value);
+    if (ratios[i].computed && !keeps) coefficients.average(i, ratios[i].value);
   }
-  if (freeze.ends_at(steps, momentum))
+  if (ends)
     begin_compression();
   else
     forget_fresh();

@@ -457,11 +457,11 @@ def test_coefficients_of_deepspeeds_onebit_lamb_are_taken(
                 p.grad = gradient
             optimizer.step()
         assert optimizer.report.phase == "compressed"
-        if moment == "after":  # exact steps changed the average by a tenth of a ratio
+        if moment == "after":
             after = optimizer.state_dict()["thinwire"]
             assert (after["last_factor"] != 1).all()
-            changed = after["lamb_coeff_freeze"] - 0.9 * of_file["lamb_coeff_freeze"]
-            assert (changed >= 0).all() and (changed <= 0.1 * 10).all()
+            key = "lamb_coeff_freeze"
+            assert torch.equal(after[key], of_file[key])
 
     run_local_ranks(2, run)
 
@@ -604,3 +604,12 @@ def test_a_directory_of_deepspeed_is_no_fresh_start(stage: str, tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     optimizer = thinwire.AdamW(cases.model().parameters())
     assert thinwire.resume(tmp_path / "empty", optimizer) is None
+
+
+def test_converted_states_are_no_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "optimizer.safetensors").touch()
+    config = {"train_micro_batch_size_per_gpu": 1}
+    engine = thinwire.initialize(model=cases.model(), config=config)[0]
+    with pytest.raises(InvalidArgument, match=r"thinwire.load\('"):
+        engine.load_checkpoint(tmp_path)
+    engine.destroy()

@@ -17,7 +17,9 @@ def in_call(name: str) -> Iterator[None]:
     calls are nested, the outermost name counts. Local.
     """
     thread = threading.get_ident()
-    is_outermost = _calls.setdefault(thread, name) is name
+    is_outermost = thread not in _calls
+    if is_outermost:
+        _calls[thread] = name
     try:
         yield
     finally:

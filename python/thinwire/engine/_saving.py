@@ -403,6 +403,13 @@ def refuse_tagged(directory: str) -> None:
 
 
 def refuse_foreign(directory: str) -> None:
-    """Raises InvalidArgument if DeepSpeed wrote this directory. Local."""
+    """Raises InvalidArgument if DeepSpeed wrote this directory, or a script converted its
+    states to it. Local.
+    """
+    if os.path.exists(os.path.join(directory, "optimizer.safetensors")):
+        raise InvalidArgument(
+            f"load_dir: {directory} has converted states: load them with "
+            f"thinwire.load('{directory}', engine)"
+        )
     with suppress(Unavailable):
         _core.inspect(directory)
