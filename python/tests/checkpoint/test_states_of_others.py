@@ -554,7 +554,7 @@ DIRECTORIES = {
             "mp_rank_00_model_states.pt",
             "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
         ],
-        "--input_folder TAG --output_folder IN; python examples/python/states_from_",
+        "--input_folder TAG --output_folder IN; in a clone of Thinwire run python ",
     ),
     "stage 3": (
         [
