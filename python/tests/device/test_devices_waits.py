@@ -123,6 +123,8 @@ MUTANTS: dict[str, dict[str, str | tuple[str, str]]] = {
             "        self.memory.staging.wait()\n        self._pending.clear()\n",
             "        self._pending.clear()\n",
         ),
+    },
+    "thinwire/engine/_hooks.py": {
         "two gradients in one backward": ("if index in self._taken:", "if False:"),
     },
     "thinwire/engine/leaders/link.py": {

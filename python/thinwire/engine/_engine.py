@@ -134,7 +134,7 @@ class Engine(NotHere, Values, Saving):
                 lambda: make_parts(comm, model, plan, experts, self._hosts),
             )
             if model_parallel_group is not None:
-                assert isinstance(core, _core.Engine)
+                assert isinstance(core, _core.Engine) and self._together is not None
                 alike = _attributes.counted_elsewhere(mpu, experts, plan.places)
                 core.set_model_parallel(self._together, alike)
         except BaseException:

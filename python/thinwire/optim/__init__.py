@@ -149,8 +149,9 @@ class OnebitAdam(_Optimizer):
         ) -> None: ...
         @overload
         def __init__(
-            self, params: ParamsT, deepspeed: names.Handle | None, /, **keywords: Any
+            self, params: ParamsT, deepspeed: names.Handle | None, **keywords: Any
         ) -> None: ...
+        def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None: ...
 
 
 class LeanOnebitAdam(_Optimizer):
@@ -211,8 +212,9 @@ class OnebitLamb(_Optimizer):
         ) -> None: ...
         @overload
         def __init__(
-            self, params: ParamsT, deepspeed: names.Handle | None, /, **keywords: Any
+            self, params: ParamsT, deepspeed: names.Handle | None, **keywords: Any
         ) -> None: ...
+        def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None: ...
 
 
 class ZeroOneAdam(_Optimizer):
@@ -246,8 +248,9 @@ class ZeroOneAdam(_Optimizer):
         ) -> None: ...
         @overload
         def __init__(
-            self, params: ParamsT, deepspeed: names.Handle | None, /, **keywords: Any
+            self, params: ParamsT, deepspeed: names.Handle | None, **keywords: Any
         ) -> None: ...
+        def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None: ...
 
 
 for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):

@@ -139,7 +139,7 @@ def find_experts(groups: Groups, mpu: Any, num_ranks: int) -> list[int]:
             continue
         parts = []
         for named, indices in held.items():
-            part = {"params": [tensors[k] for k in indices]}
+            part: dict[str, Any] = {"params": [tensors[k] for k in indices]}
             if "param_names" in group:
                 part["param_names"] = [names[k] for k in indices]
             if named is not None:

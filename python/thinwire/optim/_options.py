@@ -301,7 +301,7 @@ def by_name(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> dict[st
 
     Raises TypeError like Python.
     """
-    names = GROUP_KEYS
+    names: tuple[str, ...] = GROUP_KEYS
     if args and (hasattr(args[0], "mpu") or (args[0] is None and len(args) == 1)):
         names = ("deepspeed",)
     if len(args) > len(names):
