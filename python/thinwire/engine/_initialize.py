@@ -85,8 +85,8 @@ def initialize(
         return _source(args, config, config_params)
 
     given_group = process_group
-    if _attributes.has_groups(mpu) and process_group is None:
-        process_group = mpu.get_data_parallel_group()
+    if process_group is None:
+        process_group = _attributes.data_parallel_group(mpu)
     if process_group is None and dist_init_required is not False:
         _init_distributed(distributed_port, named_backend(source))
     engine = Engine(

@@ -37,6 +37,11 @@ def require_mpu(mpu: Any, name: str) -> None:
         )
 
 
+def data_parallel_group(mpu: Any) -> Any:
+    """Returns the group of ranks that average, or None if `mpu` does not know it."""
+    return mpu.get_data_parallel_group() if has_groups(mpu) else None
+
+
 def model_parallel_group(mpu: Any) -> Any:
     """Returns the group of ranks that hold one model together, or None."""
     if has_groups(mpu):

@@ -109,8 +109,8 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
         self._given = keywords
         self._mpu = getattr(keywords.get("deepspeed"), "mpu", None)
         group = keywords.get("process_group")
-        if group is None and self._mpu is not None:
-            group = getattr(self._mpu, "get_data_parallel_group", lambda: None)()
+        if group is None:
+            group = _attributes.data_parallel_group(self._mpu)
         self._has_group = group is not None
         self._owns_comm = not isinstance(group, _core.Communicator)
         self._comm = communicator_for(group, backend=keywords.get("comm_backend_name"))

@@ -160,7 +160,7 @@ TEST(Verify, LinksAndDirectoriesAreNoFiles) {
   }
 }
 
-// As another user, since root may read everything.
+// Runs as another user, since root may read everything.
 TEST(Verify, AFileThatCannotBeReadIsNoDamage) {
   const Folder directory;
   fs::permissions(directory.path(), fs::perms{0755});
