@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/set_to_zero.h"
-#include "exchange/records/records.h"
+#include "exchange/codec/sign.h"
 #include "exchange/wait_meter.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/sign_compress.h"
@@ -41,7 +41,7 @@ CompressedAllReduce::CompressedAllReduce(comm::Communicator& comm,
     const std::size_t padded = padded_size(values.size, comm.size());
     units_.push_back({values, residuals, padded / world_, records_size_});
     residuals += padded;
-    records_size_ += exchange::record_bytes(padded / world_, 1);
+    records_size_ += exchange::sign_codec().record_bytes(padded / world_);
   }
   worker_error_ = Buffer::of<float>(residuals);
   server_error_ = Buffer::of<float>(residuals / world_);
@@ -102,7 +102,7 @@ void CompressedAllReduce::average(const Unit& unit, Records& received,
       static_cast<float>(1.0 / static_cast<double>(world_));
   std::vector<float> mean(unit.chunk);
   for (std::size_t r = 0; r < world_; ++r) {
-    const Signs signs = exchange::signs_in(record(received, r, unit));
+    const Signs signs = exchange::SignCodec::decode(record(received, r, unit));
     const float term = signs.scale * inverse_count;
     for (std::size_t i = 0; i < unit.chunk; ++i) {
       const bool is_positive = (signs.words[i / 32] >> (i % 32) & 1u) != 0;
@@ -121,8 +121,8 @@ void CompressedAllReduce::decode(const Unit& unit, Records& results,
   for (std::size_t s = 0; s < world_; ++s) {
     const std::size_t begin = std::min(unit.values.size, s * unit.chunk);
     const std::size_t end = std::min(unit.values.size, (s + 1) * unit.chunk);
-    kernels::sign_decode(exchange::signs_in(record(results, s, unit)), nullptr,
-                         x + begin, end - begin);
+    kernels::sign_decode(exchange::SignCodec::decode(record(results, s, unit)),
+                         nullptr, x + begin, end - begin);
   }
 }
 
@@ -131,7 +131,8 @@ void CompressedAllReduce::show(bool of_worker, std::size_t first_block,
   if (observer_ == nullptr) return;
   for (std::size_t rank = 0; rank * records_size_ < records.size(); ++rank)
     for (const Unit& unit : units_) {
-      const Signs signs = exchange::signs_in(record(records, rank, unit));
+      const Signs signs =
+          exchange::SignCodec::decode(record(records, rank, unit));
       if (of_worker)
         observer_->worker_record(first_block++, signs);
       else

@@ -12,11 +12,6 @@ namespace {
 
 constexpr std::size_t kMostElements = 1024;
 
-void require_bits(int bits) {
-  require(bits == 1 || bits == 4 || bits == 8, "BlockOptions.bits", "1, 4 or 8",
-          bits);
-}
-
 std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -33,15 +28,11 @@ BlockLayout::BlockLayout(std::span<const Range> units,
   require(
       options.block_elements >= 1 && options.block_elements <= kMostElements,
       "BlockOptions.block_elements", "in [1, 1024]", options.block_elements);
-  require_bits(options.bits);
   cut_into_blocks(units, options);
-  place_records(options.bits);
 }
 
 BlockLayout BlockLayout::of_pieces(std::span<const Range> units,
-                                   std::span<const std::vector<Range>> pieces,
-                                   int bits) {
-  require_bits(bits);
+                                   std::span<const std::vector<Range>> pieces) {
   BlockLayout layout;
   if (!pieces.empty())
     layout.world_size_ = static_cast<int>(pieces.front().size());
@@ -56,13 +47,11 @@ BlockLayout BlockLayout::of_pieces(std::span<const Range> units,
     }
     layout.buckets_.push_back(std::move(bucket));
   }
-  layout.place_records(bits);
   return layout;
 }
 
 BlockLayout BlockLayout::of_blocks(std::vector<std::vector<Block>>&& buckets,
-                                   int world_size, int bits) {
-  require_bits(bits);
+                                   int world_size) {
   BlockLayout layout;
   layout.world_size_ = world_size;
   for (std::vector<Block>& given : buckets) {
@@ -80,7 +69,6 @@ BlockLayout BlockLayout::of_blocks(std::vector<std::vector<Block>>&& buckets,
     }
     layout.buckets_.push_back(std::move(bucket));
   }
-  layout.place_records(bits);
   return layout;
 }
 
@@ -96,7 +84,7 @@ void BlockLayout::add_cells(std::span<const Range> units, Range piece,
       const std::size_t grid =
           (begin / kernels::kSumChunk + 1) * kernels::kSumChunk;
       const std::size_t size = std::min(stop, grid) - begin;
-      blocks_.push_back({{begin, size}, {residual_size_, size}, 0, server});
+      blocks_.push_back({{begin, size}, {residual_size_, size}, server});
       residual_size_ += size;
       begin += size;
     }
@@ -110,7 +98,7 @@ void BlockLayout::cut_into_blocks(std::span<const Range> units,
     for (std::size_t begin = 0; begin < unit.size; begin += most) {
       const std::size_t size = std::min(most, unit.size - begin);
       blocks_.push_back(
-          {{unit.offset + begin, size}, {residual_size_, size}, 0, 0});
+          {{unit.offset + begin, size}, {residual_size_, size}, 0});
       residual_size_ += size;
     }
 
@@ -137,17 +125,6 @@ void BlockLayout::cut_into_blocks(std::span<const Range> units,
     buckets_.push_back(std::move(bucket));
     first = end;
   }
-}
-
-void BlockLayout::place_records(int bits) {
-  for (Block& block : blocks_) {
-    block.record = records_size_;
-    records_size_ += record_bytes(block.residual.size, bits);
-  }
-}
-
-std::size_t BlockLayout::record_begin(std::size_t block) const noexcept {
-  return block == blocks_.size() ? records_size_ : blocks_[block].record;
 }
 
 }  // namespace thinwire::exchange

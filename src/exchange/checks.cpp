@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/require.h"
+#include "exchange/codec/codec.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/norm.h"
 
@@ -23,8 +24,7 @@ void require_options(const comm::Communicator& comm,
 }
 
 void require_options(const LowBitMeanOptions& options) {
-  require(options.bits == 4 || options.bits == 8, "LowBitMeanOptions.bits",
-          "4 or 8", options.bits);
+  require_bits("LowBitMeanOptions.bits", options.bits);
   require(options.residual_dtype == DType::kFloat32 ||
               options.residual_dtype == DType::kBFloat16,
           "LowBitMeanOptions.residual_dtype", "fp32 or bf16",

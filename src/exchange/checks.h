@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "exchange/records/places.h"
+#include "exchange/pipeline/places.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/dtype.h"

@@ -11,13 +11,14 @@
 
 #include "core/set_to_zero.h"
 #include "thinwire/core/error.h"
+#include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/sign_compress.h"
 
 namespace thinwire::exchange {
 
 namespace {
 
-void require_fit(ConstView given, const Buffer& own, const char* name) {
+void require_fit(ConstView given, ConstView own, const char* name) {
   if (given.dtype() != own.dtype() || given.size() != own.size())
     throw Error(
         ErrorCode::kCorruptCheckpoint,
@@ -29,72 +30,146 @@ void require_fit(ConstView given, const Buffer& own, const char* name) {
 
 }  // namespace
 
-Residuals::Side::Side(const BlockLayout& layout, std::size_t begin,
-                      std::size_t end, DType dtype)
-    : layout_(&layout), scales_(layout.blocks().size()) {
+ResidualSide::ResidualSide(const BlockLayout& layout, std::size_t begin,
+                           std::size_t end, DType dtype, bool can_drop)
+    : layout_(&layout), scales_(layout.blocks().size()), can_drop_(can_drop) {
   std::size_t size = 0;
   for (const Block& block : layout.blocks()) {
     const auto server = static_cast<std::size_t>(block.server);
     const bool is_own = begin <= server && server < end;
-    ranges_.push_back({size, is_own ? block.residual.size : 0});
-    size = ranges_.back().end();
+    at_.push_back({size, is_own ? block.residual.size : 0});
+    size = at_.back().end();
   }
-  values = Buffer(size, dtype);
+  own_ = Buffer(size, dtype);
+  values_ = own_.view();
+  if (!can_drop) return;
+  own_fresh_ = Buffer(size, dtype);
+  fresh_ = own_fresh_.view();
+  fresh_scales_ = scales_;
 }
+
+ResidualSide::ResidualSide(View values, std::vector<Range> at)
+    : at_(std::move(at)), values_(values) {
+  std::size_t size = 0;
+  for (const Range& range : at_) {
+    fresh_at_.push_back({size, range.size});
+    size += range.size;
+  }
+}
+
+void ResidualSide::write_to(Buffer& fresh) {
+  const std::size_t size = fresh_at_.empty() ? 0 : fresh_at_.back().end();
+  if (fresh.size() < size) fresh = Buffer(size, values_.dtype());
+  fresh_ = fresh.view();
+  can_drop_ = true;
+}
+
+// ---- a run
+
+KeptResidual ResidualSide::kept(std::size_t block) {
+  const View before = part(values_, at_, block);
+  if (!writes_fresh()) return {before, scales_[block]};
+  const View fresh = part(fresh_, fresh_at(), block);
+  if (before.bytes() != 0)
+    std::memcpy(fresh.data(), before.data(), before.bytes());
+  fresh_scales_[block] = scales_[block];
+  return {fresh, fresh_scales_[block]};
+}
+
+void ResidualSide::save_before() {
+  if (!can_drop_) return;
+  kernels::convert(values_, fresh_);
+  is_saved_ = true;
+}
+
+void ResidualSide::keep(std::size_t block, ConstView error) const noexcept {
+  std::memcpy(part(values_, at_, block).data(), error.data(), error.bytes());
+}
+
+void ResidualSide::accept() noexcept {
+  if (writes_fresh()) swap_fresh();
+  is_saved_ = false;
+}
+
+bool ResidualSide::drop() noexcept {
+  if (std::exchange(is_saved_, false)) swap_fresh();
+  if (!can_drop_) clear();
+  return !can_drop_;
+}
+
+void ResidualSide::swap_fresh() noexcept {
+  if (!fresh_at_.empty()) {
+    for (std::size_t b = 0; b < at_.size(); ++b)
+      if (at_[b].size != 0) keep(b, part(fresh_, fresh_at_, b));
+    return;
+  }
+  std::swap(own_, own_fresh_);
+  std::swap(values_, fresh_);
+  std::swap(scales_, fresh_scales_);
+}
+
+// ---- between runs
 
 // The signs were sent long ago; only what they left counts here.
-void Residuals::Side::form_error(std::size_t block,
-                                 const std::uint32_t* active) {
-  const KeptResidual own = kept(block);
-  if (own.scale == 0) return;
-  const auto c = own.values.as<float>();
+void ResidualSide::form_error(std::size_t block, const std::uint32_t* active) {
+  if (scales_[block] == 0) return;
+  const auto c = part(values_, at_, block).as<float>();
   // A block with a scale of its own is not longer.
   std::array<std::uint32_t, kernels::sign_words(1024)> signs;
-  kernels::sign_split(c.data(), own.scale, signs.data(), active, c.size());
-  own.scale = 0;
+  kernels::sign_split(c.data(), scales_[block], signs.data(), active, c.size());
+  scales_[block] = 0;
 }
 
-void Residuals::Side::form_errors(const ActiveMask& active) {
-  for (std::size_t b = 0; b < ranges_.size(); ++b)
+void ResidualSide::form_errors(const ActiveMask& active) {
+  for (std::size_t b = 0; b < at_.size(); ++b)
     form_error(b, active.words(*layout_, b));
 }
 
-void Residuals::Side::form_errors_between(const ActiveMask& before,
-                                          const ActiveMask& after) {
-  for (std::size_t b = 0; b < ranges_.size(); ++b) {
+void ResidualSide::form_errors_between(const ActiveMask& before,
+                                       const ActiveMask& after) {
+  for (std::size_t b = 0; b < at_.size(); ++b) {
     const std::uint32_t* const active = before.words(*layout_, b);
     if (active != nullptr || after.words(*layout_, b) != nullptr)
       form_error(b, active);
   }
 }
 
-void Residuals::Side::add(std::size_t block, const float* from, float weight,
-                          const ActiveMask& active) {
+void ResidualSide::add(std::size_t block, const float* from, float weight,
+                       const ActiveMask& active) {
   const std::uint32_t* const words = active.words(*layout_, block);
   form_error(block, words);
-  Residual error(values.view(), ranges_[block]);
-  for (std::size_t i = 0; i < ranges_[block].size; ++i)
+  Residual error(values_, at_[block]);
+  for (std::size_t i = 0; i < at_[block].size; ++i)
     if (is_active(words, i)) error.floats()[i] += weight * from[i];
   error.store();
 }
 
-void Residuals::Side::copy(std::size_t block, const Side& from) {
-  const Range& at = ranges_[block];
-  const ConstView given = from.values.view().subview(at.offset, at.size);
-  if (given.bytes() != 0)
-    std::memcpy(kept(block).values.data(), given.data(), given.bytes());
-  scales_[block] = from.scales_[block];
-}
-
-void Residuals::Side::now_errors() noexcept {
+void ResidualSide::set(Buffer&& values) noexcept {
+  own_ = std::move(values);
+  values_ = own_.view();
   std::ranges::fill(scales_, 0.0f);
 }
 
+void ResidualSide::clear() noexcept {
+  set_to_zero(values_);
+  std::ranges::fill(scales_, 0.0f);
+}
+
+// ---- both ways
+
+void Residuals::accept() noexcept {
+  worker.accept();
+  server.accept();
+}
+
+void Residuals::drop() noexcept {
+  worker.drop();
+  server.drop();
+}
+
 void Residuals::clear() noexcept {
-  for (Side* side : {&worker, &server}) {
-    set_to_zero(side->values.view());
-    side->now_errors();
-  }
+  worker.clear();
+  server.clear();
 }
 
 void Residuals::load(ConstView worker_error, ConstView server_error) {
@@ -108,12 +183,10 @@ void Residuals::load(ConstView worker_error, ConstView server_error) {
 }
 
 void Residuals::take(Buffer&& worker_error, Buffer&& server_error) {
-  require_fit(worker_error.view(), worker.values, "worker_error");
-  require_fit(server_error.view(), server.values, "server_error");
-  worker.values = std::move(worker_error);
-  server.values = std::move(server_error);
-  worker.now_errors();
-  server.now_errors();
+  require_fit(worker_error.view(), worker.values(), "worker_error");
+  require_fit(server_error.view(), server.values(), "server_error");
+  worker.set(std::move(worker_error));
+  server.set(std::move(server_error));
 }
 
 }  // namespace thinwire::exchange

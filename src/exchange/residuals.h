@@ -4,15 +4,17 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
-#include "exchange/records/places.h"
+#include "exchange/pipeline/places.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
 #include "thinwire/exchange/active_mask.h"
 #include "thinwire/exchange/block_layout.h"
+#include "thinwire/kernels/quantize.h"
 
 namespace thinwire::exchange {
 
@@ -59,58 +61,115 @@ struct KeptResidual {
   }
 };
 
+/// One rank's residuals of one way: what encoding has taken from blocks, which
+/// is added to them when they are next encoded. A run writes the residuals that
+/// are valid after it. accept() or drop() ends it.
+class ResidualSide {
+ public:
+  /// Holds the blocks of a layout whose servers are [begin, end), one after the
+  /// other; all are 0. If it `can_drop`, a run writes fresh residuals, which
+  /// take as much memory again. Otherwise it writes over them, and a run that
+  /// is dropped leaves 0. The layout must outlive it.
+  ResidualSide(const BlockLayout& layout, std::size_t begin, std::size_t end,
+               DType dtype, bool can_drop);
+  /// Refers to blocks that lie `at` these ranges of `values`, which are those
+  /// of a larger array; ranges may be empty. After write_to(), runs write fresh
+  /// residuals to the memory that it was given.
+  ResidualSide(View values, std::vector<Range> at);
+  ResidualSide() = default;  ///< Of no blocks.
+  ResidualSide(ResidualSide&&) = default;
+  ResidualSide& operator=(ResidualSide&&) = default;
+
+  void write_to(Buffer& fresh);
+
+  // ---- in a run
+  /// Returns residual and error of a block, without values.
+  [[nodiscard]] kernels::QuantizedSum sum(std::size_t block) const {
+    return {.residual = part(values_, at_, block),
+            .error = writes_fresh() ? part(fresh_, fresh_at(), block)
+                                    : part(values_, at_, block)};
+  }
+  /// Returns the residual of a block for kernels::sign_encode(), which writes
+  /// over it.
+  [[nodiscard]] KeptResidual kept(std::size_t block);
+  /// Lets the run write over residuals, whose present values a drop restores:
+  /// for runs that add to them several times. Does nothing if it cannot drop.
+  void save_before();
+  /// The run has changed nothing.
+  void forget_before() noexcept { is_saved_ = false; }
+  /// Keeps a block's error at once, for runs that do not agree on their end.
+  void keep(std::size_t block, ConstView error) const noexcept;
+  /// The run counts.
+  void accept() noexcept;
+  /// The run does not count. Returns whether residuals became 0.
+  bool drop() noexcept;
+
+  // ---- between runs
+  [[nodiscard]] View values() const noexcept { return values_; }
+  /// Moves the values out, for the owner of all of them.
+  [[nodiscard]] Buffer release() noexcept { return std::move(own_); }
+  /// Replaces the values by errors e.
+  void set(Buffer&& values) noexcept;
+  void clear() noexcept;
+  /// Adds weight * values to e of a block, for its elements that take part.
+  void add(std::size_t block, const float* from, float weight,
+           const ActiveMask& active);
+  /// Computes the error e of every block; `active` is the mask that it was
+  /// encoded with.
+  void form_errors(const ActiveMask& active);
+  /// Computes e of the blocks with elements that either mask leaves out:
+  /// `before` is the mask that they were encoded with.
+  void form_errors_between(const ActiveMask& before, const ActiveMask& after);
+
+ private:
+  [[nodiscard]] static View part(View all, const std::vector<Range>& at,
+                                 std::size_t block) {
+    return all.subview(at[block].offset, at[block].size);
+  }
+  [[nodiscard]] bool writes_fresh() const noexcept {
+    return can_drop_ && !is_saved_;
+  }
+  [[nodiscard]] const std::vector<Range>& fresh_at() const noexcept {
+    return fresh_at_.empty() ? at_ : fresh_at_;
+  }
+  void form_error(std::size_t block, const std::uint32_t* active);
+  void swap_fresh() noexcept;
+
+  const BlockLayout* layout_ = nullptr;
+  std::vector<Range> at_;        // per block, in values_
+  std::vector<Range> fresh_at_;  // per block, in fresh_; empty: the same
+  View values_;                  // e, once errors have been formed
+  View fresh_;                   // or the values before the run
+  Buffer own_;                   // unless values_ are those of another owner
+  Buffer own_fresh_;
+  std::vector<float> scales_;  // per block, for kept()
+  std::vector<float> fresh_scales_;
+  bool can_drop_ = false;
+  bool is_saved_ = false;  // fresh_ has the values before the run
+};
+
 /// One rank's residuals: the worker's of the blocks of its piece (of all blocks
-/// if flat), the server's of the blocks that it serves. The layout must outlive
-/// it.
+/// if flat), the server's of the blocks that it serves.
 struct Residuals {
-  /// One of the two.
-  class Side {
-   public:
-    /// Holds the blocks whose servers are [begin, end); all are 0.
-    Side(const BlockLayout& layout, std::size_t begin, std::size_t end,
-         DType dtype);
-
-    [[nodiscard]] KeptResidual kept(std::size_t block) {
-      const Range& at = ranges_[block];
-      return {values.view().subview(at.offset, at.size), scales_[block]};
-    }
-    /// Computes the error e of every block; `active` is the mask that it was
-    /// encoded with.
-    void form_errors(const ActiveMask& active);
-    /// Computes e of the blocks with elements that either mask leaves out:
-    /// `before` is the mask that they were encoded with.
-    void form_errors_between(const ActiveMask& before, const ActiveMask& after);
-    /// Adds weight * values to e of a block, for its elements that take part.
-    void add(std::size_t block, const float* from, float weight,
-             const ActiveMask& active);
-    /// Keeps a block as `from` keeps it.
-    void copy(std::size_t block, const Side& from);
-    /// Makes `values` the errors e of all blocks themselves.
-    void now_errors() noexcept;
-
-    Buffer values;  ///< e, once errors have been formed.
-
-   private:
-    void form_error(std::size_t block, const std::uint32_t* active);
-
-    const BlockLayout* layout_;
-    std::vector<Range> ranges_;  // per block; empty if it has none
-    std::vector<float> scales_;  // per block
-  };
-
   /// All are 0; `dtype` is one that require_options() allows.
-  Residuals(const BlockLayout& layout, const Places& places, DType dtype)
-      : worker(layout, places.first, places.end(), dtype),
-        server(layout, places.own, places.own + 1, dtype) {}
+  Residuals(const BlockLayout& layout, const Places& places, DType dtype,
+            bool can_drop)
+      : worker(layout, places.first, places.end(), dtype, can_drop),
+        server(layout, places.own, places.own + 1, dtype, can_drop) {}
 
+  Residuals(ResidualSide of_worker, ResidualSide of_server)
+      : worker(std::move(of_worker)), server(std::move(of_server)) {}
+
+  void accept() noexcept;
+  void drop() noexcept;
   void clear() noexcept;
   /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
   /// before anything changes.
   void load(ConstView worker_error, ConstView server_error);
   void take(Buffer&& worker_error, Buffer&& server_error);
 
-  Side worker;
-  Side server;
+  ResidualSide worker;
+  ResidualSide server;
 };
 
 }  // namespace thinwire::exchange

@@ -132,7 +132,7 @@ void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
     momentum.form.now_values();
     return;
   }
-  exchange::CompressedAllReduce& all = momentum.exchange.all();
+  exchange::SignExchange& all = momentum.exchange.all();
   all.share(
       [&](std::size_t b) { return kernels::SignInput{.values = of_block[b]}; });
   momentum.form.keep_as_signs(all);

@@ -50,7 +50,7 @@ exchange::BlockLayout cells(const ParameterLayout& layout,
   std::vector<Range> units;
   for (const Parameter& p : layout.parameters())
     units.push_back({p.offset, p.size});
-  return exchange::BlockLayout::of_pieces(units, pieces, 1);
+  return exchange::BlockLayout::of_pieces(units, pieces);
 }
 
 }  // namespace

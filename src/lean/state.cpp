@@ -91,7 +91,7 @@ State LeanOnebitAdam::Impl::state() const {
   optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   optim::add_hosts(state, comm.hosts());
   gradients.memory.add_to(state, exchange.lagged_clipping);
-  optim::LowBitAverage::save_bits(state, warmup_bits);
+  optim::WarmUpAverage::save_bits(state, warmup_bits);
   freeze.add_to(state);
   return state;
 }
@@ -152,7 +152,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
   const bool is_own = state.text("optimizer") == model.settings.name;
   if (is_own && !state.has_scalar("warmup_bits") && state.has_scalar("bits_up"))
     state.put_integer("warmup_bits", state.integer("bits_up"));
-  const int bits = optim::LowBitAverage::saved_bits(
+  const int bits = optim::WarmUpAverage::saved_bits(
       state, bits_of_options, state.text("optimizer") == "adam");
   const auto common = std::make_shared<Common>(read_common(state));
   const auto rest = std::make_shared<StateDict>(std::move(state));
@@ -190,7 +190,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
     restore(std::move(*common));
     optim::Notes notes = note_stage();
     if (bits == 0 && has_residuals)
-      notes.emplace_back(optim::LowBitAverage::kDropped);
+      notes.emplace_back(optim::WarmUpAverage::kDropped);
     return notes;
   };
 }
@@ -236,7 +236,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
         "the state is of float32 parameters, this optimizer's are bfloat16: "
         "load with what = kWeights (Python: weights_only=True)");
   const auto taken = std::make_shared<Taken>();
-  const int saved_bits = optim::LowBitAverage::saved_bits(
+  const int saved_bits = optim::WarmUpAverage::saved_bits(
       state, bits_of_options, /*begins=*/false);
   taken->common = read_common(state);
   optim::note_other_hosts(state, model);

@@ -10,6 +10,7 @@
 
 #include "core/require.h"
 #include "core/require_view.h"
+#include "exchange/codec/codec.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/view.h"
@@ -36,9 +37,7 @@ inline void require_group(std::size_t group, std::size_t num_groups) {
 }
 
 inline void require_warmup_bits(std::optional<int> warmup_bits) {
-  const int bits = warmup_bits.value_or(0);
-  require(bits == 0 || bits == 4 || bits == 8, "warmup_bits", "0, 4 or 8",
-          bits);
+  exchange::require_bits_or_exact("warmup_bits", warmup_bits.value_or(0));
 }
 
 /// Returns whether parameters may have the type: fp32, fp16 or bf16.

@@ -4,17 +4,10 @@
 #include <cmath>
 
 #include "core/require.h"
+#include "exchange/codec/codec.h"
 #include "thinwire/outer/outer_options.h"
 
 namespace thinwire::outer {
-
-namespace {
-
-void require_bits(const char* name, int bits) {
-  require(bits == 0 || bits == 4 || bits == 8, name, "0, 4 or 8", bits);
-}
-
-}  // namespace
 
 void OuterOptions::validate() const {
   require(sync_every >= 1, "outer.sync_every", ">= 1", sync_every);
@@ -23,10 +16,10 @@ void OuterOptions::validate() const {
           "outer.learning_rate", "finite and > 0", learning_rate);
   require(momentum >= 0 && momentum < 1, "outer.momentum", "in [0, 1)",
           momentum);
-  require_bits("outer.bits_up", bits_up);
-  require_bits("outer.bits_down", bits_down);
+  exchange::require_bits_or_exact("outer.bits_up", bits_up);
+  exchange::require_bits_or_exact("outer.bits_down", bits_down);
   require(warmup_steps >= 0, "outer.warmup_steps", ">= 0", warmup_steps);
-  require_bits("outer.warmup_bits", warmup_bits);
+  exchange::require_bits_or_exact("outer.warmup_bits", warmup_bits);
 }
 
 std::string OuterOptions::describe() const {

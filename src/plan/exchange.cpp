@@ -92,7 +92,7 @@ double direct_by_host_seconds(const Network& network, double bytes,
 }
 
 double record_bytes_per_element(int bits) {
-  return static_cast<double>(exchange::record_bytes(kBlock, bits)) / kBlock;
+  return (4.0 + kBlock * bits / 8.0) / kBlock;
 }
 
 double two_phase_seconds(const Network& network, const LowBitExchange& exchange,

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/require.h"
+#include "exchange/codec/codec.h"
 #include "plan/parts.h"
 
 namespace thinwire::plan {
@@ -144,9 +145,7 @@ void Workload::validate() const {
   require(run->steps >= 1 && run->steps <= RunStages::kMostSteps, "run.steps",
           fmt::format("in [1, {}]", RunStages::kMostSteps), run->steps);
   require(run->freeze_step >= 1, "run.freeze_step", ">= 1", run->freeze_step);
-  const int bits = run->warmup_bits;
-  require(bits == 0 || bits == 4 || bits == 8, "run.warmup_bits", "0, 4 or 8",
-          bits);
+  exchange::require_bits_or_exact("run.warmup_bits", run->warmup_bits);
 }
 
 Prediction predict(Way way, bool by_host, const Workload& work,

@@ -27,7 +27,7 @@ Pieces records_of(std::span<const double> elements, int bits) {
     const auto rest = static_cast<std::size_t>(piece - full * kCell);
     double of_rest = 0;
     if (rest != 0)
-      of_rest = static_cast<double>(exchange::record_bytes(rest, bits));
+      of_rest = 4 + std::ceil(static_cast<double>(rest) * bits / 32) * 4;
     bytes.push_back(full * record_bytes_per_element(bits) * kCell + of_rest);
   }
   return bytes;

@@ -27,7 +27,7 @@ struct ReductionSettings {
   int batch_ranks = 1;
 };
 
-class LowBitGradients;
+class EncodedGradients;
 
 /// Reduction of one group's gradients to their owners, bucket by bucket, during
 /// one window.
@@ -69,7 +69,7 @@ class GradientReduction {
   /// before any bucket was sent.
   virtual void begin_window() = 0;
   /// Returns this object if it is low-bit, otherwise null.
-  [[nodiscard]] virtual LowBitGradients* low_bit() noexcept { return nullptr; }
+  [[nodiscard]] virtual EncodedGradients* low_bit() noexcept { return nullptr; }
 
  protected:
   // One that is filled and one in flight.

@@ -109,7 +109,7 @@ void ZeroOptimizer::Impl::agree_on_finite() {
   std::int64_t most = own < 0 ? 0 : count - own;
   comm.all_reduce(std::span(&most, 1), comm::ReduceOp::kMax);
   for (std::size_t b = buckets.size(); b-- > 0;) {
-    LowBitGradients* const low_bit = buckets[b].group->gradients().low_bit();
+    EncodedGradients* const low_bit = buckets[b].group->gradients().low_bit();
     if (low_bit == nullptr) continue;
     if (most == 0) {
       low_bit->send(buckets[b].number, whole);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/require.h"
+#include "exchange/codec/codec.h"
 #include "optim/checks.h"
 #include "thinwire/zero/zero_optimizer.h"
 
@@ -29,9 +30,8 @@ void WireOptions::validate(std::string_view name_up, std::string_view name_down,
                            std::string_view name_dtype) const {
   for (const auto& [name, bits] :
        {std::pair{name_up, bits_up}, std::pair{name_down, bits_down}})
-    require(bits == 0 || bits == 4 || bits == 8, name,
-            "0, 4 or 8 (for fewer bits use OneBitAdam with thinwire.lean)",
-            bits);
+    exchange::require_bits_or_exact(
+        name, bits, " (for fewer bits use OneBitAdam with thinwire.lean)");
   require_dtype(
       residuals() == DType::kFloat32 || residuals() == DType::kBFloat16,
       name_dtype, "float32 or bfloat16", residuals());

@@ -8,6 +8,7 @@
 
 #include "comm/wait_ignoring_errors.h"
 #include "core/require.h"
+#include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 #include "zero/gradient_shard.h"
 #include "zero/wire/modes.h"
@@ -77,9 +78,11 @@ void ShardGroup::make_reduction(const ShardGroupParts& parts) {
       comm_,       shards_,    units_,           parts.options,
       parts.scale, parts.pool, parts.batch_ranks};
   bits_up_ = wire.bits_up;
-  if (comm_.size() > 1 && wire.bits_down != 0)
-    replicas_ = std::make_unique<LowBitReplicas>(comm_, shards_, units_,
-                                                 wire.bits_down, params_);
+  if (comm_.size() > 1 && wire.bits_down != 0) {
+    const MemoryScope scope(MemoryKind::kBuckets);
+    replicas_ = std::make_unique<Replicas>(comm_, shards_, units_,
+                                           wire.bits_down, params_, parts.pool);
+  }
   if (comm_.size() == 1 || wire.bits_up == 0)
     gradients_ = std::make_unique<GradientShard>(settings);
   else
@@ -176,7 +179,7 @@ void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
     rule_->apply_part(step.number, {position(b), whole.size},
                       arrays(b, whole, step.grad_scale), pool);
     if (replicas_ != nullptr) {
-      replicas_->send(b, masters_.view().subview(position(b), whole.size), pool,
+      replicas_->send(b, masters_.view().subview(position(b), whole.size),
                       meter);
       while (told < replicas_->taken()) tell_next();
       continue;
@@ -190,7 +193,7 @@ void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
         own_params(b), params_.subview(bucket.range.offset, bucket.range.size),
         bucket.within));
   }
-  if (replicas_ != nullptr) replicas_->finish(pool, meter);
+  if (replicas_ != nullptr) replicas_->finish(meter);
   while (told < count) {
     if (replicas_ == nullptr) meter.wait_for({&under_way.gathers[told], 1});
     tell_next();

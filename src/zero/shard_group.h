@@ -167,7 +167,7 @@ class ShardGroup {
   const std::vector<bool> holds_;
   const std::vector<Range> units_;  // parameters of this group
   std::unique_ptr<GradientReduction> gradients_;
-  std::unique_ptr<LowBitReplicas> replicas_;  // null: parameters are gathered
+  std::unique_ptr<Replicas> replicas_;  // null: parameters are gathered
   int bits_up_ = 0;                   // requested bits, kept even with one rank
   Buffer restored_residuals_;         // fp32, not yet applied; one rank only
   bool has_added_residuals_ = false;  // in this window

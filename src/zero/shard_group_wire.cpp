@@ -13,7 +13,7 @@ namespace thinwire::zero {
 using optim::Sharing;
 
 void ShardGroup::add_wire(optim::State& state) const {
-  const LowBitGradients* const low_bit = gradients_->low_bit();
+  const EncodedGradients* const low_bit = gradients_->low_bit();
   if (bits_up_ != 0)
     state.encoded = low_bit != nullptr ? low_bit->parts() : state.shard;
   if (low_bit != nullptr || !restored_residuals_.empty()) {
@@ -53,7 +53,7 @@ void ShardGroup::read_own_params(Range range, View to) const {
 // A state without bits_up has residuals of momenta, whose unit is another one.
 // If the saved replicas have another dtype, the loaded parameters are kept.
 optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
-  LowBitGradients* const low_bit = gradients_->low_bit();
+  EncodedGradients* const low_bit = gradients_->low_bit();
   const ConstView own_residuals =
       low_bit != nullptr
           ? low_bit->residuals()

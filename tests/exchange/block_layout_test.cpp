@@ -5,9 +5,10 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
+#include "exchange/codec/sign.h"
+#include "exchange/pipeline/records.h"
 #include "exchange/support.h"
 #include "support/errors.h"
 #include "thinwire/exchange/bucket_rule.h"
@@ -25,8 +26,7 @@ Drawn draw() {
       rc::gen::inRange<std::size_t>(0, 3000));
   return {test::units_of(sizes),
           {.world_size = *rc::gen::inRange(1, 9),
-           .bucket_elements = *rc::gen::inRange<std::size_t>(1, 5000),
-           .bits = *rc::gen::element(1, 4, 8)}};
+           .bucket_elements = *rc::gen::inRange<std::size_t>(1, 5000)}};
 }
 
 // Every element of every unit is in exactly one block, and no block reaches
@@ -48,19 +48,24 @@ void expect_partition(const Drawn& drawn, const BlockLayout& layout) {
                         [](int times) { return times == 1; }));
 }
 
+std::vector<const Codec*> codecs() {
+  return {&sign_codec(), &codec_of(4), &codec_of(8)};
+}
+
 // Residuals and records lie without gap or overlap; servers' chunks are
 // neighbours in rank order.
-void expect_places(const Drawn& drawn, const BlockLayout& layout) {
+void expect_places(const BlockLayout& layout, const Codec& codec) {
+  const RecordMap records(layout, codec);
   std::vector<Range> residuals;
   std::size_t record = 0;
   for (std::size_t b = 0; b < layout.blocks().size(); ++b) {
     const Block& block = layout.blocks()[b];
     residuals.push_back(block.residual);
-    RC_ASSERT(block.record == record);
-    RC_ASSERT(block.record % 4 == 0u);
-    record += record_bytes(block.residual.size, drawn.options.bits);
+    RC_ASSERT(records.begin(b) == record);
+    RC_ASSERT(record % 4 == 0u);
+    record += codec.record_bytes(block.values.size);
   }
-  RC_ASSERT(layout.records_size() == record);
+  RC_ASSERT(records.begin(layout.blocks().size()) == record);
   std::sort(residuals.begin(), residuals.end(),
             [](const Range& a, const Range& b) { return a.offset < b.offset; });
   std::size_t end = 0;
@@ -89,7 +94,7 @@ TEST(BlockLayout, CutsAnyUnitsIntoBlocksThatNeverCrossOne) {
     const Drawn drawn = draw();
     const BlockLayout layout(drawn.units, drawn.options);
     expect_partition(drawn, layout);
-    expect_places(drawn, layout);
+    for (const Codec* codec : codecs()) expect_places(layout, *codec);
     for (const Block& block : layout.blocks()) {
       RC_ASSERT(block.values.size >= 1u);
       RC_ASSERT(block.values.size <= 1024u);
@@ -127,27 +132,7 @@ TEST(BlockLayout, CutsTheSameBlocksWhateverTheBucketsAndRanks) {
     RC_ASSERT(one.blocks().size() == other.blocks().size());
     for (std::size_t b = 0; b < one.blocks().size(); ++b) {
       RC_ASSERT(one.blocks()[b].values == other.blocks()[b].values);
-      RC_ASSERT(one.blocks()[b].record == other.blocks()[b].record);
     }
-  }));
-}
-
-TEST(BlockLayout, BitsDecideTheLengthOfRecordsAlone) {
-  EXPECT_TRUE(rc::check([] {
-    Drawn drawn = draw();
-    const BlockLayout many(drawn.units, drawn.options);
-    drawn.options.bits = 1;
-    const BlockLayout one(drawn.units, drawn.options);
-    RC_ASSERT(many.residual_size() == one.residual_size());
-    RC_ASSERT(many.blocks().size() == one.blocks().size());
-    for (std::size_t b = 0; b < one.blocks().size(); ++b) {
-      RC_ASSERT(many.blocks()[b].values == one.blocks()[b].values);
-      RC_ASSERT(many.blocks()[b].server == one.blocks()[b].server);
-    }
-    RC_ASSERT(many.buckets().size() == one.buckets().size());
-    for (std::size_t k = 0; k < one.buckets().size(); ++k)
-      RC_ASSERT(many.buckets()[k].server_begin ==
-                one.buckets()[k].server_begin);
   }));
 }
 
@@ -156,7 +141,6 @@ TEST(BlockLayout, HasNothingForNoElements) {
   const BlockLayout layout(units, {.world_size = 3});
   EXPECT_TRUE(layout.blocks().empty());
   EXPECT_TRUE(layout.buckets().empty());
-  EXPECT_EQ(layout.records_size(), 0u);
 }
 
 TEST(BlockLayout, RefusesOptionsOutOfRange) {
@@ -167,10 +151,6 @@ TEST(BlockLayout, RefusesOptionsOutOfRange) {
   refused({.world_size = 0}, "world_size");
   refused({.bucket_elements = 0}, "bucket_elements");
   refused({.block_elements = 0}, "block_elements");
-  refused({.bits = 0}, "bits");
-  for (const int bits : {3, 16, -1})
-    test::expect_invalid({"bits must be 1, 4 or 8", std::to_string(bits)},
-                         [&] { BlockLayout(units, {.bits = bits}); });
 }
 
 // ---- how large buckets are

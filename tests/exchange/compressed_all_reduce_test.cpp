@@ -148,7 +148,6 @@ TEST(CompressedAllReduce, MaskedElementsStayOutOfEverything) {
         EXPECT_NEAR(std::abs(double{x[1]} - e[1]), rms, rms * 1e-6);
       }
     }
-    EXPECT_EQ(with.all.active().count(with.all.layout(), 1), 0u);
   });
 }
 
@@ -185,26 +184,15 @@ TEST(CompressedAllReduce, LoadedErrorsContinueBitEqual) {
     two.all.load_errors(one.all.worker_error(), one.all.server_error());
     std::vector<float> next = test::layered_values(total(units), seed + 50);
     std::vector<float> same = next;
-    std::vector<float> taken = next;
-    const auto copy = [](ConstView errors) {
-      Buffer copied(errors.size(), errors.dtype());
-      std::ranges::copy(errors.as<float>(), copied.as<float>().begin());
-      return copied;
-    };
-    Exchange three(comm, units);
-    three.all.take_errors(copy(one.all.worker_error()),
-                          copy(one.all.server_error()));
     one.all.all_reduce(next);
     two.all.all_reduce(same);
-    three.all.all_reduce(taken);
     EXPECT_EQ(next, same);
-    EXPECT_EQ(next, taken);
     test::expect_error(ErrorCode::kCorruptCheckpoint, {"worker_error"}, [&] {
       two.all.load_errors(std::vector<float>(3), two.all.server_error());
     });
     test::expect_error(ErrorCode::kCorruptCheckpoint, {"server_error"}, [&] {
-      two.all.take_errors(copy(two.all.worker_error()),
-                          Buffer::of<float>(total(units) + 1));
+      two.all.load_errors(two.all.worker_error(),
+                          std::vector<float>(total(units) + 1));
     });
   });
 }
@@ -215,10 +203,6 @@ TEST(CompressedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
     const std::vector<Range> units = {{0, 10}};
     test::expect_invalid({"world_size", "got 3"}, [&] {
       CompressedAllReduce(comm, pool, units, {.blocks = {.world_size = 3}});
-    });
-    test::expect_invalid({"bits must be 1", "got 4"}, [&] {
-      CompressedAllReduce(comm, pool, units,
-                          {.blocks = {.world_size = 2, .bits = 4}});
     });
     test::expect_invalid({"residual_dtype"}, [&] {
       CompressedAllReduce(
@@ -239,6 +223,9 @@ TEST(CompressedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
 
 using kernels::Signs;
 
+using test::SignAverage;
+using test::SignsExchange;
+
 class EarlyRun : public ::testing::TestWithParam<std::pair<int, DType>> {};
 INSTANTIATE_TEST_SUITE_P(All, EarlyRun,
                          ::testing::Values(std::pair(1, DType::kFloat32),
@@ -246,28 +233,26 @@ INSTANTIATE_TEST_SUITE_P(All, EarlyRun,
                                            std::pair(3, DType::kBFloat16),
                                            std::pair(8, DType::kFloat32)));
 
-CompressedAllReduceOptions options_of(DType dtype) {
+SignAverage::Options options_of(DType dtype) {
   return {.blocks = {.bucket_elements = 1500}, .residual_dtype = dtype};
 }
 
-CompressedAllReduce::Source source_of(const CompressedAllReduce& all,
-                                      const std::vector<float>& x) {
+SignExchange::Source source_of(const SignAverage& all,
+                               const std::vector<float>& x) {
   return [&](std::size_t b) {
     return kernels::SignInput{.values = x.data() +
                                         all.layout().blocks()[b].values.offset};
   };
 }
 
-CompressedAllReduce::Sink sink_of(const CompressedAllReduce& all,
-                                  std::vector<float>& result) {
+SignExchange::Sink sink_of(const SignAverage& all, std::vector<float>& result) {
   return [&](std::size_t b, Signs mean) {
     const Range& at = all.layout().blocks()[b].values;
     kernels::sign_decode(mean, nullptr, result.data() + at.offset, at.size);
   };
 }
 
-void expect_same_errors(const CompressedAllReduce& a,
-                        const CompressedAllReduce& b) {
+void expect_same_errors(SignAverage& a, SignAverage& b) {
   EXPECT_EQ(test::floats_of(a.worker_error()),
             test::floats_of(b.worker_error()));
   EXPECT_EQ(test::floats_of(a.server_error()),
@@ -279,30 +264,30 @@ TEST_P(EarlyRun, IsARunIfItIsAcceptedAndElseNone) {
   const auto [world, dtype] = GetParam();
   const std::vector<Range> units = test::awkward_units();
   comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
-    Exchange plain(comm, units, options_of(type));
-    CompressedAllReduceOptions options = options_of(type);
-    options.runs_early = true;
-    options.early_threads = 2;
-    Exchange early(comm, units, options);
+    SignsExchange plain(comm, units, options_of(type));
+    SignAverage::Options options = options_of(type);
+    options.can_drop = true;
+    SignsExchange early(comm, units, options, /*threads=*/2);
     const std::size_t size = units.back().end();
+    const std::size_t buckets = early.all.layout().buckets().size();
     std::vector<float> want(size);
     std::vector<float> got(size);
     for (std::uint32_t t = 1; t <= 6; ++t) {
       const auto rank = static_cast<std::uint32_t>(comm.rank());
       const std::vector<float> wrong = test::layered_values(size, 50 + t);
-      early.all.begin_early(source_of(early.all, wrong));
-      for (std::size_t k = 0; k < t && early.all.left_early() > 0; ++k)
-        early.all.add_early();
-      EXPECT_TRUE(early.all.has_early());
-      early.all.drop_early();
-      EXPECT_FALSE(early.all.has_early());
+      early.all.begin(source_of(early.all, wrong));
+      for (std::size_t k = 0; k < std::size_t{t} && k < buckets; ++k)
+        early.all.ready(buckets - 1 - k);
+      EXPECT_TRUE(early.all.has_begun());
+      early.all.drop();
+      EXPECT_FALSE(early.all.has_begun());
       expect_same_errors(early.all, plain.all);
 
       const std::vector<float> x = test::layered_values(size, 8 * t + rank);
       plain.all.run(source_of(plain.all, x), sink_of(plain.all, want));
-      early.all.begin_early(source_of(early.all, x));
-      while (early.all.left_early() > 0) early.all.add_early();
-      early.all.accept_early(sink_of(early.all, got));
+      early.all.begin(source_of(early.all, x));
+      for (std::size_t k = buckets; k-- > 0;) early.all.ready(k);
+      early.all.finish(sink_of(early.all, got));
       ASSERT_EQ(got, want) << "run " << t;
       for (std::size_t b = 0; b < plain.all.layout().blocks().size(); ++b)
         ASSERT_EQ(early.all.mean(b).scale, plain.all.mean(b).scale);
@@ -312,21 +297,6 @@ TEST_P(EarlyRun, IsARunIfItIsAcceptedAndElseNone) {
       early.all.run(source_of(early.all, x), sink_of(early.all, got));
       ASSERT_EQ(got, want);
     }
-  });
-}
-
-TEST(EarlyRun, IsThereOnlyWhereItWasAskedFor) {
-  const std::vector<Range> units = test::awkward_units();
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Exchange plain(comm, units, options_of(DType::kFloat32));
-    EXPECT_FALSE(plain.all.has_early());
-    test::expect_error(ErrorCode::kFailedPrecondition,
-                       {"begin_early()", "runs_early", "got false"},
-                       [&] { plain.all.begin_early({}); });
-    CompressedAllReduceOptions both = options_of(DType::kFloat32);
-    both.runs_early = both.keeps_previous = true;
-    test::expect_invalid({"runs_early must be false with", "keeps_previous"},
-                         [&] { Exchange(comm, units, both); });
   });
 }
 

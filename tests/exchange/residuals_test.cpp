@@ -17,19 +17,20 @@
 namespace thinwire::exchange::residuals_test {
 namespace {
 
-using test::Exchange;
+using test::SignAverage;
+using Exchange = test::SignsExchange;
 
 // Between two calls memory holds sums and scales instead of residuals. Nobody
 // can tell: an exchange whose residuals are looked at after every call, which
 // makes memory hold them, and one that is left alone stay bit-equal.
 class KeptSum : public ::testing::TestWithParam<DType> {
  protected:
-  [[nodiscard]] static CompressedAllReduceOptions options() {
+  [[nodiscard]] static SignAverage::Options options() {
     return {.blocks = {.bucket_elements = 2500}, .residual_dtype = GetParam()};
   }
 
-  using Meanwhile = std::function<void(CompressedAllReduce& all,
-                                       std::uint32_t step, int rank)>;
+  using Meanwhile =
+      std::function<void(SignAverage& all, std::uint32_t step, int rank)>;
 
   /// Six calls on three ranks; `meanwhile` after each.
   static void compare(const Meanwhile& meanwhile) {
@@ -63,11 +64,11 @@ INSTANTIATE_TEST_SUITE_P(All, KeptSum,
                          ::testing::Values(DType::kFloat32, DType::kBFloat16));
 
 TEST_P(KeptSum, IsAsGoodAsTheResidual) {
-  compare([](CompressedAllReduce&, std::uint32_t, int) {});
+  compare([](SignAverage&, std::uint32_t, int) {});
 }
 
 TEST_P(KeptSum, HoldsUnderTheMaskThatItWasMadeWith) {
-  compare([](CompressedAllReduce& all, std::uint32_t step, int) {
+  compare([](SignAverage& all, std::uint32_t step, int) {
     if (step == 4) return all.set_active({});
     if (step % 2 == 0)
       all.set_active(ActiveMask(all.layout(), [&](std::size_t i) {
@@ -77,7 +78,7 @@ TEST_P(KeptSum, HoldsUnderTheMaskThatItWasMadeWith) {
 }
 
 TEST_P(KeptSum, BecomesTheResidualWhereSomethingIsAdded) {
-  compare([](CompressedAllReduce& all, std::uint32_t step, int) {
+  compare([](SignAverage& all, std::uint32_t step, int) {
     const std::vector<float> added = test::layered_values(1024, 99);
     if (step % 2 == 0) all.add_to_worker_error(3, added.data(), 0.5f);
   });
@@ -85,15 +86,15 @@ TEST_P(KeptSum, BecomesTheResidualWhereSomethingIsAdded) {
 
 TEST_P(KeptSum, GoesWhenErrorsAreClearedOrLoaded) {
   std::array<std::size_t, 3> served{};
-  compare([&](CompressedAllReduce& all, std::uint32_t step, int rank) {
+  compare([&](SignAverage& all, std::uint32_t step, int rank) {
     std::size_t& size = served[static_cast<std::size_t>(rank)];
     if (step == 0) size = all.server_error().size();
-    if (step == 1) all.clear_errors();
+    if (step == 1) all.errors().clear();
     if (step != 3) return;
     const DType dtype = GetParam();
     const std::vector<float> worker =
         test::layered_values(all.layout().residual_size(), 7);
-    all.load_errors(
+    all.errors().load(
         test::converted(worker, dtype).view(),
         test::converted(std::vector<float>(size, 0.25f), dtype).view());
   });
@@ -117,7 +118,7 @@ TEST_P(AddedError, IsAddedWithItsWeightWhereNotMasked) {
   const auto masked = [](std::size_t i) { return i % 7 == 2; };
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     Exchange exchange(comm, units, {.residual_dtype = GetParam()});
-    CompressedAllReduce& all = exchange.all;
+    SignAverage& all = exchange.all;
     all.set_active(
         ActiveMask(all.layout(), [&](std::size_t i) { return !masked(i); }));
     std::vector<float> values = test::layered_values(units.back().end(), 1);
@@ -209,8 +210,8 @@ class KeepsPrevious : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(All, KeepsPrevious, ::testing::Bool());
 
 TEST_P(KeepsPrevious, ASourceReadsTheLastResultOfItsBlock) {
-  const CompressedAllReduceOptions options{.blocks = {.bucket_elements = 1500},
-                                           .keeps_previous = GetParam()};
+  const SignAverage::Options options{.blocks = {.bucket_elements = 1500},
+                                     .keeps_previous = GetParam()};
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     Exchange exchange(comm, test::awkward_units(), options, /*threads=*/2);
     const BlockLayout& layout = exchange.all.layout();
@@ -261,14 +262,6 @@ TEST(PreviousMean, ChangesNoResult) {
       const auto nothing = [](std::size_t) {};
       EXPECT_EQ(run(with, seed, nothing), run(without, seed, nothing));
     }
-  });
-}
-
-TEST(PreviousMean, IsRefusedWhereItIsNotKept) {
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Exchange exchange(comm, test::awkward_units());
-    test::expect_error(ErrorCode::kFailedPrecondition, {"keeps_previous"},
-                       [&] { (void)exchange.all.previous_mean(0); });
   });
 }
 

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "exchange/sign_exchange.h"
 #include "support/converted.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/exchange/compressed_all_reduce.h"
@@ -41,11 +42,47 @@ inline std::vector<Range> awkward_units() {
   return units_of({1, 0, 7, 31, 32, 33, 1024, 1025, 4097});
 }
 
-/// An exchange, and the pool it needs.
-struct Exchange {
-  using Options = exchange::CompressedAllReduceOptions;
+/// A SignExchange that averages arrays.
+class SignAverage : public exchange::SignExchange {
+ public:
+  struct Options {
+    exchange::BlockOptions blocks{};
+    DType residual_dtype = DType::kFloat32;
+    bool keeps_previous = false;
+    bool can_drop = false;
+  };
 
-  Exchange(comm::Communicator& comm, const std::vector<Range>& units,
+  SignAverage(comm::Communicator& comm, ThreadPool& pool,
+              const std::vector<Range>& units, const Options& options,
+              const comm::HostGroups* groups = nullptr)
+      : SignExchange(comm, groups, pool,
+                     exchange::BlockLayout(units, options.blocks),
+                     {options.residual_dtype, options.keeps_previous,
+                      options.can_drop}) {}
+
+  void all_reduce(std::vector<float>& x) {
+    const auto blocks = layout().blocks();
+    run(
+        [&](std::size_t b) {
+          return kernels::SignInput{.values =
+                                        x.data() + blocks[b].values.offset};
+        },
+        [&](std::size_t b, kernels::Signs mean) {
+          kernels::sign_decode(mean, active().words(layout(), b),
+                               x.data() + blocks[b].values.offset,
+                               blocks[b].values.size);
+        });
+  }
+  [[nodiscard]] ConstView worker_error() { return errors().worker.values(); }
+  [[nodiscard]] ConstView server_error() { return errors().server.values(); }
+};
+
+/// An exchange, and the pool it needs.
+template <class All, class AllOptions>
+struct WithPool {
+  using Options = AllOptions;
+
+  WithPool(comm::Communicator& comm, const std::vector<Range>& units,
            Options options = {}, int threads = 1)
       : pool(threads), all(comm, pool, units, for_world(options, comm)) {}
 
@@ -55,7 +92,10 @@ struct Exchange {
   }
 
   ThreadPool pool;
-  exchange::CompressedAllReduce all;
+  All all;
 };
+using Exchange = WithPool<exchange::CompressedAllReduce,
+                          exchange::CompressedAllReduceOptions>;
+using SignsExchange = WithPool<SignAverage, SignAverage::Options>;
 
 }  // namespace thinwire::test

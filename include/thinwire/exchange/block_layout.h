@@ -11,10 +11,9 @@ namespace thinwire::exchange {
 
 /// Elements with one scale: the smallest piece that travels.
 struct Block {
-  Range values;            ///< Elements of the caller's flat array.
-  Range residual;          ///< Elements of the residual, as many.
-  std::size_t record = 0;  ///< Byte offset of its record, see record_bytes().
-  int server = 0;          ///< Server that averages it; if flat, a rank.
+  Range values;    ///< Elements of the caller's flat array.
+  Range residual;  ///< Elements of the residual, as many.
+  int server = 0;  ///< Server that averages it; if flat, a rank.
 };
 
 /// Blocks that travel together in one all-to-all and one all-gather.
@@ -31,7 +30,6 @@ struct BlockOptions {
   std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
   /// Most elements per scale, in [1, 1024], rounded up to a multiple of 32.
   std::size_t block_elements = 1024;
-  int bits = 1;  ///< Per element on the wire: 1, 4 or 8.
 };
 
 /// The way in which flat ranges ("units": parameters) are cut into blocks,
@@ -39,10 +37,8 @@ struct BlockOptions {
 /// units alone, so results depend neither on the bucket size nor on the
 /// assignment to servers. Chunks are balanced to a block and may be empty.
 ///
-/// Each block has a record of record_bytes() bytes: a float scale and the bits
-/// of its elements in 32-bit words. Records are ordered by bucket, then by
-/// server, so a rank sends one range of memory to another one. `bits` decides
-/// only the length of records: blocks, buckets and servers are the same.
+/// Blocks are ordered by bucket, then by server, so a rank sends one range of
+/// memory to another one.
 class BlockLayout {
  public:
   BlockLayout() = default;
@@ -54,15 +50,14 @@ class BlockLayout {
   /// in the order of s, and all buckets have equally many. A block is the part
   /// of a piece in one unit and one cell of the grid of sums
   /// (kernels::kSumChunk). Pieces begin and end on that grid, or with the
-  /// array. Throws Error(kInvalidArgument) for `bits`.
+  /// array.
   [[nodiscard]] static BlockLayout of_pieces(
-      std::span<const Range> units, std::span<const std::vector<Range>> pieces,
-      int bits);
+      std::span<const Range> units, std::span<const std::vector<Range>> pieces);
 
   /// Returns the layout of given blocks, bucket by bucket, which it orders by
-  /// their servers. Throws Error(kInvalidArgument) for `bits`.
+  /// their servers.
   [[nodiscard]] static BlockLayout of_blocks(
-      std::vector<std::vector<Block>>&& buckets, int world_size, int bits);
+      std::vector<std::vector<Block>>&& buckets, int world_size);
 
   [[nodiscard]] std::span<const Block> blocks() const noexcept {
     return blocks_;
@@ -75,34 +70,17 @@ class BlockLayout {
   [[nodiscard]] std::size_t residual_size() const noexcept {
     return residual_size_;
   }
-  /// Returns the bytes of all records.
-  [[nodiscard]] std::size_t records_size() const noexcept {
-    return records_size_;
-  }
   [[nodiscard]] int world_size() const noexcept { return world_size_; }
-
-  /// Returns the byte offset at which the records of block `block` begin;
-  /// `block` may be the number of blocks.
-  [[nodiscard]] std::size_t record_begin(std::size_t block) const noexcept;
 
  private:
   void cut_into_blocks(std::span<const Range> units,
                        const BlockOptions& options);
   void add_cells(std::span<const Range> units, Range piece, int server);
-  void place_records(int bits);
 
   std::vector<Block> blocks_;
   std::vector<Bucket> buckets_;
   std::size_t residual_size_ = 0;
-  std::size_t records_size_ = 0;
   int world_size_ = 1;
 };
-
-/// Returns the bytes of a block's record: 4 for the scale, then the words of
-/// its bits.
-[[nodiscard]] constexpr std::size_t record_bytes(std::size_t elements,
-                                                 int bits) noexcept {
-  return 4 + (elements * static_cast<std::size_t>(bits) + 31) / 32 * 4;
-}
 
 }  // namespace thinwire::exchange

@@ -30,16 +30,9 @@ struct CompressedAllReduceOptions {
   /// Whether all_reduce() compresses on a single rank, instead of doing
   /// nothing.
   bool compresses_alone = false;
-  /// Whether the result before the last one is kept too, for previous_mean().
-  /// It takes 0.13 bytes per element more.
-  bool keeps_previous = false;
-  /// Whether begin_early() is possible. It needs the residuals and records a
-  /// second time, and the records of two buckets of other ranks. Excludes
-  /// keeps_previous and `groups`.
-  bool runs_early = false;
-  /// Number of threads that encode and average early runs; see ThreadPool.
-  int early_threads = 1;
 };
+
+class SignExchange;
 
 /// Sees what this rank passes to the collectives. Called on the thread that
 /// runs the exchange.
@@ -85,8 +78,7 @@ class CompressedAllReduce {
   /// Several threads may call it at once.
   using Source = std::function<kernels::SignInput(std::size_t block)>;
   /// Receives the result of a block. Several threads may call it at once. The
-  /// words stay readable until the next run, or with keeps_previous until the
-  /// run after that.
+  /// words stay readable until the next run.
   using Sink = std::function<void(std::size_t block, kernels::Signs mean)>;
   /// Called by the thread of run() if the Sink has received all of these
   /// blocks.
@@ -105,11 +97,6 @@ class CompressedAllReduce {
                       std::span<const Range> units,
                       const CompressedAllReduceOptions& options,
                       const comm::HostGroups* groups = nullptr);
-  /// Uses the given blocks; options.blocks is unused.
-  CompressedAllReduce(comm::Communicator& comm, ThreadPool& pool,
-                      BlockLayout layout,
-                      const CompressedAllReduceOptions& options,
-                      const comm::HostGroups* groups = nullptr);
   ~CompressedAllReduce();
 
   /// Replaces `values` (fp32; the units' ranges of it) by the compressed
@@ -125,51 +112,17 @@ class CompressedAllReduce {
   void run(const Source& source, const Sink& sink,
            const Delivered& delivered = {});
 
-  /// Begins a run whose blocks become available bucket by bucket, the last
-  /// bucket first. Local; only with runs_early. The run can be discarded: until
-  /// accept_early() this object stays as the previous run has left it. Other
-  /// functions must not be used until then. Threads of this object call
-  /// `source`, which is kept as long.
-  void begin_early(Source source);
-  /// Returns whether a run has begun that has been neither accepted nor
-  /// dropped.
-  [[nodiscard]] bool has_early() const noexcept;
-  /// Lets `source` be called for the next bucket. Collective, queued.
-  void add_early();
-  /// Returns the number of buckets that have not been added.
-  [[nodiscard]] std::size_t left_early() const noexcept;
-  /// Completes the run, and passes its results to the Sink. Collective, done on
-  /// return, after all buckets.
-  void accept_early(const Sink& sink, const Delivered& delivered = {});
-  /// Discards the run, as if it had not begun. Local, done on return. All ranks
-  /// drop it after the same number of add_early().
-  void drop_early() noexcept;
-
-  /// Runs the second half alone. Collective, done on return. Every server
-  /// compresses x of its own blocks, with its residual. All ranks get the
-  /// result, which is mean() from now on. The Source is called only for blocks
-  /// that this rank serves. x must be finite.
-  void share(const Source& source);
-
   /// Masks elements from the next run on, and sets their residuals to 0. Goes
   /// over the residuals of the blocks that this mask or the last one masks.
   void set_active(ActiveMask active);
-  [[nodiscard]] const ActiveMask& active() const noexcept;
   void set_observer(WireObserver* observer) noexcept;
 
   [[nodiscard]] const BlockLayout& layout() const noexcept;
-  /// Returns whether this rank encodes the block. If hosts are flat, it encodes
-  /// every block, otherwise those of its piece.
-  [[nodiscard]] bool encodes(std::size_t block) const noexcept;
   /// Returns the last run's result of a block. Scale and words are all 0 before
   /// the first run. A Source may read the block for which it is called, and
   /// gets the previous run's result. From then on the result is invalid until
   /// the Sink receives the block.
   [[nodiscard]] kernels::Signs mean(std::size_t block) const noexcept;
-  /// Returns the result of the previous run: during run t, and after it, that
-  /// of run t - 1. It is all 0 if there was none. Throws
-  /// Error(kFailedPrecondition) without keeps_previous.
-  [[nodiscard]] kernels::Signs previous_mean(std::size_t block) const;
   /// Returns the time that runs have waited for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
@@ -180,22 +133,14 @@ class CompressedAllReduce {
   /// into residuals, in one pass over that memory.
   [[nodiscard]] ConstView worker_error() const noexcept;
   [[nodiscard]] ConstView server_error() const noexcept;
-  void clear_errors() noexcept;
   /// Sets the residuals. Throws Error(kCorruptCheckpoint) naming the array that
   /// does not fit, before anything changes.
   void load_errors(ConstView worker, ConstView server);
-  /// Sets the residuals like load_errors(), without a copy.
-  void take_errors(Buffer&& worker, Buffer&& server);
-  /// Adds weight * values to worker_error(), for those elements of a block (of
-  /// its `values` range) that are not masked. Local. Several threads may call
-  /// it for different blocks, outside of run(). Throws Error(kInvalidArgument)
-  /// for a block that does not exist or that another rank encodes.
-  void add_to_worker_error(std::size_t block, const float* values,
-                           float weight);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  comm::Communicator& comm_;
+  const CompressedAllReduceOptions options_;
+  std::unique_ptr<SignExchange> exchange_;
 };
 
 }  // namespace thinwire::exchange

@@ -15,6 +15,8 @@
 
 namespace thinwire::exchange {
 
+class LowBitUnits;
+
 struct LowBitMeanOptions {
   int bits = 8;  ///< 4 or 8 bits per element each way.
   /// Type of the residuals: kFloat32 or kBFloat16. With kBFloat16 they are
@@ -105,8 +107,7 @@ class LowBitMean {
   void load_errors(ConstView worker, ConstView server);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<LowBitUnits> units_;
 };
 
 }  // namespace thinwire::exchange

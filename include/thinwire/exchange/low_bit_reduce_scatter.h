@@ -7,11 +7,14 @@
 #include <vector>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 #include "thinwire/exchange/low_bit_mean.h"
 
 namespace thinwire::exchange {
+
+class LowBitPieces;
 
 /// Averages gradients in 4 or 8 bits with error feedback, and gives each rank
 /// its own pieces of the average. Per block, with r = 1 / loss scale:
@@ -42,7 +45,7 @@ class LowBitReduceScatter {
   /// whose owner is no rank or that exceeds the residual. It holds these bytes
   /// per element:
   ///   4 or 2       residual
-  ///   bits / 8     records
+  /// and records of two buckets, this rank's and those of other ranks.
   LowBitReduceScatter(comm::Communicator& comm, ThreadPool& pool,
                       std::size_t residual_size,
                       std::span<const std::vector<Piece>> parts,
@@ -74,8 +77,8 @@ class LowBitReduceScatter {
   void load_error(ConstView error);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  Buffer residual_;
+  std::vector<std::unique_ptr<LowBitPieces>> parts_;
 };
 
 }  // namespace thinwire::exchange

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "exchange/records/places.h"
+#include "exchange/pipeline/places.h"
 #include "optim/low_bit/gradients/host_gradients.h"
 #include "optim/low_bit/layout.h"
 #include "optim/low_bit/options.h"

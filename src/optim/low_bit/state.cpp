@@ -183,7 +183,7 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   taken->participation = momentum.participation.read(state);
   taken->blocks = BlockDenominators::load(state, model.layout, n);
   taken->warmup_bits = gradients.few_bits().bits_after(state, begins);
-  if (LowBitAverage::owns_residuals_of(state))
+  if (WarmUpAverage::owns_residuals_of(state))
     taken->of_gradients = take_residuals(state, model);
   else
     taken->exchange = momentum.exchange.read(state);

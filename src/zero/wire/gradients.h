@@ -5,10 +5,12 @@
 #include <span>
 #include <vector>
 
+#include "exchange/codec/codec.h"
+#include "exchange/pipeline/pipeline.h"
+#include "exchange/residuals.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/exchange/block_layout.h"
 #include "zero/gradient_reduction.h"
-#include "zero/wire/record_route.h"
 
 namespace thinwire::zero {
 
@@ -21,21 +23,21 @@ namespace thinwire::zero {
          skips;
 }
 
-/// Gradients in 4 or 8 bits, with error feedback. A block is a cell of the grid
-/// within one parameter, and r is the reciprocal of the loss scale:
+/// Gradients in few bits, with error feedback, on their way up to the owners. A
+/// block is a cell of the grid within one parameter, and r is the reciprocal of
+/// the loss scale:
 ///   c = g * r + e,  q of c,  e = c - q * step;  owner: mean of q * step.
 /// Backwards before the last are added to the residuals, which must then be
 /// fp32: e = e + g * r. Derived classes form g.
-class LowBitGradients : public GradientReduction {
+class EncodedGradients : public GradientReduction {
  public:
   /// Makes the reduction of flat ranks.
-  explicit LowBitGradients(const ReductionSettings& settings)
-      : LowBitGradients(settings, settings.comm, settings.shards.owners()) {}
-  ~LowBitGradients() override { LowBitGradients::abandon(); }
+  explicit EncodedGradients(const ReductionSettings& settings)
+      : EncodedGradients(settings, settings.comm, settings.shards.owners()) {}
 
   void begin(exchange::Backward which, DType gradients) override;
   void finish() override;
-  void abandon() noexcept override;
+  void abandon() noexcept override { pipeline_.drop(); }
   /// Returns means in fp32, without the loss scale.
   [[nodiscard]] View piece(std::size_t bucket) override;
   [[nodiscard]] double divisor(double /*loss_scale*/) const noexcept override {
@@ -43,13 +45,13 @@ class LowBitGradients : public GradientReduction {
   }
   bool settle(bool is_applied) override;
   void begin_window() override;
-  [[nodiscard]] LowBitGradients* low_bit() noexcept override { return this; }
+  [[nodiscard]] EncodedGradients* low_bit() noexcept override { return this; }
   /// Replaces send(). Sets this rank's piece to 0, and to NaN in the range.
   void withhold(std::size_t bucket, Range nonfinite);
 
   /// Returns the residuals of parts(), bucket after bucket.
   [[nodiscard]] ConstView residuals() const noexcept {
-    return residuals_.view();
+    return residuals_.values();
   }
   /// Returns the ranges, one per bucket, that have residuals on this rank.
   [[nodiscard]] const std::vector<Range>& parts() const noexcept {
@@ -61,8 +63,8 @@ class LowBitGradients : public GradientReduction {
  protected:
   /// Makes a reduction in which records travel between `peers`. These own the
   /// pieces of `owners`, and each has a gradient of all of them.
-  LowBitGradients(const ReductionSettings& settings, comm::Communicator& peers,
-                  std::span<const int> owners);
+  EncodedGradients(const ReductionSettings& settings, comm::Communicator& peers,
+                   std::span<const int> owners);
 
   [[nodiscard]] const ReductionSettings& settings() const noexcept {
     return settings_;
@@ -80,17 +82,7 @@ class LowBitGradients : public GradientReduction {
   [[nodiscard]] bool is_last() const noexcept { return backward_.is_last; }
 
  private:
-  // A bucket in flight.
-  struct Slot {
-    Buffer records;
-    Buffer received;
-    std::size_t bucket = 0;
-    comm::Work work{};
-  };
-
-  void encode(Slot& slot, std::size_t bucket, ConstView values);
-  void finish_oldest();
-  void decode(const Slot& slot);
+  [[nodiscard]] exchange::RunSteps steps();
   [[nodiscard]] float reciprocal() const {
     return static_cast<float>(1 / settings_.scale.value());
   }
@@ -99,18 +91,17 @@ class LowBitGradients : public GradientReduction {
   const std::size_t rank_;
   std::vector<Range> parts_;
   const exchange::BlockLayout blocks_;
-  const RecordRoute route_;
-
-  const bool keeps_;  // a skipped step restores the residuals
-  Buffer residuals_;
-  Buffer others_;  // residuals after this step, or before it; see settle()
-  Buffer means_;   // of this rank's shard
+  const exchange::ValueCodec& codec_;
+  exchange::ResidualSide residuals_;
+  Buffer means_;                      // of this rank's shard
+  std::vector<std::size_t> mean_at_;  // per block, in means_; its owner's
+  // Of the bucket that is encoded, which begins at an element; empty: none.
+  ConstView values_;
+  std::size_t values_begin_ = 0;
   exchange::Backward backward_;
   bool adds_up_ = false;
-  bool has_changed_ = false;  // residuals_ or others_ in this window
-  std::vector<Slot> slots_;
-  std::size_t first_ = 0;  // oldest of `count_` pending slots
-  std::size_t count_ = 0;
+  bool has_changed_ = false;     // residuals in this window
+  exchange::Pipeline pipeline_;  // last: what is in flight uses the rest
 };
 
 }  // namespace thinwire::zero

@@ -6,7 +6,7 @@
 
 #include "comm/wait_ignoring_errors.h"
 #include "thinwire/core/memory.h"
-#include "zero/wire/record_route.h"
+#include "zero/wire/blocks.h"
 
 namespace thinwire::zero {
 
@@ -24,8 +24,8 @@ std::span<const int> owners_of(const ReductionSettings& settings,
 
 HierarchicalGradients::HierarchicalGradients(const ReductionSettings& settings,
                                              comm::HostGroups groups)
-    : LowBitGradients(settings, *groups.between,
-                      owners_of(settings, settings.comm.hosts().local_rank)),
+    : EncodedGradients(settings, *groups.between,
+                       owners_of(settings, settings.comm.hosts().local_rank)),
       groups_(std::move(groups)) {
   std::size_t most = 0;
   for (const Range& part : parts()) most = std::max(most, part.size);
@@ -35,7 +35,7 @@ HierarchicalGradients::HierarchicalGradients(const ReductionSettings& settings,
 
 void HierarchicalGradients::begin(exchange::Backward which, DType gradients) {
   while (count_ > 0) take_oldest();  // of the previous backward
-  LowBitGradients::begin(which, gradients);
+  EncodedGradients::begin(which, gradients);
 }
 
 void HierarchicalGradients::form_mean(std::size_t b, ConstView values,
@@ -70,13 +70,13 @@ void HierarchicalGradients::take_oldest() {
 
 void HierarchicalGradients::finish() {
   while (count_ > 0) take_oldest();
-  LowBitGradients::finish();
+  EncodedGradients::finish();
 }
 
 void HierarchicalGradients::abandon() noexcept {
   for (; count_ > 0; --count_)
     comm::wait_ignoring_errors(slots_[first_++ % kSlots].work);
-  LowBitGradients::abandon();
+  EncodedGradients::abandon();
 }
 
 }  // namespace thinwire::zero

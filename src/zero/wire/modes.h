@@ -81,9 +81,9 @@ class FillingBuckets {
 // ---- flat
 
 /// Gradients of stage 1 with flat ranks. They are encoded in place.
-class FlatWhole final : public LowBitGradients {
+class FlatWhole final : public EncodedGradients {
  public:
-  using LowBitGradients::LowBitGradients;
+  using EncodedGradients::EncodedGradients;
 
   bool send(std::size_t b, View whole) override {
     encode_and_send(
@@ -94,13 +94,13 @@ class FlatWhole final : public LowBitGradients {
 
 /// Gradients of stage 2 with flat ranks. If a window has one backward, they
 /// fill buckets. Otherwise each is added to the residuals at once.
-class FlatOneByOne final : public LowBitGradients {
+class FlatOneByOne final : public EncodedGradients {
  public:
   explicit FlatOneByOne(const ReductionSettings& settings)
-      : LowBitGradients(settings), filling_(settings.shards) {}
+      : EncodedGradients(settings), filling_(settings.shards) {}
 
   void begin(exchange::Backward which, DType gradients) override {
-    LowBitGradients::begin(which, gradients);
+    EncodedGradients::begin(which, gradients);
     if (!adds_up()) filling_.begin(gradients);
   }
   void store(const exchange::GradientPart& part) override {
@@ -116,7 +116,7 @@ class FlatOneByOne final : public LowBitGradients {
     return true;
   }
   void begin_window() override {
-    LowBitGradients::begin_window();
+    EncodedGradients::begin_window();
     filling_.clear();
   }
 
@@ -130,7 +130,7 @@ class FlatOneByOne final : public LowBitGradients {
 /// ranks bucket by bucket, in fp32 and unrounded. A local rank gets the part
 /// that the ranks of the same place own on all hosts, and exchanges records
 /// with these.
-class HierarchicalGradients : public LowBitGradients {
+class HierarchicalGradients : public EncodedGradients {
  public:
   explicit HierarchicalGradients(const ReductionSettings& settings)
       : HierarchicalGradients(settings, comm::split_by_host(settings.comm)) {}

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "zero/wire/replicas.h"
 
-#include "comm/wait_ignoring_errors.h"
-#include "exchange/records/records.h"
-#include "thinwire/core/memory.h"
+#include <array>
+
 #include "thinwire/kernels/cast.h"
-#include "thinwire/kernels/quantize.h"
+#include "zero/wire/blocks.h"
 
 namespace thinwire::zero {
-
-using exchange::Bucket;
 
 namespace {
 
@@ -31,74 +28,48 @@ void form_difference(ConstView masters, ConstView replica, float* c) {
 
 }  // namespace
 
-LowBitReplicas::LowBitReplicas(comm::Communicator& comm,
-                               const ShardLayout& shards,
-                               std::span<const Range> units, int bits,
-                               View replicas)
-    : comm_(comm),
+Replicas::Replicas(comm::Communicator& comm, const ShardLayout& shards,
+                   std::span<const Range> units, int bits, View replicas,
+                   ThreadPool& pool)
+    : rank_(static_cast<std::size_t>(comm.rank())),
       shards_(shards),
       bits_(bits),
+      codec_(exchange::codec_of(bits)),
       replicas_(replicas),
-      blocks_(blocks_of(shards, shards.owners(), units, bits)),
-      route_(comm, blocks_, shards.owners()) {
-  const MemoryScope scope(MemoryKind::kBuckets);
-  for (Slot& slot : slots_) slot.records = route_.make_records();
-}
+      blocks_(blocks_of(shards, shards.owners(), units)),
+      pipeline_({comm, nullptr, shards.owners()}, pool, blocks_,
+                {codec_, codec_}, {.direction = exchange::Direction::kDown}) {}
 
-LowBitReplicas::~LowBitReplicas() {
-  for (const Slot& slot : slots_)
-    if (slot.bucket != nullptr) comm::wait_ignoring_errors(slot.work);
-}
-
-void LowBitReplicas::send(std::size_t b, ConstView masters, ThreadPool& pool,
-                          optim::StepMeter& meter) {
-  if (b == 0) taken_ = 0;
-  Slot& slot = slots_[next_];
-  next_ = (next_ + 1) % slots_.size();
-  take(slot, pool, meter);
-  slot.bucket = &blocks_.buckets()[b];
-  const auto rank = static_cast<std::size_t>(comm_.rank());
-  encode(slot, masters, shards_.buckets()[b].pieces[rank].offset, pool);
-  slot.work = route_.queue_from_owners(*slot.bucket, slot.records);
-}
-
-void LowBitReplicas::encode(Slot& slot, ConstView masters, std::size_t begin,
-                            ThreadPool& pool) {
-  for_blocks(pool, route_.owned_of(*slot.bucket), [&](std::size_t i) {
-    const Range& values = blocks_.blocks()[i].values;
-    alignas(64) Scratch c;
-    form_difference(masters.subview(values.offset - begin, values.size),
-                    replicas_.subview(values.offset, values.size), c.data());
-    std::uint8_t* const record = route_.record(slot.records, *slot.bucket, i);
-    exchange::set_scale(
-        record, kernels::quantize(c.data(), bits_, exchange::words_of(record),
-                                  nullptr, values.size));
-  });
-}
-
-void LowBitReplicas::take(Slot& slot, ThreadPool& pool,
-                          optim::StepMeter& meter) {
-  if (slot.bucket == nullptr) return;
-  const Bucket& bucket = *slot.bucket;
-  meter.waiting([&] { slot.work.wait(); });
-  for_blocks(
-      pool, {bucket.first_block(), bucket.end_block() - bucket.first_block()},
-      [&](std::size_t i) {
-        const Range& values = blocks_.blocks()[i].values;
-        const std::uint8_t* const record =
-            route_.record(slot.records, bucket, i);
-        kernels::dequantize_add(exchange::quantized_in(record), bits_,
-                                replicas_.subview(values.offset, values.size));
-      });
-  slot.bucket = nullptr;
-  ++taken_;
-}
-
-void LowBitReplicas::finish(ThreadPool& pool, optim::StepMeter& meter) {
-  for (std::size_t s = 0; s < slots_.size(); ++s) {
-    take(slots_[next_], pool, meter);
-    next_ = (next_ + 1) % slots_.size();
+void Replicas::send(std::size_t b, ConstView masters, optim::StepMeter& meter) {
+  masters_ = masters;
+  masters_begin_ = shards_.buckets()[b].pieces[rank_].offset;
+  if (b == 0) {
+    taken_ = 0;
+    pipeline_.begin(
+        {.encode = [this](std::size_t i,
+                          std::uint8_t* record) { encode(i, record); },
+         .take =
+             [this](std::size_t i, const std::uint8_t* record) {
+               const Range& at = blocks_.blocks()[i].values;
+               codec_.add(record, replicas_.subview(at.offset, at.size));
+             },
+         .taken = [this](Range) { ++taken_; }});
   }
+  meter.adding_waits_of(pipeline_, [b](auto& all) { all.ready(b); });
+}
+
+void Replicas::encode(std::size_t i, std::uint8_t* record) const {
+  const Range& values = blocks_.blocks()[i].values;
+  alignas(64) Scratch memory;
+  const View c(memory.data(), values.size, DType::kFloat32);
+  form_difference(masters_.subview(values.offset - masters_begin_, values.size),
+                  replicas_.subview(values.offset, values.size), memory.data());
+  codec_.encode({.residual = c, .error = c}, record);
+}
+
+void Replicas::finish(optim::StepMeter& meter) {
+  if (!pipeline_.has_begun()) return;
+  meter.adding_waits_of(pipeline_, [](auto& all) { all.finish(); });
 }
 
 }  // namespace thinwire::zero

@@ -4,10 +4,10 @@
 
 #include <map>
 
+#include "exchange/codec/sign.h"
 #include "optim/low_bit/late_cases.h"
 #include "optim/naive/drive.h"
 #include "optim/support.h"
-#include "thinwire/exchange/block_layout.h"
 
 namespace thinwire::optim::bytes_test {
 namespace {
@@ -27,9 +27,9 @@ Bytes formula(int world) {
   const auto w = static_cast<std::uint64_t>(world);
   const std::uint64_t scalar = 16 * (w - 1);
   const std::uint64_t n = kBlocks * 1024;
-  return {
-      scalar + 2 * (w - 1) * (n / w) * 4,
-      scalar + 2 * (w - 1) * (kBlocks / w) * exchange::record_bytes(1024, 1)};
+  return {scalar + 2 * (w - 1) * (n / w) * 4,
+          scalar + 2 * (w - 1) * (kBlocks / w) *
+                       exchange::sign_codec().record_bytes(1024)};
 }
 
 class LowBitBytes : public ::testing::TestWithParam<int> {};
@@ -54,8 +54,8 @@ TEST_P(LowBitBytes, OfAWarmUpOverFewBits) {
   const auto w = static_cast<std::uint64_t>(GetParam());
   for (const int bits : {4, 8}) {
     const std::uint64_t want =
-        16 * (w - 1) +
-        2 * (w - 1) * (kBlocks / w) * exchange::record_bytes(1024, bits);
+        16 * (w - 1) + 2 * (w - 1) * (kBlocks / w) *
+                           exchange::codec_of(bits).record_bytes(1024);
     const auto expect = [&](Optimizer&, const StepReport& report) {
       if (report.phase != Phase::kExact) return;
       EXPECT_EQ(report.bits, bits);

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "exchange/pipeline/places.h"
 #include "exchange/ready_ranges.h"
-#include "exchange/records/places.h"
 #include "optim/low_bit/layout.h"
 #include "optim/step_pieces.h"
 #include "thinwire/comm/hosts.h"

@@ -7,7 +7,7 @@
 
 #include "exchange/exact_average.h"
 #include "optim/gradient_agreement.h"
-#include "optim/low_bit/gradients/low_bit_average.h"
+#include "optim/low_bit/gradients/warm_up_average.h"
 #include "optim/low_bit/model.h"
 #include "thinwire/optim/state.h"
 
@@ -93,8 +93,8 @@ class LocalGradients {
   }
 
   /// Returns the low-bit average of exact steps.
-  [[nodiscard]] LowBitAverage& few_bits() noexcept { return few_bits_; }
-  [[nodiscard]] const LowBitAverage& few_bits() const noexcept {
+  [[nodiscard]] WarmUpAverage& few_bits() noexcept { return few_bits_; }
+  [[nodiscard]] const WarmUpAverage& few_bits() const noexcept {
     return few_bits_;
   }
 
@@ -131,7 +131,7 @@ class LocalGradients {
 
   LowBitModel& model_;
   exchange::ExactAverage exact_;
-  LowBitAverage few_bits_;
+  WarmUpAverage few_bits_;
   std::uint32_t number_;  // of this optimizer, see optimizer_number()
   bool any_late_ = false;
   bool any_unlike_early_ = false;

@@ -38,8 +38,8 @@ void EarlyMomentum::begin(View grads, std::int64_t number) {
   grad_scale_ = gradients_.scale_by_lag(loss_scale_);
   coefficients_ = model_.coefficients(number, grad_scale_);
   ready_.clear();
-  momentum_.exchange.all().begin_early(
-      [this](std::size_t b) { return input(b); });
+  momentum_.exchange.all().begin([this](std::size_t b) { return input(b); });
+  left_ = model_.layout.blocks.buckets().size();
 }
 
 void EarlyMomentum::add(View grads, Range range, std::int64_t number) {
@@ -53,11 +53,10 @@ void EarlyMomentum::add(View grads, Range range, std::int64_t number) {
 }
 
 void EarlyMomentum::add_complete() {
-  exchange::CompressedAllReduce& all = momentum_.exchange.all();
   const std::vector<Range> missing = ready_.missing(model_.size());
   const std::size_t there_from = missing.empty() ? 0 : missing.back().end();
-  while (all.left_early() > 0 && need_of(all.left_early() - 1) >= there_from)
-    all.add_early();
+  while (left_ > 0 && need_of(left_ - 1) >= there_from)
+    momentum_.exchange.all().ready(--left_);
 }
 
 bool EarlyMomentum::complete(const StepInput& in) {
@@ -73,7 +72,7 @@ bool EarlyMomentum::complete(const StepInput& in) {
 }
 
 void EarlyMomentum::drop() noexcept {
-  if (has_begun()) momentum_.exchange.all().drop_early();
+  if (has_begun()) momentum_.exchange.all().drop();
 }
 
 // Leaves gradients as they are, as they may have to be encoded again.

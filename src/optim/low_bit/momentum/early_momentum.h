@@ -74,6 +74,7 @@ class EarlyMomentum {
   double grad_scale_ = 1;
   Coefficients coefficients_;
   exchange::ReadyRanges ready_;  // on the grid
+  std::size_t left_ = 0;         // buckets [0, left_) are not ready
 };
 
 }  // namespace thinwire::optim

@@ -26,7 +26,7 @@ kernels::SignInput KeptMomentum::input(
           .coefficients = &c};
 }
 
-void KeptMomentum::keep_as_signs(const exchange::CompressedAllReduce& all) {
+void KeptMomentum::keep_as_signs(const exchange::SignExchange& all) {
   signs_ = &all;
   if (model_.layout.exact.empty()) model_.adam.exp_avg() = Buffer();
 }

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "exchange/sign_exchange.h"
 #include "optim/low_bit/model.h"
-#include "thinwire/exchange/compressed_all_reduce.h"
 #include "thinwire/kernels/lamb.h"
 #include "thinwire/optim/state.h"
 
@@ -45,7 +45,7 @@ class KeptMomentum {
 
   /// Makes the momentum the last result of `all`, and drops exp_avg if no group
   /// needs it.
-  void keep_as_signs(const exchange::CompressedAllReduce& all);
+  void keep_as_signs(const exchange::SignExchange& all);
   /// Decodes the momentum into exp_avg.
   void keep_as_values();
   /// Makes the momentum what exp_avg holds.
@@ -63,7 +63,7 @@ class KeptMomentum {
   void read(Range range, std::span<float> to) const;
 
   LowBitModel& model_;
-  const exchange::CompressedAllReduce* signs_ = nullptr;  // null: values
+  const exchange::SignExchange* signs_ = nullptr;  // null: values
   std::vector<float> units_;
 };
 

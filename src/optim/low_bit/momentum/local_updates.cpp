@@ -115,7 +115,7 @@ kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
 }
 
 void LocalUpdates::exchange(const Output& to, const Input& input) {
-  exchange::CompressedAllReduce& all = momentum_.exchange.all();
+  exchange::SignExchange& all = momentum_.exchange.all();
   const auto apply = [&](std::size_t b, Signs mean) {
     apply_mean(b, mean, to.params, to.low_precision);
   };
@@ -188,7 +188,7 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
 // residuals to them, in hierarchical mode on one rank of each host.
 void LocalUpdates::merge_momenta() {
   float* const m = model_.adam.exp_avg().as<float>().data();
-  exchange::CompressedAllReduce& all = momentum_.exchange.all();
+  exchange::SignExchange& all = momentum_.exchange.all();
   std::vector<float> returned;
   for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
     const Range& at = model_.block(b);

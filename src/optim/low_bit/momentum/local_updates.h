@@ -86,7 +86,7 @@ class LocalUpdates final : public LocalSteps {
   void restore(Saved&& saved);
 
  private:
-  using Input = exchange::CompressedAllReduce::Source;
+  using Input = exchange::SignExchange::Source;
   struct Output {
     View params;
     View low_precision;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One compressed step of the momentum: formed, encoded, averaged, decoded and
 // applied, block by block. kernels/sign_compress.h has the arithmetic,
-// exchange/compressed_all_reduce.h the exchange with its error feedback.
+// exchange/sign_exchange.h the exchange with its error feedback.
 #include "optim/low_bit/momentum/momentum_exchange.h"
 
 #include <fmt/format.h>
@@ -50,8 +50,8 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
 void MomentumExchange::accept_early(const Apply& apply, StepMeter& step,
                                     const FinalRange& tell) {
   step.adding_waits_of(all(), [&](auto& all) {
-    all.accept_early([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
-                     model_.teller(tell));
+    all.finish([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
+               model_.teller(tell));
   });
   form_.keep_as_signs(*all_);
 }
@@ -70,21 +70,19 @@ void MomentumExchange::update_alone(ConstView grads, const Coefficients& c) {
   restored_.add_to(m, active_, form_.units());
 }
 
-exchange::CompressedAllReduce& MomentumExchange::all() {
+exchange::SignExchange& MomentumExchange::all() {
   if (!all_) all_ = make_all();
   return *all_;
 }
 
-std::unique_ptr<exchange::CompressedAllReduce> MomentumExchange::make_all()
-    const {
-  const exchange::CompressedAllReduceOptions options{
-      .residual_dtype = model_.settings.residual_dtype,
-      .keeps_previous = keeps_previous_,
-      .runs_early = model_.settings.exchange.during_backward && !model_.groups,
-      .early_threads = model_.settings.exchange.num_threads};
-  auto made = std::make_unique<exchange::CompressedAllReduce>(
-      model_.comm, model_.pool, model_.layout.blocks, options,
-      model_.groups.get());
+std::unique_ptr<exchange::SignExchange> MomentumExchange::make_all() const {
+  auto made = std::make_unique<exchange::SignExchange>(
+      model_.comm, model_.groups.get(), model_.pool, model_.layout.blocks,
+      exchange::SignExchange::Options{
+          .residual_dtype = model_.settings.residual_dtype,
+          .keeps_previous = keeps_previous_,
+          .can_drop =
+              model_.settings.exchange.during_backward && !model_.groups});
   made->set_active(active_);
   made->set_observer(model_.observer);
   return made;
@@ -121,7 +119,7 @@ double MomentumExchange::residual_ratio() const {
             static_cast<double>(all_->active().count(all_->layout(), b));
   }
   const double residual =
-      kernels::sum_of_squares(model_.pool, all_->worker_error());
+      kernels::sum_of_squares(model_.pool, all_->errors().worker.values());
   return mean == 0 ? 0 : std::sqrt(residual / mean);
 }
 
@@ -218,10 +216,10 @@ void MomentumExchange::add_to(
     State& state, const std::optional<ResidualViews>& of_gradients) const {
   state.shard = served_elements(model_);
   state.encoded = encoded_elements(model_);
-  const auto residuals =
-      of_gradients ? of_gradients
-      : all_       ? ResidualViews{all_->worker_error(), all_->server_error()}
-                   : restored_.views();
+  const auto residuals = of_gradients ? of_gradients
+                         : all_ ? ResidualViews{all_->errors().worker.values(),
+                                                all_->errors().server.values()}
+                                : restored_.views();
   if (!residuals) return;
   state.add_elements(kWorkerError, Sharing::kMean, *state.encoded,
                      residuals->worker);
@@ -241,12 +239,12 @@ void MomentumExchange::restore(Saved&& saved) {
   if (!model_.compresses())
     return restored_.restore(*std::move(saved.residuals));
   if (!all_) all_ = std::move(saved.all);
-  all_->take_errors(std::move(saved.residuals->worker),
-                    std::move(saved.residuals->server));
+  all_->errors().take(std::move(saved.residuals->worker),
+                      std::move(saved.residuals->server));
 }
 
 void MomentumExchange::clear_residuals() {
-  if (all_) all_->clear_errors();
+  if (all_) all_->errors().clear();
   (void)restored_.release();
 }
 
@@ -256,11 +254,11 @@ void MomentumExchange::inherit(RankResiduals&& of_gradients,
   const bool adds = all_ && model_.settings.warmup_bits.hands_over_each_step;
   for (auto [side, own, first, end] :
        {std::tuple(&of_gradients.worker,
-                   adds ? all_->worker_error() : ConstView(), places.first,
-                   places.end()),
+                   adds ? all_->errors().worker.values() : ConstView(),
+                   places.first, places.end()),
         std::tuple(&of_gradients.server,
-                   adds ? all_->server_error() : ConstView(), places.own,
-                   places.own + 1)}) {
+                   adds ? all_->errors().server.values() : ConstView(),
+                   places.own, places.own + 1)}) {
     if (side->empty()) continue;
     std::size_t at = 0;
     for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
@@ -280,11 +278,11 @@ void MomentumExchange::inherit(RankResiduals&& of_gradients,
   if (of_gradients.server.empty())
     of_gradients.server =
         model_.compresses()
-            ? copy_of(all().server_error())
+            ? copy_of(all().errors().server.values())
             : Buffer(of_gradients.worker.size(), of_gradients.worker.dtype());
   if (model_.compresses())
-    all().take_errors(std::move(of_gradients.worker),
-                      std::move(of_gradients.server));
+    all().errors().take(std::move(of_gradients.worker),
+                        std::move(of_gradients.server));
   else
     restored_.restore(std::move(of_gradients));
 }

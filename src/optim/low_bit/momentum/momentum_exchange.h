@@ -43,10 +43,10 @@ class MomentumExchange {
                     const FinalRange& tell);
 
   /// Returns the all-reduce, which is constructed when it is first needed.
-  [[nodiscard]] exchange::CompressedAllReduce& all();
+  [[nodiscard]] exchange::SignExchange& all();
   /// Returns whether an early exchange waits for its step.
   [[nodiscard]] bool has_begun_early() const {
-    return all_ != nullptr && all_->has_early();
+    return all_ != nullptr && all_->has_begun();
   }
   /// Returns the seconds that an exchange of zeros takes. Residuals and results
   /// stay as they are: it has memory of its own. Collective.
@@ -79,14 +79,14 @@ class MomentumExchange {
               const std::optional<ResidualViews>& of_gradients) const;
   struct Saved {
     std::optional<RankResiduals> residuals;
-    std::unique_ptr<exchange::CompressedAllReduce> all;  // if there is none yet
+    std::unique_ptr<exchange::SignExchange> all;  // if there is none yet
   };
   /// Takes the residuals out of a state. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] Saved read(StateDict& state) const;
   void restore(Saved&& saved);
 
  private:
-  [[nodiscard]] std::unique_ptr<exchange::CompressedAllReduce> make_all() const;
+  [[nodiscard]] std::unique_ptr<exchange::SignExchange> make_all() const;
   void update_alone(ConstView grads, const Coefficients& c);
   void inherit_block(std::size_t b, float* error, double clip,
                      std::span<const HeavyElement> heavy) const;
@@ -95,7 +95,7 @@ class MomentumExchange {
   KeptMomentum& form_;
   RestoredResiduals& restored_;
   bool keeps_previous_;
-  std::unique_ptr<exchange::CompressedAllReduce> all_;
+  std::unique_ptr<exchange::SignExchange> all_;
   exchange::ActiveMask active_;
 };
 

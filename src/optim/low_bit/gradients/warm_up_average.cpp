@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/low_bit/gradients/low_bit_average.h"
+#include "optim/low_bit/gradients/warm_up_average.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,8 @@
 
 #include "core/require.h"
 #include "core/visit_floats.h"
+#include "exchange/codec/codec.h"
 #include "exchange/exact_average.h"
-#include "exchange/records/quantized_records.h"
-#include "exchange/records/two_phase_exchange.h"
 #include "exchange/residuals.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
@@ -27,51 +26,13 @@ float reciprocal(double value) { return static_cast<float>(1 / value); }
 
 }  // namespace
 
-// Blocks, buckets and servers are those of the momentum's exchange. Records
-// have more bits.
-struct LowBitAverage::Exchange {
-  Exchange(LowBitModel& model, const exchange::BlockOptions& blocks)
-      : bits(blocks.bits),
-        layout(model.layout.units, blocks),
-        records(model.comm, model.groups.get(), model.pool, layout,
-                /*keeps_previous=*/false),
-        residuals(layout, records.places(), model.settings.residual_dtype) {}
-
-  // Begins a run over values(block) * factor.
-  void begin(std::function<ConstView(std::size_t block)> values, float factor) {
-    const auto sum = [](const exchange::KeptResidual& kept) {
-      return kernels::QuantizedSum{.residual = kept.values,
-                                   .error = kept.values};
-    };
-    records.begin(exchange::quantized_steps(
-        records, bits,
-        {.worker =
-             [this, sum, values = std::move(values), factor](std::size_t b) {
-               kernels::QuantizedSum own = sum(residuals.worker.kept(b));
-               own.values = values(b);
-               own.factor = factor;
-               return own;
-             },
-         .server = [this, sum](
-                       std::size_t b) { return sum(residuals.server.kept(b)); },
-         .deliver = {}}));
-  }
-
-  const int bits;
-  const exchange::BlockLayout layout;
-  exchange::TwoPhaseExchange records;
-  exchange::Residuals residuals;
-};
-
-LowBitAverage::LowBitAverage(LowBitModel& model)
+WarmUpAverage::WarmUpAverage(LowBitModel& model)
     : model_(model),
       bits_(model.settings.warmup_bits.planned),
       restored_(model),
       was_chosen_(!model.settings.warmup_bits.named) {}
 
-LowBitAverage::~LowBitAverage() = default;
-
-void LowBitAverage::tell() {
+void WarmUpAverage::tell() {
   if (!std::exchange(was_chosen_, false) || model_.comm.rank() != 0) return;
   log(LogLevel::kInfo,
       fmt::format("{}: total_steps is given and freeze_step is not, so exact "
@@ -79,21 +40,26 @@ void LowBitAverage::tell() {
                   model_.settings.name, bits_));
 }
 
-LowBitAverage::Exchange& LowBitAverage::exchange() {
+// Blocks, buckets and servers are those of the momentum's exchange. Runs write
+// over the residuals.
+exchange::LowBitExchange& WarmUpAverage::exchange() {
   if (exchange_) return *exchange_;
-  exchange::BlockOptions blocks = model_.block_options();
-  blocks.bits = bits_;
-  exchange_ = std::make_unique<Exchange>(model_, blocks);
+  exchange_ = std::make_unique<exchange::LowBitExchange>(
+      exchange::Route{model_.comm, model_.groups.get()}, model_.pool,
+      model_.layout.blocks, exchange::codec_of(bits_),
+      exchange::Pipeline::Options(),
+      exchange::Residuals(model_.layout.blocks, model_.places,
+                          model_.settings.residual_dtype, /*can_drop=*/false));
   return *exchange_;
 }
 
 // ---- a bucket at a time
 
-bool LowBitAverage::has_begun() const {
-  return exchange_ != nullptr && exchange_->records.has_begun();
+bool WarmUpAverage::has_begun() const {
+  return exchange_ != nullptr && exchange_->has_begun();
 }
 
-void LowBitAverage::begin(View grads, double loss_scale) {
+void WarmUpAverage::begin(View grads, double loss_scale) {
   grads_ = grads;
   loss_scale_ = loss_scale;
   is_added_.assign(model_.layout.blocks.buckets().size(), false);
@@ -102,19 +68,19 @@ void LowBitAverage::begin(View grads, double loss_scale) {
       reciprocal(loss_scale));
 }
 
-void LowBitAverage::add(std::size_t bucket) {
+void WarmUpAverage::add(std::size_t bucket) {
   if (is_added_[bucket]) return;
   is_added_[bucket] = true;
-  exchange().records.add(bucket);
+  exchange().ready(bucket);
 }
 
-Range LowBitAverage::range_of(std::size_t bucket) const {
+Range WarmUpAverage::range_of(std::size_t bucket) const {
   const exchange::Bucket& of = model_.layout.blocks.buckets()[bucket];
   const std::size_t begin = model_.block(of.first_block()).offset;
   return {begin, model_.block(of.end_block() - 1).end() - begin};
 }
 
-void LowBitAverage::begin_early(View grads, Range range, double loss_scale) {
+void WarmUpAverage::begin_early(View grads, Range range, double loss_scale) {
   if (range.size == 0 || !model_.compresses()) return;
   require(!ready_.touch(range), "range", "apart from what is under way",
           fmt::format("{} of size {}", range.offset, range.size));
@@ -124,7 +90,7 @@ void LowBitAverage::begin_early(View grads, Range range, double loss_scale) {
     if (ready_.cover(range_of(k))) add(k);
 }
 
-bool LowBitAverage::was_wrong(const StepInput& in) const {
+bool WarmUpAverage::was_wrong(const StepInput& in) const {
   if (!has_begun()) return false;
   require(
       in.grads.data() == grads_.data() && in.grads.dtype() == grads_.dtype(),
@@ -133,14 +99,14 @@ bool LowBitAverage::was_wrong(const StepInput& in) const {
   return loss_scale_ != in.loss_scale;
 }
 
-void LowBitAverage::abandon() noexcept {
+void WarmUpAverage::abandon() noexcept {
   ready_.clear();
   if (!has_begun()) return;
-  exchange_->records.abandon();
-  exchange_->residuals.clear();
+  exchange_->drop();
+  exchange_->residuals.drop();
 }
 
-void LowBitAverage::clear(StepReport& report) noexcept {
+void WarmUpAverage::clear(StepReport& report) noexcept {
   abandon();
   if (!exchange_) return;
   exchange_->residuals.clear();
@@ -149,7 +115,7 @@ void LowBitAverage::clear(StepReport& report) noexcept {
 
 // ---- the whole
 
-View LowBitAverage::average(const StepInput& in, bool begins_anew,
+View WarmUpAverage::average(const StepInput& in, bool begins_anew,
                             StepMeter& step) {
   const View mean = place_of(in.grads);
   if (!restored_.empty()) {  // on a single rank
@@ -164,18 +130,18 @@ View LowBitAverage::average(const StepInput& in, bool begins_anew,
   const std::vector<comm::Work> exact =
       exchange::queue_sums(model_.comm, in.grads, model_.layout.exact,
                            model_.settings.exchange.bucket_elements);
-  step.adding_waits_of(exchange_->records, [&](auto& all) {
+  step.adding_waits_of(*exchange_, [&](auto& all) {
     for (std::size_t k = 0; k < is_added_.size(); ++k) add(k);
-    all.finish();
+    all.write_to({mean});
+    static_cast<void>(all.finish());
   });
   step.wait_for(exact);
   ready_.clear();
-  decode(mean);
   scale_exact(in, mean);
   return mean;
 }
 
-View LowBitAverage::place_of(View grads) {
+View WarmUpAverage::place_of(View grads) {
   if (grads.dtype() == DType::kFloat32) return grads;
   if (mean_.empty()) {
     const MemoryScope scope(MemoryKind::kGradients);
@@ -184,17 +150,8 @@ View LowBitAverage::place_of(View grads) {
   return mean_.view();
 }
 
-void LowBitAverage::decode(View mean) {
-  float* const to = mean.as<float>().data();
-  model_.for_blocks([&](std::size_t b) {
-    const Range& at = model_.block(b);
-    (void)exchange::read_quantized(exchange_->records, bits_, b,
-                                   {to + at.offset, at.size});
-  });
-}
-
 // Scales exact groups as the other ones are.
-void LowBitAverage::scale_exact(const StepInput& in, View mean) {
+void WarmUpAverage::scale_exact(const StepInput& in, View mean) {
   const float factor = reciprocal(
       in.loss_scale * exchange::sum_divisor(model_.comm, in.grads.dtype()));
   for (const Range& r : model_.layout.exact)
@@ -204,46 +161,47 @@ void LowBitAverage::scale_exact(const StepInput& in, View mean) {
 
 // ---- residuals
 
-std::optional<ResidualViews> LowBitAverage::residuals() const {
+std::optional<ResidualViews> WarmUpAverage::residuals() const {
   if (!exchange_) return restored_.views();
   // After a step that was skipped they are 0, and the momentum has its own.
   if (model_.settings.warmup_bits.hands_over_each_step) return std::nullopt;
-  const exchange::Residuals& kept = exchange_->residuals;
-  return ResidualViews{kept.worker.values.view(), kept.server.values.view()};
+  return ResidualViews{exchange_->residuals.worker.values(),
+                       exchange_->residuals.server.values()};
 }
 
-std::optional<RankResiduals> LowBitAverage::release() {
+std::optional<RankResiduals> WarmUpAverage::release() {
   mean_ = Buffer();
   if (!exchange_) return restored_.release();
-  exchange::Residuals& kept = exchange_->residuals;
-  RankResiduals released{std::move(kept.worker.values),
-                         std::move(kept.server.values), clip_};
+  RankResiduals released{exchange_->residuals.worker.release(),
+                         exchange_->residuals.server.release(), clip_};
   exchange_.reset();
   return released;
 }
 
-void LowBitAverage::save_bits(State& state, int bits) {
+void WarmUpAverage::save_bits(State& state, int bits) {
   if (bits != 0) state.common.put_integer(kBits, bits);
 }
 
-int LowBitAverage::saved_bits(const StateDict& state, const WarmupBits& own,
+int WarmUpAverage::saved_bits(const StateDict& state, const WarmupBits& own,
                               bool begins) {
   if (own.named) return *own.named;
   if (!state.has_scalar(kBits)) return begins ? own.planned : 0;
   const std::int64_t saved = state.integer(kBits);
-  if (saved != 0 && saved != 4 && saved != 8)
-    throw Error(
-        ErrorCode::kCorruptCheckpoint,
-        fmt::format("the state's {} must be 0, 4 or 8, got {}", kBits, saved));
-  return static_cast<int>(saved);
+  const int bits =
+      saved == static_cast<int>(saved) ? static_cast<int>(saved) : -1;
+  if (bits != 0 && !exchange::has_codec(bits))
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's {} must be {}, got {}", kBits,
+                            exchange::known_bits(/*or_exact=*/true), saved));
+  return bits;
 }
 
-bool LowBitAverage::owns_residuals_of(const StateDict& state) {
+bool WarmUpAverage::owns_residuals_of(const StateDict& state) {
   return state.has_scalar(kBits) && state.integer(kBits) != 0 &&
          state.has_scalar("frozen_at") && saved_count(state, "frozen_at") == 0;
 }
 
-void LowBitAverage::restore(int bits, std::optional<RankResiduals>&& residuals,
+void WarmUpAverage::restore(int bits, std::optional<RankResiduals>&& residuals,
                             Notes& notes) {
   abandon();
   exchange_.reset();

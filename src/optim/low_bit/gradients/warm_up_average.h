@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "exchange/low_bit_exchange.h"
 #include "exchange/ready_ranges.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/restored_residuals.h"
@@ -14,13 +15,12 @@
 namespace thinwire::optim {
 
 /// The low-bit average of gradients in exact steps
-/// (FreezeOptions::warmup_bits). Gradients without their loss scale travel in 4
-/// or 8 bits each way, with error feedback. Groups that are never compressed
+/// (FreezeOptions::warmup_bits). Gradients without their loss scale travel in
+/// few bits each way, with error feedback. Groups that are never compressed
 /// travel exactly. A single rank does not compress.
-class LowBitAverage {
+class WarmUpAverage {
  public:
-  explicit LowBitAverage(LowBitModel& model);
-  ~LowBitAverage();
+  explicit WarmUpAverage(LowBitModel& model);
 
   /// Returns whether the next exact step averages this way.
   [[nodiscard]] bool is_on() const {
@@ -80,19 +80,17 @@ class LowBitAverage {
                Notes& notes);
 
  private:
-  struct Exchange;
-  [[nodiscard]] Exchange& exchange();
+  [[nodiscard]] exchange::LowBitExchange& exchange();
   void begin(View grads, double loss_scale);
   void add(std::size_t bucket);
   [[nodiscard]] Range range_of(std::size_t bucket) const;
   [[nodiscard]] View place_of(View grads);
-  void decode(View mean);
   void tell();
   void scale_exact(const StepInput& in, View mean);
 
   LowBitModel& model_;
   int bits_;
-  std::unique_ptr<Exchange> exchange_;  // once needed
+  std::unique_ptr<exchange::LowBitExchange> exchange_;  // once needed
   RestoredResiduals restored_;
   Buffer mean_;      // of gradients of 16 bits
   double clip_ = 1;  // of the last step, since a load

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "thinwire/core/view.h"
+#include "thinwire/kernels/quantize.h"
+
+namespace thinwire::exchange {
+
+/// A way to compress a block of values: what the bytes of its record are. A
+/// record is a float, its scale, and then 32-bit words. The scale is not finite
+/// if a value is not.
+class Codec {
+ public:
+  Codec() = default;
+  virtual ~Codec() = default;
+  Codec(const Codec&) = delete;
+  Codec& operator=(const Codec&) = delete;
+
+  /// Returns the bytes of the record of so many elements: a multiple of 4.
+  [[nodiscard]] virtual std::size_t record_bytes(
+      std::size_t elements) const noexcept = 0;
+};
+
+/// A codec of plain values. Its functions process one block, of at most
+/// kernels::kMostSummed elements, on one thread.
+class ValueCodec : public Codec {
+ public:
+  /// Writes the record of c = values * factor + residual, and c less what the
+  /// record stands for to `sum.error`.
+  virtual void encode(const kernels::QuantizedSum& sum,
+                      std::uint8_t* record) const = 0;
+  /// Writes the sum of what the records stand for, each times `factor`, in
+  /// their order.
+  virtual void average(std::span<const std::uint8_t* const> records,
+                       float factor, std::span<float> mean) const = 0;
+  virtual void decode(const std::uint8_t* record,
+                      std::span<float> values) const = 0;
+  /// Adds what the record stands for in fp32, and rounds once to the dtype of
+  /// `values`: fp32, fp16 or bf16.
+  virtual void add(const std::uint8_t* record, View values) const = 0;
+};
+
+/// Returns the codec with this number of bits per element. Throws
+/// Error(kInvalidArgument).
+[[nodiscard]] const ValueCodec& codec_of(int bits);
+/// Throws Error(kInvalidArgument) that names the option `name`, unless there is
+/// a codec with this number of bits.
+void require_bits(std::string_view name, int bits);
+/// Does so unless `bits` is 0, which stands for an exact exchange. The error
+/// says `advice`, too.
+void require_bits_or_exact(std::string_view name, int bits,
+                           std::string_view advice = {});
+[[nodiscard]] bool has_codec(int bits) noexcept;
+/// Returns the numbers of bits that have a codec, as text: "4 or 8", or "0, 4
+/// or 8".
+[[nodiscard]] std::string known_bits(bool or_exact);
+/// Adds a codec, which options accept from then on.
+void add_codec(int bits, std::unique_ptr<const ValueCodec> codec);
+
+// ---- the fields of a record
+
+[[nodiscard]] inline float scale_of(const std::uint8_t* record) {
+  float scale = 0;
+  std::memcpy(&scale, record, sizeof scale);
+  return scale;
+}
+
+inline void set_scale(std::uint8_t* record, float scale) {
+  std::memcpy(record, &scale, sizeof scale);
+}
+
+[[nodiscard]] inline const std::uint32_t* words_of(const std::uint8_t* record) {
+  return reinterpret_cast<const std::uint32_t*>(record + sizeof(float));
+}
+
+[[nodiscard]] inline std::uint32_t* words_of(std::uint8_t* record) {
+  return reinterpret_cast<std::uint32_t*>(record + sizeof(float));
+}
+
+}  // namespace thinwire::exchange

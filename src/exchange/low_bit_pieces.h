@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "exchange/low_bit_exchange.h"
+#include "thinwire/exchange/low_bit_reduce_scatter.h"
+
+namespace thinwire::exchange {
+
+/// A part of LowBitReduceScatter: the pieces of it that ranks get, and the way
+/// of their records. A bucket has about equally many blocks for each rank, so
+/// that all ranks send and receive all the time.
+class LowBitPieces {
+ public:
+  using Piece = LowBitReduceScatter::Piece;
+
+  /// `residual` has the residuals of all parts; the parts share `memory`.
+  /// Throws Error(kInvalidArgument) for a piece whose owner is no rank or that
+  /// exceeds the residual.
+  LowBitPieces(comm::Communicator& comm, ThreadPool& pool,
+               std::span<const Piece> pieces, int bits, View residual,
+               const std::shared_ptr<PipelineMemory>& memory);
+
+  /// Throws Error(kInvalidArgument) unless the part can be averaged.
+  void check(ConstView gradient, View result, double loss_scale) const;
+  /// Does what LowBitReduceScatter::average() does.
+  bool average(ConstView gradient, View result, double loss_scale);
+
+  [[nodiscard]] std::size_t bytes_per_pass() const;
+  [[nodiscard]] double wait_seconds() const {
+    return exchange_->wait_seconds();
+  }
+
+ private:
+  void copy(ConstView gradient, View result) const;
+
+  comm::Communicator& comm_;
+  const ValueCodec& codec_;
+  std::size_t gradient_size_ = 0;  // at least
+  std::size_t result_size_ = 0;    // at least
+  BlockLayout layout_;
+  std::vector<std::size_t> to_;  // per block, in the owner's result
+  std::unique_ptr<LowBitExchange> exchange_;
+};
+
+}  // namespace thinwire::exchange
