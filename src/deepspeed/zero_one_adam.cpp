@@ -183,7 +183,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   }
 
   void add_own(optim::State& state) const override {
-    schedule.save(state.common);
+    optim::StateParts parts(state);
+    optim::ZeroOneSchedule(schedule).list(parts);
     state.common.put_integer("frozen", frozen ? 1 : 0);
     state.add_groups("lrs", lrs);
     state.add_free("momentum_accumulator", accumulator.view());
@@ -201,23 +202,16 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] optim::Adoption adopt_own(StateDict& state,
                                           bool goes_on) override {
     if (!goes_on) return begin_anew(state);
-    struct Taken {
-      optim::ZeroOneSchedule schedule;
-      std::vector<double> lrs;
-      Buffer accumulator;
-    };
-    const auto taken = std::make_shared<Taken>(Taken{first_schedule, {}, {}});
-    taken->schedule.load(state);
-    taken->lrs = optim::saved_values<double>(state, "lrs", lrs.size(),
-                                             optim::Sign::kNotNegative);
-    taken->accumulator = optim::take_floats(state, "momentum_accumulator",
-                                            DType::kFloat32, model.size());
-    return [this, taken, is_frozen = state.integer("frozen") != 0] {
-      frozen = is_frozen;
-      schedule = taken->schedule;
-      lrs = std::move(taken->lrs);
-      accumulator = std::move(taken->accumulator);
-    };
+    optim::StateParts parts(state);
+    schedule.list(parts);
+    parts.values(optim::Axis::kGroup,
+                 {.name = "lrs", .sign = optim::Sign::kNotNegative}, lrs,
+                 lrs.size());
+    parts.elements(
+        {.name = "momentum_accumulator", .ranges = {{0, model.size()}}},
+        accumulator);
+    parts.flag({"frozen"}, frozen);
+    return parts.adoption();
   }
 
   // The reference begins its schedule anew and forgets what was accumulated;

@@ -53,7 +53,7 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   }
 
   // ---- state: state.cpp
-  [[nodiscard]] optim::State state() const;
+  [[nodiscard]] optim::State state();
   [[nodiscard]] Adoption adopt(StateDict state);
 
   comm::Communicator& comm;
@@ -126,9 +126,9 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   [[nodiscard]] Adoption adopt_exact(StateDict state);
   [[nodiscard]] Adoption adopt_frozen(StateDict state);
   void gather_replicas();
-  struct Common;
-  [[nodiscard]] Common read_common(StateDict& state) const;
-  void restore(Common&& common);
+  /// Lists the parts of a state before or after the freeze. What `exact` saves
+  /// is not among them.
+  void list(optim::StateParts& parts, bool is_compressed);
 };
 
 }  // namespace thinwire::lean

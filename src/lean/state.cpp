@@ -66,66 +66,55 @@ Buffer saved_low_bits(const StateDict& state, std::size_t size) {
 
 }  // namespace
 
+void LeanOnebitAdam::Impl::list(optim::StateParts& parts, bool is_compressed) {
+  if (is_compressed || parts.saved() != nullptr)
+    optim::list_learning_rates(parts, model.adam);
+  if (is_compressed) {
+    momentum.list(parts, model, kMomentum, Sharing::kSame, {});
+    parts.add(denominators);
+    parts.add(
+        [this](State& state) {
+          if (!full.are_split()) return;
+          add_byte(state, kUpper, full, 8);
+          add_byte(state, kLower, full, 0);
+        },
+        [this](const StateDict& state) {
+          const std::size_t size = full.are_split() ? layout.size() : 0;
+          return size > 0 ? saved_low_bits(state, size) : Buffer();
+        },
+        [this](Buffer&& low) { full.low_buffer() = std::move(low); });
+  }
+  parts.count({"step"}, steps);
+  parts.count({"skipped_steps"}, skipped);
+  gradients.list(parts);
+  freeze.list(parts);
+  parts.then([this] {
+    model.masks.follow();
+    has_sent_early = false;
+  });
+}
+
 // ---- saving
 
-State LeanOnebitAdam::Impl::state() const {
+State LeanOnebitAdam::Impl::state() {
   State state;
+  if (exact) state = exact->state();
+  optim::StateParts parts(state);
+  list(parts, !exact);
   if (exact) {
-    state = exact->state();
     state.encoded = optim::encoded_elements(model);
   } else {
-    state.add_groups("learning_rates", model.adam.learning_rates());
-    momentum.form.add_to(state, kMomentum, Sharing::kSame);
-    momentum.participation.add_to(state);
-    momentum.exchange.add_to(state, {});
     state.owner = optim::layout_owner(layout);
     optim::add_residual_owner(state, model);
-    denominators.add_to(state);
     state.common.put_integer("denominator_bits", denominator_bits);
-    if (full.are_split()) {
-      add_byte(state, kUpper, full, 8);
-      add_byte(state, kLower, full, 0);
-    }
   }
   state.common.put_text("optimizer", model.settings.name);
-  optim::StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
   optim::add_hosts(state, comm.hosts());
-  gradients.memory.add_to(state, exchange.lagged_clipping);
   optim::WarmUpAverage::save_bits(state, warmup_bits);
-  freeze.add_to(state);
   return state;
 }
 
 // ---- restoring
-
-struct LeanOnebitAdam::Impl::Common {
-  optim::StepCounts counts;
-  std::vector<double> rates;
-  optim::LocalGradients::Memory memory;
-  optim::FreezePoint::Saved freeze;
-};
-
-LeanOnebitAdam::Impl::Common LeanOnebitAdam::Impl::read_common(
-    StateDict& state) const {
-  Common common{
-      .counts = optim::StepCounts::load(state),
-      .rates = optim::saved_learning_rates(state, model.adam.num_groups()),
-      .memory = gradients.saved_memory(state),
-      .freeze = freeze.read(state)};
-  common.freeze.begins = state.text("optimizer") != model.settings.name;
-  return common;
-}
-
-void LeanOnebitAdam::Impl::restore(Common&& common) {
-  steps = common.counts.steps;
-  skipped = common.counts.skipped;
-  for (std::size_t g = 0; g < common.rates.size(); ++g)
-    model.adam.set_learning_rate(g, common.rates[g]);
-  gradients.memory = common.memory;
-  freeze.restore(std::move(common.freeze));
-  model.masks.follow();
-  has_sent_early = false;
-}
 
 optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
   const std::string saved = state.text("optimizer");
@@ -144,6 +133,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
     optim::FreezePoint::begin_in(state);
   }
   optim::require_rule(state, "adam");
+  state.put_integer(optim::FreezePoint::kBegins, 1);
   return adopt_exact(std::move(state));
 }
 
@@ -154,8 +144,9 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
     state.put_integer("warmup_bits", state.integer("bits_up"));
   const int bits = optim::WarmUpAverage::saved_bits(
       state, bits_of_options, state.text("optimizer") == "adam");
-  const auto common = std::make_shared<Common>(read_common(state));
   const auto rest = std::make_shared<StateDict>(std::move(state));
+  optim::StateParts parts(*rest);
+  list(parts, /*is_compressed=*/false);
   rest->put_text("optimizer", "adam");
   optim::Optimizer::Adoption of_exact;
   const bool has_residuals =
@@ -178,7 +169,8 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
     require_array("exp_avg_sq", optim::Sign::kNotNegative);
     if (full.are_split()) require_array("masters", optim::Sign::kAny);
   }
-  return [this, bits, has_residuals, begins_anew, common, rest, of_exact] {
+  return [this, bits, has_residuals, begins_anew, rest, of_exact,
+          set = parts.adoption()] {
     if (begins_anew) {
       warmup_bits = bits;
       begin_exact();
@@ -187,7 +179,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
       of_exact();
     }
     if (begins_anew && sends_low_bits()) gather_replicas();
-    restore(std::move(*common));
+    set();
     optim::Notes notes = note_stage();
     if (bits == 0 && has_residuals)
       notes.emplace_back(optim::WarmUpAverage::kDropped);
@@ -209,13 +201,6 @@ void LeanOnebitAdam::Impl::gather_replicas() {
 }
 
 optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
-  struct Taken {
-    Common common;
-    optim::MomentumParticipation::Saved participation;
-    CodedDenominators::Saved denominators;
-    optim::MomentumExchange::Saved exchange;
-    Buffer m, low;
-  };
   if (state.has_array(optim::ranges_key(optim::kNewParameters)))
     corrupt(
         "lean 1-bit Adam takes up no parameters that are new after its freeze: "
@@ -235,28 +220,15 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_frozen(StateDict state) {
     corrupt(
         "the state is of float32 parameters, this optimizer's are bfloat16: "
         "load with what = kWeights (Python: weights_only=True)");
-  const auto taken = std::make_shared<Taken>();
   const int saved_bits = optim::WarmUpAverage::saved_bits(
       state, bits_of_options, /*begins=*/false);
-  taken->common = read_common(state);
+  optim::StateParts parts(state);
+  list(parts, /*is_compressed=*/true);
   optim::note_other_hosts(state, model);
-  taken->participation = momentum.participation.read(state);
-  taken->denominators = denominators.read(state);
-  taken->exchange = momentum.exchange.read(state);
-  taken->m =
-      optim::take_floats(state, kMomentum, DType::kFloat32, layout.size());
-  if (full.are_split() && layout.size() > 0)
-    taken->low = saved_low_bits(state, layout.size());
-  return [this, saved_bits, taken] {
+  return [this, saved_bits, set = parts.adoption()] {
     exact.reset();
     warmup_bits = saved_bits;
-    restore(std::move(taken->common));
-    model.adam.exp_avg() = std::move(taken->m);
-    momentum.form.now_values();
-    momentum.exchange.restore(std::move(taken->exchange));
-    momentum.participation.restore(std::move(taken->participation));
-    denominators.restore(std::move(taken->denominators));
-    full.low_buffer() = std::move(taken->low);
+    set();
     optim::Notes notes = note_stage();
     optim::note_change(follow_masks(), notes);
     return notes;

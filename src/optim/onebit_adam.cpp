@@ -70,8 +70,8 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] Progress progress() const override {
     return {.phase = freeze.phase(), .freeze_step = freeze.planned()};
   }
-  void add_own(State& state) const override;
-  [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;
+  void list_own(StateParts& parts) override;
+  [[nodiscard]] Notes follow_options() override;
   [[nodiscard]] bool begins_in(StateDict& state,
                                std::string_view rule) const override {
     if (rule != "adam") return false;
@@ -79,7 +79,6 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     return true;
   }
 
-  [[nodiscard]] Notes set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void begin_compression();
   void compressed_step(const StepInput& in, StepMeter& step);
@@ -171,23 +170,13 @@ std::vector<Range> EarlyOnebitAdam::buckets() const {
   return own_.early.is_on() ? own_.early.buckets() : std::vector<Range>();
 }
 
-void OnebitAdamImpl::add_own(State& state) const {
-  freeze.add_to(state, denominator);
+void OnebitAdamImpl::list_own(StateParts& parts) {
+  if (parts.saved() != nullptr) require_no_refresh(*parts.saved());
+  if (freeze.list(parts, denominator) && keeps_variance() && model.size() > 0)
+    parts.require("exp_avg_sq");
 }
 
-Optimizer::Adoption OnebitAdamImpl::adopt_own(StateDict& state) {
-  require_no_refresh(state);
-  auto saved = std::make_shared<Freeze::Saved>(freeze.read(state));
-  if (saved->point.frozen_at > 0 && keeps_variance())
-    require_variance(state, model.size());
-  return [=, this] {
-    freeze.restore(std::move(*saved), denominator);
-    return set_stage();
-  };
-}
-
-// Changes to the stage that the options name, after a load.
-Notes OnebitAdamImpl::set_stage() {
+Notes OnebitAdamImpl::follow_options() {
   if (freeze.must_return(steps)) {
     const std::int64_t frozen_at = freeze.frozen_at();
     return {freeze.return_to_exact(steps, denominator, [&](std::size_t group) {

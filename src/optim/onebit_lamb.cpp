@@ -75,12 +75,11 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] Progress progress() const override {
     return {.phase = freeze.phase(), .freeze_step = freeze.planned()};
   }
-  void add_own(State& state) const override;
-  [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;
+  void list_own(StateParts& parts) override;
+  [[nodiscard]] Notes follow_options() override;
   [[nodiscard]] bool begins_in(StateDict& state,
                                std::string_view rule) const override;
 
-  [[nodiscard]] Notes set_stage();
   void warm_up(const StepInput& in, StepMeter& step);
   void begin_compression();
   void forget_fresh();
@@ -270,14 +269,29 @@ void OnebitLambImpl::set_momentum_scales(std::vector<double> scales) {
   momentum.form.set_units(std::move(units));
 }
 
-void OnebitLambImpl::add_own(State& state) const {
-  freeze.add_to(state, denominator);
-  coefficients.add_to(state);
-  if (freeze.is_frozen())
-    state.add_parameters("scaling_coeff", momentum_scales);
-  if (!fresh.empty())
-    state.add_elements(kFresh, Sharing::kSame, {{0, model.size()}},
-                       fresh.view());
+void OnebitLambImpl::list_own(StateParts& parts) {
+  const bool is_frozen = freeze.list(parts, denominator);
+  parts.add([this](State& state) { coefficients.add_to(state); },
+            [this](StateDict& state) { return coefficients.read(state); },
+            [this](LambCoefficients&& saved) { coefficients = saved; });
+  if (is_frozen)
+    parts.values(Axis::kParameter,
+                 {.name = "scaling_coeff", .sign = Sign::kNotNegative},
+                 momentum_scales, coefficients.last.size());
+  else
+    parts.set(momentum_scales, {});
+  parts.then([this] {
+    // A new parameter has 0 (kNewParameters); one without momentum has 1.
+    std::ranges::replace(momentum_scales, 0.0, 1.0);
+    set_momentum_scales(std::move(momentum_scales));
+  });
+  if (parts.has(kFresh, !fresh.empty()) || (is_frozen && parts.saved()))
+    parts.elements({.name = kFresh,
+                    .ranges = {{0, model.size()}},
+                    .sign = Sign::kNotNegative},
+                   fresh);
+  else
+    parts.set(fresh, Buffer());
 }
 
 // The trust ratios' averages begin now, too, unless the state has some.
@@ -290,37 +304,9 @@ bool OnebitLambImpl::begins_in(StateDict& state, std::string_view rule) const {
   return true;
 }
 
-Optimizer::Adoption OnebitLambImpl::adopt_own(StateDict& state) {
-  struct Taken {
-    Freeze::Saved freeze;
-    LambCoefficients coefficients;
-    std::vector<double> scales{};
-    Buffer fresh{};
-  };
-  const auto taken = std::make_shared<Taken>(
-      Taken{freeze.read(state), coefficients.read(state)});
-  if (taken->freeze.point.frozen_at > 0) {
-    taken->scales = saved_values<double>(
-        state, "scaling_coeff", coefficients.last.size(), Sign::kNotNegative);
-    // A new parameter has 0 (kNewParameters); one without momentum has 1.
-    std::ranges::replace(taken->scales, 0.0, 1.0);
-  }
-  if (taken->freeze.point.frozen_at > 0 || state.has_array(kFresh))
-    taken->fresh = take_floats(state, kFresh, DType::kFloat32, model.size(),
-                               Sign::kNotNegative);
-  return [this, taken] {
-    freeze.restore(std::move(taken->freeze), denominator);
-    coefficients = std::move(taken->coefficients);
-    set_momentum_scales(std::move(taken->scales));
-    fresh = std::move(taken->fresh);
-    return set_stage();
-  };
-}
-
-// Changes to the stage that the options name, after a load. The fresh variance
-// cannot replace the one that was dropped, because it is rebuilt from momenta
-// of one bit.
-Notes OnebitLambImpl::set_stage() {
+// The fresh variance cannot replace the one that was dropped, because it is
+// rebuilt from momenta of one bit.
+Notes OnebitLambImpl::follow_options() {
   if (freeze.must_return(steps)) {
     const std::string note = freeze.return_to_exact(steps, denominator);
     set_momentum_scales({});

@@ -68,8 +68,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     return {.phase = next_phase(), .freeze_step = plan.step()};
   }
   [[nodiscard]] Phase next_phase() const;
-  void add_own(State& state) const override;
-  [[nodiscard]] Optimizer::Adoption adopt_own(StateDict& state) override;
+  void list_own(StateParts& parts) override;
+  [[nodiscard]] Notes follow_options() override;
 
   void variance_step(const StepInput& in, StepMeter& step);
   void one_bit_step(const StepInput& in, StepMeter& step);
@@ -250,51 +250,30 @@ Phase ZeroOneAdamImpl::next_phase() const {
                                               : Phase::kCompressed;
 }
 
-void ZeroOneAdamImpl::add_own(State& state) const {
-  schedule.save(state.common);
-  state.common.put_integer("var_updates", var_updates);
-  plan.save(state.common, kVarFreezeStep);
-  state.common.put_integer("frozen", is_frozen ? 1 : 0);
-  state.add_elements("denominator", Sharing::kSame, {{0, model.size()}},
-                     denominator.values.view());
-  updates.add_to(state, is_frozen);
+void ZeroOneAdamImpl::list_own(StateParts& parts) {
+  const StateDict* const saved = parts.saved();
+  const std::int64_t freeze_step = plan.list(parts, kVarFreezeStep);
+  schedule.list(parts);
+  const std::int64_t updated = parts.count({"var_updates"}, var_updates);
+  const std::int64_t past =
+      saved != nullptr && saved_count(*saved, "step") >= freeze_step ? 1 : 0;
+  const bool frozen =
+      parts.flag({.name = "frozen", .missing = past}, is_frozen);
+  if (!frozen && model.size() > 0) parts.require("exp_avg_sq");
+  if (updated > 0)
+    denominator.list(parts);
+  else
+    parts.elements({.name = "denominator", .ranges = {{0, model.size()}}},
+                   denominator.values);
+  updates.list(parts, frozen);
 }
 
-Optimizer::Adoption ZeroOneAdamImpl::adopt_own(StateDict& state) {
-  struct Taken {
-    ZeroOneSchedule schedule;
-    std::int64_t var_updates = 0;
-    Buffer denominator{};
-    LocalUpdates::Saved updates{};
-  };
-  const StagePlan saved_plan = plan.after(state, kVarFreezeStep);
-  const auto taken = std::make_shared<Taken>(Taken{schedule});
-  taken->schedule.load(state);
-  taken->var_updates = saved_count(state, "var_updates");
-  const bool was_frozen = state.has_scalar("frozen")
-                              ? state.integer("frozen") != 0
-                              : saved_count(state, "step") >= saved_plan.step();
-  if (!was_frozen) require_variance(state, model.size());
-  if (taken->var_updates > 0 && model.num_blocks() > 0)
-    (void)state.array("denominator_medians");
-  taken->denominator =
-      taken->var_updates > 0
-          ? take_denominators(state, model.layout, model.size())
-          : take_floats(state, "denominator", DType::kFloat32, model.size());
-  taken->updates = updates.read(state, was_frozen);
-  return [=, this] {
-    plan = saved_plan;
-    is_frozen = was_frozen;
-    schedule = taken->schedule;
-    var_updates = taken->var_updates;
-    denominator.values = std::move(taken->denominator);
-    updates.restore(std::move(taken->updates));
-    if (is_frozen && plan.names_later(steps))
-      return Notes{note_of_return(kVarFreezeStep, plan.step(), steps, true)};
-    if (!is_frozen && plan.names_passed(steps))
-      return Notes{note_of_end(kVarFreezeStep, plan.step(), steps)};
-    return Notes();
-  };
+Notes ZeroOneAdamImpl::follow_options() {
+  if (is_frozen && plan.names_later(steps))
+    return {note_of_return(kVarFreezeStep, plan.step(), steps, true)};
+  if (!is_frozen && plan.names_passed(steps))
+    return {note_of_end(kVarFreezeStep, plan.step(), steps)};
+  return {};
 }
 
 }  // namespace

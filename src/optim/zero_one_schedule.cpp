@@ -37,32 +37,21 @@ std::string ZeroOneSchedule::describe() const {
       var_interval_, var_counter_, local_interval_, local_counter_);
 }
 
-void ZeroOneSchedule::save(StateDict& state) const {
-  state.put_integer("var_interval", var_interval_);
-  state.put_integer("var_counter", var_counter_);
-  state.put_integer("local_step_interval", local_interval_);
-  state.put_integer("local_step_counter", local_counter_);
-  kappa_.save(state, kKappa);
-  alpha_.save(state, kAlpha);
-  clipper_.save(state, kClipper);
-}
-
-void ZeroOneSchedule::load(const StateDict& state) {
-  const std::int64_t var_interval = saved_count(state, "var_interval");
-  const std::int64_t local_interval = saved_count(state, "local_step_interval");
+void ZeroOneSchedule::list(StateParts& parts) {
+  const std::int64_t var_interval =
+      parts.count({"var_interval"}, var_interval_);
+  const std::int64_t local_interval =
+      parts.count({"local_step_interval"}, local_interval_);
   if (var_interval < 1 || local_interval < 1)
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("saved intervals must be >= 1, got var_interval "
                             "{} and local_step_interval {}",
                             var_interval, local_interval));
-  kappa_ = kappa_.after(state, kKappa);
-  alpha_ = alpha_.after(state, kAlpha);
-  clipper_ = clipper_.after(state, kClipper);
-  const std::int64_t var_counter = saved_count(state, "var_counter");
-  local_counter_ = saved_count(state, "local_step_counter");
-  var_counter_ = var_counter;
-  var_interval_ = var_interval;
-  local_interval_ = local_interval;
+  kappa_.list(parts, kKappa);
+  alpha_.list(parts, kAlpha);
+  clipper_.list(parts, kClipper);
+  parts.count({"var_counter"}, var_counter_);
+  parts.count({"local_step_counter"}, local_counter_);
 }
 
 }  // namespace thinwire::optim

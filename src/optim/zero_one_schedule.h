@@ -29,8 +29,7 @@ class ZeroOneSchedule {
   void local_step_taken();
 
   [[nodiscard]] std::string describe() const;
-  void save(StateDict& state) const;
-  void load(const StateDict& state);
+  void list(StateParts& parts);
 
  private:
   ZeroOneSchedule(const ZeroOneAdamOptions& o, const ZeroOneStages& stages)

@@ -11,6 +11,7 @@
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/local_updates.h"
 #include "optim/low_bit/momentum/momentum.h"
+#include "optim/state_parts.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 #include "thinwire/optim/state.h"
 
@@ -51,10 +52,11 @@ struct LowBitOptimizer::Impl {
   /// Returns phase and freeze_step; the base knows the rest. Called for every
   /// bucket of gradients.
   [[nodiscard]] virtual Progress progress() const = 0;
-  virtual void add_own(State& state) const = 0;
-  /// Takes its own part out of the state; exp_avg and exp_avg_sq are still
-  /// there.
-  [[nodiscard]] virtual Optimizer::Adoption adopt_own(StateDict& state) = 0;
+  /// Lists its own parts of the state.
+  virtual void list_own(StateParts& parts) = 0;
+  /// Changes to the stage that the options name, after a load, and returns what
+  /// it says about that.
+  [[nodiscard]] virtual Notes follow_options() = 0;
   /// Returns whether exact steps of this rule are the warm-up. Adds to its
   /// state what a warm-up keeps besides.
   [[nodiscard]] virtual bool begins_in(StateDict& /*state*/,
@@ -90,15 +92,16 @@ struct LowBitOptimizer::Impl {
   void put_off_verification();
 
   [[nodiscard]] StepReport step(const StepInput& in);
-  [[nodiscard]] State state() const;
+  [[nodiscard]] State state();
   [[nodiscard]] Optimizer::Adoption adopt(StateDict state);
-  void require_owner(const StateDict& state) const;
+  void require_owner(const StateDict& state);
 
   /// Throws Error(kFailedPrecondition) if a step has begun early.
   void require_between_steps(const char* call) const;
 
  private:
   void require_optimizer(StateDict& state) const;
+  void list(StateParts& parts);
 };
 
 /// Gradients of the next step. They are averaged before an exact one, and

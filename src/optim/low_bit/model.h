@@ -13,6 +13,7 @@
 #include "optim/low_bit/gradients/host_gradients.h"
 #include "optim/low_bit/layout.h"
 #include "optim/low_bit/options.h"
+#include "optim/state_parts.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/state_dict.h"
@@ -153,9 +154,9 @@ struct LowBitModel {
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);
+/// Lists the learning rates of Adam's groups.
+void list_learning_rates(StateParts& parts, Adam& adam);
 /// Logs on rank 0 that a state is of other hosts than the model's ranks.
 void note_other_hosts(const StateDict& state, const LowBitModel& model);
-/// Throws Error(kCorruptCheckpoint) if the state has no exp_avg_sq.
-void require_variance(const StateDict& state, std::size_t size);
 
 }  // namespace thinwire::optim

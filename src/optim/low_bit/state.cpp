@@ -23,39 +23,87 @@ Buffer copy_of(ConstView values) {
   return copy;
 }
 
-void require_variance(const StateDict& state, std::size_t size) {
-  if (size == 0) return;
-  static_cast<void>(
-      state.array("exp_avg_sq", state.array("exp_avg_sq").dtype(), size));
+void CompressedMomentum::list(
+    StateParts& parts, LowBitModel& model, const char* name, Sharing sharing,
+    const std::optional<ResidualViews>& of_gradients) {
+  struct Taken {
+    MomentumParticipation::Saved participation;
+    MomentumExchange::Saved exchange;
+    Buffer m;
+  };
+  parts.add(
+      [&](State& state) {
+        form.add_to(state, name, sharing);
+        participation.add_to(state);
+        exchange.add_to(state, of_gradients);
+      },
+      [&](StateDict& state) {
+        return Taken{participation.read(state), exchange.read(state),
+                     take_floats(state, name, DType::kFloat32, model.size())};
+      },
+      [this, &model](Taken&& taken) {
+        model.adam.exp_avg() = std::move(taken.m);
+        form.now_values();
+        exchange.restore(std::move(taken.exchange));
+        participation.restore(std::move(taken.participation));
+      });
 }
 
-State LowBitOptimizer::Impl::state() const {
+void list_learning_rates(StateParts& parts, Adam& adam) {
+  parts.add(
+      [&](State& state) {
+        state.add_groups("learning_rates", adam.learning_rates());
+      },
+      [&](const StateDict& state) {
+        return saved_learning_rates(state, adam.num_groups());
+      },
+      [&adam](const std::vector<double>& rates) {
+        for (std::size_t g = 0; g < rates.size(); ++g)
+          adam.set_learning_rate(g, rates[g]);
+      });
+}
+
+void LowBitOptimizer::Impl::list(StateParts& parts) {
+  parts.count({"step"}, steps);
+  parts.count({"skipped_steps"}, skipped);
+  parts.flag({"verification_is_due"}, verification_is_due);
+  gradients.list(parts);
+  list_learning_rates(parts, adam());
+  const bool differs =
+      local_updates != nullptr && local_updates->momenta_differ();
+  momentum.list(parts, model, "exp_avg",
+                differs ? Sharing::kMean : Sharing::kSame,
+                phase() == Phase::kExact ? gradients.few_bits().residuals()
+                                         : std::nullopt);
+  Buffer& v = adam().exp_avg_sq();
+  if (parts.has("exp_avg_sq", !v.empty() || model.size() == 0))
+    parts.elements({.name = "exp_avg_sq",
+                    .ranges = {{0, model.size()}},
+                    .sign = Sign::kNotNegative},
+                   v);
+  else
+    parts.set(v, Buffer());
+  parts.add(
+      [this](State& state) { denominator.blocks.add_to(state, model.layout); },
+      [this](const StateDict& state) {
+        return BlockDenominators::load(state, model.layout, model.size());
+      },
+      [this](BlockDenominators&& blocks) {
+        denominator.blocks = std::move(blocks);
+      });
+  list_own(parts);
+}
+
+State LowBitOptimizer::Impl::state() {
   require_between_steps("state");
-  const Adam& adam = model.adam;
   State state;
   state.has_local_steps = local_updates != nullptr;
   state.common.put_text("optimizer", model.settings.name);
-  StepCounts{.steps = steps, .skipped = skipped}.save(state.common);
-  state.common.put_integer("verification_is_due", verification_is_due ? 1 : 0);
   add_hosts(state, model.comm.hosts());
-  gradients.memory.add_to(state, model.settings.exchange.lagged_clipping);
-  state.add_groups("learning_rates", adam.learning_rates());
-  momentum.form.add_to(
-      state, "exp_avg",
-      local_updates != nullptr && local_updates->momenta_differ()
-          ? Sharing::kMean
-          : Sharing::kSame);
-  momentum.participation.add_to(state);
-  momentum.exchange.add_to(state, phase() == Phase::kExact
-                                      ? gradients.few_bits().residuals()
-                                      : std::nullopt);
   gradients.few_bits().add_to(state);
-  if (!adam.exp_avg_sq().empty() || model.size() == 0)
-    state.add_elements("exp_avg_sq", Sharing::kSame, {{0, model.size()}},
-                       adam.exp_avg_sq().view());
-  denominator.blocks.add_to(state, model.layout);
-  add_own(state);
-  state.owner = layout_owner(adam.layout());
+  StateParts parts(state);
+  list(parts);
+  state.owner = layout_owner(adam().layout());
   add_residual_owner(state, model);
   std::string names;
   for (const StateArray& array : state.arrays) names += array.name + '\n';
@@ -153,64 +201,25 @@ void begin_new_parameters(StateDict& state, const LowBitModel& model) {
 
 }  // namespace
 
-// Takes everything out of the state first, so that one that does not fit
-// changes nothing.
 Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
-  struct Taken {
-    StepCounts counts;
-    bool verification_is_due = false;
-    LocalGradients::Memory memory;
-    std::vector<double> rates;
-    MomentumParticipation::Saved participation;
-    BlockDenominators blocks;
-    int warmup_bits = 0;
-    std::optional<RankResiduals> of_gradients;
-    MomentumExchange::Saved exchange;
-    Optimizer::Adoption own;
-    Buffer m, v;
-  };
-  const std::size_t n = model.size();
   require_between_steps("adopt");
   const bool begins = state.text("optimizer") != model.settings.name;
   require_optimizer(state);
   begin_new_parameters(state, model);
-  const auto taken = std::make_shared<Taken>();
-  taken->counts = StepCounts::load(state);
-  taken->verification_is_due = state.integer("verification_is_due") != 0;
-  taken->memory = gradients.saved_memory(state);
-  note_other_hosts(state, model);
-  taken->rates = saved_learning_rates(state, adam().num_groups());
-  taken->participation = momentum.participation.read(state);
-  taken->blocks = BlockDenominators::load(state, model.layout, n);
-  taken->warmup_bits = gradients.few_bits().bits_after(state, begins);
+  WarmUpAverage& few_bits = gradients.few_bits();
+  const int bits = few_bits.bits_after(state, begins);
+  const auto of_gradients = std::make_shared<std::optional<RankResiduals>>();
   if (WarmUpAverage::owns_residuals_of(state))
-    taken->of_gradients = take_residuals(state, model);
-  else
-    taken->exchange = momentum.exchange.read(state);
-  taken->own = adopt_own(state);
-  taken->m = take_floats(state, "exp_avg", DType::kFloat32, n);
-  if (state.has_array("exp_avg_sq"))
-    taken->v = take_floats(state, "exp_avg_sq", DType::kFloat32, n,
-                           Sign::kNotNegative);
-
-  return [this, taken] {
-    for (std::size_t g = 0; g < taken->rates.size(); ++g)
-      adam().set_learning_rate(g, taken->rates[g]);
-    steps = taken->counts.steps;
-    skipped = taken->counts.skipped;
-    verification_is_due = taken->verification_is_due;
-    gradients.memory = taken->memory;
-    adam().exp_avg() = std::move(taken->m);
-    adam().exp_avg_sq() = std::move(taken->v);
-    momentum.form.now_values();
+    *of_gradients = take_residuals(state, model);
+  StateParts parts(state);
+  list(parts);
+  note_other_hosts(state, model);
+  return [this, bits, of_gradients, set = parts.adoption()] {
     Notes notes;
-    gradients.few_bits().restore(taken->warmup_bits,
-                                 std::move(taken->of_gradients), notes);
-    momentum.exchange.restore(std::move(taken->exchange));
-    momentum.participation.restore(std::move(taken->participation));
-    denominator.blocks = std::move(taken->blocks);
+    gradients.few_bits().restore(bits, std::move(*of_gradients), notes);
+    set();
     model.masks.follow();
-    for (std::string& note : taken->own()) notes.push_back(std::move(note));
+    for (std::string& note : follow_options()) notes.push_back(std::move(note));
     note_change(follow_masks(), notes);
     return notes;
   };
@@ -218,7 +227,7 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
 
 // A state in memory has all that it was saved with. One of the exact rule lacks
 // much.
-void LowBitOptimizer::Impl::require_owner(const StateDict& state) const {
+void LowBitOptimizer::Impl::require_owner(const StateDict& state) {
   require_layout(state, model.adam.layout());
   require_residual_owner(state, model);
   if (state.text("optimizer") != model.settings.name) return;

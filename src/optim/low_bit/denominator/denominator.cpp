@@ -217,4 +217,18 @@ ConstView Denominator::guarded(std::size_t b, ConstView own, double grad_scale,
   return mine;
 }
 
+void Denominator::list(StateParts& parts) {
+  parts.add(
+      [this](State& state) {
+        state.add_elements("denominator", Sharing::kSame, {{0, model_.size()}},
+                           std::as_const(values).view());
+      },
+      [this](StateDict& state) {
+        Buffer d = take_denominators(state, model_.layout, model_.size());
+        if (model_.num_blocks() > 0) (void)state.array("denominator_medians");
+        return d;
+      },
+      [this](Buffer&& d) { values = std::move(d); });
+}
+
 }  // namespace thinwire::optim

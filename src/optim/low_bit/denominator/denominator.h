@@ -9,6 +9,7 @@
 
 #include "optim/low_bit/denominator/block_denominators.h"
 #include "optim/low_bit/momentum/momentum.h"
+#include "optim/state_parts.h"
 
 namespace thinwire::optim {
 
@@ -96,6 +97,9 @@ class Denominator {
   /// Ends this stage, as the variance moves again. All elements take part, and
   /// the momentum, as values, has no residuals.
   void forget();
+
+  /// Lists `values` of a state that also has `blocks`.
+  void list(StateParts& parts);
 
   Buffer values;             ///< fp32, of every element.
   BlockDenominators blocks;  ///< Empty before fit().

@@ -68,27 +68,14 @@ std::string Freeze::describe() const {
   return fmt::format("frozen_at {}", frozen_at());
 }
 
-void Freeze::add_to(State& state, const Denominator& denominator) const {
-  FreezePoint::add_to(state);
-  if (is_frozen())
-    state.add_elements("denominator", Sharing::kSame, {{0, model_.size()}},
-                       denominator.values.view());
-}
-
-Freeze::Saved Freeze::read(StateDict& state) const {
-  Saved saved{.point = FreezePoint::read(state), .denominator = {}};
-  if (saved.point.frozen_at > 0) {
-    saved.denominator = take_denominators(state, model_.layout, model_.size());
-    if (model_.num_blocks() > 0) (void)state.array("denominator_medians");
-  } else {
-    require_variance(state, model_.size());
+bool Freeze::list(StateParts& parts, Denominator& denominator) {
+  if (FreezePoint::list(parts) > 0) {
+    denominator.list(parts);
+    return true;
   }
-  return saved;
-}
-
-void Freeze::restore(Saved&& saved, Denominator& denominator) {
-  FreezePoint::restore(std::move(saved.point));
-  denominator.values = std::move(saved.denominator);
+  if (model_.size() > 0) parts.require("exp_avg_sq");
+  parts.set(denominator.values, Buffer());
+  return false;
 }
 
 // Reverses freeze() for v and m. Elements that never had a gradient, or that

@@ -36,14 +36,8 @@ class Freeze final : public FreezePoint {
   void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);
 
   [[nodiscard]] std::string describe() const;
-  void add_to(State& state, const Denominator& denominator) const;
-  struct Saved {
-    FreezePoint::Saved point;
-    Buffer denominator;
-  };
-  /// Throws Error(kCorruptCheckpoint) for invalid values.
-  [[nodiscard]] Saved read(StateDict& state) const;
-  void restore(Saved&& saved, Denominator& denominator);
+  /// Returns whether the variance is frozen in the state.
+  bool list(StateParts& parts, Denominator& denominator);
 
   /// Returns to exact steps after step `steps`, and returns the note of it.
   /// Variance, momentum and participation become those of exact steps. The

@@ -35,26 +35,24 @@ bool AutoFreeze::observe(double norm) {
          std::min(norm / before, before / norm) >= ratio_;
 }
 
-void AutoFreeze::add_to(State& state) const {
-  state.add_free("exp_avg_sq_norms", norms_);
-}
-
-void AutoFreeze::load(const StateDict& state) {
+void AutoFreeze::list(StateParts& parts) {
   constexpr const char* kName = "exp_avg_sq_norms";
-  norms_ = saved_values<double>(state, kName, state.array(kName).size(),
-                                Sign::kNotNegative);
+  const StateDict* const saved = parts.saved();
+  parts.values(Axis::kFree, {.name = kName, .sign = Sign::kNotNegative}, norms_,
+               saved != nullptr ? saved->array(kName).size() : 0);
 }
 
-StagePlan StagePlan::after(const StateDict& state, const char* key) const {
-  StagePlan plan = *this;
-  plan.step_ = own_;
-  if (named_ || !state.has_scalar(key)) return plan;
-  plan.step_ = state.integer(key);
-  if (plan.step_ < 1 && plan.step_ != kAutoFreeze)
-    throw Error(
-        ErrorCode::kCorruptCheckpoint,
-        fmt::format("the state's {} must be >= 1, got {}", key, plan.step_));
-  return plan;
+std::int64_t StagePlan::list(StateParts& parts, const char* key) {
+  if (parts.saved() != nullptr && named_) {
+    parts.set(step_, std::int64_t{own_});
+    return own_;
+  }
+  const std::int64_t step =
+      parts.integer({.name = key, .missing = own_}, step_);
+  if (parts.saved() != nullptr && step < 1 && step != kAutoFreeze)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("the state's {} must be >= 1, got {}", key, step));
+  return step;
 }
 
 bool StagePlan::names_later(std::int64_t steps) const {
@@ -90,7 +88,6 @@ namespace {
 constexpr const char* kFreezeStep = "freeze_step";
 constexpr const char* kFrozenAt = "frozen_at";
 constexpr const char* kHeldUntil = "freeze_held_until";
-constexpr const char* kBegins = "first_stage_begins";  // in no saved state
 
 }  // namespace
 
@@ -115,39 +112,22 @@ void FreezePoint::set_exact() {
   held_until_ = 0;
 }
 
-void FreezePoint::add_to(State& state) const {
-  state.common.put_integer(kFrozenAt, frozen_at_);
-  plan_.save(state.common, kFreezeStep);
-  // A run that was never held has the state that it had before there were
-  // gates.
-  if (held_until_ > 0) state.common.put_integer(kHeldUntil, held_until_);
-  automatic_.add_to(state);
+// A run that was never held has the state that it had before there were gates.
+std::int64_t FreezePoint::list(StateParts& parts) {
+  const std::int64_t frozen_at = parts.count({kFrozenAt}, frozen_at_);
+  if (parts.saved() != nullptr || held_until_ > 0)
+    parts.count({.name = kHeldUntil, .missing = 0}, held_until_);
+  plan_.list(parts, kFreezeStep);
+  if (parts.saved() != nullptr)
+    parts.set(begins_, parts.saved()->has_scalar(kBegins));
+  automatic_.list(parts);
+  return frozen_at;
 }
 
 void FreezePoint::begin_in(StateDict& state) {
   state.put_integer(kFrozenAt, 0);
   state.put("exp_avg_sq_norms", std::vector<double>());
   state.put_integer(kBegins, 1);
-}
-
-FreezePoint::Saved FreezePoint::read(const StateDict& state) const {
-  Saved saved{.frozen_at = saved_count(state, kFrozenAt),
-              .held_until = state.has_scalar(kHeldUntil)
-                                ? saved_count(state, kHeldUntil)
-                                : 0,
-              .plan = plan_.after(state, kFreezeStep),
-              .begins = state.has_scalar(kBegins),
-              .automatic = automatic_};
-  saved.automatic.load(state);
-  return saved;
-}
-
-void FreezePoint::restore(Saved&& saved) {
-  frozen_at_ = saved.frozen_at;
-  held_until_ = saved.held_until;
-  plan_ = saved.plan;
-  begins_ = saved.begins;
-  automatic_ = std::move(saved.automatic);
 }
 
 std::string FreezePoint::note_of_end(std::int64_t steps) const {

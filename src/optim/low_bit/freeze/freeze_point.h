@@ -12,6 +12,7 @@
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/momentum.h"
 #include "optim/low_bit/momentum/momentum_exchange.h"
+#include "optim/state_parts.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/freeze_options.h"
 #include "thinwire/optim/optimizer.h"
@@ -32,8 +33,7 @@ class AutoFreeze {
   /// if this step, still exact, is the last one.
   [[nodiscard]] bool observe(double norm);
 
-  void add_to(State& state) const;
-  void load(const StateDict& state);
+  void list(StateParts& parts);
 
  private:
   std::int64_t earliest_;  // not before this step
@@ -54,13 +54,10 @@ class StagePlan {
 
   /// May be kAutoFreeze.
   [[nodiscard]] std::int64_t step() const { return step_; }
-  /// `key`: the option's name.
-  void save(StateDict& state, const char* key) const {
-    state.put_integer(key, step_);
-  }
-  /// With what a state says, where nothing is named. States of versions before
-  /// 0.8 say nothing. Throws Error(kCorruptCheckpoint).
-  [[nodiscard]] StagePlan after(const StateDict& state, const char* key) const;
+  /// Lists the step as `key`, the option's name. A load sets what a state says,
+  /// unless the caller names a step. States of versions before 0.8 say nothing.
+  /// Returns the step.
+  std::int64_t list(StateParts& parts, const char* key);
 
   /// Returns whether the caller has named a step that is later than `steps`.
   [[nodiscard]] bool names_later(std::int64_t steps) const;
@@ -111,23 +108,16 @@ class FreezePoint : public FreezeStage {
   /// Begins the exact steps anew.
   void set_exact();
 
-  void add_to(State& state) const;
   /// Adds to the state of an exact rule what it lacks: the history of the
   /// variance, which begins now.
   static void begin_in(StateDict& state);
-  /// Values of a saved state.
-  struct Saved {
-    std::int64_t frozen_at = 0;
-    std::int64_t held_until = 0;
-    StagePlan plan;
-    bool begins = false;  // the state is that of an exact rule
-    AutoFreeze automatic;
-  };
-  /// Throws Error(kCorruptCheckpoint) for invalid values.
-  [[nodiscard]] Saved read(const StateDict& state) const;
-  void restore(Saved&& saved);
+  /// Key of an integer that says that a state is that of an exact rule. No
+  /// saved state has it.
+  static constexpr const char* kBegins = "first_stage_begins";
+  /// Returns the step of the freeze in the state.
+  std::int64_t list(StateParts& parts);
 
-  // ---- after restore(): does the caller want another stage than the state's?
+  // ---- after a load: does the caller want another stage than the state's?
   [[nodiscard]] bool must_return(std::int64_t steps) const {
     return is_frozen() && plan_.names_later(steps);
   }

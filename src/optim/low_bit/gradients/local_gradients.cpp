@@ -271,6 +271,13 @@ void LocalGradients::Memory::add_to(State& state, bool lags) const {
   if (loss_scale) state.common.put_real(kLastLossScale, *loss_scale);
 }
 
+void LocalGradients::list(StateParts& parts) {
+  const bool lags = model_.settings.exchange.lagged_clipping;
+  parts.add([&](State& state) { memory.add_to(state, lags); },
+            [this](const StateDict& state) { return saved_memory(state); },
+            [this](const Memory& saved) { memory = saved; });
+}
+
 LocalGradients::Memory LocalGradients::saved_memory(
     const StateDict& state) const {
   Memory saved;

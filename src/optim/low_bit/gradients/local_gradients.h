@@ -110,11 +110,12 @@ class LocalGradients {
     void add_to(State& state, bool lags) const;
   };
   Memory memory;
-  /// Returns the memory of a state, which may be of other ranks or hosts. A
-  /// rank that the state does not know has left out nothing.
-  [[nodiscard]] Memory saved_memory(const StateDict& state) const;
+  /// Lists the memory. A saved state may be of other ranks or hosts. A rank
+  /// that it does not know has left out nothing.
+  void list(StateParts& parts);
 
  private:
+  [[nodiscard]] Memory saved_memory(const StateDict& state) const;
   [[nodiscard]] bool skips(const StepInput& in) const;
   void give_up(StepMeter& step);
   [[nodiscard]] Agreement among_hosts(Agreement agreement) const;

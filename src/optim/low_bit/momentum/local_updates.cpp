@@ -270,58 +270,38 @@ void LocalUpdates::repeat(View params) {
                    });
 }
 
-void LocalUpdates::add_to(State& state, bool is_frozen) const {
-  const Interval& now = interval_;
-  state.add_groups("lrs", now.lrs);
-  state.add_groups("decay", now.decay);
-  state.common.put_integer("accumulated", now.accumulated ? 1 : 0);
-  state.common.put_integer("momenta_differ", now.momenta_differ ? 1 : 0);
-  state.common.put_integer("local_steps", now.steps);
-  state.own.put_integer("local_steps_taken", now.taken);
-  if (!is_frozen) return;
+void LocalUpdates::list(StateParts& parts, bool is_frozen) {
+  Interval& now = interval_;
+  const auto groups = [&](const ArrayPart& part, std::vector<double>& values) {
+    parts.values(Axis::kGroup, part, values, now.lrs.size());
+  };
+  groups({.name = "lrs", .sign = Sign::kNotNegative}, now.lrs);
+  groups({.name = "decay"}, now.decay);
+  const bool accumulated = parts.flag({"accumulated"}, now.accumulated);
+  parts.flag({"momenta_differ"}, now.momenta_differ);
+  const std::int64_t steps = parts.count({"local_steps"}, now.steps);
+  parts.count({.name = "local_steps_taken", .is_own = true, .missing = steps},
+              now.taken);
   const std::vector<Range> whole = {{0, model_.size()}};
-  state.add_elements("origin", Sharing::kSame, whole, origin_.view())
-      .is_parameters = true;
-  if (!now.accumulated) return;
-  state.add_elements("momentum_accumulator", Sharing::kMean, whole,
-                     accumulator_.view());
-  state.add_groups("decay_taken", now.taken == 0 ? now.decay : now.decay_taken);
-  state.arrays.back().sharing = Sharing::kOwn;
-}
-
-// If another number of ranks has saved it, each takes the ranks' mean for what
-// it has done itself.
-LocalUpdates::Saved LocalUpdates::read(StateDict& state, bool is_frozen) const {
-  const std::size_t n = model_.size();
-  const std::size_t num_groups = interval_.lrs.size();
-  Saved saved;
-  Interval& then = saved.interval;
-  then.lrs = saved_values<double>(state, "lrs", num_groups, Sign::kNotNegative);
-  then.decay = saved_values<double>(state, "decay", num_groups);
-  then.accumulated = state.integer("accumulated") != 0;
-  then.momenta_differ = state.integer("momenta_differ") != 0;
-  then.steps = saved_count(state, "local_steps");
-  then.taken = state.has_scalar("local_steps_taken")
-                   ? saved_count(state, "local_steps_taken")
-                   : then.steps;
-  then.decay_taken =
-      state.has_array("decay_taken")
-          ? saved_values<double>(state, "decay_taken", num_groups)
-          : then.decay;
-  if (!is_frozen) return saved;
-  saved.origin = take_floats(state, "origin", DType::kFloat32, n);
-  saved.accumulator =
-      then.accumulated
-          ? take_floats(state, "momentum_accumulator", DType::kFloat32, n)
-          : Buffer::of<float>(n);
-  return saved;
-}
-
-void LocalUpdates::restore(Saved&& saved) {
-  origin_ = std::move(saved.origin);
-  accumulator_ = std::move(saved.accumulator);
-  interval_ = std::move(saved.interval);
-  momentum_.form.set_units({});
+  if (is_frozen)
+    parts.elements({.name = "origin", .ranges = whole, .is_parameters = true},
+                   origin_);
+  else
+    parts.set(origin_, Buffer());
+  if (is_frozen && accumulated)
+    parts.elements({.name = "momentum_accumulator",
+                    .ranges = whole,
+                    .sharing = Sharing::kMean},
+                   accumulator_);
+  else if (parts.saved() != nullptr)
+    parts.set(accumulator_, Buffer::of<float>(is_frozen ? model_.size() : 0));
+  if (parts.has("decay_taken", is_frozen && accumulated))
+    groups({.name = "decay_taken", .sharing = Sharing::kOwn},
+           parts.saved() == nullptr && now.taken == 0 ? now.decay
+                                                      : now.decay_taken);
+  else
+    parts.then([&now] { now.decay_taken = now.decay; });
+  parts.then([this] { momentum_.form.set_units({}); });
 }
 
 }  // namespace thinwire::optim

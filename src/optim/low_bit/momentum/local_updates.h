@@ -65,7 +65,10 @@ class LocalUpdates final : public LocalSteps {
   [[nodiscard]] bool momenta_differ() const { return interval_.momenta_differ; }
 
   // ---- state
-  void add_to(State& state, bool is_frozen) const;
+  /// Lists what a state keeps of them, which is `is_frozen` or not. If another
+  /// number of ranks has saved it, each takes the ranks' mean for what it has
+  /// done itself.
+  void list(StateParts& parts, bool is_frozen);
   /// The steps since the last sync.
   struct Interval {
     bool accumulated = false;  // false: u is 0 everywhere, whatever it holds
@@ -76,14 +79,6 @@ class LocalUpdates final : public LocalSteps {
     std::vector<double> decay;        // per group
     std::vector<double> decay_taken;  // the same at the last one taken
   };
-  struct Saved {
-    Buffer origin;
-    Buffer accumulator;
-    Interval interval;
-  };
-  /// Takes it out of the state. Throws Error(kCorruptCheckpoint).
-  [[nodiscard]] Saved read(StateDict& state, bool is_frozen) const;
-  void restore(Saved&& saved);
 
  private:
   using Input = exchange::SignExchange::Source;

@@ -5,6 +5,7 @@
 #include "optim/low_bit/momentum/momentum_exchange.h"
 #include "optim/low_bit/momentum/momentum_participation.h"
 #include "optim/low_bit/restored_residuals.h"
+#include "optim/state_parts.h"
 
 namespace thinwire::optim {
 
@@ -19,6 +20,11 @@ struct CompressedMomentum {
         participation(model, form, exchange) {}
   CompressedMomentum(const CompressedMomentum&) = delete;
   CompressedMomentum& operator=(const CompressedMomentum&) = delete;
+
+  /// Lists the momentum as array `name`, its residuals and who takes part.
+  /// `of_gradients` are residuals that are saved instead of the momentum's.
+  void list(StateParts& parts, LowBitModel& model, const char* name,
+            Sharing sharing, const std::optional<ResidualViews>& of_gradients);
 
   KeptMomentum form;
   RestoredResiduals restored;
