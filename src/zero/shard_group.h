@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "optim/state_parts.h"
 #include "optim/step_pieces.h"
 #include "precision/loss_scale.h"
 #include "thinwire/core/buffer.h"
@@ -108,7 +109,7 @@ class ShardGroup {
              std::span<const float> values);
   void set_masters(ConstView params);
   /// Describes this rank's shard: masters and the arrays of the rule.
-  [[nodiscard]] optim::State state() const;
+  [[nodiscard]] optim::State state();
   /// Checks a state like Optimizer::adopt(). Local.
   [[nodiscard]] optim::Adoption adopt(StateDict& state);
 
@@ -134,15 +135,14 @@ class ShardGroup {
   void make_reduction(const ShardGroupParts& parts);
   void make_masters(const ZeroOptions& options);
   void fill_masters(ConstView params);
-  void add_wire(optim::State& state) const;
-  optim::StateArray& add_own_params(optim::State& state,
-                                    const char* name) const;
+  // Lists what the rule does not.
+  void list(optim::StateParts& parts);
+  void list_residuals(optim::StateParts& parts);
+  void list_replicas(optim::StateParts& parts);
+  void list_own_params(optim::StateParts& parts, const char* name,
+                       bool are_parameters = false);
   void read_own_params(Range range, View to) const;
-  [[nodiscard]] optim::Adoption adopt_masters(StateDict& state);
-  [[nodiscard]] optim::Adoption adopt_as_parameters(StateDict& state);
-  [[nodiscard]] optim::Adoption adopt_as_params(StateDict& state,
-                                                const char* name);
-  [[nodiscard]] optim::Adoption adopt_wire(StateDict& state);
+  [[nodiscard]] std::vector<Range> shard_ranges() const;
   [[nodiscard]] NormPlan plan_norms() const;
   [[nodiscard]] bool has_named_masters() const {
     return has_masters_ || is_wide_;

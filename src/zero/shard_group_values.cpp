@@ -93,45 +93,54 @@ void ShardGroup::set_masters(ConstView params) {
 
 // ---- this rank's shard, saved
 
-optim::State ShardGroup::state() const {
-  optim::State state;
+std::vector<Range> ShardGroup::shard_ranges() const {
+  std::vector<Range> ranges;
   for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
-    if (own(b).size != 0) state.shard.push_back(own(b));
+    if (own(b).size != 0) ranges.push_back(own(b));
+  return ranges;
+}
+
+optim::State ShardGroup::state() {
+  optim::State state;
+  state.shard = shard_ranges();
   rule_->add_to(state, optim::Sharing::kSharded, state.shard);
-  if (has_masters_)
-    // Low-bit replicas may differ from masters of the same dtype.
-    state
-        .add_elements("masters", optim::Sharing::kSharded, state.shard,
-                      masters_.view())
-        .is_parameters =
-        replicas_ == nullptr || masters_.dtype() != params_.dtype();
-  else if (is_wide_)
-    add_own_params(state, "masters").is_parameters = true;
-  add_wire(state);
+  optim::StateParts parts(state);
+  list(parts);
+  if (replicas_ != nullptr)
+    state.common.put_integer("bits_down", replicas_->bits());
   state.common.put_text("optimizer", std::string(rule_->name()));
   return state;
 }
 
 optim::Adoption ShardGroup::adopt(StateDict& state) {
   optim::require_rule(state, rule_->name());
-  return [of_masters = adopt_masters(state), of_wire = adopt_wire(state),
-          of_rule = rule_->adopt(state)] {
-    of_rule();
-    of_masters();
-    of_wire();
-  };
+  optim::StateParts parts(state);
+  list(parts);
+  parts.then(rule_->adopt(state));
+  return parts.adoption();
 }
 
-optim::Adoption ShardGroup::adopt_masters(StateDict& state) {
-  if (is_wide_ && !has_masters_) return adopt_as_params(state, "masters");
-  if (!has_masters_) return adopt_as_parameters(state);
-  // The saved parameters had this dtype and were their own masters.
-  if (replicas_ != nullptr && masters_.dtype() == params_.dtype() &&
-      !state.has_array("masters"))
-    return [this] { fill_masters(params_); };
-  const auto masters = std::make_shared<Buffer>(
-      optim::take_floats(state, "masters", masters_.dtype(), masters_.size()));
-  return [this, masters] { masters_ = std::move(*masters); };
+// Low-bit replicas may differ from masters of the same dtype. If a state has
+// none of these, its parameters had this dtype and were their own masters. A
+// group of one rank needs no replicas: its parameters become what larger groups
+// saved as masters.
+void ShardGroup::list(optim::StateParts& parts) {
+  const bool may_lack =
+      replicas_ != nullptr && masters_.dtype() == params_.dtype();
+  if (has_masters_ && may_lack && !parts.has("masters", true))
+    parts.then([this] { fill_masters(params_); });
+  else if (has_masters_)
+    parts.elements({.name = "masters",
+                    .ranges = shard_ranges(),
+                    .sharing = optim::Sharing::kSharded,
+                    .dtype = masters_.dtype(),
+                    .is_parameters = !may_lack},
+                   masters_);
+  else if (is_wide_ || (parts.has("masters", false) && comm_.size() == 1 &&
+                        parts.saved()->has_scalar("bits_down")))
+    list_own_params(parts, "masters", is_wide_);
+  list_residuals(parts);
+  list_replicas(parts);
 }
 
 }  // namespace thinwire::zero

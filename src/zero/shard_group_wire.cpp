@@ -12,31 +12,72 @@ namespace thinwire::zero {
 
 using optim::Sharing;
 
-void ShardGroup::add_wire(optim::State& state) const {
-  const EncodedGradients* const low_bit = gradients_->low_bit();
-  if (bits_up_ != 0)
-    state.encoded = low_bit != nullptr ? low_bit->parts() : state.shard;
-  if (low_bit != nullptr || !restored_residuals_.empty()) {
-    state.common.put_integer("bits_up", bits_up_);
-    state.add_elements(
-        optim::kWorkerError, Sharing::kMean, *state.encoded,
-        low_bit != nullptr ? low_bit->residuals() : restored_residuals_.view());
-    optim::add_hosts(state, comm_.hosts());
-  }
-  if (replicas_ == nullptr) return;
-  state.common.put_integer("bits_down", replicas_->bits());
-  static_cast<void>(add_own_params(state, "replicas"));
+// A state without bits_up has residuals of momenta, whose unit is another one.
+void ShardGroup::list_residuals(optim::StateParts& parts) {
+  if (bits_up_ == 0) return;
+  EncodedGradients* const low_bit = gradients_->low_bit();
+  parts.add(
+      [&](optim::State& state) {
+        state.encoded = low_bit != nullptr ? low_bit->parts() : state.shard;
+        if (low_bit == nullptr && restored_residuals_.empty()) return;
+        state.common.put_integer("bits_up", bits_up_);
+        state.add_elements(optim::kWorkerError, Sharing::kMean, *state.encoded,
+                           low_bit != nullptr ? low_bit->residuals()
+                                              : restored_residuals_.view());
+        optim::add_hosts(state, comm_.hosts());
+      },
+      [&](StateDict& state) {
+        if (!state.has_scalar("bits_up") ||
+            !state.has_array(optim::kWorkerError))
+          return Buffer();
+        const ConstView own =
+            low_bit != nullptr
+                ? low_bit->residuals()
+                : ConstView(nullptr, shard_layout_.size(), DType::kFloat32);
+        return optim::take_floats(state, optim::kWorkerError, own.dtype(),
+                                  own.size());
+      },
+      [this, low_bit](Buffer&& saved) {
+        if (low_bit != nullptr)
+          low_bit->set_residuals(std::move(saved));
+        else
+          restored_residuals_ = std::move(saved);
+      });
 }
 
-// Adds this rank's shard of the parameters.
-optim::StateArray& ShardGroup::add_own_params(optim::State& state,
-                                              const char* name) const {
+// If the saved replicas have another dtype, the loaded parameters are kept.
+void ShardGroup::list_replicas(optim::StateParts& parts) {
+  if (replicas_ == nullptr) return;
+  const StateDict* const saved = parts.saved();
+  const bool fit =
+      saved == nullptr || (saved->has_array("replicas") &&
+                           saved->array("replicas").dtype() == params_.dtype());
+  if (fit) list_own_params(parts, "replicas");
+  parts.set(has_own_replicas_, bool{fit});
+}
+
+// Lists this rank's shard of the parameters.
+void ShardGroup::list_own_params(optim::StateParts& parts, const char* name,
+                                 bool are_parameters) {
   const DType dtype = is_wide_ ? DType::kFloat32 : params_.dtype();
-  optim::StateArray& array =
-      state.add_elements(name, Sharing::kSharded, state.shard,
-                         ConstView(nullptr, shard_layout_.size(), dtype));
-  array.read = [this](Range range, View to) { read_own_params(range, to); };
-  return array;
+  parts.add(
+      [&](optim::State& state) {
+        optim::StateArray& array =
+            state.add_elements(name, Sharing::kSharded, state.shard,
+                               ConstView(nullptr, shard_layout_.size(), dtype));
+        array.is_parameters = are_parameters;
+        array.read = [this](Range range, View to) {
+          read_own_params(range, to);
+        };
+      },
+      [&](StateDict& state) {
+        return optim::take_floats(state, name, dtype, shard_layout_.size());
+      },
+      [this](const Buffer& values) {
+        for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
+          kernels::convert(values.view().subview(position(b), own(b).size),
+                           own_params(b));
+      });
 }
 
 // Reads elements `range` of this rank's shard.
@@ -48,61 +89,6 @@ void ShardGroup::read_own_params(Range range, View to) const {
     kernels::convert(own_params(b).subview(begin - position(b), end - begin),
                      to.subview(begin - range.offset, end - begin));
   }
-}
-
-// A state without bits_up has residuals of momenta, whose unit is another one.
-// If the saved replicas have another dtype, the loaded parameters are kept.
-optim::Adoption ShardGroup::adopt_wire(StateDict& state) {
-  EncodedGradients* const low_bit = gradients_->low_bit();
-  const ConstView own_residuals =
-      low_bit != nullptr
-          ? low_bit->residuals()
-          : ConstView(nullptr, shard_layout_.size(), DType::kFloat32);
-  const auto residuals = std::make_shared<Buffer>();
-  if (bits_up_ != 0 && state.has_scalar("bits_up") &&
-      state.has_array(optim::kWorkerError))
-    *residuals =
-        optim::take_floats(state, optim::kWorkerError, own_residuals.dtype(),
-                           own_residuals.size());
-  const auto replicas = std::make_shared<Buffer>();
-  if (replicas_ != nullptr && state.has_array("replicas") &&
-      state.array("replicas").dtype() == params_.dtype())
-    *replicas = optim::take_floats(state, "replicas", params_.dtype(),
-                                   shard_layout_.size());
-  return [this, low_bit, residuals, replicas] {
-    if (low_bit != nullptr)
-      low_bit->set_residuals(std::move(*residuals));
-    else
-      restored_residuals_ = std::move(*residuals);
-    has_own_replicas_ = !replicas->empty();
-    if (!has_own_replicas_) return;
-    for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
-      kernels::convert(
-          std::as_const(*replicas).view().subview(position(b), own(b).size),
-          own_params(b));
-  };
-}
-
-// A group of one rank needs no replicas. Its parameters become what larger
-// groups saved as masters.
-optim::Adoption ShardGroup::adopt_as_parameters(StateDict& state) {
-  if (comm_.size() > 1 || !state.has_scalar("bits_down") ||
-      !state.has_array("masters"))
-    return [] {};
-  return adopt_as_params(state, "masters");
-}
-
-optim::Adoption ShardGroup::adopt_as_params(StateDict& state,
-                                            const char* name) {
-  const auto values = std::make_shared<Buffer>(optim::take_floats(
-      state, name, is_wide_ ? DType::kFloat32 : params_.dtype(),
-      shard_layout_.size()));
-  return [this, values] {
-    for (std::size_t b = 0; b < shards_.buckets().size(); ++b)
-      kernels::convert(
-          std::as_const(*values).view().subview(position(b), own(b).size),
-          own_params(b));
-  };
 }
 
 }  // namespace thinwire::zero
