@@ -92,6 +92,18 @@ class StateParts {
         [&object](StateDict& state) { return object.read(state); },
         [&object](auto&& values) { object.restore(std::move(values)); });
   }
+  /// Lists an object whose save() and load() are of scalars that all ranks have
+  /// in common.
+  template <class Object>
+  void scalars(Object& object) {
+    add([&object](State& state) { object.save(state.common); },
+        [&object](const StateDict& state) {
+          Object loaded = object;
+          loaded.load(state);
+          return loaded;
+        },
+        [&object](Object&& loaded) { object = std::move(loaded); });
+  }
 
   /// Sets `value` after the parts before it, unless parts are saved.
   template <class T>

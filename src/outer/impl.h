@@ -8,6 +8,7 @@
 #include "exchange/exact_average.h"
 #include "optim/gradient_agreement.h"
 #include "optim/saved_state.h"
+#include "optim/state_parts.h"
 #include "optim/step_pieces.h"
 #include "outer/warm_up.h"
 #include "thinwire/comm/communicator.h"
@@ -30,8 +31,8 @@ struct Schedule {
   void took_local_step(const OuterOptions& options) noexcept;
   [[nodiscard]] std::int64_t interval(
       const OuterOptions& options) const noexcept;
-  void save(StateDict& state) const;
-  [[nodiscard]] static Schedule load(const StateDict& state);
+  /// Returns the steps behind in the state.
+  std::int64_t list(optim::StateParts& parts);
 };
 
 struct OuterLoop::Impl final : optim::LocalSteps {
@@ -69,7 +70,10 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   void repeat(View now) override;
 
   // ---- the state: state.cpp
-  [[nodiscard]] optim::State state() const;
+  [[nodiscard]] optim::State state();
+  /// Lists what is neither the inner optimizer's nor the owners'. Returns
+  /// whether the state is local.
+  bool list(optim::StateParts& parts);
   [[nodiscard]] optim::Optimizer::Adoption adopt(StateDict state);
   [[nodiscard]] double residual_ratio() const;
   /// Copies the momentum of this rank's elements.

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "optim/experts/joined_state.h"
 #include "optim/state_pieces.h"
 #include "outer/impl.h"
 #include "thinwire/core/error.h"
@@ -87,68 +88,67 @@ double sum_of_squares(const optim::StateArray& array) {
 
 }  // namespace
 
-void Schedule::save(StateDict& state) const {
-  state.put_integer("steps_behind", behind);
-  state.put_integer("interval", length);
-  state.put_integer("interval_counter", counter);
-  state.put_integer("syncs", syncs);
+std::int64_t Schedule::list(optim::StateParts& parts) {
+  const std::int64_t steps_behind = parts.count({"steps_behind"}, behind);
+  const std::int64_t interval = parts.count({"interval"}, length);
+  parts.count({"interval_counter"}, counter);
+  parts.count({"syncs"}, syncs);
+  if (interval < 1)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                fmt::format("'outer.interval' must be >= 1, got {}", interval));
+  return steps_behind;
 }
 
-Schedule Schedule::load(const StateDict& state) {
-  const auto count = [&](const char* name) {
-    return optim::saved_count(state, name);
-  };
-  Schedule saved{.behind = count("steps_behind"),
-                 .length = count("interval"),
-                 .counter = count("interval_counter"),
-                 .syncs = count("syncs")};
-  if (saved.length < 1)
-    throw Error(
-        ErrorCode::kCorruptCheckpoint,
-        fmt::format("'outer.interval' must be >= 1, got {}", saved.length));
-  return saved;
+bool OuterLoop::Impl::list(optim::StateParts& parts) {
+  const bool local = parts.flag({kIsLocal}, is_local);
+  parts.scalars(norm);
+  const bool is_behind = schedule.list(parts) > 0;
+  parts.flag({"verification_is_due"}, verification_is_due);
+  parts.flag({.name = "left_out_a_step", .is_own = true, .missing = 0},
+             left_out_a_step);
+  if (!local || !is_behind) {
+    parts.set(restored_params, Buffer());
+    return local;
+  }
+  parts.add(
+      [this](optim::State& state) {
+        state.add_elements(kLocalParams, Sharing::kMean, {{0, layout.size()}},
+                           restored_params.empty() ? ConstView(params)
+                                                   : restored_params.view());
+      },
+      [this](StateDict& state) {
+        return optim::take_floats(state, kLocalParams, DType::kFloat32,
+                                  layout.size());
+      },
+      [this](Buffer&& saved) { restored_params = std::move(saved); });
+  return local;
 }
 
-optim::State OuterLoop::Impl::state() const {
+optim::State OuterLoop::Impl::state() {
   optim::State all = inner->state();
   all.has_local_steps = true;
   if (is_local) make_own(all);
   all.common.put_integer("skipped_steps", counts.skipped);
 
   optim::State own;
-  if (is_local) {
+  if (is_local)
     own = owners->state();
-    // The anchor has them.
-    std::erase_if(own.arrays, [](const optim::StateArray& array) {
-      return array.name == "replicas";
-    });
-    if (schedule.behind > 0)
-      own.add_elements(
-          kLocalParams, Sharing::kMean, {{0, layout.size()}},
-          restored_params.empty() ? ConstView(params) : restored_params.view());
-  } else {
+  else
     warm_up.add_to(own);
-  }
-  for (optim::StateArray& array : own.arrays) {
-    array.name = prefixed(array.name);
-    all.arrays.push_back(std::move(array));
-  }
+  // The anchor has them.
+  std::erase_if(own.arrays, [](const optim::StateArray& array) {
+    return array.name == "replicas";
+  });
+  optim::StateParts parts(own);
+  list(parts);
+  own.owner.put_integer("world_size", comm.size());
+  own.owner.put_integer("rank", comm.rank());
+  optim::join_under(all, std::move(own), std::string(kPrefix));
   if (is_local)
     all.add_elements(kOrigin, Sharing::kSame, {{0, layout.size()}},
                      anchor.view())
         .is_parameters = true;
-  own.common.put_integer(kIsLocal, is_local ? 1 : 0);
-  own.common.put_integer("verification_is_due", verification_is_due ? 1 : 0);
-  schedule.save(own.common);
-  norm.save(own.common);
-  own.own.put_integer("left_out_a_step", left_out_a_step ? 1 : 0);
-  own.owner.put_integer("world_size", comm.size());
-  own.owner.put_integer("rank", comm.rank());
   optim::add_hosts(all, comm.hosts());
-  all.common.put_all(std::string(kPrefix), own.common);
-  all.own.put_all(std::string(kPrefix), own.own);
-  all.owner.put_all(std::string(kPrefix), own.owner);
-
   const optim::State of_owners = owners->state();
   all.shard = of_owners.shard;
   all.encoded = of_owners.encoded;
@@ -159,92 +159,71 @@ optim::State OuterLoop::Impl::state() const {
 // ranks. A single rank has no replicas: its anchor is what owners had exactly,
 // and the difference moves its parameters, too.
 optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
-  struct Taken {
-    optim::StepCounts counts;
-    optim::CalibratedNorm norm;
-    Schedule schedule;
-    bool is_local = false;
-    bool left_out_a_step = false;
-    bool verification_is_due = false;
-    Buffer origin;
-    Buffer local_params;
-    optim::Optimizer::Adoption of_inner;
-    optim::Optimizer::Adoption of_owners;
-    optim::Adoption of_warm_up;
-    optim::Notes notes;
-  };
-  const auto taken = std::make_shared<Taken>();
-  taken->counts = optim::StepCounts::load(state);
   StateDict own = take_own(state);
+  optim::StateParts parts(own);
+  parts.set(counts, optim::StepCounts::load(state));
   const std::int64_t saved_world =
       state.has_scalar(optim::kSavedWorld)
           ? optim::saved_count(state, optim::kSavedWorld)
           : comm.size();
+  bool was_local = false;
   if (own.has_scalar(kIsLocal)) {
-    taken->is_local = own.integer(kIsLocal) != 0;
-    taken->norm.load(own);
-    taken->schedule = Schedule::load(own);
-    taken->verification_is_due = own.integer("verification_is_due") != 0;
-    taken->left_out_a_step = own.has_scalar("left_out_a_step") &&
-                             own.integer("left_out_a_step") != 0;
-  } else if (state.has_scalar("clip_ratio")) {
-    taken->norm.load(state);
+    was_local = list(parts);
+  } else {
+    optim::CalibratedNorm of_inner;
+    if (state.has_scalar("clip_ratio")) of_inner.load(state);
+    parts.set(norm, std::move(of_inner));
+    parts.set(schedule, Schedule());
+    parts.set(restored_params, Buffer());
+    for (bool* const flag : {&is_local, &verification_is_due, &left_out_a_step})
+      parts.set(*flag, false);
   }
-  taken->norm.rescale(saved_world, comm.size());
+  parts.then([=, this] { norm.rescale(saved_world, comm.size()); });
+  optim::Notes notes;
   for (const char* name : {"worker_error", "server_error"}) {
-    if (state.has_array(name) && taken->notes.empty())
-      taken->notes.emplace_back(
+    if (state.has_array(name) && notes.empty())
+      notes.emplace_back(
           "the residuals of compressed momenta are dropped: an outer loop "
           "exchanges changes of parameters");
     state.erase(name);
   }
-  if (taken->is_local) {
-    taken->origin =
+  const auto origin = std::make_shared<Buffer>();
+  if (was_local)
+    *origin =
         optim::take_floats(state, kOrigin, DType::kFloat32, layout.size());
-    if (taken->schedule.behind > 0)
-      taken->local_params =
-          optim::take_floats(own, kLocalParams, DType::kFloat32, layout.size());
-  }
   // Only while they are here does a checkpoint know which elements a rank has.
-  if (is_local && groups && !taken->is_local &&
+  if (is_local && groups && !was_local &&
       own.has_array("warmup_worker_error")) {
     own.erase("warmup_worker_error");
     own.erase("warmup_server_error");
-    taken->notes.emplace_back(
+    notes.emplace_back(
         "the residuals of the low-bit warm-up are dropped: this optimizer has "
         "taken local steps");
   }
-  taken->of_warm_up = warm_up.adopt(own);
-  taken->of_owners = owners->adopt(taken->is_local ? std::move(own)
-                                                   : zeros_of(owners->state()));
-  taken->of_inner = inner->adopt(std::move(state));
-  return [this, taken] {
-    optim::Notes notes = taken->of_inner();
-    notes.insert(notes.begin(), taken->notes.begin(), taken->notes.end());
-    counts = taken->counts;
-    norm = taken->norm;
-    schedule = taken->schedule;
-    is_local = taken->is_local;
-    left_out_a_step = taken->left_out_a_step;
-    verification_is_due = taken->verification_is_due;
+  parts.then(warm_up.adopt(own));
+  const auto of_owners =
+      owners->adopt(was_local ? std::move(own) : zeros_of(owners->state()));
+  return [this, notes, origin, of_owners, set = parts.adoption(),
+          of_inner = inner->adopt(std::move(state))] {
+    optim::Notes all = notes;
+    for (std::string& note : of_inner()) all.push_back(std::move(note));
+    set();
     params = {};
     unreported_rank = -1;
-    taken->of_warm_up();
     if (is_local) warm_up.release();
-    if (is_local) kernels::convert(taken->origin.view(), anchor.view());
-    static_cast<void>(taken->of_owners());
-    restored_params = std::move(taken->local_params);
-    if (!is_local || std::memcmp(anchor.data(), taken->origin.data(),
-                                 taken->origin.bytes()) == 0)
-      return notes;
+    if (is_local) kernels::convert(origin->view(), anchor.view());
+    static_cast<void>(of_owners());
+    if (!is_local ||
+        std::memcmp(anchor.data(), origin->data(), origin->bytes()) == 0)
+      return all;
     if (restored_params.empty()) {
       restored_params = Buffer::of<float>(layout.size());
-      kernels::convert(taken->origin.view(), restored_params.view());
+      kernels::convert(origin->view(), restored_params.view());
     }
     const auto p = restored_params.as<float>();
     for (std::size_t i = 0; i < p.size(); ++i)
-      p[i] += anchor.as<float>()[i] - taken->origin.as<float>()[i];
-    return notes;
+      p[i] += anchor.as<float>()[i] - origin->as<float>()[i];
+    return all;
   };
 }
 

@@ -68,13 +68,7 @@ optim::State ZeroOptimizer::state() const {
       optim::join(state, std::move(own), "");
       continue;
     }
-    for (optim::StateArray& array : own.arrays) {
-      array.name = prefix_of(g) + array.name;
-      state.arrays.push_back(std::move(array));
-    }
-    state.common.put_all(prefix_of(g), own.common);
-    state.own.put_all(prefix_of(g), own.own);
-    state.shard.insert(state.shard.end(), own.shard.begin(), own.shard.end());
+    optim::join_under(state, std::move(own), prefix_of(g));
     state.common.put_integer("expert_groups", static_cast<std::int64_t>(g));
   }
   impl_->counts.save(state.common);

@@ -53,6 +53,17 @@ void join(State& all, State part, const std::string& prefix) {
   all.shard.insert(all.shard.end(), part.shard.begin(), part.shard.end());
 }
 
+void join_under(State& all, State part, const std::string& prefix) {
+  for (StateArray& array : part.arrays) {
+    array.name = prefix + array.name;
+    all.arrays.push_back(std::move(array));
+  }
+  all.common.put_all(prefix, part.common);
+  all.own.put_all(prefix, part.own);
+  all.owner.put_all(prefix, part.owner);
+  all.shard.insert(all.shard.end(), part.shard.begin(), part.shard.end());
+}
+
 std::vector<StateDict> cut(StateDict all, const std::vector<State>& parts,
                            const std::string& prefix) {
   std::vector<StateDict> of_parts(parts.size());

@@ -14,6 +14,8 @@ namespace thinwire::optim {
 /// per element are appended to an array of that name, if there is one. Values
 /// per group are those of the first part.
 void join(State& all, State part, const std::string& prefix);
+/// Adds a part whose arrays and scalars get names of their own by `prefix`.
+void join_under(State& all, State part, const std::string& prefix);
 /// Cuts the result of join() into a state for each of `parts`, as they are now.
 /// Each state gets all scalars. Throws Error(kCorruptCheckpoint), which names
 /// an array of another size.
