@@ -143,42 +143,27 @@ optim::Adoption LowBitOptimizer::Impl::adopt_residuals(StateDict& state,
   };
 }
 
-// Everything is taken out of the state first: one that does not fit changes
-// nothing.
 optim::Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
-  struct Taken {
-    std::int64_t steps = 0;
-    std::vector<double> rates;
-    Buffer m, v;
-    bool initialized = true;
-    optim::Adoption residuals, own;
-  };
-  const std::size_t n = model.size();
   if (is_file_of_reference(state)) {
     state.put_integer(kForgets, 1);
     complete(state);
   } else {
     optim::require_text(state, "optimizer", model.settings.name);
   }
-  const auto taken = std::make_shared<Taken>();
-  taken->steps = optim::saved_count(state, "step");
-  taken->rates = optim::saved_learning_rates(state, adam().num_groups());
-  taken->m = optim::take_floats(state, "exp_avg", DType::kFloat32, n);
-  taken->v = optim::take_floats(state, "exp_avg_sq", DType::kFloat32, n,
-                                optim::Sign::kNotNegative);
+  const std::vector<Range> all = {{0, model.size()}};
+  optim::StateParts parts(state);
+  const std::int64_t step = parts.count({"step"}, steps);
+  optim::list_learning_rates(parts, adam());
+  parts.elements({.name = "exp_avg", .ranges = all}, adam().exp_avg());
+  parts.elements(
+      {.name = "exp_avg_sq", .ranges = all, .sign = optim::Sign::kNotNegative},
+      adam().exp_avg_sq());
   const bool goes_on = !state.has_scalar(kForgets) && is_in_stage_of(state);
-  taken->initialized = !goes_on || taken->steps > 0;
-  taken->residuals = adopt_residuals(state, goes_on);
-  taken->own = adopt_own(state, goes_on);
-  return [this, taken] {
-    for (std::size_t g = 0; g < taken->rates.size(); ++g)
-      adam().set_learning_rate(g, taken->rates[g]);
-    steps = taken->steps;
-    initialized = taken->initialized;
-    adam().exp_avg() = std::move(taken->m);
-    adam().exp_avg_sq() = std::move(taken->v);
-    taken->residuals();
-    taken->own();
+  parts.set(initialized, !goes_on || step > 0);
+  parts.then(adopt_residuals(state, goes_on));
+  parts.then(adopt_own(state, goes_on));
+  return [set = parts.adoption()] {
+    set();
     return optim::Notes();
   };
 }

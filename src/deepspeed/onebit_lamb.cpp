@@ -253,33 +253,31 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     const bool is_frozen = is_past(state);
     const std::int64_t saved =
         is_frozen ? optim::saved_count(state, "frozen_at") : 0;
-    const optim::LambCoefficients read = coefficients.read(state);
-    std::vector<double> scales;
-    auto d = std::make_shared<Buffer>();
-    auto v = std::make_shared<Buffer>(Buffer::of<float>(model.size()));
-    auto flat = std::make_shared<Buffer>();
+    const std::vector<Range> all = {{0, model.size()}};
+    optim::StateParts parts(state);
+    parts.set(frozen_at, std::int64_t{saved});
+    parts.set(coefficients, coefficients.read(state));
+    parts.set(denominator, Buffer());
+    parts.set(momentum_scales, {});
     if (goes_on)
-      *flat =
-          optim::take_floats(state, "exp_avg_flat", DType::kFloat32, padded);
+      parts.elements({.name = "exp_avg_flat", .ranges = {{0, padded}}},
+                     adam().exp_avg());
     if (goes_on || is_frozen)
-      *v = optim::take_floats(state, "exp_avg_sq_fresh", DType::kFloat32,
-                              model.size(), optim::Sign::kNotNegative);
+      parts.elements({.name = "exp_avg_sq_fresh",
+                      .ranges = all,
+                      .sign = optim::Sign::kNotNegative},
+                     fresh);
+    else
+      parts.set(fresh, Buffer::of<float>(model.size()));
     if (saved > 0) {
-      scales =
-          optim::saved_values<double>(state, "scaling_coeff", read.last.size());
+      parts.values(optim::Axis::kParameter, {.name = "scaling_coeff"},
+                   momentum_scales, coefficients.last.size());
       if (state.has_array("denominator"))
-        *d = optim::take_denominators(state, model.layout, model.size());
+        parts.set(denominator,
+                  optim::take_denominators(state, model.layout, model.size()));
     }
-    return [=, this] {
-      frozen_at = saved;
-      coefficients = read;
-      momentum_scales = scales;
-      denominator = std::move(*d);
-      fresh = std::move(*v);
-      if (goes_on) {
-        adam().exp_avg() = std::move(*flat);
-        return;
-      }
+    if (goes_on) return parts.adoption();
+    parts.then([is_frozen, saved, this] {
       pad_momentum();
       if (is_frozen && saved == 0) freeze();
       if (denominator.empty() && is_frozen) set_denominator();
@@ -288,7 +286,8 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
                 0.0);
       std::fill(coefficients.last_factors.begin(),
                 coefficients.last_factors.end(), 1.0);
-    };
+    });
+    return parts.adoption();
   }
 };
 

@@ -210,7 +210,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     parts.elements(
         {.name = "momentum_accumulator", .ranges = {{0, model.size()}}},
         accumulator);
-    parts.flag({"frozen"}, frozen);
+    parts.integer({"frozen"}, frozen);
     return parts.adoption();
   }
 

@@ -71,7 +71,12 @@ void LeanOnebitAdam::Impl::list(optim::StateParts& parts, bool is_compressed) {
     optim::list_learning_rates(parts, model.adam);
   if (is_compressed) {
     momentum.list(parts, model, kMomentum, Sharing::kSame, {});
-    parts.add(denominators);
+    parts.add(
+        [this](State& state) { denominators.add_to(state); },
+        [this](const StateDict& state) { return denominators.read(state); },
+        [this](CodedDenominators::Saved&& saved) {
+          denominators.restore(std::move(saved));
+        });
     parts.add(
         [this](State& state) {
           if (!full.are_split()) return;

@@ -11,6 +11,7 @@
 
 #include "optim/checks.h"
 #include "optim/saved_state.h"
+#include "optim/state_parts.h"
 #include "optim/step_pieces.h"
 #include "thinwire/core/error.h"
 #include "thinwire/kernels/adam.h"
@@ -209,21 +210,17 @@ void Adam::add_to(State& state, Sharing sharing,
 }
 
 Adoption Adam::adopt(StateDict& state) {
-  struct Taken {
-    std::vector<double> rates;
-    Buffer m, v;
+  const auto elements = [&](const char* name, Sign sign) {
+    return ArrayPart{.name = name,
+                     .ranges = {{0, layout_.size()}},
+                     .dtype = options_.state_dtype,
+                     .sign = sign};
   };
-  const DType dtype = options_.state_dtype;
-  auto taken = std::make_shared<Taken>();
-  taken->rates = saved_learning_rates(state, num_groups());
-  taken->m = take_floats(state, "exp_avg", dtype, layout_.size());
-  taken->v = take_floats(state, "exp_avg_sq", dtype, layout_.size(),
-                         Sign::kNotNegative);
-  return [this, taken] {
-    learning_rates_ = std::move(taken->rates);
-    exp_avg_ = std::move(taken->m);
-    exp_avg_sq_ = std::move(taken->v);
-  };
+  StateParts parts(state);
+  parts.set(learning_rates_, saved_learning_rates(state, num_groups()));
+  parts.elements(elements("exp_avg", Sign::kAny), exp_avg_);
+  parts.elements(elements("exp_avg_sq", Sign::kNotNegative), exp_avg_sq_);
+  return parts.adoption();
 }
 
 }  // namespace thinwire::optim

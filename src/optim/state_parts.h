@@ -58,12 +58,20 @@ class StateParts {
   /// taken.
   void require(const char* array) const;
 
-  /// List a scalar. Return the saved value, or `value` if parts are saved.
-  std::int64_t integer(const ScalarPart& part, std::int64_t& value);
+  /// Lists an integer or a bool. Returns the saved value, or `value` if parts
+  /// are saved.
+  template <class T>
+  T integer(const ScalarPart& part, T& value) {
+    const auto saved = static_cast<T>(saved_or(part, std::int64_t{value}));
+    set(value, T{saved});
+    return saved;
+  }
   /// Lists an integer in 0 .. kMostCount.
-  std::int64_t count(const ScalarPart& part, std::int64_t& value);
-  bool flag(const ScalarPart& part, bool& value);
-  double real(const ScalarPart& part, double& value, Sign sign);
+  std::int64_t count(const ScalarPart& part, std::int64_t& value) {
+    const std::int64_t saved = integer(part, value);
+    if (from_ != nullptr) require_count(part.name, saved);
+    return saved;
+  }
 
   /// Lists an array with one value per element of `part.ranges`.
   void elements(const ArrayPart& part, Buffer& values);
@@ -85,26 +93,6 @@ class StateParts {
       set(std::move(*taken));
     });
   }
-  /// Lists an object with add_to(), read() and restore().
-  template <class Object>
-  void add(Object& object) {
-    add([&object](State& state) { object.add_to(state); },
-        [&object](StateDict& state) { return object.read(state); },
-        [&object](auto&& values) { object.restore(std::move(values)); });
-  }
-  /// Lists an object whose save() and load() are of scalars that all ranks have
-  /// in common.
-  template <class Object>
-  void scalars(Object& object) {
-    add([&object](State& state) { object.save(state.common); },
-        [&object](const StateDict& state) {
-          Object loaded = object;
-          loaded.load(state);
-          return loaded;
-        },
-        [&object](Object&& loaded) { object = std::move(loaded); });
-  }
-
   /// Sets `value` after the parts before it, unless parts are saved.
   template <class T>
   void set(T& value, T&& saved) {
@@ -125,7 +113,7 @@ class StateParts {
 
  private:
   void save(const ArrayPart& part, Axis axis, ConstView values);
-  [[nodiscard]] std::int64_t listed(const ScalarPart& part, std::int64_t value);
+  std::int64_t saved_or(const ScalarPart& part, std::int64_t value);
 
   State* to_ = nullptr;
   StateDict* from_ = nullptr;

@@ -258,7 +258,7 @@ void ZeroOneAdamImpl::list_own(StateParts& parts) {
   const std::int64_t past =
       saved != nullptr && saved_count(*saved, "step") >= freeze_step ? 1 : 0;
   const bool frozen =
-      parts.flag({.name = "frozen", .missing = past}, is_frozen);
+      parts.integer({.name = "frozen", .missing = past}, is_frozen);
   if (!frozen && model.size() > 0) parts.require("exp_avg_sq");
   if (updated > 0)
     denominator.list(parts);

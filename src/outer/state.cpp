@@ -100,12 +100,18 @@ std::int64_t Schedule::list(optim::StateParts& parts) {
 }
 
 bool OuterLoop::Impl::list(optim::StateParts& parts) {
-  const bool local = parts.flag({kIsLocal}, is_local);
-  parts.scalars(norm);
+  const bool local = parts.integer({kIsLocal}, is_local);
+  parts.add([this](optim::State& state) { norm.save(state.common); },
+            [](const StateDict& state) {
+              optim::CalibratedNorm saved;
+              saved.load(state);
+              return saved;
+            },
+            [this](const optim::CalibratedNorm& saved) { norm = saved; });
   const bool is_behind = schedule.list(parts) > 0;
-  parts.flag({"verification_is_due"}, verification_is_due);
-  parts.flag({.name = "left_out_a_step", .is_own = true, .missing = 0},
-             left_out_a_step);
+  parts.integer({"verification_is_due"}, verification_is_due);
+  parts.integer({.name = "left_out_a_step", .is_own = true, .missing = 0},
+                left_out_a_step);
   if (!local || !is_behind) {
     parts.set(restored_params, Buffer());
     return local;

@@ -66,7 +66,7 @@ void list_learning_rates(StateParts& parts, Adam& adam) {
 void LowBitOptimizer::Impl::list(StateParts& parts) {
   parts.count({"step"}, steps);
   parts.count({"skipped_steps"}, skipped);
-  parts.flag({"verification_is_due"}, verification_is_due);
+  parts.integer({"verification_is_due"}, verification_is_due);
   gradients.list(parts);
   list_learning_rates(parts, adam());
   const bool differs =

@@ -277,8 +277,8 @@ void LocalUpdates::list(StateParts& parts, bool is_frozen) {
   };
   groups({.name = "lrs", .sign = Sign::kNotNegative}, now.lrs);
   groups({.name = "decay"}, now.decay);
-  const bool accumulated = parts.flag({"accumulated"}, now.accumulated);
-  parts.flag({"momenta_differ"}, now.momenta_differ);
+  const bool accumulated = parts.integer({"accumulated"}, now.accumulated);
+  parts.integer({"momenta_differ"}, now.momenta_differ);
   const std::int64_t steps = parts.count({"local_steps"}, now.steps);
   parts.count({.name = "local_steps_taken", .is_own = true, .missing = steps},
               now.taken);
