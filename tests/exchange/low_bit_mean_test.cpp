@@ -11,10 +11,10 @@
 #include <tuple>
 #include <vector>
 
+#include "exchange/naive_mean.h"
 #include "exchange/support.h"
 #include "support/errors.h"
 #include "support/hosts.h"
-#include "support/naive_codes.h"
 #include "thinwire/comm/local.h"
 
 namespace thinwire::exchange::low_bit_mean_test {
@@ -37,35 +37,6 @@ const std::vector<Parts> kPasses = {{{0, 1, 2, 3, 4, 5, 6, 7}},
 Values gradient(int rank, std::size_t pass) {
   return test::layered_values(kElements, static_cast<std::uint32_t>(10 * pass) +
                                              static_cast<std::uint32_t>(rank));
-}
-
-// All ranks at once: what a pass over `range`, of one unit, makes of `x`.
-void naive_mean(Range range, int bits, std::vector<Values>& x,
-                std::vector<Values>& e, Values& d) {
-  const auto inverse = static_cast<float>(1.0 / static_cast<double>(x.size()));
-  for (std::size_t begin = range.offset; begin < range.end(); begin += 1024) {
-    const std::size_t size = std::min<std::size_t>(1024, range.end() - begin);
-    Values mean(size);
-    for (std::size_t r = 0; r < x.size(); ++r) {
-      Values c(size);
-      for (std::size_t i = 0; i < size; ++i)
-        c[i] = x[r][begin + i] * static_cast<float>(1 / kLossScale) +
-               e[r][begin + i];
-      const test::NaiveCodes sent(c.data(), size, bits);
-      for (std::size_t i = 0; i < size; ++i) {
-        e[r][begin + i] = c[i] - sent.q[i] * sent.step;
-        mean[i] += sent.q[i] * (sent.step * inverse);
-      }
-    }
-    for (std::size_t i = 0; i < size; ++i) mean[i] += d[begin + i];
-    const test::NaiveCodes result(mean.data(), size, bits);
-    for (std::size_t i = 0; i < size; ++i) {
-      const float sent = result.q[i] * result.step;
-      d[begin + i] = mean[i] - sent;
-      for (Values& values : x)
-        values[begin + i] = sent * static_cast<float>(kLossScale);
-    }
-  }
 }
 
 // One rank's values of a part, one unit after another, and back.
@@ -112,7 +83,8 @@ TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
     for (int r = 0; r < world; ++r) want[pass].push_back(gradient(r, pass));
     for (const auto& units : kPasses[pass])
       for (const std::size_t unit : units)
-        naive_mean(test::units_of(kSizes)[unit], bits, want[pass], e, d);
+        test::naive_mean(test::units_of(kSizes)[unit], bits, kLossScale,
+                         want[pass], e, d);
   }
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     ThreadPool pool(2);

@@ -10,9 +10,9 @@
 #include <tuple>
 #include <vector>
 
+#include "exchange/naive_mean.h"
 #include "exchange/support.h"
 #include "support/errors.h"
-#include "support/naive_codes.h"
 #include "thinwire/comm/local.h"
 
 namespace thinwire::exchange::low_bit_reduce_scatter_test {
@@ -78,15 +78,10 @@ Values gradient(int rank, std::size_t pass, std::size_t size) {
 void naive_send(const Values& x, const Piece& piece, std::size_t begin,
                 int bits, float inverse, Values& e, Values& sum) {
   const std::size_t size = std::min<std::size_t>(1024, piece.size - begin);
-  Values c(size);
-  for (std::size_t i = 0; i < size; ++i)
-    c[i] = x[piece.from + begin + i] * static_cast<float>(1 / kLossScale) +
-           e[piece.residual + begin + i];
-  const test::NaiveCodes sent(c.data(), size, bits);
-  for (std::size_t i = 0; i < size; ++i) {
-    e[piece.residual + begin + i] = c[i] - sent.q[i] * sent.step;
-    sum[piece.to + begin + i] += sent.q[i] * (sent.step * inverse);
-  }
+  test::naive_send(std::span(x).subspan(piece.from + begin, size),
+                   static_cast<float>(1 / kLossScale), bits, inverse,
+                   std::span(e).subspan(piece.residual + begin, size),
+                   std::span(sum).subspan(piece.to + begin, size));
 }
 
 // (ranks, bits)

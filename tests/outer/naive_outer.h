@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "exchange/naive_mean.h"
 #include "thinwire/comm/local.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/optim/nesterov.h"
@@ -33,7 +34,7 @@ class NaiveOuter {
     }
   }
 
-  /// Takes a step with an exact warm-up. Returns whether ranks have synced.
+  /// Takes a step. Returns whether ranks have synced.
   bool step(std::vector<Floats> grads) {
     if (t_++ < options_.warmup_steps) {
       warm_up(grads);
@@ -103,11 +104,23 @@ class NaiveOuter {
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] + own[i];
       squares += kernels::sum_of_squares(own);
     }
+    const bool is_exact = options_.warmup_bits == 0 || world_ == 1;
+    if (!is_exact) sum = mean_in_few_bits(grads);
     double mean_norm = 0;
     for (std::size_t r = 0; r < params.size(); ++r)
-      take(r, sum, world_, [&](double norm) { return mean_norm = norm; });
+      take(r, sum, is_exact ? world_ : 1,
+           [&](double norm) { return mean_norm = norm; });
     const double ratio = mean_norm / std::sqrt(squares / world_);
     if (squares > 0) rho_ = t_ == 1 ? ratio : 0.9 * rho_ + 0.1 * ratio;
+  }
+
+  Floats mean_in_few_bits(std::vector<Floats> grads) {
+    worker_errors_.resize(grads.size(), Floats(layout_.size()));
+    server_error_.resize(layout_.size());
+    for (const Parameter& p : layout_.parameters())
+      naive_mean({p.offset, p.size}, options_.warmup_bits, 1, grads,
+                 worker_errors_, server_error_);
+    return grads.front();
   }
 
   // The mean in rank order, as ZeRO forms it: a sum, then times 1 / W.
@@ -135,6 +148,8 @@ class NaiveOuter {
   outer::OuterOptions options_;
   std::vector<std::unique_ptr<comm::Communicator>> alone_;
   std::vector<std::unique_ptr<optim::Optimizer>> inner_;
+  std::vector<Floats> worker_errors_;  // of the warm-up
+  Floats server_error_;
   std::int64_t t_ = 0;
   std::int64_t behind_ = 0;
   std::int64_t length_ = 1;
