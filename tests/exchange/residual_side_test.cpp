@@ -74,8 +74,9 @@ class Sides : public ::testing::TestWithParam<std::tuple<DType, bool>> {
 
   const DType dtype = std::get<0>(GetParam());
   const bool is_part = std::get<1>(GetParam());
-  const BlockLayout layout{test::awkward_units(),
-                           {.world_size = 3, .bucket_elements = 1500}};
+  const BlockLayout layout{
+      test::awkward_units(),
+      {.world_size = 3, .bucket_elements = 1500, .block_elements = 100}};
   Buffer whole, fresh;
 };
 INSTANTIATE_TEST_SUITE_P(Residuals, Sides,
@@ -87,6 +88,7 @@ TEST_P(Sides, ARunCountsOnceItIsAccepted) {
   ResidualSide side = make();
   send(side, 1);
   EXPECT_EQ(of(side), after({}));
+  EXPECT_NE(after({1}), after({}));
   send(side, 1);  // as one that begins anew
   side.accept();
   EXPECT_EQ(of(side), after({1}));
@@ -147,13 +149,14 @@ TEST_P(Sides, ADropRestoresWhatWasSavedBefore) {
   side.save_before();
   send(side, 2);
   side.accept();
-  EXPECT_EQ(of(side), after({1, 2}));
-  side.save_before();
-  side.forget_before();
-  send(side, 3);
-  EXPECT_EQ(of(side), after({1, 2}));
-  EXPECT_FALSE(side.drop());
-  EXPECT_EQ(of(side), after({1, 2}));
+  for (const bool forgets : {false, true}) {
+    if (forgets) side.save_before();
+    if (forgets) side.forget_before();
+    send(side, 3);
+    EXPECT_EQ(of(side), after({1, 2}));
+    EXPECT_FALSE(side.drop());
+    EXPECT_EQ(of(side), after({1, 2}));
+  }
 }
 
 // With fp32 the error follows from c and the scale, which are dropped together.
