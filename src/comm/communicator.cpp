@@ -111,10 +111,10 @@ Work Communicator::queue_broadcast(View data, int root) {
   if (root < 0 || root >= size())
     reject(fmt::format("{}: root must be in [0, {}), got {}", kCall, size(),
                        root));
-  Traffic traffic;
+  Cost cost;
   for (int peer = 0; rank() == root && peer < size(); ++peer)
-    if (peer != root) traffic += impl_->routes.message(peer, data.bytes());
-  return impl_->start(kCall, traffic,
+    if (peer != root) cost += impl_->routes.message(peer, data.bytes());
+  return impl_->start(kCall, cost,
                       [=, this] { impl_->collectives.broadcast(data, root); });
 }
 

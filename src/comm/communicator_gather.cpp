@@ -50,8 +50,8 @@ Work Communicator::Impl::start_all_gather(ConstView input, View output,
   const View own = output.subview(places[self()].offset, places[self()].size);
   if (input.data() != own.data())
     arguments::require_no_overlap(kCall, input, output);
-  const Traffic traffic = routes.of_all_gather(places, size_of(input.dtype()));
-  return start(kCall, traffic, [=, this, places = std::move(places)] {
+  const Cost cost = routes.of_all_gather(places, size_of(input.dtype()));
+  return start(kCall, cost, [=, this, places = std::move(places)] {
     collectives.all_gather(input, output, places);
   });
 }
@@ -101,14 +101,9 @@ Work Communicator::Impl::start_all_to_all(ConstView input,
   arguments::require_memory(kCall, "output", output);
   arguments::require_same_dtype(kCall, input, output);
   arguments::require_no_overlap(kCall, input, output);
-  Traffic traffic;
-  for (int peer = 0; peer < size; ++peer) {
-    const Range piece = sent[static_cast<std::size_t>(peer)];
-    if (peer != rank)
-      traffic += routes.message(peer, piece.size * size_of(input.dtype()));
-  }
+  const Cost cost = routes.of_all_to_all(sent, size_of(input.dtype()));
   return start(
-      kCall, traffic,
+      kCall, cost,
       [=, this, sent = std::move(sent), received = std::move(received)] {
         collectives.all_to_all(input, sent, output, received);
       });

@@ -30,12 +30,12 @@ struct Tally {
   std::atomic<std::uint64_t> calls = 0;
   std::shared_ptr<Tally> parent;
 
-  void add_call(const Traffic& traffic) {
-    bytes_sent.fetch_add(traffic.bytes, kRelaxed);
-    bytes_between.fetch_add(traffic.bytes_between_hosts, kRelaxed);
-    messages.fetch_add(traffic.messages, kRelaxed);
+  void add_call(const Cost& cost) {
+    bytes_sent.fetch_add(cost.bytes_sent(), kRelaxed);
+    bytes_between.fetch_add(cost.between_hosts.bytes, kRelaxed);
+    messages.fetch_add(cost.messages(), kRelaxed);
     calls.fetch_add(1, kRelaxed);
-    if (parent) parent->add_call(traffic);
+    if (parent) parent->add_call(cost);
   }
   void add_busy(std::chrono::nanoseconds time) {
     busy_nanoseconds.fetch_add(static_cast<std::uint64_t>(time.count()),
@@ -95,14 +95,14 @@ struct Communicator::Impl {
     return work;
   }
 
-  Work start(std::string_view name, const Traffic& traffic,
+  Work start(std::string_view name, const Cost& cost,
              std::function<void()> run) {
     Work work = push(name, [this, run = std::move(run)] {
       const auto begin = std::chrono::steady_clock::now();
       run();
       if (size > 1) tally->add_busy(std::chrono::steady_clock::now() - begin);
     });
-    tally->add_call(traffic);
+    tally->add_call(cost);
     return work;
   }
 

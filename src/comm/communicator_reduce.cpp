@@ -17,14 +17,8 @@ Work Communicator::queue_all_reduce(View data, ReduceOp op) {
   arguments::require_reducible(kCall, op, data.dtype());
   const std::size_t element = size_of(data.dtype());
   const std::size_t sum = size_of(sum_dtype(op, data.dtype()));
-  const Routes& routes = impl_->routes;
-  Traffic traffic;
-  for (const Range& slice : routes.slices(data.size(), sum)) {
-    const Legs legs = routes.legs(routes.pieces(slice));
-    traffic += routes.of_reduction(legs, element, sum);
-    traffic += routes.of_gather(legs, element);
-  }
-  return impl_->start(kCall, traffic,
+  const Cost cost = impl_->routes.of_all_reduce(data.size(), element, sum);
+  return impl_->start(kCall, cost,
                       [=, this] { impl_->collectives.all_reduce(data, op); });
 }
 
@@ -80,10 +74,9 @@ Work Communicator::Impl::start_reduce_scatter(ConstView input,
       input.dtype() == output.dtype() &&
       input.subview(own.offset, own.size).data() == output.data();
   if (!in_place) arguments::require_no_overlap(kCall, input, output);
-  const Traffic traffic =
-      routes.of_reduction(routes.legs(pieces), size_of(input.dtype()),
-                          size_of(sum_dtype(op, input.dtype())));
-  return start(kCall, traffic, [=, this, pieces = std::move(pieces)] {
+  const Cost cost = routes.of_reduce_scatter(
+      pieces, size_of(input.dtype()), size_of(sum_dtype(op, input.dtype())));
+  return start(kCall, cost, [=, this, pieces = std::move(pieces)] {
     collectives.reduce_scatter(input, pieces, output, op);
   });
 }

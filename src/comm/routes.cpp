@@ -16,6 +16,20 @@ std::size_t longest_of(std::span<const Range> ranges) {
   return longest;
 }
 
+int rank_of(const Hosts& hosts) {
+  if (hosts.is_flat()) return hosts.index;
+  return hosts.ranks[static_cast<std::size_t>(
+      hosts.index * hosts.ranks_per_host + hosts.local_rank)];
+}
+
+// Returns one host with so many ranks.
+Hosts one_host(int ranks) {
+  Hosts host{.ranks_per_host = ranks, .ranks = {}};
+  if (ranks > 1) host.ranks.resize(static_cast<std::size_t>(ranks));
+  std::iota(host.ranks.begin(), host.ranks.end(), 0);
+  return host;
+}
+
 // One range of neighbours, of which empty ones may lie anywhere.
 Range joined(std::span<const Range> ranges) {
   Range whole = ranges.front();
@@ -51,11 +65,20 @@ std::vector<Range> ranges_of(std::span<const std::size_t> sizes) {
   return ranges;
 }
 
-Traffic& Traffic::operator+=(const Traffic& more) {
-  bytes += more.bytes;
-  bytes_between_hosts += more.bytes_between_hosts;
-  messages += more.messages;
-  return *this;
+std::vector<Range> by_rank(std::span<const Range> places,
+                           std::span<const int> rank_at_place) {
+  std::vector<Range> pieces(places.size());
+  for (std::size_t p = 0; p < places.size(); ++p)
+    pieces[static_cast<std::size_t>(rank_at_place[p])] = places[p];
+  return pieces;
+}
+
+void Cost::add(const Cost& more, std::uint64_t times) noexcept {
+  for (const auto part : {&Cost::between_hosts, &Cost::inside_hosts}) {
+    (this->*part).bytes += (more.*part).bytes * times;
+    (this->*part).messages += (more.*part).messages * times;
+  }
+  rounds += more.rounds * times;
 }
 
 Leg packed(Leg leg) {
@@ -76,11 +99,11 @@ Blocks::Blocks(const Leg& leg, std::size_t element_bytes) {
   elements = stride / element_bytes;
 }
 
-Routes::Routes(int rank, int size, const Hosts& hosts)
+Routes::Routes(int rank, int size, const Hosts& hosts, bool by_host)
     : hosts_(hosts),
       rank_(rank),
       size_(size),
-      by_host_(!hosts.is_flat() && hosts.size > 1),
+      by_host_(by_host && !hosts.is_flat() && hosts.size > 1),
       host_of_(static_cast<std::size_t>(size)) {
   everyone_ = {std::vector<int>(host_of_.size()),
                static_cast<std::size_t>(rank)};
@@ -173,12 +196,7 @@ std::vector<Range> Routes::slices(std::size_t size,
 std::vector<Range> Routes::pieces(Range slice) const {
   std::vector<Range> places = equal_ranges(slice.size, size_);
   for (Range& place : places) place.offset += slice.offset;
-  if (!by_host_) return places;
-  const std::vector<int> ranks = ranks_by_place(hosts_);
-  std::vector<Range> result(places.size());
-  for (std::size_t place = 0; place < places.size(); ++place)
-    result[static_cast<std::size_t>(ranks[place])] = places[place];
-  return result;
+  return by_host_ ? by_rank(places, ranks_by_place(hosts_)) : places;
 }
 
 bool Routes::takes_steps(std::size_t bytes) const noexcept {
@@ -193,64 +211,117 @@ std::vector<BruckStep> Routes::bruck_steps() const {
   return steps;
 }
 
-// ---- what they cost
+// ---- costs: the communicator's counters, pipelines and the planner ask here
 
-Traffic Routes::message(int peer, std::size_t bytes) const {
-  if (bytes == 0) return {};
+Cost Routes::message(int peer, std::size_t bytes) const {
+  Cost cost;
+  if (bytes == 0) return cost;
   const bool leaves = host_of_[static_cast<std::size_t>(peer)] !=
                       host_of_[static_cast<std::size_t>(rank_)];
-  return {bytes, leaves ? bytes : 0, 1};
+  (leaves ? cost.between_hosts : cost.inside_hosts) = {bytes, 1};
+  return cost;
 }
 
-Traffic Routes::of_reduction(const Leg& leg, std::size_t element) const {
+Cost Routes::of_reduction(const Leg& leg, std::size_t element) const {
+  Cost all;
+  if (leg.peers->ranks.size() == 1) return all;
   const std::size_t block = Blocks(leg, element).elements;
-  Traffic all;
+  const auto parts = [&](std::size_t elements) {
+    return (elements + block - 1) / block;
+  };
   for (std::size_t i = 0; i < leg.ranges.size(); ++i) {
     if (i == leg.peers->self) continue;
-    const std::size_t elements = leg.ranges[i].size;
-    Traffic sent = message(leg.peers->ranks[i], elements * element);
-    sent.messages = (elements + block - 1) / block;
+    Cost sent = message(leg.peers->ranks[i], leg.ranges[i].size * element);
+    for (Sent* const part : {&sent.between_hosts, &sent.inside_hosts})
+      part->messages *= parts(leg.ranges[i].size);
     all += sent;
   }
+  all.rounds = parts(leg.longest);
   return all;
 }
 
-Traffic Routes::of_gather(const Leg& leg, std::size_t element) const {
-  Traffic all;
+Cost Routes::of_gather(const Leg& leg, std::size_t element) const {
+  Cost all;
+  if (leg.peers->ranks.size() == 1) return all;
   for (std::size_t i = 0; i < leg.ranges.size(); ++i)
     if (i != leg.peers->self)
       all += message(leg.peers->ranks[i], leg.own().size * element);
+  all.rounds = leg.longest > 0 ? 1 : 0;
   return all;
 }
 
-Traffic Routes::of_reduction(const Legs& parts, std::size_t element,
-                             std::size_t sum) const {
-  Traffic all =
-      of_reduction(parts.across, parts.inside.empty() ? element : sum);
+Cost Routes::of_reduction(const Legs& parts, std::size_t element,
+                          std::size_t sum) const {
+  Cost all = of_reduction(parts.across, parts.inside.empty() ? element : sum);
   for (const Leg& leg : parts.inside) all += of_reduction(leg, element);
   return all;
 }
 
-Traffic Routes::of_gather(const Legs& parts, std::size_t element) const {
-  Traffic all = of_gather(parts.across, element);
+Cost Routes::of_reduce_scatter(std::span<const Range> pieces,
+                               std::size_t element, std::size_t sum) const {
+  return of_reduction(legs(pieces), element, sum);
+}
+
+Cost Routes::of_all_reduce(std::size_t size, std::size_t element,
+                           std::size_t sum) const {
+  Cost all;
+  for (const Range& slice : slices(size, sum)) {
+    const Legs parts = legs(pieces(slice));
+    all += of_reduction(parts, element, sum);
+    all += of_gather(parts, element);
+  }
+  return all;
+}
+
+Cost Routes::of_gather(const Legs& parts, std::size_t element) const {
+  Cost all = of_gather(parts.across, element);
   for (const Leg& leg : parts.inside) all += of_gather(leg, element);
   return all;
 }
 
-Traffic Routes::of_all_gather(std::span<const Range> places,
-                              std::size_t element) const {
+Cost Routes::of_all_gather(std::span<const Range> places,
+                           std::size_t element) const {
   std::size_t total = 0;
   for (const Range& place : places) total += place.size;
   if (!takes_steps(total * element))
     return of_gather(gather_legs(places, total * element), element);
-  Traffic all;
+  Cost all;
   for (const BruckStep& step : bruck_steps()) {
     std::size_t sent = 0;
     for (int i = 0; i < step.count; ++i)
       sent += places[static_cast<std::size_t>((rank_ + i) % size_)].size;
     all += message(step.to, sent * element);
+    if (total > 0) ++all.rounds;
   }
   return all;
 }
+
+Cost Routes::of_all_to_all(std::span<const Range> sent,
+                           std::size_t element) const {
+  Cost all;
+  for (int peer = 0; peer < size_; ++peer) {
+    const std::size_t size = sent[static_cast<std::size_t>(peer)].size;
+    if (peer != rank_) all += message(peer, size * element);
+    if (size > 0 && size_ > 1) all.rounds = 1;
+  }
+  return all;
+}
+
+// ---- RankRoutes
+
+RankRoutes::RankRoutes(const Hosts& hosts, bool by_host)
+    : RankRoutes(hosts, by_host && !hosts.is_flat(), rank_of(hosts),
+                 hosts.size * hosts.ranks_per_host) {}
+
+RankRoutes::RankRoutes(const Hosts& hosts, bool by_host, int rank, int size)
+    : rank_at_place(ranks_by_place(by_host ? hosts : Hosts{.size = size})),
+      place(static_cast<std::size_t>(std::ranges::find(rank_at_place, rank) -
+                                     rank_at_place.begin())),
+      workers(static_cast<std::size_t>(by_host ? hosts.size : size)),
+      whole(rank, size, hosts, by_host),
+      between(by_host ? hosts.index : rank, by_host ? hosts.size : size,
+              by_host ? Hosts{.size = hosts.size} : hosts, false),
+      inside(by_host ? hosts.local_rank : 0, by_host ? hosts.ranks_per_host : 1,
+             one_host(by_host ? hosts.ranks_per_host : 1)) {}
 
 }  // namespace thinwire::comm

@@ -29,13 +29,39 @@ inline constexpr int kFewRanks = 8;
 /// Ranges of these sizes, one after the other.
 [[nodiscard]] std::vector<Range> ranges_of(std::span<const std::size_t> sizes);
 
-/// Counts a rank's messages and their bytes.
-struct Traffic {
+/// Returns the ranges of places in the order of ranks.
+[[nodiscard]] std::vector<Range> by_rank(std::span<const Range> places,
+                                         std::span<const int> rank_at_place);
+
+/// Messages of one rank, and their bytes.
+struct Sent {
   std::uint64_t bytes = 0;
-  std::uint64_t bytes_between_hosts = 0;
   std::uint64_t messages = 0;
 
-  Traffic& operator+=(const Traffic& more);
+  bool operator==(const Sent&) const = default;
+};
+
+/// What one rank sends in collectives.
+struct Cost {
+  Sent between_hosts;
+  Sent inside_hosts;
+  /// Rounds of messages that follow one another, in any of which this rank may
+  /// have nothing to send.
+  std::uint64_t rounds = 0;
+
+  [[nodiscard]] std::uint64_t bytes_sent() const noexcept {
+    return between_hosts.bytes + inside_hosts.bytes;
+  }
+  [[nodiscard]] std::uint64_t messages() const noexcept {
+    return between_hosts.messages + inside_hosts.messages;
+  }
+  /// Adds `times` times as much.
+  void add(const Cost& more, std::uint64_t times = 1) noexcept;
+  Cost& operator+=(const Cost& more) noexcept {
+    add(more);
+    return *this;
+  }
+  bool operator==(const Cost&) const = default;
 };
 
 /// Some ranks of the group, this one among them, in the order of their values
@@ -90,7 +116,9 @@ struct BruckStep {
 /// every other rank, or hierarchically.
 class Routes {
  public:
-  Routes(int rank, int size, const Hosts& hosts);
+  /// Unless `by_host`, all collectives go directly, and hosts only tell what
+  /// leaves them.
+  Routes(int rank, int size, const Hosts& hosts, bool by_host = true);
   Routes(const Routes&) = delete;
   Routes& operator=(const Routes&) = delete;
 
@@ -113,20 +141,29 @@ class Routes {
   [[nodiscard]] bool takes_steps(std::size_t bytes) const noexcept;
   [[nodiscard]] std::vector<BruckStep> bruck_steps() const;
 
-  // ---- what this rank sends; sizes of elements in bytes
-  [[nodiscard]] Traffic message(int peer, std::size_t bytes) const;
-  [[nodiscard]] Traffic of_reduction(const Legs& parts, std::size_t element,
-                                     std::size_t sum) const;
-  [[nodiscard]] Traffic of_gather(const Legs& parts, std::size_t element) const;
-  [[nodiscard]] Traffic of_all_gather(std::span<const Range> places,
-                                      std::size_t element) const;
+  // ---- what this rank sends in collectives; sizes of elements in bytes
+  [[nodiscard]] Cost message(int peer, std::size_t bytes) const;
+  [[nodiscard]] Cost of_all_reduce(std::size_t size, std::size_t element,
+                                   std::size_t sum) const;
+  [[nodiscard]] Cost of_reduce_scatter(std::span<const Range> pieces,
+                                       std::size_t element,
+                                       std::size_t sum) const;
+  [[nodiscard]] Cost of_all_gather(std::span<const Range> places,
+                                   std::size_t element) const;
+  /// Returns the cost of sending a range of `sent` to each rank. It counts a
+  /// round if any is not empty.
+  [[nodiscard]] Cost of_all_to_all(std::span<const Range> sent,
+                                   std::size_t element) const;
 
  private:
   [[nodiscard]] Legs flat(std::span<const Range> pieces) const;
   [[nodiscard]] std::vector<Leg> inside(std::span<const Range> pieces) const;
   [[nodiscard]] Leg between(std::span<const Range> pieces) const;
-  [[nodiscard]] Traffic of_reduction(const Leg& leg, std::size_t element) const;
-  [[nodiscard]] Traffic of_gather(const Leg& leg, std::size_t element) const;
+  [[nodiscard]] Cost of_reduction(const Leg& leg, std::size_t element) const;
+  [[nodiscard]] Cost of_reduction(const Legs& parts, std::size_t element,
+                                  std::size_t sum) const;
+  [[nodiscard]] Cost of_gather(const Leg& leg, std::size_t element) const;
+  [[nodiscard]] Cost of_gather(const Legs& parts, std::size_t element) const;
   [[nodiscard]] bool is_adjacent(std::span<const Range> pieces) const;
   [[nodiscard]] std::size_t rank_at(int host, int local_rank) const;
 
@@ -138,6 +175,24 @@ class Routes {
   Peers everyone_;
   Peers inside_;
   Peers between_;
+};
+
+/// The routes of one rank, without a communicator: those of all ranks, and
+/// those of the groups that split_by_host() gives it.
+struct RankRoutes {
+  /// `hosts` are all hosts, as this rank sees them. Unless `by_host`, the rank
+  /// goes directly, and has no groups.
+  RankRoutes(const Hosts& hosts, bool by_host);
+
+  std::vector<int> rank_at_place;
+  std::size_t place;    ///< This rank's.
+  std::size_t workers;  ///< Ranks of `between`.
+  Routes whole;
+  Routes between;  ///< Same as `whole` if the rank goes directly.
+  Routes inside;   ///< This rank alone if it goes directly.
+
+ private:
+  RankRoutes(const Hosts& hosts, bool by_host, int rank, int size);
 };
 
 }  // namespace thinwire::comm
