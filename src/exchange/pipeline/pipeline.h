@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "exchange/codec/codec.h"
+#include "exchange/pipeline/cost.h"
 #include "exchange/pipeline/places.h"
 #include "exchange/pipeline/records.h"
 #include "thinwire/comm/communicator.h"
@@ -142,6 +143,14 @@ class Pipeline {
   [[nodiscard]] const BlockLayout& layout() const noexcept { return layout_; }
   /// Returns the time spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept { return waited_; }
+
+  /// Returns what this rank sends in one run. Unless `has_groups`, the
+  /// collectives are those of all ranks, and owners are in the order of places.
+  /// Local.
+  [[nodiscard]] static Cost cost(const LayoutCounts& layout,
+                                 const comm::RankRoutes& rank,
+                                 const Codecs& codecs, Direction way,
+                                 bool has_groups = true);
 
  private:
   // Turns between a use of the wire and the next step of the same bucket.
