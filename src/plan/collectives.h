@@ -3,96 +3,56 @@
 
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
+#include "comm/routes.h"
 #include "thinwire/plan/planner.h"
 
-/// Counts the exact traffic of collectives on the communicator's routes, as a
-/// mean over ranks.
 namespace thinwire::plan {
 
-[[nodiscard]] Traffic operator+(const Traffic& a, const Traffic& b);
-[[nodiscard]] Traffic operator*(const Traffic& a, double factor);
-
-/// Each rank's piece of an array, in the order of the group.
-using Pieces = std::vector<double>;
-
-/// Returns the pieces times a factor.
-[[nodiscard]] Pieces times(std::span<const double> pieces, double factor);
-/// Returns nearly equal pieces of whole elements.
-[[nodiscard]] Pieces equal_pieces(double size, std::size_t ranks);
-
-/// The collectives of one group.
-class GroupTraffic {
+/// Adds up the traffic of collectives and pipelines, as a mean over ranks.
+class MeanTraffic {
  public:
-  explicit GroupTraffic(const Network& network) : network_(network) {}
+  /// Unless `by_host`, all of them go directly.
+  MeanTraffic(bool by_host, const Network& network);
 
-  /// An all-to-all in which each piece, of so many bytes, comes from all; or
-  /// an all-reduce's gather, in which each goes straight to all others.
-  void all_to_all(std::span<const double> bytes);
-  /// all_gather(): in steps where many ranks gather few bytes.
-  void all_gather(std::span<const double> bytes);
-  /// The way up of values, in parts that fit the communicator's memory.
-  void reduce(std::span<const double> elements, double element_bytes);
-
-  [[nodiscard]] const Traffic& sum() const noexcept { return sum_; }
-
- private:
-  void add_straight(double bytes, double messages, double rounds);
-
-  Network network_;
-  Traffic sum_;
-};
-
-/// The groups of an exchange. A hierarchical exchange has a group inside each
-/// host and one for each local rank. A flat one has a single group. Pieces are
-/// those of all ranks, in the order of places.
-class HostTraffic {
- public:
-  HostTraffic(bool by_host, const Network& network);
-
-  [[nodiscard]] bool by_host() const noexcept { return inside_.ranks > 1; }
+  [[nodiscard]] bool by_host() const noexcept { return by_host_; }
   [[nodiscard]] std::size_t ranks() const noexcept;
-  /// Ranks of a host; flat: 1.
-  [[nodiscard]] int local() const noexcept { return inside_.ranks; }
-  /// The same groups, which have sent nothing.
-  [[nodiscard]] HostTraffic anew() const;
-
-  using Collective =
-      std::function<void(GroupTraffic& group, std::span<const double> pieces)>;
-  /// Runs `body` for one group inside a host, and does nothing in a flat
-  /// exchange.
-  template <class Body>
-  void inside(Body&& body) {
-    if (!by_host()) return;
-    GroupTraffic group(inside_);
-    body(group);
-    sum_ = sum_ + group.sum();
+  /// Returns the ranks of a host, or 1 if all go directly.
+  [[nodiscard]] std::size_t local() const noexcept;
+  /// Returns the same ranks, which have sent nothing.
+  [[nodiscard]] MeanTraffic anew() const { return {by_host_, network_}; }
+  /// Returns one range of `size` elements for each rank, nearly equal.
+  [[nodiscard]] std::vector<Range> equal_pieces(std::size_t size) const {
+    return comm::equal_ranges(size, network_.ranks);
   }
-  /// Runs a collective with all pieces in the order of places.
-  void within(std::span<const double> pieces, const Collective& collective);
-  /// Flat: of all ranks.
-  void across(std::span<const double> pieces, const Collective& collective);
+  /// Returns the ranges of places in the order of ranks.
+  [[nodiscard]] std::vector<Range> by_rank(
+      std::span<const Range> places) const {
+    return comm::by_rank(places, rank_at_place_);
+  }
 
-  /// Add the traffic of Communicator's collectives of the same names, through
-  /// the hosts.
-  void reduce_scatter(std::span<const double> elements, double element_bytes);
-  void all_gather(std::span<const double> bytes);
-  /// Adds the traffic of an all-gather whose pieces lie in the order of ranks.
-  void all_gather_by_rank(std::span<const double> bytes);
-  /// All that came with this one, so many times.
-  void add(const HostTraffic& more, double times);
+  using CostOfRank = std::function<comm::Cost(const comm::RankRoutes& rank)>;
+  /// Adds the mean of cost(), in which rank r has pieces[r]. It asks for one of
+  /// the ranks that are alike. If they gather so few bytes that not even ranks
+  /// with equal pieces are, it asks for all.
+  void add(std::span<const Range> pieces, const CostOfRank& cost,
+           double gathered_bytes = std::numeric_limits<double>::infinity());
+  /// Adds the mean of a cost in which all ranks have equal pieces.
+  void add_equal(const CostOfRank& cost) {
+    add(std::vector<Range>(ranks()), cost);
+  }
+  /// Adds what `more` has, so many times.
+  void add(const MeanTraffic& more, double times);
 
   [[nodiscard]] const Traffic& sum() const noexcept { return sum_; }
 
  private:
-  [[nodiscard]] bool goes_straight(std::span<const double> bytes) const;
-  void straight(std::span<const double> bytes);
-
-  Network whole_;
-  Network inside_;
-  Network outer_;
+  bool by_host_;
+  Network network_;
+  std::vector<int> rank_at_place_;
   Traffic sum_;
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "exchange/codec/sign.h"
 #include "plan/parts.h"
 #include "thinwire/plan/planner.h"
 
@@ -91,8 +92,13 @@ double direct_by_host_seconds(const Network& network, double bytes,
   return std::max(outer, count * legs) + legs;
 }
 
+const exchange::Codec& codec_with(int bits) {
+  if (bits == 1) return exchange::sign_codec();
+  return exchange::codec_of(bits);
+}
+
 double record_bytes_per_element(int bits) {
-  return (4.0 + kBlock * bits / 8.0) / kBlock;
+  return static_cast<double>(codec_with(bits).record_bytes(kBlock)) / kBlock;
 }
 
 double two_phase_seconds(const Network& network, const LowBitExchange& exchange,

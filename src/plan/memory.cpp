@@ -24,7 +24,8 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
   const double local = by_host ? network.ranks_per_host : 1;
   const bool compresses = network.ranks > 1;
   const double masters = dtype < kFloat ? kFloat : 0;
-  const double bits = record_bytes_per_element(wire_bits(way));
+  const int bits_sent = wire_bits(way);
+  const double bits = bits_sent == 32 ? 0 : record_bytes_per_element(bits_sent);
   const double residuals = compresses ? residual / local + residual / ranks : 0;
   const double bucket = bucket_elements_of(way, by_host, work, network);
   // Two slots for what others send: as many records as a bucket has.

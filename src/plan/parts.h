@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "thinwire/exchange/block_layout.h"
+#include "exchange/codec/codec.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/plan/planner.h"
 
@@ -15,8 +15,8 @@ inline constexpr std::size_t kBlock = kernels::kSumChunk;
 
 /// Bytes that a rank sends to all others before a low-bit step: the square of
 /// its gradient's norm, and flags. ZeRO also sends a norm per cell.
-inline constexpr double kScalarBytes = 16;
-inline constexpr double kNormBytes = 8;
+inline constexpr std::size_t kScalarBytes = 16;
+inline constexpr std::size_t kNormBytes = 8;
 
 /// Bytes of a bucket of torch's DDP.
 inline constexpr double kTorchBucketBytes = 25e6;
@@ -26,7 +26,9 @@ inline constexpr double kTorchBucketBytes = 25e6;
 [[nodiscard]] Network inside_of(const Network& network);
 [[nodiscard]] Network between_of(const Network& network);
 
-/// Returns the bytes per element in records of full blocks.
+/// Returns the codec with this number of bits per element, 1 being signs.
+[[nodiscard]] const exchange::Codec& codec_with(int bits);
+/// Returns the bytes per element in its records of full blocks.
 [[nodiscard]] double record_bytes_per_element(int bits);
 
 /// Stages of ZeRO; and in how many bits they send an element, 0: exactly.

@@ -1,260 +1,246 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes and messages of a step, as the optimizers' collectives send them.
+// Bytes and messages of a step, as the optimizers' pipelines and collectives
+// send them.
 #include <algorithm>
 #include <cmath>
 
-#include "comm/routes.h"
+#include "exchange/pipeline/pipeline.h"
 #include "plan/collectives.h"
 #include "plan/parts.h"
 #include "plan/zero_buckets.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "thinwire/plan/planner.h"
 #include "thinwire/zero/wire_options.h"
+#include "zero/cut_on_grid.h"
 
 namespace thinwire::plan {
 
 namespace {
 
-constexpr auto kCell = static_cast<double>(kBlock);
+using comm::RankRoutes;
+using exchange::Direction;
+using Sizes = std::vector<std::size_t>;
 
-double cells_in(double elements) { return std::ceil(elements / kCell); }
-
-// Records of pieces that begin at blocks.
-Pieces records_of(std::span<const double> elements, int bits) {
-  Pieces bytes;
-  for (const double piece : elements) {
-    const double full = std::floor(piece / kCell);
-    const auto rest = static_cast<std::size_t>(piece - full * kCell);
-    double of_rest = 0;
-    if (rest != 0)
-      of_rest = 4 + std::ceil(static_cast<double>(rest) * bits / 32) * 4;
-    bytes.push_back(full * record_bytes_per_element(bits) * kCell + of_rest);
-  }
-  return bytes;
-}
-
-// Divides a bucket's blocks among servers as exchange::BlockLayout does. Each
-// chunk begins with the first block at or after its server's share.
-Pieces block_pieces(double elements, std::size_t ranks) {
-  Pieces pieces;
-  double begin = 0;
-  for (std::size_t r = 1; r <= ranks; ++r) {
-    const double share =
-        elements * static_cast<double>(r) / static_cast<double>(ranks);
-    const double end = std::min(cells_in(share) * kCell, elements);
-    pieces.push_back(end - begin);
-    begin = end;
-  }
-  return pieces;
-}
+constexpr std::size_t kSumBytes = sizeof(float);  // sums of hosts
 
 // A bucket, and how many there are of it.
 struct Bucket {
-  double elements = 0;
-  double count = 0;
-  double before = 0;  // buckets
+  std::size_t elements = 0;
+  std::size_t count = 0;
+  std::size_t before = 0;  // buckets
 };
-
-std::vector<Bucket> buckets_of(double elements, double most) {
-  const double full = std::floor(elements / most);
-  std::vector<Bucket> buckets;
-  if (full > 0) buckets.push_back({most, full, 0});
-  if (const double rest = elements - full * most; rest > 0)
-    buckets.push_back({rest, 1, full});
-  return buckets;
-}
-
-// Divides a bucket's cells among owners as zero::ShardLayout does. Remaining
-// cells go to places in turn, beginning after the previous bucket's last one.
-// For full buckets it describes the first one.
-Pieces cell_pieces(const Bucket& bucket, double most, std::size_t ranks) {
-  const double left_over =
-      std::fmod(cells_in(most), static_cast<double>(ranks));
-  const auto turn = static_cast<std::size_t>(
-      std::fmod(bucket.before * left_over, static_cast<double>(ranks)));
-  const double count = cells_in(bucket.elements);
-  const Pieces cells = equal_pieces(count, ranks);
-  Pieces pieces(ranks);
-  for (std::size_t r = 0; r < ranks; ++r)
-    pieces[r] = cells[(r + ranks - turn) % ranks] * kCell;
-  // The last cell, of the last place that has one, may be shorter.
-  const auto last = std::find_if(pieces.rbegin(), pieces.rend(),
-                                 [](double piece) { return piece > 0; });
-  if (last != pieces.rend()) *last -= count * kCell - bucket.elements;
-  return pieces;
-}
 
 // Adds what body(bucket, traffic) does for each bucket of a model.
 template <class Body>
-void for_buckets(double elements, double most, HostTraffic& all, Body&& body) {
-  for (const Bucket& bucket : buckets_of(elements, most)) {
-    HostTraffic traffic = all.anew();
+void for_buckets(std::size_t elements, std::size_t most, MeanTraffic& all,
+                 Body&& body) {
+  const std::size_t full = elements / most;
+  for (const Bucket& bucket :
+       {Bucket{most, full, 0}, Bucket{elements % most, 1, full}}) {
+    if (bucket.count == 0 || bucket.elements == 0) continue;
+    MeanTraffic traffic = all.anew();
     body(bucket, traffic);
-    all.add(traffic, bucket.count);
+    all.add(traffic, static_cast<double>(bucket.count));
   }
 }
 
-double element_bytes(const Workload& work) {
-  return static_cast<double>(size_of(work.dtype));
+// Divides a bucket among owners as zero::ShardLayout does. For full buckets it
+// describes the first one.
+Sizes cell_pieces(const Bucket& bucket, std::size_t most, std::size_t ranks) {
+  std::size_t turn = bucket.before * kernels::sum_chunks(most) % ranks;
+  Sizes pieces;
+  for (const Range& piece :
+       zero::cut_on_grid({0, bucket.elements}, ranks, turn))
+    pieces.push_back(piece.size);
+  return pieces;
+}
+
+std::size_t element_bytes(const Workload& work) { return size_of(work.dtype); }
+
+std::size_t elements_of(const Workload& work) {
+  return static_cast<std::size_t>(work.parameters);
 }
 
 // ---- what the ways do with a bucket
 
 // Adds an all-reduce. In hierarchical mode it runs in slices whose sums fit the
 // communicator's memory.
-void add_average(double elements, double bytes, HostTraffic& all) {
-  constexpr double kSums = comm::kScratchBytes / sizeof(float);
-  const double most = all.by_host() ? kSums * all.local() : elements;
-  for_buckets(elements, most, all, [&](const Bucket& slice, HostTraffic& one) {
-    const Pieces pieces = equal_pieces(slice.elements, all.ranks());
-    one.reduce_scatter(pieces, bytes);
-    one.across(times(pieces, bytes), &GroupTraffic::all_to_all);
-    one.within(times(pieces, bytes), &GroupTraffic::all_to_all);
+void add_average(std::size_t elements, std::size_t bytes, MeanTraffic& all) {
+  const std::size_t most =
+      all.by_host() ? comm::kScratchBytes / kSumBytes * all.local() : elements;
+  for_buckets(elements, most, all, [&](const Bucket& slice, MeanTraffic& one) {
+    one.add(one.by_rank(one.equal_pieces(slice.elements)),
+            [&](const RankRoutes& rank) {
+              return rank.whole.of_all_reduce(slice.elements, bytes, kSumBytes);
+            });
   });
 }
 
-// An all-reduce inside the hosts.
-void add_average_inside(double elements, double bytes, HostTraffic& all) {
-  const Pieces pieces =
-      equal_pieces(elements, static_cast<std::size_t>(all.local()));
-  all.inside([&](GroupTraffic& group) {
-    group.reduce(pieces, bytes);
-    group.all_to_all(times(pieces, bytes));
+// Adds an all-reduce inside the hosts.
+void add_average_inside(const Workload& work, MeanTraffic& all) {
+  all.add_equal([&](const RankRoutes& rank) {
+    return rank.inside.of_all_reduce(elements_of(work), element_bytes(work),
+                                     kSumBytes);
   });
 }
 
-void reduce_inside(const Pieces& pieces, double bytes, HostTraffic& all) {
-  all.within(pieces, [&](GroupTraffic& group, std::span<const double> own) {
-    group.reduce(own, bytes);
+// Inside a host, local ranks have all pieces of their group.
+void reduce_inside(const Sizes& pieces, std::size_t bytes, MeanTraffic& all) {
+  if (!all.by_host()) return;
+  const auto places = comm::ranges_of(pieces);
+  const std::size_t hosts = pieces.size() / all.local();
+  Sizes joined;
+  for (std::size_t p = 0; p < places.size(); p += hosts)
+    joined.push_back(places[p + hosts - 1].end() - places[p].offset);
+  all.add(all.by_rank(places), [&](const RankRoutes& rank) {
+    return rank.inside.of_reduce_scatter(comm::ranges_of(joined), bytes, bytes);
   });
 }
 
-// exchange::TwoPhaseExchange.
-void add_two_phases(const Pieces& records, HostTraffic& all) {
-  all.across(records, &GroupTraffic::all_to_all);
-  all.across(records, &GroupTraffic::all_gather);
-  all.within(records, &GroupTraffic::all_gather);
+void add_pipeline(const Sizes& pieces, int bits, Direction way,
+                  MeanTraffic& all, bool has_groups = true) {
+  exchange::LayoutCounts layout;
+  layout.add(1, pieces);
+  const exchange::Codec& codec = codec_with(bits);
+  const auto places = comm::ranges_of(pieces);
+  all.add(
+      all.by_rank(places),
+      [&](const RankRoutes& rank) {
+        return exchange::Pipeline::cost(layout, rank, {codec, codec}, way,
+                                        has_groups);
+      },
+      static_cast<double>(places.back().end()) * bits / 8);
 }
 
-void add_scalars(double bytes, HostTraffic& all) {
-  all.all_gather_by_rank(Pieces(all.ranks(), bytes));
+void add_gather(std::span<const Range> pieces, std::size_t bytes,
+                MeanTraffic& all) {
+  double gathered = 0;
+  for (const Range& piece : pieces)
+    gathered += static_cast<double>(piece.size * bytes);
+  all.add(
+      pieces,
+      [&](const RankRoutes& rank) {
+        return rank.whole.of_all_gather(pieces, bytes);
+      },
+      gathered);
+}
+
+void add_scalars(std::size_t bytes, MeanTraffic& all) {
+  add_gather(all.equal_pieces(all.ranks()), bytes, all);
 }
 
 // ---- the ways
 
-void add_exact(const Workload& work, double bucket, HostTraffic& all) {
-  for_buckets(work.parameters, bucket, all,
-              [&](const Bucket& one, HostTraffic& traffic) {
+void add_exact(const Workload& work, std::size_t bucket, MeanTraffic& all) {
+  for_buckets(elements_of(work), bucket, all,
+              [&](const Bucket& one, MeanTraffic& traffic) {
                 add_average(one.elements, element_bytes(work), traffic);
               });
 }
 
-// Steps in which momentum travels.
-void add_onebit(Way way, const Workload& work, double bucket,
-                HostTraffic& all) {
-  for_buckets(
-      work.parameters, bucket, all,
-      [&](const Bucket& one, HostTraffic& traffic) {
-        const Pieces pieces = way == Way::kLean
-                                  ? cell_pieces(one, bucket, all.ranks())
-                                  : block_pieces(one.elements, all.ranks());
-        reduce_inside(pieces, element_bytes(work), traffic);
-        add_two_phases(
-            records_of(pieces, way == Way::kOnebitAdam ? work.onebit_bits : 1),
-            traffic);
-      });
-  add_scalars(kScalarBytes, all);
+// Adds pipelines with `bits` both ways, after sums of values of `inner_bytes`
+// inside hosts, unless these are 0.
+void add_both_ways(Way way, const Workload& work, std::size_t bucket, int bits,
+                   std::size_t inner_bytes, MeanTraffic& all) {
+  for_buckets(elements_of(work), bucket, all,
+              [&](const Bucket& one, MeanTraffic& traffic) {
+                const Sizes pieces =
+                    way == Way::kLean
+                        ? cell_pieces(one, bucket, all.ranks())
+                        : exchange::chunk_elements(one.elements, all.ranks());
+                if (inner_bytes != 0)
+                  reduce_inside(pieces, inner_bytes, traffic);
+                add_pipeline(pieces, bits, Direction::kBoth, traffic);
+              });
 }
 
-// DDP's buckets, in fp32 inside a host.
-void add_hook(const Workload& work, double bucket, HostTraffic& all) {
-  for_buckets(work.parameters, bucket, all,
-              [&](const Bucket& one, HostTraffic& traffic) {
-                const Pieces pieces = block_pieces(one.elements, all.ranks());
-                reduce_inside(pieces, sizeof(float), traffic);
-                add_two_phases(records_of(pieces, wire_bits(Way::kDdpHook)),
-                               traffic);
-              });
+// Steps in which momentum travels.
+void add_onebit(Way way, const Workload& work, std::size_t bucket,
+                MeanTraffic& all) {
+  add_both_ways(way, work, bucket,
+                way == Way::kOnebitAdam ? work.onebit_bits : 1,
+                element_bytes(work), all);
+  add_scalars(kScalarBytes, all);
 }
 
 // Adds a sync and the local steps before it. In hierarchical mode gradients are
 // averaged inside hosts in every step. All ranks check fp16 gradients.
-void add_cycle(const Workload& work, double bucket, HostTraffic& all) {
-  HostTraffic sync = all.anew();
-  for_buckets(work.parameters, bucket, sync,
-              [&](const Bucket& one, HostTraffic& traffic) {
-                const Pieces pieces = block_pieces(one.elements, all.ranks());
-                add_two_phases(records_of(pieces, 1), traffic);
-              });
+void add_cycle(const Workload& work, std::size_t bucket, MeanTraffic& all) {
+  MeanTraffic sync = all.anew();
+  add_both_ways(Way::kZeroOneAdam, work, bucket, 1, 0, sync);
   add_scalars(kScalarBytes, sync);
-  HostTraffic local = all.anew();
+  MeanTraffic local = all.anew();
   if (work.dtype == DType::kFloat16) add_scalars(1, local);
-  add_average_inside(work.parameters, element_bytes(work), all);
+  add_average_inside(work, all);
   all.add(sync, 1 / work.steps_per_sync);
   all.add(local, 1 - 1 / work.steps_per_sync);
 }
 
 // Before its freeze: an exact step, and some in which momentum travels.
-void add_variance_stage(const Workload& work, double exact_bucket,
-                        double bucket, HostTraffic& all) {
+void add_variance_stage(const Workload& work, std::size_t exact_bucket,
+                        std::size_t bucket, MeanTraffic& all) {
   const double share = 1 / work.steps_per_variance_step;
-  HostTraffic exact = all.anew();
+  MeanTraffic exact = all.anew();
   add_exact(work, exact_bucket, exact);
   add_scalars(kScalarBytes, exact);
-  HostTraffic onebit = all.anew();
+  MeanTraffic onebit = all.anew();
   add_onebit(Way::kZeroOneAdam, work, bucket, onebit);
   all.add(exact, share);
   all.add(onebit, 1 - share);
 }
 
 // Gradients up to their owners, parameters down to all ranks.
-void add_zero(Way way, const Workload& work, double bucket, HostTraffic& all) {
+void add_zero(Way way, const Workload& work, std::size_t bucket,
+              MeanTraffic& all) {
   const int bits = zero_bits(way);
-  const double bytes = element_bytes(work);
-  for_buckets(work.parameters, bucket, all,
-              [&](const Bucket& one, HostTraffic& traffic) {
-                const Pieces pieces = cell_pieces(one, bucket, all.ranks());
+  const std::size_t bytes = element_bytes(work);
+  for_buckets(elements_of(work), bucket, all,
+              [&](const Bucket& one, MeanTraffic& traffic) {
+                const Sizes sizes = cell_pieces(one, bucket, all.ranks());
+                const auto pieces = all.by_rank(comm::ranges_of(sizes));
+                MeanTraffic up = traffic.anew();
                 if (bits == 0) {
-                  HostTraffic up = traffic.anew();
-                  up.reduce_scatter(pieces, bytes);
+                  up.add(pieces, [&](const RankRoutes& rank) {
+                    return rank.whole.of_reduce_scatter(pieces, bytes,
+                                                        kSumBytes);
+                  });
                   traffic.add(up, ups_per_step(way, work));
-                  traffic.all_gather(times(pieces, bytes));
+                  add_gather(pieces, bytes, traffic);
                   return;
                 }
-                const Pieces records = records_of(pieces, bits);
-                HostTraffic inside = traffic.anew();
-                reduce_inside(pieces, bytes, inside);
-                traffic.add(inside, work.backwards);
-                traffic.across(records, &GroupTraffic::all_to_all);
-                traffic.all_gather(records);
+                reduce_inside(sizes, bytes, up);
+                traffic.add(up, work.backwards);
+                add_pipeline(sizes, bits, Direction::kUp, traffic);
+                add_pipeline(sizes, bits, Direction::kDown, traffic, false);
               });
-  all.all_gather_by_rank(
-      times(equal_pieces(cells_in(work.parameters), all.ranks()), kNormBytes));
+  add_gather(all.equal_pieces(kernels::sum_chunks(elements_of(work))),
+             kNormBytes, all);
 }
 
 // Adds a sync of fp32 values and the local steps before it, in which ranks of a
 // host average their gradients. All ranks check fp16 gradients. Before a sync
 // ranks agree on whether changes are finite, as ZeRO does again.
-void add_outer(const Workload& work, double bucket, HostTraffic& all) {
+void add_outer(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   Workload of_sync = work;
   of_sync.dtype = DType::kFloat32;
   of_sync.backwards = 1;
-  HostTraffic sync = all.anew();
+  MeanTraffic sync = all.anew();
   add_zero(Way::kZero4, of_sync, bucket, sync);
   add_scalars(kScalarBytes + kNormBytes, sync);
   add_scalars(kScalarBytes, sync);  // for rho
   all.add(sync, 1 / work.steps_per_outer_sync);
-  add_average_inside(work.parameters, element_bytes(work), all);
-  all.inside([&](GroupTraffic& group) {
-    group.all_gather(
-        Pieces(static_cast<std::size_t>(all.local()), kScalarBytes));
+  add_average_inside(work, all);
+  all.add_equal([&](const RankRoutes& rank) {
+    return rank.inside.of_all_gather(comm::ranges_of(Sizes(all.local(), 1)),
+                                     kScalarBytes);
   });
   if (work.dtype == DType::kFloat16) add_scalars(kScalarBytes, all);
 }
 
 // A ring between neighbours. One rank of each host sends to another host.
 Traffic ring_traffic(const Workload& work, const Network& network) {
-  const double bytes = work.parameters * element_bytes(work);
+  const double bytes =
+      work.parameters * static_cast<double>(element_bytes(work));
   const double turns = 2.0 * (network.ranks - 1);
   const double sent = turns / network.ranks * bytes;
   const double rounds = turns * std::ceil(bytes / kTorchBucketBytes);
@@ -296,8 +282,9 @@ int wire_bits(Way way) noexcept {
 double bucket_elements_of(Way way, bool by_host, const Workload& work,
                           const Network& network) {
   if (way == Way::kTorchDdp || way == Way::kDdpHook)
-    return std::min(std::ceil(kTorchBucketBytes / element_bytes(work)),
-                    work.parameters);
+    return std::min(
+        std::ceil(kTorchBucketBytes / static_cast<double>(element_bytes(work))),
+        work.parameters);
   comm::Hosts hosts{.size = network.ranks};
   if (by_host) hosts = {network.hosts(), 0, network.ranks_per_host};
   const auto chosen = static_cast<std::size_t>(work.bucket_elements);
@@ -310,25 +297,28 @@ double bucket_elements_of(Way way, bool by_host, const Workload& work,
           : exchange::bucket_elements(chosen, elements, hosts, wire_bits(way)));
   if (way == Way::kExact) return bucket;
   // Whole blocks; none is longer than the model.
+  constexpr auto kCell = static_cast<double>(kBlock);
   return std::min(std::max(std::floor(bucket / kCell), 1.0) * kCell,
-                  cells_in(work.parameters) * kCell);
+                  std::ceil(work.parameters / kCell) * kCell);
 }
 
 Traffic traffic_of(Way way, bool by_host, const Workload& work,
                    const Network& network) {
   if (network.ranks == 1) return {};
   if (way == Way::kTorchDdp) return ring_traffic(work, network);
-  const double bucket = bucket_elements_of(way, by_host, work, network);
-  HostTraffic all(by_host, network);
+  const auto bucket_of = [&](Way which) {
+    return static_cast<std::size_t>(
+        bucket_elements_of(which, by_host, work, network));
+  };
+  const std::size_t bucket = bucket_of(way);
+  MeanTraffic all(by_host, network);
   switch (way) {
     case Way::kExact:
       add_exact(work, bucket, all);
       break;
     case Way::kZeroOneAdam:
       if (work.steps_per_variance_step > 0)
-        add_variance_stage(
-            work, bucket_elements_of(Way::kExact, by_host, work, network),
-            bucket, all);
+        add_variance_stage(work, bucket_of(Way::kExact), bucket, all);
       else
         add_cycle(work, bucket, all);
       break;
@@ -340,7 +330,7 @@ Traffic traffic_of(Way way, bool by_host, const Workload& work,
       add_onebit(way, work, bucket, all);
       break;
     case Way::kDdpHook:
-      add_hook(work, bucket, all);
+      add_both_ways(way, work, bucket, wire_bits(way), kSumBytes, all);
       break;
     default:
       add_zero(way, work, bucket, all);

@@ -9,6 +9,7 @@
 #include "core/require.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/kernels/norm.h"
+#include "zero/cut_on_grid.h"
 
 namespace thinwire::zero {
 
@@ -44,9 +45,8 @@ std::vector<int> owners_of(int ranks, const comm::Hosts& hosts) {
   return comm::ranks_by_place(hosts);
 }
 
-// Returns the pieces' sizes, in whole cells of the grid, nearly equal. Cells
-// that are left over go to the places in turn, from `turn` on. Otherwise the
-// same places would get them from every bucket.
+}  // namespace
+
 std::vector<Range> cut_on_grid(Range range, std::size_t ranks,
                                std::size_t& turn) {
   const std::size_t first = range.offset / kSumChunk;
@@ -64,8 +64,6 @@ std::vector<Range> cut_on_grid(Range range, std::size_t ranks,
   turn = (turn + left_over) % ranks;
   return pieces;
 }
-
-}  // namespace
 
 ShardLayout ShardLayout::of(const ParameterLayout& layout, int ranks,
                             const ShardLayoutOptions& options) {
