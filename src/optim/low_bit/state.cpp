@@ -26,27 +26,25 @@ Buffer copy_of(ConstView values) {
 void CompressedMomentum::list(
     StateParts& parts, LowBitModel& model, const char* name, Sharing sharing,
     const std::optional<ResidualViews>& of_gradients) {
-  struct Taken {
-    MomentumParticipation::Saved participation;
-    MomentumExchange::Saved exchange;
-    Buffer m;
-  };
   parts.add(
       [&](State& state) {
         form.add_to(state, name, sharing);
         participation.add_to(state);
-        exchange.add_to(state, of_gradients);
       },
       [&](StateDict& state) {
-        return Taken{participation.read(state), exchange.read(state),
-                     take_floats(state, name, DType::kFloat32, model.size())};
+        return take_floats(state, name, DType::kFloat32, model.size());
       },
-      [this, &model](Taken&& taken) {
-        model.adam.exp_avg() = std::move(taken.m);
+      [this, &model](Buffer&& m) {
+        model.adam.exp_avg() = std::move(m);
         form.now_values();
-        exchange.restore(std::move(taken.exchange));
-        participation.restore(std::move(taken.participation));
       });
+  parts.add([&](State& state) { exchange.add_to(state, of_gradients); },
+            [&](StateDict& state) { return exchange.read(state); },
+            [this](auto&& saved) { exchange.restore(std::move(saved)); });
+  // Clears the residuals of elements that take no part.
+  parts.add([](State&) {},
+            [&](StateDict& state) { return participation.read(state); },
+            [this](auto&& saved) { participation.restore(std::move(saved)); });
 }
 
 void list_learning_rates(StateParts& parts, Adam& adam) {
