@@ -67,6 +67,9 @@ Buffer saved_low_bits(const StateDict& state, std::size_t size) {
 }  // namespace
 
 void LeanOnebitAdam::Impl::list(optim::StateParts& parts, bool is_compressed) {
+  parts.count({"step"}, steps);
+  parts.count({"skipped_steps"}, skipped);
+  gradients.list(parts);
   if (is_compressed || parts.saved() != nullptr)
     optim::list_learning_rates(parts, model.adam);
   if (is_compressed) {
@@ -89,9 +92,6 @@ void LeanOnebitAdam::Impl::list(optim::StateParts& parts, bool is_compressed) {
         },
         [this](Buffer&& low) { full.low_buffer() = std::move(low); });
   }
-  parts.count({"step"}, steps);
-  parts.count({"skipped_steps"}, skipped);
-  gradients.list(parts);
   freeze.list(parts);
   parts.then([this] {
     model.masks.follow();

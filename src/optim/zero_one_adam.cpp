@@ -260,6 +260,8 @@ void ZeroOneAdamImpl::list_own(StateParts& parts) {
   const bool frozen =
       parts.integer({.name = "frozen", .missing = past}, is_frozen);
   if (!frozen && model.size() > 0) parts.require("exp_avg_sq");
+  if (updated > 0 && model.num_blocks() > 0)
+    parts.require("denominator_medians");
   if (updated > 0)
     denominator.list(parts);
   else
