@@ -11,7 +11,6 @@
 #include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 #include "zero/gradient_shard.h"
-#include "zero/wire/modes.h"
 
 namespace thinwire::zero {
 
@@ -32,16 +31,6 @@ std::vector<Range> held_ranges(const ParameterLayout& layout,
       held.push_back(
           {layout.parameters()[p].offset, layout.parameters()[p].size});
   return held;
-}
-
-std::unique_ptr<GradientReduction> make_low_bit(
-    const ReductionSettings& settings) {
-  const int stage = settings.options.stage;
-  const bool is_flat = settings.comm.hosts().is_flat();
-  if (stage == 1 && is_flat) return std::make_unique<FlatWhole>(settings);
-  if (stage == 1) return std::make_unique<HierarchicalWhole>(settings);
-  if (is_flat) return std::make_unique<FlatOneByOne>(settings);
-  return std::make_unique<HierarchicalOneByOne>(settings);
 }
 
 }  // namespace
@@ -86,7 +75,7 @@ void ShardGroup::make_reduction(const ShardGroupParts& parts) {
   if (comm_.size() == 1 || wire.bits_up == 0)
     gradients_ = std::make_unique<GradientShard>(settings);
   else
-    gradients_ = make_low_bit(settings);
+    gradients_ = std::make_unique<EncodedGradients>(settings);
 }
 
 void ShardGroup::make_masters(const ZeroOptions& options) {

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "exchange/codec/codec.h"
 #include "exchange/pipeline/pipeline.h"
 #include "exchange/residuals.h"
+#include "thinwire/comm/hosts.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/exchange/block_layout.h"
 #include "zero/gradient_reduction.h"
+#include "zero/wire/filling_buckets.h"
 
 namespace thinwire::zero {
 
@@ -27,17 +31,25 @@ namespace thinwire::zero {
 /// block is a cell of the grid within one parameter, and r is the reciprocal of
 /// the loss scale:
 ///   c = g * r + e,  q of c,  e = c - q * step;  owner: mean of q * step.
-/// Backwards before the last are added to the residuals, which must then be
-/// fp32: e = e + g * r. Derived classes form g.
-class EncodedGradients : public GradientReduction {
+///
+/// At stage 1 whole gradients are encoded in place. At stage 2 they fill
+/// buckets. If a window has several backwards, those before the last are added
+/// to the residuals, which must then be fp32: e = e + g * r.
+///
+/// With hierarchical ranks, each host first forms the mean of its ranks bucket
+/// by bucket, in every backward, in fp32 and unrounded. A local rank gets the
+/// part that the ranks of the same place own on all hosts, and exchanges
+/// records with these.
+class EncodedGradients final : public GradientReduction {
  public:
-  /// Makes the reduction of flat ranks.
-  explicit EncodedGradients(const ReductionSettings& settings)
-      : EncodedGradients(settings, settings.comm, settings.shards.owners()) {}
+  explicit EncodedGradients(const ReductionSettings& settings);
+  ~EncodedGradients() override { abandon(); }
 
   void begin(exchange::Backward which, DType gradients) override;
+  void store(const exchange::GradientPart& part) override;
+  bool send(std::size_t bucket, View whole) override;
   void finish() override;
-  void abandon() noexcept override { pipeline_.drop(); }
+  void abandon() noexcept override;
   /// Returns means in fp32, without the loss scale.
   [[nodiscard]] View piece(std::size_t bucket) override;
   [[nodiscard]] double divisor(double /*loss_scale*/) const noexcept override {
@@ -60,47 +72,51 @@ class EncodedGradients : public GradientReduction {
   /// Sets the residuals: as many elements of the same dtype, or none for 0.
   void set_residuals(Buffer&& residuals);
 
- protected:
-  /// Makes a reduction in which records travel between `peers`. These own the
-  /// pieces of `owners`, and each has a gradient of all of them.
-  EncodedGradients(const ReductionSettings& settings, comm::Communicator& peers,
-                   std::span<const int> owners);
+ private:
+  // A mean inside the host that is in flight, and the memory that it reads.
+  struct HostMean {
+    Buffer mean;
+    Buffer memory;
+    std::size_t bucket = 0;
+    comm::Work work;
+  };
 
-  [[nodiscard]] const ReductionSettings& settings() const noexcept {
-    return settings_;
-  }
   [[nodiscard]] const ShardBucket& bucket(std::size_t b) const {
     return settings_.shards.buckets()[b];
   }
-  /// Adds values to the residuals of a bucket's elements; none if all are 0.
+  /// Returns the owners of the pieces that a local rank encodes.
+  [[nodiscard]] std::span<const int> owners_of(int local_rank) const;
+  void form_mean(std::size_t bucket, ConstView values, Buffer&& memory);
+  void take_oldest_mean();
   void add(std::size_t bucket, Range elements, ConstView values);
-  /// Sends a bucket. Collective, queued. Without values, add() had all of them.
   void encode_and_send(std::size_t bucket, ConstView values);
-  /// Returns whether this window has several backwards.
-  [[nodiscard]] bool adds_up() const noexcept { return adds_up_; }
-  /// Returns whether this backward is the window's last one.
-  [[nodiscard]] bool is_last() const noexcept { return backward_.is_last; }
-
- private:
   [[nodiscard]] exchange::RunSteps steps();
   [[nodiscard]] float reciprocal() const {
     return static_cast<float>(1 / settings_.scale.value());
   }
 
   const ReductionSettings settings_;
+  const std::optional<comm::HostGroups> groups_;  // none: flat
   const std::size_t rank_;
-  std::vector<Range> parts_;
   const exchange::BlockLayout blocks_;
   const exchange::ValueCodec& codec_;
+  std::vector<Range> parts_;
   exchange::ResidualSide residuals_;
-  Buffer means_;                      // of this rank's shard
-  std::vector<std::size_t> mean_at_;  // per block, in means_; its owner's
-  // Of the bucket that is encoded, which begins at an element; empty: none.
+  Buffer means_;                           // of this rank's shard
+  std::vector<std::size_t> mean_at_;       // in means_, per block that it owns
+  std::optional<FillingBuckets> filling_;  // stage 2
+
+  // ---- the window
+  exchange::Backward backward_;
+  bool adds_up_ = false;      // it has several backwards
+  bool has_changed_ = false;  // residuals in this window
+  // Values of the bucket that is encoded, which begins at an element. If they
+  // are empty, the residuals have all of them.
   ConstView values_;
   std::size_t values_begin_ = 0;
-  exchange::Backward backward_;
-  bool adds_up_ = false;
-  bool has_changed_ = false;     // residuals in this window
+  std::array<HostMean, kSlots> host_means_;
+  std::size_t first_ = 0;  // oldest of `count_` that are in flight
+  std::size_t count_ = 0;
   exchange::Pipeline pipeline_;  // last: what is in flight uses the rest
 };
 
