@@ -122,10 +122,6 @@ void Communicator::barrier() {
   impl_->start("barrier", {}, [this] { impl_->collectives.barrier(); }).wait();
 }
 
-Work Communicator::queue_local(std::function<void()> body) {
-  return impl_->push("queue_local", std::move(body));
-}
-
 void Communicator::finish_queued() {
   if (size() == 1) return;
   const auto end = std::make_shared<Completion>("finish_queued");

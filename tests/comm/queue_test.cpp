@@ -57,26 +57,6 @@ TEST_P(QueuedCollectives, RunInTheOrderInWhichTheyWereQueued) {
   });
 }
 
-TEST_P(QueuedCollectives, LetLocalWorkTakeItsTurn) {
-  test::run_ranks(GetParam(), [](Communicator& comm) {
-    const Counters before = comm.counters();
-    std::vector<float> sum(5, 1.0f);
-    std::vector<float> seen;
-    const Work first = comm.queue_all_reduce(sum);
-    const Work second = comm.queue_local([&] {
-      seen = sum;
-      for (float& value : sum) value += 1;
-    });
-    comm.queue_all_reduce(sum).wait();
-    EXPECT_TRUE(first.done());
-    EXPECT_TRUE(second.done());
-    const auto w = static_cast<float>(comm.size());
-    EXPECT_EQ(seen, std::vector<float>(5, w));
-    EXPECT_EQ(sum, std::vector<float>(5, (w + 1) * w));
-    EXPECT_EQ(comm.counters().collectives - before.collectives, 2u);
-  });
-}
-
 TEST_P(QueuedCollectives, AreUnderWayWhileTheCallerComputes) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     std::vector<float> data(4097, 1.0f);

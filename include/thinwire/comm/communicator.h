@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -167,13 +166,6 @@ class Communicator {
 
   /// Returns when every rank has called it.
   void barrier();
-
-  /// Local, queued: runs body() in its turn among this rank's collectives, on
-  /// the thread that runs them. Collectives queued after it wait for it, and it
-  /// must not wait for any of them. If it throws, they fail, as after
-  /// give_up(). In a group of one it runs at once. It does not count as a
-  /// collective.
-  [[nodiscard]] Work queue_local(std::function<void()> body);
 
   /// Local: returns when everything that this rank has queued is done. Throws
   /// Error(kCommFailure) if any of it has failed.

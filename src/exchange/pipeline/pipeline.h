@@ -84,7 +84,8 @@ class Pipeline {
   struct Options {
     Direction direction = Direction::kBoth;
     /// Whether results of the run before are kept, which takes the memory of
-    /// all records once more. Then a run that is dropped leaves no trace.
+    /// all records once more. Then a run that is dropped leaves no trace,
+    /// unless it goes down alone.
     bool keeps_previous = false;
     std::shared_ptr<PipelineMemory> memory{};  ///< Null: its own.
   };
@@ -107,8 +108,9 @@ class Pipeline {
   /// Queues what this rank has still to send of the buckets that are ready: all
   /// of them arrive at their servers. Collective, queued.
   void queue_rest() { take_empty_turns(kLag); }
-  /// Takes results from now on, those that have arrived first. A run that began
-  /// without RunSteps::take holds them until then. Local.
+  /// Takes results from now on, those that have arrived first. If the direction
+  /// is kBoth, a run that began without RunSteps::take holds them until then.
+  /// Local.
   void take_with(
       std::function<void(std::size_t block, const std::uint8_t* record)> take,
       std::function<void(Range)> taken);
