@@ -105,23 +105,25 @@ Routes::Routes(int rank, int size, const Hosts& hosts, bool by_host)
       size_(size),
       by_host_(by_host && !hosts.is_flat() && hosts.size > 1),
       host_of_(static_cast<std::size_t>(size)) {
-  everyone_ = {std::vector<int>(host_of_.size()),
-               static_cast<std::size_t>(rank)};
+  everyone_.ranks.resize(host_of_.size());
   std::iota(everyone_.ranks.begin(), everyone_.ranks.end(), 0);
   std::iota(host_of_.begin(), host_of_.end(), 0);
+  for (int host = 0; !hosts.is_flat() && host < hosts.size; ++host)
+    for (int local = 0; local < hosts.ranks_per_host; ++local)
+      host_of_[rank_at(host, local)] = host;
+  become(rank, hosts.index, hosts.local_rank);
+}
+
+void Routes::become(int rank, int host, int local_rank) {
+  rank_ = rank;
+  everyone_.self = static_cast<std::size_t>(rank);
   if (hosts_.is_flat()) return;
-  for (int host = 0; host < hosts_.size; ++host) {
-    for (int local = 0; local < hosts_.ranks_per_host; ++local) {
-      const std::size_t member = rank_at(host, local);
-      host_of_[member] = host;
-      if (host == hosts_.index)
-        inside_.ranks.push_back(static_cast<int>(member));
-      if (local == hosts_.local_rank)
-        between_.ranks.push_back(static_cast<int>(member));
-    }
-  }
-  inside_.self = static_cast<std::size_t>(hosts_.local_rank);
-  between_.self = static_cast<std::size_t>(hosts_.index);
+  inside_ = {{}, static_cast<std::size_t>(local_rank)};
+  for (int local = 0; local < hosts_.ranks_per_host; ++local)
+    inside_.ranks.push_back(static_cast<int>(rank_at(host, local)));
+  between_ = {{}, static_cast<std::size_t>(host)};
+  for (int each = 0; each < hosts_.size; ++each)
+    between_.ranks.push_back(static_cast<int>(rank_at(each, local_rank)));
 }
 
 std::size_t Routes::rank_at(int host, int local_rank) const {
@@ -323,5 +325,15 @@ RankRoutes::RankRoutes(const Hosts& hosts, bool by_host, int rank, int size)
               by_host ? Hosts{.size = hosts.size} : hosts, false),
       inside(by_host ? hosts.local_rank : 0, by_host ? hosts.ranks_per_host : 1,
              one_host(by_host ? hosts.ranks_per_host : 1)) {}
+
+void RankRoutes::become(std::size_t other) {
+  place = other;
+  const int rank = rank_at_place[place];
+  const auto host = static_cast<int>(place % workers);
+  const auto local = static_cast<int>(place / workers);
+  whole.become(rank, host, local);
+  between.become(host, host, 0);
+  inside.become(local, 0, local);
+}
 
 }  // namespace thinwire::comm

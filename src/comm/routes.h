@@ -121,6 +121,8 @@ class Routes {
   Routes(int rank, int size, const Hosts& hosts, bool by_host = true);
   Routes(const Routes&) = delete;
   Routes& operator=(const Routes&) = delete;
+  /// Makes these the routes of another rank of the group.
+  void become(int rank, int host, int local_rank);
 
   /// Returns the legs of a collective in which rank r has pieces[r]. In
   /// hierarchical mode a local rank handles the pieces of its counterparts on
@@ -168,7 +170,7 @@ class Routes {
   [[nodiscard]] std::size_t rank_at(int host, int local_rank) const;
 
   const Hosts hosts_;
-  const int rank_;
+  int rank_ = 0;
   const int size_;
   const bool by_host_;        // several hosts of several ranks
   std::vector<int> host_of_;  // of every rank
@@ -183,6 +185,9 @@ struct RankRoutes {
   /// `hosts` are all hosts, as this rank sees them. Unless `by_host`, the rank
   /// goes directly, and has no groups.
   RankRoutes(const Hosts& hosts, bool by_host);
+
+  /// Makes these the routes of the rank at another place.
+  void become(std::size_t other);
 
   std::vector<int> rank_at_place;
   std::size_t place;    ///< This rank's.

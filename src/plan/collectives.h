@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -19,19 +20,23 @@ class MeanTraffic {
   MeanTraffic(bool by_host, const Network& network);
 
   [[nodiscard]] bool by_host() const noexcept { return by_host_; }
-  [[nodiscard]] std::size_t ranks() const noexcept;
+  [[nodiscard]] std::size_t ranks() const noexcept {
+    return rank_->rank_at_place.size();
+  }
   /// Returns the ranks of a host, or 1 if all go directly.
-  [[nodiscard]] std::size_t local() const noexcept;
+  [[nodiscard]] std::size_t local() const noexcept {
+    return ranks() / rank_->workers;
+  }
   /// Returns the same ranks, which have sent nothing.
-  [[nodiscard]] MeanTraffic anew() const { return {by_host_, network_}; }
+  [[nodiscard]] MeanTraffic anew() const;
   /// Returns one range of `size` elements for each rank, nearly equal.
   [[nodiscard]] std::vector<Range> equal_pieces(std::size_t size) const {
-    return comm::equal_ranges(size, network_.ranks);
+    return comm::equal_ranges(size, static_cast<int>(ranks()));
   }
   /// Returns the ranges of places in the order of ranks.
   [[nodiscard]] std::vector<Range> by_rank(
       std::span<const Range> places) const {
-    return comm::by_rank(places, rank_at_place_);
+    return comm::by_rank(places, rank_->rank_at_place);
   }
 
   using CostOfRank = std::function<comm::Cost(const comm::RankRoutes& rank)>;
@@ -51,8 +56,8 @@ class MeanTraffic {
 
  private:
   bool by_host_;
-  Network network_;
-  std::vector<int> rank_at_place_;
+  std::size_t on_host_;  // ranks of one, even if all go directly
+  std::shared_ptr<comm::RankRoutes> rank_;  // the one that is asked
   Traffic sum_;
 };
 

@@ -116,8 +116,8 @@ void expect_planned(Way way, const Case& c, const Traffic& counted,
   SCOPED_TRACE(to_string(way));
   const Traffic planned = planned_for(way, c, steps_per_variance_step);
   EXPECT_NEAR(planned.bytes, counted.bytes, 0.01 * counted.bytes);
-  // More ranks than 8 gather little in steps, of which the planner takes the
-  // pieces to be equal.
+  // More ranks than 8 gather little in steps, of which the planner takes ZeRO's
+  // norms to be divided equally.
   EXPECT_NEAR(planned.bytes_between_hosts, counted.bytes_between_hosts,
               (c.ranks > 8 ? 0.01 : 1e-9) * counted.bytes_between_hosts);
   EXPECT_NEAR(planned.messages, counted.messages, 1e-9 * counted.messages);
@@ -276,7 +276,8 @@ INSTANTIATE_TEST_SUITE_P(
 // More ranks than gather few bytes straight.
 INSTANTIATE_TEST_SUITE_P(ManyRanks, PlannedTraffic,
                          testing::Values(Case{12, 1, 60'000, 16'384},
-                                         Case{12, 2, 60'000, 16'384}),
+                                         Case{12, 2, 60'000, 16'384},
+                                         Case{16, 4, 60'000, 16'384}),
                          name_of);
 
 }  // namespace
