@@ -142,28 +142,6 @@ Link slowest(comm::Communicator& all, const Link& own) {
            largest(all, own.spread.message)}};
 }
 
-struct Measured {
-  void (MeasuredKernels::*kernel)();
-  double Compute::*per_element;
-};
-constexpr Measured kMeasured[] = {
-    {&MeasuredKernels::norm, &Compute::norm},
-    {&MeasuredKernels::encode, &Compute::encode},
-    {&MeasuredKernels::serve, &Compute::serve},
-    {&MeasuredKernels::update, &Compute::update},
-    {&MeasuredKernels::adam, &Compute::exact_update},
-    {&MeasuredKernels::sum, &Compute::sum},
-    {&MeasuredKernels::local_step, &Compute::local_step},
-    {&MeasuredKernels::sync_encode, &Compute::sync_encode},
-    {&MeasuredKernels::sync_update, &Compute::sync_update},
-    {&MeasuredKernels::fresh, &Compute::fresh},
-    {&MeasuredKernels::store, &Compute::store},
-    {&MeasuredKernels::quantize, &Compute::quantize},
-    {&MeasuredKernels::quantized_mean, &Compute::quantized_mean},
-    {&MeasuredKernels::difference, &Compute::difference},
-    {&MeasuredKernels::dequantize, &Compute::dequantize},
-};
-
 }  // namespace
 
 MeasuredNetwork measure_network(comm::Communicator& comm,
@@ -202,21 +180,21 @@ MeasuredCompute measure_compute(comm::Communicator& comm,
                                 const MeasureOptions& options) {
   validate(options);
   MeasuredKernels kernels(options.elements, comm.size(), options.num_threads);
-  std::vector<std::vector<double>> seconds(std::size(kMeasured));
+  std::vector<std::vector<double>> seconds(std::size(kFigures));
   // All of them in every round: as in a step, what one of them reads has left
   // the caches since it was last used. The first round warms up.
   for (int round = 0; round <= options.rounds; ++round)
-    for (std::size_t k = 0; k < std::size(kMeasured); ++k) {
+    for (std::size_t k = 0; k < std::size(kFigures); ++k) {
       comm.barrier();
       const auto begin = Clock::now();
-      (kernels.*kMeasured[k].kernel)();
+      (kernels.*kFigures[k].kernel)();
       if (round > 0) seconds[k].push_back(seconds_since(begin));
     }
   MeasuredCompute compute;
-  for (std::size_t k = 0; k < std::size(kMeasured); ++k) {
+  for (std::size_t k = 0; k < std::size(kFigures); ++k) {
     const double fastest = std::ranges::min(seconds[k]);
     const Rounds own = summary_of(std::move(seconds[k]), fastest);
-    const auto figure = kMeasured[k].per_element;
+    const auto figure = kFigures[k].value;
     compute.*figure =
         largest(comm, own.median) / static_cast<double>(options.elements);
     compute.spread.*figure = largest(comm, own.spread);

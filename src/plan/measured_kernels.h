@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/sign_compress.h"
+#include "thinwire/plan/planner.h"
 
 namespace thinwire::plan {
 
@@ -60,5 +62,34 @@ class MeasuredKernels {
   kernels::AdamCoefficients coefficients_{};
   std::vector<double> sums_;
 };
+
+/// A time per element, what it is called and in which line, and what takes it.
+struct Figure {
+  std::string_view line;
+  std::string_view name;
+  double Compute::*value;
+  void (MeasuredKernels::*kernel)();
+};
+inline constexpr std::string_view kEveryStep = "ns per element";
+inline constexpr Figure kFigures[] = {
+    {kEveryStep, "encode", &Compute::encode, &MeasuredKernels::encode},
+    {kEveryStep, "serve", &Compute::serve, &MeasuredKernels::serve},
+    {kEveryStep, "update", &Compute::update, &MeasuredKernels::update},
+    {kEveryStep, "norm", &Compute::norm, &MeasuredKernels::norm},
+    {kEveryStep, "Adam", &Compute::exact_update, &MeasuredKernels::adam},
+    {kEveryStep, "sum", &Compute::sum, &MeasuredKernels::sum},
+    {"0/1 Adam", "local step", &Compute::local_step,
+     &MeasuredKernels::local_step},
+    {"0/1 Adam", "sync encode", &Compute::sync_encode,
+     &MeasuredKernels::sync_encode},
+    {"0/1 Adam", "sync update", &Compute::sync_update,
+     &MeasuredKernels::sync_update},
+    {"0/1 Adam", "fresh memory", &Compute::fresh, &MeasuredKernels::fresh},
+    {"ZeRO", "store", &Compute::store, &MeasuredKernels::store},
+    {"ZeRO", "4 bits up", &Compute::quantize, &MeasuredKernels::quantize},
+    {"ZeRO", "their mean", &Compute::quantized_mean,
+     &MeasuredKernels::quantized_mean},
+    {"ZeRO", "4 bits down", &Compute::difference, &MeasuredKernels::difference},
+    {"ZeRO", "added", &Compute::dequantize, &MeasuredKernels::dequantize}};
 
 }  // namespace thinwire::plan

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/measured_kernels.h"
 #include "thinwire/plan/measure.h"
 #include "thinwire/plan/plan_table.h"
 
@@ -69,40 +70,6 @@ std::string warning_of(const std::vector<Named>& figures) {
       kMostSpread * 100, wide);
 }
 
-struct Figure {
-  std::string_view name;
-  double Compute::*value;
-};
-
-// The figures of one line.
-struct Figures {
-  std::string_view title;
-  std::vector<Figure> figures;
-};
-
-const std::vector<Figures>& all_figures() {
-  static const std::vector<Figures> all{
-      {"ns per element",
-       {{"encode", &Compute::encode},
-        {"serve", &Compute::serve},
-        {"update", &Compute::update},
-        {"norm", &Compute::norm},
-        {"Adam", &Compute::exact_update},
-        {"sum", &Compute::sum}}},
-      {"0/1 Adam",
-       {{"local step", &Compute::local_step},
-        {"sync encode", &Compute::sync_encode},
-        {"sync update", &Compute::sync_update},
-        {"fresh memory", &Compute::fresh}}},
-      {"ZeRO",
-       {{"store", &Compute::store},
-        {"4 bits up", &Compute::quantize},
-        {"their mean", &Compute::quantized_mean},
-        {"4 bits down", &Compute::difference},
-        {"added", &Compute::dequantize}}}};
-  return all;
-}
-
 }  // namespace
 
 std::string describe(const Network& network) {
@@ -125,23 +92,22 @@ std::string unstable(const MeasuredNetwork& network) {
 
 std::string describe(const MeasuredCompute& compute) {
   std::string text;
-  for (const Figures& line : all_figures()) {
-    text += fmt::format("{}: ", line.title);
-    for (const Figure& figure : line.figures)
-      text += fmt::format("{}{} {:.2f}{}",
-                          &figure == &line.figures.front() ? "" : ", ",
-                          figure.name, compute.*figure.value * 1e9,
-                          in_brackets(&(compute.spread.*figure.value)));
-    text += '\n';
+  for (const Figure& figure : kFigures) {
+    const bool begins =
+        &figure == kFigures || figure.line != (&figure - 1)->line;
+    text += begins
+                ? fmt::format("{}{}: ", text.empty() ? "" : "\n", figure.line)
+                : ", ";
+    text += fmt::format("{} {:.2f}{}", figure.name, compute.*figure.value * 1e9,
+                        in_brackets(&(compute.spread.*figure.value)));
   }
-  return text + unstable(compute);
+  return text + '\n' + unstable(compute);
 }
 
 std::string unstable(const MeasuredCompute& compute) {
   std::vector<Named> all;
-  for (const Figures& line : all_figures())
-    for (const Figure& figure : line.figures)
-      all.push_back({figure.name, compute.spread.*figure.value});
+  for (const Figure& figure : kFigures)
+    all.push_back({figure.name, compute.spread.*figure.value});
   return warning_of(all);
 }
 

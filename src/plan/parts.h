@@ -45,14 +45,24 @@ inline constexpr double kTorchBucketBytes = 25e6;
                                         const Workload& work,
                                         const Network& network);
 
-/// Returns the processor seconds of a step's communication, which do not depend
-/// on the network card.
-[[nodiscard]] double transport_seconds(Way way, bool by_host,
-                                       const Workload& work,
-                                       const Network& network);
+/// Returns the times of exchanges of values in few bits, which take `update` to
+/// apply.
+[[nodiscard]] Compute quantizing(Compute compute, double update);
+/// Processor seconds of a step's communication, which do not depend on the
+/// network card.
+struct Transport {
+  double step = 0;
+  /// The steps of 0/1 Adam's variance stage, of which `step` is the mean.
+  double exact = 0;
+  double onebit = 0;
+};
+[[nodiscard]] Transport transport_of(Way way, bool by_host,
+                                     const Workload& work,
+                                     const Network& network);
 /// The planner's, with it.
 [[nodiscard]] double step_seconds(Way way, bool by_host, const Workload& work,
                                   const Network& network,
-                                  const Compute& compute, double transport);
+                                  const Compute& compute,
+                                  const Transport& transport);
 
 }  // namespace thinwire::plan

@@ -2,6 +2,7 @@
 #include "thinwire/plan/planner.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -13,6 +14,14 @@
 namespace thinwire::plan {
 
 namespace {
+
+void require_not_negative(double value, const char* name) {
+  require(std::isfinite(value) && value >= 0, name, "finite and >= 0", value);
+}
+
+void require_from_1(double value, const char* name) {
+  require(std::isfinite(value) && value >= 1, name, "finite and >= 1", value);
+}
 
 bool has_hosts(const Network& network) {
   return network.ranks_per_host > 1 && network.hosts() > 1;
@@ -36,16 +45,15 @@ std::vector<double> cards_to_try(double gbps) {
 double break_even(Way way, bool by_host, const Workload& work,
                   const Network& network, const Compute& compute) {
   if (way == Way::kExact || network.ranks == 1) return 0;
-  const auto step = [&](Way which, double transport) {
+  const auto step = [&](Way which) {
+    const Transport transport = transport_of(which, by_host, work, network);
     return [&, which, transport](double gbps) {
       Network other = network;
       other.gbps = gbps;
       return step_seconds(which, by_host, work, other, compute, transport);
     };
   };
-  const auto own = step(way, transport_seconds(way, by_host, work, network));
-  const auto exact =
-      step(Way::kExact, transport_seconds(Way::kExact, by_host, work, network));
+  const auto own = step(way), exact = step(Way::kExact);
   const auto is_faster = [&](double gbps) { return own(gbps) < exact(gbps); };
   const std::vector<double> cards = cards_to_try(network.gbps);
   const auto here = std::ranges::find(cards, network.gbps);
@@ -70,29 +78,11 @@ double break_even(Way way, bool by_host, const Workload& work,
 }  // namespace
 
 std::string_view to_string(Way way) noexcept {
-  switch (way) {
-    case Way::kExact:
-      return "exact";
-    case Way::kOnebitAdam:
-      return "onebit_adam";
-    case Way::kZeroOneAdam:
-      return "zero_one_adam";
-    case Way::kZero:
-      return "zero";
-    case Way::kZero8:
-      return "zero 8/8";
-    case Way::kZero4:
-      return "zero 4/4";
-    case Way::kLean:
-      return "lean";
-    case Way::kOuter:
-      return "outer 4/4";
-    case Way::kTorchDdp:
-      return "torch ddp";
-    case Way::kDdpHook:
-      return "ddp_hook 4/4";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, kNumWays> kNames{
+      "exact",    "onebit_adam", "zero_one_adam", "zero",      "zero 8/8",
+      "zero 4/4", "lean",        "outer 4/4",     "torch ddp", "ddp_hook 4/4"};
+  const auto at = static_cast<std::size_t>(way);
+  return at < kNames.size() ? kNames[at] : "unknown";
 }
 
 void Network::validate() const {
@@ -103,39 +93,31 @@ void Network::validate() const {
     require(std::isfinite(value) && value > 0, name, "finite and above 0",
             value);
   };
-  const auto not_negative = [](double value, const char* name) {
-    require(std::isfinite(value) && value >= 0, name, "finite and >= 0", value);
-  };
   positive(gbps, "gbps");
   positive(inner_bytes_per_second, "inner_bytes_per_second");
-  not_negative(latency_seconds, "latency_seconds");
-  not_negative(message_seconds, "message_seconds");
-  not_negative(inner_latency_seconds, "inner_latency_seconds");
-  not_negative(inner_message_seconds, "inner_message_seconds");
-  not_negative(processor_seconds_per_byte, "processor_seconds_per_byte");
-  not_negative(inner_processor_seconds_per_byte,
-               "inner_processor_seconds_per_byte");
+  require_not_negative(latency_seconds, "latency_seconds");
+  require_not_negative(message_seconds, "message_seconds");
+  require_not_negative(inner_latency_seconds, "inner_latency_seconds");
+  require_not_negative(inner_message_seconds, "inner_message_seconds");
+  require_not_negative(processor_seconds_per_byte,
+                       "processor_seconds_per_byte");
+  require_not_negative(inner_processor_seconds_per_byte,
+                       "inner_processor_seconds_per_byte");
 }
 
 void Workload::validate() const {
-  const auto not_negative = [](double value, const char* name) {
-    require(std::isfinite(value) && value >= 0, name, "finite and >= 0", value);
-  };
   require(std::isfinite(parameters) && parameters >= 1, "parameters", ">= 1",
           parameters);
   require(dtype == DType::kFloat32 || dtype == DType::kFloat16 ||
               dtype == DType::kBFloat16,
           "dtype", "fp32, fp16 or bf16", to_string(dtype));
-  not_negative(forward_seconds, "forward_seconds");
-  not_negative(backward_seconds, "backward_seconds");
-  require(std::isfinite(backwards) && backwards >= 1, "backwards",
-          "finite and >= 1", backwards);
-  not_negative(bucket_elements, "bucket_elements");
-  not_negative(zero_bucket_bound, "zero_bucket_bound");
-  require(std::isfinite(steps_per_sync) && steps_per_sync >= 1,
-          "steps_per_sync", "finite and >= 1", steps_per_sync);
-  require(std::isfinite(steps_per_outer_sync) && steps_per_outer_sync >= 1,
-          "steps_per_outer_sync", "finite and >= 1", steps_per_outer_sync);
+  require_not_negative(forward_seconds, "forward_seconds");
+  require_not_negative(backward_seconds, "backward_seconds");
+  require_from_1(backwards, "backwards");
+  require_not_negative(bucket_elements, "bucket_elements");
+  require_not_negative(zero_bucket_bound, "zero_bucket_bound");
+  require_from_1(steps_per_sync, "steps_per_sync");
+  require_from_1(steps_per_outer_sync, "steps_per_outer_sync");
   require(
       steps_per_variance_step == 0 || (std::isfinite(steps_per_variance_step) &&
                                        steps_per_variance_step >= 1),

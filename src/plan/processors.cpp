@@ -3,10 +3,10 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
+#include <bitset>
 #include <cstdint>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "core/require.h"
@@ -20,35 +20,27 @@ namespace thinwire::plan {
 namespace {
 
 // A bit for each core that this process may run on.
-using Mask = std::array<std::uint64_t, 16>;
+using Mask = std::bitset<1024>;
 
 Mask own_mask() {
-  Mask mask{};
-  const auto add = [&](std::size_t core) {
-    mask[core / 64] |= std::uint64_t{1} << (core % 64);
-  };
-  constexpr std::size_t kMost = 64 * std::tuple_size_v<Mask>;
+  Mask mask;
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    for (std::size_t core = 0; core < std::min<std::size_t>(kMost, CPU_SETSIZE);
-         ++core)
-      if (CPU_ISSET(core, &set)) add(core);
+    for (std::size_t core = 0;
+         core < std::min<std::size_t>(mask.size(), CPU_SETSIZE); ++core)
+      mask[core] = CPU_ISSET(core, &set);
     return mask;
   }
   // The system's own mask is longer: there are more than 1024 cores.
   const std::size_t cores = std::thread::hardware_concurrency();
-  for (std::size_t core = 0; core < std::clamp<std::size_t>(cores, 1, kMost);
-       ++core)
-    add(core);
+  for (std::size_t core = 0;
+       core < std::clamp<std::size_t>(cores, 1, mask.size()); ++core)
+    mask.set(core);
   return mask;
 }
 
-int count(const Mask& mask) {
-  int cores = 0;
-  for (const std::uint64_t word : mask) cores += std::popcount(word);
-  return cores;
-}
+int count(const Mask& mask) { return static_cast<int>(mask.count()); }
 
 int threads_of(int threads) {
   require(threads <= 1024, "threads", "<= 1024", threads);
@@ -59,8 +51,9 @@ int threads_of(int threads) {
 struct OnMachine {
   std::int64_t machine = 0;
   std::int64_t threads = 0;
-  Mask mask{};
+  Mask mask;
 };
+static_assert(std::is_trivially_copyable_v<OnMachine>);
 
 int to_spare(const Processors& machine) {
   return machine.cores - machine.ranks * (machine.threads + 1);
@@ -86,14 +79,13 @@ Processors measure_processors(comm::Communicator& comm, int threads) {
   Processors least;
   for (std::size_t first = 0; first < all.size(); ++first) {
     Processors machine{.ranks = 0, .threads = 0};
-    Mask mask{};
+    Mask mask;
     for (const OnMachine& rank : all) {
       if (rank.machine != all[first].machine) continue;
       ++machine.ranks;
       machine.threads =
           std::max(machine.threads, static_cast<int>(rank.threads));
-      for (std::size_t word = 0; word < mask.size(); ++word)
-        mask[word] |= rank.mask[word];
+      mask |= rank.mask;
     }
     machine.cores = count(mask);
     if (first == 0 || to_spare(machine) < to_spare(least)) least = machine;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "optim/zero_one_schedule.h"
+#include "plan/parts.h"
 #include "thinwire/plan/planner.h"
 
 namespace thinwire::plan {
@@ -72,13 +73,6 @@ Workload of_warmup(Workload work, bool during_backward) {
   return work;
 }
 
-Compute of_warmup(Compute compute) {
-  compute.encode = compute.quantize;
-  compute.serve = compute.quantized_mean;
-  compute.update = compute.dequantize + compute.exact_update;
-  return compute;
-}
-
 Way zero_over(int bits) {
   return bits == 8 ? Way::kZero8 : bits == 4 ? Way::kZero4 : Way::kZero;
 }
@@ -128,12 +122,13 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
   }
   planned.local_steps =
       run.steps - planned.exact_steps - planned.compressed_steps;
+  const Compute of_codes =
+      quantizing(compute, compute.dequantize + compute.exact_update);
   for (const Stage& stage : stages) {
     const auto steps = static_cast<double>(stage.steps);
     planned.seconds +=
-        steps * step_seconds(
-                    stage.way, by_host, stage.work, network,
-                    stage.work.onebit_bits == 1 ? compute : of_warmup(compute));
+        steps * step_seconds(stage.way, by_host, stage.work, network,
+                             stage.work.onebit_bits == 1 ? compute : of_codes);
     planned.bytes +=
         steps * traffic_of(stage.way, by_host, stage.work, network).bytes;
   }

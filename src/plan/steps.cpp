@@ -32,6 +32,10 @@ struct Step {
   [[nodiscard]] double local() const {
     return by_host ? network.ranks_per_host : 1;
   }
+  /// Returns the seconds in which this rank computes for an exchange.
+  [[nodiscard]] double computing(const Compute& of) const {
+    return elements() * ((of.encode + of.serve) / local() + of.update);
+  }
   /// All before the last backward.
   [[nodiscard]] double before() const {
     return work.backwards * work.forward_seconds +
@@ -61,20 +65,33 @@ double beside_backward(const Workload& work, double backward, double wire,
   return std::max(shared, std::max(wire, busy) + backward * kFirstPart);
 }
 
+// An exact average on the link.
+double direct(const Step& step) {
+  const double size = step.element_bytes(), bytes = step.elements() * size;
+  return step.by_host
+             ? direct_by_host_seconds(step.network, bytes, step.bucket_bytes(),
+                                      4 / size)
+             : direct_seconds(step.network, bytes, step.bucket_bytes());
+}
+
+// An exchange over few bits.
+double pipelined(const Step& step, const LowBitExchange& exchange,
+                 const Compute& compute) {
+  return step.by_host
+             ? two_phase_by_host_seconds(step.network, exchange, compute)
+             : two_phase_seconds(step.network, exchange, compute);
+}
+
 double exact_seconds(const Step& step) {
-  const Network& network = step.network;
   const double n = step.elements();
   double exchange = 0, busy = 0;
-  if (network.ranks > 1) {
-    const double size = step.element_bytes();
+  if (step.network.ranks > 1) {
     const double sums = n * step.compute.sum;
     exchange =
         sums + (step.way == Way::kTorchDdp
-                    ? ring_seconds(network, n * size, kTorchBucketBytes)
-                : step.by_host
-                    ? direct_by_host_seconds(network, n * size,
-                                             step.bucket_bytes(), 4 / size)
-                    : direct_seconds(network, n * size, step.bucket_bytes()));
+                    ? ring_seconds(step.network, n * step.element_bytes(),
+                                   kTorchBucketBytes)
+                    : direct(step));
     busy = sums + step.transport;
   }
   const double norm = step.way == Way::kTorchDdp ? 0 : step.compute.norm;
@@ -103,14 +120,9 @@ LowBitExchange exchange_of(const Step& step) {
 // hides behind the other.
 double two_phases(const Step& step, const LowBitExchange& exchange,
                   const Compute& compute, double transport) {
-  const double pipelined =
-      step.by_host ? two_phase_by_host_seconds(step.network, exchange, compute)
-                   : two_phase_seconds(step.network, exchange, compute);
-  if (step.work.has_spare_core) return std::max(pipelined, transport);
   const double computing =
-      step.elements() *
-      ((compute.encode + compute.serve) / step.local() + compute.update);
-  return std::max(pipelined, computing + transport);
+      step.work.has_spare_core ? 0 : step.computing(compute);
+  return std::max(pipelined(step, exchange, compute), computing + transport);
 }
 
 // Returns the seconds of an exchange that is encoded and served during
@@ -158,17 +170,11 @@ double hook_seconds(const Step& step) {
   const double n = step.elements();
   double busy = 0, wire = 0;
   if (step.network.ranks > 1) {
-    const Compute beside{.encode = compute.quantize,
-                         .serve = compute.quantized_mean,
-                         .update = compute.dequantize,
-                         .turn = compute.turn};
+    const Compute beside = quantizing(compute, compute.dequantize);
     LowBitExchange exchange = exchange_of(step);
     exchange.inner_bytes = sizeof(float);
-    wire = step.by_host
-               ? two_phase_by_host_seconds(step.network, exchange, beside)
-               : two_phase_seconds(step.network, exchange, beside);
-    busy = step.transport +
-           n * ((beside.encode + beside.serve) / step.local() + beside.update);
+    wire = pipelined(step, exchange, beside);
+    busy = step.transport + step.computing(beside);
   }
   return step.before() +
          beside_backward(step.work, step.work.backward_seconds, wire, busy) +
@@ -216,34 +222,26 @@ double cycle_seconds(const Step& step) {
 }
 
 // Before the freeze: exact steps, and momentum in between.
-double variance_stage_seconds(const Step& step) {
+bool is_variance_stage(Way way, const Workload& work, const Network& network) {
+  return way == Way::kZeroOneAdam && work.steps_per_variance_step > 0 &&
+         network.ranks > 1;
+}
+
+double variance_stage_seconds(const Step& step, const Transport& transport) {
   const double share = 1 / step.work.steps_per_variance_step;
-  const auto transport = [&](Way way) {
-    return transport_seconds(way, step.by_host, step.work, step.network);
-  };
   Step exact = step, onebit = step;
   exact.way = Way::kExact;
-  exact.transport = transport(Way::kExact);
-  onebit.transport = transport(Way::kOnebitAdam);
+  exact.transport = transport.exact;
+  onebit.transport = transport.onebit;
   return share * exact_seconds(exact) + (1 - share) * onebit_seconds(onebit);
 }
 
 // Returns the seconds of ZeRO's reduce-scatter or gather on the link. Each is
 // half of an average or of an exchange.
 double half_way(const Step& step) {
-  const Network& network = step.network;
-  const double size = step.element_bytes();
-  if (zero_bits(step.way) != 0) {
-    const LowBitExchange exchange = exchange_of(step);
-    const Compute none{.turn = 0};
-    return (step.by_host ? two_phase_by_host_seconds(network, exchange, none)
-                         : two_phase_seconds(network, exchange, none)) /
-           2;
-  }
-  const double bytes = step.elements() * size;
-  return (step.by_host ? direct_by_host_seconds(network, bytes,
-                                                step.bucket_bytes(), 4 / size)
-                       : direct_seconds(network, bytes, step.bucket_bytes())) /
+  return (zero_bits(step.way) != 0
+              ? pipelined(step, exchange_of(step), {.turn = 0})
+              : direct(step)) /
          2;
 }
 
@@ -317,10 +315,8 @@ double outer_seconds(const Step& step) {
   const double every = step.before() + step.work.backward_seconds +
                        n * (compute.norm + compute.exact_update);
   if (network.ranks == 1) return every;
-  Compute syncing = compute;
-  syncing.encode = compute.quantize;
-  syncing.serve = compute.quantized_mean;
-  syncing.update = compute.difference + compute.dequantize;
+  const Compute syncing =
+      quantizing(compute, compute.difference + compute.dequantize);
   LowBitExchange exchange = exchange_of(step);
   exchange.inner_bytes = sizeof(float);
   const InsideAverage inside = average_inside(step);
@@ -334,33 +330,44 @@ double outer_seconds(const Step& step) {
 
 }  // namespace
 
-double transport_seconds(Way way, bool by_host, const Workload& work,
-                         const Network& network) {
+Compute quantizing(Compute compute, double update) {
+  compute.encode = compute.quantize;
+  compute.serve = compute.quantized_mean;
+  compute.update = update;
+  return compute;
+}
+
+Transport transport_of(Way way, bool by_host, const Workload& work,
+                       const Network& network) {
   const double outside = network.processor_seconds_per_byte;
   const double inside = network.inner_processor_seconds_per_byte;
-  if (outside == 0 && inside == 0) return 0;
-  const Traffic traffic = traffic_of(way, by_host, work, network);
-  return traffic.bytes_between_hosts * outside +
-         (traffic.bytes - traffic.bytes_between_hosts) * inside;
+  if (outside == 0 && inside == 0) return {};
+  const auto seconds = [&](Way which) {
+    const Traffic traffic = traffic_of(which, by_host, work, network);
+    return traffic.bytes_between_hosts * outside +
+           (traffic.bytes - traffic.bytes_between_hosts) * inside;
+  };
+  if (!is_variance_stage(way, work, network)) return {.step = seconds(way)};
+  return {seconds(way), seconds(Way::kExact), seconds(Way::kOnebitAdam)};
 }
 
 double step_seconds(Way way, bool by_host, const Workload& work,
                     const Network& network, const Compute& compute) {
   return step_seconds(way, by_host, work, network, compute,
-                      transport_seconds(way, by_host, work, network));
+                      transport_of(way, by_host, work, network));
 }
 
 double step_seconds(Way way, bool by_host, const Workload& work,
                     const Network& network, const Compute& compute,
-                    double transport) {
-  const Step step{way, by_host, work, network, compute, transport};
+                    const Transport& transport) {
+  const Step step{way, by_host, work, network, compute, transport.step};
   if (way == Way::kExact || way == Way::kTorchDdp) return exact_seconds(step);
   if (way == Way::kDdpHook) return hook_seconds(step);
   if (is_zero(way)) return zero_seconds(step);
   if (way == Way::kOuter) return outer_seconds(step);
   if (way != Way::kZeroOneAdam) return onebit_seconds(step);
-  if (work.steps_per_variance_step > 0 && network.ranks > 1)
-    return variance_stage_seconds(step);
+  if (is_variance_stage(way, work, network))
+    return variance_stage_seconds(step, transport);
   return cycle_seconds(step);
 }
 
