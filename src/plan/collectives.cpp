@@ -2,9 +2,10 @@
 #include "plan/collectives.h"
 
 #include <algorithm>
-#include <array>
+#include <compare>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 namespace thinwire::plan {
@@ -33,29 +34,39 @@ MeanTraffic MeanTraffic::anew() const {
   return same;
 }
 
-// Ranks are alike if they have one place on their hosts, and they and their
-// hosts have as much.
+// Without steps, ranks are alike if they, their hosts and those with their
+// place on all hosts have as much. In steps, a rank sends what the ranks after
+// it have; of very many ranks, neighbours count as alike.
 void MeanTraffic::add(std::span<const Range> pieces, const CostOfRank& cost,
                       double gathered_bytes) {
+  constexpr std::size_t kMostGroups = 512;
+  const std::size_t near = (ranks() + kMostGroups - 1) / kMostGroups;
   const bool are_equal = std::ranges::all_of(
       pieces, [&](Range piece) { return piece.size == pieces[0].size; });
   const bool takes_steps =
-      !are_equal &&
       gathered_bytes <= 2 * static_cast<double>(comm::kSmallBytes * local());
-  std::map<std::array<std::size_t, 4>, std::pair<std::size_t, double>> alike;
-  for (std::size_t host = 0; host < pieces.size(); host += on_host_) {
-    std::size_t total = 0, filled = 0;
-    for (const Range& piece : pieces.subspan(host, on_host_)) {
-      total += piece.size;
-      filled += piece.size != 0 ? 1 : 0;
+  struct Total {
+    std::size_t size = 0, filled = 0;
+    auto operator<=>(const Total&) const = default;
+  };
+  std::vector<Total> of_hosts(pieces.size() / on_host_), of_places(local());
+  for (std::size_t r = 0; r < pieces.size(); ++r)
+    for (Total* const total :
+         {&of_hosts[r / on_host_], &of_places[r % local()]}) {
+      total->size += pieces[r].size;
+      total->filled += pieces[r].size != 0 ? 1 : 0;
     }
-    for (std::size_t r = host; r < host + on_host_; ++r)
-      ++alike
-            .try_emplace(
-                {takes_steps ? r : r - host, pieces[r].size, total, filled}, r,
-                0)
-            .first->second.second;
-  }
+  std::map<std::tuple<std::size_t, std::size_t, std::size_t, Total, Total>,
+           std::pair<std::size_t, double>>
+      alike;
+  for (std::size_t r = 0; r < pieces.size(); ++r)
+    ++alike
+          .try_emplace(
+              {takes_steps ? r % on_host_ : 0,
+               takes_steps && !are_equal ? r / near : 0, pieces[r].size,
+               of_hosts[r / on_host_], of_places[r % local()]},
+              r, 0)
+          .first->second.second;
   double rounds = 0;
   for (const auto& [unused, same] : alike) {
     const std::size_t host = same.first / on_host_, l = same.first % on_host_;

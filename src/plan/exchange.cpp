@@ -114,6 +114,8 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
   // arrived.
   double threads = 0;
   double wire = 0;
+  const double bytes_up = record_bytes_per_element(exchange.bits_up);
+  const double bytes_down = record_bytes_per_element(exchange.bits_down);
   std::vector<double> up(count);
   std::vector<double> down(count);
   for (std::size_t turn = 0; turn < count + 4; ++turn) {
@@ -126,14 +128,13 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
     if (turn < count) threads += size(turn) * compute.encode;
     if (averaged < count) threads += size(averaged) * compute.serve;
     if (applied < count) threads += size(applied) * compute.update;
-    const auto travel = [&](std::size_t k, int bits) {
-      wire =
-          std::max(wire, threads) +
-          collective_seconds(network, size(k) * record_bytes_per_element(bits));
+    const auto travel = [&](std::size_t k, double bytes) {
+      wire = std::max(wire, threads) +
+             collective_seconds(network, size(k) * bytes);
       return wire;
     };
-    if (turn < count) up[turn] = travel(turn, exchange.bits_up);
-    if (averaged < count) down[averaged] = travel(averaged, exchange.bits_down);
+    if (turn < count) up[turn] = travel(turn, bytes_up);
+    if (averaged < count) down[averaged] = travel(averaged, bytes_down);
   }
   return threads;
 }

@@ -78,7 +78,12 @@ void add_average(std::size_t elements, std::size_t bytes, MeanTraffic& all) {
 
 // Adds an all-reduce inside the hosts.
 void add_average_inside(const Workload& work, MeanTraffic& all) {
-  all.add_equal([&](const RankRoutes& rank) {
+  const auto of_host =
+      comm::equal_ranges(elements_of(work), static_cast<int>(all.local()));
+  std::vector<Range> pieces;
+  while (pieces.size() < all.ranks())
+    pieces.push_back(of_host[pieces.size() % all.local()]);
+  all.add(pieces, [&](const RankRoutes& rank) {
     return rank.inside.of_all_reduce(elements_of(work), element_bytes(work),
                                      kSumBytes);
   });

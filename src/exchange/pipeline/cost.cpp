@@ -15,17 +15,16 @@ constexpr std::size_t kBlock = kernels::kSumChunk;
 
 LayoutCounts::Chunk chunk_of(std::size_t elements) {
   LayoutCounts::Chunk chunk;
-  const auto full = static_cast<std::uint32_t>(elements / kBlock);
-  const auto rest = static_cast<std::uint32_t>(elements % kBlock);
-  if (rest != 0) chunk.push_back({rest, 1});
-  if (full != 0) chunk.push_back({static_cast<std::uint32_t>(kBlock), full});
+  if (const std::size_t rest = elements % kBlock; rest != 0)
+    chunk.push_back({rest, 1});
+  if (const std::size_t full = elements / kBlock; full != 0)
+    chunk.push_back({kBlock, full});
   return chunk;
 }
 
 LayoutCounts::Chunk chunk_of(std::span<const Block> blocks) {
-  std::map<std::uint32_t, std::uint32_t> sizes;
-  for (const Block& block : blocks)
-    ++sizes[static_cast<std::uint32_t>(block.values.size)];
+  std::map<std::uint64_t, std::uint64_t> sizes;
+  for (const Block& block : blocks) ++sizes[block.values.size];
   LayoutCounts::Chunk chunk;
   for (const auto& [elements, count] : sizes)
     chunk.push_back({elements, count});
@@ -92,8 +91,10 @@ std::vector<std::size_t> chunk_elements(std::size_t bucket,
   std::vector<std::size_t> pieces;
   std::size_t begin = 0;
   for (std::size_t s = 1; s <= servers; ++s) {
-    const std::size_t blocks =
-        (bucket * s + kBlock * servers - 1) / (kBlock * servers);
+    // bucket * s / servers, rounded up, without a product that overflows
+    const std::size_t share =
+        bucket / servers * s + (bucket % servers * s + servers - 1) / servers;
+    const std::size_t blocks = (share + kBlock - 1) / kBlock;
     const std::size_t end = std::min(blocks * kBlock, bucket);
     pieces.push_back(end - begin);
     begin = end;

@@ -24,8 +24,8 @@ class LayoutCounts {
  public:
   /// Blocks of one size.
   struct Blocks {
-    std::uint32_t elements = 0;
-    std::uint32_t count = 0;
+    std::uint64_t elements = 0;
+    std::uint64_t count = 0;
 
     auto operator<=>(const Blocks&) const = default;
   };
