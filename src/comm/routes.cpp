@@ -117,7 +117,7 @@ Routes::Routes(int rank, int size, const Hosts& hosts, bool by_host)
 void Routes::become(int rank, int host, int local_rank) {
   rank_ = rank;
   everyone_.self = static_cast<std::size_t>(rank);
-  if (hosts_.is_flat()) return;
+  if (!by_host_) return;
   inside_ = {{}, static_cast<std::size_t>(local_rank)};
   for (int local = 0; local < hosts_.ranks_per_host; ++local)
     inside_.ranks.push_back(static_cast<int>(rank_at(host, local)));

@@ -91,10 +91,10 @@ void LowBitExchange::average(std::size_t b, SentRecords sent,
 void LowBitExchange::write(std::size_t b, std::span<float> mean,
                            bool is_finite) {
   for (float& value : mean) value *= to_.scale;
-  if (is_finite)
-    saturate(mean, to_.values.dtype());
-  else
+  if (!is_finite)
     is_finite_ = false;
+  else if (to_.saturates)
+    saturate(mean, to_.values.dtype());
   const std::size_t at =
       to_.to.empty() ? layout_.blocks()[b].values.offset : to_.to[b];
   kernels::convert(mean, to_.values.subview(at, mean.size()));

@@ -30,6 +30,9 @@ class LowBitExchange {
   struct Output {
     View values;  ///< fp32, fp16 or bf16.
     float scale = 1;
+    /// Whether values beyond the range of their type become its largest finite
+    /// one, unless their block is not finite.
+    bool saturates = true;
     /// Per block its first element in `values`; empty: that of Block::values.
     std::span<const std::size_t> to{};
   };
@@ -49,9 +52,8 @@ class LowBitExchange {
   void ready_all();
   void queue_rest() { pipeline_.queue_rest(); }
   /// Writes averages to `to` from now on; kUp needs it before a bucket is
-  /// ready, kBoth after the last one has been encoded if the memory is that of
-  /// x. Values beyond the range of their type become its largest finite one,
-  /// unless their block is not finite. Local.
+  /// ready. The memory may be that of x, because a block is encoded before it
+  /// is written. Local.
   void write_to(const Output& to);
   /// Completes the run, all of whose buckets are ready. Returns whether all
   /// averages that this rank has written are finite. The caller accepts or

@@ -111,7 +111,8 @@ bool LowBitPieces::average(ConstView gradient, View result, double loss_scale) {
           return gradient.subview(at.offset, at.size);
         },
         static_cast<float>(1 / loss_scale));
-    exchange_->write_to({result, static_cast<float>(loss_scale), to_});
+    exchange_->write_to(
+        {.values = result, .scale = static_cast<float>(loss_scale), .to = to_});
     exchange_->ready_all();
     return exchange_->finish();
   } catch (...) {

@@ -175,7 +175,8 @@ void LowBitUnits::send(Plan& plan, const LowBitMean::Part& part) {
       },
       static_cast<float>(1 / part.loss_scale));
   plan.values = part.values;
-  exchange.write_to({part.values, static_cast<float>(part.loss_scale)});
+  exchange.write_to(
+      {.values = part.values, .scale = static_cast<float>(part.loss_scale)});
   exchange.ready_all();
 }
 
@@ -192,7 +193,7 @@ bool LowBitUnits::complete_first() {
   Plan& plan = *in_flight_.front();
   const bool is_finite = plan.exchange->finish();
   if (is_finite)
-    plan.exchange->residuals.accept();
+    plan.exchange->residuals.accept(pool_);
   else
     fill_with_nan(plan.values);
   in_flight_.pop_front();

@@ -91,6 +91,14 @@ void ResidualSide::accept() noexcept {
   is_saved_ = false;
 }
 
+void ResidualSide::accept(ThreadPool& pool) {
+  if (fresh_at_.empty()) return accept();
+  pool.for_ranges(at_.size(), 16, [&](std::size_t b, std::size_t end) {
+    for (; b < end; ++b)
+      if (at_[b].size != 0) keep(b, part(fresh_, fresh_at_, b));
+  });
+}
+
 bool ResidualSide::drop() noexcept {
   if (std::exchange(is_saved_, false)) swap_fresh();
   if (!can_drop_) clear();
@@ -160,6 +168,11 @@ void ResidualSide::clear() noexcept {
 void Residuals::accept() noexcept {
   worker.accept();
   server.accept();
+}
+
+void Residuals::accept(ThreadPool& pool) {
+  worker.accept(pool);
+  server.accept(pool);
 }
 
 void Residuals::drop() noexcept {

@@ -11,6 +11,7 @@
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 #include "thinwire/exchange/active_mask.h"
 #include "thinwire/exchange/block_layout.h"
@@ -63,7 +64,7 @@ struct KeptResidual {
 
 /// One rank's residuals of one way: what encoding has taken from blocks, which
 /// is added to them when they are next encoded. A run writes the residuals that
-/// are valid after it. accept() or drop() ends it.
+/// are valid after it. If it may not count, accept() or drop() ends it.
 class ResidualSide {
  public:
   /// Holds the blocks of a layout whose servers are [begin, end), one after the
@@ -99,8 +100,9 @@ class ResidualSide {
   void forget_before() noexcept { is_saved_ = false; }
   /// Keeps a block's error at once, for runs that do not agree on their end.
   void keep(std::size_t block, ConstView error) const noexcept;
-  /// The run counts.
+  /// The run counts. Threads of a pool copy what write_to() has received.
   void accept() noexcept;
+  void accept(ThreadPool& pool);
   /// The run does not count. Returns whether residuals became 0.
   bool drop() noexcept;
 
@@ -161,6 +163,7 @@ struct Residuals {
       : worker(std::move(of_worker)), server(std::move(of_server)) {}
 
   void accept() noexcept;
+  void accept(ThreadPool& pool);
   void drop() noexcept;
   void clear() noexcept;
   /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,

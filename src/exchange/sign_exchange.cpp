@@ -62,6 +62,7 @@ void SignExchange::share(const Source& source) {
                        encode(residuals_.server, source, b, record);
                      }},
                 Direction::kDown);
+  residuals_.server.accept();
 }
 
 RunSteps SignExchange::steps(const Source& source) {

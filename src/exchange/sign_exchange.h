@@ -71,8 +71,9 @@ class SignExchange {
   [[nodiscard]] bool encodes(std::size_t block) const noexcept {
     return places().has(layout_.blocks()[block]);
   }
-  /// Returns the last run's result of a block, and during a run that of the run
-  /// before, for the block that is being encoded.
+  /// Returns the last run's result of a block. A Source gets that of the run
+  /// before for the block that is being encoded, whose signs are written over
+  /// it unless runs can be dropped.
   [[nodiscard]] kernels::Signs mean(std::size_t block) const noexcept {
     return SignCodec::decode(pipeline_.result(block));
   }

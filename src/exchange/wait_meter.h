@@ -26,6 +26,8 @@ class WaitMeter {
       for (const comm::Work& work : works) work.wait();
     });
   }
+  /// Adds time that has been measured elsewhere.
+  void add(double seconds) { seconds_ += seconds; }
   /// Runs `body(exchange)`, and adds the time that `exchange` waits in it.
   template <class Exchange, class Body>
   void adding_waits_of(Exchange& exchange, Body&& body) {

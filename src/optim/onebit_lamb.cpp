@@ -271,9 +271,10 @@ void OnebitLambImpl::set_momentum_scales(std::vector<double> scales) {
 
 void OnebitLambImpl::list_own(StateParts& parts) {
   const bool is_frozen = freeze.list(parts, denominator);
-  parts.add([this](State& state) { coefficients.add_to(state); },
-            [this](StateDict& state) { return coefficients.read(state); },
-            [this](LambCoefficients&& saved) { coefficients = saved; });
+  parts.add(
+      [this](State& state) { coefficients.add_to(state); },
+      [this](StateDict& state) { return coefficients.read(state); },
+      [this](LambCoefficients&& saved) { coefficients = std::move(saved); });
   if (is_frozen)
     parts.values(Axis::kParameter,
                  {.name = "scaling_coeff", .sign = Sign::kNotNegative},

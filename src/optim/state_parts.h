@@ -33,29 +33,29 @@ struct ArrayPart {
   const char* name;
   std::vector<Range> ranges{};  ///< For arrays of elements.
   Sharing sharing = Sharing::kSame;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  ///< In which elements() takes it.
   Sign sign = Sign::kAny;
   bool is_parameters = false;
 };
 
 /// List of the parts of a state. The same list writes them into a State and
 /// takes them out of a saved one. Taking checks each part where the list names
-/// it and throws Error(kCorruptCheckpoint); nothing changes before adoption().
+/// it and throws Error(kCorruptCheckpoint). Nothing changes before the function
+/// that adoption() returns is called.
 class StateParts {
  public:
   explicit StateParts(State& to) noexcept : to_(&to) {}
   explicit StateParts(StateDict& from) noexcept : from_(&from) {}
 
   /// Returns the state that parts are taken out of, or null if they are saved.
-  [[nodiscard]] StateDict* saved() const noexcept { return from_; }
+  [[nodiscard]] const StateDict* saved() const noexcept { return from_; }
   /// Returns whether the saved state has this array. Returns `own` if parts are
   /// saved.
   [[nodiscard]] bool has(std::string_view array, bool own) const {
     return from_ != nullptr ? from_->has_array(array) : own;
   }
 
-  /// Throws unless the saved state has this array, or had it until it was
-  /// taken.
+  /// Throws unless the saved state has this array, or elements() has taken it.
   void require(const char* array) const;
 
   /// Lists an integer or a bool. Returns the saved value, or `value` if parts
@@ -96,6 +96,7 @@ class StateParts {
   /// Sets `value` after the parts before it, unless parts are saved.
   template <class T>
   void set(T& value, T&& saved) {
+    if (from_ == nullptr) return;
     then([&value, kept = std::make_shared<T>(std::move(saved))] {
       value = std::move(*kept);
     });

@@ -34,13 +34,15 @@ MeanTraffic MeanTraffic::anew() const {
   return same;
 }
 
-// Without steps, ranks are alike if they, their hosts and those with their
-// place on all hosts have as much. In steps, a rank sends what the ranks after
-// it have; of very many ranks, neighbours count as alike.
+// Without steps, ranks are alike if they have equal pieces, and so do their
+// hosts and the ranks of their place on all hosts. In steps, a rank sends what
+// the ranks after it have; of very many ranks, neighbours count as alike.
 void MeanTraffic::add(std::span<const Range> pieces, const CostOfRank& cost,
                       double gathered_bytes) {
-  constexpr std::size_t kMostGroups = 512;
-  const std::size_t near = (ranks() + kMostGroups - 1) / kMostGroups;
+  // Each rank that is asked takes time in proportion to the number of ranks.
+  const std::size_t most_groups = std::clamp((std::size_t{1} << 21) / ranks(),
+                                             std::size_t{8}, std::size_t{512});
+  const std::size_t near = (ranks() + most_groups - 1) / most_groups;
   const bool are_equal = std::ranges::all_of(
       pieces, [&](Range piece) { return piece.size == pieces[0].size; });
   const bool takes_steps =
@@ -67,19 +69,22 @@ void MeanTraffic::add(std::span<const Range> pieces, const CostOfRank& cost,
                of_hosts[r / on_host_], of_places[r % local()]},
               r, 0)
           .first->second.second;
-  double rounds = 0;
+  Traffic all;  // of all ranks
   for (const auto& [unused, same] : alike) {
     const std::size_t host = same.first / on_host_, l = same.first % on_host_;
     rank_->become(by_host_ ? l * rank_->workers + host : same.first);
     const comm::Cost one = cost(*rank_);
-    const double share = same.second / static_cast<double>(ranks());
-    sum_.bytes += share * static_cast<double>(one.bytes_sent());
-    sum_.bytes_between_hosts +=
-        share * static_cast<double>(one.between_hosts.bytes);
-    sum_.messages += share * static_cast<double>(one.messages());
-    rounds = std::max(rounds, static_cast<double>(one.rounds));
+    all.bytes += same.second * static_cast<double>(one.bytes_sent());
+    all.bytes_between_hosts +=
+        same.second * static_cast<double>(one.between_hosts.bytes);
+    all.messages += same.second * static_cast<double>(one.messages());
+    all.rounds = std::max(all.rounds, static_cast<double>(one.rounds));
   }
-  sum_.rounds += rounds;
+  const auto count = static_cast<double>(ranks());
+  sum_.bytes += all.bytes / count;
+  sum_.bytes_between_hosts += all.bytes_between_hosts / count;
+  sum_.messages += all.messages / count;
+  sum_.rounds += all.rounds;
 }
 
 void MeanTraffic::add(const MeanTraffic& more, double times) {

@@ -42,7 +42,7 @@ class MeanTraffic {
   using CostOfRank = std::function<comm::Cost(const comm::RankRoutes& rank)>;
   /// Adds the mean of cost(), in which rank r has pieces[r]. It asks for one of
   /// the ranks that are alike. If they gather so few bytes that not even ranks
-  /// with equal pieces are, it asks for all.
+  /// with equal pieces are alike, it asks for all.
   void add(std::span<const Range> pieces, const CostOfRank& cost,
            double gathered_bytes = std::numeric_limits<double>::infinity());
   /// Adds the mean of a cost in which all ranks have equal pieces.

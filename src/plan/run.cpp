@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adds up a whole run from the steps of its stages.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <vector>
 
+#include "core/require.h"
 #include "optim/zero_one_schedule.h"
 #include "plan/parts.h"
 #include "thinwire/plan/planner.h"
@@ -74,7 +77,10 @@ Workload of_warmup(Workload work, bool during_backward) {
 }
 
 Way zero_over(int bits) {
-  return bits == 8 ? Way::kZero8 : bits == 4 ? Way::kZero4 : Way::kZero;
+  for (const Way way : {Way::kZero, Way::kZero4, Way::kZero8})
+    if (zero_bits(way) == bits) return way;
+  reject(
+      fmt::format("run.warmup_bits must be 0, 4 or 8 in plans, got {}", bits));
 }
 
 // ZeRO stage 1 adds the backwards of a window up before it sends.

@@ -126,25 +126,19 @@ double two_phases(const Step& step, const LowBitExchange& exchange,
 }
 
 // Returns the seconds of an exchange that is encoded and served during
-// backward, and applied after it.
+// backward, by its thread, and applied after it.
 double during_backward(const Step& step) {
   const Workload& work = step.work;
   const Compute& compute = step.compute;
   const double n = step.elements();
-  Compute beside = compute;
-  beside.update = 0;
-  if (!work.has_spare_core) beside = Compute{.turn = compute.turn};
-  const double end = two_phase_seconds(step.network, exchange_of(step), beside,
-                                       [&](std::size_t k, std::size_t count) {
-                                         return work.backward_seconds *
-                                                static_cast<double>(k + 1) /
-                                                static_cast<double>(count);
-                                       });
-  const double slower =
-      work.has_spare_core
-          ? 0
-          : n * (compute.norm + compute.encode + compute.serve) +
-                step.transport;
+  const double end = two_phase_seconds(
+      step.network, exchange_of(step), Compute{.turn = compute.turn},
+      [&](std::size_t k, std::size_t count) {
+        return work.backward_seconds * static_cast<double>(k + 1) /
+               static_cast<double>(count);
+      });
+  double slower = n * (compute.encode + compute.serve);
+  if (!work.has_spare_core) slower += n * compute.norm + step.transport;
   return step.before() + std::max(end, work.backward_seconds) + slower +
          agreement_seconds(step.network) + n * compute.update;
 }

@@ -116,12 +116,15 @@ optim::Adoption ShardGroup::adopt(StateDict& state) {
   optim::require_rule(state, rule_->name());
   optim::StateParts parts(state);
   list(parts);
-  parts.then(rule_->adopt(state));
-  return parts.adoption();
+  // The rule may be another language's, and fail: it comes first.
+  return [of_rule = rule_->adopt(state), set = parts.adoption()] {
+    of_rule();
+    set();
+  };
 }
 
 // Low-bit replicas may differ from masters of the same dtype. If a state has
-// none of these, its parameters had this dtype and were their own masters. A
+// no masters, its parameters had this dtype and were their own masters. A
 // group of one rank needs no replicas: its parameters become what larger groups
 // saved as masters.
 void ShardGroup::list(optim::StateParts& parts) {

@@ -74,7 +74,7 @@ class WireObserver {
 /// rank sends 1/G of those bytes.
 class CompressedAllReduce {
  public:
-  /// Returns x of a block (of its `values` range) that this rank encodes().
+  /// Returns x of a block (of its `values` range) that this rank encodes.
   /// Several threads may call it at once.
   using Source = std::function<kernels::SignInput(std::size_t block)>;
   /// Receives the result of a block. Several threads may call it at once. The

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/codec/bits.h"
 
 #include <vector>
+
+#include "exchange/codec/codec.h"
 
 namespace thinwire::exchange {
 

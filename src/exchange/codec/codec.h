@@ -38,7 +38,7 @@ class ValueCodec : public Codec {
   virtual void encode(const kernels::QuantizedSum& sum,
                       std::uint8_t* record) const = 0;
   /// Writes the sum of what the records stand for, each times `factor`, in
-  /// their order.
+  /// their order. If a scale is not finite, all values of the sum are NaN.
   virtual void average(std::span<const std::uint8_t* const> records,
                        float factor, std::span<float> mean) const = 0;
   virtual void decode(const std::uint8_t* record,
@@ -59,10 +59,13 @@ void require_bits(std::string_view name, int bits);
 void require_bits_or_exact(std::string_view name, int bits,
                            std::string_view advice = {});
 [[nodiscard]] bool has_codec(int bits) noexcept;
+/// Makes the codec of 4 or 8 bits: kernels/quantize.h.
+[[nodiscard]] std::unique_ptr<const ValueCodec> make_bits_codec(int bits);
 /// Returns the numbers of bits that have a codec, as text: "4 or 8", or "0, 4
 /// or 8".
 [[nodiscard]] std::string known_bits(bool or_exact);
-/// Adds a codec, which options accept from then on.
+/// Adds a codec, which options accept from then on, before any exchange is
+/// made. Throws Error(kInvalidArgument) if there is one with these bits.
 void add_codec(int bits, std::unique_ptr<const ValueCodec> codec);
 
 // ---- the fields of a record

@@ -6,18 +6,17 @@
 #include <utility>
 
 #include "core/require.h"
-#include "exchange/codec/bits.h"
 #include "exchange/codec/codec.h"
 
 namespace thinwire::exchange {
 
 namespace {
 
-using Codecs = std::map<int, std::unique_ptr<const ValueCodec>>;
+using KnownCodecs = std::map<int, std::unique_ptr<const ValueCodec>>;
 
-Codecs& codecs() {
-  static Codecs all = [] {
-    Codecs known;
+KnownCodecs& codecs() {
+  static KnownCodecs all = [] {
+    KnownCodecs known;
     for (const int bits : {4, 8}) known.emplace(bits, make_bits_codec(bits));
     return known;
   }();
@@ -42,8 +41,9 @@ std::string known_bits(bool or_exact) {
 bool has_codec(int bits) noexcept { return codecs().contains(bits); }
 
 const ValueCodec& codec_of(int bits) {
-  require_bits("bits", bits);
-  return *codecs().at(bits);
+  const auto found = codecs().find(bits);
+  if (found == codecs().end()) require_bits("bits", bits);
+  return *found->second;
 }
 
 void require_bits(std::string_view name, int bits) {
@@ -57,7 +57,8 @@ void require_bits_or_exact(std::string_view name, int bits,
 }
 
 void add_codec(int bits, std::unique_ptr<const ValueCodec> codec) {
-  codecs()[bits] = std::move(codec);
+  const bool is_new = codecs().emplace(bits, std::move(codec)).second;
+  require(is_new, "bits", "without a codec", bits);
 }
 
 }  // namespace thinwire::exchange

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "exchange/codec/codec.h"
 #include "thinwire/kernels/sign_compress.h"
@@ -23,17 +24,34 @@ class SignCodec final : public Codec {
   /// Writes the record of input + residual. `block.words` need not be set.
   /// Returns the scale.
   static float encode(const kernels::SignInput& input, kernels::SignBlock block,
-                      std::uint8_t* record);
+                      std::uint8_t* record) {
+    block.words = words_of(record);
+    const float scale = kernels::sign_encode(input, block);
+    set_scale(record, scale);
+    return scale;
+  }
   /// Writes the record of the sum of what the records stand for, each times
   /// `factor`, plus the residual. Returns the scale.
   static float average(std::span<const std::uint8_t* const> records,
                        float factor, kernels::SignBlock block,
-                       std::uint8_t* record);
+                       std::uint8_t* record) {
+    thread_local std::vector<kernels::Signs> signs;
+    signs.clear();
+    for (const std::uint8_t* const from : records)
+      signs.push_back(decode(from));
+    block.words = words_of(record);
+    const float scale = kernels::sign_encode_average(signs, factor, block);
+    set_scale(record, scale);
+    return scale;
+  }
   [[nodiscard]] static kernels::Signs decode(const std::uint8_t* record) {
     return {words_of(record), scale_of(record)};
   }
 };
 
-[[nodiscard]] const SignCodec& sign_codec();
+[[nodiscard]] inline const SignCodec& sign_codec() {
+  static const SignCodec codec;
+  return codec;
+}
 
 }  // namespace thinwire::exchange

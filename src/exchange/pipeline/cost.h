@@ -18,8 +18,8 @@ namespace thinwire::exchange {
 using Cost = comm::Cost;
 
 /// A layout by numbers: how many blocks of which sizes each server has in each
-/// bucket. It has chunks, and buckets, that are alike only once, so the largest
-/// models take little memory.
+/// bucket. Equal chunks and equal buckets are kept once, so the largest models
+/// take little memory.
 class LayoutCounts {
  public:
   /// Blocks of one size.

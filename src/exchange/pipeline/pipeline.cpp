@@ -135,14 +135,24 @@ void Pipeline::take_with(
 }
 
 void Pipeline::finish() {
-  take_empty_turns(turns_until_taken());
+  try {
+    take_empty_turns(turns_until_taken());
+  } catch (...) {
+    drop();
+    throw;
+  }
   is_swapped_ = false;
   drop();
 }
 
 void Pipeline::run(RunSteps steps, Direction way) {
   begin(std::move(steps), way);
-  for (std::size_t b = 0; b < layout_.buckets().size(); ++b) ready(b);
+  try {
+    for (std::size_t b = 0; b < layout_.buckets().size(); ++b) ready(b);
+  } catch (...) {
+    drop();
+    throw;
+  }
   finish();
 }
 

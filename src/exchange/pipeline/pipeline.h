@@ -78,7 +78,9 @@ struct PipelineMemory {
 /// The way of records through the ranks, bucket by bucket. It moves bytes
 /// without reading them. Buckets become ready one by one, during backward or in
 /// a loop, in any order that all ranks share. Bucket k + 1 is encoded while
-/// bucket k is in flight. There is one message per bucket, way and peer.
+/// bucket k is in flight. There is one message per bucket, way and peer. The
+/// records of a bucket lie one after the other in the order of blocks, and so
+/// in that of their servers. A server receives one worker's after the other's.
 class Pipeline {
  public:
   struct Options {
@@ -114,11 +116,11 @@ class Pipeline {
   void take_with(
       std::function<void(std::size_t block, const std::uint8_t* record)> take,
       std::function<void(Range)> taken);
-  /// Completes the run with the buckets that are ready. Collective, done on
-  /// return.
+  /// Completes the run with the buckets that are ready. If it throws, the run
+  /// is dropped. Collective, done on return.
   void finish();
-  /// Begins a run, makes all buckets ready in their order, and completes it.
-  /// Collective, done on return.
+  /// Begins a run, makes all buckets ready in their order, and completes it. If
+  /// it throws, the run is dropped. Collective, done on return.
   void run(RunSteps steps) { run(std::move(steps), options_.direction); }
   void run(RunSteps steps, Direction way);
   /// Ends a run. Blocks until nothing is in flight; only what is queued takes

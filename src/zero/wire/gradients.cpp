@@ -48,15 +48,18 @@ EncodedGradients::EncodedGradients(const ReductionSettings& settings)
       pipeline_(make_pipeline(groups_ ? *groups_->between : settings.comm,
                               settings_.pool, blocks_, codec_)) {
   std::size_t most = 0;
+  const int own = static_cast<int>(pipeline_.places().own);
   for (std::size_t b = 0; b < blocks_.buckets().size(); ++b) {
     parts_.push_back(
         part_of(bucket(b), owners_of(settings.comm.hosts().local_rank)));
     most = std::max(most, parts_.back().size);
     for (std::size_t i = blocks_.buckets()[b].first_block();
          i < blocks_.buckets()[b].end_block(); ++i)
-      mean_at_.push_back(bucket(b).positions[rank_] +
-                         blocks_.blocks()[i].values.offset -
-                         bucket(b).pieces[rank_].offset);
+      mean_at_.push_back(blocks_.blocks()[i].server == own
+                             ? bucket(b).positions[rank_] +
+                                   blocks_.blocks()[i].values.offset -
+                                   bucket(b).pieces[rank_].offset
+                             : 0);
   }
   if (settings.options.stage == 2) filling_.emplace(settings.shards);
   if (groups_) {

@@ -102,8 +102,8 @@ class EncodedGradients final : public GradientReduction {
   const exchange::ValueCodec& codec_;
   std::vector<Range> parts_;
   exchange::ResidualSide residuals_;
-  Buffer means_;                           // of this rank's shard
-  std::vector<std::size_t> mean_at_;       // in means_, per block that it owns
+  Buffer means_;                      // of this rank's shard
+  std::vector<std::size_t> mean_at_;  // in means_, per block; 0 if not its own
   std::optional<FillingBuckets> filling_;  // stage 2
 
   // ---- the window
@@ -117,7 +117,7 @@ class EncodedGradients final : public GradientReduction {
   std::array<HostMean, kSlots> host_means_;
   std::size_t first_ = 0;  // oldest of `count_` that are in flight
   std::size_t count_ = 0;
-  exchange::Pipeline pipeline_;  // last: what is in flight uses the rest
+  exchange::Pipeline pipeline_;
 };
 
 }  // namespace thinwire::zero

@@ -49,7 +49,7 @@ class Replicas {
   ConstView masters_;              // of the bucket that is encoded
   std::size_t masters_begin_ = 0;  // its first element
   std::size_t taken_ = 0;
-  exchange::Pipeline pipeline_;  // last: what is in flight uses the rest
+  exchange::Pipeline pipeline_;
 };
 
 }  // namespace thinwire::zero

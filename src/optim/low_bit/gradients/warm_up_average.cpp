@@ -132,7 +132,7 @@ View WarmUpAverage::average(const StepInput& in, bool begins_anew,
                            model_.settings.exchange.bucket_elements);
   step.adding_waits_of(*exchange_, [&](auto& all) {
     for (std::size_t k = 0; k < is_added_.size(); ++k) add(k);
-    all.write_to({mean});
+    all.write_to({.values = mean, .saturates = false});
     static_cast<void>(all.finish());
   });
   step.wait_for(exact);

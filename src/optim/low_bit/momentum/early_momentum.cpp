@@ -38,7 +38,7 @@ void EarlyMomentum::begin(View grads, std::int64_t number) {
   grad_scale_ = gradients_.scale_by_lag(loss_scale_);
   coefficients_ = model_.coefficients(number, grad_scale_);
   ready_.clear();
-  momentum_.exchange.all().begin([this](std::size_t b) { return input(b); });
+  momentum_.exchange.begin_early([this](std::size_t b) { return input(b); });
   left_ = model_.layout.blocks.buckets().size();
 }
 

@@ -47,12 +47,17 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
   form_.keep_as_signs(*all_);
 }
 
+void MomentumExchange::begin_early(
+    const exchange::SignExchange::Source& source) {
+  waited_before_ = all().wait_seconds();
+  all_->begin(source);
+}
+
 void MomentumExchange::accept_early(const Apply& apply, StepMeter& step,
                                     const FinalRange& tell) {
-  step.adding_waits_of(all(), [&](auto& all) {
-    all.finish([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
+  all_->finish([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
                model_.teller(tell));
-  });
+  step.add(all_->wait_seconds() - waited_before_);
   form_.keep_as_signs(*all_);
 }
 

@@ -36,7 +36,10 @@ class MomentumExchange {
   /// Collective.
   void average(const StepInput& in, const Coefficients& c, const Apply& apply,
                StepMeter& step);
-  /// Completes the exchange that has begun early, and applies its result.
+  /// Begins an exchange that can be dropped. Local.
+  void begin_early(const exchange::SignExchange::Source& source);
+  /// Completes the exchange that has begun early, and applies its result. The
+  /// step's waits include those since it began.
   /// Passes elements that were applied to `tell`, unless it is empty.
   /// Collective.
   void accept_early(const Apply& apply, StepMeter& step,
@@ -97,6 +100,7 @@ class MomentumExchange {
   bool keeps_previous_;
   std::unique_ptr<exchange::SignExchange> all_;
   exchange::ActiveMask active_;
+  double waited_before_ = 0;  // the exchange that has begun early
 };
 
 /// Returns the elements that this rank encodes and has worker residuals of.
