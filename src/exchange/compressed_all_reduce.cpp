@@ -25,14 +25,12 @@ int CompressedAllReduce::all_reduce(View values) {
   const std::span<float> x = values.as<float>();
   require_inside(layout(), x.size());
   if (comm_.size() == 1 && !options_.compresses_alone) return -1;
-  if (options_.checks_finite) {
-    const int rank = find_nonfinite(comm_, layout(), exchange_->places(), x);
-    if (rank >= 0) return rank;
-  }
+  const int rank = find_nonfinite(comm_, layout(), exchange_->places(), x);
+  if (rank >= 0) return rank;
   const auto blocks = layout().blocks();
   run(
-      [&](std::size_t b) {
-        return kernels::SignInput{.values = x.data() + blocks[b].values.offset};
+      [&](std::size_t b) -> kernels::SignInput {
+        return {.values = x.data() + blocks[b].values.offset};
       },
       [&](std::size_t b, kernels::Signs mean) {
         kernels::sign_decode(mean, exchange_->active().words(layout(), b),
@@ -42,9 +40,8 @@ int CompressedAllReduce::all_reduce(View values) {
   return -1;
 }
 
-void CompressedAllReduce::run(const Source& source, const Sink& sink,
-                              const Delivered& delivered) {
-  exchange_->run(source, sink, delivered);
+void CompressedAllReduce::run(const Source& source, const Sink& sink) {
+  exchange_->run(source, sink);
 }
 
 void CompressedAllReduce::set_active(ActiveMask active) {

@@ -19,7 +19,7 @@
 
 namespace thinwire::exchange {
 
-/// A block's residual as floats: the array itself or, if it has bf16, a copy
+/// A block's residual as floats: the array itself or, if it is bf16, a copy
 /// that store() rounds back.
 class Residual {
  public:
@@ -62,19 +62,21 @@ struct KeptResidual {
   }
 };
 
-/// One rank's residuals of one way: what encoding has taken from blocks, which
-/// is added to them when they are next encoded. A run writes the residuals that
-/// are valid after it. If it may not count, accept() or drop() ends it.
+/// One rank's residuals of one way: what encoding has lost of blocks, which is
+/// added to them when they are next encoded. If a run can be dropped, it ends
+/// with accept() or drop(). A run writes residuals in one of four ways: to
+/// fresh memory, over the old ones, over old ones that are saved first, or
+/// block by block with keep().
 class ResidualSide {
  public:
-  /// Holds the blocks of a layout whose servers are [begin, end), one after the
-  /// other; all are 0. If it `can_drop`, a run writes fresh residuals, which
-  /// take as much memory again. Otherwise it writes over them, and a run that
-  /// is dropped leaves 0. The layout must outlive it.
+  /// Holds the residuals, initially 0, of the blocks of a layout whose servers
+  /// are [begin, end), one after the other. If it `can_drop`, a run writes
+  /// fresh residuals, which take as much memory again. Otherwise it writes over
+  /// them, and a run that is dropped leaves 0. The layout must outlive it.
   ResidualSide(const BlockLayout& layout, std::size_t begin, std::size_t end,
                DType dtype, bool can_drop);
-  /// Refers to blocks that lie `at` these ranges of `values`, which are those
-  /// of a larger array; ranges may be empty. After write_to(), runs write fresh
+  /// Refers to `values`, part of a larger array: block b is at[b], which may be
+  /// empty. After write_to(), runs write fresh
   /// residuals to the memory that it was given.
   ResidualSide(View values, std::vector<Range> at);
   ResidualSide() = default;  ///< Of no blocks.
@@ -84,7 +86,8 @@ class ResidualSide {
   void write_to(Buffer& fresh);
 
   // ---- in a run
-  /// Returns residual and error of a block, without values.
+  /// Returns the residual of a block, and where its error is written. `values`
+  /// and `factor` are unset.
   [[nodiscard]] kernels::QuantizedSum sum(std::size_t block) const {
     return {.residual = part(values_, at_, block),
             .error = writes_fresh() ? part(fresh_, fresh_at(), block)
@@ -93,17 +96,17 @@ class ResidualSide {
   /// Returns the residual of a block for kernels::sign_encode(), which writes
   /// over it.
   [[nodiscard]] KeptResidual kept(std::size_t block);
-  /// Lets the run write over residuals, whose present values a drop restores:
-  /// for runs that add to them several times. Does nothing if it cannot drop.
+  /// Makes the run update residuals in place; drop() restores the saved values.
+  /// Has no effect if runs cannot be dropped.
   void save_before();
-  /// The run has changed nothing.
+  /// Discards the saved values of a run that has changed nothing.
   void forget_before() noexcept { is_saved_ = false; }
   /// Keeps a block's error at once, for runs that do not agree on their end.
   void keep(std::size_t block, ConstView error) const noexcept;
   /// The run counts. Threads of a pool copy what write_to() has received.
   void accept() noexcept;
   void accept(ThreadPool& pool);
-  /// The run does not count. Returns whether residuals became 0.
+  /// The run does not count. Returns true if residuals were set to 0.
   bool drop() noexcept;
 
   // ---- between runs

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "exchange/codec/sign.h"
 #include "exchange/pipeline/pipeline.h"
@@ -18,7 +19,8 @@ class SignExchange {
  public:
   using Source = CompressedAllReduce::Source;
   using Sink = CompressedAllReduce::Sink;
-  using Delivered = CompressedAllReduce::Delivered;
+  /// Called by the thread of the run if the Sink has received these blocks.
+  using Delivered = std::function<void(Range blocks)>;
 
   struct Options {
     DType residual_dtype = DType::kFloat32;
@@ -34,7 +36,7 @@ class SignExchange {
   SignExchange(comm::Communicator& comm, const comm::HostGroups* groups,
                ThreadPool& pool, BlockLayout layout, const Options& options);
 
-  /// Does what CompressedAllReduce::run() does.
+  /// Does what CompressedAllReduce::run() does. `delivered` may be empty.
   void run(const Source& source, const Sink& sink,
            const Delivered& delivered = {});
   /// Runs the way down alone: every server encodes x of its own blocks, with

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "core/require.h"
-#include "exchange/codec/codec.h"
 #include "plan/parts.h"
 
 namespace thinwire::plan {
@@ -127,7 +126,9 @@ void Workload::validate() const {
   require(run->steps >= 1 && run->steps <= RunStages::kMostSteps, "run.steps",
           fmt::format("in [1, {}]", RunStages::kMostSteps), run->steps);
   require(run->freeze_step >= 1, "run.freeze_step", ">= 1", run->freeze_step);
-  exchange::require_bits_or_exact("run.warmup_bits", run->warmup_bits);
+  const int bits = run->warmup_bits;  // those of a Way
+  require(bits == 0 || bits == 4 || bits == 8, "run.warmup_bits", "0, 4 or 8",
+          bits);
 }
 
 Prediction predict(Way way, bool by_host, const Workload& work,

@@ -24,9 +24,6 @@ struct CompressedAllReduceOptions {
   /// Type of the residuals: kFloat32 or kBFloat16. Error feedback also corrects
   /// the rounding to bf16.
   DType residual_dtype = DType::kFloat32;
-  /// Whether all_reduce() looks for non-finite input first, and changes nothing
-  /// if it finds any.
-  bool checks_finite = true;
   /// Whether all_reduce() compresses on a single rank, instead of doing
   /// nothing.
   bool compresses_alone = false;
@@ -80,9 +77,6 @@ class CompressedAllReduce {
   /// Receives the result of a block. Several threads may call it at once. The
   /// words stay readable until the next run.
   using Sink = std::function<void(std::size_t block, kernels::Signs mean)>;
-  /// Called by the thread of run() if the Sink has received all of these
-  /// blocks.
-  using Delivered = std::function<void(Range blocks)>;
 
   /// Divides the units into blocks. Local. `groups` are those of `comm`, or
   /// null if hosts are flat. They, `comm` and `pool` must outlive this object.
@@ -108,9 +102,8 @@ class CompressedAllReduce {
   /// Averages like all_reduce(), but x is formed and the result used block by
   /// block. Collective, done on return. While the Sink receives blocks of one
   /// bucket, the Source may be called for those of a later one. x must be
-  /// finite on all ranks, which is not checked. `delivered` may be empty.
-  void run(const Source& source, const Sink& sink,
-           const Delivered& delivered = {});
+  /// finite on all ranks, which is not checked.
+  void run(const Source& source, const Sink& sink);
 
   /// Masks elements from the next run on, and sets their residuals to 0. Goes
   /// over the residuals of the blocks that this mask or the last one masks.

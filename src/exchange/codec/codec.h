@@ -14,9 +14,10 @@
 
 namespace thinwire::exchange {
 
-/// A way to compress a block of values: what the bytes of its record are. A
-/// record is a float, its scale, and then 32-bit words. The scale is not finite
-/// if a value is not.
+/// A compression of one block, which defines the bytes of its record: a float,
+/// the scale, and then 32-bit words. The scale is not finite if a value is not.
+/// A record of zeros stands for zeros. One codec serves all threads and ranks
+/// of a process at once.
 class Codec {
  public:
   Codec() = default;
@@ -24,23 +25,26 @@ class Codec {
   Codec(const Codec&) = delete;
   Codec& operator=(const Codec&) = delete;
 
-  /// Returns the bytes of the record of so many elements: a multiple of 4.
+  /// Returns the size in bytes of the record of a block of `elements` elements,
+  /// a multiple of 4. It depends on nothing else.
   [[nodiscard]] virtual std::size_t record_bytes(
       std::size_t elements) const noexcept = 0;
 };
 
-/// A codec of plain values. Its functions process one block, of at most
-/// kernels::kMostSummed elements, on one thread.
+/// A codec of plain values. Each call processes one block, of at most
+/// kernels::kMostSummed elements.
 class ValueCodec : public Codec {
  public:
-  /// Writes the record of c = values * factor + residual, and c less what the
-  /// record stands for to `sum.error`.
+  /// Encodes c = values * factor + residual into `record`, and writes the
+  /// error, c minus the decoded record, to `sum.error`, which may be the
+  /// residual's memory and has its type.
   virtual void encode(const kernels::QuantizedSum& sum,
                       std::uint8_t* record) const = 0;
-  /// Writes the sum of what the records stand for, each times `factor`, in
-  /// their order. If a scale is not finite, all values of the sum are NaN.
+  /// Writes to `mean` the sum of the decoded records, each times `factor`,
+  /// added in the order given. If a scale is not finite, all values become NaN.
   virtual void average(std::span<const std::uint8_t* const> records,
                        float factor, std::span<float> mean) const = 0;
+  /// Writes what a record stands for.
   virtual void decode(const std::uint8_t* record,
                       std::span<float> values) const = 0;
   /// Adds what the record stands for in fp32, and rounds once to the dtype of
@@ -49,13 +53,13 @@ class ValueCodec : public Codec {
 };
 
 /// Returns the codec with this number of bits per element. Throws
-/// Error(kInvalidArgument).
+/// Error(kInvalidArgument) if there is none.
 [[nodiscard]] const ValueCodec& codec_of(int bits);
 /// Throws Error(kInvalidArgument) that names the option `name`, unless there is
 /// a codec with this number of bits.
 void require_bits(std::string_view name, int bits);
-/// Does so unless `bits` is 0, which stands for an exact exchange. The error
-/// says `advice`, too.
+/// Like require_bits(), but accepts 0, an exact exchange. `advice` is appended
+/// to the message.
 void require_bits_or_exact(std::string_view name, int bits,
                            std::string_view advice = {});
 [[nodiscard]] bool has_codec(int bits) noexcept;
@@ -64,8 +68,9 @@ void require_bits_or_exact(std::string_view name, int bits,
 /// Returns the numbers of bits that have a codec, as text: "4 or 8", or "0, 4
 /// or 8".
 [[nodiscard]] std::string known_bits(bool or_exact);
-/// Adds a codec, which options accept from then on, before any exchange is
-/// made. Throws Error(kInvalidArgument) if there is one with these bits.
+/// Adds a codec for a test, which options accept from then on, before any
+/// exchange is made; the library's own ones are in factory.cpp. Throws
+/// Error(kInvalidArgument) if there is one with these bits.
 void add_codec(int bits, std::unique_ptr<const ValueCodec> codec);
 
 // ---- the fields of a record

@@ -22,21 +22,21 @@
 
 namespace thinwire::exchange {
 
-/// The ways that records go: up to the ranks that serve their blocks, down from
-/// these to all, or both.
+/// The directions in which records travel: up to the ranks that serve their
+/// blocks, down from these to all, or both.
 enum class Direction { kUp, kDown, kBoth };
 
 /// What the client of a pipeline does with records, block by block. Several
 /// threads call these functions at once, for different blocks of one bucket.
 struct RunSteps {
-  /// Writes this rank's record of a block: of its piece on the way up, or of
-  /// one that it serves if the only way is down.
+  /// Writes this rank's record of a block. Going up, these are the blocks of
+  /// its piece; only down, those that it serves.
   std::function<void(std::size_t block, std::uint8_t* record)> encode{};
-  /// Takes what the workers sent of a block that this rank serves, in their
+  /// Is given what the workers sent of a block that this rank serves, in their
   /// order. Writes the record that goes down, if one does.
   std::function<void(std::size_t block, SentRecords sent, std::uint8_t* record)>
       average{};
-  /// Takes the result of a block from the way down.
+  /// Is given the result of a block.
   std::function<void(std::size_t block, const std::uint8_t* record)> take{};
   /// If set, they are called on the thread that runs the pipeline just before
   /// records are sent: with each encoded one of a bucket, and with each
@@ -54,8 +54,7 @@ struct RunSteps {
 struct Route {
   comm::Communicator& comm;
   const comm::HostGroups* groups = nullptr;  ///< Null: flat.
-  /// The rank that each server is, if the only way is down. Empty: server s is
-  /// rank s.
+  /// Only down: owners[s] is the rank that is server s. Empty: rank s.
   std::span<const int> owners{};
 };
 
@@ -77,17 +76,16 @@ struct PipelineMemory {
 
 /// The way of records through the ranks, bucket by bucket. It moves bytes
 /// without reading them. Buckets become ready one by one, during backward or in
-/// a loop, in any order that all ranks share. Bucket k + 1 is encoded while
+/// a loop, in any order, the same on all ranks. Bucket k + 1 is encoded while
 /// bucket k is in flight. There is one message per bucket, way and peer. The
 /// records of a bucket lie one after the other in the order of blocks, and so
-/// in that of their servers. A server receives one worker's after the other's.
+/// in that of their servers. A server receives whole chunks, ordered by worker.
 class Pipeline {
  public:
   struct Options {
     Direction direction = Direction::kBoth;
-    /// Whether results of the run before are kept, which takes the memory of
-    /// all records once more. Then a run that is dropped leaves no trace,
-    /// unless it goes down alone.
+    /// Keeps the previous run's results, which doubles the memory of records. A
+    /// dropped run then leaves no trace, except one that only goes down.
     bool keeps_previous = false;
     std::shared_ptr<PipelineMemory> memory{};  ///< Null: its own.
   };
@@ -104,15 +102,16 @@ class Pipeline {
   void begin(RunSteps steps) { begin(std::move(steps), options_.direction); }
   void begin(RunSteps steps, Direction way);
   [[nodiscard]] bool has_begun() const noexcept { return has_begun_; }
-  /// Encodes this bucket and sends it. Waits for the one before the last to
-  /// arrive, and averages or takes what has arrived. Collective, queued.
+  /// Encodes this bucket and sends it. Waits until the bucket made ready two
+  /// calls earlier has arrived, and averages or takes what has. Collective,
+  /// queued.
   void ready(std::size_t bucket);
-  /// Queues what this rank has still to send of the buckets that are ready: all
-  /// of them arrive at their servers. Collective, queued.
+  /// Queues what this rank has still to send of the buckets that are ready, so
+  /// that all of them arrive at their servers. Collective, queued.
   void queue_rest() { take_empty_turns(kLag); }
-  /// Takes results from now on, those that have arrived first. If the direction
-  /// is kBoth, a run that began without RunSteps::take holds them until then.
-  /// Local.
+  /// Sets RunSteps::take and taken, and first passes them results that have
+  /// already arrived. If the direction is kBoth, a run that began without them
+  /// holds results until then. Local.
   void take_with(
       std::function<void(std::size_t block, const std::uint8_t* record)> take,
       std::function<void(Range)> taken);
@@ -123,8 +122,8 @@ class Pipeline {
   /// it throws, the run is dropped. Collective, done on return.
   void run(RunSteps steps) { run(std::move(steps), options_.direction); }
   void run(RunSteps steps, Direction way);
-  /// Ends a run. Blocks until nothing is in flight; only what is queued takes
-  /// place. Local: all ranks do so after the same calls.
+  /// Ends a run. Blocks until the collectives that are queued have completed;
+  /// no others start. Local: all ranks do so after the same calls.
   void drop() noexcept;
   /// Drops one bucket that is ready: no function is called with it any more.
   /// Local, like drop().
@@ -132,7 +131,8 @@ class Pipeline {
 
   /// Returns the last run's result of a block, which is 0 before the first
   /// run. Only if the direction is kBoth. During a run it is invalid until it
-  /// is taken; with keeps_previous it is that of the run before.
+  /// is taken; with keeps_previous it is that of the run before, as previous()
+  /// is.
   [[nodiscard]] const std::uint8_t* result(std::size_t block) const {
     return (is_swapped_ ? previous_ : results_).as<std::uint8_t>().data() +
            down_->begin(block);
@@ -201,7 +201,7 @@ class Pipeline {
   const BlockLayout& layout_;
   const Options options_;
   const Places places_;
-  const std::shared_ptr<const RecordMap> up_;  // one object, if codecs are
+  const std::shared_ptr<const RecordMap> up_;  // down_, if codecs are the same
   const std::shared_ptr<const RecordMap> down_;
   const std::shared_ptr<PipelineMemory> memory_;
   // If both ways: records of all blocks. If one codec has both ways, they are
