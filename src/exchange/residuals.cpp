@@ -86,6 +86,10 @@ void ResidualSide::keep(std::size_t block, ConstView error) const noexcept {
   std::memcpy(part(values_, at_, block).data(), error.data(), error.bytes());
 }
 
+void ResidualSide::keep_fresh(std::size_t block) const noexcept {
+  if (at_[block].size != 0) keep(block, part(fresh_, fresh_at_, block));
+}
+
 void ResidualSide::accept() noexcept {
   if (writes_fresh()) swap_fresh();
   is_saved_ = false;
@@ -94,8 +98,7 @@ void ResidualSide::accept() noexcept {
 void ResidualSide::accept(ThreadPool& pool) {
   if (fresh_at_.empty()) return accept();
   pool.for_ranges(at_.size(), 16, [&](std::size_t b, std::size_t end) {
-    for (; b < end; ++b)
-      if (at_[b].size != 0) keep(b, part(fresh_, fresh_at_, b));
+    for (; b < end; ++b) keep_fresh(b);
   });
 }
 
@@ -107,8 +110,7 @@ bool ResidualSide::drop() noexcept {
 
 void ResidualSide::swap_fresh() noexcept {
   if (!fresh_at_.empty()) {
-    for (std::size_t b = 0; b < at_.size(); ++b)
-      if (at_[b].size != 0) keep(b, part(fresh_, fresh_at_, b));
+    for (std::size_t b = 0; b < at_.size(); ++b) keep_fresh(b);
     return;
   }
   std::swap(own_, own_fresh_);

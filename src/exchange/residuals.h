@@ -76,8 +76,8 @@ class ResidualSide {
   ResidualSide(const BlockLayout& layout, std::size_t begin, std::size_t end,
                DType dtype, bool can_drop);
   /// Refers to `values`, part of a larger array: block b is at[b], which may be
-  /// empty. After write_to(), runs write fresh
-  /// residuals to the memory that it was given.
+  /// empty. After write_to(), runs write fresh residuals to the memory that it
+  /// was given.
   ResidualSide(View values, std::vector<Range> at);
   ResidualSide() = default;  ///< Of no blocks.
   ResidualSide(ResidualSide&&) = default;
@@ -138,6 +138,7 @@ class ResidualSide {
     return fresh_at_.empty() ? at_ : fresh_at_;
   }
   void form_error(std::size_t block, const std::uint32_t* active);
+  void keep_fresh(std::size_t block) const noexcept;
   void swap_fresh() noexcept;
 
   const BlockLayout* layout_ = nullptr;

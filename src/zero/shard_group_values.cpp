@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "optim/saved_state.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // State of a shard's low-bit exchanges: residuals and replicas.
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "optim/saved_state.h"

@@ -12,6 +12,7 @@
 
 #include "exchange/codec/sign.h"
 #include "exchange/pipeline/pipeline.h"
+#include "exchange/support.h"
 #include "support/counting_group.h"
 #include "thinwire/comm/hosts.h"
 
@@ -25,24 +26,16 @@ struct World {
   int ranks_per_host = 1;  // 1: flat
 };
 
-// One unit after the other.
-std::vector<Range> units_of(std::initializer_list<std::size_t> sizes) {
-  std::vector<Range> units;
-  for (const std::size_t size : sizes)
-    units.push_back({units.empty() ? 0 : units.back().end(), size});
-  return units;
-}
-
 // Buckets with fewer blocks than servers, blocks of one element, and more bytes
 // than are gathered straight to all.
 std::vector<BlockLayout> layouts_for(int ranks) {
   std::vector<BlockLayout> layouts;
-  layouts.emplace_back(units_of({33}), BlockOptions{.world_size = ranks});
+  layouts.emplace_back(test::units_of({33}), BlockOptions{.world_size = ranks});
   layouts.emplace_back(
-      units_of({1, 1023, 5000, 1, 33, 20'011, 4096, 7}),
+      test::units_of({1, 1023, 5000, 1, 33, 20'011, 4096, 7}),
       BlockOptions{.world_size = ranks, .bucket_elements = 6000});
   layouts.emplace_back(
-      units_of({300'001, 17}),
+      test::units_of({300'001, 17}),
       BlockOptions{.world_size = ranks, .bucket_elements = 131'072});
   return layouts;
 }
@@ -53,7 +46,7 @@ RunSteps steps_without_numbers() {
           .take = [](std::size_t, const std::uint8_t*) {}};
 }
 
-// What goes down alone travels through the hosts of all ranks.
+// Records that only go down travel through the hosts of all ranks.
 bool has_groups(const World& world, Direction way) {
   return world.ranks_per_host > 1 && way != Direction::kDown;
 }
@@ -129,7 +122,7 @@ TEST_P(PipelineCost, OfSizesIsThatOfTheLayoutWithTheSizes) {
   of_sizes.add(kFull, chunk_elements(kBucket, servers));
   of_sizes.add(1, chunk_elements(kRest, servers));
   const LayoutCounts of_layout(
-      BlockLayout(units_of({kFull * kBucket + kRest}),
+      BlockLayout(test::units_of({kFull * kBucket + kRest}),
                   {.world_size = world.ranks, .bucket_elements = kBucket}));
   const Codecs codecs{codec_of(4), sign_codec()};
   for (int r = 0; r < world.ranks; ++r) {

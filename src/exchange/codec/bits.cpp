@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-
 #include <vector>
 
 #include "exchange/codec/codec.h"
