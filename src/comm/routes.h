@@ -41,7 +41,7 @@ struct Sent {
   bool operator==(const Sent&) const = default;
 };
 
-/// What one rank sends in collectives.
+/// Messages of one rank in collectives.
 struct Cost {
   Sent between_hosts;
   Sent inside_hosts;
@@ -179,8 +179,8 @@ class Routes {
   Peers between_;
 };
 
-/// The routes of one rank, without a communicator: those of all ranks, and
-/// those of the groups that split_by_host() gives it.
+/// Routes of one rank, without a communicator: among all ranks, and in the
+/// groups that split_by_host() gives it.
 struct RankRoutes {
   /// `hosts` are all hosts, as this rank sees them. Unless `by_host`, the rank
   /// goes directly, and has no groups.

@@ -21,12 +21,12 @@ namespace thinwire::exchange {
 /// kUp gives each rank the blocks that it serves. Per block, with x of a rank
 /// times a factor:
 ///   worker   c = x * factor + e,  its record;  e = c less what was sent
-///   server   c = mean over workers + d, its record;  d likewise  (kBoth)
+///   server   c = mean over workers + d, its record;  d = c less that  (kBoth)
 class LowBitExchange {
  public:
   /// Returns x of a block: fp32, fp16 or bf16. Several threads call it at once.
   using Source = std::function<ConstView(std::size_t block)>;
-  /// Where averages are written.
+  /// Destination of averages.
   struct Output {
     View values;  ///< fp32, fp16 or bf16.
     float scale = 1;

@@ -14,7 +14,7 @@
 
 namespace thinwire::exchange {
 
-/// What one rank sends in one run of a pipeline.
+/// Messages of one rank in one run of a pipeline.
 using Cost = comm::Cost;
 
 /// A layout by numbers: how many blocks of which sizes each server has in each
@@ -29,7 +29,7 @@ class LayoutCounts {
 
     auto operator<=>(const Blocks&) const = default;
   };
-  /// What one server has of a bucket, in the order of sizes.
+  /// Blocks of one server in a bucket, in the order of their sizes.
   using Chunk = std::vector<Blocks>;
   /// The number of each server's chunk.
   using Bucket = std::vector<std::uint32_t>;
@@ -38,7 +38,7 @@ class LayoutCounts {
   explicit LayoutCounts(const BlockLayout& layout);
 
   /// Adds `count` buckets in which server s has pieces[s] elements, in blocks
-  /// of kernels::kSumChunk and a shorter last one.
+  /// of kernels::kSumChunk elements; the last one may be shorter.
   void add(std::uint64_t count, std::span<const std::size_t> pieces);
 
   /// The distinct chunks, with their numbers.

@@ -26,7 +26,7 @@ namespace thinwire::exchange {
 /// blocks, down from these to all, or both.
 enum class Direction { kUp, kDown, kBoth };
 
-/// What the client of a pipeline does with records, block by block. Several
+/// The functions of a pipeline's client for records, block by block. Several
 /// threads call these functions at once, for different blocks of one bucket.
 struct RunSteps {
   /// Writes this rank's record of a block. Going up, these are the blocks of

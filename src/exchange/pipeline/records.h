@@ -12,8 +12,8 @@
 
 namespace thinwire::exchange {
 
-/// Where the records of a layout's blocks lie if they follow one another, in
-/// the order of blocks. The layout must outlive it.
+/// Offsets of the records of a layout's blocks, which follow one another in the
+/// order of blocks. The layout must outlive it.
 class RecordMap {
  public:
   RecordMap(const BlockLayout& layout, const Codec& codec);
