@@ -52,7 +52,7 @@ def forward(comm: _core.Communicator) -> None:
     everything = comm.rank == 0 or comm.backend == "local"
     for level, text in _core.take_log():
         number = _LEVELS[level]
-        if comm.rank == 0 and text.startswith(_ASKED):
+        if everything and text.startswith(_ASKED):
             tell(text)
         elif everything or number >= logging.WARNING:
             logger.log(number, "%s", text)

@@ -249,6 +249,21 @@ def test_what_a_configuration_asks_for_is_printed_without_a_logging_set_up(
         assert (len(logged), len(lines)) == ((1, 0) if has_handlers else (0, 1))
 
 
+def test_every_local_rank_prints_what_a_configuration_asks_for(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "time per step, mean of 2 steps"
+    monkeypatch.setattr(_log.logger, "hasHandlers", lambda: False)
+    monkeypatch.setattr(_log._core, "take_log", lambda: [("info", text)])
+
+    def run(comm: Any) -> None:
+        if comm.rank == 1:  # which may find the lines of rank 0
+            _log.forward(comm)
+
+    run_local_ranks(2, run)
+    assert capfd.readouterr().err.splitlines() == [text]
+
+
 @by_ranks(2)
 def test_keys_without_effect_are_one_warning(comm: Any, caplog: Any) -> None:
     ignored = optimizer_of("OneBitAdam", cuda_aware=True) | {"dump_state": True}
