@@ -2,7 +2,7 @@
 #include "thinwire/exchange/low_bit_mean.h"
 
 #include "exchange/checks.h"
-#include "exchange/low_bit_units.h"
+#include "exchange/units/low_bit_units.h"
 
 namespace thinwire::exchange {
 
@@ -12,8 +12,11 @@ LowBitMean::LowBitMean(comm::Communicator& comm, ThreadPool& pool,
                        const comm::HostGroups* groups) {
   require_groups(comm, groups);
   require_options(options);
-  units_ =
-      std::make_unique<LowBitUnits>(Route{comm, groups}, pool, sizes, options);
+  const Route route{comm, groups};
+  residuals_ =
+      std::make_unique<UnitResiduals>(route, sizes, options.residual_dtype);
+  units_ = std::make_unique<LowBitUnits>(route, pool, *residuals_, options.bits,
+                                         Accepts::kParts);
 }
 
 LowBitMean::~LowBitMean() = default;
@@ -39,17 +42,18 @@ double LowBitMean::wait_seconds() const noexcept {
 }
 
 ConstView LowBitMean::worker_error() const noexcept {
-  return units_->worker_error();
+  return residuals_->worker();
 }
 
-Buffer LowBitMean::server_error() const { return units_->server_error(); }
+Buffer LowBitMean::server_error() const { return residuals_->server_error(); }
 
-std::vector<Range> LowBitMean::encoded() const { return units_->encoded(); }
+std::vector<Range> LowBitMean::encoded() const { return residuals_->encoded(); }
 
-std::vector<Range> LowBitMean::served() const { return units_->served(); }
+std::vector<Range> LowBitMean::served() const { return residuals_->served(); }
 
 void LowBitMean::load_errors(ConstView worker, ConstView server) {
-  units_->load_errors(worker, server);
+  units_->require_idle("load_errors()");
+  residuals_->load(worker, server);
 }
 
 }  // namespace thinwire::exchange

@@ -12,10 +12,12 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
+#include "thinwire/exchange/unit_part.h"
 
 namespace thinwire::exchange {
 
 class LowBitUnits;
+class UnitResiduals;
 
 struct LowBitMeanOptions {
   int bits = 8;  ///< 4 or 8 bits per element each way.
@@ -57,12 +59,7 @@ class LowBitMean {
              const comm::HostGroups* groups = nullptr);
   ~LowBitMean();
 
-  /// A part of the gradient.
-  struct Part {
-    View values;                         ///< fp32, fp16 or bf16.
-    std::span<const std::size_t> units;  ///< In the order of their values.
-    double loss_scale = 1;  ///< Factor in the values, in [2^-126, 2^127].
-  };
+  using Part = UnitPart;
 
   /// Begins to replace the part's values by their average. Completes the part
   /// that was begun two calls before, so up to three are in flight.
@@ -107,6 +104,7 @@ class LowBitMean {
   void load_errors(ConstView worker, ConstView server);
 
  private:
+  std::unique_ptr<UnitResiduals> residuals_;
   std::unique_ptr<LowBitUnits> units_;
 };
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "exchange/pipeline/pipeline.h"
+#include "exchange/residuals.h"
+#include "thinwire/core/buffer.h"
+#include "thinwire/core/dtype.h"
+#include "thinwire/core/view.h"
+#include "thinwire/exchange/block_layout.h"
+
+namespace thinwire::exchange {
+
+/// Units (parameters) that follow one another in a flat array, cut into blocks
+/// of at most 1024 elements of one unit, and the residuals of both ways.
+class UnitResiduals {
+ public:
+  /// A block of the flat array.
+  struct Cut {
+    Range range;
+    std::size_t place;   ///< Its server.
+    std::size_t served;  ///< Its first element in server(), if served here.
+
+    [[nodiscard]] Range in_server() const { return {served, range.size}; }
+  };
+  struct Unit {
+    Range range;
+    Range cuts;
+  };
+
+  /// `hosts_ranks` has, for each unit, the number of the rank of each host that
+  /// encodes it; without, the rank at place k mod W serves the k-th cut.
+  UnitResiduals(const Route& route, std::span<const std::size_t> sizes,
+                DType dtype, std::span<const std::size_t> hosts_ranks = {});
+
+  [[nodiscard]] std::span<const Unit> units() const noexcept { return units_; }
+  [[nodiscard]] std::span<const Cut> cuts_of(std::size_t unit) const {
+    return std::span(cuts_).subspan(units_[unit].cuts.offset,
+                                    units_[unit].cuts.size);
+  }
+  [[nodiscard]] const Places& places() const noexcept { return places_; }
+  [[nodiscard]] bool encodes(std::size_t place) const {
+    return places_.first <= place && place < places_.end();
+  }
+  [[nodiscard]] bool serves(const Cut& cut) const {
+    return cut.place == places_.own;
+  }
+  /// Returns the residuals of a layout's blocks that `is_cut`: those of whose
+  /// Block::residual a cut begins. Other blocks have none.
+  [[nodiscard]] Residuals of(const BlockLayout& layout,
+                             const std::vector<bool>& is_cut);
+
+  [[nodiscard]] std::size_t size() const noexcept { return worker_.size(); }
+  [[nodiscard]] View worker() { return worker_.view(); }
+  [[nodiscard]] View server() { return server_.view(); }
+  /// Returns a copy of the server's residual of all elements, 0 where another
+  /// rank serves.
+  [[nodiscard]] Buffer server_error() const;
+  void load(ConstView worker, ConstView server);
+  /// Return the elements that this rank encodes, and those that it serves, as
+  /// sorted ranges.
+  [[nodiscard]] std::vector<Range> encoded() const;
+  [[nodiscard]] std::vector<Range> served() const;
+  /// Returns the bytes that this rank sends of these units in both ways.
+  [[nodiscard]] std::size_t bytes_of(std::size_t unit,
+                                     const Codec& codec) const;
+
+ private:
+  const Places places_;
+  std::vector<Cut> cuts_;
+  std::vector<Unit> units_;
+  Buffer worker_;
+  Buffer server_;
+};
+
+}  // namespace thinwire::exchange
