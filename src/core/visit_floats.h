@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <span>
 
 #include "thinwire/core/dtype.h"
@@ -15,6 +16,18 @@ inline float to_float(float value) noexcept { return value; }
 inline void store_rounded(float value, float* p) { *p = value; }
 inline void store_rounded(float value, Half* p) { *p = to_half(value); }
 inline void store_rounded(float value, BFloat16* p) { *p = to_bfloat16(value); }
+
+/// Returns the largest finite value of `dtype`, fp32, fp16 or bf16.
+inline float largest_finite(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kFloat16:
+      return 65504.0f;
+    case DType::kBFloat16:
+      return 0x1.FEp127f;
+    default:
+      return std::numeric_limits<float>::max();
+  }
+}
 
 /// Calls f(pointer to the elements of `view`), which are fp32, fp16 or bf16.
 template <class V, class F>

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <span>
 
+#include "core/visit_floats.h"
 #include "thinwire/core/dtype.h"
 
 namespace thinwire::exchange {
@@ -12,10 +12,7 @@ namespace thinwire::exchange {
 /// Clamps values to the finite range of `dtype`, fp32, fp16 or bf16, in which
 /// they will be stored. NaN stays.
 inline void saturate(std::span<float> values, DType dtype) {
-  const float most = dtype == DType::kFloat16 ? 65504.0f
-                     : dtype == DType::kBFloat16
-                         ? 0x1.FEp127f
-                         : std::numeric_limits<float>::max();
+  const float most = largest_finite(dtype);
   for (float& value : values) value = std::clamp(value, -most, most);
 }
 

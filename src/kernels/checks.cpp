@@ -29,6 +29,11 @@ void require_size(const std::string& name, std::size_t want, std::size_t have) {
   }
 }
 
+void require_stride(std::size_t p_stride, std::size_t rows) {
+  require(p_stride >= rows, "p_stride", "at least " + std::to_string(rows),
+          p_stride);
+}
+
 }  // namespace
 
 void require_chunks(ConstView values, std::size_t sums) {
@@ -90,6 +95,33 @@ void require_scaled(ConstView sum, ConstView values) {
   require(sum.dtype() == DType::kFloat32, "sum: dtype", "float32",
           to_string(sum.dtype()));
   require_floats("values", values, sum.size());
+}
+
+void require_low_rank(std::size_t rank) {
+  require(rank >= 1 && rank <= kMostLowRank, "rank",
+          "in [1, " + std::to_string(kMostLowRank) + "]", rank);
+}
+
+void require_low_rank_rows(const LowRankRows& in, std::size_t rank,
+                           std::size_t p_stride) {
+  require_low_rank(rank);
+  require_floats("in.values", in.values, in.rows * in.columns);
+  require_stride(p_stride, in.rows);
+}
+
+void require_low_rank_columns(std::size_t columns, std::size_t rank,
+                              std::size_t begin, std::size_t end) {
+  require_low_rank(rank);
+  require(end <= columns, "end", "at most " + std::to_string(columns), end);
+  require(begin <= end, "begin", "at most " + std::to_string(end), begin);
+}
+
+void require_low_rank_product(std::size_t p_stride, std::size_t rank,
+                              std::size_t rows, std::size_t columns,
+                              ConstView values) {
+  require_low_rank(rank);
+  require_floats("values", values, rows * columns);
+  require_stride(p_stride, rows);
 }
 
 void require_coded_update(const MomentumForm& m,

@@ -7,6 +7,7 @@
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/denominator_codes.h"
 #include "thinwire/kernels/lamb.h"
+#include "thinwire/kernels/low_rank.h"
 #include "thinwire/kernels/quantize.h"
 #include "thinwire/kernels/sign_compress.h"
 
@@ -38,6 +39,17 @@ void require_bits(int bits);
 /// Sizes and dtypes of quantize_sum() and add_scaled().
 void require_quantized_sum(const QuantizedSum& sum);
 void require_scaled(ConstView sum, ConstView values);
+
+/// `rank` is in [1, kMostLowRank].
+void require_low_rank(std::size_t rank);
+/// Ranks, sizes and dtypes of the functions of low_rank.h.
+void require_low_rank_rows(const LowRankRows& in, std::size_t rank,
+                           std::size_t p_stride);
+void require_low_rank_columns(std::size_t columns, std::size_t rank,
+                              std::size_t begin, std::size_t end);
+void require_low_rank_product(std::size_t p_stride, std::size_t rank,
+                              std::size_t rows, std::size_t columns,
+                              ConstView values);
 
 /// The update has a momentum, codes of such a width, and one form of the
 /// parameters.
