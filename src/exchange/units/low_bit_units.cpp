@@ -9,17 +9,6 @@
 
 namespace thinwire::exchange {
 
-namespace {
-
-std::vector<std::size_t> sizes_of(const UnitResiduals& residuals) {
-  std::vector<std::size_t> sizes;
-  for (const UnitResiduals::Unit& unit : residuals.units())
-    sizes.push_back(unit.range.size);
-  return sizes;
-}
-
-}  // namespace
-
 BlockLayout layout_in_buckets(std::span<const Block> blocks, std::size_t most,
                               int world_size) {
   std::vector<std::vector<Block>> buckets;
@@ -94,7 +83,7 @@ class LowBitUnits::Way final : public PartWay {
 
 LowBitUnits::LowBitUnits(const Route& route, ThreadPool& pool,
                          UnitResiduals& residuals, int bits, Accepts accepts)
-    : PartsInFlight(route, sizes_of(residuals), 2, accepts),
+    : PartsInFlight(route, residuals, 2, accepts),
       pool_(pool),
       residuals_(residuals),
       codec_(codec_of(bits)),

@@ -25,28 +25,27 @@ void fill_with_nan(View values) {
 
 }  // namespace
 
-PartsInFlight::PartsInFlight(const Route& route,
-                             std::span<const std::size_t> sizes,
+PartsInFlight::PartsInFlight(const Route& route, const UnitResiduals& residuals,
                              std::size_t last_stage, Accepts accepts)
     : route_(route),
-      sizes_(sizes.begin(), sizes.end()),
+      all_(residuals.units()),
       last_stage_(last_stage),
       accepts_(accepts) {}
 
 void PartsInFlight::check(const UnitPart& part) const {
-  std::vector<bool> seen(sizes_.size());
+  std::vector<bool> seen(all_.size());
   for (const auto* const ways : {&in_flight_, &completed_})
     for (const PartWay* const way : *ways)
       for (const std::size_t unit : way->units) seen[unit] = true;
   std::size_t size = 0;
   for (const std::size_t unit : part.units) {
-    require(unit < sizes_.size() && !seen[unit], "Part.units",
+    require(unit < all_.size() && !seen[unit], "Part.units",
             fmt::format("different numbers in [0, {}), none of which is in "
                         "flight",
-                        sizes_.size()),
+                        all_.size()),
             unit);
     seen[unit] = true;
-    size += sizes_[unit];
+    size += all_[unit].range.size;
   }
   require(part.values.size() == size, "Part.values",
           fmt::format("of {} elements", size), part.values.size());

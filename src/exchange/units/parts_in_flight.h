@@ -12,6 +12,7 @@
 
 #include "exchange/pipeline/pipeline.h"
 #include "exchange/units/unit_mean.h"
+#include "exchange/units/unit_residuals.h"
 #include "thinwire/core/buffer.h"
 #include "thinwire/core/view.h"
 
@@ -51,8 +52,8 @@ class PartWay {
 /// Parts on their way, each one stage behind the next older one.
 class PartsInFlight : public UnitMean {
  public:
-  /// All but `sizes` must outlive it.
-  PartsInFlight(const Route& route, std::span<const std::size_t> sizes,
+  /// Route and residuals must outlive it.
+  PartsInFlight(const Route& route, const UnitResiduals& residuals,
                 std::size_t last_stage, Accepts accepts);
 
   std::vector<bool> begin(const UnitPart& part) override;
@@ -63,6 +64,8 @@ class PartsInFlight : public UnitMean {
   /// Throws Error(kFailedPrecondition) naming the call while a part is in
   /// flight.
   void require_idle(std::string_view call) const;
+  /// Throws Error(kInvalidArgument) unless begin() takes this part.
+  void check(const UnitPart& part) const;
 
  protected:
   /// Makes the way of parts with these units.
@@ -78,7 +81,6 @@ class PartsInFlight : public UnitMean {
   [[nodiscard]] std::size_t turn() const noexcept { return begun_ % most(); }
 
  private:
-  void check(const UnitPart& part) const;
   [[nodiscard]] PartWay& way_for(std::span<const std::size_t> units);
   // All parts take one stage more, the youngest first. Returns what completed.
   [[nodiscard]] std::vector<bool> advance_all();
@@ -88,7 +90,7 @@ class PartsInFlight : public UnitMean {
   [[nodiscard]] View mean_of_host(ConstView values);
 
   const Route route_;
-  const std::vector<std::size_t> sizes_;
+  const std::span<const UnitResiduals::Unit> all_;
   const std::size_t last_stage_;
   const Accepts accepts_;
   std::vector<std::unique_ptr<PartWay>> ways_;
