@@ -37,8 +37,9 @@ struct MatrixShape {
   std::size_t columns = 1;
 
   [[nodiscard]] std::size_t size() const noexcept { return rows * columns; }
-  /// Returns r = min(low_rank, rows, columns) if factors pay, that is if
-  /// 2 r (rows + columns) < rows * columns, and 0 otherwise.
+  /// Returns r = min(low_rank, rows, columns), or 0 if factors of r columns
+  /// have half as many elements or more: 2 r (rows + columns) >= rows *
+  /// columns.
   [[nodiscard]] std::size_t rank(int low_rank) const noexcept;
   bool operator==(const MatrixShape&) const = default;
 };
@@ -54,14 +55,14 @@ struct MatrixShape {
 ///   result = P transpose(Q) S;  e_k = M_k - P transpose(Q)
 ///
 /// Departures from the paper: factors travel in 8 bits both ways, in blocks of
-/// 64 rows of one column. So do parameters for which factors do not pay, as in
-/// LowBitMean. The first passes average in few bits; their residuals pass into
-/// e. Every sum has a fixed order, so results are the same bits on all ranks,
-/// for any number of threads and any division into parts.
+/// 64 rows of one column. So do parameters without factors, as in LowBitMean.
+/// The first passes average in 4 or 8 bits, and their residuals are added to e.
+/// Every sum has a fixed order, so results are the same bits on all ranks, for
+/// any number of threads and any division into parts.
 ///
-/// A column of P that is 0 stays 0, and the same column of the next Q is drawn
-/// anew, by a generator whose state belongs to the parameter. Columns of Q are
-/// kept multiplied by a power of two, which changes no bit of the result.
+/// A column of P that is 0 stays 0. The same column of the next Q is drawn by a
+/// generator whose state belongs to the parameter. Columns of Q are kept
+/// multiplied by a power of two, so that products neither overflow nor vanish.
 class LowRankMean {
  public:
   /// Local. The arguments are those of LowBitMean. Throws
@@ -105,7 +106,7 @@ class LowRankMean {
   [[nodiscard]] std::span<const std::uint64_t> generators() const noexcept;
   /// Returns the number of finite passes so far, which first_steps counts.
   [[nodiscard]] std::int64_t passes() const noexcept;
-  /// What these functions return.
+  /// The results of these functions.
   struct Saved {
     ConstView worker;
     ConstView server;
