@@ -37,6 +37,7 @@ struct PlanFlags {
   std::optional<int> threads;
   double steps_per_variance_step = 0;
   std::optional<double> steps_per_outer_sync;
+  std::optional<double> matrices;
   std::optional<std::int64_t> steps;
   std::optional<std::int64_t> freeze_step;
   std::optional<int> warmup_bits;
@@ -90,6 +91,7 @@ plan::Workload workload_of(const PlanFlags& flags, int ranks) {
                                  flags.file ? &*flags.file : nullptr);
   if (flags.steps_per_outer_sync)
     work.steps_per_outer_sync = *flags.steps_per_outer_sync;
+  if (flags.matrices) work.matrices = *flags.matrices;
   work.steps_per_variance_step = flags.steps_per_variance_step;
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
   return work;
@@ -335,6 +337,11 @@ void add_plan(CLI::App& app, const Front& front) {
       ->add_option("--sync-every", flags->steps_per_outer_sync,
                    "local steps between two syncs of an outer loop (default: "
                    "from --config, otherwise 15)")
+      ->transform(number(1, kMostTime, true));
+  command
+      ->add_option("--matrices", flags->matrices,
+                   "matrices of the model, for low rank (default: 32; a "
+                   "transformer of L layers has 4 L)")
       ->transform(number(1, kMostTime, true));
   command->add_flag("--json", flags->json, "one JSON object per line");
   add_run_options(*command, *flags);

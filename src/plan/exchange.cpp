@@ -16,6 +16,11 @@ namespace {
 // Ethernet, IP and TCP; TCP's payload; MPI's own.
 constexpr double kHeaders = 90, kSegment = 1448, kEnvelope = 48;
 
+// Columns of a factor, and rows of a column that have one scale.
+constexpr double kLowRank = 8;
+constexpr double kLength = 3;  // of a matrix, in its widths
+constexpr std::size_t kFactorBlock = 64;
+
 double bytes_per_second(double gbps) { return gbps * 1e9 / 8; }
 
 // Returns the bytes that one message has on the wire.
@@ -99,6 +104,17 @@ const exchange::Codec& codec_with(int bits) {
 
 double record_bytes_per_element(int bits) {
   return static_cast<double>(codec_with(bits).record_bytes(kBlock)) / kBlock;
+}
+
+double factor_elements(const Workload& work) noexcept {
+  const double width = std::sqrt(work.parameters / work.matrices / kLength);
+  return kLowRank * work.matrices * width * (1 + kLength) / 2;
+}
+
+double in_full_blocks(double elements) noexcept {
+  return elements *
+         static_cast<double>(codec_with(8).record_bytes(kFactorBlock)) /
+         kFactorBlock / record_bytes_per_element(8);
 }
 
 double two_phase_seconds(const Network& network, const LowBitExchange& exchange,

@@ -9,6 +9,7 @@
 
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/local_step.h"
+#include "thinwire/kernels/low_rank.h"
 #include "thinwire/kernels/norm.h"
 #include "thinwire/kernels/quantize.h"
 
@@ -20,7 +21,9 @@ constexpr std::size_t kWords = kBlock / 32;
 constexpr int kBits = 4;
 constexpr std::size_t kCodeWords = kernels::quantized_words(kBlock, kBits);
 constexpr float kStep = 1e-6f;              // of codes
+constexpr std::size_t kColumns = 1024;      // of its matrix
 constexpr std::size_t kBlocksPerPart = 64;  // of a thread's work
+constexpr std::size_t kRank = 8;            // of low rank
 
 std::size_t blocks_in(std::size_t elements) {
   return (elements + kBlock - 1) / kBlock;
@@ -66,6 +69,8 @@ MeasuredKernels::MeasuredKernels(std::size_t elements, int ranks,
       sums_(kernels::sum_chunks(elements)) {
   coefficients_.decoupled_decay = 0.01f;
 }
+
+std::size_t MeasuredKernels::rows() const { return elements_ / kColumns; }
 
 std::size_t MeasuredKernels::share() const {
   return (elements_ + ranks_ - 1) / ranks_;
@@ -239,6 +244,39 @@ void MeasuredKernels::dequantize() {
   for_blocks(elements_, [&](std::size_t b, std::size_t at, std::size_t size) {
     kernels::dequantize_add({codes(b), kStep}, kBits,
                             params_.view().subview(at, size));
+  });
+}
+
+// ---- low rank
+
+void MeasuredKernels::factor() {
+  pool_.for_ranges(rows(), 16, [&](std::size_t begin, std::size_t end) {
+    const std::size_t at = begin * kColumns;
+    const std::size_t size = (end - begin) * kColumns;
+    kernels::low_rank_rows({.values = grads_.view().subview(at, size),
+                            .residual = first_.as<float>().data() + at,
+                            .sum = second_.as<float>().data() + at,
+                            .rows = end - begin,
+                            .columns = kColumns},
+                           third_.as<float>().data(), kRank,
+                           fourth_.as<float>().data() + begin, rows());
+  });
+  pool_.for_ranges(
+      rows() == 0 ? 0 : kColumns, 64, [&](std::size_t begin, std::size_t end) {
+        kernels::low_rank_columns(second_.as<float>().data(), rows(), kColumns,
+                                  fourth_.as<float>().data(), kRank, begin, end,
+                                  params_.as<float>().data());
+      });
+}
+
+void MeasuredKernels::product() {
+  pool_.for_ranges(rows(), 16, [&](std::size_t begin, std::size_t end) {
+    const std::size_t at = begin * kColumns;
+    const std::size_t size = (end - begin) * kColumns;
+    kernels::low_rank_product(fourth_.as<float>().data() + begin, rows(),
+                              third_.as<float>().data(), kRank, end - begin,
+                              kColumns, second_.as<float>().data() + at, 1,
+                              params_.view().subview(at, size));
   });
 }
 

@@ -41,8 +41,13 @@ class MeasuredKernels {
   void difference();      ///< Subtracts copies from masters.
   void dequantize();
 
+  // ---- low rank, of one matrix about as long as wide
+  void factor();
+  void product();
+
  private:
   [[nodiscard]] std::size_t share() const;
+  [[nodiscard]] std::size_t rows() const;
   [[nodiscard]] std::uint32_t* words(Buffer& of, std::size_t block) const;
   [[nodiscard]] kernels::SignBlock residual(std::size_t block, std::size_t at,
                                             std::size_t size);
@@ -90,6 +95,8 @@ inline constexpr Figure kFigures[] = {
     {"ZeRO", "their mean", &Compute::quantized_mean,
      &MeasuredKernels::quantized_mean},
     {"ZeRO", "4 bits down", &Compute::difference, &MeasuredKernels::difference},
-    {"ZeRO", "added", &Compute::dequantize, &MeasuredKernels::dequantize}};
+    {"ZeRO", "added", &Compute::dequantize, &MeasuredKernels::dequantize},
+    {"low rank", "factors", &Compute::factor, &MeasuredKernels::factor},
+    {"low rank", "product", &Compute::product, &MeasuredKernels::product}};
 
 }  // namespace thinwire::plan

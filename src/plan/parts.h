@@ -18,6 +18,12 @@ inline constexpr std::size_t kBlock = kernels::kSumChunk;
 inline constexpr std::size_t kScalarBytes = 16;
 inline constexpr std::size_t kNormBytes = 8;
 
+/// Returns half of the elements of the factors P and Q of rank 8.
+[[nodiscard]] double factor_elements(const Workload& work) noexcept;
+/// Returns `elements` in blocks of 64, as elements of full blocks with as many
+/// bytes in 8 bits.
+[[nodiscard]] double in_full_blocks(double elements) noexcept;
+
 /// Bytes of a bucket of torch's DDP.
 inline constexpr double kTorchBucketBytes = 25e6;
 

@@ -78,8 +78,9 @@ double break_even(Way way, bool by_host, const Workload& work,
 
 std::string_view to_string(Way way) noexcept {
   constexpr std::array<std::string_view, kNumWays> kNames{
-      "exact",    "onebit_adam", "zero_one_adam", "zero",      "zero 8/8",
-      "zero 4/4", "lean",        "outer 4/4",     "torch ddp", "ddp_hook 4/4"};
+      "exact",     "onebit_adam",  "zero_one_adam", "zero",
+      "zero 8/8",  "zero 4/4",     "lean",          "outer 4/4",
+      "torch ddp", "ddp_hook 4/4", "low rank 8"};
   const auto at = static_cast<std::size_t>(way);
   return at < kNames.size() ? kNames[at] : "unknown";
 }
@@ -117,6 +118,7 @@ void Workload::validate() const {
   require_not_negative(zero_bucket_bound, "zero_bucket_bound");
   require_from_1(steps_per_sync, "steps_per_sync");
   require_from_1(steps_per_outer_sync, "steps_per_outer_sync");
+  require_from_1(matrices, "matrices");
   require(
       steps_per_variance_step == 0 || (std::isfinite(steps_per_variance_step) &&
                                        steps_per_variance_step >= 1),
@@ -153,7 +155,8 @@ Prediction predict(Way way, bool by_host, const Workload& work,
                                                      : 1,
           .steps_per_variance_step =
               way == Way::kZeroOneAdam ? work.steps_per_variance_step : 0,
-          .has_spare_core = work.has_spare_core};
+          .has_spare_core = work.has_spare_core,
+          .parameters = work.parameters};
 }
 
 std::vector<Prediction> plan(const Workload& work, const Network& network,

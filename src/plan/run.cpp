@@ -120,7 +120,11 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
     stages = {first, {way, work, after}};
   } else {
     planned.exact_steps = run.steps;
-    stages = {{way, work, run.steps}};
+    const std::int64_t first =
+        way == Way::kLowRank
+            ? std::min(optim::first_low_rank_steps_of_run(run.steps), run.steps)
+            : 0;
+    stages = {{Way::kDdpHook, work, first}, {way, work, run.steps - first}};
   }
   planned.local_steps =
       run.steps - planned.exact_steps - planned.compressed_steps;

@@ -175,6 +175,31 @@ double hook_seconds(const Step& step) {
          n * compute.exact_update;
 }
 
+// Factors travel in two exchanges, in parts, so that those of one part hide
+// behind the products of others.
+double low_rank_seconds(const Step& step) {
+  const Compute& compute = step.compute;
+  const double n = step.elements();
+  double busy = 0, wire = 0;
+  if (step.network.ranks > 1) {
+    LowBitExchange factors = exchange_of(step);
+    factors.elements = in_full_blocks(factor_elements(step.work));
+    factors.bucket_elements = factors.elements / step.buckets();
+    factors.inner_bytes = 0;
+    const double legs =
+        step.by_host
+            ? direct_seconds(inside_of(step.network), n * sizeof(float),
+                             step.bucket_elements() * sizeof(float))
+            : 0;
+    wire = legs + 2 * pipelined(step, factors, {.turn = compute.turn});
+    busy =
+        step.transport + n * (compute.factor / step.local() + compute.product);
+  }
+  return step.before() +
+         beside_backward(step.work, step.work.backward_seconds, wire, busy) +
+         n * (compute.norm + compute.exact_update);
+}
+
 // The exact average of gradients inside hosts, in every local step.
 struct InsideAverage {
   double wire = 0;
@@ -357,6 +382,7 @@ double step_seconds(Way way, bool by_host, const Workload& work,
   const Step step{way, by_host, work, network, compute, transport.step};
   if (way == Way::kExact || way == Way::kTorchDdp) return exact_seconds(step);
   if (way == Way::kDdpHook) return hook_seconds(step);
+  if (way == Way::kLowRank) return low_rank_seconds(step);
   if (is_zero(way)) return zero_seconds(step);
   if (way == Way::kOuter) return outer_seconds(step);
   if (way != Way::kZeroOneAdam) return onebit_seconds(step);

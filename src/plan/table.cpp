@@ -14,6 +14,7 @@ namespace thinwire::plan {
 namespace {
 
 constexpr std::int64_t kLongRun = 10000;
+constexpr double kLargeModel = 5e6;  // whose matrices have much to leave out
 
 std::string_view exchange_of(const Prediction& p) {
   return p.is_by_host ? "by_host" : "flat";
@@ -60,6 +61,11 @@ std::string notes_on(std::span<const Prediction> all) {
           "steps; it costs loss, so `fastest` leaves it out in runs below {} "
           "steps\n",
           to_string(p.way), p.steps_per_exchange, kLongRun);
+    if (p.way == Way::kLowRank && !p.is_by_host && p.parameters < kLargeModel)
+      text += fmt::format(
+          "{}: it costs loss where matrices are small, so `fastest` leaves it "
+          "out in models below {:.0g} parameters\n",
+          to_string(p.way), kLargeModel);
     if (p.way != Way::kZeroOneAdam || p.is_by_host) continue;
     text += fmt::format("{}: means over its steps, counted ", to_string(p.way));
     text += p.steps_per_variance_step > 0
@@ -143,8 +149,10 @@ std::int64_t steps_of(const PlannedRun& run) {
   return run.exact_steps + run.compressed_steps + run.local_steps;
 }
 
-// An outer loop costs loss in runs that are not long.
+// An outer loop costs loss in runs that are not long, low rank in models that
+// are small.
 bool is_left_out(const Prediction& p) {
+  if (p.way == Way::kLowRank) return p.parameters < kLargeModel;
   return p.way == Way::kOuter && (!p.run || steps_of(*p.run) < kLongRun);
 }
 

@@ -77,15 +77,15 @@ void add_average(std::size_t elements, std::size_t bytes, MeanTraffic& all) {
 }
 
 // Adds an all-reduce inside the hosts.
-void add_average_inside(const Workload& work, MeanTraffic& all) {
+void add_average_inside(std::size_t elements, std::size_t bytes,
+                        MeanTraffic& all) {
   const auto of_host =
-      comm::equal_ranges(elements_of(work), static_cast<int>(all.local()));
+      comm::equal_ranges(elements, static_cast<int>(all.local()));
   std::vector<Range> pieces;
   while (pieces.size() < all.ranks())
     pieces.push_back(of_host[pieces.size() % all.local()]);
   all.add(pieces, [&](const RankRoutes& rank) {
-    return rank.inside.of_all_reduce(elements_of(work), element_bytes(work),
-                                     kSumBytes);
+    return rank.inside.of_all_reduce(elements, bytes, kSumBytes);
   });
 }
 
@@ -159,6 +159,22 @@ void add_both_ways(Way way, const Workload& work, std::size_t bucket, int bits,
               });
 }
 
+// Both exchanges of factors, after sums of gradients inside hosts.
+void add_low_rank(const Workload& work, std::size_t bucket, MeanTraffic& all) {
+  const auto factors =
+      static_cast<std::size_t>(in_full_blocks(factor_elements(work)));
+  for_buckets(elements_of(work), bucket, all,
+              [&](const Bucket& one, MeanTraffic& traffic) {
+                if (all.by_host())
+                  add_average_inside(one.elements, kSumBytes, traffic);
+                const std::size_t part = std::max<std::size_t>(
+                    1, factors * one.elements / elements_of(work));
+                for (int exchange = 0; exchange < 2; ++exchange)
+                  add_pipeline(exchange::chunk_elements(part, all.ranks()), 8,
+                               Direction::kBoth, traffic);
+              });
+}
+
 // Steps in which momentum travels.
 void add_onebit(Way way, const Workload& work, std::size_t bucket,
                 MeanTraffic& all) {
@@ -176,7 +192,7 @@ void add_cycle(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   add_scalars(kScalarBytes, sync);
   MeanTraffic local = all.anew();
   if (work.dtype == DType::kFloat16) add_scalars(1, local);
-  add_average_inside(work, all);
+  add_average_inside(elements_of(work), element_bytes(work), all);
   all.add(sync, 1 / work.steps_per_sync);
   all.add(local, 1 - 1 / work.steps_per_sync);
 }
@@ -234,7 +250,7 @@ void add_outer(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   add_scalars(kScalarBytes + kNormBytes, sync);
   add_scalars(kScalarBytes, sync);  // for rho
   all.add(sync, 1 / work.steps_per_outer_sync);
-  add_average_inside(work, all);
+  add_average_inside(elements_of(work), element_bytes(work), all);
   all.add_equal([&](const RankRoutes& rank) {
     return rank.inside.of_all_gather(comm::ranges_of(Sizes(all.local(), 1)),
                                      kScalarBytes);
@@ -281,6 +297,7 @@ int wire_bits(Way way) noexcept {
   if (way == Way::kExact || way == Way::kZero || way == Way::kTorchDdp)
     return 32;
   if (way == Way::kOuter || way == Way::kDdpHook) return 4;
+  if (way == Way::kLowRank) return 8;
   return is_zero(way) ? zero_bits(way) : 1;
 }
 
@@ -333,6 +350,9 @@ Traffic traffic_of(Way way, bool by_host, const Workload& work,
     case Way::kOnebitAdam:
     case Way::kLean:
       add_onebit(way, work, bucket, all);
+      break;
+    case Way::kLowRank:
+      add_low_rank(work, bucket, all);
       break;
     case Way::kDdpHook:
       add_both_ways(way, work, bucket, wire_bits(way), kSumBytes, all);

@@ -34,6 +34,7 @@ WAYS = [
     "outer 4/4",
     "torch ddp",
     "ddp_hook 4/4",
+    "low rank 8",
 ]
 # One that is named the fastest of long runs alone.
 OF_LONG_RUNS = "outer 4/4"

@@ -312,6 +312,52 @@ TEST(Planner, VarianceStepsOfZeroOneAdamAreExactOnes) {
             std::string::npos);
 }
 
+// Matrices of 3000 x 1000: 8 (3000 + 1000) elements of factors in blocks of 64.
+TEST(Planner, LowRankSendsFactorsBesideBackward) {
+  const Workload work{.parameters = 30e6,
+                      .forward_seconds = .02,
+                      .backward_seconds = .08,
+                      .matrices = 10};
+  const Compute compute{
+      .turn = 0, .exact_update = 1e-9, .factor = 2e-9, .product = 1e-9};
+  const double factors = 10 * 8 * 4000 * (1 + 4.0 / 64);
+  const auto traffic = [&](bool by_host, int ranks, int local) {
+    return traffic_of(Way::kLowRank, by_host, work,
+                      network_of(ranks, local, 1));
+  };
+  EXPECT_NEAR(traffic(false, 4, 1).bytes, 2 * .75 * factors, 200);
+  EXPECT_NEAR(traffic(true, 4, 2).bytes_between_hosts, factors / 2, 200);
+  EXPECT_EQ(traffic(false, 4, 1).rounds, 2 * 2 * 29);  // 29 parts
+  const auto step = [&](double gbps) {
+    return step_seconds(Way::kLowRank, false, work,
+                        network_of(2, 1, gbps, false), compute);
+  };
+  EXPECT_NEAR(step(1e4), .02 + .01 + .09 + .03, 0.001);
+  EXPECT_NEAR(step(1e-3), .02 + .01 + factors * 8e-6 + .03, 0.05);
+  EXPECT_EQ(memory_of(Way::kLowRank, false, work, network_of(2, 1, 1)).states,
+            16 * 30e6);
+}
+
+TEST(Planner, LowRankIsTheFastestOfLargeModelsOnly) {
+  for (const double parameters : {1e6, 10e6}) {
+    Workload work{.parameters = parameters, .backward_seconds = .01};
+    work.run = RunStages{.steps = 1000, .freeze_step = 200};
+    const auto all = plan(work, network_of(2, 1, .01), Compute{});
+    EXPECT_EQ(fastest(all).way == Way::kLowRank, parameters > 5e6);
+    EXPECT_EQ(
+        plan_table(all).find("below 5e+06 parameters") == std::string::npos,
+        parameters > 5e6);
+    // Fifty first steps over 4 bits.
+    const auto of = [&](Way way) {
+      return traffic_of(way, false, work, network_of(2, 1, .01)).bytes;
+    };
+    const auto low_rank =
+        std::ranges::find(all, Way::kLowRank, &Prediction::way);
+    EXPECT_NEAR(low_rank->run->bytes,
+                50 * of(Way::kDdpHook) + 950 * of(Way::kLowRank), 1);
+  }
+}
+
 // A slow link: both averages run beside backward, from an eighth of it on.
 TEST(Planner, TorchsDdpAndItsHookAverageBesideBackward) {
   Workload work{
@@ -411,8 +457,8 @@ TEST(Planner, ReduceBucketSizeBoundsZerosBucketsAlone) {
 
 TEST(Planner, PlansEveryWayAndByHostWhereThereAreHosts) {
   const Workload work{.parameters = 1e6};
-  EXPECT_EQ(plan(work, network_of(4, 1, 1), {}).size(), 10u);
-  EXPECT_EQ(plan(work, network_of(4, 4, 1), {}).size(), 10u);
+  EXPECT_EQ(plan(work, network_of(4, 1, 1), {}).size(), 11u);
+  EXPECT_EQ(plan(work, network_of(4, 4, 1), {}).size(), 11u);
   std::vector<std::pair<Way, bool>> expected;
   for (int way = 0; way < kNumWays; ++way)
     for (const bool by_host : {false, true})

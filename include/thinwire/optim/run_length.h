@@ -26,6 +26,14 @@ inline constexpr std::int64_t kDefaultFreezeStep = 100'000;
 /// of a run whose length decides freeze_step.
 inline constexpr int kWarmupBitsOfRun = 8;
 
+/// Returns the number of first steps that average gradients in few bits, before
+/// they travel as low-rank products. `total_steps` is >= 1. The result is a
+/// twentieth of it, at least 20.
+[[nodiscard]] constexpr std::int64_t first_low_rank_steps_of_run(
+    std::int64_t total_steps) noexcept {
+  return std::max<std::int64_t>(20, total_steps / 20);
+}
+
 /// Stages of 0/1 Adam; the defaults are DeepSpeed's.
 struct ZeroOneStages {
   std::int64_t var_freeze_step = kDefaultFreezeStep;

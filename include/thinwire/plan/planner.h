@@ -71,6 +71,10 @@ struct Compute {
   /// the model.
   double difference = 0;
   double dequantize = 0;  ///< Decoding a change and adding it to a replica.
+
+  // ---- per element, for low rank
+  double factor = 0;   ///< Both products of matrices with factors of rank 8.
+  double product = 0;  ///< The product of the factors, and the residual.
 };
 
 // ---- one exchange, in seconds ----------------------------------------------
@@ -141,11 +145,12 @@ enum class Way {
   kOuter,        ///< Local steps and syncs of an outer loop, 4 bits each way.
   kTorchDdp,     ///< torch's DDP over gloo: a ring beside backward. Flat.
   kDdpHook,      ///< ddp_hook: gradients in 4 bits each way beside backward.
+  kLowRank,      ///< Gradients as factors of rank 8 in 8 bits beside backward.
 };
-inline constexpr int kNumWays = 10;
+inline constexpr int kNumWays = 11;
 
 /// Returns "exact", "onebit_adam", "zero_one_adam", "zero", "zero 8/8", "zero
-/// 4/4", "lean", "outer 4/4", "torch ddp" or "ddp_hook 4/4".
+/// 4/4", "lean", "outer 4/4", "torch ddp", "ddp_hook 4/4" or "low rank 8".
 [[nodiscard]] std::string_view to_string(Way way) noexcept;
 
 /// The length of a run, and the steps at which its stages end.
@@ -185,6 +190,10 @@ struct Workload {
   /// Bits per element that 1-bit Adam sends each way: 1, or 4 or 8 in a low-bit
   /// warm-up.
   int onebit_bits = 1;
+  /// Matrices of the model, for low rank, >= 1. They are taken to have all
+  /// elements, and one size, three times as long as wide. A transformer of L
+  /// layers has 4 L.
+  double matrices = 32;
   std::optional<RunStages> run{};  ///< If unset, only a step is predicted.
 
   /// Checks the fields. Throws Error(kInvalidArgument) naming the field, its
@@ -252,6 +261,7 @@ struct Prediction {
   /// Workload::steps_per_variance_step for 0/1 Adam, otherwise 0.
   double steps_per_variance_step = 0;
   bool has_spare_core = true;  ///< Workload::has_spare_core.
+  double parameters = 0;       ///< Workload::parameters.
 };
 
 /// Returns the traffic of a step.
