@@ -26,9 +26,9 @@ inline constexpr std::int64_t kDefaultFreezeStep = 100'000;
 /// of a run whose length decides freeze_step.
 inline constexpr int kWarmupBitsOfRun = 8;
 
-/// Returns the number of first steps that average gradients in few bits, before
-/// they travel as low-rank products. `total_steps` is >= 1. The result is a
-/// twentieth of it, at least 20.
+/// Returns the number of first steps that average gradients in 4 or 8 bits,
+/// before they travel as low-rank products. `total_steps` is >= 1. The result
+/// is a twentieth of it, at least 20.
 [[nodiscard]] constexpr std::int64_t first_low_rank_steps_of_run(
     std::int64_t total_steps) noexcept {
   return std::max<std::int64_t>(20, total_steps / 20);
