@@ -2,9 +2,7 @@
 #include "thinwire/kernels/low_rank.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "kernels/checks.h"
@@ -22,24 +20,11 @@ namespace thinwire::kernels::HWY_NAMESPACE {
 
 /// Vectors that hold sixteen accumulators.
 inline constexpr std::size_t kVectors = 16 / kLanes;
+/// AVX-512 has 32 registers, other targets have 16.
+inline constexpr bool kManyRegisters = kLanes == 16;
 
-/// Columns of a factor that a loop multiplies at once, and rows of M: so many
-/// accumulators fit in the registers, which are 32 with AVX-512, otherwise 16.
-inline constexpr std::size_t kFactorColumns = kLanes == 16 ? 8 : 4;
-inline constexpr std::size_t kDotRows = kLanes == 16 ? 2 : 1;
-#ifndef X_DOTROWS
-#define X_CHUNK 2048
-#define X_COLROWS 8
-#define X_PRODROWS 4
-#define X_PRODVEC 2
-#endif
-inline constexpr std::size_t kDotChunk = X_CHUNK;
-inline constexpr std::size_t kSumRows = X_COLROWS;
-inline constexpr std::size_t kSumChunk_ = X_CHUNK;
-inline constexpr std::size_t kProductRows = X_PRODROWS;
-inline constexpr std::size_t kProductVectors = X_PRODVEC;
-
-/// Calls body.template operator()<n>(first) for groups of n columns.
+/// Calls body.run<n>(first) for groups of n columns of a factor: kColumns as
+/// long as there are so many, then halves of that.
 template <std::size_t kColumns, class Body>
 HWY_INLINE void for_column_groups(std::size_t first, std::size_t rank,
                                   const Body& body) {
@@ -50,46 +35,15 @@ HWY_INLINE void for_column_groups(std::size_t first, std::size_t rank,
 }
 
 // ------------------------------------------------------------- rows of M * Q
-/// Adds products of some elements of rows of M and of columns of Q to their
-/// accumulators.
-template <std::size_t kRows>
-struct DotGroup {
-  template <std::size_t kColumns>
-  HWY_INLINE void run(std::size_t first) const {
-    const Float d;
-    hn::Vec<Float> sums[kRows][kColumns][kVectors];
-    float* const to = parts + first * 16;
-    for (std::size_t r = 0; r < kRows; ++r)
-      for (std::size_t c = 0; c < kColumns; ++c)
-        for (std::size_t v = 0; v < kVectors; ++v)
-          sums[r][c][v] = hn::LoadU(d, to + (r * rank + c) * 16 + v * kLanes);
-    const float* const columns = q + first * q_stride;
-    for (std::size_t j = 0; j < size; j += 16) {
-      for (std::size_t v = 0; v < kVectors; ++v) {
-        hn::Vec<Float> x[kRows];
-        for (std::size_t r = 0; r < kRows; ++r)
-          x[r] = hn::LoadU(d, m + r * m_stride + j + v * kLanes);
-        for (std::size_t c = 0; c < kColumns; ++c) {
-          const auto y = hn::LoadU(d, columns + c * q_stride + j + v * kLanes);
-          for (std::size_t r = 0; r < kRows; ++r)
-            sums[r][c][v] = hn::Add(sums[r][c][v], hn::Mul(x[r], y));
-        }
-      }
-    }
-    for (std::size_t r = 0; r < kRows; ++r)
-      for (std::size_t c = 0; c < kColumns; ++c)
-        for (std::size_t v = 0; v < kVectors; ++v)
-          hn::StoreU(sums[r][c][v], d, to + (r * rank + c) * 16 + v * kLanes);
-  }
-
-  const float* m;
-  std::size_t m_stride;
-  const float* q;
-  std::size_t q_stride;
-  std::size_t size;  // A multiple of 16.
-  std::size_t rank;
-  float* parts;
-};
+/// Rows of M and columns of Q whose accumulators are in registers.
+inline constexpr std::size_t kDotRows = kManyRegisters ? 6 : 3;
+inline constexpr std::size_t kDotColumns = kLanes < 8 ? 1 : kLanes / 4;
+/// Rows and columns of M that stay in the first cache, with their part of Q,
+/// while all columns of Q pass.
+inline constexpr std::size_t kBlockRows = 12;
+inline constexpr std::size_t kBlockColumns = 512;
+/// Elements of M that stay in the second cache until they are multiplied.
+inline constexpr std::size_t kFormedElements = 65536;
 
 template <class T>
 struct SumStep {
@@ -111,13 +65,87 @@ struct SumStep {
   float* sum;
 };
 
-inline float folded(float* parts) {
-  for (std::size_t half = 8; half > 0; half /= 2)
-    for (std::size_t k = 0; k < half; ++k) parts[k] += parts[k + half];
-  return parts[0];
+/// Adds products of `size` elements, a multiple of 16, of rows of M and of
+/// columns of Q to `parts`: sixteen accumulators for each column of each row.
+struct DotBlock {
+  template <std::size_t kColumns>
+  HWY_INLINE void run(std::size_t first) const {
+    std::size_t r = 0;
+    for (; r + kDotRows <= rows; r += kDotRows)
+      add<kDotRows, kColumns>(r, first);
+    for (; r < rows; ++r) add<1, kColumns>(r, first);
+  }
+
+  template <std::size_t kRows, std::size_t kColumns>
+  HWY_INLINE void add(std::size_t row, std::size_t first) const {
+    const Float d;
+    hn::Vec<Float> sums[kRows][kColumns][kVectors];
+    float* const to = parts + (row * rank + first) * 16;
+    for (std::size_t r = 0; r < kRows; ++r)
+      for (std::size_t c = 0; c < kColumns; ++c)
+        for (std::size_t v = 0; v < kVectors; ++v)
+          sums[r][c][v] = hn::LoadU(d, to + (r * rank + c) * 16 + v * kLanes);
+    const float* const x = m + row * m_stride;
+    const float* const y = q + first * q_stride;
+    for (std::size_t j = 0; j < size; j += 16)
+      for (std::size_t v = 0; v < kVectors; ++v)
+        add_vector<kRows, kColumns>(x + j + v * kLanes, y + j + v * kLanes, v,
+                                    sums);
+    for (std::size_t r = 0; r < kRows; ++r)
+      for (std::size_t c = 0; c < kColumns; ++c)
+        for (std::size_t v = 0; v < kVectors; ++v)
+          hn::StoreU(sums[r][c][v], d, to + (r * rank + c) * 16 + v * kLanes);
+  }
+
+  template <std::size_t kRows, std::size_t kColumns>
+  HWY_INLINE void add_vector(
+      const float* x, const float* y, std::size_t v,
+      hn::Vec<Float> (&sums)[kRows][kColumns][kVectors]) const {
+    const Float d;
+    hn::Vec<Float> of_row[kRows];
+    for (std::size_t r = 0; r < kRows; ++r)
+      of_row[r] = hn::LoadU(d, x + r * m_stride);
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      const auto of_column = hn::LoadU(d, y + c * q_stride);
+      for (std::size_t r = 0; r < kRows; ++r)
+        sums[r][c][v] = hn::Add(sums[r][c][v], hn::Mul(of_row[r], of_column));
+    }
+  }
+
+  const float* m;
+  std::size_t m_stride;
+  const float* q;
+  std::size_t q_stride;
+  std::size_t size;
+  std::size_t rows;
+  std::size_t rank;
+  float* parts;
+};
+
+/// Adds the second half of each of `count` arrays of 2 * kHalf elements to its
+/// first half. The sums are stored one after the other, at `parts`.
+template <class T, std::size_t kHalf>
+HWY_INLINE void fold_halves(T* parts, std::size_t count) {
+  const hn::CappedTag<T, kHalf> d;
+  for (std::size_t a = 0; a < count; ++a)
+    for (std::size_t k = 0; k < kHalf; k += hn::MaxLanes(d)) {
+      const T* const from = parts + a * 2 * kHalf + k;
+      hn::StoreU(hn::Add(hn::LoadU(d, from), hn::LoadU(d, from + kHalf)), d,
+                 parts + a * kHalf + k);
+    }
+}
+
+/// Replaces `count` times sixteen accumulators by their sums.
+template <class T>
+HWY_INLINE void fold(T* parts, std::size_t count) {
+  fold_halves<T, 8>(parts, count);
+  fold_halves<T, 4>(parts, count);
+  fold_halves<T, 2>(parts, count);
+  fold_halves<T, 1>(parts, count);
 }
 
 /// Copies the last `size` < 16 elements of `count` rows, and zeros after them.
+/// An accumulator is never -0, so adding 0 changes none.
 inline void copy_rest(const float* from, std::size_t stride, std::size_t count,
                       std::size_t size, float* to) {
   for (std::size_t r = 0; r < count; ++r) {
@@ -126,209 +154,226 @@ inline void copy_rest(const float* from, std::size_t stride, std::size_t count,
   }
 }
 
-struct RowsOfP {
-  template <std::size_t kRows>
-  HWY_INLINE void run(std::size_t i) {
-    std::fill_n(parts, kRows * rank * 16, 0.0f);
-    const float* const m = sum + i * columns;
-    const std::size_t whole = columns / 16 * 16;
-    for (std::size_t j = 0; j < whole; j += kDotChunk) {
-      const DotGroup<kRows> group{
-          m + j, columns, q + j, columns, std::min(kDotChunk, whole - j),
-          rank,  parts};
-      for_column_groups<kFactorColumns>(0, rank, group);
-    }
-    if (whole < columns) {
-      alignas(64) float m_rest[kRows * 16];
-      copy_rest(m + whole, columns, kRows, columns - whole, m_rest);
-      const DotGroup<kRows> group{m_rest, 16, q_rest, 16, 16, rank, parts};
-      for_column_groups<kFactorColumns>(0, rank, group);
-    }
-    for (std::size_t r = 0; r < kRows; ++r)
-      for (std::size_t c = 0; c < rank; ++c)
-        p[c * p_stride + i + r] = folded(parts + (r * rank + c) * 16);
+/// Multiplies rows of M by Q.
+class RowProducts {
+ public:
+  RowProducts(const LowRankRows& in, const float* q, std::size_t rank)
+      : m_(in.sum), columns_(in.columns), q_(q), rank_(rank) {
+    copy_rest(q + whole_, columns_, rank, columns_ - whole_, q_rest_);
   }
 
-  const float* sum;
-  std::size_t columns;
-  const float* q;
-  std::size_t rank;
-  float* p;
-  std::size_t p_stride;
-  alignas(64) float q_rest[kMostLowRank * 16];
-  alignas(64) float parts[kDotRows * kMostLowRank * 16];
+  /// Writes the products of at most kBlockRows rows from row i on.
+  HWY_INLINE void write(std::size_t i, std::size_t rows, float* p,
+                        std::size_t p_stride) {
+    std::fill_n(parts_, rows * rank_ * 16, 0.0f);
+    const float* const m = m_ + i * columns_;
+    for (std::size_t j = 0; j < whole_; j += kBlockColumns)
+      add({m + j, columns_, q_ + j, columns_,
+           std::min(kBlockColumns, whole_ - j), rows, rank_, parts_});
+    if (whole_ < columns_) {
+      alignas(64) float m_rest[kBlockRows * 16];
+      copy_rest(m + whole_, columns_, rows, columns_ - whole_, m_rest);
+      add({m_rest, 16, q_rest_, 16, 16, rows, rank_, parts_});
+    }
+    fold(parts_, rows * rank_);
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t c = 0; c < rank_; ++c)
+        p[c * p_stride + i + r] = parts_[r * rank_ + c];
+  }
+
+ private:
+  HWY_INLINE void add(const DotBlock& block) const {
+    for_column_groups<kDotColumns>(0, rank_, block);
+  }
+
+  const float* m_;
+  std::size_t columns_;
+  std::size_t whole_ = columns_ / 16 * 16;
+  const float* q_;
+  std::size_t rank_;
+  alignas(64) float q_rest_[kMostLowRank * 16];
+  alignas(64) float parts_[kBlockRows * kMostLowRank * 16];
 };
 
 template <class T>
-void rows_as(const LowRankRows& in, const T* values, RowsOfP& work) {
+void rows_as(const LowRankRows& in, const T* values, const float* q,
+             std::size_t rank, float* p, std::size_t p_stride) {
+  RowProducts products(in, q, rank);
   const std::size_t columns = in.columns;
-  const auto form = [&](std::size_t i, std::size_t rows) HWY_ATTR {
-    for_each_vector(rows * columns, SumStep<T>{values + i * columns, in.factor,
-                                               in.residual + i * columns,
-                                               in.sum + i * columns});
-  };
-  std::size_t i = 0;
-  for (; i + kDotRows <= in.rows; i += kDotRows) {
-    form(i, kDotRows);
-    work.run<kDotRows>(i);
-  }
-  for (; i < in.rows; ++i) {
-    form(i, 1);
-    work.run<1>(i);
+  const std::size_t most =
+      std::clamp(kFormedElements / std::max<std::size_t>(columns, 1), kDotRows,
+                 kBlockRows);
+  for (std::size_t i = 0; i < in.rows; i += most) {
+    const std::size_t rows = std::min(most, in.rows - i);
+    const std::size_t at = i * columns;
+    for_each_vector(rows * columns, SumStep<T>{values + at, in.factor,
+                                               in.residual + at, in.sum + at});
+    products.write(i, rows, p, p_stride);
   }
 }
 
 void run_low_rank_rows(const LowRankRows& in, const float* q, std::size_t rank,
                        float* p, std::size_t p_stride) {
-  RowsOfP work;
-  work.sum = in.sum;
-  work.columns = in.columns;
-  work.q = q;
-  work.rank = rank;
-  work.p = p;
-  work.p_stride = p_stride;
-  const std::size_t whole = in.columns / 16 * 16;
-  copy_rest(q + whole, in.columns, rank, in.columns - whole, work.q_rest);
-  visit_floats(in.values,
-               [&]<class T>(const T* values) { rows_as<T>(in, values, work); });
+  visit_floats(in.values, [&]<class T>(const T* values) {
+    rows_as<T>(in, values, q, rank, p, p_stride);
+  });
 }
 
-// --------------------------------------------------- columns of M^T * P
+// --------------------------------------------------- columns of transpose(M) P
+/// Rows of M that a loop adds to sums in registers, and columns of P for which
+/// it does so at once. Two vectors of each row share what is loaded of P.
+inline constexpr std::size_t kAddedRows = 16;
+inline constexpr std::size_t kAddedColumns = kManyRegisters ? 8 : 4;
+inline constexpr std::size_t kTwo = 2;
+
+/// Copies kRows rows of P from row i on, to kRows elements for each column.
 template <std::size_t kRows>
-struct ColumnGroup {
+HWY_INLINE void copy_factor(const float* p, std::size_t p_stride,
+                            std::size_t rank, std::size_t i, float* to) {
+  for (std::size_t c = 0; c < rank; ++c)
+    std::copy_n(p + c * p_stride + i, kRows, to + c * kRows);
+}
+
+/// Adds kRows rows of M, times P, to the columns [begin, end) of Q.
+template <std::size_t kRows>
+struct AddedRows {
   template <std::size_t kColumns>
   HWY_INLINE void run(std::size_t first) const {
     std::size_t j = begin;
-    for (; j + kLanes <= end; j += kLanes) add<kColumns>(Float(), first, j);
-    for (; j < end; ++j) add<kColumns>(OneFloat(), first, j);
+    for (; j + kTwo * kLanes <= end; j += kTwo * kLanes)
+      add<kColumns, kTwo>(Float(), first, j);
+    for (; j < end; ++j) add<kColumns, 1>(OneFloat(), first, j);
   }
 
-  template <std::size_t kColumns, class D>
+  template <std::size_t kColumns, std::size_t kCount, class D>
   HWY_INLINE void add(D d, std::size_t first, std::size_t j) const {
-    hn::Vec<D> sums[kColumns];
+    constexpr std::size_t kStep = hn::MaxLanes(D());
+    hn::Vec<D> sums[kColumns][kCount];
+    float* const to = q + first * columns + j;
     for (std::size_t c = 0; c < kColumns; ++c)
-      sums[c] = hn::LoadU(d, q + (first + c) * columns + j);
+      for (std::size_t v = 0; v < kCount; ++v)
+        sums[c][v] = hn::LoadU(d, to + c * columns + v * kStep);
     for (std::size_t r = 0; r < kRows; ++r) {
-      const auto x = hn::LoadU(d, m + r * columns + j);
+      hn::Vec<D> x[kCount];
+      for (std::size_t v = 0; v < kCount; ++v)
+        x[v] = hn::LoadU(d, m + r * columns + j + v * kStep);
       for (std::size_t c = 0; c < kColumns; ++c) {
         const auto y = hn::Set(d, p[(first + c) * kRows + r]);
-        sums[c] = hn::Add(sums[c], hn::Mul(x, y));
+        for (std::size_t v = 0; v < kCount; ++v)
+          sums[c][v] = hn::Add(sums[c][v], hn::Mul(x[v], y));
       }
     }
     for (std::size_t c = 0; c < kColumns; ++c)
-      hn::StoreU(sums[c], d, q + (first + c) * columns + j);
+      for (std::size_t v = 0; v < kCount; ++v)
+        hn::StoreU(sums[c][v], d, to + c * columns + v * kStep);
   }
 
   const float* m;
   std::size_t columns;
-  const float* p;  // kRows for each column of P
+  const float* p;  // kRows elements for each column.
   std::size_t begin;
   std::size_t end;
   float* q;
 };
 
-template <std::size_t kRows>
-HWY_INLINE void add_rows(const float* m, std::size_t rows, std::size_t columns,
-                         const float* p, std::size_t rank, std::size_t begin,
-                         std::size_t end, float* q, std::size_t i) {
-  float part[kMostLowRank * kRows];
-  for (std::size_t c = 0; c < rank; ++c)
-    for (std::size_t r = 0; r < kRows; ++r)
-      part[c * kRows + r] = p[c * rows + i + r];
-  for (std::size_t j = begin; j < end; j += kSumChunk_)
-    for_column_groups<kFactorColumns>(
-        0, rank,
-        ColumnGroup<kRows>{m + i * columns, columns, part, j,
-                           std::min(end, j + kSumChunk_), q});
-}
+struct ColumnProducts {
+  template <std::size_t kRows>
+  HWY_INLINE void add(std::size_t i) const {
+    float factor[kMostLowRank * kRows];
+    copy_factor<kRows>(p, rows, rank, i, factor);
+    for (std::size_t j = begin; j < end; j += kBlockColumns)
+      for_column_groups<kAddedColumns>(
+          0, rank,
+          AddedRows<kRows>{m + i * columns, columns, factor, j,
+                           std::min(end, j + kBlockColumns), q});
+  }
+
+  const float* m;
+  std::size_t rows;
+  std::size_t columns;
+  const float* p;
+  std::size_t rank;
+  std::size_t begin;
+  std::size_t end;
+  float* q;
+};
 
 void run_low_rank_columns(const float* m, std::size_t rows, std::size_t columns,
                           const float* p, std::size_t rank, std::size_t begin,
                           std::size_t end, float* q) {
   for (std::size_t c = 0; c < rank; ++c)
     std::fill(q + c * columns + begin, q + c * columns + end, 0.0f);
+  const ColumnProducts products{m, rows, columns, p, rank, begin, end, q};
   std::size_t i = 0;
-  for (; i + kSumRows <= rows; i += kSumRows)
-    add_rows<kSumRows>(m, rows, columns, p, rank, begin, end, q, i);
-  for (; i < rows; ++i)
-    add_rows<1>(m, rows, columns, p, rank, begin, end, q, i);
+  for (; i + kAddedRows <= rows; i += kAddedRows) products.add<kAddedRows>(i);
+  for (; i < rows; ++i) products.add<1>(i);
 }
 
-// ---------------------------------------------------------------- P * Q^T
-template <std::size_t kRows, class T>
-struct ProductStep {
-  template <class D, std::size_t kN>
-  HWY_INLINE void run(D d, std::size_t j) const {
-    hn::Vec<D> sums[kRows][kN];
+// ------------------------------------------------------------ P transpose(Q)
+/// Rows of the product whose elements are in registers, two vectors of each.
+inline constexpr std::size_t kProductRows = kManyRegisters ? 8 : 4;
+
+template <class T>
+struct Product {
+  template <std::size_t kRows>
+  HWY_INLINE void write_rows(std::size_t i) const {
+    float factor[kMostLowRank * kRows];
+    copy_factor<kRows>(p, p_stride, rank, i, factor);
+    std::size_t j = 0;
+    for (; j + kTwo * kLanes <= columns; j += kTwo * kLanes)
+      write<kRows, kTwo>(Float(), factor, i, j);
+    for (; j < columns; ++j) write<kRows, 1>(OneFloat(), factor, i, j);
+  }
+
+  template <std::size_t kRows, std::size_t kCount, class D>
+  HWY_INLINE void write(D d, const float* factor, std::size_t i,
+                        std::size_t j) const {
+    constexpr std::size_t kStep = hn::MaxLanes(D());
+    hn::Vec<D> sums[kRows][kCount];
     for (auto& row : sums)
       for (auto& sum : row) sum = hn::Zero(d);
     for (std::size_t c = 0; c < rank; ++c) {
-      hn::Vec<D> y[kN];
-      for (std::size_t v = 0; v < kN; ++v)
-        y[v] = hn::LoadU(d, q + c * columns + j + v * hn::Lanes(d));
+      hn::Vec<D> y[kCount];
+      for (std::size_t v = 0; v < kCount; ++v)
+        y[v] = hn::LoadU(d, q + c * columns + j + v * kStep);
       for (std::size_t r = 0; r < kRows; ++r) {
-        const auto x = hn::Set(d, p[c * kRows + r]);
-        for (std::size_t v = 0; v < kN; ++v)
+        const auto x = hn::Set(d, factor[c * kRows + r]);
+        for (std::size_t v = 0; v < kCount; ++v)
           sums[r][v] = hn::Add(sums[r][v], hn::Mul(x, y[v]));
       }
     }
     for (std::size_t r = 0; r < kRows; ++r)
-      for (std::size_t v = 0; v < kN; ++v) {
-        const std::size_t at = r * columns + j + v * hn::Lanes(d);
-        const auto out = sums[r][v];
-        if (m != nullptr)
-          hn::StoreU(hn::Sub(hn::LoadU(d, m + at), out), d, m + at);
-        auto scaled = hn::Mul(out, hn::Set(d, scale));
-        const auto limit = hn::Set(d, most);
-        const auto clamped = hn::Min(hn::Max(scaled, hn::Neg(limit)), limit);
-        scaled = hn::IfThenElse(hn::IsFinite(scaled), clamped, scaled);
-        store(d, scaled, values + at);
-      }
+      for (std::size_t v = 0; v < kCount; ++v)
+        finish(d, sums[r][v], (i + r) * columns + j + v * kStep);
+  }
+
+  template <class D>
+  HWY_INLINE void finish(D d, hn::Vec<D> out, std::size_t at) const {
+    if (m != nullptr) store(d, hn::Sub(load(d, m + at), out), m + at);
+    const auto scaled = hn::Mul(out, hn::Set(d, scale));
+    const auto limit = hn::Set(d, most);
+    const auto limited = hn::Min(hn::Max(scaled, hn::Neg(limit)), limit);
+    store(d, hn::IfThenElse(hn::IsFinite(scaled), limited, scaled),
+          values + at);
   }
 
   const float* p;
+  std::size_t p_stride;
   const float* q;
   std::size_t rank;
   std::size_t columns;
   float* m;
   float scale;
-  float most;
   T* values;
+  float most = largest_finite(dtype_of<T>);
 };
 
-template <std::size_t kRows, class T>
-HWY_INLINE void product_rows(const float* p, std::size_t p_stride,
-                             const float* q, std::size_t rank, std::size_t i,
-                             std::size_t columns, float* m, float scale,
-                             T* values) {
-  float part[kMostLowRank * kRows];
-  for (std::size_t c = 0; c < rank; ++c)
-    for (std::size_t r = 0; r < kRows; ++r)
-      part[c * kRows + r] = p[c * p_stride + i + r];
-  const ProductStep<kRows, T> step{part,
-                                   q,
-                                   rank,
-                                   columns,
-                                   m == nullptr ? m : m + i * columns,
-                                   scale,
-                                   largest_finite(dtype_of<T>),
-                                   values + i * columns};
-  std::size_t j = 0;
-  for (; j + kProductVectors * kLanes <= columns; j += kProductVectors * kLanes)
-    step.template run<Float, kProductVectors>(Float(), j);
-  for (; j < columns; ++j) step.template run<OneFloat, 1>(OneFloat(), j);
-}
-
 template <class T>
-void product_as(const float* p, std::size_t p_stride, const float* q,
-                std::size_t rank, std::size_t rows, std::size_t columns,
-                float* m, float scale, T* values) {
+void write_product(const Product<T>& product, std::size_t rows) {
   std::size_t i = 0;
   for (; i + kProductRows <= rows; i += kProductRows)
-    product_rows<kProductRows>(p, p_stride, q, rank, i, columns, m, scale,
-                               values);
-  for (; i < rows; ++i)
-    product_rows<1>(p, p_stride, q, rank, i, columns, m, scale, values);
+    product.template write_rows<kProductRows>(i);
+  for (; i < rows; ++i) product.template write_rows<1>(i);
 }
 
 void run_low_rank_product(const float* p, std::size_t p_stride, const float* q,
@@ -336,11 +381,12 @@ void run_low_rank_product(const float* p, std::size_t p_stride, const float* q,
                           std::size_t columns, float* m, float scale,
                           View values) {
   visit_floats(values, [&]<class T>(T* to) {
-    product_as<T>(p, p_stride, q, rank, rows, columns, m, scale, to);
+    write_product(Product<T>{p, p_stride, q, rank, columns, m, scale, to},
+                  rows);
   });
 }
 
-// ---------------------------------------------------------- Gram-Schmidt
+// -------------------------------------------------------------- Gram-Schmidt
 using Double = hn::CappedTag<double, 16>;
 using OneDouble = hn::CappedTag<double, 1>;
 inline constexpr std::size_t kDoubles = hn::MaxLanes(Double());
@@ -365,8 +411,7 @@ inline double dot(const double* a, const double* b, std::size_t size) {
                 hn::Mul(hn::LoadU(one, a + i + k), hn::LoadU(one, b + i + k))),
         one, parts + k);
   }
-  for (std::size_t half = 8; half > 0; half /= 2)
-    for (std::size_t k = 0; k < half; ++k) parts[k] += parts[k + half];
+  fold(parts, 1);
   return parts[0];
 }
 
