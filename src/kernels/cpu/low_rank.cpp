@@ -368,8 +368,9 @@ struct Product {
   float most = largest_finite(dtype_of<T>);
 };
 
+// A copy, so that no store can alias it.
 template <class T>
-void write_product(const Product<T>& product, std::size_t rows) {
+HWY_INLINE void write_product(const Product<T> product, std::size_t rows) {
   std::size_t i = 0;
   for (; i + kProductRows <= rows; i += kProductRows)
     product.template write_rows<kProductRows>(i);
