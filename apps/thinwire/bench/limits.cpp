@@ -26,6 +26,10 @@ THINWIRE_INLINE void add(float* __restrict a, const float* __restrict d,
   for (std::size_t i = 0; i < size; ++i) a[i] += d[i];
 }
 
+THINWIRE_INLINE void add_one(float* a, std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) a[i] += 1;
+}
+
 // All loads precede the stores. Otherwise arrays that begin at the same offset
 // in their pages would seem to overlap.
 THINWIRE_INLINE void add_three(float* __restrict a, float* __restrict b,
@@ -57,19 +61,21 @@ THINWIRE_INLINE float read(const float* d, std::size_t size) {
 struct Loops {
   void (*add)(const Streams&);
   void (*add_three)(const Streams&);
+  void (*add_one)(const Streams&);
   float (*read)(const Streams&);
 };
 
-#define THINWIRE_LOOPS(target, attribute)                                  \
-  attribute void target##_add(const Streams& s) { add(s.a, s.d, s.size); } \
-  attribute void target##_add_three(const Streams& s) {                    \
-    add_three(s.a, s.b, s.c, s.d, s.size);                                 \
-  }                                                                        \
-  attribute float target##_read(const Streams& s) {                        \
-    return read(s.d, s.size);                                              \
-  }                                                                        \
-  constexpr Loops target##_loops = {target##_add, target##_add_three,      \
-                                    target##_read};
+#define THINWIRE_LOOPS(target, attribute)                                     \
+  attribute void target##_add(const Streams& s) { add(s.a, s.d, s.size); }    \
+  attribute void target##_add_three(const Streams& s) {                       \
+    add_three(s.a, s.b, s.c, s.d, s.size);                                    \
+  }                                                                           \
+  attribute void target##_add_one(const Streams& s) { add_one(s.a, s.size); } \
+  attribute float target##_read(const Streams& s) {                           \
+    return read(s.d, s.size);                                                 \
+  }                                                                           \
+  constexpr Loops target##_loops = {target##_add, target##_add_three,         \
+                                    target##_add_one, target##_read};
 
 THINWIRE_LOOPS(plain, )
 #if defined(__x86_64__)
@@ -88,12 +94,13 @@ Loops best_loops() {
 }  // namespace
 
 std::string_view to_string(Limit limit) noexcept {
-  constexpr std::string_view kNames[] = {"a += b", "4R+3W", "read"};
+  constexpr std::string_view kNames[] = {"a += b", "4R+3W", "read",
+                                         "2 x (R+W)"};
   return kNames[static_cast<std::size_t>(limit)];
 }
 
 double bytes_per_element(Limit limit) noexcept {
-  constexpr double kBytes[] = {12, 28, 4};
+  constexpr double kBytes[] = {12, 28, 4, 16};
   return kBytes[static_cast<std::size_t>(limit)];
 }
 
@@ -113,19 +120,23 @@ void Limits::run(Limit limit) {
   float* const a = limit == Limit::kRead ? nullptr : array(1);
   float* const b = limit == Limit::kAdamStreams ? array(2) : nullptr;
   float* const c = limit == Limit::kAdamStreams ? array(3) : nullptr;
-  pool_.for_ranges(
-      elements_, kPieceElements, [&](std::size_t begin, std::size_t end) {
-        const std::size_t size = end - begin;
-        switch (limit) {
-          case Limit::kAdd:
-            return loops.add({.a = a + begin, .d = d + begin, .size = size});
-          case Limit::kAdamStreams:
-            return loops.add_three(
-                {a + begin, b + begin, c + begin, d + begin, size});
-          case Limit::kRead:
-            unused = loops.read({.d = d + begin, .size = size});
-        }
-      });
+  const auto pass = [&](std::size_t begin, std::size_t end) {
+    const std::size_t size = end - begin;
+    switch (limit) {
+      case Limit::kAdd:
+        return loops.add({.a = a + begin, .d = d + begin, .size = size});
+      case Limit::kAdamStreams:
+        return loops.add_three(
+            {a + begin, b + begin, c + begin, d + begin, size});
+      case Limit::kTwice:
+        return loops.add_one({.a = a + begin, .size = size});
+      case Limit::kRead:
+        unused = loops.read({.d = d + begin, .size = size});
+    }
+  };
+  const int passes = limit == Limit::kTwice ? 2 : 1;
+  for (int i = 0; i < passes; ++i)
+    pool_.for_ranges(elements_, kPieceElements, pass);
 }
 
 }  // namespace thinwire::apps::bench

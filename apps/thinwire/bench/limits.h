@@ -20,9 +20,10 @@ enum class Limit {
   kAdd,          ///< a += b: 2 reads, 1 write.
   kAdamStreams,  ///< a += d, b += d, c += d: 4 reads, 3 writes.
   kRead,         ///< 1 read.
+  kTwice,        ///< a += 1, then again: 2 reads, 2 writes.
 };
 
-/// "a += b", "4R+3W", "read".
+/// "a += b", "4R+3W", "read", "2 x (R+W)".
 [[nodiscard]] std::string_view to_string(Limit limit) noexcept;
 /// Returns logical bytes: neither this nor any row counts write-allocate.
 [[nodiscard]] double bytes_per_element(Limit limit) noexcept;

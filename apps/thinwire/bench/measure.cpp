@@ -88,6 +88,8 @@ std::vector<Result> measure(std::span<const Row* const> group,
                   .limit = to_string(row.limit),
                   .of_limit = of(limit, row.limit)};
     if (row.only_reads) result.of_read_limit = of(limit + 1, Limit::kRead);
+    if (row.limit == Limit::kTwice)
+      result.double_passes = median_ratio(seconds[v], seconds[limit]);
     if (group.size() == 2)
       result.of_other_prefetch = median_ratio(seconds[1 - v], seconds[v]);
     results.push_back(std::move(result));

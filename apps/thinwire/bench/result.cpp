@@ -48,6 +48,7 @@ void Printer::print_json(const Result& r) {
                                  {"processor", machine_.processor},
                                  {"prefetch", r.prefetch ? "on" : "off"}};
   if (r.of_read_limit) line["of_read_limit"] = *r.of_read_limit;
+  if (r.double_passes) line["double_passes"] = *r.double_passes;
   if (r.of_other_prefetch) line["of_other_prefetch"] = *r.of_other_prefetch;
   if (r.wire) {
     line["ranks"] = r.wire->ranks;
@@ -81,6 +82,8 @@ void Printer::print_line(const Result& r) {
   out_ << "  " << r.limit;
   if (r.of_read_limit)
     out_ << fmt::format(" ({:.3f} of read)", *r.of_read_limit);
+  if (r.double_passes)
+    out_ << fmt::format(" ({:.2f} times as long)", *r.double_passes);
   if (r.of_other_prefetch)
     out_ << fmt::format(" ({:.3f} of the other's speed)", *r.of_other_prefetch);
   out_ << '\n';

@@ -32,6 +32,8 @@ struct Result {
   std::string_view limit;  ///< The limit that `of_limit` refers to.
   double of_limit = 0;     ///< 1 if as fast as the limit.
   std::optional<double> of_read_limit{};
+  /// Time over that of Limit::kTwice; empty in rows with another limit.
+  std::optional<double> double_passes{};
   /// Speed relative to the same row with the other prefetch setting: 2 is twice
   /// as fast. Empty in other rows.
   std::optional<double> of_other_prefetch{};

@@ -47,6 +47,10 @@ namespace {
 //     worker, on n: r g4 m4 u4 d4 e4, w e4 b                         24.125
 //     server, as above                                                2.16
 //     update, on n: r b d4 t4, w t4 p4                               16.125
+//   low_rank/average_rank8   (a residual e, M their sum)               28
+//     M and its product with Q: r g4 e4, w M4                        12
+//     transpose(M) P: r M4                                            4
+//     P transpose(Q) and the error: r M4, w M4 g4                    12
 std::vector<Row> plain_rows() {
   constexpr double kServed = 8.125 + 4 / 8.0;
   constexpr double kServer = kServed / 4;
@@ -80,6 +84,7 @@ std::vector<Row> plain_rows() {
        prepare_sync_step},
       {"codec/encode", 12.125, prepare_encode},
       {"codec/decode", 4.125, prepare_decode},
+      {"low_rank/average_rank8", 28, low_rank_average(8), Limit::kTwice},
       {"norm/sum_of_squares", 4, prepare_norm, Limit::kAdd, true},
   };
 }

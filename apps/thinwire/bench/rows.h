@@ -59,6 +59,9 @@ PrepareRow prepare_local_step, prepare_sync_step, prepare_norm,
 PrepareRow prepare_encode, prepare_decode, prepare_momentum_encode,
     prepare_serve, prepare_apply;
 
+/// This is in low_rank_rows.cpp: a matrix of at most 4096 columns, in fp32.
+[[nodiscard]] Prepare low_rank_average(std::size_t rank);
+
 /// Returns values in (-1, 1), none of them 0, the same in every run.
 [[nodiscard]] Buffer random_values(std::size_t elements, std::uint32_t seed);
 
