@@ -55,7 +55,9 @@ std::size_t LowRankMean::bytes_per_pass() const {
 
 double LowRankMean::wait_seconds() const { return steps_->wait_seconds(); }
 
-ConstView LowRankMean::worker_error() { return steps_->worker_error(); }
+Buffer LowRankMean::worker_error() const {
+  return steps_->copy_of_worker_error();
+}
 
 Buffer LowRankMean::server_error() const {
   return steps_->residuals().server_error();

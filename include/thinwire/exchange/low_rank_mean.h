@@ -93,9 +93,9 @@ class LowRankMean {
   [[nodiscard]] double wait_seconds() const;
 
   // ---- the state between passes
-  /// Returns the residual e of all elements, fp32. In a hierarchical exchange
-  /// it is 0 where another rank of the host has it.
-  [[nodiscard]] ConstView worker_error();
+  /// Returns a copy of the residual e of all elements, fp32. In a hierarchical
+  /// exchange it is 0 where another rank of the host has it.
+  [[nodiscard]] Buffer worker_error() const;
   /// Does what LowBitMean::server_error() does.
   [[nodiscard]] Buffer server_error() const;
   /// Returns the factors Q of all parameters, one after the other, column by

@@ -38,6 +38,9 @@ class LowRankSteps final : public UnitMean {
   [[nodiscard]] int first_bits() const noexcept;
 
   [[nodiscard]] ConstView worker_error() { return low_rank_.worker_error(); }
+  [[nodiscard]] Buffer copy_of_worker_error() {
+    return low_rank_.copy_of_worker_error();
+  }
   [[nodiscard]] const UnitResiduals& residuals() const { return residuals_; }
   [[nodiscard]] ConstView factors() const noexcept {
     return low_rank_.factors();

@@ -580,6 +580,15 @@ ConstView LowRankUnits::worker_error() {
   return residuals_.worker();
 }
 
+Buffer LowRankUnits::copy_of_worker_error() {
+  Buffer all(residuals_.size(), DType::kFloat32);
+  kernels::convert(residuals_.worker(), all.view());
+  for (const Matrix& matrix : matrices_)
+    std::copy_n(residual(matrix), matrix.range.size,
+                all.as<float>().data() + matrix.range.offset);
+  return all;
+}
+
 void LowRankUnits::check(ConstView factors,
                          std::span<const std::uint64_t> generators) const {
   require_residual("the factors", factors, DType::kFloat32, factors_.size());

@@ -39,7 +39,9 @@ class LowRankUnits final : public PartsInFlight {
   void inherit();
 
   // ---- the state between passes
+  /// Nothing may be in flight.
   [[nodiscard]] ConstView worker_error();
+  [[nodiscard]] Buffer copy_of_worker_error();
   [[nodiscard]] ConstView factors() const noexcept { return factors_.view(); }
   [[nodiscard]] std::span<const std::uint64_t> generators() const noexcept {
     return generators_;
