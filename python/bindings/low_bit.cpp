@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -17,20 +18,25 @@
 #include "thinwire/comm/hosts.h"
 #include "thinwire/exchange/low_bit_mean.h"
 #include "thinwire/exchange/low_bit_reduce_scatter.h"
+#include "thinwire/exchange/low_rank_mean.h"
 
 namespace thinwire::python {
 namespace {
 
+using exchange::LowBitMean;
+using exchange::LowRankMean;
+using exchange::MatrixShape;
+
 // An average, and the objects that it needs to live.
+template <class Mean>
 struct MeanParts {
-  MeanParts(std::shared_ptr<comm::Communicator> group,
-            const std::vector<std::size_t>& sizes,
-            const exchange::LowBitMeanOptions& options,
-            const config::Config& config)
+  template <class Units, class Options>
+  MeanParts(std::shared_ptr<comm::Communicator> group, const Units& units,
+            const Options& options, const config::Config& config)
       : comm(std::move(group)),
         grouped(engine::by_host(*comm, config)),
         hosts(grouped ? comm::split_by_host(*grouped) : comm::HostGroups()),
-        mean(ranks(), pool, sizes, options, grouped ? &hosts : nullptr) {}
+        mean(ranks(), pool, units, options, grouped ? &hosts : nullptr) {}
 
   [[nodiscard]] comm::Communicator& ranks() const {
     return grouped ? *grouped : *comm;
@@ -40,69 +46,150 @@ struct MeanParts {
   std::unique_ptr<comm::Communicator> grouped;  // null if flat
   comm::HostGroups hosts;
   ThreadPool pool{};
-  exchange::LowBitMean mean;
+  Mean mean;
   OneCaller caller{};
 };
 
-using MeanHandle = Handle<MeanParts>;
+template <class Mean>
+using MeanHandle = Handle<MeanParts<Mean>>;
 
-void construct(MeanHandle* self, const CommunicatorHandle& comm,
+template <class Mean, class Units, class Options>
+void construct_mean(MeanHandle<Mean>* self, const CommunicatorHandle& comm,
+                    const Units& units, const Options& options,
+                    config::Hierarchy hierarchy) {
+  config::Config config;
+  config.comm.hierarchy = hierarchy;
+  std::shared_ptr<comm::Communicator> group = comm.get();
+  std::shared_ptr<MeanParts<Mean>> parts;
+  {
+    const WithoutGil released;
+    parts = std::make_shared<MeanParts<Mean>>(std::move(group), units, options,
+                                              config);
+  }
+  new (self) MeanHandle<Mean>("mean", std::move(parts));
+}
+
+void construct(MeanHandle<LowBitMean>* self, const CommunicatorHandle& comm,
                const std::vector<std::size_t>& sizes, int bits, bool bf16,
                config::Hierarchy hierarchy) {
   const exchange::LowBitMeanOptions options{
       .bits = bits,
       .residual_dtype = bf16 ? DType::kBFloat16 : DType::kFloat32};
-  config::Config config;
-  config.comm.hierarchy = hierarchy;
-  std::shared_ptr<comm::Communicator> group = comm.get();
-  std::shared_ptr<MeanParts> parts;
-  {
-    const WithoutGil released;
-    parts =
-        std::make_shared<MeanParts>(std::move(group), sizes, options, config);
-  }
-  new (self) MeanHandle("mean", std::move(parts));
+  construct_mean(self, comm, sizes, options, hierarchy);
 }
 
-// Returns this rank's host and the number of hosts; if flat, its rank and the
-// number of ranks.
-std::pair<int, int> hosts(const MeanHandle& self) {
-  const MeanParts& parts = self.look();
-  const comm::Hosts& all = parts.ranks().hosts();
-  return {all.index, all.size};
+// Rows and columns.
+using ShapeTuple = std::pair<std::size_t, std::size_t>;
+
+std::vector<MatrixShape> shapes_of(const std::vector<ShapeTuple>& given) {
+  std::vector<MatrixShape> shapes;
+  for (const auto& [rows, columns] : given) shapes.push_back({rows, columns});
+  return shapes;
 }
 
-std::vector<bool> begin(const MeanHandle& self, nb::handle values,
-                        const std::vector<std::size_t>& units,
-                        double loss_scale) {
-  const Array array(values, "values");
-  return call(self, "begin", [&](MeanParts& parts) {
-    return parts.mean.begin({array.view(), units, loss_scale});
+void construct_low_rank(MeanHandle<LowRankMean>* self,
+                        const CommunicatorHandle& comm,
+                        const std::vector<ShapeTuple>& shapes, int low_rank,
+                        std::int64_t first_steps, int first_bits,
+                        config::Hierarchy hierarchy) {
+  const exchange::LowRankMeanOptions options{.low_rank = low_rank,
+                                             .first_steps = first_steps,
+                                             .first_bits = first_bits};
+  construct_mean(self, comm, shapes_of(shapes), options, hierarchy);
+}
+
+Buffer owned(ConstView values) { return copy_of(values); }
+Buffer owned(Buffer&& values) { return std::move(values); }
+
+// Binds what both averages have.
+template <class Mean>
+nb::class_<MeanHandle<Mean>> bind_mean(nb::module_& module, const char* name) {
+  using Bound = MeanHandle<Mean>;
+  using Parts = MeanParts<Mean>;
+  nb::class_<Bound> bound(module, name, nb::is_weak_referenceable());
+  bound
+      .def(
+          "begin",
+          [](const Bound& self, nb::handle values,
+             const std::vector<std::size_t>& units, double loss_scale) {
+            const Array array(values, "values");
+            return call(self, "begin", [&](Parts& parts) {
+              return parts.mean.begin({array.view(), units, loss_scale});
+            });
+          },
+          "values"_a, "units"_a, "loss_scale"_a = 1.0)
+      .def("finish",
+           [](const Bound& self) {
+             return call(self, "finish",
+                         [](Parts& parts) { return parts.mean.finish(); });
+           })
+      .def("worker_error",
+           [](const Bound& self) {
+             return to_python(call(self, "worker_error", [](Parts& parts) {
+               return owned(parts.mean.worker_error());
+             }));
+           })
+      .def("server_error",
+           [](const Bound& self) {
+             return to_python(call(self, "server_error", [](Parts& parts) {
+               return parts.mean.server_error();
+             }));
+           })
+      .def_prop_ro(
+          "bytes_per_pass",
+          [](const Bound& self) { return self.look().mean.bytes_per_pass(); })
+      // This rank's host and the number of hosts; if flat, its rank and the
+      // number of ranks.
+      .def_prop_ro("hosts",
+                   [](const Bound& self) {
+                     const comm::Hosts& all = self.look().ranks().hosts();
+                     return std::pair(all.index, all.size);
+                   })
+      .def_prop_ro("bytes_sent",
+                   [](const Bound& self) {
+                     return self.look().ranks().counters().bytes_sent;
+                   })
+      .def_prop_ro(
+          "wait_seconds",
+          [](const Bound& self) { return self.look().mean.wait_seconds(); })
+      .def("close", &Bound::close);
+  return bound;
+}
+
+void load_errors(const MeanHandle<LowBitMean>& self, nb::handle worker,
+                 nb::handle server) {
+  const ConstArray of_worker(worker, "worker");
+  const ConstArray of_server(server, "server");
+  call(self, "load_errors", [&](auto& parts) {
+    parts.mean.load_errors(of_worker.view(), of_server.view());
   });
 }
 
-std::vector<bool> finish(const MeanHandle& self) {
-  return call(self, "finish",
-              [](MeanParts& parts) { return parts.mean.finish(); });
-}
-
-nb::object worker_error(const MeanHandle& self) {
-  return to_python(call(self, "worker_error", [](MeanParts& parts) {
-    return copy_of(parts.mean.worker_error());
+nb::object factors(const MeanHandle<LowRankMean>& self) {
+  return to_python(call(self, "factors", [](auto& parts) {
+    return copy_of(parts.mean.factors());
   }));
 }
 
-nb::object server_error(const MeanHandle& self) {
-  return to_python(call(self, "server_error", [](MeanParts& parts) {
-    return parts.mean.server_error();
-  }));
+std::vector<std::uint64_t> generators(const MeanHandle<LowRankMean>& self) {
+  return call(self, "generators", [](auto& parts) {
+    const auto found = parts.mean.generators();
+    return std::vector<std::uint64_t>(found.begin(), found.end());
+  });
 }
 
-void load_errors(const MeanHandle& self, nb::handle worker, nb::handle server) {
+void load(const MeanHandle<LowRankMean>& self, nb::handle worker,
+          nb::handle server, nb::handle factors,
+          const std::vector<std::uint64_t>& generators, std::int64_t passes) {
   const ConstArray of_worker(worker, "worker");
   const ConstArray of_server(server, "server");
-  call(self, "load_errors", [&](MeanParts& parts) {
-    parts.mean.load_errors(of_worker.view(), of_server.view());
+  const ConstArray of_factors(factors, "factors");
+  call(self, "load", [&](auto& parts) {
+    parts.mean.load({.worker = of_worker.view(),
+                     .server = of_server.view(),
+                     .factors = of_factors.view(),
+                     .generators = generators,
+                     .passes = passes});
   });
 }
 
@@ -169,29 +256,28 @@ void load_error(const ScatterHandle& self, nb::handle error) {
 
 }  // namespace
 
-void bind_low_bit_mean(nb::module_& module) {
-  nb::class_<MeanHandle>(module, "LowBitMean", nb::is_weak_referenceable())
+void bind_means(nb::module_& module) {
+  bind_mean<LowBitMean>(module, "LowBitMean")
       .def("__init__", &construct, "comm"_a, "sizes"_a, "bits"_a,
            "bf16_residuals"_a, "hierarchy"_a)
-      .def("begin", &begin, "values"_a, "units"_a, "loss_scale"_a = 1.0)
-      .def("finish", &finish)
-      .def("worker_error", &worker_error)
-      .def("server_error", &server_error)
-      .def("load_errors", &load_errors, "worker"_a, "server"_a)
-      .def_prop_ro("bytes_per_pass",
-                   [](const MeanHandle& self) {
-                     return self.look().mean.bytes_per_pass();
+      .def("load_errors", &load_errors, "worker"_a, "server"_a);
+  bind_mean<LowRankMean>(module, "LowRankMean")
+      .def("__init__", &construct_low_rank, "comm"_a, "shapes"_a, "low_rank"_a,
+           "first_steps"_a, "first_bits"_a, "hierarchy"_a)
+      .def("factors", &factors)
+      .def("generators", &generators)
+      .def_prop_ro("passes",
+                   [](const MeanHandle<LowRankMean>& self) {
+                     return self.look().mean.passes();
                    })
-      .def_prop_ro("hosts", &hosts)
-      .def_prop_ro("bytes_sent",
-                   [](const MeanHandle& self) {
-                     return self.look().ranks().counters().bytes_sent;
-                   })
-      .def_prop_ro("wait_seconds",
-                   [](const MeanHandle& self) {
-                     return self.look().mean.wait_seconds();
-                   })
-      .def("close", &MeanHandle::close);
+      .def("load", &load, "worker"_a, "server"_a, "factors"_a, "generators"_a,
+           "passes"_a);
+  module.def(
+      "rank_of",
+      [](const ShapeTuple& shape, int low_rank) {
+        return MatrixShape{shape.first, shape.second}.rank(low_rank);
+      },
+      "shape"_a, "low_rank"_a);
 }
 
 void bind_low_bit_reduce_scatter(nb::module_& module) {

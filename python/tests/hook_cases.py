@@ -136,9 +136,11 @@ def join() -> tuple[int, int]:
 
 
 def hooked(kind: str = "ddp") -> tuple[Any, Any]:
-    """A wrapper of DDP or FSDP, and its hook."""
+    """A wrapper of DDP or FSDP, and its hook. "low rank 2" has 2 first steps."""
     if kind != "fsdp":
         ddp = wrapped(strided(net()) if kind == "strided" else net())
+        if kind.startswith("low rank"):
+            return ddp, thinwire.ddp_hook(ddp, low_rank=1, first_steps=int(kind[9:]))
         return ddp, thinwire.ddp_hook(ddp)
     fsdp = sharded(net())
     return fsdp, thinwire.fsdp_hook(fsdp, 4)

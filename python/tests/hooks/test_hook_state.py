@@ -102,6 +102,8 @@ def load(kind: str, folder: str) -> dict[str, Any]:
         ("ddp", 3, (2, 1)),
         ("ddp", 2, (4,)),
         ("strided", 2, (1,)),
+        ("low rank 2", 2, (3, 1)),
+        ("low rank 3", 2, (3, 1)),  # saved after the last of the first steps
         pytest.param("fsdp", 2, (1, 3), marks=cases.needs_fsdp),
     ],
 )

@@ -77,12 +77,12 @@ def test_reports_and_bytes() -> None:
         assert own["sums"] == found[0]["sums"]
 
 
-def skips() -> dict[str, Any]:
+def skips(options: dict[str, int]) -> dict[str, Any]:
     """Rank 1 overflows in the second of four steps."""
     rank, _ = cases.join()
     net = cases.net()
     ddp = cases.wrapped(net, bucket_cap_mb=25)
-    hook = thinwire.ddp_hook(ddp)
+    hook = thinwire.ddp_hook(ddp, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     hook.watch(scaler)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -99,8 +99,8 @@ def skips() -> dict[str, Any]:
         scales.append(hook.report.loss_scale)
     same = [
         torch.equal(kept[0][part][name], kept[1][part][name])
-        for part in ("worker", "server")
-        for name in kept[0][part]
+        for part in ("worker", "server", "factors", "generators")
+        for name in kept[0].get(part, {})
     ]
     weights = float(sum(p.double().sum() for p in net.parameters()))
     hook.close()
@@ -108,20 +108,23 @@ def skips() -> dict[str, Any]:
     return {"scales": scales, "same": same, "finite": finite, "weights": weights}
 
 
-def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals() -> None:
-    one, two = ranks.results(2, __file__, "skips")
+@pytest.mark.parametrize("options", [{}, {"low_rank": 1, "first_steps": 0}])
+def test_a_skip_on_one_rank_is_one_on_all_and_keeps_residuals(
+    options: dict[str, int],
+) -> None:
+    one, two = ranks.results(2, __file__, "skips", options)
     assert one == two
     assert one["scales"] == [1024, 1024, 512, 512]
     assert one["finite"] == [True, False, True, True] and all(one["same"])
     assert one["weights"] == one["weights"]
 
 
-def after_a_failed_backward() -> list[Any]:
+def after_a_failed_backward(options: dict[str, int]) -> list[Any]:
     """All ranks fail in the last gradients of a backward, with buckets in flight."""
     rank, _ = cases.join()
     net = cases.net()
     ddp = cases.wrapped(net)
-    hook = thinwire.ddp_hook(ddp)
+    hook = thinwire.ddp_hook(ddp, **options)
     cases.loss_of(ddp, rank, 0).backward()
     found: list[Any] = []
 
@@ -135,7 +138,7 @@ def after_a_failed_backward() -> list[Any]:
     state = hook.state_dict()
     found.append(ranks.failure_of(lambda: hook.load_state_dict(state)))
     again = cases.wrapped(cases.net())
-    other = thinwire.ddp_hook(again)
+    other = thinwire.ddp_hook(again, **options)
     other.load_state_dict(state)
     cases.loss_of(again, rank, 1).backward()
     found.append([float(g.double().sum()) for g in cases.gradients_of(again)])
@@ -145,8 +148,11 @@ def after_a_failed_backward() -> list[Any]:
     return found
 
 
-def test_after_a_failed_backward_another_hook_takes_the_state() -> None:
-    one, two = ranks.results(2, __file__, "after_a_failed_backward")
+@pytest.mark.parametrize("options", [{}, {"low_rank": 1, "first_steps": 0}])
+def test_after_a_failed_backward_another_hook_takes_the_state(
+    options: dict[str, int],
+) -> None:
+    one, two = ranks.results(2, __file__, "after_a_failed_backward", options)
     assert one[0] >= 0 and "no gradient here" in one[1]
     assert "FailedPrecondition" in one[2] and "failed halfway" in one[2]
     assert one[3] == two[3]
@@ -261,7 +267,7 @@ def refusals() -> list[str]:
 
     on_rank_1("bits must be 4 or 8, got 5", bits=5)
     on_rank_1("got str 'gloo'", process_group="gloo")
-    both("bits, exact_steps, residual_dtype", bits=4 + 4 * rank)
+    both("bits, low_rank, first_steps", bits=4 + 4 * rank)
     both("process_group", process_group=dist.group.WORLD if rank else None)
     both("exact_steps must be >= 0, got -1", exact_steps=-1)
     both("residual_dtype must be float32 or bfloat16", residual_dtype=torch.float16)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages of DistributedDataParallel in 8 or 4 bits, with error feedback."""
+"""Low-bit and low-rank averages of DistributedDataParallel, with error feedback."""
 
 # torch compares the hook's annotations with classes, so they must not be strings.
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,11 +27,12 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
 from ..report import HookReport
 from . import _state
+from ._factors import PARTS, Factors, Kept, matrices_of
+from ._options import FIRST_BITS, FIRST_STEPS, Options
 from ._parameters import (
     averaged,
     description,
     refuse_on_all_ranks,
-    require_options,
     strides_in_bucket,
 )
 from ._scale import Jumps, ScaledHook
@@ -49,7 +50,7 @@ class _Pass:
     wait_seconds: float = 0
     before: tuple[int, float] = (0, 0)  # both, of all backwards before
 
-    def count(self, mean: _core.LowBitMean) -> None:
+    def count(self, mean: _core.LowBitMean | _core.LowRankMean) -> None:
         sent, waited = self.before
         self.bytes_sent = mean.bytes_sent - sent
         self.wait_seconds = mean.wait_seconds - waited
@@ -98,44 +99,42 @@ def _take(registration: _Registration, bucket: dist.GradBucket) -> Future[torch.
 
 
 class Hook(ScaledHook):
-    """Averages the gradients of a DistributedDataParallel in 8 or 4 bits; ddp_hook()
-    makes it.
+    """Averages the gradients of a DistributedDataParallel in 8 or 4 bits, or as factors
+    of low rank; ddp_hook() makes it.
 
-    A residual has what rounding took from a gradient, and is added to the next one.
+    A residual has what an average lacks of a gradient, and is added to the next one.
     Residuals belong to parameters, so DDP may rebuild its buckets. They are on the host:
-    4 bytes per element, or 2 in bf16, and on N ranks 1/N of that for servers.
+    4 bytes per element, or 2 in bf16, and on N ranks 1/N of that for servers. With
+    low_rank, matrices of the same size take 4 bytes more.
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, options: dict[str, Any], process_group: Any
+        self, ddp: DistributedDataParallel, given: Options, process_group: Any
     ) -> None:
-        """Makes and registers the hook; ddp_hook() explains `options`. Collective."""
+        """Makes and registers the hook; ddp_hook() explains `given`. Collective."""
         comm = _communicator(ddp, process_group)
         own_comm = comm is not process_group
         try:
-            found = agreed(comm, lambda: _checked(ddp, comm, **options))
+            options, found = agreed(comm, lambda: _checked(ddp, comm, given))
             comm.require_same(
-                "bits, exact_steps, residual_dtype, hierarchy or parameters",
+                "bits, low_rank, first_steps, first_bits, plain, exact_steps, "
+                "residual_dtype, hierarchy or parameters",
                 f"{options}\n{description(found)}",
             )
-            self._comm, self._bits = comm, options["bits"]
-            self._exact_steps = options["exact_steps"]
+            self._comm, self._options = comm, options
             self._group = ddp.process_group
             self._shapes = {name: p.shape for name, p in found.items()}
             self._units = {id(p): unit for unit, p in enumerate(found.values())}
             self._sizes = [p.numel() for p in found.values()]
-            is_bf16 = options["residual_dtype"] == torch.bfloat16
-            hierarchy = _core.Hierarchy[options["hierarchy"]]
-            self._mean = _core.LowBitMean(
-                comm, self._sizes, self._bits, is_bf16, hierarchy
-            )
+            self._factors: Factors | None = None
+            self._mean = self._make_mean()
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
             self._low_bit_backwards = 0
             self._jumps = Jumps()
             self._has_warned = False
             self._backwards = 0
-            self._pass = _Pass(0, self._exact_steps > 0, 1)
+            self._pass = _Pass(0, options.exact_steps > 0, 1)
             self._strides: dict[int, tuple[Any, list[tuple[int, ...]]]] = {}
             self._stagings: dict[torch.device, Staging] = {}
             self._on_host: dict[Any, torch.Tensor] = {}
@@ -151,15 +150,43 @@ class Hook(ScaledHook):
                 comm.close()
             raise
 
+    def _make_mean(self) -> _core.LowBitMean | _core.LowRankMean:
+        options = self._options
+        hierarchy = _core.Hierarchy[options.hierarchy]
+        if options.bits is not None:
+            is_bf16 = options.residual_dtype == torch.bfloat16
+            return _core.LowBitMean(
+                self._comm, self._sizes, options.bits, is_bf16, hierarchy
+            )
+        rank, matrices = options.low_rank, matrices_of(self._shapes, options.plain)
+        mean = _core.LowRankMean(
+            self._comm,
+            matrices,
+            rank,
+            options.first_steps,
+            options.first_bits,
+            hierarchy,
+        )
+        self._factors = Factors(mean, self._shapes, matrices, rank)
+        return mean
+
     def __repr__(self) -> str:
         elements, ranks = sum(self._sizes), self._comm.size
+        options = self._options
+        way, when = f"{options.bits} bits", "per backward"
+        if options.bits is None:
+            way = (
+                f"low rank {options.low_rank} after {options.first_steps} backwards in "
+                f"{options.first_bits} bits"
+            )
+            when = "in the next backward"
         _, hosts = self._mean.hosts
         sent = self._mean.bytes_per_pass
         exact = 8 * elements * (hosts - 1) // ranks
         where = f" on {hosts} hosts" if hosts < ranks else ""
         return (
-            f"thinwire.ddp_hook({self._bits} bits, {ranks} rank{'s' * (ranks > 1)}{where}, "
-            f"{sent} bytes per backward{' to other hosts' if where else ''}, {exact} in fp32)"
+            f"thinwire.ddp_hook({way}, {ranks} rank{'s' * (ranks > 1)}{where}, "
+            f"{sent} bytes {when}{' to other hosts' if where else ''}, {exact} in fp32)"
         )
 
     @property
@@ -194,13 +221,22 @@ class Hook(ScaledHook):
           the parameters have.
         backwards: how many backwards there were, which exact_steps counts.
 
+        With low_rank also, of the parameters that have factors,
+        factors: per name, the factor Q of the next backward, transposed. Its shape is
+          [r, columns], where columns is the product of the dimensions after the first.
+        generators: per name, the state of the generator of new columns, an int64.
+        first_passes: how many of the first_steps there were.
+
         After a backward that has failed halfway, some residuals are those of that one.
         """
-        return self._exchanges.call(
-            lambda: _state.saved(
+
+        def saved() -> dict[str, Any]:
+            state = _state.saved(
                 self._comm, self._mean, self._shapes, self._backwards, self._debt, mean
             )
-        )
+            return state | (self._factors.saved() if self._factors else {})
+
+        return self._exchanges.call(saved)
 
     @in_call("load_state_dict()")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -210,32 +246,52 @@ class Hook(ScaledHook):
         On the same number of ranks, or hosts, each gets its own residual. On another
         number, all get the mean. A single rank adds the residuals to its first gradient.
 
+        A hook with low_rank takes the residuals of a state of bits, and begins with new
+        factors and its first_steps. A hook of bits takes only the residuals of a state
+        with factors. Rank 0 logs both.
+
         Raises CorruptCheckpoint naming what does not fit, and InvalidArgument if the
         ranks' states differ, on all ranks, before anything changes. Residuals must not be
         above 1e30 in magnitude. Raises FailedPrecondition after a backward that has
         failed halfway.
         """
-        dtype = from_dlpack(self._mean.worker_error()).dtype
+        dtype = self._options.residual_dtype
 
-        def checked() -> tuple[torch.Tensor, torch.Tensor, int]:
+        def checked() -> tuple[torch.Tensor, torch.Tensor, int, Kept | None]:
             if self._parts:
                 raise FailedPrecondition(
                     "load_state_dict() after a backward that has failed halfway: make a "
                     "new DistributedDataParallel and a new hook"
                 )
-            return _state.checked(state, self._shapes, self._mean.hosts, dtype)
+            of_all = _state.checked(state, self._shapes, self._mean.hosts, dtype)
+            return *of_all, self._factors.checked(state) if self._factors else None
 
         def load() -> None:
-            worker, server, backwards = agreed(self._comm, checked)
+            worker, server, backwards, kept = agreed(self._comm, checked)
             text = _state.description(state, self._shapes, backwards)
-            self._comm.require_same("state", text)
+            self._comm.require_same("state", f"{text}{kept or ''}")
+            self._tell_of_other(state)
             self._backwards = backwards
             if self._comm.size == 1:
                 self._debt = worker.float() + server.float()
-            else:
+                worker, server = torch.zeros_like(worker), torch.zeros_like(server)
+            if self._factors is not None and kept is not None:
+                self._factors.load(worker, server, kept)
+            elif isinstance(self._mean, _core.LowBitMean):
                 self._mean.load_errors(worker, server)
 
         self._exchanges.call(load)
+
+    def _tell_of_other(self, state: Mapping[str, Any]) -> None:
+        """Logs what a state of another kind of average lacks, or has in vain."""
+        has_factors = any(part in state for part in PARTS)
+        if self._comm.rank == 0 and has_factors != (self._factors is not None):
+            logger.warning(
+                "ddp_hook: the state's factors are left out, because the hook averages "
+                "in bits"
+                if has_factors
+                else "ddp_hook: the state has no factors: they and first_steps begin anew"
+            )
 
     def close(self) -> None:
         """Ends the exchanges. A later backward of the DistributedDataParallel raises
@@ -249,7 +305,7 @@ class Hook(ScaledHook):
         """Queues the average of a bucket, on the thread of backward."""
         self._exchanges.require_open()
         if bucket.index() == 0:
-            is_exact = self._backwards < self._exact_steps
+            is_exact = self._backwards < self._options.exact_steps
             self._pass = _Pass(self._backwards + 1, is_exact, self._scale())
         if bucket.is_last():
             self._backwards = self._pass.number
@@ -408,23 +464,35 @@ class Hook(ScaledHook):
 
 def ddp_hook(
     ddp: DistributedDataParallel,
-    bits: int = 4,
+    bits: int | None = None,
     *,
+    low_rank: int = 0,
+    first_steps: int = FIRST_STEPS,
+    first_bits: int = FIRST_BITS,
+    plain: Iterable[str] = (),
     exact_steps: int = 0,
     residual_dtype: torch.dtype = torch.float32,
     hierarchy: Literal["auto", "flat", "by_host"] = "auto",
     process_group: Any = None,
 ) -> Hook:
-    """Makes a DistributedDataParallel average its gradients in 8 or 4 bits each way, with
-    error feedback. Collective, between backwards.
+    """Makes a DistributedDataParallel average its gradients in 8 or 4 bits each way, or as
+    products of thin factors, with error feedback. Collective, between backwards.
 
     The optimizer, the loop and DDP's options stay as they are. Exchanges run on a group
     and a thread of their own, during backward.
 
-    bits: 4 or 8 per element. 8 is closer to DDP, and 4 sends half as much.
+    bits: 4 or 8 per element; 4 without low_rank. 8 is closer to DDP, and 4 sends half as
+      much.
+    low_rank: the most columns of a factor, in [1, 64]; 0 averages by bits. Factors
+      travel in 8 bits. A parameter is a matrix of a rows, its first dimension, and b
+      columns. With r the least of low_rank, a and b, it has factors if
+      2 r (a + b) < a b. Others travel in 8 bits.
+    first_steps: how many first finite averages are in first_bits bits, with low_rank.
+    first_bits: 4 or 8.
+    plain: names of parameters, or patterns as of fnmatch, that have no factors.
     exact_steps: how many first backwards DDP averages exactly, by its own rule.
     residual_dtype: float32 or bfloat16, which takes half the memory and loses the
-      remainders of its rounding.
+      remainders of its rounding; float32 with low_rank.
     hierarchy: as for the optimizers. With "auto", ranks of one host average in fp32
       first if all hosts hold the same number of ranks, and more than one.
     process_group: as for the optimizers; None is the group of `ddp`.
@@ -450,12 +518,16 @@ def ddp_hook(
                 f"ddp must be a DistributedDataParallel, got {type(ddp).__name__}"
             )
         )
-    options = {
-        "bits": bits,
-        "exact_steps": exact_steps,
-        "residual_dtype": residual_dtype,
-        "hierarchy": hierarchy,
-    }
+    options = Options(
+        bits=bits,
+        low_rank=low_rank,
+        first_steps=first_steps,
+        first_bits=first_bits,
+        plain=plain,
+        exact_steps=exact_steps,
+        residual_dtype=residual_dtype,
+        hierarchy=hierarchy,
+    )
     return Hook(ddp, options, process_group)
 
 
@@ -479,21 +551,14 @@ def _communicator(
 def _checked(
     ddp: DistributedDataParallel,
     comm: _core.Communicator,
-    bits: int,
-    exact_steps: int,
-    residual_dtype: torch.dtype,
-    hierarchy: str,
-) -> dict[str, torch.nn.Parameter]:
-    require_options(bits, residual_dtype)
-    if type(exact_steps) is not int or exact_steps < 0:
-        raise InvalidArgument(f"exact_steps must be >= 0, got {exact_steps!r}")
-    if not isinstance(hierarchy, str) or hierarchy not in _core.Hierarchy.__members__:
-        raise InvalidArgument(
-            f"hierarchy must be auto, flat or by_host, got {hierarchy!r}"
-        )
+    given: Options,
+) -> tuple[Options, dict[str, torch.nn.Parameter]]:
+    """Returns the options and the parameters by name."""
+    found = averaged(ddp)
+    options = given.checked(found)
     if comm.size != ddp.process_group.size():
         raise InvalidArgument(
             "process_group must have the ranks of the group of ddp, which are "
             f"{ddp.process_group.size()}, got {comm.size}"
         )
-    return averaged(ddp)
+    return options, found

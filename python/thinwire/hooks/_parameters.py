@@ -18,10 +18,15 @@ from ..optim import _attributes
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def require_bits(name: str, bits: int) -> None:
+    """Raises InvalidArgument naming an argument that is not 4 or 8. Local."""
+    if type(bits) is not int or bits not in (4, 8):
+        raise InvalidArgument(f"{name} must be 4 or 8, got {bits!r}")
+
+
 def require_options(bits: int, residual_dtype: torch.dtype) -> None:
     """Raises InvalidArgument for an argument of a hook that is out of range. Local."""
-    if type(bits) is not int or bits not in (4, 8):
-        raise InvalidArgument(f"bits must be 4 or 8, got {bits!r}")
+    require_bits("bits", bits)
     if residual_dtype not in (torch.float32, torch.bfloat16):
         raise InvalidArgument(
             f"residual_dtype must be float32 or bfloat16, got {residual_dtype}"

@@ -19,7 +19,7 @@ _MOST = 1e30
 
 def saved(
     comm: _core.Communicator,
-    mean: _core.LowBitMean,
+    mean: _core.LowBitMean | _core.LowRankMean,
     shapes: Shapes,
     backwards: int,
     debt: torch.Tensor | None,
@@ -72,11 +72,11 @@ def checked(
     Raises CorruptCheckpoint naming what does not fit.
     """
     own = checked_worker(state, shapes, place, "ddp", dtype)
-    _check_names(state, "server", shapes, "ddp")
+    check_names(state, "server", shapes, "ddp")
     server = torch.cat([state["server"][name].flatten() for name in shapes]).cpu()
     server = server.to(dtype)
-    _require_finite(server, "server")
-    return own, server, _backwards_of(state)
+    require_finite(server, "server")
+    return own, server, integer("the state's 'backwards'", state.get("backwards"))
 
 
 def checked_worker(
@@ -91,7 +91,7 @@ def checked_worker(
         raise CorruptCheckpoint(
             f"the state must be a mapping, got {type(state).__name__}"
         )
-    _check_names(state, "worker", shapes, owner)
+    check_names(state, "worker", shapes, owner)
     rows = {len(values) for values in state["worker"].values()}
     if len(rows) != 1 or rows == {0}:
         raise CorruptCheckpoint(
@@ -104,43 +104,51 @@ def checked_worker(
     index, count = place
     own = worker[index] if len(worker) == count else _mean_of(worker)
     own = own.to(dtype).contiguous()
-    _require_finite(own, "worker")
+    require_finite(own, "worker")
     return own
 
 
 def description(state: Mapping[str, Any], shapes: Shapes, backwards: int = 0) -> str:
-    """Returns a text that is the same on all ranks if their states are. Local; the state
-    has been checked.
+    """Returns a text that is the same on all ranks if their residuals are. Local; the
+    state has been checked.
     """
     lines = [f"backwards {backwards}\n"]
     for part in ("worker", "server"):
         for name in shapes if part in state else ():
-            values = state[part][name].detach().cpu().contiguous()
-            checksum = _core.checksum(values.view(-1).view(torch.uint8))
+            values = state[part][name].detach()
             size = f"{tuple(values.shape)} {values.dtype}"
-            lines.append(f"{part} of '{name}' {size}, checksum {checksum:016x}\n")
+            lines.append(f"{part} of '{name}' {size}, checksum {checksum(values)}\n")
     return "".join(lines)
 
 
-def _require_finite(values: torch.Tensor, part: str) -> None:
+def checksum(values: torch.Tensor) -> str:
+    flat = values.cpu().contiguous().view(-1)
+    return f"{_core.checksum(flat.view(torch.uint8)):016x}"
+
+
+def require_finite(values: torch.Tensor, part: str, most: float = _MOST) -> None:
     if not bool(values.isfinite().all()):
         raise CorruptCheckpoint(f"the state's '{part}' has values not finite")
-    if values.numel() > 0 and float(values.abs().max()) > _MOST:
-        raise CorruptCheckpoint(f"the state's '{part}' has values above 1e30")
+    if values.numel() > 0 and float(values.abs().max()) > most:
+        # Python writes 1e+30.
+        text = f"{most:g}".replace("+", "")
+        raise CorruptCheckpoint(f"the state's '{part}' has values above {text}")
 
 
-def _backwards_of(state: Mapping[str, Any]) -> int:
-    found = state.get("backwards")
+def integer(name: str, found: Any, least: int = 0) -> int:
+    """Returns an integer of a state, or raises CorruptCheckpoint. Local."""
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         found = found.item()
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 2**63:
+    is_integer = isinstance(found, int) and not isinstance(found, bool)
+    if not is_integer or not least <= found < 2**63:
+        begin = f"-2^{(-least).bit_length() - 1}" if least < 0 else least
         raise CorruptCheckpoint(
-            f"the state's 'backwards' must be an integer in [0, 2^63), got {found!r:.60}"
+            f"{name} must be an integer in [{begin}, 2^63), got {found!r:.60}"
         )
-    return found
+    return int(found)
 
 
-def _check_names(
+def check_names(
     state: Mapping[str, Any], part: str, shapes: Shapes, owner: str
 ) -> None:
     given = state.get(part)

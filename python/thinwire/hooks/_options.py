@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of ddp_hook()."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import torch
+
+from .. import _core
+from ..errors import InvalidArgument
+from ._parameters import require_bits, require_options
+
+FIRST_STEPS, FIRST_BITS = 20, 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that ddp_hook() takes and explains."""
+
+    bits: int | None
+    low_rank: int
+    first_steps: int
+    first_bits: int
+    plain: Iterable[str]
+    exact_steps: int
+    residual_dtype: torch.dtype
+    hierarchy: str
+
+    def checked(self, names: Iterable[str]) -> Options:
+        """Returns the options with `bits`, if they are 4 by default, and a tuple as
+        `plain`. `names` are those of the averaged parameters. Local.
+
+        Raises InvalidArgument for what is out of range.
+        """
+        if type(self.low_rank) is not int or not 0 <= self.low_rank <= 64:
+            raise InvalidArgument(
+                f"low_rank must be in [1, 64], or 0, got {self.low_rank!r}"
+            )
+        if type(self.exact_steps) is not int or self.exact_steps < 0:
+            raise InvalidArgument(f"exact_steps must be >= 0, got {self.exact_steps!r}")
+        known = _core.Hierarchy.__members__
+        if not isinstance(self.hierarchy, str) or self.hierarchy not in known:
+            raise InvalidArgument(
+                f"hierarchy must be auto, flat or by_host, got {self.hierarchy!r}"
+            )
+        if self.low_rank > 0:
+            self._require_low_rank()
+            return replace(self, plain=self._found(names))
+        bits = 4 if self.bits is None else self.bits
+        require_options(bits, self.residual_dtype)
+        for name, default in (
+            ("first_steps", FIRST_STEPS),
+            ("first_bits", FIRST_BITS),
+            ("plain", ()),
+        ):
+            if getattr(self, name) != default:
+                raise InvalidArgument(
+                    f"{name} must be left out without low_rank, got "
+                    f"{getattr(self, name)!r}"
+                )
+        return replace(self, bits=bits)
+
+    def _require_low_rank(self) -> None:
+        if self.bits is not None:
+            raise InvalidArgument(
+                f"bits must be left out with low_rank, got bits={self.bits!r} and "
+                f"low_rank={self.low_rank}"
+            )
+        if type(self.first_steps) is not int or not 0 <= self.first_steps < 2**63:
+            raise InvalidArgument(
+                f"first_steps must be in [0, 2^63), got {self.first_steps!r}"
+            )
+        require_bits("first_bits", self.first_bits)
+        if self.residual_dtype != torch.float32:
+            raise InvalidArgument(
+                f"residual_dtype must be float32 with low_rank, got {self.residual_dtype}"
+            )
+
+    def _found(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Returns `plain`, each of which matches a name."""
+        if isinstance(self.plain, str) or not isinstance(self.plain, Iterable):
+            raise InvalidArgument(f"plain must be names, got {self.plain!r}")
+        plain, known = tuple(self.plain), list(names)
+        for pattern in plain:
+            if not isinstance(pattern, str) or not any(
+                fnmatchcase(name, pattern) for name in known
+            ):
+                raise InvalidArgument(
+                    "plain must match names of parameters that ddp averages, such as "
+                    f"'{known[0]}', got {pattern!r}, which matches none"
+                )
+        return plain
