@@ -105,6 +105,16 @@ void bind_comm(nb::module_& module) {
               &CommConfig::compressed_during_backward);
 }
 
+void bind_average(nb::module_& module) {
+  using optim::AverageOptions;
+  nb::class_<AverageOptions>(module, "AverageOptions")
+      .def_rw("bits", &AverageOptions::bits)
+      .def_rw("low_rank", &AverageOptions::low_rank)
+      .def_rw("first_steps", &AverageOptions::first_steps)
+      .def_rw("first_bits", &AverageOptions::first_bits)
+      .def_rw("total_steps", &AverageOptions::total_steps);
+}
+
 void bind_outer(nb::module_& module) {
   using outer::OuterOptions;
   nb::class_<OuterOptions>(module, "OuterOptions")
@@ -134,6 +144,7 @@ void bind_fields(nb::class_<Settings>& kind) {
       .def_rw("accumulation_dtype", &Settings::accumulation_dtype)
       .def_rw("schedule", &Settings::schedule)
       .def_rw("zero", &Settings::zero)
+      .def_rw("average", &Settings::average)
       .def_rw("comm", &Settings::comm)
       .def_rw("outer", &Settings::outer)
       .def_rw("buffers", &Settings::buffers)
@@ -212,6 +223,7 @@ void bind_config(nb::module_& module) {
   bind_precision(module);
   bind_schedule(module);
   bind_comm(module);
+  bind_average(module);
   bind_outer(module);
   nb::class_<Settings> kind(module, "Config");
   kind.def(nb::init<>());

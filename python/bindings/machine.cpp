@@ -179,6 +179,7 @@ void bind_reports(nb::module_& module) {
       .def_ro("rho", &StepReport::rho)
       .def_ro("loss_scale", &StepReport::loss_scale)
       .def_ro("bits", &StepReport::bits)
+      .def_ro("low_rank", &StepReport::low_rank)
       .def_ro("masked", &StepReport::masked)
       .def_ro("heavy", &StepReport::heavy)
       .def_ro("revived", &StepReport::revived)

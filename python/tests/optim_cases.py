@@ -17,6 +17,7 @@ torch.set_num_threads(1)
 KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "AdamW": (optim.AdamW, {}),
     "Lamb": (optim.Lamb, {}),
+    "AdamWInBits": (optim.AdamW, {"bits": 4}),
     "OnebitAdam": (optim.OnebitAdam, {"freeze_step": 4}),
     "OnebitLamb": (optim.OnebitLamb, {"freeze_step": 4}),
     "ZeroOneAdam": (

@@ -46,7 +46,9 @@ class StepReport:
     loss_scale: float
     """Divisor of the gradient."""
     bits: int
-    """Bits per element in which an exact step averaged gradients; 0 for exactly."""
+    """Bits per element in which an exact step averaged gradients; 0 for otherwise."""
+    low_rank: int
+    """The keyword low_rank, if this step averaged gradients as products; otherwise 0."""
     masked: int
     """Elements that compression leaves out: masked, or without any gradient so far."""
     heavy: int

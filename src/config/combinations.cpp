@@ -49,6 +49,40 @@ std::string_view instead_of_zero(const Config& config) {
          "thinwire.zero_bits_up and thinwire.zero_bits_down";
 }
 
+// Names what averages gradients in few bits elsewhere.
+std::string_view instead_of_average(const Config& config) {
+  if (config.zero.stage > 0)
+    return "use thinwire.zero_bits_up and thinwire.zero_bits_down";
+  if (config.outer.sync_every > 0)
+    return "outer.warmup_bits averages gradients of its warm-up";
+  return "warmup_bits averages gradients of its exact steps";
+}
+
+void check_average(const Config& config) {
+  const optim::AverageOptions& average = config.average;
+  if (!is_exact(config))
+    require(average.first_steps == std::nullopt && average.first_bits == 4 &&
+                average.total_steps == std::nullopt,
+            "average", "left as it is with this optimizer", "other settings");
+  require(!average.first_steps || average.low_rank != 0, "first_steps",
+          "left out without low_rank", average.first_steps.value_or(0));
+  if (average.is_exact()) return;
+  const bool is_in_bits = average.bits != 0;
+  const std::string_view name = is_in_bits ? "bits" : "low_rank";
+  const auto refuse_with = [&](bool holds, std::string_view with) {
+    require(holds, name,
+            fmt::format("0 with {}: {}", with, instead_of_average(config)),
+            is_in_bits ? average.bits : average.low_rank);
+  };
+  refuse_with(config.zero.stage == 0, "ZeRO");
+  refuse_with(is_exact(config), name_of(config.optimizer));
+  refuse_with(config.outer.sync_every == 0, "an outer loop (thinwire.outer)");
+  require_corrected(config, name);
+  require(!config.communication_dtype, "communication_dtype",
+          fmt::format("unset with {}, which says how gradients travel", name),
+          to_string(config.communication_dtype.value_or(DType::kFloat32)));
+}
+
 void check_optimizer_and_zero(const Config& config) {
   const ZeroConfig& zero = config.zero;
   if (!is_exact(config)) {
@@ -196,6 +230,7 @@ void check_experts(const Config& config) {
 }
 
 void check_combinations(const Config& config, int world) {
+  check_average(config);
   check_optimizer_and_zero(config);
   check_wire_and_rest(config, world);
   check_lean(config);

@@ -90,6 +90,16 @@ void wire_fields(const Archive& own, Wire& w) {
              Choices<DType>(kResidualDtypes));
 }
 
+/// thinwire, of an exact optimizer without ZeRO.
+template <class Archive, class Average>
+void average_fields(const Archive& own, Average& a) {
+  own.field("bits", a.bits, kNotNegative);
+  own.field("low_rank", a.low_rank, kNotNegative);
+  own.field("first_steps", a.first_steps, kNotNegative);
+  own.field("first_bits", a.first_bits, kAtLeastOne);
+  own.field("total_steps", a.total_steps, kAtLeastOne);
+}
+
 template <class Archive, class Freeze>
 void freeze_fields(const Archive& own, Freeze& f) {
   own.field("total_steps", f.total_steps, kAtLeastOne);

@@ -488,6 +488,19 @@ constexpr KeyRule kRules[] = {
      "8, or 0: exact",
      kExact},
     {"thinwire.zero_bits_down", kSupported, "the same of parameters", kExact},
+    {"thinwire.bits", kSupported,
+     "bits per element in which gradients are averaged in every step, without "
+     "ZeRO: 4, 8, or 0: exactly",
+     kExact},
+    {"thinwire.low_rank", kSupported,
+     "gradients are averaged as products of factors with at most so many "
+     "columns, 1 to 64, without ZeRO; 0: not so. Excludes `bits`",
+     kExact},
+    {"thinwire.first_steps", kSupported,
+     "with `low_rank`: so many first steps average in `first_bits` bits; "
+     "absent: a twentieth of `total_steps`, at least 20",
+     kExact},
+    {"thinwire.first_bits", kSupported, "4 or 8; default 4", kExact},
     {"thinwire.zero_after_skip", kSupported,
      "residuals of a step that is skipped: `keep` (a second array), `clear`, "
      "`auto`: keep with fp16",
@@ -511,10 +524,8 @@ constexpr KeyRule kRules[] = {
      kFreezing},
     {"thinwire.total_steps", kSupported,
      "of the run: `freeze_step` is then a fifth of it, at most 1000, and 0/1 "
-     "Adam's stages follow from it, where they are absent; bounds the "
-     "automatic "
-     "freeze. Without effect with `deepspeed` semantics",
-     kLowBit},
+     "Adam's stages and `first_steps` follow from it, where they are absent; "
+     "bounds the automatic freeze. Without effect with `deepspeed` semantics"},
     {"thinwire.min_freeze_step", kSupported,
      "no automatic freeze before it, unless a fifth of `total_steps` is less; "
      "default 100",

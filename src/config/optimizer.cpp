@@ -28,6 +28,19 @@ void read_decay(const Reader& optimizer, const Reader& params,
     params.exclude("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
 
+// How gradients travel without ZeRO and with it.
+void read_exact(const Reader& own, Config& config) {
+  average_fields(own, config.average);
+  wire_fields(own, config.zero.wire);
+}
+
+// Earlier versions did not have the keys of averages: see write.cpp.
+void write_exact(const Writer& own, const Config& config) {
+  if (config.average != optim::AverageOptions{})
+    average_fields(own, config.average);
+  wire_fields(own, config.zero.wire);
+}
+
 void read_freeze(const Reader& params, const Reader& own, Semantics semantics,
                  optim::FreezeOptions& freeze) {
   bool is_automatic = false;
@@ -66,7 +79,7 @@ void read_optimizer(const Reader& file, Config& config) {
           params.choice("comm_backend_name", config.comm.backend,
                         Choices<CommBackend>(kCommBackends));
         else
-          wire_fields(own, config.zero.wire);
+          read_exact(own, config);
       },
       config.optimizer);
 }
@@ -92,7 +105,7 @@ void write_optimizer(const Writer& file, const Writer& own,
           params.choice("comm_backend_name", config.comm.backend,
                         Choices<CommBackend>(kCommBackends));
         else
-          wire_fields(own, config.zero.wire);
+          write_exact(own, config);
         if constexpr (requires { options.freeze; }) {
           const bool is_automatic =
               options.freeze.step.value_or(0) == optim::kAutoFreeze;

@@ -151,6 +151,7 @@ void check_without_ranks(const Config& config) {
           "gradient_predivide_factor", "finite and > 0",
           config.gradient_predivide_factor);
   check_early_clipping(config);
+  config.average.validate();
   config.exchange_options().validate();
   std::visit(
       [&](const auto& options) { check_optimizer(options, config.semantics); },

@@ -233,11 +233,11 @@ std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
   if (config.outer.sync_every > 0)
     return outer_loop(comm, layout, config, own_rule);
   if (own_rule)
-    return std::make_unique<optim::DataParallel>(comm, own_rule(layout),
-                                                 config.exchange_options());
+    return std::make_unique<optim::DataParallel>(
+        comm, own_rule(layout), config.exchange_options(), config.average);
   if (const zero::MakeRule rule = make_rule(config))
-    return std::make_unique<optim::DataParallel>(comm, rule(layout),
-                                                 config.exchange_options());
+    return std::make_unique<optim::DataParallel>(
+        comm, rule(layout), config.exchange_options(), config.average);
   if (follows_deepspeed(config))
     return std::visit(DeepSpeedLowBit{comm, layout},
                       config.optimizer_options());
@@ -257,7 +257,9 @@ std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
   const auto experts = config.experts();
   if (experts.empty() && num_wide == 0)
     return of_dense(comm, layout, config, rule);
-  if (make_rule(config) == nullptr && comm.rank() == 0)
+  const bool is_exact =
+      make_rule(config) != nullptr && config.average.is_exact();
+  if (!is_exact && comm.rank() == 0)
     log(LogLevel::kInfo,
         fmt::format("{}: {} averaged exactly in every step",
                     config::name_of(config.optimizer),

@@ -61,6 +61,8 @@ std::string telemetry_line(const EngineReport& report,
   line.add("phase", Json::of(optim::to_string(report.phase)));
   line.add("loss_scale", number(report.loss_scale));
   if (report.bits != 0) line.add("bits", Json::of(std::int64_t{report.bits}));
+  if (report.low_rank != 0)
+    line.add("low_rank", Json::of(std::int64_t{report.low_rank}));
   if (report.drift != 0) {  // a sync
     line.add("drift", number(report.drift));
     line.add("rho", number(report.rho));

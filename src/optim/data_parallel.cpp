@@ -10,6 +10,7 @@
 #include "core/require.h"
 #include "exchange/exact_average.h"
 #include "kernels/pooled_norm.h"
+#include "optim/averages/unit_average.h"
 #include "optim/checks.h"
 #include "optim/gradient_agreement.h"
 #include "optim/saved_state.h"
@@ -48,12 +49,13 @@ struct DataParallel::Impl final : EarlyGradients {
   ThreadPool pool;
   const std::size_t bucket;  // elements
   exchange::ExactAverage average;
-  std::uint32_t number;  // of this object, see optimizer_number()
+  std::unique_ptr<UnitAverage> units;  // null: averages are exact
+  std::uint32_t number;                // of this object, see optimizer_number()
   FirstAgreements first_agreements;
   StepCounts counts;
 
   Impl(comm::Communicator& c, std::unique_ptr<UpdateRule> r,
-       const ExchangeOptions& o)
+       const ExchangeOptions& o, const AverageOptions& a)
       : comm(c),
         rule(std::move(r)),
         options(o),
@@ -62,16 +64,24 @@ struct DataParallel::Impl final : EarlyGradients {
                                          rule->layout().size(), c.hosts(),
                                          exchange::kExactBits)),
         average(c, pool, rule->layout().size(), bucket),
-        number(optimizer_number(c)) {}
+        number(optimizer_number(c)) {
+    if (!a.is_exact())
+      units = std::make_unique<UnitAverage>(c, pool, rule->layout(), a,
+                                            o.bucket_elements);
+  }
 
   [[nodiscard]] bool reduces() const noexcept override { return true; }
   void reduce(View grads, Range range) override {
+    if (units) return units->begin_early(grads, range);
     average.begin_early(grads, range);
+  }
+  [[nodiscard]] bool has_begun() const {
+    return units ? units->has_begun() : average.has_begun();
   }
 
   void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {
     // Elsewhere a value that is not finite on any rank is seen in the sum.
-    if (in.finds_nonfinite && !average.has_begun()) {
+    if (in.finds_nonfinite && !has_begun()) {
       const auto agreement =
           agree(comm,
                 {.squares = kernels::sum_of_squares(pool, in.grads),
@@ -85,13 +95,24 @@ struct DataParallel::Impl final : EarlyGradients {
         return;
       }
     }
-    average.complete(in.grads, meter);
-    const double divisor =
-        in.loss_scale * exchange::sum_divisor(comm, in.grads.dtype());
+    if (!units) {
+      average.complete(in.grads, meter);
+      return apply(in, exchange::sum_divisor(comm, in.grads.dtype()), report);
+    }
+    StepInput averaged = in;
+    averaged.grads = units->average(in, meter);
+    apply(averaged, 1, report);
+  }
+
+  // Takes the step with the gradients' average over the ranks, which they are
+  // when divided by `ranks`.
+  void apply(const StepInput& in, double ranks, StepReport& report) {
+    const double divisor = in.loss_scale * ranks;
     report.grad_norm =
         whole_norm(in, std::sqrt(counted_squares(in, pool)) / divisor);
     const bool skips = options.skip_nonfinite || in.skip_if_any_rank_nonfinite;
     report.applied = std::isfinite(report.grad_norm) || !skips;
+    if (units) units->end_step(report.applied);
     if (!report.applied) return;
     report.clip_factor = clip_factor(report.grad_norm, options.max_grad_norm);
     apply_by_bucket(
@@ -104,9 +125,11 @@ struct DataParallel::Impl final : EarlyGradients {
 
 DataParallel::DataParallel(comm::Communicator& comm,
                            std::unique_ptr<UpdateRule> rule,
-                           const ExchangeOptions& options) {
-  require_same_rule(comm, rule.get(), options);
-  impl_ = std::make_unique<Impl>(comm, std::move(rule), options);
+                           const ExchangeOptions& options,
+                           const AverageOptions& average) {
+  average.validate();
+  require_same_rule(comm, rule.get(), options, average.describe());
+  impl_ = std::make_unique<Impl>(comm, std::move(rule), options, average);
 }
 
 DataParallel::~DataParallel() = default;
@@ -139,15 +162,31 @@ Progress DataParallel::progress() const {
 EarlyGradients* DataParallel::early() { return impl_.get(); }
 
 State DataParallel::state() const {
-  return rule_state(*impl_->rule, impl_->counts);
+  State state = rule_state(*impl_->rule, impl_->counts);
+  if (impl_->units) impl_->units->add_to(state);
+  return state;
 }
 
 Optimizer::Adoption DataParallel::adopt(StateDict state) {
-  return adopt_rule_state(*impl_->rule, impl_->counts, std::move(state));
+  require_rule(state, impl_->rule->name());
+  Notes notes;
+  optim::Adoption of_units = [] {};
+  if (impl_->units)
+    of_units = impl_->units->adopt(state, notes);
+  else
+    note_unused_averages(state, notes);
+  return [of_rule =
+              adopt_rule_state(*impl_->rule, impl_->counts, std::move(state)),
+          of_units, notes] {
+    static_cast<void>(of_rule());
+    of_units();
+    return notes;
+  };
 }
 
 void DataParallel::require_owner(const StateDict& state) const {
   require_layout(state, impl_->rule->layout());
+  if (impl_->units) impl_->units->require_owner(state);
 }
 
 }  // namespace thinwire::optim

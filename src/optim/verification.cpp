@@ -35,14 +35,15 @@ void verify_same(comm::Communicator& comm, ThreadPool& pool,
 }
 
 void require_same_rule(comm::Communicator& comm, const UpdateRule* rule,
-                       const ExchangeOptions& options) {
+                       const ExchangeOptions& options,
+                       const std::string& others) {
   options.validate();
   if (rule == nullptr)
     throw Error(ErrorCode::kInvalidArgument,
                 "rule must be an update rule, got null");
-  comm::require_same(
-      comm, "parameter layout and options",
-      rule->layout().describe() + rule->describe() + options.describe());
+  comm::require_same(comm, "parameter layout and options",
+                     rule->layout().describe() + rule->describe() +
+                         options.describe() + others);
 }
 
 void verify_rule(comm::Communicator& comm, ThreadPool& pool,

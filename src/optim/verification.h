@@ -20,10 +20,11 @@ void verify_same(comm::Communicator& comm, ThreadPool& pool,
                  const std::string& schedule);
 
 /// Throws Error(kInvalidArgument) if there is no rule or an option is out of
-/// range. Throws on all ranks if they pass different rules, layouts or options.
-/// Collective.
+/// range. Throws on all ranks if they pass different rules, layouts, options or
+/// lines of `others`. Collective.
 void require_same_rule(comm::Communicator& comm, const UpdateRule* rule,
-                       const ExchangeOptions& options);
+                       const ExchangeOptions& options,
+                       const std::string& others = "");
 /// Step `number`, and the parameters that it has left.
 struct RuleStep {
   std::int64_t number = 0;

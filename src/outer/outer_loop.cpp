@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/set_to_zero.h"
+#include "exchange/pipeline/places.h"
 #include "kernels/pooled_norm.h"
 #include "optim/checks.h"
 #include "outer/impl.h"
@@ -44,11 +45,6 @@ std::unique_ptr<zero::ZeroOptimizer> make_owners(
       };
   return std::make_unique<zero::ZeroOptimizer>(comm, layout, rule, anchor,
                                                zero);
-}
-
-std::unique_ptr<const comm::HostGroups> groups_of(comm::Communicator& comm) {
-  if (comm.hosts().is_flat()) return nullptr;
-  return std::make_unique<const comm::HostGroups>(comm::split_by_host(comm));
 }
 
 std::unique_ptr<exchange::ExactAverage> average_of(
@@ -101,7 +97,7 @@ OuterLoop::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
       options(o),
       exchange(e),
       pool(e.num_threads),
-      groups(groups_of(c)),
+      groups(exchange::groups_unless_flat(c)),
       inside(average_of(groups.get(), pool, layout, e)),
       own_comm(alone()),
       inner(made_by(make_inner, *own_comm)),

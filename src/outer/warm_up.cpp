@@ -5,10 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/ranges.h"
-#include "optim/saved_state.h"
 #include "thinwire/exchange/bucket_rule.h"
-#include "thinwire/kernels/cast.h"
 
 namespace thinwire::outer {
 
@@ -59,59 +56,24 @@ double WarmUp::average(View grads, double loss_scale,
   return 1;
 }
 
+optim::UnitResidualParts WarmUp::parts_of(const exchange::LowBitMean& mean) {
+  return {kWorkerError, kServerError, mean.encoded(), mean.served()};
+}
+
 void WarmUp::add_to(optim::State& state) const {
   if (!few_bits_) return;
-  const auto add = [&](const char* name, optim::Sharing sharing,
-                       std::vector<Range> ranges, ConstView residual) {
-    Buffer own = packed(residual, ranges);
-    optim::StateArray& added = state.add_elements(
-        name, sharing, std::move(ranges), std::as_const(own).view());
-    added.read = optim::StateArray::from(std::move(own));
-  };
-  add(kWorkerError, optim::Sharing::kMean, few_bits_->encoded(),
-      few_bits_->worker_error());
-  const Buffer server = few_bits_->server_error();
-  add(kServerError, optim::Sharing::kSharded, few_bits_->served(),
-      server.view());
+  optim::add_unit_errors(state, parts_of(*few_bits_), few_bits_->worker_error(),
+                         few_bits_->server_error().view());
 }
 
 optim::Adoption WarmUp::adopt(StateDict& state) {
   if (exact_) return [] {};
   const auto made =
       std::make_shared<std::unique_ptr<exchange::LowBitMean>>(make_few_bits());
-  if (state.has_array(kWorkerError)) {
-    const Buffer worker = unpacked(state, kWorkerError, (*made)->encoded());
-    const Buffer server = unpacked(state, kServerError, (*made)->served());
-    (*made)->load_errors(worker.view(), server.view());
-  }
+  if (const auto saved =
+          optim::take_unit_errors(state, parts_of(**made), layout_.size()))
+    (*made)->load_errors(saved->worker.view(), saved->server.view());
   return [this, made] { few_bits_ = std::move(*made); };
-}
-
-// Copies the elements of `ranges`, one after the other.
-Buffer WarmUp::packed(ConstView values, std::span<const Range> ranges) {
-  Buffer result = Buffer::of<float>(total_size(ranges));
-  std::size_t done = 0;
-  for (const Range& range : ranges) {
-    kernels::convert(values.subview(range.offset, range.size),
-                     result.view().subview(done, range.size));
-    done += range.size;
-  }
-  return result;
-}
-
-// Returns all elements, 0 where the saved array has none.
-Buffer WarmUp::unpacked(StateDict& state, const char* name,
-                        std::span<const Range> ranges) const {
-  const Buffer saved =
-      optim::take_floats(state, name, DType::kFloat32, total_size(ranges));
-  Buffer result = Buffer::of<float>(layout_.size());
-  std::size_t done = 0;
-  for (const Range& range : ranges) {
-    kernels::convert(saved.view().subview(done, range.size),
-                     result.view().subview(range.offset, range.size));
-    done += range.size;
-  }
-  return result;
 }
 
 }  // namespace thinwire::outer

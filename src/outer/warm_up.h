@@ -3,14 +3,13 @@
 
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "exchange/exact_average.h"
 #include "exchange/wait_meter.h"
+#include "optim/averages/unit_state.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
-#include "thinwire/core/buffer.h"
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/core/thread_pool.h"
@@ -56,10 +55,8 @@ class WarmUp {
   std::unique_ptr<exchange::LowBitMean> few_bits_;  // unless released
 
   [[nodiscard]] std::unique_ptr<exchange::LowBitMean> make_few_bits() const;
-  [[nodiscard]] static Buffer packed(ConstView values,
-                                     std::span<const Range> ranges);
-  [[nodiscard]] Buffer unpacked(StateDict& state, const char* name,
-                                std::span<const Range> ranges) const;
+  [[nodiscard]] static optim::UnitResidualParts parts_of(
+      const exchange::LowBitMean& mean);
 };
 
 }  // namespace thinwire::outer

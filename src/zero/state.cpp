@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "optim/averages/unit_average.h"
 #include "optim/checks.h"
 #include "optim/experts/joined_state.h"
 #include "thinwire/comm/agreement.h"
@@ -97,15 +98,17 @@ optim::Optimizer::Adoption ZeroOptimizer::adopt(StateDict state) {
   const auto counts = optim::StepCounts::load(state);
   precision::LossScale scale(impl_->options.dtype, impl_->options.loss_scale);
   scale.load_if_there(state);
+  optim::Notes notes;
+  optim::note_unused_averages(state, notes);
   std::vector<StateDict> states = impl_->cut(std::move(state));
   std::vector<optim::Adoption> of_groups;
   for (std::size_t g = impl_->groups.size(); g-- > 0;)
     of_groups.push_back(impl_->groups[g]->adopt(states[g]));
-  return [this, counts, scale, of_groups] {
+  return [this, counts, scale, of_groups, notes] {
     for (const optim::Adoption& adopt : of_groups) adopt();
     impl_->counts = counts;
     impl_->scale = scale;
-    return optim::Notes();
+    return notes;
   };
 }
 

@@ -28,6 +28,18 @@ TEST(LowBitWireConfig, ReadsZeroWithFewBits) {
   EXPECT_EQ(read("{}").zero.wire, zero::WireOptions{});
 }
 
+TEST(LowBitWireConfig, ReadsAveragesOfExactOptimizers) {
+  const Config config = read(R"({"optimizer": {"type": "Lamb"},
+      "thinwire": {"low_rank": 8, "first_steps": 30, "first_bits": 8,
+                   "total_steps": 400}})");
+  const optim::AverageOptions expected{
+      .low_rank = 8, .first_steps = 30, .first_bits = 8, .total_steps = 400};
+  EXPECT_EQ(config.average, expected);
+  EXPECT_NO_THROW(config.validate(2));
+  EXPECT_EQ(read(R"({"thinwire": {"bits": 4}})").average.bits, 4);
+  EXPECT_EQ(read("{}").average, optim::AverageOptions{});
+}
+
 TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
   const Config config = read(R"({
       "optimizer": {"type": "OneBitAdam",
@@ -75,6 +87,36 @@ void expect_refused(const Config& base, const Refusal& refusal, int world) {
   refusal.change(config);
   thinwire::test::expect_invalid({refusal.text},
                                  [&] { config.validate(world); });
+}
+
+TEST(LowBitWireConfig, RefusesWhatAveragesCannotGoWithAndNamesAnother) {
+  Config base;
+  base.average.low_rank = 8;
+  const std::vector<Refusal> refusals = {
+      {[](Config& c) { c.average.bits = 4; },
+       "bits must be 0 with low_rank = 8, got 4"},
+      {[](Config& c) { c.average = {.first_steps = 3}; },
+       "first_steps must be left out without low_rank"},
+      {[](Config& c) { c.zero.stage = 1; },
+       "low_rank must be 0 with ZeRO: use thinwire.zero_bits_up and "
+       "thinwire.zero_bits_down, got 8"},
+      {[](Config& c) {
+         c.average = {.bits = 4};
+         c.zero.stage = 2;
+       },
+       "bits must be 0 with ZeRO"},
+      {[](Config& c) { c.optimizer = optim::OnebitAdamOptions{}; },
+       "low_rank must be 0 with onebit_adam: warmup_bits averages"},
+      {[](Config& c) { c.optimizer = lean::LeanOnebitAdamOptions{}; },
+       "low_rank must be 0 with lean_onebit_adam: warmup_bits averages"},
+      {[](Config& c) { c.outer.sync_every = 4; },
+       "low_rank must be 0 with an outer loop (thinwire.outer): "
+       "outer.warmup_bits averages"},
+      {[](Config& c) { c.semantics = Semantics::kDeepSpeed; },
+       "semantics must be corrected with low_rank"},
+      {[](Config& c) { c.communication_dtype = DType::kBFloat16; },
+       "communication_dtype must be unset with low_rank"}};
+  for (const Refusal& refusal : refusals) expect_refused(base, refusal, 2);
 }
 
 TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {

@@ -223,6 +223,18 @@ TelemetryConfig any_telemetry() {
           .residual_every = any_count(0)};
 }
 
+optim::AverageOptions any_average() {
+  optim::AverageOptions average{
+      .first_bits = *rc::gen::element(4, 8),
+      .total_steps = maybe<std::int64_t>([] { return any_count(); })};
+  if (any_bool())
+    average.bits = *rc::gen::element(0, 4, 8);
+  else
+    average.low_rank = static_cast<int>(any_count(0, 65));
+  if (any_bool()) average.first_steps = any_count(0);
+  return average;
+}
+
 Config any_config() {
   Config c;
   if (any_bool()) c.checkpoint = any_checkpoint();
@@ -251,6 +263,7 @@ Config any_config() {
       std::holds_alternative<optim::AdamOptions>(c.optimizer) ||
       std::holds_alternative<optim::LambOptions>(c.optimizer);
   if (is_exact) c.zero.wire = any_wire();
+  if (is_exact && any_bool()) c.average = any_average();
   const CommBackend backend =
       *rc::gen::element(CommBackend::kUnset, CommBackend::kNccl,
                         CommBackend::kHccl, CommBackend::kMpi);

@@ -103,10 +103,12 @@ using MakeOptimizer = std::function<std::unique_ptr<optim::Optimizer>(
     comm::Communicator&, const ParameterLayout&)>;
 
 inline MakeOptimizer exact_adam(optim::AdamOptions options,
-                                optim::ExchangeOptions exchange = {}) {
+                                optim::ExchangeOptions exchange = {},
+                                optim::AverageOptions average = {}) {
   return [=](comm::Communicator& comm, const ParameterLayout& layout) {
     return std::make_unique<optim::DataParallel>(
-        comm, std::make_unique<optim::Adam>(layout, options), exchange);
+        comm, std::make_unique<optim::Adam>(layout, options), exchange,
+        average);
   };
 }
 
@@ -117,10 +119,12 @@ inline MakeOptimizer onebit_adam(optim::OnebitAdamOptions options) {
 }
 
 inline MakeOptimizer exact_lamb(optim::LambOptions options,
-                                optim::ExchangeOptions exchange = {}) {
+                                optim::ExchangeOptions exchange = {},
+                                optim::AverageOptions average = {}) {
   return [=](comm::Communicator& comm, const ParameterLayout& layout) {
     return std::make_unique<optim::DataParallel>(
-        comm, std::make_unique<optim::Lamb>(layout, options), exchange);
+        comm, std::make_unique<optim::Lamb>(layout, options), exchange,
+        average);
   };
 }
 

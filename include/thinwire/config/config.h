@@ -16,6 +16,7 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/lean/lean_onebit_adam.h"
 #include "thinwire/optim/adam.h"
+#include "thinwire/optim/average_options.h"
 #include "thinwire/optim/data_parallel.h"
 #include "thinwire/optim/experts.h"
 #include "thinwire/optim/lamb.h"
@@ -230,6 +231,8 @@ struct Config {
   double gradient_predivide_factor = 1;
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
+  /// How Adam and LAMB average gradients without ZeRO.
+  optim::AverageOptions average{};
   CommConfig comm{};
   /// An outer loop around Adam, LAMB or 1-bit Adam, if sync_every is above 0.
   outer::OuterOptions outer{};

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "thinwire/comm/communicator.h"
+#include "thinwire/optim/average_options.h"
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 
@@ -50,11 +51,17 @@ struct ExchangeOptions {
   bool operator==(const ExchangeOptions&) const = default;
 };
 
-/// Exact data parallelism around an update rule. Every step averages gradients
-/// over the ranks in buckets, in the order of Communicator::all_reduce(). It
-/// clips them by their global norm and applies the rule on every rank. A rank
-/// sends 2 (W-1)/W * 4 bytes per parameter, or half of that for 16-bit
-/// gradients.
+/// Data parallelism around an update rule. Every step averages gradients over
+/// the ranks, clips the average by its global norm and applies the rule on
+/// every rank. By default averages are exact, in buckets, in the order of
+/// Communicator::all_reduce(). A rank then sends 2 (W-1)/W * 4 bytes per
+/// parameter, or half of that for 16-bit gradients.
+///
+/// AverageOptions choose averages in 4 or 8 bits or as low-rank products. These
+/// are kept in fp32 and take 8 + 8/W bytes per parameter more, with `low_rank`
+/// 12 + 8/W, and 4 for 16-bit gradients. A skipped step changes neither
+/// residuals nor factors. A rank that joins a hierarchical exchange has the
+/// residuals of what it encodes.
 ///
 ///   optim::DataParallel optimizer(
 ///       comm, std::make_unique<optim::Adam>(layout, options));
@@ -64,7 +71,8 @@ class DataParallel final : public Optimizer {
   /// throws Error(kInvalidArgument) on all ranks, showing the first difference.
   /// `comm` must outlive this object.
   DataParallel(comm::Communicator& comm, std::unique_ptr<UpdateRule> rule,
-               const ExchangeOptions& options = {});
+               const ExchangeOptions& options = {},
+               const AverageOptions& average = {});
   ~DataParallel() override;
 
   using Optimizer::step;
@@ -75,10 +83,14 @@ class DataParallel final : public Optimizer {
   [[nodiscard]] EarlyGradients* early() override;
   /// Returns the rule's arrays, the same on all ranks. Adam and LAMB have
   /// exp_avg and exp_avg_sq [n], and learning_rates. The scalars are optimizer,
-  /// step and skipped_steps.
+  /// step and skipped_steps. Unless averages are exact, each rank also has
+  /// residuals, and with `low_rank` all have the same factors. Throws
+  /// Error(kFailedPrecondition) between reduce() and step() then.
   [[nodiscard]] State state() const override;
   /// Accepts also a state of the 1-bit optimizer with the same rule, before its
-  /// freeze.
+  /// freeze. Residuals of gradients continue with other AverageOptions, too;
+  /// what those cannot use is dropped with a note. A single rank adds residuals
+  /// of several ranks to its first gradient.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
 

@@ -109,8 +109,11 @@ struct StepReport {
   /// Divisor of the gradient.
   double loss_scale = 1;
   /// Bits per element in which this exact step averaged gradients
-  /// (FreezeOptions::warmup_bits); 0: exactly.
+  /// (FreezeOptions::warmup_bits, AverageOptions); 0: otherwise.
   int bits = 0;
+  /// AverageOptions::low_rank, if this step averaged gradients as low-rank
+  /// products; otherwise 0.
+  int low_rank = 0;
   /// Elements that compression leaves out now: masked, or without any gradient
   /// so far. Only low-bit optimizers have them.
   std::size_t masked = 0;

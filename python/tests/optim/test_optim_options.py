@@ -64,6 +64,10 @@ OTHER: dict[str, Any] = {
     "ranks_per_host": 1,
     "lagged_clipping": True,
     "outer": {"sync_every": 3},
+    "bits": 8,
+    "low_rank": 8,
+    "first_steps": 7,
+    "first_bits": 8,
 }
 # Values for classes whose default OTHER has.
 OTHER_OF = {("LeanOnebitAdam", "residual_dtype"): torch.float32}
@@ -107,12 +111,8 @@ def test_every_field_of_cpp_has_a_keyword_with_its_default(kind: Any) -> None:
     assert parameters["threads"].default == config.comm.num_threads
 
 
-CASES = [
-    (kind, name)
-    for kind in KINDS
-    for name in inspect.signature(kind).parameters
-    if name not in FREE
-]
+OF = {kind: inspect.signature(kind).parameters for kind in KINDS}
+CASES = [(kind, name) for kind in KINDS for name in OF[kind] if name not in FREE]
 
 
 @pytest.mark.parametrize("kind,name", CASES, ids=lambda x: getattr(x, "__name__", x))
@@ -126,6 +126,8 @@ def test_every_option_reaches_the_optimizer(kind: Any, name: str) -> None:
         "freeze_ratio",
     ):
         base["freeze_step"] = "auto"
+    if name.startswith("first_") or (name == "total_steps" and "bits" in OF[kind]):
+        base["low_rank"] = 4
 
     def body(comm: Any) -> str:
         value = OTHER_OF.get((kind.__name__, name), OTHER[name])

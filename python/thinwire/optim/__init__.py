@@ -30,7 +30,7 @@ accepts these states:
 
 * its own, of the same rank and number of ranks, and the run continues with the same
   bits
-* its own of any rank, with AdamW and Lamb
+* its own of any rank, with AdamW and Lamb, unless they have bits or low_rank
 * its own of rank 0 on any rank, except of an outer loop and of LeanOnebitAdam before its
   freeze. Residuals of other ranks then begin at 0, with one warning
 * with residuals="drop" that of any rank. Residuals then begin at 0 on every rank
@@ -259,6 +259,8 @@ for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):
     _parts = [_kind.__doc__ or "", names.COMMON]
     if issubclass(_kind, (LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam)):
         _parts.append(names.LOW_BIT)
+    if issubclass(_kind, (AdamW, Lamb)):
+        _parts.append(names.AVERAGES)
     if issubclass(_kind, (AdamW, Lamb, OnebitAdam)):
         _parts.append(names.OUTER)
     _kind.__doc__ = "\n\n    ".join(part.rstrip() for part in _parts)

@@ -18,6 +18,7 @@ from ._experts import Experts
 from ._options import (
     DTYPES,
     FIELDS,
+    ExactKeywords,
     LeanOnebitAdamKeywords,
     OnebitAdamKeywords,
     OnebitLambKeywords,
@@ -44,7 +45,7 @@ WHOLE = {
 KEYWORDS = {
     name
     for keywords in (
-        *(OnebitAdamKeywords, OnebitLambKeywords),
+        *(ExactKeywords, OnebitAdamKeywords, OnebitLambKeywords),
         *(LeanOnebitAdamKeywords, ZeroOneAdamKeywords),
     )
     for name in names_of(keywords)

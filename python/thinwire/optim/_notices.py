@@ -48,7 +48,8 @@ class Run:
 
     def count(self, report: StepReport) -> None:
         # A single rank sends nothing; it keeps the step of more ranks for a later resume.
-        if report.phase == "exact" and report.applied and self._ranks > 1:
+        sends_elements = report.phase == "exact" and not report.low_rank
+        if sends_elements and report.applied and self._ranks > 1:
             self._ranks_of_exact_step = self._ranks
             self._of_exact_step = report.bytes_sent
             self._exactly = report.bytes_sent * (32 // (report.bits or 32))

@@ -43,6 +43,8 @@ FIELDS = {
 }
 # Options of the run, not of the optimizer, and their places in _core.Config.
 OF_CONFIG = {
+    **{name: f"average.{name}" for name in ("bits", "low_rank", "first_steps")},
+    "first_bits": "average.first_bits",
     "max_grad_norm": "gradient_clipping",
     "lagged_clipping": "lagged_clipping",
     "threads": "comm.num_threads",
@@ -125,6 +127,18 @@ LOW_BIT = """Keywords of compression:
       of deepspeed.mpu.get_data_parallel_group() average.
     cuda_aware: DeepSpeed's, without effect."""
 
+AVERAGES = """Keywords of averages:
+    bits: bits per element in which gradients are averaged, with error feedback: 4, 8, or 0
+      for exactly, the default.
+    low_rank: gradients are averaged as products of factors with at most so many columns,
+      which travel in 8 bits (PowerSGD, Vogels et al., arXiv:1905.13727); 0 for not so.
+      Parameters that factors would not make smaller travel in 8 bits. Excludes bits.
+    first_steps: with low_rank, so many first steps average in first_bits bits instead, 4 or
+      8. None is a twentieth of total_steps, at least 20.
+    total_steps: steps of the run, which only first_steps needs.
+    Both take 8 + 8 / ranks bytes per parameter more, low_rank 4 more than that, and with
+    gradients of 16 bits 4 more. Experts are averaged exactly."""
+
 OUTER = """Keyword of an outer loop:
     outer: None, or a dict for training with an exchange in few steps (DiLoCo, Douillard et
       al., arXiv:2311.08105). Ranks take sync_every local steps of this optimizer, which
@@ -181,16 +195,23 @@ class OuterOptions(TypedDict, total=False):
     warmup_bits: Literal[0, 4, 8]
 
 
-class AdamWKeywords(CommonKeywords, total=False):
+class ExactKeywords(CommonKeywords, total=False):
+    """Keywords of the exact optimizers."""
+
+    bits: Literal[0, 4, 8]
+    low_rank: int
+    first_steps: int | None
+    first_bits: Literal[4, 8]
+    total_steps: int | None
+    outer: OuterOptions | None
+
+
+class AdamWKeywords(ExactKeywords, total=False):
     """Keywords of AdamW."""
 
-    outer: OuterOptions | None
 
-
-class LambKeywords(CommonKeywords, total=False):
+class LambKeywords(ExactKeywords, total=False):
     """Keywords of Lamb."""
-
-    outer: OuterOptions | None
 
     max_coeff: float
     min_coeff: float
@@ -267,8 +288,8 @@ def default(options: Options, name: str) -> Any:
         return True
     if name == "betas":
         return (_get(options, "beta1"), _get(options, "beta2"))
-    if name in OF_CONFIG:
-        value = _get(_core.Config(), OF_CONFIG[name])
+    if (place := _place_in_config(options, name)) is not None:
+        value = _get(_core.Config(), place)
     else:
         value = _get(options, FIELDS.get(name, name))
     if isinstance(value, _core.DType):
@@ -276,6 +297,13 @@ def default(options: Options, name: str) -> Any:
     if name == "hierarchy":
         return value.name
     return value
+
+
+def _place_in_config(options: Options, name: str) -> str | None:
+    """Returns the place of a keyword in _core.Config; None: it is one of `options`."""
+    if name == "total_steps" and not hasattr(options, name):
+        return "average.total_steps"
+    return OF_CONFIG.get(name)
 
 
 def signature(options: Options, keywords: Any) -> inspect.Signature:
@@ -361,7 +389,7 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
                 f"broadcast: must be bool, got {value!r} of {type(value).__name__}"
             )
         return
-    if name in OF_CONFIG:
+    if (place := _place_in_config(options, name)) is not None:
         if name == "hierarchy":
             value = _member(_core.Hierarchy, name, value)
         elif name == "comm_backend_name":
@@ -369,7 +397,7 @@ def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -
                 known = ", ".join(f"'{key}'" for key in BACKENDS)
                 raise InvalidArgument(f"{name}: must be one of {known}, got {value!r}")
             value = _core.CommBackend[value]
-        set_field(config, OF_CONFIG[name], value, name)
+        set_field(config, place, value, name)
         return
     if name == "residual_dtype":
         if not isinstance(value, torch.dtype) or value not in DTYPES:
@@ -448,7 +476,10 @@ def rate_of(name: str, value: Any) -> float:
 
 
 # Optional integers that may be 0.
-_INTEGERS = {"lr_warmup_steps": "an integer >= 0", "warmup_bits": "0, 4, 8"}
+_INTEGERS = {
+    **{name: "an integer >= 0" for name in ("lr_warmup_steps", "first_steps")},
+    "warmup_bits": "0, 4, 8",
+}
 
 
 def _bits_of(holder: Any, field: str) -> int:

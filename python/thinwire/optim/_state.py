@@ -32,7 +32,10 @@ PER_PARAMETER = (
     *("origin", "momentum_accumulator", "masters"),
 )
 # Keys of residuals, and the key that says whose they are.
-_OF_ONE_RANK = {"worker_error", "server_error", "residual_layout"}
+_OF_ONE_RANK = {
+    *("worker_error", "server_error", "residual_layout"),
+    *("average.worker_error", "average.server_error"),
+}
 # The limits of LAMB's trust ratio.
 _LIMITS = ("max_coeff", "min_coeff")
 # Keys that show shards: lean 1-bit Adam before its freeze, and an outer loop.

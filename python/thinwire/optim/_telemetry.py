@@ -82,7 +82,7 @@ def _line_of(report: StepReport, steps: int, rate: float) -> dict[str, Any]:
         "applied": report.applied,
         "phase": report.phase,
         "loss_scale": _number(report.loss_scale),
-        **({"bits": report.bits} if report.bits else {}),
+        **{n: v for n in ("bits", "low_rank") if (v := getattr(report, n))},
         **_of_sync(report),
         "grad_norm": _number(report.grad_norm),
         "is_estimate": report.grad_norm_is_estimate,

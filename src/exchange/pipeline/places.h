@@ -2,12 +2,21 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/exchange/block_layout.h"
 
 namespace thinwire::exchange {
+
+/// Returns the groups of a hierarchical exchange, or null if hosts are flat.
+/// Collective.
+[[nodiscard]] inline std::unique_ptr<const comm::HostGroups> groups_unless_flat(
+    comm::Communicator& comm) {
+  if (comm.hosts().is_flat()) return nullptr;
+  return std::make_unique<const comm::HostGroups>(comm::split_by_host(comm));
+}
 
 /// The chunks of a bucket that a rank encodes and serves. Local rank l of host
 /// h, of H hosts, is at place l H + h, and the servers of a layout are places.

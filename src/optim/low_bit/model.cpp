@@ -8,12 +8,6 @@
 
 namespace thinwire::optim {
 
-std::unique_ptr<const comm::HostGroups> LowBitModel::groups_of(
-    comm::Communicator& comm) {
-  if (comm.hosts().is_flat()) return nullptr;
-  return std::make_unique<const comm::HostGroups>(comm::split_by_host(comm));
-}
-
 void LowBitModel::for_blocks(const std::function<void(std::size_t)>& body,
                              const FinalRange& tell) {
   if (!tell) return for_blocks(body);

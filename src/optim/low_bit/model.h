@@ -43,7 +43,7 @@ struct LowBitModel {
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
               LowBitSettings s, std::optional<exchange::BlockLayout> given = {})
       : comm(c),
-        groups(groups_of(c)),
+        groups(exchange::groups_unless_flat(c)),
         places(c, groups.get()),
         has_given_blocks(given.has_value()),
         settings(given ? std::move(s)
@@ -147,10 +147,6 @@ struct LowBitModel {
     return host ? host->of(b, grads)
                 : grads.subview(block(b).offset, block(b).size);
   }
-
- private:
-  [[nodiscard]] static std::unique_ptr<const comm::HostGroups> groups_of(
-      comm::Communicator& comm);
 };
 
 [[nodiscard]] Buffer copy_of(ConstView values);

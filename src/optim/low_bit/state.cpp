@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/require.h"
+#include "optim/averages/unit_average.h"
 #include "optim/low_bit/impl.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
@@ -212,8 +213,10 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   StateParts parts(state);
   list(parts);
   note_other_hosts(state, model);
-  return [this, bits, of_gradients, set = parts.adoption()] {
-    Notes notes;
+  Notes unused;
+  note_unused_averages(state, unused);
+  return [this, bits, of_gradients, unused, set = parts.adoption()] {
+    Notes notes = unused;
     gradients.few_bits().restore(bits, std::move(*of_gradients), notes);
     set();
     model.masks.follow();

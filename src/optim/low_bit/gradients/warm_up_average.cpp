@@ -13,7 +13,6 @@
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/log.h"
-#include "thinwire/core/memory.h"
 #include "thinwire/kernels/cast.h"
 
 namespace thinwire::optim {
@@ -117,7 +116,7 @@ void WarmUpAverage::clear(StepReport& report) noexcept {
 
 View WarmUpAverage::average(const StepInput& in, bool begins_anew,
                             StepMeter& step) {
-  const View mean = place_of(in.grads);
+  const View mean = mean_.place_of(in.grads);
   if (!restored_.empty()) {  // on a single rank
     write_scaled(in.grads, reciprocal(in.loss_scale), mean.as<float>());
     restored_.add_to(mean.as<float>());
@@ -141,15 +140,6 @@ View WarmUpAverage::average(const StepInput& in, bool begins_anew,
   return mean;
 }
 
-View WarmUpAverage::place_of(View grads) {
-  if (grads.dtype() == DType::kFloat32) return grads;
-  if (mean_.empty()) {
-    const MemoryScope scope(MemoryKind::kGradients);
-    mean_ = Buffer::of<float>(model_.size());
-  }
-  return mean_.view();
-}
-
 // Scales exact groups as the other ones are.
 void WarmUpAverage::scale_exact(const StepInput& in, View mean) {
   const float factor = reciprocal(
@@ -170,7 +160,7 @@ std::optional<ResidualViews> WarmUpAverage::residuals() const {
 }
 
 std::optional<RankResiduals> WarmUpAverage::release() {
-  mean_ = Buffer();
+  mean_.release();
   if (!exchange_) return restored_.release();
   RankResiduals released{exchange_->residuals.worker.release(),
                          exchange_->residuals.server.release(), clip_};

@@ -7,6 +7,7 @@
 
 #include "exchange/low_bit_exchange.h"
 #include "exchange/ready_ranges.h"
+#include "optim/averages/wide_mean.h"
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/restored_residuals.h"
 #include "thinwire/core/state_dict.h"
@@ -84,7 +85,6 @@ class WarmUpAverage {
   void begin(View grads, double loss_scale);
   void add(std::size_t bucket);
   [[nodiscard]] Range range_of(std::size_t bucket) const;
-  [[nodiscard]] View place_of(View grads);
   void tell();
   void scale_exact(const StepInput& in, View mean);
 
@@ -92,7 +92,7 @@ class WarmUpAverage {
   int bits_;
   std::unique_ptr<exchange::LowBitExchange> exchange_;  // once needed
   RestoredResiduals restored_;
-  Buffer mean_;      // of gradients of 16 bits
+  WideMean mean_;    // of gradients of 16 bits
   double clip_ = 1;  // of the last step, since a load
   bool was_chosen_;  // by total_steps, which no line has said yet
   // The step that has begun.

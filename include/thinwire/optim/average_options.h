@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "thinwire/optim/run_length.h"
+
+namespace thinwire::optim {
+
+/// How an exact optimizer averages gradients in every step: exactly, in few
+/// bits, or as low-rank products. Rounding errors and remainders are kept as
+/// residuals and sent later. A single rank sends nothing. The same on all
+/// ranks. See docs/guide/optimizers.md.
+struct AverageOptions {
+  /// Bits per element each way: 0 (exact), 4 or 8.
+  int bits = 0;
+  /// Most columns of a factor, in [0, 64]; 0: no products. Excludes `bits`.
+  int low_rank = 0;
+  /// Number of first steps with `low_rank` that average in `first_bits` bits,
+  /// >= 0. If unset, first_steps_of() decides.
+  std::optional<std::int64_t> first_steps{};
+  int first_bits = 4;  ///< 4 or 8.
+  /// Steps of the run, >= 1, if known.
+  std::optional<std::int64_t> total_steps{};
+
+  /// Returns whether gradients travel exactly.
+  [[nodiscard]] bool is_exact() const noexcept {
+    return bits == 0 && low_rank == 0;
+  }
+  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// range and its value.
+  void validate() const;
+  /// Returns one line with all options that ranks must have in common; nothing
+  /// if gradients travel exactly.
+  [[nodiscard]] std::string describe() const;
+
+  bool operator==(const AverageOptions&) const = default;
+};
+
+/// Returns first_steps or, if unset, the number by the rule of run_length.h.
+[[nodiscard]] constexpr std::int64_t first_steps_of(
+    const AverageOptions& options) {
+  return options.first_steps.value_or(
+      first_low_rank_steps_of_run(options.total_steps.value_or(1)));
+}
+
+}  // namespace thinwire::optim

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "exchange/pipeline/pipeline.h"
+#include "exchange/units/unit_mean.h"
+#include "optim/averages/unit_state.h"
+#include "optim/saved_state.h"
+#include "thinwire/core/parameter_layout.h"
+#include "thinwire/core/state_dict.h"
+#include "thinwire/core/thread_pool.h"
+#include "thinwire/core/view.h"
+#include "thinwire/optim/average_options.h"
+#include "thinwire/optim/optimizer.h"
+#include "thinwire/optim/state.h"
+
+namespace thinwire::optim {
+
+/// The names of the residuals in a state.
+inline constexpr const char* kAverageWorkerError = "average.worker_error";
+inline constexpr const char* kAverageServerError = "average.server_error";
+
+/// An average in units, and what it keeps between steps.
+class KeptMean {
+ public:
+  KeptMean() = default;
+  virtual ~KeptMean() = default;
+  KeptMean(const KeptMean&) = delete;
+  KeptMean& operator=(const KeptMean&) = delete;
+
+  [[nodiscard]] virtual exchange::UnitMean& mean() = 0;
+  /// Sets the report's `bits` and `low_rank` to those of the next step.
+  virtual void describe_step(StepReport& report) const = 0;
+  /// Returns the elements whose residuals this rank has.
+  [[nodiscard]] virtual UnitResidualParts parts() const = 0;
+  /// Returns a checksum of the servers of all elements, and of hosts.
+  [[nodiscard]] virtual std::int64_t servers() const = 0;
+
+  /// Adds residuals, and what else is kept, to a state.
+  virtual void add_to(State& state) = 0;
+  /// Continues with residuals, if there are some, and with what else a state of
+  /// any options has. Notes what does not fit.
+  virtual void load(const std::optional<UnitErrors>& errors,
+                    const StateDict& state, Notes& notes) = 0;
+};
+
+/// Makes the average of AverageOptions that are not exact. Local.
+[[nodiscard]] std::unique_ptr<KeptMean> make_kept_mean(
+    const exchange::Route& route, ThreadPool& pool,
+    const ParameterLayout& layout, const AverageOptions& options);
+
+}  // namespace thinwire::optim
