@@ -105,6 +105,10 @@ void Communicator::broadcast(View data, int root) {
   queue_broadcast(data, root).wait();
 }
 
+Work Communicator::queue_call(std::function<void()> body) {
+  return impl_->push("call", std::move(body));
+}
+
 Work Communicator::queue_broadcast(View data, int root) {
   constexpr std::string_view kCall = "broadcast";
   arguments::require_memory(kCall, "data", data);

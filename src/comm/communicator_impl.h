@@ -84,19 +84,24 @@ struct Communicator::Impl {
     whole->open.push_back(this);
   }
 
-  Work start(std::string_view name, const Cost& cost,
-             std::function<void()> run) {
+  Work push(std::string_view name, std::function<void()> run) {
     Work work;
     if (size == 1) {
       run();
     } else {
       work.state_ = std::make_shared<Work::State>(std::string(name));
-      queue.push(work.state_, [this, run = std::move(run)] {
-        const auto begin = std::chrono::steady_clock::now();
-        run();
-        tally->add_busy(std::chrono::steady_clock::now() - begin);
-      });
+      queue.push(work.state_, std::move(run));
     }
+    return work;
+  }
+
+  Work start(std::string_view name, const Cost& cost,
+             std::function<void()> run) {
+    Work work = push(name, [this, run = std::move(run)] {
+      const auto begin = std::chrono::steady_clock::now();
+      run();
+      if (size > 1) tally->add_busy(std::chrono::steady_clock::now() - begin);
+    });
     tally->add_call(cost);
     return work;
   }

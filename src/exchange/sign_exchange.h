@@ -45,6 +45,11 @@ class SignExchange {
   /// finite. Collective, done on return.
   void share(const Source& source);
 
+  /// Begins a run that finish() completes, and queues all of it
+  /// (Pipeline::launch()). Until then neither residuals nor results may be
+  /// asked for. `source` is called before it returns. Collective, queued.
+  void launch(const Source& source) { pipeline_.launch(steps(source)); }
+
   // ---- the same bucket by bucket, with can_drop
   /// Begins a run, which can be dropped: until finish() this object stays as
   /// the run before has left it. `source` is kept as long. Local.
@@ -54,7 +59,8 @@ class SignExchange {
   }
   /// Encodes a bucket. Collective, queued.
   void ready(std::size_t bucket) { pipeline_.ready(bucket); }
-  /// Completes the run, all of whose buckets are ready, and passes results to
+  /// Completes the run, launched or all of whose buckets are ready, and passes
+  /// results to
   /// the Sink. Collective, done on return.
   void finish(const Sink& sink, const Delivered& delivered = {});
   /// Discards the run, as if it had not begun. Local: all ranks do so after the

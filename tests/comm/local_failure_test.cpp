@@ -194,6 +194,25 @@ TEST(LocalFailure, EveryQueuedAndEveryLaterCollectiveFails) {
       kLong);
 }
 
+TEST(LocalFailure, ACallComesInItsTurnAndFailsWhatIsBehindItIfItThrows) {
+  run_local_ranks(
+      2,
+      [](Communicator& comm) {
+        std::vector<float> sum{1};
+        const Work first = comm.queue_all_reduce(sum);
+        float seen = 0;
+        comm.queue_call([&] { seen = sum[0]; }).wait();
+        EXPECT_EQ(seen, 2);
+        first.wait();
+        const Work call =
+            comm.queue_call([] { throw std::runtime_error("no memory"); });
+        expect_error(kFailure, {"call", "no memory"}, [&] { call.wait(); });
+        expect_error(kFailure, {"already failed", "no memory"},
+                     [&] { comm.all_reduce(sum); });
+      },
+      kLong);
+}
+
 TEST(LocalFailure, ACommunicatorDestroyedByAnExceptionTellsItsPeers) {
   expect_soon([] {
     auto group = make_local_group(2, kLong);

@@ -300,5 +300,31 @@ TEST_P(EarlyRun, IsARunIfItIsAcceptedAndElseNone) {
   });
 }
 
+// The caller's values may change once it is launched.
+TEST_P(EarlyRun, HasTheSameBitsIfAllOfItIsQueuedAtOnce) {
+  const auto [world, dtype] = GetParam();
+  const std::vector<Range> units = test::awkward_units();
+  comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
+    SignsExchange plain(comm, units, options_of(type));
+    SignsExchange launched(comm, units, options_of(type), /*threads=*/2);
+    const std::size_t size = units.back().end();
+    std::vector<float> want(size);
+    std::vector<float> got(size);
+    for (std::uint32_t t = 1; t <= 4; ++t) {
+      const auto rank = static_cast<std::uint32_t>(comm.rank());
+      std::vector<float> x = test::layered_values(size, 8 * t + rank);
+      plain.all.run(source_of(plain.all, x), sink_of(plain.all, want));
+      launched.all.launch(source_of(launched.all, x));
+      EXPECT_TRUE(launched.all.has_begun());
+      x.assign(size, NAN);
+      comm.barrier();
+      launched.all.finish(sink_of(launched.all, got));
+      EXPECT_FALSE(launched.all.has_begun());
+      ASSERT_EQ(got, want) << "run " << t;
+      expect_same_errors(launched.all, plain.all);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace thinwire::exchange::compressed_all_reduce_test

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -167,6 +168,10 @@ class Communicator {
   /// Returns when every rank has called it.
   void barrier();
 
+  /// Local: calls `body` on the thread of the collectives, between those that
+  /// are queued before and after it. `body` computes, and makes no call of this
+  /// object. If it throws, later collectives fail.
+  [[nodiscard]] Work queue_call(std::function<void()> body);
   /// Local: returns when everything that this rank has queued is done. Throws
   /// Error(kCommFailure) if any of it has failed.
   void finish_queued();

@@ -124,11 +124,51 @@ std::size_t Pipeline::turns_until_taken() const {
          (inside_ != nullptr ? 1 : 0);
 }
 
+void Pipeline::launch(RunSteps steps) {
+  begin(std::move(steps));
+  is_launched_ = true;
+  try {
+    for (std::size_t b = 0; b < layout_.buckets().size(); ++b) {
+      order_.push_back(b);
+      launch_bucket(b);
+    }
+  } catch (...) {
+    drop();
+    throw;
+  }
+}
+
+// Collectives of one communicator run one after the other, so a bucket finds
+// the slot of received records free. Those inside the host are another one's.
+void Pipeline::launch_bucket(std::size_t k) {
+  compute(k, kNone, kNone);
+  show(steps_.encoded, going_up(k), places_.piece_of(bucket(k)));
+  up_works_.push_back(queue_up(k));
+  launched_works_.push_back(between_.queue_call([this, k] {
+    const Range served = places_.served_of(bucket(k));
+    average(k, served);
+    show(steps_.averaged, going_down(k), served);
+  }));
+  down_works_.push_back(queue_down(k));
+  if (inside_ == nullptr) return;
+  launched_works_.push_back(
+      inside_->queue_call([down = down_works_.back()] { down.wait(); }));
+  launched_works_.push_back(queue_inside(k));
+}
+
+void Pipeline::take_launched() {
+  for (std::size_t k = 0; k < order_.size(); ++k) {
+    wait(inside_ == nullptr ? down_works_[k] : launched_works_[3 * k + 2]);
+    compute(kNone, kNone, k);
+  }
+}
+
 void Pipeline::take_with(
     std::function<void(std::size_t, const std::uint8_t*)> take,
     std::function<void(Range)> taken) {
   steps_.take = std::move(take);
   steps_.taken = std::move(taken);
+  if (is_launched_) return;
   const std::size_t lag = turns_until_taken();
   for (std::size_t k = lag; k < order_.size(); ++k)
     compute(kNone, kNone, if_filled(k - lag));
@@ -136,7 +176,10 @@ void Pipeline::take_with(
 
 void Pipeline::finish() {
   try {
-    take_empty_turns(turns_until_taken());
+    if (is_launched_)
+      take_launched();
+    else
+      take_empty_turns(turns_until_taken());
   } catch (...) {
     drop();
     throw;
@@ -157,7 +200,7 @@ void Pipeline::run(RunSteps steps, Direction way) {
 }
 
 void Pipeline::drop() noexcept {
-  for (auto* works : {&up_works_, &down_works_}) {
+  for (auto* works : {&up_works_, &down_works_, &launched_works_}) {
     for (const Work& work : *works) comm::wait_ignoring_errors(work);
     works->clear();
   }
@@ -165,7 +208,7 @@ void Pipeline::drop() noexcept {
   if (std::exchange(is_swapped_, false)) std::swap(results_, previous_);
   order_.clear();
   steps_ = {};
-  has_begun_ = false;
+  has_begun_ = is_launched_ = false;
 }
 
 void Pipeline::drop(std::size_t bucket) noexcept {
@@ -237,14 +280,8 @@ void Pipeline::compute(std::size_t encoded, std::size_t averaged,
       for (std::size_t b = part.offset; b < part.end(); ++b)
         steps_.encode(b, to.at(b));
     }
-    if (const Range part = part_of(served, i, parts); part.size != 0) {
-      Received from(
-          *up_, bucket(averaged), places_.own, places_.workers,
-          memory_->received[slot(averaged)].as<std::uint8_t>().data());
-      const BucketRecords to = going_down(averaged);
-      for (std::size_t b = part.offset; b < part.end(); ++b)
-        steps_.average(b, from.records(b), to.at(b));
-    }
+    if (const Range part = part_of(served, i, parts); part.size != 0)
+      average(averaged, part);
     if (const Range part = part_of(results, i, parts); part.size != 0) {
       const BucketRecords from = going_down(taken);
       for (std::size_t b = part.offset; b < part.end(); ++b)
@@ -252,6 +289,14 @@ void Pipeline::compute(std::size_t encoded, std::size_t averaged,
     }
   });
   if (taken != kNone && steps_.taken) steps_.taken(blocks_of(bucket(taken)));
+}
+
+void Pipeline::average(std::size_t turn, Range blocks) {
+  Received from(*up_, bucket(turn), places_.own, places_.workers,
+                memory_->received[slot(turn)].as<std::uint8_t>().data());
+  const BucketRecords to = going_down(turn);
+  for (std::size_t b = blocks.offset; b < blocks.end(); ++b)
+    steps_.average(b, from.records(b), to.at(b));
 }
 
 // ---- records and their ways

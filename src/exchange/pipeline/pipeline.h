@@ -109,9 +109,15 @@ class Pipeline {
   /// Queues what this rank has still to send of the buckets that are ready, so
   /// that all of them arrive at their servers. Collective, queued.
   void queue_rest() { take_empty_turns(kLag); }
+  /// Begins a run, encodes all buckets, and queues all their ways at once. They
+  /// travel while the caller computes: the thread of the collectives averages
+  /// what has arrived, and calls RunSteps::averaged. finish() waits for results
+  /// and takes them. Only if the direction is kBoth. If it throws, the run is
+  /// dropped. Collective, queued.
+  void launch(RunSteps steps);
   /// Sets RunSteps::take and taken, and first passes them results that have
-  /// already arrived. If the direction is kBoth, a run that began without them
-  /// holds results until then. Local.
+  /// already arrived, unless the run was launched. If the direction is kBoth, a
+  /// run that began without them holds results until then. Local.
   void take_with(
       std::function<void(std::size_t block, const std::uint8_t* record)> take,
       std::function<void(Range)> taken);
@@ -163,8 +169,11 @@ class Pipeline {
 
   void take_empty_turns(std::size_t count);
   void take_turn(std::size_t k);
+  void launch_bucket(std::size_t k);
+  void take_launched();
   // Computes with the buckets of these turns, each of which may be kNone.
   void compute(std::size_t encoded, std::size_t averaged, std::size_t taken);
+  void average(std::size_t turn, Range blocks);
   [[nodiscard]] std::size_t turns_until_taken() const;
   // Returns `turn`, or kNone if it has no bucket.
   [[nodiscard]] std::size_t if_filled(std::size_t turn) const {
@@ -212,6 +221,7 @@ class Pipeline {
 
   // The run that has begun.
   bool has_begun_ = false;
+  bool is_launched_ = false;
   bool is_swapped_ = false;  // results_ and previous_
   bool goes_up_ = false;
   bool goes_down_ = false;
@@ -221,6 +231,7 @@ class Pipeline {
   std::vector<comm::Work> up_works_;
   std::vector<comm::Work> down_works_;
   comm::Work inside_work_;
+  std::vector<comm::Work> launched_works_;  // the others of a launched run
 };
 
 }  // namespace thinwire::exchange
