@@ -56,8 +56,10 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
         freeze(model, options.freeze),
         exact_groups(model),
         early(model, gradients, momentum, denominator),
-        early_part(*this) {
+        early_part(*this),
+        under(model, momentum, denominator) {
     early_gradients = &early_part;
+    if (model.settings.exchange.under_next_step) under_next_step = &under;
     freeze_stage = &freeze;
   }
 
@@ -65,6 +67,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   ExactGroups exact_groups;
   EarlyMomentum early;
   EarlyOnebitAdam early_part;
+  UnderNextStep under;
 
   void take_step(const StepInput& in, StepMeter& step) override;
   [[nodiscard]] Progress progress() const override {
@@ -82,6 +85,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   void warm_up(const StepInput& in, StepMeter& step);
   void begin_compression();
   void compressed_step(const StepInput& in, StepMeter& step);
+  void step_under_next(const StepInput& in, StepMeter& step);
   [[nodiscard]] std::optional<double> clip(const StepInput& in,
                                            StepMeter& step);
   [[nodiscard]] bool keeps_variance() const {
@@ -90,11 +94,16 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 };
 
 void OnebitAdamImpl::take_step(const StepInput& in, StepMeter& step) {
-  if (freeze.is_frozen())
+  const bool goes_under = freeze.is_frozen() && under.is_on();
+  if (!goes_under) under.rejoin(in);  // a state of other ranks, or no freeze
+  if (goes_under)
+    step_under_next(in, step);
+  else if (freeze.is_frozen())
     compressed_step(in, step);
   else
     warm_up(in, step);
-  if (step.report().applied) verify(in.params, freeze.describe());
+  if (step.report().applied && !under.differs())
+    verify(in.params, freeze.describe());
 }
 
 // Warm-up stage: Adam on the averaged gradient.
@@ -130,10 +139,30 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // p = p - lr (m / (1 - beta1^t) / d + wd p)
   const auto apply = denominator.updates(in, c);
   if (is_early)
-    momentum.exchange.accept_early(apply, step, in.final_range);
+    step.add(momentum.exchange.accept_early(apply, in.final_range));
   else
     momentum.exchange.average(in, c, apply, step);
   exact_groups.finish(steps, in, *scale, step);
+}
+
+// The same, but m_i travels while the caller computes the next gradients. Ranks
+// of a host take the same steps of their own, so each needs all its gradients.
+void OnebitAdamImpl::step_under_next(const StepInput& in, StepMeter& step) {
+  // m = server(mean_i worker(m_i)) of the step before,
+  // theta = theta - lr (m / (1 - beta1^t) / d + wd theta)
+  step.add(under.arrive());
+  if (under.differs()) verify(under.theta(), freeze.describe());
+  if (model.host) model.host->average_all(in.grads, step);
+  const auto scale = gradients.clip_by_estimate(
+      in, momentum.participation.has_late(in.grads), step);
+  if (!scale) return under.rejoin(in);
+  const Coefficients c = model.coefficients(++steps, *scale);
+  (void)prepare_gradients(in, *scale, step);
+  exact_groups.begin(in.grads);
+  exact_groups.finish(steps, in, *scale, step);
+  // m_i = beta1 m + (1 - beta1) g_i is sent,
+  // p = theta - lr (m_i / (1 - beta1^t) / d + wd theta)
+  under.begin(in, c);
 }
 
 // Clips by the estimate. An exchange that began during backward is used only if
@@ -156,6 +185,7 @@ EarlyOnebitAdam::EarlyOnebitAdam(OnebitAdamImpl& impl)
     : EarlyLowBit(impl), own_(impl) {}
 
 bool EarlyOnebitAdam::reduces() const noexcept {
+  if (own_.freeze.is_frozen() && own_.under.is_on()) return false;
   return EarlyLowBit::reduces() || own_.early.is_on();
 }
 

@@ -25,6 +25,11 @@ struct ExchangeOptions {
   /// Whether 1-bit Adam encodes and exchanges buckets during backward. If
   /// gradients are clipped, this needs lagged_clipping. It changes no bit.
   bool during_backward = false;
+  /// Whether the momentum of 1-bit Adam travels while the next forward and
+  /// backward compute. Meanwhile each rank uses parameters that its own
+  /// momentum has moved; LocalSteps::exchanged_params() are the common ones.
+  /// Excludes during_backward. See docs/algorithms/onebit-adam.md.
+  bool under_next_step = false;
   /// Elements that are exchanged together; 0 for exchange::bucket_elements().
   /// Results do not depend on it.
   std::size_t bucket_elements = 0;

@@ -11,6 +11,7 @@
 #include "optim/low_bit/model.h"
 #include "optim/low_bit/momentum/local_updates.h"
 #include "optim/low_bit/momentum/momentum.h"
+#include "optim/low_bit/momentum/under_next_step.h"
 #include "optim/state_parts.h"
 #include "thinwire/optim/low_bit_optimizer.h"
 #include "thinwire/optim/state.h"
@@ -42,6 +43,7 @@ struct LowBitOptimizer::Impl {
   // Parts of the optimizer that adds them.
   EarlyGradients* early_gradients = nullptr;
   LocalUpdates* local_updates = nullptr;
+  UnderNextStep* under_next_step = nullptr;
   FreezeStage* freeze_stage = nullptr;
   const std::vector<double>* lamb_coeffs = nullptr;
 
@@ -96,8 +98,15 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] Optimizer::Adoption adopt(StateDict state);
   void require_owner(const StateDict& state);
 
-  /// Throws Error(kFailedPrecondition) if a step has begun early.
+  /// Completes what travels under the next step. Throws
+  /// Error(kFailedPrecondition) if a step has begun early.
   void require_between_steps(const char* call) const;
+  /// Returns the steps after which parameters differ from rank to rank, or
+  /// null.
+  [[nodiscard]] LocalSteps* local_steps() const {
+    if (under_next_step != nullptr) return under_next_step;
+    return local_updates;
+  }
 
  private:
   void require_optimizer(StateDict& state) const;

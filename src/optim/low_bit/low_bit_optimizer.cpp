@@ -118,7 +118,7 @@ double LowBitOptimizer::residual_ratio() const {
 
 EarlyGradients* LowBitOptimizer::early() { return impl_->early_gradients; }
 
-LocalSteps* LowBitOptimizer::local_steps() { return impl_->local_updates; }
+LocalSteps* LowBitOptimizer::local_steps() { return impl_->local_steps(); }
 
 FreezeStage* LowBitOptimizer::freeze() { return impl_->freeze_stage; }
 
@@ -126,6 +126,7 @@ void LowBitOptimizer::set_masters(ConstView params) {
   require(params.size() == impl_->model.size(), "params",
           fmt::format("{} elements", impl_->model.size()), params.size());
   if (impl_->local_updates != nullptr) impl_->local_updates->begin_anew(params);
+  if (impl_->under_next_step != nullptr) impl_->under_next_step->begin_anew();
 }
 
 State LowBitOptimizer::state() const { return impl_->state(); }

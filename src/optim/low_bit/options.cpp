@@ -44,6 +44,10 @@ void LowBitSettings::validate(const ParameterLayout& layout) const {
           "exchange.during_backward", "false with " + name,
           exchange.during_backward);
 
+  require(!exchange.under_next_step || name == "onebit_adam",
+          "exchange.under_next_step", "false with " + name,
+          exchange.under_next_step);
+
   std::vector<std::size_t> sizes(layout.num_groups());
   for (const Parameter& p : layout.parameters()) sizes[p.group] += p.size;
   for (std::size_t g = 0; g < groups.size(); ++g)

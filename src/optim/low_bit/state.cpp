@@ -91,12 +91,13 @@ void LowBitOptimizer::Impl::list(StateParts& parts) {
         denominator.blocks = std::move(blocks);
       });
   list_own(parts);
+  if (under_next_step != nullptr) under_next_step->list(parts);
 }
 
 State LowBitOptimizer::Impl::state() {
   require_between_steps("state");
   State state;
-  state.has_local_steps = local_updates != nullptr;
+  state.has_local_steps = local_steps() != nullptr;
   state.common.put_text("optimizer", model.settings.name);
   add_hosts(state, model.comm.hosts());
   gradients.few_bits().add_to(state);
@@ -111,6 +112,7 @@ State LowBitOptimizer::Impl::state() {
 }
 
 void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
+  if (under_next_step != nullptr) (void)under_next_step->arrive();
   if (momentum.exchange.has_begun_early() || gradients.few_bits().has_begun())
     refuse(
         fmt::format("{}: between reduce() and step(), with "

@@ -164,11 +164,32 @@ inline std::vector<OpenCase<std::size_t>> low_bit_cases_of_buckets() {
           open("zero_one_adam_bf16", zero_one_adam, zero_one_bf16, 13)};
 }
 
-inline std::vector<LowBitCase> low_bit_cases() {
+/// The same and 1-bit Adam under the next step. Where it is skipped, the
+/// parameters of its ranks become equal.
+inline std::vector<OpenCase<std::size_t>> resumed_cases_of_buckets() {
+  std::vector<OpenCase<std::size_t>> all = low_bit_cases_of_buckets();
+  optim::OnebitAdamOptions under = mixed_onebit_adam();
+  under.compression.exchange.under_next_step = true;
+  const auto set = [](auto& o, std::size_t bucket) {
+    o.compression.exchange.bucket_elements = bucket;
+  };
+  all.push_back(open_case<std::size_t>("onebit_adam_under_next_step",
+                                       onebit_adam, under, set, 9));
+  return all;
+}
+
+inline std::vector<LowBitCase> with_buckets_of_900(
+    const std::vector<OpenCase<std::size_t>>& open_cases) {
   std::vector<LowBitCase> all;
-  for (const auto& open : low_bit_cases_of_buckets())
+  for (const auto& open : open_cases)
     all.push_back({open.name, open.make(900), open.steps});
   return all;
+}
+inline std::vector<LowBitCase> low_bit_cases() {
+  return with_buckets_of_900(low_bit_cases_of_buckets());
+}
+inline std::vector<LowBitCase> resumed_cases() {
+  return with_buckets_of_900(resumed_cases_of_buckets());
 }
 
 }  // namespace thinwire::test

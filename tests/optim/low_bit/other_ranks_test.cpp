@@ -23,7 +23,7 @@ using Kind = test::OpenCase<std::size_t>;
 
 class OtherRanks : public ::testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(All, OtherRanks,
-                         ::testing::ValuesIn(test::low_bit_cases_of_buckets()),
+                         ::testing::ValuesIn(test::resumed_cases_of_buckets()),
                          [](const auto& tested) { return tested.param.name; });
 
 // One rank's training: late elements, a group that rests, and gradients that

@@ -21,7 +21,7 @@ class LowBitResume
 INSTANTIATE_TEST_SUITE_P(
     All, LowBitResume,
     ::testing::Combine(::testing::Values(1, 2, 3),
-                       ::testing::ValuesIn(test::low_bit_cases())),
+                       ::testing::ValuesIn(test::resumed_cases())),
     test::kNameAndWorld);
 
 enum class Steps { kPlain, kSynchronized, kScaled };
@@ -122,7 +122,7 @@ std::vector<std::vector<StateDict>> states_of(const LowBitCase& tested,
 
 class LowBitStates : public ::testing::TestWithParam<LowBitCase> {};
 INSTANTIATE_TEST_SUITE_P(All, LowBitStates,
-                         ::testing::ValuesIn(test::low_bit_cases()),
+                         ::testing::ValuesIn(test::resumed_cases()),
                          [](const auto& tested) { return tested.param.name; });
 
 void expect_refused(Optimizer& optimizer, const StateDict& state,

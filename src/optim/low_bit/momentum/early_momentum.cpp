@@ -71,9 +71,7 @@ bool EarlyMomentum::complete(const StepInput& in) {
   return in.loss_scale == loss_scale_;
 }
 
-void EarlyMomentum::drop() noexcept {
-  if (has_begun()) momentum_.exchange.all().drop();
-}
+void EarlyMomentum::drop() noexcept { momentum_.exchange.drop(); }
 
 // Leaves gradients as they are, as they may have to be encoded again.
 kernels::SignInput EarlyMomentum::input(std::size_t b) const {

@@ -53,12 +53,17 @@ void MomentumExchange::begin_early(
   all_->begin(source);
 }
 
-void MomentumExchange::accept_early(const Apply& apply, StepMeter& step,
-                                    const FinalRange& tell) {
+void MomentumExchange::launch(const exchange::SignExchange::Source& source) {
+  waited_before_ = all().wait_seconds();
+  all_->launch(source);
+}
+
+double MomentumExchange::accept_early(const Apply& apply,
+                                      const FinalRange& tell) {
   all_->finish([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
                model_.teller(tell));
-  step.add(all_->wait_seconds() - waited_before_);
   form_.keep_as_signs(*all_);
+  return all_->wait_seconds() - waited_before_;
 }
 
 void MomentumExchange::update_alone(ConstView grads, const Coefficients& c) {

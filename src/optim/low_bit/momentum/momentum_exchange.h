@@ -38,16 +38,22 @@ class MomentumExchange {
                StepMeter& step);
   /// Begins an exchange that can be dropped. Local.
   void begin_early(const exchange::SignExchange::Source& source);
-  /// Completes the exchange that has begun early, and applies its result. The
-  /// step's waits include those since it began.
-  /// Passes elements that were applied to `tell`, unless it is empty.
-  /// Collective.
-  void accept_early(const Apply& apply, StepMeter& step,
-                    const FinalRange& tell);
+  /// Begins an exchange and queues all of it (SignExchange::launch()).
+  /// Collective, queued.
+  void launch(const exchange::SignExchange::Source& source);
+  /// Completes the exchange that has begun early or was launched, and applies
+  /// its result. Returns the seconds of waiting since it began. Passes elements
+  /// that were applied to `tell`, unless it is empty. Collective, but local if
+  /// it was launched.
+  double accept_early(const Apply& apply, const FinalRange& tell);
+  /// Discards an exchange in flight.
+  void drop() noexcept {
+    if (has_begun_early()) all_->drop();
+  }
 
   /// Returns the all-reduce, which is constructed when it is first needed.
   [[nodiscard]] exchange::SignExchange& all();
-  /// Returns whether an early exchange waits for its step.
+  /// Returns whether an exchange is in flight between steps.
   [[nodiscard]] bool has_begun_early() const {
     return all_ != nullptr && all_->has_begun();
   }
