@@ -102,7 +102,9 @@ void bind_comm(nb::module_& module) {
       .def_rw("num_threads", &CommConfig::num_threads)
       .def_rw("verify_every", &CommConfig::verify_every)
       .def_rw("compressed_during_backward",
-              &CommConfig::compressed_during_backward);
+              &CommConfig::compressed_during_backward)
+      .def_rw("compressed_under_next_step",
+              &CommConfig::compressed_under_next_step);
 }
 
 void bind_average(nb::module_& module) {

@@ -12,6 +12,8 @@ void check_without_ranks(const Config& config);
 /// and on clipping. They run before other checks, whose messages do not name
 /// keys of a file.
 void check_during_backward(const Config& config);
+/// Check the same of comm.compressed_under_next_step.
+void check_under_next_step(const Config& config);
 void check_early_clipping(const Config& config);
 
 /// Whether ZeRO adds several backwards up in the residuals of gradients: one

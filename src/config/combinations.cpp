@@ -16,6 +16,8 @@ constexpr std::string_view kRanksPerHost =
     "comm.ranks_per_host (thinwire.ranks_per_host)";
 constexpr std::string_view kDuringBackward =
     "comm.compressed_during_backward (thinwire.compressed_during_backward)";
+constexpr std::string_view kUnderNextStep =
+    "comm.compressed_under_next_step (thinwire.compressed_under_next_step)";
 
 template <class Options>
 bool uses(const Config& config) {
@@ -172,6 +174,8 @@ void check_outer_and_rest(const Config& config) {
   require(!config.lagged_clipping, "lagged_clipping", with("false"), true);
   require(!config.comm.compressed_during_backward, kDuringBackward,
           with("false"), true);
+  require(!config.comm.compressed_under_next_step, kUnderNextStep,
+          with("false"), true);
   require(config.fallback != Fallback::kHold, "fallback", with("off or warn"),
           "hold");
   if (onebit == nullptr) return;
@@ -201,6 +205,16 @@ void check_during_backward(const Config& config) {
           "auto or flat with compressed_during_backward", "by_host");
 }
 
+void check_under_next_step(const Config& config) {
+  if (!config.comm.compressed_under_next_step) return;
+  require(config.zero.stage == 0, kUnderNextStep, "false with ZeRO", true);
+  require(uses<optim::OnebitAdamOptions>(config), kUnderNextStep,
+          "false unless the optimizer is onebit_adam", true);
+  require(!config.comm.compressed_during_backward, kUnderNextStep,
+          "false with compressed_during_backward", true);
+  require_corrected(config, kUnderNextStep);
+}
+
 void check_early_clipping(const Config& config) {
   require(!config.comm.compressed_during_backward || config.lagged_clipping ||
               config.gradient_clipping == 0,
@@ -226,6 +240,8 @@ void check_experts(const Config& config) {
                       kWith),
           name_of(config.optimizer));
   require(!config.comm.compressed_during_backward, kDuringBackward,
+          fmt::format("false with {}", kWith), true);
+  require(!config.comm.compressed_under_next_step, kUnderNextStep,
           fmt::format("false with {}", kWith), true);
 }
 

@@ -214,6 +214,7 @@ void own_fields(const Archive& own, AnyConfig& c) {
   own.field("verify_every", c.comm.verify_every, kNotNegative);
   own.field("overlap", c.comm.overlap);
   own.field("compressed_during_backward", c.comm.compressed_during_backward);
+  own.field("compressed_under_next_step", c.comm.compressed_under_next_step);
   own.field("lagged_clipping", c.lagged_clipping);
   own.choice("fallback", c.fallback, Choices<Fallback>(kFallbacks));
   own.choice("buffers", c.buffers, Choices<Buffers>(kBuffers));

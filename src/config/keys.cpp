@@ -416,6 +416,9 @@ constexpr KeyRule kRules[] = {
     {"thinwire.compressed_during_backward", kSupported,
      "OneBitAdam: exchange the momentum during backward in 1 bit; with "
      "clipping it needs `lagged_clipping`; default false"},
+    {"thinwire.compressed_under_next_step", kSupported,
+     "OneBitAdam: the momentum travels while the next forward and backward "
+     "compute, on parameters of each rank's own; default false"},
     rejected(
         "thinwire.calibrated_clipping",
         "compressed steps are always clipped by an estimate that exact ones "

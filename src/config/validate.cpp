@@ -173,6 +173,7 @@ void check_without_ranks(const Config& config) {
 
 void Config::validate(int world) const {
   check_during_backward(*this);
+  check_under_next_step(*this);
   check_without_ranks(*this);
   static_cast<void>(batch(world));
   check_combinations(*this, world);

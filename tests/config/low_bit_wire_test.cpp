@@ -72,7 +72,12 @@ TEST(LowBitWireConfig, TellsOptimizersWhatTheirExchangeIs) {
                    "compressed_during_backward": true}})");
   EXPECT_TRUE(config.exchange_options().lagged_clipping);
   EXPECT_TRUE(config.exchange_options().during_backward);
+  EXPECT_FALSE(config.exchange_options().under_next_step);
   EXPECT_NO_THROW(config.validate(2));
+  const Config under = read(R"({"optimizer": {"type": "OneBitAdam"},
+      "thinwire": {"compressed_under_next_step": true}})");
+  EXPECT_TRUE(under.exchange_options().under_next_step);
+  EXPECT_NO_THROW(under.validate(2));
 }
 
 struct Refusal {
@@ -213,6 +218,32 @@ TEST(LowBitWireConfig, RefusesWhatLeanCannotGoWith) {
   EXPECT_NO_THROW(base.validate(1));
   base.comm.hierarchy = Hierarchy::kByHost;
   EXPECT_NO_THROW(base.validate(4));
+}
+
+TEST(LowBitWireConfig, RefusesWhatTheExchangeUnderTheNextStepExcludes) {
+  Config base{.optimizer = optim::OnebitAdamOptions{}};
+  base.comm.compressed_under_next_step = true;
+  EXPECT_NO_THROW(base.validate(2));
+  const std::string refused = "(thinwire.compressed_under_next_step) must be ";
+  const std::vector<Refusal> refusals = {
+      {[](Config& c) { c.zero.stage = 1; }, refused + "false with ZeRO"},
+      {[](Config& c) { c.comm.compressed_during_backward = true; },
+       refused + "false with compressed_during_backward"},
+      {[](Config& c) { c.optimizer = lean::LeanOnebitAdamOptions{}; },
+       refused + "false unless the optimizer is onebit_adam"},
+      {[](Config& c) { c.optimizer = optim::OnebitLambOptions{}; },
+       refused + "false unless the optimizer is onebit_adam"},
+      {[](Config& c) { c.optimizer = optim::ZeroOneAdamOptions{}; },
+       refused + "false unless the optimizer is onebit_adam"},
+      {[](Config& c) { c.semantics = Semantics::kDeepSpeed; },
+       "semantics must be corrected with comm.compressed_under_next_step"},
+      {[](Config& c) {
+         auto& onebit = std::get<optim::OnebitAdamOptions>(c.optimizer);
+         onebit.freeze.step = 10;
+         c.outer.sync_every = 4;
+       },
+       refused + "false with an outer loop"}};
+  for (const Refusal& refusal : refusals) expect_refused(base, refusal, 2);
 }
 
 TEST(LowBitWireConfig, RefusesHostsThatCannotBe) {

@@ -278,6 +278,9 @@ Config any_config() {
             .compressed_during_backward =
                 std::holds_alternative<optim::OnebitAdamOptions>(c.optimizer) &&
                 c.lagged_clipping && any_bool()};
+  c.comm.compressed_under_next_step =
+      std::holds_alternative<optim::OnebitAdamOptions>(c.optimizer) &&
+      !c.comm.compressed_during_backward && c.zero.stage == 0 && any_bool();
   c.steps_per_print = any_count(0);
   c.prescale_gradients = any_bool();
   if (any_bool()) c.gradient_predivide_factor = any_real(1, 64);

@@ -212,6 +212,11 @@ std::vector<NamedConfig> cases() {
     early.lagged_clipping = early.comm.compressed_during_backward = true;
     early.comm.bucket_elements = 5000;
     all.push_back({fmt::format("early_{}", to_string(dtype)), early});
+    Config under = test::config_of("onebit_adam", dtype);
+    under.gradient_clipping = 20;
+    under.comm.compressed_under_next_step = true;
+    under.comm.bucket_elements = 5000;
+    all.push_back({fmt::format("under_{}", to_string(dtype)), under});
   }
   return all;
 }

@@ -123,6 +123,8 @@ struct CommConfig {
   bool overlap = true;
   /// See ExchangeOptions::during_backward.
   bool compressed_during_backward = false;
+  /// See ExchangeOptions::under_next_step.
+  bool compressed_under_next_step = false;
 
   bool operator==(const CommConfig&) const = default;
 };

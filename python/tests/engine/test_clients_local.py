@@ -31,6 +31,10 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
             "local_step_clipper": 8,
         },
     ),
+    "under": (
+        thinwire.OnebitAdam,
+        {"lr": 1e-2, "freeze_step": 2, "compressed_under_next_step": True},
+    ),
     "outer": (thinwire.AdamW, {"lr": 1e-2, "outer": {"sync_every": 5}}),
 }
 

@@ -309,7 +309,11 @@ class Engine(NotHere, Values, Saving):
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
         assert self.report is not None
-        self._written(is_behind=self.report.phase == "local")
+        goes_under = self._config.comm.compressed_under_next_step
+        differ = self.report.phase == "local" or (
+            self.report.phase == "compressed" and goes_under and self._comm.size > 1
+        )
+        self._written(is_behind=differ)
         # Schedulers of torch check that a step precedes theirs.
         for holder in (self.optimizer, getattr(self.lr_scheduler, "optimizer", None)):
             if holder is not None:

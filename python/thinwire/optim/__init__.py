@@ -129,7 +129,12 @@ class OnebitAdam(_Optimizer):
     freeze_step, otherwise 0. A quarter or an eighth of the bytes are sent, and the
     memory of residuals, 4 + 4 / ranks bytes, begins with the first step.
 
-    Memory: 8 bytes per parameter, then 8.13 and 4 / ranks.
+    With compressed_under_next_step the momentum travels while the next forward and
+    backward compute. Meanwhile parameters differ from rank to rank, moved by its own
+    momentum. synchronize() and `with optimizer.evaluation():` make them equal.
+
+    Memory: 8 bytes per parameter, then 8.13 and 4 / ranks; 4 more with
+    compressed_under_next_step.
     """
 
     _options, _group = _core.OnebitAdamOptions, _core.OnebitAdamGroup

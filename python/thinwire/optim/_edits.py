@@ -149,7 +149,7 @@ def may_be_behind(config: _core.Config, phase: str) -> bool:
 
 def undoes_edits(config: _core.Config) -> bool:
     """Returns whether parameters are computed from other memory: masters, or those of
-    the last exchange of 0/1 Adam or of an outer loop.
+    the last exchange if ranks differ between exchanges.
     """
     return (
         config.precision.dtype != _core.DType.float32
@@ -162,4 +162,5 @@ def _has_local_steps(config: _core.Config) -> bool:
     return (
         isinstance(config.optimizer, _core.ZeroOneAdamOptions)
         or config.outer.sync_every > 0
+        or config.comm.compressed_under_next_step
     )

@@ -47,6 +47,7 @@ OF_CONFIG = {
     "first_bits": "average.first_bits",
     "max_grad_norm": "gradient_clipping",
     "lagged_clipping": "lagged_clipping",
+    "compressed_under_next_step": "comm.compressed_under_next_step",
     "threads": "comm.num_threads",
     "bucket_elements": "comm.bucket_elements",
     "hierarchy": "comm.hierarchy",
@@ -243,6 +244,7 @@ class FreezeKeywords(LowBitKeywords, total=False):
 class OnebitAdamKeywords(FreezeKeywords, total=False):
     """Keywords of OnebitAdam."""
 
+    compressed_under_next_step: bool
     outer: OuterOptions | None
 
 
