@@ -39,6 +39,12 @@ void SignExchange::run(const Source& source, const Sink& sink,
   residuals_.accept();
 }
 
+void SignExchange::launch(const Source& source, const Delivered& queued) {
+  RunSteps all = steps(source);
+  all.queued = queued;
+  pipeline_.launch(std::move(all));
+}
+
 void SignExchange::begin(const Source& source) {
   pipeline_.begin(steps(source));
 }

@@ -47,8 +47,9 @@ class SignExchange {
 
   /// Begins a run that finish() completes, and queues all of it
   /// (Pipeline::launch()). Until then neither residuals nor results may be
-  /// asked for. `source` is called before it returns. Collective, queued.
-  void launch(const Source& source) { pipeline_.launch(steps(source)); }
+  /// asked for. Calls `source`, and `queued` with the blocks of each bucket,
+  /// before it returns. Collective, queued.
+  void launch(const Source& source, const Delivered& queued = {});
 
   // ---- the same bucket by bucket, with can_drop
   /// Begins a run, which can be dropped: until finish() this object stays as

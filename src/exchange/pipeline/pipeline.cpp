@@ -150,10 +150,12 @@ void Pipeline::launch_bucket(std::size_t k) {
     show(steps_.averaged, going_down(k), served);
   }));
   down_works_.push_back(queue_down(k));
-  if (inside_ == nullptr) return;
-  launched_works_.push_back(
-      inside_->queue_call([down = down_works_.back()] { down.wait(); }));
-  launched_works_.push_back(queue_inside(k));
+  if (inside_ != nullptr) {
+    launched_works_.push_back(
+        inside_->queue_call([down = down_works_.back()] { down.wait(); }));
+    launched_works_.push_back(queue_inside(k));
+  }
+  if (steps_.queued) steps_.queued(blocks_of(bucket(k)));
 }
 
 void Pipeline::take_launched() {

@@ -45,6 +45,8 @@ struct RunSteps {
   std::function<void(std::size_t block, const std::uint8_t* record)> averaged{};
   /// If set, called on that thread after a bucket's results have been taken.
   std::function<void(Range blocks)> taken{};
+  /// If set, called on that thread when a launched run has queued a bucket.
+  std::function<void(Range blocks)> queued{};
 };
 
 /// The ranks of a pipeline. A hierarchical one has `groups`; it goes both ways,

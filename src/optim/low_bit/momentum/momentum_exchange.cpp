@@ -53,9 +53,10 @@ void MomentumExchange::begin_early(
   all_->begin(source);
 }
 
-void MomentumExchange::launch(const exchange::SignExchange::Source& source) {
+void MomentumExchange::launch(const exchange::SignExchange::Source& source,
+                              const FinalRange& tell) {
   waited_before_ = all().wait_seconds();
-  all_->launch(source);
+  all_->launch(source, model_.teller(tell));
 }
 
 double MomentumExchange::accept_early(const Apply& apply,

@@ -38,9 +38,11 @@ class MomentumExchange {
                StepMeter& step);
   /// Begins an exchange that can be dropped. Local.
   void begin_early(const exchange::SignExchange::Source& source);
-  /// Begins an exchange and queues all of it (SignExchange::launch()).
+  /// Begins an exchange and queues all of it (SignExchange::launch()). Passes
+  /// elements of which it has asked `source` to `tell`, unless it is empty.
   /// Collective, queued.
-  void launch(const exchange::SignExchange::Source& source);
+  void launch(const exchange::SignExchange::Source& source,
+              const FinalRange& tell);
   /// Completes the exchange that has begun early or was launched, and applies
   /// its result. Returns the seconds of waiting since it began. Passes elements
   /// that were applied to `tell`, unless it is empty. Collective, but local if

@@ -36,11 +36,13 @@ void UnderNextStep::begin(const StepInput& in, const Coefficients& c) {
     model_.for_blocks([&](std::size_t b) {
       if (!model_.places.has(blocks[b])) take_own_step(b, in);
     });
-  momentum_.exchange.launch([&](std::size_t b) {
-    take_own_step(b, in);
-    return momentum_.form.input(b, in.grads, c[model_.layout.block_group[b]]);
-  });
-  if (in.final_range) model_.tell_blocks({0, blocks.size()}, in.final_range);
+  momentum_.exchange.launch(
+      [&](std::size_t b) {
+        take_own_step(b, in);
+        return momentum_.form.input(b, in.grads,
+                                    c[model_.layout.block_group[b]]);
+      },
+      in.final_range);
 }
 
 void UnderNextStep::take_own_step(std::size_t b, const StepInput& in) const {
