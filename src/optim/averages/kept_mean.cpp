@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/averages/kept_mean.h"
 
+#include <algorithm>
+#include <bit>
+#include <utility>
 #include <vector>
 
 #include "exchange/units/low_bit_units.h"
+#include "exchange/units/low_rank_steps.h"
 #include "exchange/units/unit_residuals.h"
 #include "thinwire/core/checksum.h"
 
@@ -64,12 +68,114 @@ class MeanInBits final : public KeptMean {
   exchange::LowBitUnits units_;
 };
 
+constexpr const char* kFactors = "low_rank.factors";
+constexpr const char* kGenerators = "low_rank.generators";
+constexpr const char* kPasses = "low_rank_steps";
+
+std::vector<exchange::MatrixShape> shapes_of(const ParameterLayout& layout) {
+  std::vector<exchange::MatrixShape> shapes;
+  for (const Parameter& p : layout.parameters()) {
+    const bool is_matrix = p.shape.size() > 1 && p.size > 0;
+    const std::size_t rows = is_matrix ? p.shape.front() : p.size;
+    shapes.push_back({rows, is_matrix ? p.size / rows : 1});
+  }
+  return shapes;
+}
+
+class MeanOfFactors final : public KeptMean {
+ public:
+  MeanOfFactors(const exchange::Route& route, ThreadPool& pool,
+                const ParameterLayout& layout, const AverageOptions& options)
+      : route_(route),
+        low_rank_(options.low_rank),
+        steps_(route, pool, shapes_of(layout),
+               {.low_rank = options.low_rank,
+                .first_steps = first_steps_of(options),
+                .first_bits = options.first_bits},
+               exchange::Accepts::kSteps) {}
+
+  exchange::UnitMean& mean() override { return steps_; }
+  void describe_step(StepReport& report) const override {
+    report.bits = steps_.first_bits();
+    report.low_rank = report.bits == 0 ? low_rank_ : 0;
+  }
+  UnitResidualParts parts() const override {
+    return parts_of(steps_.residuals());
+  }
+  std::int64_t servers() const override {
+    return servers_of(steps_.residuals(), route_);
+  }
+
+  void add_to(State& state) override {
+    add_unit_errors(state, parts(), steps_.worker_error(),
+                    steps_.residuals().server_error().view());
+    state.common.put_integer(kPasses, steps_.passes());
+    state.add_free(kFactors, steps_.factors());
+    const auto generators = steps_.generators();
+    Buffer kept = Buffer::of<std::int64_t>(generators.size());
+    std::ranges::transform(
+        generators, kept.as<std::int64_t>().begin(),
+        [](std::uint64_t value) { return std::bit_cast<std::int64_t>(value); });
+    state.add_free(kGenerators, std::as_const(kept).view());
+    state.arrays.back().read = StateArray::from(std::move(kept));
+  }
+
+  // Without first steps of its own a run has those that the state's steps were.
+  void load(const std::optional<UnitErrors>& errors, const StateDict& state,
+            Notes& notes) override {
+    const std::size_t size = steps_.residuals().size();
+    const Buffer none = Buffer::of<float>(errors ? 0 : size);
+    exchange::LowRankMean::Saved saved{
+        .worker = errors ? errors->worker.view() : none.view(),
+        .server = errors ? errors->server.view() : none.view(),
+        .factors = steps_.factors(),
+        .generators = steps_.generators(),
+        .passes =
+            saved_count(state, state.has_scalar(kPasses) ? kPasses : "step")};
+    std::vector<std::uint64_t> generators;
+    if (has_factors(state)) {
+      saved.factors = state.array(kFactors);
+      require_usable(kFactors, saved.factors);
+      for (const std::int64_t value :
+           state.array(kGenerators).as<std::int64_t>())
+        generators.push_back(std::bit_cast<std::uint64_t>(value));
+      saved.generators = generators;
+    } else if (state.has_array(kFactors)) {
+      notes.emplace_back(
+          "low_rank: factors begin anew, because the state's are of other "
+          "columns or parameters");
+    }
+    steps_.load(saved);
+  }
+
+ private:
+  [[nodiscard]] bool has_factors(const StateDict& state) const {
+    return state.has_array(kFactors) && state.has_array(kGenerators) &&
+           state.has_scalar("low_rank") &&
+           state.integer("low_rank") == low_rank_ &&
+           fits(state.array(kFactors), DType::kFloat32,
+                steps_.factors().size()) &&
+           fits(state.array(kGenerators), DType::kInt64,
+                steps_.generators().size());
+  }
+  [[nodiscard]] static bool fits(ConstView values, DType dtype,
+                                 std::size_t size) {
+    return values.dtype() == dtype && values.size() == size;
+  }
+
+  const exchange::Route route_;
+  const int low_rank_;
+  exchange::LowRankSteps steps_;
+};
+
 }  // namespace
 
 std::unique_ptr<KeptMean> make_kept_mean(const exchange::Route& route,
                                          ThreadPool& pool,
                                          const ParameterLayout& layout,
                                          const AverageOptions& options) {
+  if (options.low_rank != 0)
+    return std::make_unique<MeanOfFactors>(route, pool, layout, options);
   return std::make_unique<MeanInBits>(route, pool, layout, options.bits);
 }
 
