@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "AdamW": (optim.AdamW, {}),
     "Lamb": (optim.Lamb, {}),
     "AdamWInBits": (optim.AdamW, {"bits": 4}),
+    "AdamWLowRank": (optim.AdamW, {"low_rank": 2, "first_steps": 4}),
     "OnebitAdam": (optim.OnebitAdam, {"freeze_step": 4}),
     "OnebitLamb": (optim.OnebitLamb, {"freeze_step": 4}),
     "ZeroOneAdam": (

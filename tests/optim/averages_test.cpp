@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AverageOptions: exact optimizers whose gradients are averaged in few bits,
-// against plain loops.
+// AverageOptions: exact optimizers whose gradients are averaged in 4 or 8 bits
+// or as low-rank products, against plain loops.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "exchange/naive_low_rank.h"
 #include "exchange/naive_mean.h"
 #include "optim/naive/drive.h"
 #include "optim/other_ranks.h"
@@ -62,39 +63,59 @@ using Steps = std::vector<After>;  // step by step
 
 // ---- by plain loops
 
-// Averages in place what all ranks have of each parameter. Hosts are workers.
-struct NaiveAverage {
-  NaiveAverage(const test::Ranks& of, std::size_t size)
-      : ranks(of),
-        e(static_cast<std::size_t>(of.hosts), Floats(size)),
-        d(size) {}
+// Returns what hosts, which are workers, have: the means of their ranks.
+All means_of_hosts(test::Ranks ranks, const All& grads) {
+  const std::size_t size = grads.front().size();
+  All x(static_cast<std::size_t>(ranks.hosts), Floats(size));
+  const auto per_host = static_cast<std::size_t>(ranks.per_host);
+  for (std::size_t r = 0; r < grads.size(); ++r)
+    for (std::size_t i = 0; i < size; ++i) x[r / per_host][i] += grads[r][i];
+  for (Floats& host : x)
+    for (float& value : host) value *= 1.0f / static_cast<float>(per_host);
+  return x;
+}
 
-  Floats of(const ParameterLayout& layout, const All& grads, int bits,
-            double scale) {
-    All x(e.size(), Floats(layout.size()));
-    const auto per_host = static_cast<std::size_t>(ranks.per_host);
-    for (std::size_t r = 0; r < grads.size(); ++r)
-      for (std::size_t i = 0; i < layout.size(); ++i)
-        x[r / per_host][i] += grads[r][i];
-    for (Floats& host : x)
-      for (float& value : host) value *= 1.0f / static_cast<float>(per_host);
+// Averages in place what each worker has.
+using NaiveAverage = std::function<void(All& x, float scale)>;
+
+NaiveAverage naive_in(int bits, const ParameterLayout& layout, int workers) {
+  return [=, e = All(static_cast<std::size_t>(workers), Floats(layout.size())),
+          d = Floats(layout.size())](All& x, float scale) mutable {
     for (const Parameter& p : layout.parameters())
-      test::naive_mean({p.offset, p.size}, bits, static_cast<float>(scale), x,
-                       e, d);
-    return x.front();
+      test::naive_mean({p.offset, p.size}, bits, scale, x, e, d);
+  };
+}
+
+constexpr int kRank = 3;
+constexpr std::int64_t kFirst = 2;
+
+NaiveAverage naive_products(const ParameterLayout& layout, int workers) {
+  std::vector<exchange::MatrixShape> shapes;
+  for (const Parameter& p : layout.parameters()) {
+    const bool is_matrix = p.shape.size() > 1 && p.size > 0;
+    const std::size_t rows = is_matrix ? p.shape[0] : p.size;
+    shapes.push_back({rows, is_matrix ? p.size / rows : 1});
   }
+  const auto number = static_cast<std::size_t>(workers);
+  const auto served_by = [=](std::size_t unit, std::size_t i) {
+    std::size_t cut = i / 1024;
+    for (std::size_t before = 0; before < unit; ++before)
+      cut += (layout.parameters()[before].size + 1023) / 1024;
+    return cut % number;
+  };
+  const auto naive = std::make_shared<test::NaiveLowRank>(
+      shapes,
+      exchange::LowRankMeanOptions{.low_rank = kRank, .first_steps = kFirst},
+      number);
+  return [=](All& x, float scale) { naive->average(x, scale, served_by); };
+}
 
-  test::Ranks ranks;
-  All e;
-  Floats d;
-};
-
-Steps naive_run(test::Ranks ranks, const ParameterLayout& layout, int bits,
-                DType dtype, const test::MakeOptimizer& make_exact) {
+Steps naive_run(test::Ranks ranks, const ParameterLayout& layout,
+                NaiveAverage average, DType dtype,
+                const test::MakeOptimizer& make_exact) {
   Steps run;
   comm::run_local_ranks(1, [&](comm::Communicator& alone) {
     const auto exact = make_exact(alone, layout);
-    NaiveAverage average(ranks, layout.size());
     Floats params = test::normal(layout.size(), 3);
     for (std::int64_t t = 1; t <= kSteps; ++t) {
       const double scale = scale_of(dtype, t);
@@ -103,10 +124,11 @@ Steps naive_run(test::Ranks ranks, const ParameterLayout& layout, int bits,
         All grads;
         for (int r = 0; r < ranks.size(); ++r)
           grads.push_back(gradient_of(layout, dtype, t, r));
-        Floats mean = average.of(layout, grads, bits, scale);
+        All x = means_of_hosts(ranks, grads);
+        average(x, static_cast<float>(scale));
         norm = exact
                    ->step({.params = params,
-                           .grads = View(mean),
+                           .grads = View(x.front()),
                            .loss_scale = scale})
                    .grad_norm;
       }
@@ -140,9 +162,12 @@ const std::vector<HandOver>& hand_overs() {
   return all;
 }
 
+// Returns the bits that a step reports, and the rank of products.
+using Reported = std::pair<int, int>;
+
 Steps run_of(test::Ranks ranks, const ParameterLayout& layout, DType dtype,
              const test::MakeOptimizer& make, const HandOver& hand_over,
-             int bits) {
+             const std::function<Reported(std::int64_t)>& reported) {
   Steps run;
   test::run_by_host(ranks, [&](comm::Communicator& comm) {
     const auto optimizer = make(comm, layout);
@@ -156,12 +181,37 @@ Steps run_of(test::Ranks ranks, const ParameterLayout& layout, DType dtype,
                            .grads = grads.view(),
                            .loss_scale = scale_of(dtype, t)});
       EXPECT_EQ(report.applied, !is_skipped(t)) << t;
-      EXPECT_EQ(report.bits, comm.size() == 1 ? 0 : bits) << t;
+      EXPECT_EQ(Reported(report.bits, report.low_rank), reported(t)) << t;
       if (comm.rank() == 0)
         run.push_back({params, is_skipped(t) ? 0 : report.grad_norm});
     }
   });
   return run;
+}
+
+void expect_naive(test::Ranks ranks, const ParameterLayout& layout,
+                  const AverageOptions& options,
+                  const std::function<NaiveAverage()>& naive,
+                  const std::function<Reported(std::int64_t)>& reported) {
+  for (const bool is_lamb : {false, true})
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      const auto make = [&](const AverageOptions& average) {
+        return is_lamb ? test::exact_lamb({.learning_rate = 0.02}, kExchange,
+                                          average)
+                       : test::exact_adam({.learning_rate = 0.02}, kExchange,
+                                          average);
+      };
+      const Steps want = naive_run(ranks, layout, naive(), dtype, make({}));
+      for (std::size_t h = 0; h < hand_overs().size(); ++h) {
+        SCOPED_TRACE(fmt::format("{}, lamb {}, hand-over {}", to_string(dtype),
+                                 is_lamb, h));
+        const Steps got = run_of(ranks, layout, dtype, make(options),
+                                 hand_overs()[h], reported);
+        for (std::size_t t = 0; t < want.size(); ++t)
+          ASSERT_EQ(got[t], want[t]) << t + 1;
+      }
+    }
 }
 
 // (ranks, bits)
@@ -186,25 +236,41 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_P(InFewBits, ARunIsThatOfPlainLoopsWhateverBackwardHandsOver) {
-  for (const bool is_lamb : {false, true})
-    for (const DType dtype :
-         {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-      const auto make = [&](const AverageOptions& average) {
-        return is_lamb ? test::exact_lamb({.learning_rate = 0.02}, kExchange,
-                                          average)
-                       : test::exact_adam({.learning_rate = 0.02}, kExchange,
-                                          average);
-      };
-      const Steps want = naive_run(ranks, layout, bits, dtype, make({}));
-      for (std::size_t h = 0; h < hand_overs().size(); ++h) {
-        SCOPED_TRACE(fmt::format("{}, lamb {}, hand-over {}", to_string(dtype),
-                                 is_lamb, h));
-        const Steps got = run_of(ranks, layout, dtype, make({.bits = bits}),
-                                 hand_overs()[h], bits);
-        for (std::size_t t = 0; t < want.size(); ++t)
-          ASSERT_EQ(got[t], want[t]) << t + 1;
-      }
-    }
+  expect_naive(
+      ranks, layout, {.bits = bits},
+      [&] { return naive_in(bits, layout, ranks.hosts); },
+      [&](std::int64_t) { return Reported(bits, 0); });
+}
+
+// Matrices with factors, some whose gradient is 0, and what has none.
+ParameterLayout matrices() {
+  return ParameterLayout::of({{"w", {33, 47}},
+                              {"bias", {7}},
+                              {"none", {4, 0}},
+                              {"tall", {64, 31}},
+                              {"dead", {40, 30}},
+                              {"conv", {9, 30, 10}},
+                              {"block_and_one", {1025}},
+                              {"small", {5, 6}}});
+}
+const AverageOptions kProducts{.low_rank = kRank, .first_steps = kFirst};
+
+class AsProducts : public ::testing::TestWithParam<test::Ranks> {};
+INSTANTIATE_TEST_SUITE_P(All, AsProducts,
+                         ::testing::Values(test::Ranks{2, 1}, test::Ranks{3, 1},
+                                           test::Ranks{4, 1}, test::Ranks{8, 1},
+                                           test::Ranks{2, 2}),
+                         test::name_of_ranks);
+
+// Of the first steps that count one is skipped between.
+TEST_P(AsProducts, ARunIsThatOfPlainLoopsWhateverBackwardHandsOver) {
+  const ParameterLayout layout = matrices();
+  expect_naive(
+      GetParam(), layout, kProducts,
+      [&] { return naive_products(layout, GetParam().hosts); },
+      [](std::int64_t t) {
+        return t <= 3 ? Reported(4, 0) : Reported(0, kRank);
+      });
 }
 
 TEST(AverageInFewBits, ASingleRankAveragesNothing) {
@@ -288,19 +354,20 @@ TEST(FirstSteps, FollowFromTheRunsLength) {
 // ---- states
 
 struct Training {
+  ParameterLayout layout;
   std::unique_ptr<Optimizer> optimizer;
   Floats params;
 
   void step(std::int64_t t, int rank, const HandOver& hand_over) {
-    Floats grads = test::gradient_with_gaps(test::awkward_layout(), t, rank);
+    Floats grads = test::gradient_with_gaps(layout, t, rank);
     hand_over(*optimizer->early(), View(grads));
     (void)optimizer->step(params, grads);
   }
 };
 
-Training begun(comm::Communicator& comm, const test::MakeOptimizer& make) {
-  return {make(comm, test::awkward_layout()),
-          test::normal(test::awkward_layout().size(), 3)};
+Training begun(comm::Communicator& comm, const test::MakeOptimizer& make,
+               const ParameterLayout& layout = test::awkward_layout()) {
+  return {layout, make(comm, layout), test::normal(layout.size(), 3)};
 }
 
 // Three steps of all ranks, and what each then saves.
@@ -308,11 +375,12 @@ struct SavedRun {
   std::vector<test::Saved> states;
   All params;
 };
-SavedRun saved_run(test::Ranks ranks, const test::MakeOptimizer& make) {
+SavedRun saved_run(test::Ranks ranks, const test::MakeOptimizer& make,
+                   const ParameterLayout& layout = test::awkward_layout()) {
   const auto size = static_cast<std::size_t>(ranks.size());
   SavedRun saved{std::vector<test::Saved>(size), All(size)};
   test::run_by_host(ranks, [&](comm::Communicator& comm) {
-    Training run = begun(comm, make);
+    Training run = begun(comm, make, layout);
     for (std::int64_t t = 1; t <= 3; ++t)
       run.step(t, comm.rank(), hand_overs()[3]);
     const auto rank = static_cast<std::size_t>(comm.rank());
@@ -322,15 +390,16 @@ SavedRun saved_run(test::Ranks ranks, const test::MakeOptimizer& make) {
   return saved;
 }
 
-void expect_resumes(test::Ranks ranks, const test::MakeOptimizer& make) {
-  const SavedRun saved = saved_run(ranks, make);
+void expect_resumes(test::Ranks ranks, const test::MakeOptimizer& make,
+                    const ParameterLayout& layout = test::awkward_layout()) {
+  const SavedRun saved = saved_run(ranks, make, layout);
   test::run_by_host(ranks, [&](comm::Communicator& comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
-    Training whole = begun(comm, make);
+    Training whole = begun(comm, make, layout);
     for (std::int64_t t = 1; t <= 6; ++t)
       whole.step(t, comm.rank(), hand_overs()[0]);
     for (const bool in_memory : {false, true}) {
-      Training resumed = begun(comm, make);
+      Training resumed = begun(comm, make, layout);
       if (in_memory) {
         resumed.optimizer->load_state_dict(saved.states[rank].values);
       } else {
@@ -348,6 +417,50 @@ void expect_resumes(test::Ranks ranks, const test::MakeOptimizer& make) {
 
 TEST_P(InFewBits, ARunResumesWithTheSameBits) {
   expect_resumes(ranks, adam_in(bits));
+}
+
+// Before the last first step, right after it, and with products.
+TEST_P(AsProducts, ARunResumesWithTheSameBits) {
+  for (const std::int64_t first : {5, 3, 1})
+    expect_resumes(GetParam(),
+                   test::exact_adam({.learning_rate = 0.02}, kExchange,
+                                    {.low_rank = kRank, .first_steps = first}),
+                   matrices());
+}
+
+TEST(AverageAsProducts, ContinuesFromOtherAveragesAndNotesOtherFactors) {
+  const auto products = [](int rank) {
+    return test::exact_adam({}, kExchange,
+                            {.low_rank = rank, .first_steps = 2});
+  };
+  struct Load {
+    test::MakeOptimizer from;
+    test::MakeOptimizer to;
+    std::size_t notes = 0;
+    Reported then;
+  };
+  const std::vector<Load> loads = {
+      {products(2), products(3), 1, {0, 3}},
+      {adam_in(4), products(3), 0, {0, 3}},
+      {test::exact_adam({}), products(3), 0, {0, 3}},
+      {products(3), adam_in(8), 0, {8, 0}},
+      {products(3), test::exact_adam({}), 1, {0, 0}}};
+  for (const int world : {2, 3})
+    for (const Load& load : loads) {
+      const SavedRun saved = saved_run({2, 1}, load.from, matrices());
+      comm::run_local_ranks(world, [&](comm::Communicator& comm) {
+        Training run = begun(comm, load.to, matrices());
+        const test::OtherRanks states(saved.states, comm.rank(), comm.size());
+        EXPECT_EQ(
+            run.optimizer->adopt(states.state_for(run.optimizer->state()))()
+                .size(),
+            load.notes);
+        const StepReport report =
+            test::step_of(*run.optimizer, run.params, 4, comm.rank());
+        EXPECT_TRUE(report.applied);
+        EXPECT_EQ(Reported(report.bits, report.low_rank), load.then);
+      });
+    }
 }
 
 Floats array_of(const Optimizer& optimizer, const char* name) {

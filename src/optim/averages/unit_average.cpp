@@ -63,6 +63,7 @@ void UnitAverage::begin_early(View grads, Range range) {
   if (!has_begun_) {
     grads_ = grads;
     begun_scale_ = *loss_scale_;
+    mean_->describe_step(described_);
     // With another scale the next one may be wrong.
     place_ =
         begun_scale_ == 1 ? wide_.place_of(grads) : wide_.apart_from(grads);
@@ -143,8 +144,10 @@ View UnitAverage::average(const StepInput& in, StepMeter& step) {
     grads_ = in.grads;
     place_ = wide_.place_of(in.grads);
     begun_scale_ = in.loss_scale;
+    mean_->describe_step(described_);
   }
-  mean_->describe_step(step.report());
+  step.report().bits = described_.bits;
+  step.report().low_rank = described_.low_rank;
   ready_.clear();
   ready_.add({0, layout_.size()});
   begin_parts(1);

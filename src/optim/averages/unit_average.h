@@ -102,6 +102,7 @@ class UnitAverage {
   View grads_;
   View place_;  // of the averages
   double begun_scale_ = 1;
+  StepReport described_;  // by KeptMean::describe_step()
   exchange::ReadyRanges ready_;
   std::vector<bool> is_begun_;  // per unit
   bool has_begun_ = false;
