@@ -267,8 +267,10 @@ def refusals() -> list[str]:
             {"low_rank": 8, "plain": "two.weight"},
         ),
         (
-            "plain must match names of parameters that ddp averages, such as "
-            "'one.weight', got 'embed*', which matches none",
+            (
+                "plain must match names of parameters that ddp averages, such as "
+                "'one.weight', got 'embed*', which matches none"
+            ),
             {"low_rank": 8, "plain": ["two.*", "embed*"]},
         ),
     ):
