@@ -157,4 +157,19 @@ bool LearningRateSchedule::is_constant() const {
   return own != nullptr && own->decay == Decay::kNone && own->warmup_steps == 0;
 }
 
+std::int64_t LearningRateSchedule::warmup_steps() const {
+  return std::visit(
+      []<class Shape>(const Shape& s) -> std::int64_t {
+        if constexpr (requires { s.warmup_steps; })
+          return s.warmup_steps;
+        else if constexpr (requires { s.warmup_num_steps; })
+          return s.warmup_num_steps;
+        else if constexpr (requires { s.cycle_first_step_size; })
+          return s.cycle_first_step_size;
+        else
+          return 0;
+      },
+      shape);
+}
+
 }  // namespace thinwire::config

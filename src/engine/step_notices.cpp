@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <string_view>
 #include <variant>
@@ -17,10 +18,24 @@ using config::CommBackend;
 namespace {
 
 constexpr std::int64_t kDeepSpeedsStepsPerPrint = 10;
+constexpr std::string_view kFreezeStep = "freeze_step";
 
 std::string_view name_of(CommBackend backend) {
   constexpr std::string_view kNames[] = {"", "nccl", "hccl", "mpi", "gloo"};
   return kNames[static_cast<std::size_t>(backend)];
+}
+
+// Returns the steps in which the learning rate rises, if the configuration says
+// so: by its schedule, or because the caller has one of its own.
+std::int64_t lr_warmup_steps_of(const config::Config& config) {
+  return std::visit(
+      [&](const auto& options) {
+        std::int64_t steps = config.schedule.warmup_steps();
+        if constexpr (requires { options.freeze; })
+          steps = std::max(steps, options.freeze.lr_warmup_steps.value_or(0));
+        return steps;
+      },
+      config.optimizer);
 }
 
 std::string megabytes(double bytes) {
@@ -76,11 +91,15 @@ std::string memory_line(const char* when, const MemoryUse& use) {
 
 StepNotices::StepNotices(const config::Config& config, int ranks)
     : ranks_(ranks),
-      freezes_(std::visit(
-          []<class Options>(const Options&) {
-            return requires(Options o) { o.freeze; };
+      freeze_key_(std::visit(
+          []<class Options>(const Options&) -> std::string_view {
+            if constexpr (requires(Options o) { o.freeze; }) return kFreezeStep;
+            if constexpr (requires(Options o) { o.var_freeze_step; })
+              return "var_freeze_step";
+            return "";
           },
           config.optimizer)),
+      lr_warmup_steps_(lr_warmup_steps_of(config)),
       syncs_every_(config.outer.sync_every),
       backend_(config.comm.backend),
       times_every_(!config.wall_clock_breakdown ? 0
@@ -88,7 +107,9 @@ StepNotices::StepNotices(const config::Config& config, int ranks)
                                                 : kDeepSpeedsStepsPerPrint),
       tells_memory_(config.memory_breakdown) {}
 
-void StepNotices::at_start(const comm::Communicator& comm) const {
+void StepNotices::at_start(const comm::Communicator& comm,
+                           const optim::Optimizer& optimizer) const {
+  warn_of_early_freeze(optimizer.progress().freeze_step);
   const std::string_view wanted = name_of(backend_);
   const bool is_device =
       backend_ == CommBackend::kNccl || backend_ == CommBackend::kHccl;
@@ -102,6 +123,19 @@ void StepNotices::at_start(const comm::Communicator& comm) const {
                         : "the program, or THINWIRE_COMM, has chosen it"));
   if (tells_memory_)
     log(LogLevel::kInfo, memory_line("at the start", memory_use()));
+}
+
+// A variance of the first steps, whose gradients are large, stays for the run.
+void StepNotices::warn_of_early_freeze(
+    std::optional<std::int64_t> freeze_step) const {
+  const std::int64_t step = freeze_step.value_or(0);
+  if (freeze_key_.empty() || step <= 0 || step >= lr_warmup_steps_) return;
+  log(LogLevel::kWarning,
+      fmt::format("{0} is {1}, and the learning rate rises until step {2}: a "
+                  "variance that is frozen in the warm-up costs loss. Set {0} "
+                  "to {2} or more, or let the learning rate rise in fewer "
+                  "steps",
+                  freeze_key_, step, lr_warmup_steps_));
 }
 
 void StepNotices::after_step(const EngineReport& report,
@@ -124,7 +158,7 @@ void StepNotices::tell_of_phase(const EngineReport& report, optim::Phase next) {
   if (!logs_phases_ || ranks_ == 1 || has_compressed_) return;
   if (report.phase == optim::Phase::kExact) {
     exact_bytes_ = report.bytes_sent;
-    if (freezes_ && next != optim::Phase::kExact)
+    if (freeze_key_ == kFreezeStep && next != optim::Phase::kExact)
       log(LogLevel::kInfo,
           fmt::format("step {} was the last exact one: the variance is frozen",
                       report.steps));

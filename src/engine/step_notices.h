@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "thinwire/comm/communicator.h"
 #include "thinwire/config/config.h"
@@ -25,9 +27,11 @@ class StepNotices {
 
   /// Sets whether after_step() logs phases and skipped steps; true at first.
   void log_phases(bool is_logged) noexcept { logs_phases_ = is_logged; }
-  /// Logs the transport if config.comm.backend names another one, and the
-  /// memory with memory_breakdown. For rank 0.
-  void at_start(const comm::Communicator& comm) const;
+  /// Logs the transport if config.comm.backend names another one, the memory
+  /// with memory_breakdown, and a warning if the variance will be frozen while
+  /// the learning rate still rises. For rank 0.
+  void at_start(const comm::Communicator& comm,
+                const optim::Optimizer& optimizer) const;
   /// Logs the freeze, the first compressed step after exact ones, and skipped
   /// steps 1, 2, 4, 8 and so on. Call it on rank 0 after a step at a boundary,
   /// with the report of `optimizer` and the loss scale of the next step.
@@ -35,13 +39,15 @@ class StepNotices {
                   double loss_scale);
 
  private:
+  void warn_of_early_freeze(std::optional<std::int64_t> freeze_step) const;
   void tell_of_phase(const EngineReport& report, optim::Phase next);
   [[nodiscard]] std::string what_travels(optim::Phase phase) const;
   void add_times(const EngineReport& report);
 
   bool logs_phases_ = true;
   int ranks_;
-  bool freezes_;  // the optimizer has an exact stage that ends
+  std::string_view freeze_key_;  // of the last step that changes the variance
+  std::int64_t lr_warmup_steps_;
   bool has_compressed_ = false;
   std::uint64_t exact_bytes_ = 0;  // of the last exact step; 0 without one
   std::int64_t syncs_every_;       // of an outer loop; 0 without one

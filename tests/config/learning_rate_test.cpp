@@ -48,6 +48,19 @@ TEST(LearningRate, WarmsUpToTheOptimizersInTheLastStepOfTheWarmup) {
   EXPECT_EQ(rate(log, 2), 1);
 }
 
+TEST(LearningRate, KnowsInHowManyStepsItRises) {
+  const auto steps = [](const auto& shape) {
+    return LearningRateSchedule{.shape = shape}.warmup_steps();
+  };
+  EXPECT_EQ(steps(WarmupAndDecay{}), 0);
+  EXPECT_EQ(steps(WarmupAndDecay{.warmup_steps = 4}), 4);
+  EXPECT_EQ(steps(WarmupLr{.warmup_num_steps = 5}), 5);
+  EXPECT_EQ(steps(WarmupDecayLr{.warmup_num_steps = 6}), 6);
+  EXPECT_EQ(steps(WarmupCosineLr{.warmup_num_steps = 7}), 7);
+  EXPECT_EQ(steps(OneCycle{.cycle_first_step_size = 8}), 8);
+  EXPECT_EQ(steps(LrRangeTest{}), 0);
+}
+
 TEST(LearningRate, DecaysToItsFinalFractionInTheLastStep) {
   const WarmupAndDecay linear{.decay = Decay::kLinear,
                               .warmup_steps = 2,

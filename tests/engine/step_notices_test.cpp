@@ -48,6 +48,61 @@ TEST(StepNotices, AreSilentAboutExactRunsAndSingleRanks) {
   EXPECT_TRUE(log.with("step ").empty());
 }
 
+// The warnings of a run whose learning rate rises in the first 50 steps.
+std::vector<std::string> early_freezes(
+    const config::OptimizerConfig& optimizer,
+    const decltype(config::LearningRateSchedule::shape)& shape =
+        config::WarmupAndDecay{.warmup_steps = 50}) {
+  Config config;
+  config.fallback = config::Fallback::kOff;
+  config.optimizer = optimizer;
+  config.schedule = {shape};
+  const KeptLog log;
+  run(config, 2, 2);
+  return log.with("the learning rate rises");
+}
+
+TEST(StepNotices, WarnOfAFreezeInTheWarmupOfTheLearningRate) {
+  using optim::OnebitAdamOptions;
+  using optim::ZeroOneAdamOptions;
+  const auto lines = early_freezes(OnebitAdamOptions{.freeze = {.step = 40}});
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("freeze_step is 40, and the learning rate rises "
+                          "until step 50"),
+            std::string::npos)
+      << lines[0];
+  EXPECT_NE(lines[0].find("Set freeze_step to 50 or more"), std::string::npos);
+  const auto zero_one =
+      early_freezes(ZeroOneAdamOptions{.var_freeze_step = 49});
+  ASSERT_EQ(zero_one.size(), 1u);
+  EXPECT_NE(zero_one[0].find("Set var_freeze_step to 50"), std::string::npos);
+  // The rule by run length, a scheduler of DeepSpeed's, and one of the caller's
+  EXPECT_EQ(
+      early_freezes(OnebitAdamOptions{.freeze = {.total_steps = 200}}).size(),
+      1u);
+  EXPECT_EQ(early_freezes(OnebitAdamOptions{.freeze = {.step = 999}},
+                          config::WarmupLr{})
+                .size(),
+            1u);
+  EXPECT_EQ(early_freezes(OnebitAdamOptions{.freeze = {.step = 40,
+                                                       .lr_warmup_steps = 50}},
+                          config::WarmupAndDecay{})
+                .size(),
+            1u);
+}
+
+TEST(StepNotices, AreSilentAboutAFreezeAfterTheWarmup) {
+  using optim::OnebitAdamOptions;
+  EXPECT_TRUE(early_freezes(OnebitAdamOptions{.freeze = {.step = 50}}).empty());
+  EXPECT_TRUE(
+      early_freezes(OnebitAdamOptions{.freeze = {.step = optim::kAutoFreeze}})
+          .empty());
+  EXPECT_TRUE(early_freezes(optim::AdamOptions{}).empty());
+  EXPECT_TRUE(early_freezes(OnebitAdamOptions{.freeze = {.step = 40}},
+                            config::LrRangeTest{})
+                  .empty());
+}
+
 TEST(StepNotices, TellOfSkippedStepsTheMoreSeldomTheMoreThereAre) {
   Config config;
   config.precision = {.dtype = DType::kFloat16,

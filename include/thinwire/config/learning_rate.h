@@ -130,6 +130,10 @@ struct LearningRateSchedule {
   /// Returns whether the rate is the optimizer's own in every step.
   [[nodiscard]] bool is_constant() const;
 
+  /// Returns the number of first steps in which the rate rises; 0 for
+  /// LrRangeTest, whose rate has no highest value.
+  [[nodiscard]] std::int64_t warmup_steps() const;
+
   /// Checks the shape. Throws Error(kInvalidArgument) naming the field, its
   /// range and its value.
   void validate() const;
