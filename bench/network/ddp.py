@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains train_gpt's model in Python over gloo, in one of several ways.
 
-The ways are torch's DistributedDataParallel with one communication hook at a time,
-thinwire.OnebitAdam, or one run of DDP with a hook from end to end. bench/network/run
-calls this under mpirun. It does in Python what network_steps does in C++. CONTROL/python.RANK is a
+The ways are torch's DistributedDataParallel with one communication hook at a time, local
+Adam, and thinwire.OnebitAdam. It takes steps of several ways in turns, or makes one run
+from end to end. bench/network/run calls this under mpirun. It does in Python what network_steps does in C++. CONTROL/python.RANK is a
 pipe with lines "VARIANT STEPS", and rank 0 answers each with a line of JSON. "HOOK@MB"
 has buckets of this many megabytes, "python_onebit_adam@ELEMENTS" of this many elements.
 """
@@ -33,14 +33,15 @@ import thinwire
 import torch
 import torch.distributed as dist
 from gpt import Gpt, inputs_of
-from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, freeze_step_of, learning_rate
+from peers import LocalSteps, PowerSgd, Sent
+from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, learning_rate
 from text_data import TextData
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from variants import LONGEST, VALIDATE_EVERY, VALIDATION_BYTES
+from variants import LONGEST, VALIDATE_EVERY, VALIDATION_BYTES, WAYS
 
 EXACT_STEPS = 100  # as in network_steps.cpp
-EXACT_STEPS_OF_DDP = 2  # it lays out its buckets anew after its first step
+FIRST_STEPS_OF_DDP = 2  # it lays out its buckets anew after its first step
 SEQUENCES = 16  # of a batch of held-out text
 
 
@@ -49,35 +50,34 @@ def bf16_hook(group, bucket):
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
-def hook(model, name, exact_steps):
-    """Registers the hook. PowerSGD begins after the exact steps."""
-    if name == "ddp_bf16":
-        model.register_comm_hook(None, bf16_hook)
-    if name.startswith("ddp_powersgd"):
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=int(name.removeprefix("ddp_powersgd")),
-            start_powerSGD_iter=exact_steps,
-        )
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    if name.startswith("ddp_hook"):
-        bits = int(name.removeprefix("ddp_hook"))
-        thinwire.ddp_hook(model, bits)
+def number_in(name, prefix):
+    """Returns the number after the prefix, or None if the name has another one."""
+    rest = name.removeprefix(prefix)
+    return int(rest) if rest != name else None
 
 
 class Training:
-    """A model that is trained in one way."""
+    """A model that is trained in one way. Its first steps are those of the way, or as
+    few as possible before steps are measured."""
 
-    def __init__(self, given, what, seed=SEED, exact_steps=EXACT_STEPS_OF_DDP):
+    def __init__(self, given, what, seed=SEED, first_steps=FIRST_STEPS_OF_DDP):
         name, _, buckets = what.partition("@")
         self.model = Gpt(given.layers, given.width, CONTEXT)
         self.model.initialize(seed)
-        self.seed, self.exact_steps = seed, exact_steps
+        self.seed, self.first_steps = seed, first_steps
         self.params = sum(p.numel() for p in self.model.parameters())
         self.steps = 0
         self.batch = given.batch
+        self.backwards = number_in(name, "ddp_bf16_accumulate") or 1
+        self.sent = Sent()
+        self.hook = self.local = None
         if name == "python_onebit_adam":
             self.use_thinwire(buckets)
+        elif interval := number_in(name, "local_adam"):
+            self.forward = self.model
+            parameters = self.model.parameters()
+            self.local = LocalSteps(parameters, interval, first_steps, self.sent)
+            self.optimizer = self.adam()
         else:
             self.use_ddp(name, buckets or given.bucket_mb)
 
@@ -93,9 +93,13 @@ class Training:
             process_group=dist.group.WORLD,  # whatever the value of THINWIRE_COMM
         )
 
+    def adam(self):
+        return torch.optim.Adam(
+            self.model.parameters(), lr=RATE, betas=BETAS, fused=True
+        )
+
     def use_ddp(self, name, megabytes):
-        # PowerSGD begins an exchange when another ends, in any thread. Over gloo, ranks
-        # disagree about the order unless one bucket holds all.
+        # PowerSGD overlaps nothing, and has least to send if one bucket holds all.
         if "powersgd" in name:
             megabytes = 1024
         self.forward = DistributedDataParallel(
@@ -103,31 +107,55 @@ class Training:
             gradient_as_bucket_view=True,
             bucket_cap_mb=int(megabytes) if megabytes else None,
         )
-        hook(self.forward, name, self.exact_steps)
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=RATE, betas=BETAS, fused=True
-        )
+        self.bytes_each = 2 if "bf16" in name else 4
+        if name.startswith("ddp_bf16"):
+            self.forward.register_comm_hook(None, bf16_hook)
+        elif rank := number_in(name, "ddp_powersgd"):
+            state = PowerSgd(rank, self.first_steps, self.sent)
+            self.forward.register_comm_hook(state, PowerSgd.average)
+            self.bytes_each = 0  # it counts by itself
+        elif rank := number_in(name, "ddp_low_rank"):
+            self.hook = thinwire.ddp_hook(
+                self.forward, low_rank=rank, first_steps=self.first_steps, first_bits=4
+            )
+        elif bits := number_in(name, "ddp_hook"):
+            self.hook = thinwire.ddp_hook(self.forward, bits)
+        self.optimizer = self.adam()
 
     def step(self, text):
-        """Returns the loss, and Thinwire's report."""
+        """Returns the loss, Thinwire's report if there is one, and the kind of step."""
         self.steps += 1
         batch = text.training_batch(
             self.seed, self.steps, dist.get_rank(), dist.get_world_size(), self.batch
         )
-        loss = self.forward(*inputs_of(batch))
+        if self.steps % self.backwards != 0:
+            with self.forward.no_sync():
+                loss = self.forward(*inputs_of(batch)) / self.backwards
+                loss.backward()
+            return loss.detach() * self.backwards, None, "compressed"
+        loss = self.forward(*inputs_of(batch)) / self.backwards
         loss.backward()
-        report = None
-        if self.forward is self.model:
-            self.optimizer.step()
-            report = self.optimizer.report
-        else:
+        report, phase = None, "compressed"
+        if self.local:
+            self.local.after_backward(self.steps)
+        if self.local or self.forward is not self.model:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-            self.optimizer.step()
+        self.optimizer.step()
+        if self.local:
+            phase = "local" if self.local.after_step(self.steps) else phase
+        elif self.forward is self.model:
+            report = self.optimizer.report
+            self.sent.bytes += report.bytes_sent
+        elif self.hook:
+            self.sent.bytes += self.hook.report.bytes_sent
+        else:
+            self.sent.count(self.params, self.bytes_each)
         self.optimizer.zero_grad()
-        return loss.detach(), report
+        return loss.detach() * self.backwards, report, phase
 
     @torch.no_grad()
     def validate(self, text):
+        restore = self.local.swap_for_mean() if self.local else None
         total = torch.zeros(2, dtype=torch.float64)
         for batch in text.validation_batches(
             dist.get_rank(), dist.get_world_size(), SEQUENCES
@@ -135,6 +163,8 @@ class Training:
             loss = self.model(*inputs_of(batch)).double()
             total += torch.stack([loss * len(batch), torch.tensor(len(batch))])
         dist.all_reduce(total)
+        if restore:
+            restore()
         return (total[0] / total[1]).item()
 
 
@@ -158,7 +188,7 @@ def answer_of(training, steps, text):
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(steps):
-        loss, report = training.step(text)
+        loss, report, _ = training.step(text)
         if report:
             phases[report.phase] += 1
             update += report.seconds
@@ -179,19 +209,18 @@ def answer_of(training, steps, text):
 def train(given, text):
     """Trains like train_gpt, and writes the same metrics.jsonl. A run that ends above
     the loss `until` continues at the last learning rate."""
-    exact_steps = freeze_step_of(given.steps)
-    training = Training(given, given.way, given.seed, exact_steps)
-    begins_exact = "powersgd" in given.way
+    way = WAYS[given.way]
+    rate = given.rate or way.rate
+    training = Training(given, given.way, given.seed, way.first_steps)
     rows, lowest = [], math.inf
     for step in range(1, max(given.steps, LONGEST) + 1):
-        begin = time.perf_counter()
+        begin, sent = time.perf_counter(), training.sent.bytes
         for group in training.optimizer.param_groups:
-            group["lr"] = learning_rate(step, given.steps)
-        loss, _ = training.step(text)
-        seconds = time.perf_counter() - begin
-        phase = "exact" if begins_exact and step <= exact_steps else "compressed"
+            group["lr"] = rate * learning_rate(step, given.steps)
+        loss, _, phase = training.step(text)
         row = {"step": step, "loss": loss.item(), "phase": phase}
-        rows.append({**row, "seconds": seconds})
+        row["bytes_sent"] = training.sent.bytes - sent
+        rows.append({**row, "seconds": time.perf_counter() - begin})
         if step % VALIDATE_EVERY == 0 or step == given.steps:
             rows.append({"step": step, "val_loss": training.validate(text)})
             lowest = min(lowest, rows[-1]["val_loss"])
@@ -219,6 +248,9 @@ def main():
         default=math.inf,
         metavar="LOSS",
         help=f"continue above this loss, up to {LONGEST} steps",
+    )
+    parser.add_argument(
+        "--rate", type=float, help="factor of the learning rate; default: the way's"
     )
     parser.add_argument("--bucket-mb", help="default: torch's, 1 and then 25")
     parser.add_argument("layers", type=int)

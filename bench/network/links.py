@@ -7,7 +7,9 @@ networks, and they vanish with the last process inside.
 """
 
 import subprocess
+from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
 BRIDGE, NETWORK, FIRST_ADDRESS = "bridge0", "10.78.0", 10
 LARGEST_PIECE = 32_768  # bytes
 GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, without headers and gaps
@@ -95,3 +97,17 @@ class Place:
 
     def set_rate(self, mbit):
         self.links.set_rate(mbit, self.hosts)
+
+    def launcher(self):
+        """A daemon on each host starts its ranks; none is bound to a core."""
+        slots = [f"host{host}:{self.ranks_per_host}" for host in self.hosts]
+        return [
+            *("mpirun", "--bind-to", "none", "--host", ",".join(slots)),
+            *("--mca", "plm_rsh_agent", str(HERE / "on_host")),
+            *("--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp"),
+            *("--mca", "btl_tcp_if_include", f"{NETWORK}.0/24"),
+        ]
+
+    def variables(self):
+        address = f"{NETWORK}.{FIRST_ADDRESS + self.hosts[0]}"
+        return {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": address}

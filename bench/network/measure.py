@@ -9,52 +9,37 @@ import json
 import math
 import os
 import re
-import shutil
 import statistics
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from links import GOODPUT, Links, Place
 from programs import Failure, Program, run_to_its_end
+from training import BUILD, DDP_BUCKET_MB, MAIN, Recipe, train
 from variants import (
     ALL,
     BY_HOST,
     COMPUTING,
     FLAT,
     IN_FULL,
-    LONGEST,
-    OF_A_RUN,
     OF_A_SLOW_RUN,
     ON_HOSTS,
     PEER,
+    SEEDS,
     STEPS,
-    VALIDATE_EVERY,
-    VALIDATION_BYTES,
     is_compressed,
     must_be_compressed,
     owner,
-    run_flags,
     steps_of,
     told,
     warm_steps,
 )
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-BUILD = ROOT / "build" / "release"
 
 RATES = (25, 100, 1000, 10_000)  # Mbit/s
-MODEL = {"layers": 8, "width": 256, "batch": 1}
 CONTEXT = 64
-# Buckets are as long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s.
-DDP_BUCKET_MB = 4
-
-# train_gpt is continued in these steps, if it ends above exact Adam's loss.
-LONGER = (480, LONGEST)
-SEEDS = (1, 2, 3)
 FULL_RATE = 100
 SLOW_RATE, SLOW_STEPS = 25, 1000
 # 0/1 Adam syncs as in the measured steps.
@@ -78,20 +63,19 @@ class Bench:
         kept = json.loads(path.read_text()) if path.exists() else {}
         self.rounds = [r for r in kept.get("rounds", []) if r["set"] not in given.sets]
         self.plans = [] if "steps" in given.sets else kept.get("plans", [])
-        self.runs = [] if "runs" in given.sets else kept.get("runs", [])
+        self.full_runs = [] if "full" in given.sets else kept.get("full_runs", [])
         self.slow_runs = [] if "slow" in given.sets else kept.get("slow_runs", [])
-        self.writing = threading.Lock()
+        self.whole = Recipe(MAIN, given.python, self.scratch, given.text)
 
     def write(self):
         """Writes all that is complete so far, so that an early end loses nothing."""
-        results = {"rounds": self.rounds, "runs": self.runs, "plans": self.plans}
-        results["slow_runs"] = self.slow_runs
+        results = {"rounds": self.rounds, "plans": self.plans}
+        results |= {"full_runs": self.full_runs, "slow_runs": self.slow_runs}
         text = json.dumps({**machine(), **results}, indent=1)
         (self.given.out / "results.json").write_text(text + "\n")
 
     def commands(self):
-        sizes = [str(MODEL[name]) for name in ("layers", "width", "batch")]
-        arguments = [*sizes, *self.given.text]
+        arguments = [*MAIN.sizes(), *self.given.text]
         thinwire = [str(BUILD / "bin" / "network_steps"), str(self.scratch)]
         python = [self.given.python, str(HERE / "ddp.py")]
         python += ["--control", str(self.scratch), "--bucket-mb", str(DDP_BUCKET_MB)]
@@ -137,81 +121,21 @@ class Bench:
         self.rounds.append(answer)
         return answer
 
-    def whole_runs(self, place, others, variants):
-        """Makes runs in full over a slow link. Meanwhile other hosts, which have only
-        the time that the cores are idle, make a run in each way for each seed. Their
-        link has no limit, because losses do not depend on it."""
-        place.set_rate(FULL_RATE)
-        in_full = [variant for variant in variants if variant in IN_FULL]
-        with ThreadPoolExecutor() as pool:
-            losses = pool.submit(self.runs_for_losses, others, variants)
-            self.runs_of_seed(place, in_full, SEEDS[0], FULL_RATE)
-            losses.result()
-
-    def runs_for_losses(self, place, variants):
-        # This holds for this thread and for what it starts.
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        place.set_rate(None)
-        for seed in SEEDS:
-            self.runs_of_seed(place, variants, seed)
-
-    def runs_of_seed(self, place, variants, seed, mbit=None):
-        """Makes a run in each way. All but the peer's continue until they reach its
+    def whole_runs(self, place, variants, steps, mbit):
+        """Makes runs in full over a slow link, all but the peer's until they reach its
         loss."""
+        place.set_rate(mbit)
         until = math.inf
         for variant in variants:
-            run = self.train(place, variant, seed, STEPS, mbit, until)
+            run = train(place, self.whole, variant, SEEDS[0], steps, until)
             if variant == PEER:
                 until = run["losses"][-1][1]
-            with self.writing:
-                self.runs.append(run)
-                self.write()
+            yield {**run, "mbit": mbit}
 
-    def train(self, place, variant, seed, steps, mbit, until=math.inf):
-        """Makes a run, which continues at its last learning rate if it ends above the
-        loss `until`."""
-        folder = self.scratch / f"{variant}_{seed}_{steps}_{mbit}"
-        shutil.rmtree(folder, ignore_errors=True)
-        arguments = ["--seed", str(seed), "--out", str(folder)]
-        begin = time.monotonic()
-        for command in self.commands_of_run(variant, steps, until, arguments):
-            run_to_its_end(place, command, self.scratch / f"{folder.name}.log")
-            lines = (folder / "metrics.jsonl").read_text().splitlines()
-            metrics = [*map(json.loads, lines)]
-            losses = [(e["step"], e["val_loss"]) for e in metrics if "val_loss" in e]
-            if min(loss for _, loss in losses) <= until:
-                break
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        wall = time.monotonic() - begin
-        step, loss = losses[-1]
-        say(f"{variant}, seed {seed}, {step} steps: {loss:.4f}, {wall:.0f} s")
-        of_step = [entry for entry in metrics if "phase" in entry]
-        return {
-            "variant": variant,
-            "seed": seed,
-            "steps": steps,
-            "mbit": mbit,
-            "losses": losses,
-            "kinds": "".join(entry["phase"][0] for entry in of_step),
-            "seconds": [entry["seconds"] for entry in of_step] if mbit else [],
-        }
-
-    def commands_of_run(self, variant, steps, until, arguments):
-        """Returns the command that makes a run, and those that continue it."""
-        if owner(variant) == "python":
-            sizes = [str(MODEL[name]) for name in ("layers", "width", "batch")]
-            command = [self.given.python, str(HERE / "ddp.py"), "--way", variant]
-            command += ["--bucket-mb", str(DDP_BUCKET_MB), "--until", str(until)]
-            command += ["--steps", str(steps), *arguments]
-            return [[*command, *sizes, *self.given.text]]
-        command = [str(BUILD / "bin" / "train_gpt"), *run_flags(variant), *arguments]
-        command += [f"--{name}={value}" for name, value in MODEL.items()]
-        command += [f"--set=train_gpt.validate_bytes={VALIDATION_BYTES}"]
-        command += [f"--set=train_gpt.validate_every={VALIDATE_EVERY}"]
-        command += [f"--set=schedule.total_steps={steps}"]
-        command += ["--resume", f"--save-every={steps}"]
-        command += ["--quiet", "--data", *self.given.text]
-        return [[*command, f"--steps={length}"] for length in (steps, *LONGER)]
+    def keep(self, to, runs):
+        for run in runs:
+            to.append(run)
+            self.write()
 
     def planned(self, place):
         """Runs `thinwire plan` for each link, with forward and backward as they were
@@ -244,10 +168,13 @@ class Bench:
         lines = [line for line in log.read_text().splitlines() if line[:1] == "{"]
         return [*map(json.loads, lines)]
 
+    def chosen(self, variants):
+        return [v for v in variants if re.search(self.given.only, v)]
+
     def run(self):
         links = Links(4)
-        pair, other_pair = Place(links, range(2)), Place(links, range(2, 4))
-        variants = [v for v in ALL if re.search(self.given.only, v)]
+        pair = Place(links, range(2))
+        variants = self.chosen(ALL)
         if "steps" in self.given.sets:
             on_each = [COMPUTING, *variants]
             self.steps(pair, "steps", dict.fromkeys(RATES, on_each))
@@ -257,22 +184,16 @@ class Bench:
                 self.steps(many, "steps", {1000: variants})
         if "hosts" in self.given.sets:
             on_hosts = [
-                v + where
-                for v in ON_HOSTS
-                if re.search(self.given.only, v)
-                for where in (FLAT, BY_HOST)
+                v + where for v in self.chosen(ON_HOSTS) for where in (FLAT, BY_HOST)
             ]
             self.steps(Place(links, range(2), 2), "hosts", {100: on_hosts})
-        if "runs" in self.given.sets:
-            others = [v for v in OF_A_RUN[1:] if re.search(self.given.only, v)]
-            self.whole_runs(pair, other_pair, [PEER, *others])
+        if "full" in self.given.sets:
+            runs = self.whole_runs(pair, self.chosen(IN_FULL), STEPS, FULL_RATE)
+            self.keep(self.full_runs, runs)
         if "slow" in self.given.sets:
-            pair.set_rate(SLOW_RATE)
-            for variant in OF_A_SLOW_RUN:
-                if re.search(self.given.only, variant):
-                    run = self.train(pair, variant, SEEDS[0], SLOW_STEPS, SLOW_RATE)
-                    self.slow_runs.append(run)
-                    self.write()
+            ways = self.chosen(OF_A_SLOW_RUN)
+            runs = self.whole_runs(pair, ways, SLOW_STEPS, SLOW_RATE)
+            self.keep(self.slow_runs, runs)
         self.write()
 
 
@@ -283,7 +204,7 @@ def machine():
         "cores": os.cpu_count(),
         "goodput": GOODPUT,
         "context": CONTEXT,
-        "batch": MODEL["batch"],
+        "batch": MAIN.sequences,
     }
 
 

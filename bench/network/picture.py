@@ -6,7 +6,7 @@ import html
 
 from results import runs_to_loss, sets
 from tables import in_order, rate, size, time_of
-from variants import PEER, title
+from variants import PEER, WAYS, title
 
 # In units of the view box.
 WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1310, 290, 46, 26, 60, 16
@@ -89,12 +89,13 @@ def panels(runs):
 
 def captions_of(results, runs):
     params = results["rounds"][0]["params"] / 1e6
-    steps = results["runs"][0]["steps"]
+    steps = results["losses"][0]["steps"]
+    seeds = min(run.seeds for run in runs)
     one = sets(results, "steps")[0]
     return [
         (
             f"Runs until they reach the loss of exact Adam after {steps} steps; means of "
-            f"{runs[0].seeds} seeds. In brackets: times as fast as DDP fp32."
+            f"{seeds} seeds. In brackets: times as fast as DDP fp32."
         ),
         (
             f"GPT of {params:.1f} M parameters, fp32, {results['batch']} × "
@@ -106,8 +107,14 @@ def captions_of(results, runs):
 
 
 def picture(results):
-    """Returns the picture, or None if no way was both run and measured."""
-    runs = [run for run in in_order(runs_to_loss(results)) if run.bytes is not None]
+    """Returns the picture, or None if the peer was not both run and measured."""
+    runs = [
+        run
+        for run in in_order(runs_to_loss(results))
+        if WAYS[run.variant].is_shown
+        and run.seconds
+        and None not in (run.bytes, *run.seconds.values())
+    ]
     if PEER not in [run.variant for run in runs]:
         return None
     height = TOP + ROW * len(runs)

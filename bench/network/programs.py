@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on the emulated hosts, with one or several ranks each."""
+"""Programs with several ranks, on emulated hosts or on this machine."""
 
 import contextlib
 import json
 import os
 import queue
+import socket
 import subprocess
 import threading
-from pathlib import Path
 
-from links import FIRST_ADDRESS, NETWORK
-
-HERE = Path(__file__).resolve().parent
 ANSWER_SECONDS = 300
 LINES_OF_A_LOG = 15
 
@@ -31,34 +28,48 @@ def environment(place, port):
         # The hosts have this machine's boot id, which would make them one host.
         "THINWIRE_RANKS_PER_HOST": str(place.ranks_per_host),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "MASTER_ADDR": f"{NETWORK}.{FIRST_ADDRESS + place.hosts[0]}",
         "MASTER_PORT": str(port),
+        **place.variables(),
     }
 
 
-def launcher(place):
-    """A daemon on each host starts its ranks; none is bound to a core."""
-    slots = [f"host{host}:{place.ranks_per_host}" for host in place.hosts]
-    return [
-        *("mpirun", "--bind-to", "none", "--host", ",".join(slots)),
-        *("--mca", "plm_rsh_agent", str(HERE / "on_host")),
-        *("--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp"),
-        *("--mca", "btl_tcp_if_include", f"{NETWORK}.0/24"),
-    ]
+class Here:
+    """Ranks on this machine. They end with the thread that has started them."""
+
+    ranks_per_host = 1
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def launcher(self):
+        self_only = ("--mca", "btl", "self,vader", "--mca", "pml", "ob1")
+        ends = ("setpriv", "--pdeathsig", "TERM")
+        return [*ends, "mpirun", "--oversubscribe", *self_only, "-np", str(self.ranks)]
+
+    def variables(self):
+        return {
+            "MASTER_ADDR": "127.0.0.1",
+            "OMPI_MCA_hwloc_base_binding_policy": "none",
+        }
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
 
 
 def end_of(log):
     return "\n".join(log.read_text(errors="replace").splitlines()[-LINES_OF_A_LOG:])
 
 
-def run_to_its_end(place, command, log):
+def run_to_its_end(place, command, log, port=29_400):
     with open(log, "w") as file:
         done = subprocess.run(
-            launcher(place) + command,
+            place.launcher() + command,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environment(place, 29_400),
+            env=environment(place, port),
             check=False,
         )
     if done.returncode != 0:
@@ -79,7 +90,7 @@ class Program:
             os.mkfifo(path)
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                launcher(place) + command,
+                place.launcher() + command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

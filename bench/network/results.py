@@ -2,21 +2,27 @@
 """Medians over the rounds of results.json, and what follows from them: how long runs
 take until they reach exact Adam's loss."""
 
+import json
 import math
 import statistics
 from dataclasses import dataclass
 
-from variants import (
-    BY_HOST,
-    COMPRESSED_STEPS,
-    COMPUTING,
-    EXACT_STEPS,
-    FLAT,
-    PEER,
-    base,
-)
+from training import MAIN, Setting
+from variants import BY_HOST, COMPUTING, FLAT, PEER, WAYS, base
 
-MEASURED_INTERVAL = 4  # steps per sync of 0/1 Adam in the steps that are measured
+TURN = 4  # steps per sync of measured steps with local ones
+
+
+def load(folder):
+    """Returns the results in a folder, with what is missing left empty. Raises
+    OSError."""
+    steps, losses = folder / "results.json", folder / "losses.json"
+    results = {"rounds": [], "plans": [], "losses": []}
+    if steps.exists() or not losses.exists():
+        results |= json.loads(steps.read_text())
+    if losses.exists():
+        results["losses"] = json.loads(losses.read_text())
+    return results
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,12 @@ class RunToLoss:
 
     variant: str
     seeds: int
+    longest: int  # steps
     loss: float  # at the end, before a run was continued
     gaps: list  # to the peer's loss there, of each seed
     steps: float | None  # None if a seed does not reach the loss
-    bytes: float | None  # sent by a rank until then; None without measured steps
-    seconds: dict  # rate: until then
+    bytes: float | None  # payload that a rank has sent until then
+    seconds: dict  # rate: until then; None without measured steps
     whole: dict  # rate: of the whole run, before it was continued
     full_seconds: float | None  # as it ran over the slow link, until then
 
@@ -156,17 +163,21 @@ def of_flat(results, one, name):
     }
 
 
-def steps_to(losses, target):
-    """Returns the step at which the line through (step, loss) passes the target."""
-    before = None
-    for step, loss in losses:
+def crossing(losses, target):
+    """Returns the step at which the line through (step, loss, bytes) passes the target,
+    and the bytes until then; twice None if it does not."""
+    before = (0, math.inf, 0)
+    for step, loss, sent in losses:
         if loss <= target:
-            if before is None:
-                return float(step)
-            share = (before[1] - target) / (before[1] - loss)
-            return before[0] + share * (step - before[0])
-        before = step, loss
-    return None
+            share = 1.0
+            if before[1] < math.inf:
+                share = (before[1] - target) / (before[1] - loss)
+            return (
+                before[0] + share * (step - before[0]),
+                before[2] + share * (sent - before[2]),
+            )
+        before = step, loss, sent
+    return None, None
 
 
 def counts_of(kinds, steps):
@@ -179,16 +190,16 @@ def counts_of(kinds, steps):
 
 
 def sum_of(variant, counts, of_step):
-    """Returns the seconds, or bytes, of steps of these kinds. None if a step that
-    they need was not measured."""
-    exact = of_step.get(EXACT_STEPS.get(variant, variant))
-    compressed = of_step.get(COMPRESSED_STEPS.get(variant, variant))
-    own = of_step.get(variant)
-    if exact is None or compressed is None or own is None:
+    """Returns the seconds of steps of these kinds. None if a step that they need was not
+    measured."""
+    way = WAYS[variant]
+    first = of_step.get(way.first or variant)
+    exchange = of_step.get(way.exchange or variant)
+    turn = of_step.get(way.turn or variant)
+    if first is None or exchange is None or turn is None:
         return None
-    # A measured step of 0/1 Adam is the mean of a sync and its local steps.
-    local = (MEASURED_INTERVAL * own - compressed) / (MEASURED_INTERVAL - 1)
-    return counts["e"] * exact + counts["c"] * compressed + counts["l"] * local
+    local = (TURN * turn - exchange) / (TURN - 1)
+    return counts["e"] * first + counts["c"] * exchange + counts["l"] * local
 
 
 def mean(values):
@@ -196,60 +207,71 @@ def mean(values):
     return None if None in values else statistics.fmean(values)
 
 
-def runs_to_loss(results):
-    """Returns a RunToLoss for each way. They take as long as their steps of each kind
-    took where these were measured."""
-    made = [run for run in results["runs"] if run["mbit"] is None]
-    found = [one for one in sets(results, "steps") if one.ranks == 2]
-    seconds = {
-        one.mbit: {row.variant: row.seconds for row in one.rows} for one in found
-    }
-    sent = {row.variant: row.bytes for row in found[0].rows} if found else {}
+def settings(results):
+    """Returns the settings of runs for losses, the one with measured steps first."""
+    found = {Setting(r["model"], r["ranks"], r["sequences"]) for r in results["losses"]}
+    return sorted(found, key=lambda one: (one != MAIN, str(one)))
+
+
+def runs_to_loss(results, setting=MAIN):
+    """Returns a RunToLoss for each way. In the main setting they take as long as their
+    steps of each kind took where these were measured."""
+    made = [run for run in results["losses"] if setting.of(run)]
+    seconds = {}
+    if setting == MAIN:
+        seconds = {
+            one.mbit: {row.variant: row.seconds for row in one.rows}
+            for one in sets(results, "steps")
+            if one.ranks == 2
+        }
     targets = {run["seed"]: last_loss(run) for run in made if run["variant"] == PEER}
     return [
-        run_to_loss(results, variant, targets, seconds, sent)
+        run_to_loss(results, variant, made, targets, seconds)
         for variant in dict.fromkeys(run["variant"] for run in made)
     ]
 
 
 def last_loss(run):
     """Returns the loss after its last step, before it was continued."""
-    return dict(map(tuple, run["losses"]))[run["steps"]]
+    return next(loss for step, loss, _ in run["losses"] if step == run["steps"])
 
 
-def run_to_loss(results, variant, targets, seconds, sent):
-    own = [run for run in results["runs"] if run["variant"] == variant]
-    made = [run for run in own if run["mbit"] is None]
-    crossed = [(run, steps_to(run["losses"], targets[run["seed"]])) for run in made]
+def run_to_loss(results, variant, made, targets, seconds):
+    own = [r for r in made if r["variant"] == variant and r["seed"] in targets]
+    crossed = [(run, *crossing(run["losses"], targets[run["seed"]])) for run in own]
 
     def until(of_step):
         return mean(
             None
             if steps is None
             else sum_of(variant, counts_of(run["kinds"], steps), of_step)
-            for run, steps in crossed
+            for run, steps, _ in crossed
         )
 
     def whole(of_step):
         return mean(
             sum_of(variant, counts_of(run["kinds"], run["steps"]), of_step)
-            for run in made
+            for run in own
         )
 
-    full = [
-        sum(run["seconds"][: math.ceil(steps)])
-        for run in own
-        if run["mbit"] is not None
-        and (steps := steps_to(run["losses"], targets[run["seed"]])) is not None
-    ]
     return RunToLoss(
         variant=variant,
-        seeds=len(made),
-        loss=mean(map(last_loss, made)),
-        gaps=[last_loss(run) - targets[run["seed"]] for run in made],
-        steps=mean(steps for _, steps in crossed),
-        bytes=until(sent),
+        seeds=len(own),
+        longest=max(len(run["kinds"]) for run in own),
+        loss=mean(map(last_loss, own)),
+        gaps=[last_loss(run) - targets[run["seed"]] for run in own],
+        steps=mean(steps for _, steps, _ in crossed),
+        bytes=mean(sent for _, _, sent in crossed),
         seconds={mbit: until(of_step) for mbit, of_step in seconds.items()},
         whole={mbit: whole(of_step) for mbit, of_step in seconds.items()},
-        full_seconds=full[0] if full else None,
+        full_seconds=full_seconds(results, variant, targets) if seconds else None,
     )
+
+
+def full_seconds(results, variant, targets):
+    """Returns the seconds of the run in full until it reaches the target."""
+    for run in results.get("full_runs", []):
+        if run["variant"] == variant and run["seed"] in targets:
+            steps, _ = crossing(run["losses"], targets[run["seed"]])
+            return None if steps is None else sum(run["seconds"][: math.ceil(steps)])
+    return None

@@ -4,7 +4,8 @@
 import math
 import statistics
 
-from results import of_flat, runs_to_loss, sets
+from results import of_flat, runs_to_loss, sets, settings
+from training import MAIN
 from variants import PEER, PLANNED, PLANNED_RUNS, WAYS, base, title
 
 SHARES = 6  # moments at which long runs are compared
@@ -169,37 +170,43 @@ def planned_runs_table(results):
     return table(head, lines)
 
 
-def runs_table(results):
+def runs_table(results, setting):
     """Returns runs until they reach the peer's final loss."""
-    runs = in_order(runs_to_loss(results))
-    rates = [*runs[0].seconds]
-    steps = results["runs"][0]["steps"]
+    runs = in_order(runs_to_loss(results, setting))
+    peer = next((run for run in runs if run.variant == PEER), None)
+    if peer is None:
+        return ""
+    steps = results["losses"][0]["steps"]
     head = [
-        f"until the loss of exact Adam after {steps} steps",
+        f"{setting}, until the loss of exact Adam after {steps} steps",
         *(f"loss after {steps}", "above exact Adam, of each seed", "steps"),
-        *("sent per rank", *map(rate, rates), "in full at 100 Mbit/s"),
+        *("sent per rank", *map(rate, peer.seconds)),
     ]
-    peer = next(run for run in runs if run.variant == PEER)
-    longest = max(len(run["kinds"]) for run in results["runs"])
-    return table(head, [line_of_run(run, peer, longest) for run in runs])
+    is_main = setting == MAIN
+    if is_main:
+        head.append("in full at 100 Mbit/s")
+    return table(head, [line_of_run(run, peer, is_main) for run in runs])
 
 
-def line_of_run(run, peer, longest):
+def line_of_run(run, peer, is_main):
     gaps = ", ".join(f"{gap:+.3f}" for gap in run.gaps)
     if len(run.gaps) > 1 and run is not peer:
         gaps += f" ({statistics.fmean(run.gaps):+.3f})"
-    return [
+    line = [
         title(run.variant),
         f"{run.loss:.3f}",
         "" if run is peer else gaps,
-        f"not in {longest}" if run.steps is None else f"{run.steps:.0f}",
+        f"not in {run.longest}" if run.steps is None else f"{run.steps:.0f}",
         "" if run.bytes is None else size(run.bytes),
         *(
             time_of({r.variant: r.seconds[mbit] for r in (run, peer)}, run.variant)
             for mbit in run.seconds
         ),
-        "" if run.full_seconds is None else duration(run.full_seconds, 0),
     ]
+    if is_main:
+        in_full = run.full_seconds
+        line.append("" if in_full is None else duration(in_full, 0))
+    return line
 
 
 def time_of(seconds, name):
@@ -240,7 +247,7 @@ def slow_runs_table(results):
 
 def curve_of(run):
     """Returns the run's validation losses by the time of its steps before them."""
-    return [(sum(run["seconds"][:step]), loss) for step, loss in run["losses"]]
+    return [(sum(run["seconds"][:step]), loss) for step, loss, _ in run["losses"]]
 
 
 def markdown(results):
@@ -251,8 +258,8 @@ def markdown(results):
     parts += [hosts_table(results, one) for one in sets(results, "hosts")]
     if results["plans"]:
         parts.append(plan_table(results))
-    if results["runs"]:
-        parts.insert(0, runs_table(results))
+    parts[:0] = [runs_table(results, setting) for setting in settings(results)]
+    if results["losses"] and results["plans"]:
         parts.append(planned_runs_table(results))
     if results.get("slow_runs"):
         parts.append(slow_runs_table(results))

@@ -3,7 +3,10 @@
 """bench/network/run without root: what it refuses, how it ends, and what it makes
 of results that are there already."""
 
+import argparse
+import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,10 +15,12 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 from xml.etree import ElementTree
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "network"
+sys.path.insert(0, str(BENCH))
 RUN, PUBLISH = BENCH / "run", BENCH / "publish"
 SECONDS = {  # per step in three rounds at 100 Mbit/s
     "ddp_fp32": (2.0, 2.2, 3.0),
@@ -84,31 +89,42 @@ KINDS = {
 }
 
 
-def run_of(variant, seed, crossing, mbit=None, seconds=0.0, continued=0):
+def run_of(variant, seed, crossing, continued=0, **setting):
     """400 steps and those by which it was continued. The loss falls by 0.001 per step,
-    and passes the target at a step between two validations."""
+    and passes the target at a step between two validations. A step sends 1 MB."""
     last = 400 + continued
     return {
+        "model": "8x256",
+        "ranks": 2,
+        "sequences": 1,
+        **setting,
         "variant": variant,
         "seed": seed,
         "steps": 400,
-        "mbit": mbit,
         "losses": [
-            (s, TARGET + (crossing - s) / 1000) for s in range(50, last + 1, 50)
+            (s, TARGET + (crossing - s) / 1000, s * 1e6)
+            for s in range(50, last + 1, 50)
         ],
         "kinds": KINDS[variant] + "c" * continued,
-        "seconds": [seconds] * last if mbit else [],
     }
 
 
-def runs():
+def losses():
     for seed, crossing in ((1, 360), (2, 380)):
         yield run_of("ddp_fp32", seed, 400)
         yield run_of("onebit_adam", seed, crossing)
         yield run_of("onebit_adam_warm8", seed, 380)
         yield run_of("zero_one_adam", seed, 400)
-    yield run_of("ddp_fp32", 1, 400, 100, 2.0)
-    yield run_of("onebit_adam_warm8", 1, 380, 100, 0.3)
+    for variant, crossing in (("ddp_fp32", 400), ("zero_one_adam", 300)):
+        yield run_of(variant, 1, crossing, ranks=4, sequences=8, model="4x128")
+
+
+def full_runs():
+    for variant, crossing, seconds in (
+        ("ddp_fp32", 400, 2.0),
+        ("onebit_adam_warm8", 380, 0.3),
+    ):
+        yield {**run_of(variant, 1, crossing), "mbit": 100, "seconds": [seconds] * 400}
 
 
 def planned(way, exchange, step, run):
@@ -135,7 +151,8 @@ def recorded():
                 ],
             }
         ],
-        "runs": [*runs()],
+        "full_runs": [*full_runs()],
+        "losses": [*losses()],
     }
 
 
@@ -233,7 +250,9 @@ class Results(Case):
         self.shown = self.show(recorded())
 
     def show(self, results):
-        (self.out / "results.json").write_text(json.dumps(results))
+        steps = {name: value for name, value in results.items() if name != "losses"}
+        (self.out / "results.json").write_text(json.dumps(steps))
+        (self.out / "losses.json").write_text(json.dumps(results["losses"]))
         done = run(sys.executable, RUN, "--show", "--out", self.out)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
@@ -247,7 +266,8 @@ class Results(Case):
             "`thinwire plan --steps`, 2 ranks",
             "100 Mbit/s, 2 hosts of 2 ranks, medians of 3 rounds of 4 steps",
             "ms of a step",
-            "until the loss of exact Adam after 400 steps",
+            "8x256, 2 ranks, 1 sequence, until the loss of exact Adam after 400 steps",
+            "4x128, 4 ranks, 8 sequences, until the loss of exact Adam after 400 steps",
         ):
             self.assertIn(heading, self.shown)
         # Ratios are taken in each round: 20, 20 and 10 times.
@@ -260,8 +280,6 @@ class Results(Case):
         self.assertIn("Imaginary 9000", " ".join(words))
 
     def test_every_way_has_its_numbers_of_steps(self):
-        sys.path.insert(0, str(BENCH))
-        self.addCleanup(sys.path.remove, str(BENCH))
         import variants
 
         for variant in (variants.COMPUTING, *variants.WAYS):
@@ -270,19 +288,29 @@ class Results(Case):
             self.assertGreater(variants.warm_steps(variant), 0)
             variants.is_compressed(variant)
 
+    def test_every_step_of_a_run_is_measured_or_another_ways(self):
+        import variants
+
+        for variant in variants.OF_A_RUN:
+            way = variants.WAYS[variant]
+            for measured in (way.first, way.exchange, way.turn):
+                self.assertIn(measured or "adam", variants.ALL)
+            own = {way.first, way.exchange, way.turn} - {""}
+            self.assertTrue(variant in variants.ALL or len(own) == 3, variant)
+
     def test_what_is_not_measured_yet_is_left_out(self):
         results = recorded()
         (self.out / "network.svg").unlink()
         shown = self.show({**results, "rounds": [], "plans": []})
         self.assertIn("until the loss of exact Adam after 400 steps", shown)
         self.assertFalse((self.out / "network.svg").exists())
-        hosts = {"rounds": [*rounds_on_hosts()], "runs": [], "plans": []}
+        hosts = {"rounds": [*rounds_on_hosts()], "losses": [], "plans": []}
         shown = self.show({**results, **hosts})
         self.assertEqual(shown.count("medians of 3 rounds"), 1)
 
     def test_a_loss_that_is_not_reached_is_said(self):
         results = recorded()
-        for run in results["runs"]:
+        for run in results["losses"]:
             if run["variant"] == "zero_one_adam":
                 run.update(run_of("zero_one_adam", run["seed"], 401))
         self.assertIn("| not in 400 |", self.show(results))
@@ -290,12 +318,12 @@ class Results(Case):
 
     def test_a_run_is_continued_until_it_reaches_the_loss(self):
         results = recorded()
-        for run in results["runs"]:
+        for run in results["losses"]:
             if run["variant"] == "onebit_adam":
                 run.update(run_of("onebit_adam", run["seed"], 430, continued=50))
         shown = self.show(results)
-        self.assertIn("| 1.830 | +0.030, +0.030 (+0.030) | 430 | 2664 MB |", shown)
-        for run in results["runs"]:
+        self.assertIn("| 1.830 | +0.030, +0.030 (+0.030) | 430 | 430 MB |", shown)
+        for run in results["losses"]:
             if run["variant"] == "onebit_adam":
                 run.update(run_of("onebit_adam", run["seed"], 470, continued=50))
         self.assertIn("| not in 450 |", self.show(results))
@@ -318,6 +346,55 @@ class Results(Case):
             (self.folder / "docs" / "network.svg").read_text(),
             (self.out / "network.svg").read_text(),
         )
+
+
+class RunsForLosses(Case):
+    """Kept by setting and seed. The run itself is replaced."""
+
+    def make(self, only="^zero_4_4$", until=0.03, **options):
+        """Returns (way, seed, target) of the runs that were made."""
+        import losses
+
+        made = []
+
+        def train(place, recipe, variant, seed, steps, target, port):
+            made.append((variant, seed, target))
+            end = (400, seed + (until if variant != "ddp_fp32" else 0), 1e6)
+            sizes = {"model": "8x256", "ranks": place.ranks}
+            sizes["sequences"] = recipe.setting.sequences
+            of_run = {"variant": variant, "seed": seed, "steps": steps}
+            return {**sizes, **of_run, "losses": [end], "kinds": "e", "seconds": []}
+
+        given = {"seeds": [], "model": "8x256", "ranks": 2, "sequences": 1, "jobs": 1}
+        given |= {"only": only, "out": self.folder, "python": "", "text": [], **options}
+        with unittest.mock.patch("losses.train", train):
+            losses.Losses(argparse.Namespace(**given), self.folder).make_all()
+        return made
+
+    def test_the_peer_is_first_and_the_target_of_its_seed(self):
+        peers = [("ddp_fp32", seed, math.inf) for seed in (1, 2, 3)]
+        others = [("zero_4_4", seed, seed) for seed in (1, 2, 3)]
+        self.assertEqual(self.make(), peers + others)
+
+    def test_ways_that_no_picture_shows_have_one_seed_unless_some_are_given(self):
+        ways = [run[:2] for run in self.make("^onebit_adam$") if run[0] != "ddp_fp32"]
+        self.assertEqual(ways, [("onebit_adam", 1)])
+        self.assertEqual(
+            [run[:2] for run in self.make("^onebit_adam$", seeds=[2, 4])],
+            [("ddp_fp32", 4), ("onebit_adam", 2), ("onebit_adam", 4)],
+        )
+
+    def test_runs_are_kept_for_their_setting_until_the_way_changes(self):
+        import variants
+
+        self.make(seeds=[1])
+        self.assertEqual(self.make(seeds=[1]), [])
+        self.assertEqual(len(self.make(seeds=[1], ranks=4)), 2)
+        changed = dataclasses.replace(variants.WAYS["zero_4_4"], rate=2.0)
+        with unittest.mock.patch.dict(variants.WAYS, zero_4_4=changed):
+            self.assertEqual(self.make(seeds=[1]), [("zero_4_4", 1, 1)])
+        kept = json.loads((self.folder / "losses.json").read_text())
+        self.assertEqual([run["ranks"] for run in kept], [2, 4, 4, 2])
 
 
 if __name__ == "__main__":
