@@ -53,8 +53,9 @@ def powersgd(rank, **more):
 
 
 def local_adam(interval, kind=ONE_BIT, **more):
+    often = "in every step" if interval == 1 else f"every {interval} steps"
     return Way(
-        f"local Adam, bf16 averages every {interval} steps",
+        f"local Adam, bf16 averages {often}",
         kind,
         first="ddp_bf16",
         exchange="local_adam1",
@@ -86,7 +87,7 @@ WAYS = {
     ),
     "ddp_powersgd1": powersgd(1),
     "ddp_powersgd4": powersgd(4, is_shown=True),
-    "ddp_powersgd8": powersgd(8),
+    "ddp_powersgd8": powersgd(8, is_shown=True),
     "local_adam1": local_adam(1, DENSE),
     "local_adam4": local_adam(4),
     "local_adam8": local_adam(8),
