@@ -209,14 +209,13 @@ def answer_of(training, steps, text):
 def train(given, text):
     """Trains like train_gpt, and writes the same metrics.jsonl. A run that ends above
     the loss `until` continues at the last learning rate."""
-    way = WAYS[given.way]
-    rate = given.rate or way.rate
-    training = Training(given, given.way, given.seed, way.first_steps)
+    first_steps = WAYS[given.way].first_steps
+    training = Training(given, given.way, given.seed, first_steps)
     rows, lowest = [], math.inf
     for step in range(1, max(given.steps, LONGEST) + 1):
         begin, sent = time.perf_counter(), training.sent.bytes
         for group in training.optimizer.param_groups:
-            group["lr"] = rate * learning_rate(step, given.steps)
+            group["lr"] = given.rate * learning_rate(step, given.steps)
         loss, _, phase = training.step(text)
         row = {"step": step, "loss": loss.item(), "phase": phase}
         row["bytes_sent"] = training.sent.bytes - sent
@@ -250,7 +249,7 @@ def main():
         help=f"continue above this loss, up to {LONGEST} steps",
     )
     parser.add_argument(
-        "--rate", type=float, help="factor of the learning rate; default: the way's"
+        "--rate", type=float, default=1.0, help="factor of the learning rate"
     )
     parser.add_argument("--bucket-mb", help="default: torch's, 1 and then 25")
     parser.add_argument("layers", type=int)

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 DENSE, SEVERAL_BITS, ONE_BIT = range(3)  # what steps send; fewer are made if it is much
 
-# Factor of the learning rate with half as many updates: the best of 1, 1.4 and 2.
-RATE_OF_TWO = 1.4
-
 
 @dataclass(frozen=True)
 class Way:
@@ -29,7 +26,6 @@ class Way:
     turn: str = ""
     # Number of first steps of a run, unless its program names their kind.
     first_steps: int = 0
-    rate: float = 1.0  # factor of the learning rate
     # Whether a picture shows its runs, which then are made for several seeds.
     is_shown: bool = False
 
@@ -83,7 +79,7 @@ WAYS = {
     "ddp_fp32": Way("torch DDP, fp32", DENSE, is_shown=True),
     "ddp_bf16": Way("torch DDP, bf16 hook", DENSE),
     "ddp_bf16_accumulate2": Way(
-        "torch DDP, bf16 hook, accumulation of 2", SEVERAL_BITS, rate=RATE_OF_TWO
+        "torch DDP, bf16 hook, accumulation of 2", SEVERAL_BITS
     ),
     "ddp_powersgd1": powersgd(1),
     "ddp_powersgd4": powersgd(4, is_shown=True),

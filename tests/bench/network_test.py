@@ -390,7 +390,7 @@ class RunsForLosses(Case):
         self.make(seeds=[1])
         self.assertEqual(self.make(seeds=[1]), [])
         self.assertEqual(len(self.make(seeds=[1], ranks=4)), 2)
-        changed = dataclasses.replace(variants.WAYS["zero_4_4"], rate=2.0)
+        changed = dataclasses.replace(variants.WAYS["zero_4_4"], first_steps=3)
         with unittest.mock.patch.dict(variants.WAYS, zero_4_4=changed):
             self.assertEqual(self.make(seeds=[1]), [("zero_4_4", 1, 1)])
         kept = json.loads((self.folder / "losses.json").read_text())
