@@ -543,8 +543,9 @@ constexpr KeyRule kRules[] = {
      kFreezing},
     {"thinwire.warmup_bits", kSupported,
      "bits per element of gradients in exact steps: 4, 8, or 0: exact; absent: "
-     "8 with `total_steps` and without `freeze_step`, else 0, and 0 with "
-     "ZeroOneAdam. With `lean` of parameters, too",
+     "8 with `total_steps` and without `freeze_step`, else 0; with "
+     "ZeroOneAdam 4 with `total_steps`, else 0. With `lean` of parameters, "
+     "too",
      "OneBitAdam, OneBitLamb, ZeroOneAdam"},
     {"thinwire.schedule.decay", kSupported,
      "`none`, `linear`, `cosine`, `inverse_sqrt`; excludes `scheduler`"},

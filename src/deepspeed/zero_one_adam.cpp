@@ -43,7 +43,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   ZeroOneAdamImpl(comm::Communicator& comm, const ParameterLayout& layout,
                   const optim::ZeroOneAdamOptions& o)
       : Impl(comm, layout,
-             settings_of("deepspeed zero_one_adam", describe(stages_of(o)), o)),
+             settings_of("deepspeed zero_one_adam", describe(stages_of(o)),
+                         without_length(o))),
         var_freeze_step(stages_of(o).var_freeze_step),
         first_schedule(without_length(o)),
         schedule(first_schedule),

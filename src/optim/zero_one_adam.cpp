@@ -29,7 +29,8 @@ LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
                   "local_step_scaler={} local_step_clipper={} warmup_bits={}",
                   text_of(o.total_steps), text_of(o.var_freeze_step),
                   text_of(o.var_update_scaler), text_of(o.local_step_scaler),
-                  text_of(o.local_step_clipper), o.warmup_bits.value_or(0)),
+                  text_of(o.local_step_clipper),
+                  zero_one_stages_of(o).warmup_bits),
       o);
 }
 

@@ -50,13 +50,23 @@ ZeroOneSteps zero_one_steps(const RunStages& run) {
   return count;
 }
 
-std::vector<Stage> zero_one_stages(const ZeroOneSteps& count,
+// Compressed steps in all but their bits and their update.
+Workload of_warmup(Workload work, int bits, bool during_backward) {
+  work.onebit_bits = bits;
+  work.compressed_during_backward = during_backward;
+  return work;
+}
+
+// `bits` are those of variance steps; 0: exact.
+std::vector<Stage> zero_one_stages(const ZeroOneSteps& count, int bits,
                                    const Workload& work) {
   Workload variance = work, momentum = work;
   variance.steps_per_variance_step = 1;
   momentum.compressed_during_backward = false;
   std::vector<Stage> stages{{Way::kZeroOneAdam, variance, count.variance},
                             {Way::kOnebitAdam, momentum, count.momentum}};
+  if (bits != 0)
+    stages[0] = {Way::kOnebitAdam, of_warmup(work, bits, true), count.variance};
   for (const auto& [interval, steps] : count.after) {
     Workload after = work;
     after.steps_per_variance_step = 0;
@@ -64,13 +74,6 @@ std::vector<Stage> zero_one_stages(const ZeroOneSteps& count,
     stages.push_back({Way::kZeroOneAdam, after, steps});
   }
   return stages;
-}
-
-// Compressed steps in all but their bits and their update.
-Workload of_warmup(Workload work, bool during_backward) {
-  work.onebit_bits = work.run->warmup_bits;
-  work.compressed_during_backward = during_backward;
-  return work;
 }
 
 Way zero_over(int bits) {
@@ -98,7 +101,8 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
     const ZeroOneSteps count = zero_one_steps(run);
     planned.exact_steps = count.variance;
     planned.compressed_steps = count.momentum + count.syncs;
-    stages = zero_one_stages(count, work);
+    if (network.ranks > 1) planned.warmup_bits = run.zero_one.warmup_bits;
+    stages = zero_one_stages(count, planned.warmup_bits, work);
   } else if (way == Way::kOuter || way == Way::kOnebitAdam ||
              way == Way::kLean) {
     planned.exact_steps = std::min(run.freeze_step, run.steps);
@@ -115,7 +119,7 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
       first.work = of_one_exchange(work);
     } else if (planned.warmup_bits != 0) {
       first.way = Way::kOnebitAdam;
-      first.work = of_warmup(work, way == Way::kOnebitAdam);
+      first.work = of_warmup(work, run.warmup_bits, way == Way::kOnebitAdam);
     }
     stages = {first, {way, work, after}};
   } else {

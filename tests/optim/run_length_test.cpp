@@ -28,11 +28,11 @@ TEST(RunLength, TheFreezeIsAFifthOfTheRunWithinOneAndAThousand) {
 }
 
 TEST(RunLength, ZeroOneAdamsStagesScaleWithTheRun) {
-  EXPECT_EQ(zero_one_stages_of_run(500), (ZeroOneStages{250, 16, 60, 4}));
-  EXPECT_EQ(zero_one_stages_of_run(1), (ZeroOneStages{1, 16, 1, 4}));
+  EXPECT_EQ(zero_one_stages_of_run(500), (ZeroOneStages{250, 8, 60, 4, 4}));
+  EXPECT_EQ(zero_one_stages_of_run(1), (ZeroOneStages{1, 8, 1, 4, 4}));
   EXPECT_EQ(zero_one_stages_of_run(9999).local_step_clipper, 4);
   EXPECT_EQ(zero_one_stages_of_run(10'000),
-            (ZeroOneStages{5000, 16, 1200, 16}));
+            (ZeroOneStages{5000, 8, 1200, 16, 4}));
   EXPECT_EQ(zero_one_stages_of_run(kMost).var_freeze_step,
             kMost / 100 * 50 + 3);
 }
@@ -47,15 +47,16 @@ TEST(RunLength, ANamedFreezeStepWinsOverTheRunsLength) {
 
 TEST(RunLength, WhatIsNamedOfZeroOneAdamsStagesStays) {
   EXPECT_EQ(zero_one_stages_of(ZeroOneAdamOptions{}),
-            (ZeroOneStages{100'000, 16, 32'678, 16}));
+            (ZeroOneStages{100'000, 16, 32'678, 16, 0}));
   EXPECT_EQ(zero_one_stages_of(ZeroOneAdamOptions{.total_steps = 500,
                                                   .local_step_clipper = 1}),
-            (ZeroOneStages{250, 16, 60, 1}));
+            (ZeroOneStages{250, 8, 60, 1, 4}));
   EXPECT_EQ(zero_one_stages_of(ZeroOneAdamOptions{.total_steps = 500,
                                                   .var_freeze_step = 9,
                                                   .var_update_scaler = 2,
-                                                  .local_step_scaler = 3}),
-            (ZeroOneStages{9, 2, 3, 4}));
+                                                  .local_step_scaler = 3,
+                                                  .warmup_bits = 0}),
+            (ZeroOneStages{9, 2, 3, 4, 0}));
 }
 
 // Twenty steps: a fifth of them are exact, or half of 0/1 Adam's may move the

@@ -140,6 +140,27 @@ TEST(PlannedRuns, OfZeroOneAdamFollowTheSchedule) {
   EXPECT_NEAR(run.bytes, bytes, 1e-3);
 }
 
+TEST(PlannedRuns, OfZeroOneAdamSendItsVarianceStepsInTheirBits) {
+  Workload work = kSmallGpt;
+  work.run = RunStages{.steps = 3,
+                       .zero_one = {.var_freeze_step = 3, .warmup_bits = 4}};
+  const PlannedRun run =
+      planned_run(Way::kZeroOneAdam, false, work, kSlow, kEpyc);
+  EXPECT_EQ(run.exact_steps, 3);
+  EXPECT_EQ(run.warmup_bits, 4);
+  Workload variance = work;
+  variance.onebit_bits = 4;
+  EXPECT_NEAR(run.bytes,
+              3 * traffic_of(Way::kOnebitAdam, false, variance, kSlow).bytes,
+              1e-3);
+  work.run->zero_one.warmup_bits = 0;
+  const PlannedRun exact =
+      planned_run(Way::kZeroOneAdam, false, work, kSlow, kEpyc);
+  EXPECT_EQ(exact.warmup_bits, 0);
+  EXPECT_GT(exact.bytes, 7 * run.bytes);
+  EXPECT_GT(exact.seconds, 4 * run.seconds);
+}
+
 TEST(PlannedRuns, StagesFollowFromTheRunUnlessSomebodyNamesThem) {
   const auto run = [](std::optional<std::int64_t> freeze_step,
                       const config::Config* config) {

@@ -40,14 +40,18 @@ struct ZeroOneStages {
   std::int64_t var_update_scaler = 16;
   std::int64_t local_step_scaler = 32'678;
   std::int64_t local_step_clipper = 16;
+  /// Bits in which steps that update the variance average gradients; 0: exact.
+  int warmup_bits = 0;
 
   bool operator==(const ZeroOneStages&) const = default;
 };
 
 /// Returns the stages of a run of `total_steps`, >= 1. The variance is frozen
-/// after half of it. After each 12 % of the run the interval between syncs
-/// doubles. It grows up to 4 in runs below 10,000 steps, and up to 16
-/// otherwise. Only a long run makes up for the loss that local steps cost.
+/// after half of it. It is updated from gradients in 4 bits, and the interval
+/// between updates doubles after every 8. After each 12 % of the run the
+/// interval between syncs doubles. It grows up to 4 in runs below 10,000 steps,
+/// and up to 16 otherwise. Only a long run makes up for the loss that local
+/// steps cost.
 [[nodiscard]] constexpr ZeroOneStages zero_one_stages_of_run(
     std::int64_t total_steps) noexcept {
   const auto percent = [total_steps](std::int64_t of_steps) {
@@ -56,8 +60,10 @@ struct ZeroOneStages {
         1, total_steps / 100 * of_steps + total_steps % 100 * of_steps / 100);
   };
   return {.var_freeze_step = percent(50),
+          .var_update_scaler = 8,
           .local_step_scaler = percent(12),
-          .local_step_clipper = total_steps < 10'000 ? 4 : 16};
+          .local_step_clipper = total_steps < 10'000 ? 4 : 16,
+          .warmup_bits = 4};
 }
 
 }  // namespace thinwire::optim

@@ -25,11 +25,11 @@ struct ZeroOneAdamOptions {
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<MaskedGroup> groups{};
 
-  /// Steps of the run, >= 1. They determine those of the next four options that
+  /// Steps of the run, >= 1. They determine those of the next five options that
   /// are unset (zero_one_stages_of_run in run_length.h). Without total_steps
-  /// the defaults are DeepSpeed's: 100000, 16, 32678 and 16, for runs of
-  /// several 100,000 steps. After a load, options that are set take effect.
-  /// Unset ones give way to the state's.
+  /// the defaults are DeepSpeed's: 100000, 16, 32678, 16 and exact averages,
+  /// for runs of several 100,000 steps. After a load, options that are set take
+  /// effect. Unset ones give way to the state's.
   std::optional<std::int64_t> total_steps{};
   /// Last step in which the variance may change, >= 1.
   std::optional<std::int64_t> var_freeze_step{};
@@ -42,8 +42,8 @@ struct ZeroOneAdamOptions {
   /// Longest interval between syncs in steps, >= 1.
   std::optional<std::int64_t> local_step_clipper{};
 
-  /// Bits per element, 4 or 8 (0 or unset: exact), in which steps that update
-  /// the variance average gradients. They send a quarter (8 bits) or an eighth
+  /// Bits per element, 0 (exact), 4 or 8, in which steps that update the
+  /// variance average gradients. They send a quarter (8 bits) or an eighth
   /// of the bytes of an fp32 average. The rounding error of the gradients,
   /// times 1 - beta1, joins the residuals of the momentum.
   std::optional<int> warmup_bits{};
@@ -71,7 +71,8 @@ struct ZeroOneAdamOptions {
       .local_step_scaler =
           options.local_step_scaler.value_or(rule.local_step_scaler),
       .local_step_clipper =
-          options.local_step_clipper.value_or(rule.local_step_clipper)};
+          options.local_step_clipper.value_or(rule.local_step_clipper),
+      .warmup_bits = options.warmup_bits.value_or(rule.warmup_bits)};
 }
 
 /// Adam that exchanges one bit per element, and nothing in most steps.

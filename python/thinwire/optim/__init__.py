@@ -230,8 +230,9 @@ class ZeroOneAdam(_Optimizer):
     between them doubles. local_step_scaler is the number of steps after which the
     interval between exchanges doubles, up to local_step_clipper. warmup_bits are the
     bits per element in which updates of the variance average gradients: 4, 8, or 0 for
-    exact averages, the default. Between exchanges parameters differ from rank to rank.
-    synchronize() and `with optimizer.evaluation():` make them equal.
+    exact averages. By default they are 4 with total_steps, otherwise 0. Between exchanges
+    parameters differ from rank to rank. synchronize() and `with optimizer.evaluation():`
+    make them equal.
 
     Memory: 16 bytes per parameter, then 20, and 4 / ranks.
     """

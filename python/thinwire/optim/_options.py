@@ -113,7 +113,8 @@ COMMON = """Common keywords:
 LOW_BIT = """Keywords of compression:
     total_steps: steps of the run, which determine other keywords that are not given.
       freeze_step is a fifth of it, at most 1000. In ZeroOneAdam var_freeze_step is half of
-      it, local_step_scaler 12 %, and local_step_clipper 4, or 16 from 10,000 steps on.
+      it, var_update_scaler 8, warmup_bits 4, local_step_scaler 12 %, and
+      local_step_clipper 4, or 16 from 10,000 steps on.
       Without total_steps, freeze_step and var_freeze_step are 100000.
       `optimizer.freeze_step` has the effective value.
     denom_floor: least denominator after the freeze, in ZeroOneAdam always, as a fraction

@@ -83,7 +83,7 @@ template <class Options>
                             warmup_bits_of(options.freeze)};
   else
     settings.warmup_bits = {options.warmup_bits,
-                            options.warmup_bits.value_or(0), true};
+                            zero_one_stages_of(options).warmup_bits, true};
   for (const auto& group : options.groups) {
     LowBitGroup& to = settings.groups.emplace_back();
     to.exp_avg_mask = group.exp_avg_mask;

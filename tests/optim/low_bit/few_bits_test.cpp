@@ -227,6 +227,44 @@ TEST(WarmupBits, ThatNobodyNamedAreToldOnce) {
   EXPECT_TRUE(told({.total_steps = 300, .warmup_bits = 0}).empty());
 }
 
+TEST(WarmupBits, OfZeroOneAdamFollowFromTheRunsLengthAndAreToldOnce) {
+  const ParameterLayout layout = test::late_layout();
+  const auto told = [&](const ZeroOneAdamOptions& options) {
+    test::KeptLog log;
+    (void)test::train(2, layout, test::zero_one_adam(options), 2);
+    return log.with("warmup_bits");
+  };
+  const std::vector<std::string> lines = told({.total_steps = 300});
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("zero_one_adam: total_steps is given, so steps that "
+                          "update the variance average gradients over 4 bits"),
+            std::string::npos)
+      << lines[0];
+  EXPECT_TRUE(told({.total_steps = 300, .warmup_bits = 4}).empty());
+  EXPECT_TRUE(told({.total_steps = 300, .warmup_bits = 0}).empty());
+}
+
+// A run that began with DeepSpeed's stages keeps them, and the other way round.
+TEST(WarmupBits, OfZeroOneAdamAreThoseOfTheState) {
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const ZeroOneAdamOptions unnamed, by_run{.total_steps = 300};
+    const auto second_step = [&](const ZeroOneAdamOptions& first,
+                                 const ZeroOneAdamOptions& second) {
+      ZeroOneAdam begun(comm, layout, first);
+      Floats params = test::normal(layout.size(), 3);
+      (void)test::step_of(begun, params, 1, comm.rank());
+      ZeroOneAdam resumed(comm, layout, second);
+      (void)resumed.load_state_dict(copy_of(begun.state()));
+      const int bits = test::step_of(resumed, params, 2, comm.rank()).bits;
+      const StateDict state = copy_of(resumed.state());
+      return std::pair(bits, state.integer("var_update_scaler"));
+    };
+    EXPECT_EQ(second_step(unnamed, by_run), std::pair(0, std::int64_t{16}));
+    EXPECT_EQ(second_step(by_run, unnamed), std::pair(4, std::int64_t{8}));
+  });
+}
+
 TEST(WarmupBits, AreThoseOfTheStateUnlessTheyAreNamed) {
   const ParameterLayout layout = test::late_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {

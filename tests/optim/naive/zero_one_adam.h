@@ -16,7 +16,7 @@ class ZeroOneAdam : public LowBit {
  public:
   ZeroOneAdam(int world, const ParameterLayout& layout,
               const optim::ZeroOneAdamOptions& o, const Floats& start)
-      : LowBit(world, layout, o, o.warmup_bits.value_or(0)),
+      : LowBit(world, layout, o, optim::zero_one_stages_of(o).warmup_bits),
         stages_(optim::zero_one_stages_of(o)),
         v_(layout.size()),
         lrs_(layout.num_groups()),

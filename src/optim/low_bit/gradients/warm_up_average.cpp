@@ -33,10 +33,13 @@ WarmUpAverage::WarmUpAverage(LowBitModel& model)
 
 void WarmUpAverage::tell() {
   if (!std::exchange(was_chosen_, false) || model_.comm.rank() != 0) return;
+  const bool freezes = !model_.settings.warmup_bits.hands_over_each_step;
   log(LogLevel::kInfo,
-      fmt::format("{}: total_steps is given and freeze_step is not, so exact "
-                  "steps average gradients over {} bits (warmup_bits)",
-                  model_.settings.name, bits_));
+      fmt::format(
+          "{}: total_steps is given{}, so {} average gradients over {} "
+          "bits (warmup_bits)",
+          model_.settings.name, freezes ? " and freeze_step is not" : "",
+          freezes ? "exact steps" : "steps that update the variance", bits_));
 }
 
 // Blocks, buckets and servers are those of the momentum's exchange. Runs write
