@@ -9,10 +9,10 @@
 
 namespace thinwire::optim {
 
-/// How an exact optimizer averages gradients in every step: exactly, in few
+/// How an exact optimizer averages gradients in every step: exactly, in 4 or 8
 /// bits, or as low-rank products. Rounding errors and remainders are kept as
 /// residuals and sent later. A single rank sends nothing. The same on all
-/// ranks. See docs/guide/optimizers.md.
+/// ranks.
 struct AverageOptions {
   /// Bits per element each way: 0 (exact), 4 or 8.
   int bits = 0;

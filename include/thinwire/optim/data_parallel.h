@@ -65,8 +65,7 @@ struct ExchangeOptions {
 /// AverageOptions choose averages in 4 or 8 bits or as low-rank products. These
 /// are kept in fp32 and take 8 + 8/W bytes per parameter more, with `low_rank`
 /// 12 + 8/W, and 4 for 16-bit gradients. A skipped step changes neither
-/// residuals nor factors. A rank that joins a hierarchical exchange has the
-/// residuals of what it encodes.
+/// residuals nor factors.
 ///
 ///   optim::DataParallel optimizer(
 ///       comm, std::make_unique<optim::Adam>(layout, options));
