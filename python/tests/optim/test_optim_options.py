@@ -63,6 +63,7 @@ OTHER: dict[str, Any] = {
     "hierarchy": "flat",
     "ranks_per_host": 1,
     "lagged_clipping": True,
+    "compressed_under_next_step": True,
     "outer": {"sync_every": 3},
     "bits": 8,
     "low_rank": 8,
