@@ -104,7 +104,7 @@ WAYS = {
     ),
     "low_rank8": Way(
         "Thinwire, Adam, low rank 8",
-        step="adam+low_rank=8",
+        step="adam+low_rank=8+first_steps=20",
         called_exact=True,
         first="onebit_adam_warm4",
         first_steps=20,
@@ -130,6 +130,12 @@ WAYS = {
         "Thinwire, 1-bit Adam, during backward",
         step="onebit_adam+lagged_clipping=true+compressed_during_backward=true",
     ),
+    "onebit_adam_under": Way(
+        "Thinwire, 1-bit Adam, under the next step",
+        step="onebit_adam+compressed_under_next_step=true",
+        run="onebit_adam+warmup_bits=4+compressed_under_next_step=true",
+        first="onebit_adam_warm4",
+    ),
     "lean_onebit_adam": Way("Thinwire, lean 1-bit Adam"),
     "onebit_lamb": Way("Thinwire, 1-bit LAMB"),
     "zero_one_adam": Way(
@@ -150,7 +156,7 @@ ALL = tuple(way for way in WAYS if way not in NO_STEPS)
 WAYS |= {
     "zero_one_adam_warm4": Way(
         "Thinwire, 0/1 Adam, variance over 4 bits",
-        run="zero_one_adam+warmup_bits=4+optimizer.params.var_update_scaler=4",
+        run="zero_one_adam+warmup_bits=4+optimizer.params.var_update_scaler=8",
         first="onebit_adam_warm4",
         exchange="onebit_adam",
         turn="zero_one_adam",
@@ -215,6 +221,7 @@ OF_A_RUN = (
     "onebit_adam",
     "onebit_adam_warm8",
     "onebit_adam_warm4",
+    "onebit_adam_under",
     "zero_one_adam",
     "zero_one_adam_warm4",
     "outer_4",
@@ -222,7 +229,7 @@ OF_A_RUN = (
     "outer_16",
 )
 PEER = OF_A_RUN[0]
-IN_FULL = ("ddp_fp32", "zero_4_4", "onebit_adam_warm8")
+IN_FULL = ("ddp_fp32", "low_rank8", "onebit_adam_warm8")
 SEEDS = (1, 2, 3)  # of runs that a picture shows; others have the first
 
 # Longer runs, made in full over one slow link.
