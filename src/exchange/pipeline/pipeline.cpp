@@ -128,10 +128,10 @@ void Pipeline::launch(RunSteps steps) {
   begin(std::move(steps));
   is_launched_ = true;
   try {
-    for (std::size_t b = 0; b < layout_.buckets().size(); ++b) {
+    // All of them first, because the thread of the collectives reads them.
+    for (std::size_t b = 0; b < layout_.buckets().size(); ++b)
       order_.push_back(b);
-      launch_bucket(b);
-    }
+    for (std::size_t b = 0; b < order_.size(); ++b) launch_bucket(b);
   } catch (...) {
     drop();
     throw;
