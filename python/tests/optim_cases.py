@@ -20,6 +20,10 @@ KINDS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "AdamWInBits": (optim.AdamW, {"bits": 4}),
     "AdamWLowRank": (optim.AdamW, {"low_rank": 2, "first_steps": 4}),
     "OnebitAdam": (optim.OnebitAdam, {"freeze_step": 4}),
+    "OnebitAdamUnder": (
+        optim.OnebitAdam,
+        {"freeze_step": 4, "compressed_under_next_step": True},
+    ),
     "OnebitLamb": (optim.OnebitLamb, {"freeze_step": 4}),
     "ZeroOneAdam": (
         optim.ZeroOneAdam,

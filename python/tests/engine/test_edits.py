@@ -35,7 +35,11 @@ pytestmark = pytest.mark.quick
 # Between local steps writing is refused, and some early steps are long.
 FOLLOWED = RUNS.keys() - {"zero_one_adam", "onebit_lamb_bf16", "onebit_adam_deepspeed"}
 HALF = 0.5
-KINDS = ("AdamW", "OnebitAdam", "LeanOnebitAdam", "ZeroOneAdam", "OuterAdamW")
+KINDS = (
+    *("AdamW", "OnebitAdam", "LeanOnebitAdam", "ZeroOneAdam", "OuterAdamW"),
+    "OnebitAdamUnder",
+)
+DIFFER = ("ZeroOneAdam", "OnebitAdamUnder")  # from rank to rank between exchanges
 
 
 def in_place(net: torch.nn.Module) -> None:
@@ -190,6 +194,7 @@ STOPS = {
     "ZeroOneAdam": (6, 14, 15, 16),
     "LeanOnebitAdam": (2, 6),
     "OuterAdamW": (6, 7),
+    "OnebitAdamUnder": (4, 6),
 }
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CASES = [*itertools.product(KINDS, DTYPES)]
@@ -212,7 +217,7 @@ def test_a_step_goes_on_from_what_was_written(
             assert distance(net) < 0.05
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "ZeroOneAdam"])
+@pytest.mark.parametrize("kind", ["AdamW", *DIFFER])
 @by_ranks(2)
 def test_what_was_written_is_evaluated_and_saved(
     comm: Any, kind: str, tmp_path: Path
@@ -249,11 +254,12 @@ def test_weights_loaded_before_an_empty_or_a_torch_state_stay() -> None:
         assert distance(net) < 0.01
 
 
+@pytest.mark.parametrize("kind", DIFFER)
 @by_ranks(2)
-def test_nothing_written_changes_nothing(comm: Any) -> None:
+def test_nothing_written_changes_nothing(comm: Any, kind: str) -> None:
     ends = []
     for touch in (False, True):
-        net, optimizer = cases.made("ZeroOneAdam", comm)
+        net, optimizer = cases.made(kind, comm)
         for step in range(30):
             cases.train(net, optimizer, [step], comm.rank)
             if touch and comm.rank == 0:  # counted by autograd, the same values
@@ -262,9 +268,10 @@ def test_nothing_written_changes_nothing(comm: Any) -> None:
     assert ends[0] == ends[1]
 
 
+@pytest.mark.parametrize("kind", DIFFER)
 @by_ranks(2)
-def test_writes_that_leave_ranks_different_are_refused(comm: Any) -> None:
-    net, optimizer = cases.made("ZeroOneAdam", comm)
+def test_writes_that_leave_ranks_different_are_refused(comm: Any, kind: str) -> None:
+    net, optimizer = cases.made(kind, comm)
     step = 0
     while optimizer._native.optimizer.steps_behind == 0:
         cases.train(net, optimizer, [step], comm.rank)
@@ -281,3 +288,26 @@ def test_writes_that_leave_ranks_different_are_refused(comm: Any) -> None:
         p.data.mul_(2)
     cases.train(net, optimizer, [step], comm.rank)
     assert all(float((p.detach() - 1).abs().max()) < 0.2 for p in net.parameters())
+
+
+@pytest.mark.parametrize("kind", DIFFER)
+@pytest.mark.parametrize("is_first", [False, True])
+@by_ranks(2)
+def test_weights_loaded_before_or_after_the_state_are_no_edit(
+    comm: Any, is_first: bool, kind: str
+) -> None:
+    net, optimizer = cases.made(kind, comm)
+    cases.train(net, optimizer, range(14), comm.rank)
+    assert optimizer._native.optimizer.steps_behind > 0
+    weights, state = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    again, other = cases.made(kind, comm, seed=5)
+    if is_first:
+        again.load_state_dict(weights)
+    other.load_state_dict(state)
+    if not is_first:
+        again.load_state_dict(weights)
+    cases.train(net, optimizer, range(14, 18), comm.rank)
+    cases.train(again, other, range(14, 18), comm.rank)
+    assert cases.bits(again) == cases.bits(net)
+    other.synchronize()
+    comm.require_same("parameters", cases.bits(again))

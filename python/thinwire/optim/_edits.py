@@ -22,8 +22,8 @@ _ROUNDING = 2.0**-20
 
 class Edits:
     """Copies what was written, because a later step would undo it. Masters of 16-bit
-    parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
-    parameters of the last exchange.
+    parameters take it. After local steps of 0/1 Adam or of an outer loop, and while 1-bit
+    Adam's momentum travels under the next step, so do the parameters of the last exchange.
     """
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
@@ -31,11 +31,13 @@ class Edits:
         config, memory = native.config, native.memory
         self._marks = memory.marks() if undoes_edits(config) else None
         self._moved = False
+        self._was_loaded = False
         is_lean = isinstance(config.optimizer, _core.LeanOnebitAdamOptions)
         has_masters = memory.params.dtype != torch.float32
         # Then the marks alone tell what was written.
         self._keeps_no_array = is_lean or (
-            config.outer.sync_every > 0 and not has_masters
+            not has_masters
+            and (config.outer.sync_every > 0 or config.comm.compressed_under_next_step)
         )
 
     def make_writable(self) -> None:
@@ -48,9 +50,16 @@ class Edits:
 
     def remember(self) -> None:
         """Parameters now hold what the optimizer knows. Local."""
-        self._moved = False
+        self._moved = self._was_loaded = False
         if self._marks is not None:
             self._marks.remember()
+
+    def loaded(self) -> None:
+        """Does the same after a state in memory was loaded, without its parameters: the
+        program may load these before or after it. Local.
+        """
+        self.remember()
+        self._was_loaded = True
 
     @torch.no_grad()
     def apply(self, *, is_collective: bool) -> None:
@@ -58,8 +67,8 @@ class Edits:
         one finds something. Then all ranks must have written, and `is_collective` must
         be true.
 
-        Raises FailedPrecondition if ranks differ (0/1 Adam between exchanges) and would
-        continue to differ.
+        Raises FailedPrecondition if ranks differ between exchanges and would continue to
+        differ.
         """
         self._native.memory.read_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
@@ -67,8 +76,10 @@ class Edits:
         if self._keeps_no_array:
             if self._marks.have_changed():
                 memory = self._native.memory
-                self._require_equal(memory.values(), is_collective)
-                self._native.optimizer.read_written(memory.handed_params)
+                values = memory.values()
+                if not self._are_of_the_state(values):
+                    self._require_equal(values, is_collective)
+                    self._native.optimizer.read_written(memory.handed_params)
         elif (kept := self._kept()) is not None:
             self._apply(*kept, is_collective)
         self.remember()
@@ -113,6 +124,13 @@ class Edits:
             "exchanges: write the same values into all of them on all ranks, or call "
             "optimizer.synchronize() before and write then"
         )
+
+    def _are_of_the_state(self, values: torch.Tensor) -> bool:
+        """Returns whether they are those that the loaded state has for this rank."""
+        if not self._was_loaded:
+            return False
+        own = tensors(self._native.optimizer.state_dict()).get("local_params")
+        return own is not None and torch.equal(own, values)
 
     def _kept(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
         """Returns what the optimizer takes parameters for, flat in fp32, and the bound

@@ -142,6 +142,7 @@ def load(
         saved_by = record.get("world_size", optimizer._comm.size)
         optimizer._notices.run.continue_from(record.get("run"), saved_by)
     _take_groups(optimizer, groups)
+    optimizer._edits.loaded()
     optimizer._notices.loaded(target.optimizer.take_notes())
     for after in optimizer._optimizer_load_state_dict_post_hooks.values():
         after(optimizer)
