@@ -44,12 +44,13 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def forward(comm: _core.Communicator) -> None:
+def forward(comm: _core.Communicator | None = None) -> None:
     """Passes on what the library has logged: on rank 0 all of it, elsewhere warnings.
+    Without `comm`, at an end, all of it.
 
     Ranks that are threads share their lines, so each passes on all that it finds.
     """
-    everything = comm.rank == 0 or comm.backend == "local"
+    everything = comm is None or comm.rank == 0 or comm.backend == "local"
     for level, text in _core.take_log():
         number = _LEVELS[level]
         if everything and text.startswith(_ASKED):

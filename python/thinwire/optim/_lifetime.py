@@ -9,6 +9,7 @@ import os
 import weakref
 from typing import Any
 
+from .. import _log
 from ..comm.lifetime import wait_for_daemons
 
 _numbers = itertools.count()
@@ -34,7 +35,7 @@ def close_user(closer: weakref.finalize[..., Any]) -> None:
     if parts is not None:
         _, number, natives = parts[2]
         del _open[number]
-        natives[0].close()
+        _end(natives[0])
 
 
 def _close(process: int, number: int, natives: tuple[Any, ...]) -> None:
@@ -43,12 +44,18 @@ def _close(process: int, number: int, natives: tuple[Any, ...]) -> None:
         _of_the_parent.extend(natives)
         return
     for native in natives:
-        native.close()
+        _end(native)
+
+
+def _end(native: Any) -> None:
+    """Closes it, and passes on what that has logged: an exchange may have failed."""
+    native.close()
+    _log.forward()
 
 
 @atexit.register
 def _close_all() -> None:
     for process, user in list(_open.values()):
         if process == os.getpid():
-            user.close()
+            _end(user)
     wait_for_daemons()

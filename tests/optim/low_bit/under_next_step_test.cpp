@@ -15,6 +15,7 @@
 #include "optim/naive/drive.h"
 #include "optim/naive/onebit_adam.h"
 #include "support/errors.h"
+#include "support/kept_log.h"
 #include "thinwire/core/memory.h"
 
 namespace thinwire::optim::under_next_step_test {
@@ -223,6 +224,28 @@ TEST(UnderNextStep, MayBeDestroyedUnderWay) {
     }
     comm.barrier();
   });
+}
+
+// Rank 1 ends when it has queued the first of several buckets.
+TEST(UnderNextStep, LogsThatTheLastExchangeFailedWhenItIsDestroyed) {
+  const ParameterLayout layout = test::grouped_layout();
+  OnebitAdamOptions o = plain_options();
+  o.compression.exchange.bucket_elements = 1;
+  test::KeptLog log(LogLevel::kWarning);
+  EXPECT_ANY_THROW(comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, o);
+    Floats params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= kFreeze + 1; ++t) {
+      Floats grads = test::gradient(layout.size(), t, comm.rank());
+      StepInput in{.params = params, .grads = View(grads)};
+      if (comm.rank() == 1 && t > kFreeze)
+        in.final_range = [](Range) { throw std::runtime_error("disk full"); };
+      (void)optimizer.step(in);
+    }
+  }));
+  const auto lines = log.with("exchange of the last step was dropped");
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("disk full"), std::string::npos) << lines[0];
 }
 
 // Before it has sent its momentum, and after that.

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "optim/checks.h"
 #include "optim/saved_state.h"
+#include "thinwire/core/error.h"
+#include "thinwire/core/log.h"
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/cast.h"
 
@@ -18,6 +21,18 @@ namespace {
 constexpr const char* kLocalParams = "local_params";
 
 }  // namespace
+
+UnderNextStep::~UnderNextStep() {
+  try {
+    (void)arrive();
+  } catch (const Error& error) {
+    momentum_.exchange.drop();
+    log(LogLevel::kWarning,
+        std::string("the exchange of the last step was dropped, and parameters "
+                    "stay this rank's own: ") +
+            error.what());
+  }
+}
 
 // ---- a step
 

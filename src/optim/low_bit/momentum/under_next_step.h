@@ -21,8 +21,9 @@ class UnderNextStep final : public LocalSteps {
   UnderNextStep(LowBitModel& model, CompressedMomentum& momentum,
                 const Denominator& denominator)
       : model_(model), momentum_(momentum), denominator_(denominator) {}
-  /// Blocks until an exchange in flight is over. It reads the parts above.
-  ~UnderNextStep() override { momentum_.exchange.drop(); }
+  /// Blocks until an exchange in flight is over, because it reads the parts
+  /// above. Logs a warning if it has failed.
+  ~UnderNextStep() override;
   UnderNextStep(const UnderNextStep&) = delete;
   UnderNextStep& operator=(const UnderNextStep&) = delete;
 
