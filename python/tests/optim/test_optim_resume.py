@@ -317,3 +317,29 @@ def test_steps_of_torch_that_no_run_has_are_refused(step: float, text: str) -> N
     state["state"][1]["step"] = torch.tensor(step)
     with pytest.raises((CorruptCheckpoint, InvalidArgument), match=text):
         cases.make("OnebitAdam", net.parameters()).load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:parameters differ")
+def test_a_state_saved_under_the_next_step_needs_the_option() -> None:
+    def save(comm: Any) -> Any:
+        net, optimizer = cases.made("OnebitAdamUnder", comm)
+        cases.train(net, optimizer, range(8), comm.rank)
+        differing = through_a_file(optimizer.state_dict())
+        optimizer.synchronize()
+        return differing, through_a_file((net.state_dict(), optimizer.state_dict()))
+
+    def load(comm: Any) -> str:
+        differing, (weights, state) = saved[comm.rank]
+        net, optimizer = cases.made("OnebitAdam", comm, seed=9)
+        for residuals in ["drop"] if comm.size == 1 else ["keep", "drop"]:
+            with pytest.raises(CorruptCheckpoint, match="compressed_under_next_step"):
+                optimizer.load_state_dict(differing, residuals=residuals)
+        assert not optimizer._native.optimizer.steps
+        net.load_state_dict(weights)
+        optimizer.load_state_dict(state, residuals="keep" if comm.size > 1 else "drop")
+        cases.train(net, optimizer, range(8, 12), comm.rank)
+        return cases.bits(net)
+
+    saved = run_local_ranks(2, save)
+    assert len(set(run_local_ranks(2, load))) == 1
+    run_local_ranks(1, load)

@@ -12,6 +12,7 @@
 #include "core/require.h"
 #include "optim/averages/unit_average.h"
 #include "optim/low_bit/impl.h"
+#include "optim/parameters_differ.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 
@@ -234,6 +235,14 @@ void LowBitOptimizer::Impl::require_owner(const StateDict& state) {
   require_layout(state, model.adam.layout());
   require_residual_owner(state, model);
   if (state.text("optimizer") != model.settings.name) return;
+  // Its caller restores the rank's own parameters, which would differ for good.
+  if (under_next_step == nullptr && state.has_scalar(kParametersDiffer) &&
+      state.integer(kParametersDiffer) != 0)
+    throw Error(ErrorCode::kCorruptCheckpoint,
+                "the state was saved with compressed_under_next_step while "
+                "parameters differed from rank to rank: make the optimizer "
+                "with it, or call synchronize() before saving; checkpoints "
+                "load with and without it");
   std::istringstream names(state.text("arrays"));
   for (std::string name; std::getline(names, name);)
     static_cast<void>(state.array(name));

@@ -248,6 +248,41 @@ TEST(UnderNextStep, LogsThatTheLastExchangeFailedWhenItIsDestroyed) {
   EXPECT_NE(lines[0].find("disk full"), std::string::npos) << lines[0];
 }
 
+TEST(UnderNextStep, AnotherOptimizerRefusesAStateOfDifferentParameters) {
+  const ParameterLayout layout = test::grouped_layout();
+  OnebitAdamOptions without = plain_options();
+  without.compression.exchange.under_next_step = false;
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    OnebitAdam first(comm, layout, plain_options());
+    OnebitAdam second(comm, layout, without);
+    Floats params = test::normal(layout.size(), 3);
+    for (std::int64_t t = 1; t <= 6; ++t)
+      (void)test::step_of(first, params, t, comm.rank());
+    test::expect_error(ErrorCode::kCorruptCheckpoint,
+                       {"compressed_under_next_step", "synchronize()"},
+                       [&] { second.load_state_dict(copy_of(first.state())); });
+    EXPECT_EQ(second.progress().steps, 0);
+    // A checkpoint has the common parameters, which fit.
+    const auto common =
+        exchanged_params(first, std::span<const float>(params)).as<float>();
+    Floats loaded(common.begin(), common.end());
+    (void)second.adopt(copy_of(first.state()))();
+    synchronize(first, params);
+    EXPECT_EQ(loaded, params);
+    OnebitAdam third(comm, layout, without);
+    third.load_state_dict(copy_of(first.state()));
+    for (std::int64_t t = 7; t <= 9; ++t) {
+      (void)test::step_of(second, loaded, t, comm.rank());
+      (void)test::step_of(third, params, t, comm.rank());
+      ASSERT_EQ(loaded, params) << t;
+    }
+    Floats all(2 * layout.size());
+    comm.all_gather(View(params), View(all));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      ASSERT_EQ(all[i], params[i % layout.size()]);
+  });
+}
+
 // Before it has sent its momentum, and after that.
 TEST(UnderNextStep, NamesARankThatDies) {
   const ParameterLayout layout = test::grouped_layout();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "optim/checks.h"
+#include "optim/parameters_differ.h"
 #include "optim/saved_state.h"
 #include "thinwire/core/error.h"
 #include "thinwire/core/log.h"
@@ -123,7 +124,7 @@ void UnderNextStep::repeat(View params) {
 }
 
 void UnderNextStep::list(StateParts& parts) {
-  ScalarPart flag{.name = "parameters_differ"};
+  ScalarPart flag{.name = kParametersDiffer};
   // States of other options lack all of it.
   if (!parts.has(kLocalParams, true)) flag.missing = 0;
   const bool differs = parts.integer(flag, differs_);
