@@ -23,6 +23,7 @@ from engines import (
     flat,
     loss_of,
     make,
+    optimizer_of,
     same_bits,
     train,
     trained,
@@ -168,16 +169,23 @@ def test_inside_a_window_writing_is_refused(comm: Any) -> None:
             engine.step()
 
 
+UNDER = optimizer_of("OneBitAdam", freeze_step=2)
+UNDER |= {"thinwire": {"compressed_under_next_step": True}}
+
+
+@pytest.mark.parametrize("config,phase", [(ZERO_ONE, "local"), (UNDER, "compressed")])
 @by_ranks(2)
-def test_between_local_steps_writing_is_refused(comm: Any) -> None:
-    engine = make(comm, config_of(**ZERO_ONE))
+def test_between_exchanges_writing_is_refused(
+    comm: Any, config: dict[str, Any], phase: str
+) -> None:
+    engine = make(comm, config_of(**config))
     step = 0
-    while engine.report is None or engine.report.phase != "local":
+    while engine.report is None or engine.report.phase != phase:
         train(engine, range(step, step + 1))
         step += 1
     kept = copy.deepcopy(engine.module.state_dict())
     in_place(engine.module)
-    with pytest.raises(thinwire.FailedPrecondition, match="between local steps"):
+    with pytest.raises(thinwire.FailedPrecondition, match="between two exchanges"):
         engine.backward(loss_of(engine, comm.rank, step * 10))
     engine.module.load_state_dict(kept)
     with engine.evaluation():

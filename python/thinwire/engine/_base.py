@@ -32,8 +32,8 @@ _INSIDE = (
     "what is to change them comes after step() at a boundary"
 )
 _BETWEEN_EXCHANGES = (
-    "parameters were changed between local steps, when ranks differ, and the "
-    "next exchange would undo it: change them inside `with engine.evaluation():`, or by "
+    "parameters were changed between two exchanges, when ranks differ, and the "
+    "next one would undo it: change them inside `with engine.evaluation():`, or by "
     "engine.load_module_state_dict()"
 )
 

@@ -311,7 +311,10 @@ class Engine(NotHere, Values, Saving):
         assert self.report is not None
         goes_under = self._config.comm.compressed_under_next_step
         differ = self.report.phase == "local" or (
-            self.report.phase == "compressed" and goes_under and self._comm.size > 1
+            self.report.phase == "compressed"
+            and goes_under
+            and applied
+            and self._comm.size > 1
         )
         self._written(is_behind=differ)
         # Schedulers of torch check that a step precedes theirs.
@@ -375,8 +378,9 @@ class Engine(NotHere, Values, Saving):
         Collective. Within it autograd records nothing, and there is no step.
 
         Between local steps of 0/1 Adam this is an exchange beside those of its
-        schedule. Training continues from the result, so its bits differ from those
-        without it.
+        schedule. With compressed_under_next_step of 1-bit Adam, parameters become the
+        common ones. Training continues from the result, so its bits differ from those
+        without it. The module's eval() changes no parameters.
         """
         core = self._made
         with in_call("evaluation()"):

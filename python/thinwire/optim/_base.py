@@ -364,8 +364,8 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
 
         Values that the program has written into parameters since the last step take
         effect. All ranks must write the same ones. If ranks differ (0/1 Adam or an outer
-        loop between exchanges), the program must write all parameters, and updates since the last
-        exchange are discarded. Otherwise call synchronize() before.
+        loop between exchanges, and compressed_under_next_step), the program must write all
+        parameters, and updates since the last exchange are discarded. Otherwise call synchronize() before.
 
         Raises FailedPrecondition, with nothing changed, if something is not as it was
         at construction, and InvalidArgument or TypeError for a value in param_groups.
@@ -468,8 +468,10 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
     @in_call("synchronize()")
     def synchronize(self) -> None:
         """Makes parameters equal on all ranks if they differ (0/1 Adam or an outer loop
-        between exchanges). Collective; call it before evaluation and saving. It is an
-        extra exchange, so a run with it has other bits than one without.
+        between exchanges, and compressed_under_next_step after each compressed step, also
+        the last one). Collective; call it before evaluation and saving. It is an extra
+        exchange or discards this rank's own step, so a run with it has other bits than
+        one without.
         """
         native = self._made
         with self._telling_others("synchronize()"):
@@ -490,6 +492,10 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
     def close(self) -> None:
         """Ends communication; the model does not change. Local, idempotent. It is
         called when the optimizer is destroyed, and before the interpreter ends.
+
+        With compressed_under_next_step it waits for the exchange in flight. If another
+        rank does not answer, that takes the time-out of the process group or of
+        THINWIRE_TIMEOUT. Then a warning is logged, and parameters stay this rank's own.
         """
         if os.getpid() == self._process:
             self._closer()
