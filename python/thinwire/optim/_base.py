@@ -363,9 +363,10 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
         them can continue. All ranks must pass it, or none.
 
         Values that the program has written into parameters since the last step take
-        effect. All ranks must write the same ones. If ranks differ (0/1 Adam or an outer
-        loop between exchanges, and compressed_under_next_step), the program must write all
-        parameters, and updates since the last exchange are discarded. Otherwise call synchronize() before.
+        effect. All ranks must write the same ones. If ranks differ, the program must write
+        all parameters, and updates since the last exchange are discarded. Otherwise call
+        synchronize() before. They differ between exchanges of 0/1 Adam and of an outer
+        loop, and with compressed_under_next_step.
 
         Raises FailedPrecondition, with nothing changed, if something is not as it was
         at construction, and InvalidArgument or TypeError for a value in param_groups.
@@ -467,11 +468,11 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     @in_call("synchronize()")
     def synchronize(self) -> None:
-        """Makes parameters equal on all ranks if they differ (0/1 Adam or an outer loop
-        between exchanges, and compressed_under_next_step after each compressed step, also
-        the last one). Collective; call it before evaluation and saving. It is an extra
-        exchange or discards this rank's own step, so a run with it has other bits than
-        one without.
+        """Makes parameters equal on all ranks if they differ. Collective; call it before
+        evaluation and saving. They differ between exchanges of 0/1 Adam and of an outer
+        loop. With compressed_under_next_step they do after each compressed step, also
+        the last one. It is an extra exchange or discards this rank's own step, so a run
+        with it has other bits than one without.
         """
         native = self._made
         with self._telling_others("synchronize()"):

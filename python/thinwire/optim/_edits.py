@@ -22,8 +22,9 @@ _ROUNDING = 2.0**-20
 
 class Edits:
     """Copies what was written, because a later step would undo it. Masters of 16-bit
-    parameters take it. After local steps of 0/1 Adam or of an outer loop, and while 1-bit
-    Adam's momentum travels under the next step, so do the parameters of the last exchange.
+    parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
+    parameters of the last exchange. So do the common ones of 1-bit Adam while its
+    momentum travels under the next step.
     """
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
