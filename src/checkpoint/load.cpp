@@ -195,13 +195,14 @@ void note_dropped_residuals(const Manifest& manifest,
 // Only the states of an optimizer with local steps have them.
 void note_left_out_steps(const Manifest& manifest, bool restores_them,
                          std::vector<std::string>& notes) {
-  if (manifest.steps_behind == 0 || restores_them) return;
+  const std::int64_t steps = steps_left_out(manifest);
+  if (steps == 0 || restores_them) return;
   notes.push_back(fmt::format(
       "{} local steps after the last exchange are left out: save with "
       "local_steps = kSynchronize (Python: local_steps=\"synchronize\") to "
       "have "
       "them in the weights",
-      manifest.steps_behind));
+      steps));
 }
 
 // Instead of rank 0's.

@@ -116,8 +116,8 @@ void print_manifest(const std::string& directory, const Manifest& m) {
   line("optimizer",
        fmt::format("{}, {}, {}, {}, ZeRO stage {}", m.optimizer, m.semantics,
                    m.phase, m.precision, m.zero_stage));
-  if (m.steps_behind > 0)
-    line("weights", fmt::format("{} local steps behind", m.steps_behind));
+  if (const std::int64_t steps = checkpoint::steps_left_out(m); steps > 0)
+    line("weights", fmt::format("{} local steps behind", steps));
   std::uint64_t elements = 0;
   for (const auto& parameter : m.parameters)
     elements += checkpoint::elements_of(parameter.shape).value();

@@ -82,7 +82,7 @@ Description describe(const std::string& path, const FoundCheckpoint& found) {
   d.step = m.step;
   d.world = m.world;
   d.zero_stage = m.zero_stage;
-  d.steps_behind = m.steps_behind;
+  d.steps_behind = steps_left_out(m);
   for (const SavedParameter& parameter : m.parameters)
     d.parameters += elements_of(parameter.shape).value();
   for (const SavedFile& file : m.files) d.bytes += file.bytes;

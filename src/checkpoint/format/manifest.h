@@ -87,6 +87,10 @@ struct Manifest {
 /// differ for good and the weights are rank 0's.
 inline constexpr const char* kOwnParameters = "own_parameters";
 
+/// Returns the local steps that the weights lack. Under the next step of 1-bit
+/// Adam they lack none: steps_behind counts the one that parameters differ by.
+[[nodiscard]] std::int64_t steps_left_out(const Manifest& manifest);
+
 /// Whether each host wrote its ranks' files into a directory of its own.
 [[nodiscard]] bool is_in_parts(const Manifest& manifest) noexcept;
 

@@ -14,6 +14,7 @@
 #include "checkpoint/format/manifest.h"
 #include "core/json.h"
 #include "core/require.h"
+#include "optim/parameters_differ.h"
 #include "thinwire/core/checksum.h"
 
 namespace thinwire::checkpoint {
@@ -158,6 +159,13 @@ void write_identity(const Manifest& manifest, Lines& writer) {
 }
 
 }  // namespace
+
+std::int64_t steps_left_out(const Manifest& manifest) {
+  const StateDict& scalars = manifest.scalars;
+  const bool has_all = scalars.has_scalar(optim::kParametersDiffer) &&
+                       scalars.integer(optim::kParametersDiffer) != 0;
+  return has_all ? 0 : manifest.steps_behind;
+}
 
 bool is_in_parts(const Manifest& manifest) noexcept {
   return !manifest.files.empty() && !manifest.files.front().host.empty();

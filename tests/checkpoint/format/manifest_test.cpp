@@ -44,6 +44,15 @@ TEST(Manifest, ScalarsKeepTheirBits) {
   }
 }
 
+TEST(Manifest, WeightsUnderTheNextStepLackNoStep) {
+  Manifest manifest = full_manifest();
+  EXPECT_EQ(steps_left_out(manifest), 3);
+  manifest.scalars.put_integer("parameters_differ", 0);
+  EXPECT_EQ(steps_left_out(manifest), 3);
+  manifest.scalars.put_integer("parameters_differ", 1);
+  EXPECT_EQ(steps_left_out(manifest), 0);
+}
+
 TEST(Manifest, TheTextIsAsTheFormatSays) {
   const std::string text = write_manifest(full_manifest());
   for (const std::string_view piece : {
