@@ -91,7 +91,7 @@ plan::Workload workload_of(const PlanFlags& flags, int ranks) {
                                  flags.file ? &*flags.file : nullptr);
   if (flags.steps_per_outer_sync)
     work.steps_per_outer_sync = *flags.steps_per_outer_sync;
-  if (flags.matrices) work.matrices = *flags.matrices;
+  if (flags.matrices) work.matrices = flags.matrices;
   work.steps_per_variance_step = flags.steps_per_variance_step;
   if (!flags.dtype.empty()) work.dtype = dtype_of(flags.dtype);
   return work;
@@ -135,6 +135,12 @@ void say_host_path(const Front& front, const PlanFlags& flags,
   if (flags.threads != 0 || flags.json) return;
   const double copies = front.copies_gbps ? front.copies_gbps() : 0;
   front.out << host_path(work, copies);
+}
+
+void require_matrices(const PlanFlags& flags) {
+  if (flags.matrices && *flags.matrices > flags.params)
+    refuse_usage(fmt::format("--matrices: must be at most --params {}, got {}",
+                             flags.params, *flags.matrices));
 }
 
 void require_run(const PlanFlags& flags) {
@@ -216,6 +222,7 @@ void run_in_job(const Front& front, const PlanFlags& flags) {
 
 void run_plan(const Front& front, PlanFlags flags) {
   require_run(flags);
+  require_matrices(flags);
   if (!flags.config.empty())
     flags.file = reading_config([&] {
       // A prediction does not print the notes on keys.
@@ -315,8 +322,8 @@ void add_plan(CLI::App& app, const Front& front) {
       ->excludes(backward);
   command->add_option(
       "--config", flags->config,
-      "a configuration file that gives dtype, accumulation, buckets, residuals "
-      "and stages");
+      "a configuration file that gives dtype, accumulation, buckets, "
+      "residuals, low rank and stages");
   command
       ->add_option("--dtype", flags->dtype,
                    "dtype of parameters: fp32, fp16 or bf16 (default: from "

@@ -16,10 +16,17 @@ namespace {
 // Ethernet, IP and TCP; TCP's payload; MPI's own.
 constexpr double kHeaders = 90, kSegment = 1448, kEnvelope = 48;
 
-// Columns of a factor, and rows of a column that have one scale.
-constexpr double kLowRank = 8;
-constexpr double kLength = 3;  // of a matrix, in its widths
-constexpr std::size_t kFactorBlock = 64;
+constexpr double kLength = 3;             // of a matrix, in its widths
+constexpr std::size_t kFactorBlock = 64;  // rows of a column with one scale
+constexpr double kMatrices = 32;
+
+double matrices_of(const Workload& work) noexcept {
+  return work.matrices.value_or(std::min(kMatrices, work.parameters));
+}
+
+double width_of(const Workload& work) noexcept {
+  return std::sqrt(work.parameters / matrices_of(work) / kLength);
+}
 
 double bytes_per_second(double gbps) { return gbps * 1e9 / 8; }
 
@@ -106,9 +113,16 @@ double record_bytes_per_element(int bits) {
   return static_cast<double>(codec_with(bits).record_bytes(kBlock)) / kBlock;
 }
 
+double factor_columns(const Workload& work) noexcept {
+  const double width = width_of(work);
+  const double columns = std::min(static_cast<double>(work.low_rank), width);
+  const bool is_small = 2 * columns * (1 + kLength) < kLength * width;
+  return is_small ? columns : 0;
+}
+
 double factor_elements(const Workload& work) noexcept {
-  const double width = std::sqrt(work.parameters / work.matrices / kLength);
-  return kLowRank * work.matrices * width * (1 + kLength) / 2;
+  return factor_columns(work) * matrices_of(work) * width_of(work) *
+         (1 + kLength) / 2;
 }
 
 double in_full_blocks(double elements) noexcept {

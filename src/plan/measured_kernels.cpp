@@ -20,10 +20,10 @@ namespace {
 constexpr std::size_t kWords = kBlock / 32;
 constexpr int kBits = 4;
 constexpr std::size_t kCodeWords = kernels::quantized_words(kBlock, kBits);
-constexpr float kStep = 1e-6f;              // of codes
-constexpr std::size_t kColumns = 1024;      // of its matrix
-constexpr std::size_t kBlocksPerPart = 64;  // of a thread's work
-constexpr std::size_t kRank = 8;            // of low rank
+constexpr float kStep = 1e-6f;                 // of codes
+constexpr std::size_t kColumns = 1024;         // of its matrix
+constexpr std::size_t kBlocksPerPart = 64;     // of a thread's work
+constexpr std::size_t kRank = Compute::kRank;  // of low rank
 
 std::size_t blocks_in(std::size_t elements) {
   return (elements + kBlock - 1) / kBlock;

@@ -47,10 +47,11 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
       memory.states = (masters + 2 * kFloat + residuals) * n;
       memory.buckets = (compresses ? dtype * n : 0) + slots;
       break;
-    case Way::kLowRank:  // residuals and matrices; 16-bit gradients' mean
+    case Way::kLowRank:  // m, v, e, matrices, servers; 16-bit gradients' mean
       memory.gradients += compresses && dtype < kFloat ? kFloat * n : 0;
-      memory.states =
-          (masters + 2 * kFloat + (compresses ? 2 * kFloat : 0)) * n;
+      memory.states = (masters + 2 * kFloat +
+                       (compresses ? 2 * kFloat + kFloat / ranks : 0)) *
+                      n;
       break;
     case Way::kOnebitAdam:  // d, m as records
       memory.gradients += means;

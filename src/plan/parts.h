@@ -18,7 +18,10 @@ inline constexpr std::size_t kBlock = kernels::kSumChunk;
 inline constexpr std::size_t kScalarBytes = 16;
 inline constexpr std::size_t kNormBytes = 8;
 
-/// Returns half of the elements of the factors P and Q of rank 8.
+/// Returns the columns of a factor, and half of the elements of all factors P
+/// and Q. Matrices have none if these are half of their elements or more; the
+/// columns are 0 then.
+[[nodiscard]] double factor_columns(const Workload& work) noexcept;
 [[nodiscard]] double factor_elements(const Workload& work) noexcept;
 /// Returns `elements` in blocks of 64, as elements of full blocks with as many
 /// bytes in 8 bits.

@@ -80,9 +80,15 @@ std::string_view to_string(Way way) noexcept {
   constexpr std::array<std::string_view, kNumWays> kNames{
       "exact",     "onebit_adam",  "zero_one_adam", "zero",
       "zero 8/8",  "zero 4/4",     "lean",          "outer 4/4",
-      "torch ddp", "ddp_hook 4/4", "low rank 8"};
+      "torch ddp", "ddp_hook 4/4", "low rank"};
   const auto at = static_cast<std::size_t>(way);
   return at < kNames.size() ? kNames[at] : "unknown";
+}
+
+std::string name_of(const Prediction& prediction) {
+  const std::string_view way = to_string(prediction.way);
+  if (prediction.way != Way::kLowRank) return std::string(way);
+  return fmt::format("{} {}", way, prediction.low_rank);
 }
 
 void Network::validate() const {
@@ -118,7 +124,13 @@ void Workload::validate() const {
   require_not_negative(zero_bucket_bound, "zero_bucket_bound");
   require_from_1(steps_per_sync, "steps_per_sync");
   require_from_1(steps_per_outer_sync, "steps_per_outer_sync");
-  require_from_1(matrices, "matrices");
+  require(low_rank >= 1 && low_rank <= 64, "low_rank", "in [1, 64]", low_rank);
+  if (matrices) {
+    require_from_1(*matrices, "matrices");
+    require(*matrices <= parameters, "matrices",
+            fmt::format("at most the parameters, which are {}", parameters),
+            *matrices);
+  }
   require(
       steps_per_variance_step == 0 || (std::isfinite(steps_per_variance_step) &&
                                        steps_per_variance_step >= 1),
@@ -128,6 +140,9 @@ void Workload::validate() const {
   require(run->steps >= 1 && run->steps <= RunStages::kMostSteps, "run.steps",
           fmt::format("in [1, {}]", RunStages::kMostSteps), run->steps);
   require(run->freeze_step >= 1, "run.freeze_step", ">= 1", run->freeze_step);
+  require(run->first_low_rank_steps.value_or(0) >= 0,
+          "run.first_low_rank_steps", ">= 0",
+          run->first_low_rank_steps.value_or(0));
   const int bits = run->warmup_bits;  // those of a Way
   require(bits == 0 || bits == 4 || bits == 8, "run.warmup_bits", "0, 4 or 8",
           bits);
@@ -155,6 +170,8 @@ Prediction predict(Way way, bool by_host, const Workload& work,
                                                      : 1,
           .steps_per_variance_step =
               way == Way::kZeroOneAdam ? work.steps_per_variance_step : 0,
+          .low_rank = way == Way::kLowRank ? work.low_rank : 0,
+          .has_factors = way == Way::kLowRank && factor_columns(work) > 0,
           .has_spare_core = work.has_spare_core,
           .parameters = work.parameters};
 }

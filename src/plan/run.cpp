@@ -126,7 +126,9 @@ PlannedRun planned_run(Way way, bool by_host, const Workload& work,
     planned.exact_steps = run.steps;
     const std::int64_t first =
         way == Way::kLowRank
-            ? std::min(optim::first_low_rank_steps_of_run(run.steps), run.steps)
+            ? std::min(run.first_low_rank_steps.value_or(
+                           optim::first_low_rank_steps_of_run(run.steps)),
+                       run.steps)
             : 0;
     stages = {{Way::kDdpHook, work, first}, {way, work, run.steps - first}};
   }

@@ -180,6 +180,8 @@ double hook_seconds(const Step& step) {
 double low_rank_seconds(const Step& step) {
   const Compute& compute = step.compute;
   const double n = step.elements();
+  const double columns = factor_columns(step.work);
+  if (columns == 0) return hook_seconds(step) + n * compute.norm;
   double busy = 0, wire = 0;
   if (step.network.ranks > 1) {
     LowBitExchange factors = exchange_of(step);
@@ -192,8 +194,8 @@ double low_rank_seconds(const Step& step) {
                              step.bucket_elements() * sizeof(float))
             : 0;
     wire = legs + 2 * pipelined(step, factors, {.turn = compute.turn});
-    busy =
-        step.transport + n * (compute.factor / step.local() + compute.product);
+    const double products = compute.factor / step.local() + compute.product;
+    busy = step.transport + n * products * columns / Compute::kRank;
   }
   return step.before() +
          beside_backward(step.work, step.work.backward_seconds, wire, busy) +

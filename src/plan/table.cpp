@@ -60,14 +60,19 @@ std::string notes_on(std::span<const Prediction> all) {
           "{}: means over its steps after the warm-up, at one sync in {:.4g} "
           "steps; it costs loss, so `fastest` leaves it out in runs below {} "
           "steps\n",
-          to_string(p.way), p.steps_per_exchange, kLongRun);
+          name_of(p), p.steps_per_exchange, kLongRun);
     if (p.way == Way::kLowRank && !p.is_by_host && p.parameters < kLargeModel)
       text += fmt::format(
           "{}: it costs loss where matrices are small, so `fastest` leaves it "
           "out in models below {:.0g} parameters\n",
-          to_string(p.way), kLargeModel);
+          name_of(p), kLargeModel);
+    if (p.way == Way::kLowRank && !p.is_by_host && !p.has_factors)
+      text += fmt::format(
+          "{}: factors of so many matrices would have half of their elements "
+          "or more, so all elements travel in 8 bits\n",
+          name_of(p));
     if (p.way != Way::kZeroOneAdam || p.is_by_host) continue;
-    text += fmt::format("{}: means over its steps, counted ", to_string(p.way));
+    text += fmt::format("{}: means over its steps, counted ", name_of(p));
     text += p.steps_per_variance_step > 0
                 ? fmt::format(
                       "before its freeze, at one variance step in "
@@ -91,7 +96,7 @@ std::string notes_on_runs(std::span<const Prediction> all) {
     const PlannedRun& run = *p.run;
     if (p.is_by_host || run.compressed_steps == 0) continue;
     text += fmt::format("{}: {} steps of the run are exact{}, {} compressed",
-                        to_string(p.way), run.exact_steps, over_bits(run),
+                        name_of(p), run.exact_steps, over_bits(run),
                         run.compressed_steps);
     if (run.local_steps > 0) text += fmt::format(", {} local", run.local_steps);
     text += '\n';
@@ -110,8 +115,7 @@ std::string head_of(bool has_run) {
 }
 
 std::string line_of(const Prediction& p) {
-  std::string text =
-      fmt::format("{:<14}{:<9}", to_string(p.way), exchange_of(p));
+  std::string text = fmt::format("{:<14}{:<9}", name_of(p), exchange_of(p));
   if (p.run)
     text += fmt::format(kOfRun, time_text(p.run->seconds),
                         bytes_text(p.run->bytes));
@@ -173,8 +177,7 @@ std::string plan_table(std::span<const Prediction> all) {
   for (const Prediction& p : ranked(all)) text += line_of(p);
   text += notes_on(all);
   if (best.run) text += notes_on_runs(all);
-  text +=
-      fmt::format("fastest: {}, {}, ", to_string(best.way), exchange_of(best));
+  text += fmt::format("fastest: {}, {}, ", name_of(best), exchange_of(best));
   return text + (best.run ? fmt::format("{} for {} steps\n",
                                         time_text(best.run->seconds),
                                         steps_of(*best.run))
@@ -186,7 +189,7 @@ std::string plan_json(std::span<const Prediction> all) {
   std::string text;
   for (const Prediction& p : ranked(all)) {
     Json line = Json::object();
-    line.add("way", Json::of(to_string(p.way)));
+    line.add("way", Json::of(name_of(p)));
     line.add("exchange", Json::of(exchange_of(p)));
     line.add("ms_per_step", Json::of(p.step_seconds * 1e3));
     line.add("bytes_sent", Json::of(p.traffic.bytes));
@@ -202,7 +205,7 @@ std::string plan_json(std::span<const Prediction> all) {
   }
   const Prediction& best = fastest(all);
   Json last = Json::object();
-  last.add("fastest", Json::of(to_string(best.way)));
+  last.add("fastest", Json::of(name_of(best)));
   last.add("exchange", Json::of(exchange_of(best)));
   last.add("has_spare_core", Json::of(best.has_spare_core));
   return text + compact_json(last) + '\n';

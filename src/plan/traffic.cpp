@@ -161,6 +161,8 @@ void add_both_ways(Way way, const Workload& work, std::size_t bucket, int bits,
 
 // Both exchanges of factors, after sums of gradients inside hosts.
 void add_low_rank(const Workload& work, std::size_t bucket, MeanTraffic& all) {
+  if (factor_columns(work) == 0)
+    return add_both_ways(Way::kLowRank, work, bucket, 8, kSumBytes, all);
   const auto factors =
       static_cast<std::size_t>(in_full_blocks(factor_elements(work)));
   for_buckets(elements_of(work), bucket, all,

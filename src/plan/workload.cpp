@@ -50,6 +50,7 @@ Workload workload_of(const config::Config& config, int ranks, Workload work) {
           std::get_if<optim::OnebitAdamOptions>(&config.optimizer))
     work.residual_dtype =
         onebit->compression.residual_dtype.value_or(DType::kFloat32);
+  if (config.average.low_rank > 0) work.low_rank = config.average.low_rank;
   if (config.outer.sync_every > 0)
     work.steps_per_outer_sync = static_cast<double>(config.outer.sync_every);
   return work;
@@ -65,7 +66,10 @@ Workload workload_of_run(Workload work, std::int64_t total_steps,
                 .freeze_step = optim::freeze_step_of_run(steps),
                 .warmup_bits = freeze_step ? 0 : optim::kWarmupBitsOfRun,
                 .zero_one = optim::zero_one_stages_of_run(steps)};
-  if (config != nullptr) take_named_stages(config->optimizer, run);
+  if (config != nullptr) {
+    take_named_stages(config->optimizer, run);
+    run.first_low_rank_steps = config->average.first_steps;
+  }
   if (freeze_step) run.freeze_step = *freeze_step;
   if (warmup_bits) run.warmup_bits = *warmup_bits;
   work.steps_per_sync = static_cast<double>(run.zero_one.local_step_clipper);

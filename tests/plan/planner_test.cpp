@@ -335,7 +335,57 @@ TEST(Planner, LowRankSendsFactorsBesideBackward) {
   EXPECT_NEAR(step(1e4), .02 + .01 + .09 + .03, 0.001);
   EXPECT_NEAR(step(1e-3), .02 + .01 + factors * 8e-6 + .03, 0.05);
   EXPECT_EQ(memory_of(Way::kLowRank, false, work, network_of(2, 1, 1)).states,
-            16 * 30e6);
+            (16 + 4. / 2) * 30e6);
+}
+
+TEST(Planner, LowRankGrowsWithItsRankAndEndsWhereFactorsDoNotPay) {
+  const Network network = network_of(2, 1, 1);
+  const auto of = [&](int low_rank, double matrices) {
+    const Workload work{.parameters = 6.6e6,
+                        .backward_seconds = .08,
+                        .low_rank = low_rank,
+                        .matrices = matrices};
+    return predict(Way::kLowRank, false, work, network,
+                   {.turn = 0, .factor = 2e-7, .product = 1e-7});
+  };
+  const Prediction four = of(4, 32), eight = of(8, 32);
+  EXPECT_EQ(name_of(four), "low rank 4");
+  EXPECT_NEAR(2 * four.traffic.bytes, eight.traffic.bytes, 200);
+  // Products take .3 us per element at rank 8.
+  EXPECT_NEAR(eight.step_seconds, .01 + 6.6e6 * .3e-6, .1);
+  EXPECT_NEAR(four.step_seconds, .01 + 6.6e6 * .15e-6, .1);
+  // 2 r (a + b) < a b with b = 3 a: a matrix of 21.3 x 64 is the last for r
+  // = 8.
+  const double least = 8. * 8 / 3;
+  const double most = 6.6e6 / (3 * least * least);
+  EXPECT_TRUE(of(8, std::floor(most)).has_factors);
+  for (const double matrices : {std::ceil(most), 10'000., 6.6e6}) {
+    const Prediction plain = of(8, matrices);
+    EXPECT_FALSE(plain.has_factors);
+    EXPECT_NEAR(plain.traffic.bytes, 6.6e6 * (1 + 4. / 1024), 200);
+    EXPECT_NE(plan_table(std::vector{plain}).find("travel in 8 bits"),
+              std::string::npos);
+  }
+}
+
+TEST(Planner, LowRankFollowsTheConfigurationsRankAndFirstSteps) {
+  config::Config config;
+  config.average = {.low_rank = 4, .first_steps = 3};
+  Workload work = workload_of(config, 2, {.parameters = 1e7});
+  EXPECT_EQ(work.low_rank, 4);
+  work = workload_of_run(work, 1000, {}, {}, &config);
+  const Network network = network_of(2, 1, 1);
+  const auto bytes = [&](Way way) {
+    return traffic_of(way, false, work, network).bytes;
+  };
+  const auto run_bytes = [&] {
+    return planned_run(Way::kLowRank, false, work, network, {}).bytes;
+  };
+  EXPECT_NEAR(run_bytes(),
+              3 * bytes(Way::kDdpHook) + 997 * bytes(Way::kLowRank), 1);
+  work.run->first_low_rank_steps = 0;
+  EXPECT_NEAR(run_bytes(), 1000 * bytes(Way::kLowRank), 1);
+  EXPECT_EQ(workload_of(config::Config(), 2, {.parameters = 1e7}).low_rank, 8);
 }
 
 TEST(Planner, LowRankIsTheFastestOfLargeModelsOnly) {
@@ -527,7 +577,13 @@ TEST(Planner, RefusesWhatIsOutOfRange) {
                 "steps_per_sync must be finite and >= 1, got 0.5"},
                {{.parameters = 1e6, .steps_per_variance_step = 0.5},
                 {},
-                "steps_per_variance_step must be 0, or finite"}};
+                "steps_per_variance_step must be 0, or finite"},
+               {{.parameters = 1e6, .low_rank = 65},
+                {},
+                "low_rank must be in [1, 64], got 65"},
+               {{.parameters = 1e6, .matrices = 1e6 + 1},
+                {},
+                "matrices must be at most the parameters"}};
   for (const auto& c : cases)
     test::expect_invalid({c.text}, [&] { (void)plan(c.work, c.network, {}); });
   test::expect_invalid({"by_host must be false without"}, [&] {

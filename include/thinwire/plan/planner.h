@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -73,7 +74,8 @@ struct Compute {
   double dequantize = 0;  ///< Decoding a change and adding it to a replica.
 
   // ---- per element, for low rank
-  double factor = 0;   ///< Both products of matrices with factors of rank 8.
+  static constexpr int kRank = 8;  ///< The rank that is measured.
+  double factor = 0;               ///< Both products of matrices with factors.
   double product = 0;  ///< The product of the factors, and the residual.
 };
 
@@ -145,12 +147,12 @@ enum class Way {
   kOuter,        ///< Local steps and syncs of an outer loop, 4 bits each way.
   kTorchDdp,     ///< torch's DDP over gloo: a ring beside backward. Flat.
   kDdpHook,      ///< ddp_hook: gradients in 4 bits each way beside backward.
-  kLowRank,      ///< Gradients as factors of rank 8 in 8 bits beside backward.
+  kLowRank,      ///< Gradients as factors in 8 bits beside backward.
 };
 inline constexpr int kNumWays = 11;
 
 /// Returns "exact", "onebit_adam", "zero_one_adam", "zero", "zero 8/8", "zero
-/// 4/4", "lean", "outer 4/4", "torch ddp", "ddp_hook 4/4" or "low rank 8".
+/// 4/4", "lean", "outer 4/4", "torch ddp", "ddp_hook 4/4" or "low rank".
 [[nodiscard]] std::string_view to_string(Way way) noexcept;
 
 /// The length of a run, and the steps at which its stages end.
@@ -163,6 +165,9 @@ struct RunStages {
   /// Bits per gradient element in the warm-up: 4, 8, or 0 for full precision.
   int warmup_bits = 0;
   optim::ZeroOneStages zero_one{};
+  /// Steps over 4 bits before low rank, >= 0; by default those of
+  /// optim::first_low_rank_steps_of_run().
+  std::optional<std::int64_t> first_low_rank_steps{};
 };
 
 /// A model and its step on one rank.
@@ -190,10 +195,11 @@ struct Workload {
   /// Bits per element that 1-bit Adam sends each way: 1, or 4 or 8 in a low-bit
   /// warm-up.
   int onebit_bits = 1;
-  /// Matrices of the model, for low rank, >= 1. They are taken to have all
-  /// elements, and one size, three times as long as wide. A transformer of L
-  /// layers has 4 L.
-  double matrices = 32;
+  int low_rank = 8;  ///< Most columns of a factor, in [1, 64].
+  /// Matrices of the model, for low rank, in [1, parameters]; by default 32, or
+  /// as many as there are parameters. They are taken to have all elements, and
+  /// one size, three times as long as wide. A transformer of L layers has 4 L.
+  std::optional<double> matrices{};
   std::optional<RunStages> run{};  ///< If unset, only a step is predicted.
 
   /// Checks the fields. Throws Error(kInvalidArgument) naming the field, its
@@ -260,10 +266,16 @@ struct Prediction {
   double steps_per_exchange = 1;
   /// Workload::steps_per_variance_step for 0/1 Adam, otherwise 0.
   double steps_per_variance_step = 0;
+  int low_rank = 0;  ///< Workload::low_rank for kLowRank, otherwise 0.
+  /// Whether matrices have factors of low rank. Otherwise all elements travel
+  /// in 8 bits.
+  bool has_factors = false;
   bool has_spare_core = true;  ///< Workload::has_spare_core.
   double parameters = 0;       ///< Workload::parameters.
 };
 
+/// Returns the way's name, and of kLowRank also the rank: "low rank 8".
+[[nodiscard]] std::string name_of(const Prediction& prediction);
 /// Returns the traffic of a step.
 [[nodiscard]] Traffic traffic_of(Way way, bool by_host, const Workload& work,
                                  const Network& network);
