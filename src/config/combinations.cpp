@@ -66,8 +66,6 @@ void check_average(const Config& config) {
     require(average.first_steps == std::nullopt && average.first_bits == 4 &&
                 average.total_steps == std::nullopt,
             "average", "left as it is with this optimizer", "other settings");
-  require(!average.first_steps || average.low_rank != 0, "first_steps",
-          "left out without low_rank", average.first_steps.value_or(0));
   if (average.is_exact()) return;
   const bool is_in_bits = average.bits != 0;
   const std::string_view name = is_in_bits ? "bits" : "low_rank";

@@ -58,6 +58,8 @@ json base_file(const KeyRule& rule) {
   if (rule.path.starts_with("thinwire.outer.") &&
       rule.path != "thinwire.outer.sync_every")
     file["thinwire"]["outer"]["sync_every"] = 3;
+  if (rule.path == "thinwire.first_steps" || rule.path == "thinwire.first_bits")
+    file["thinwire"]["low_rank"] = 8;
   if (rule.path == "thinwire.denominator_bits") file["thinwire"]["lean"] = true;
   if (rule.path.starts_with("zero_optimization.") &&
       rule.path != "zero_optimization.stage")

@@ -102,6 +102,8 @@ TEST(LowBitWireConfig, RefusesWhatAveragesCannotGoWithAndNamesAnother) {
        "bits must be 0 with low_rank = 8, got 4"},
       {[](Config& c) { c.average = {.first_steps = 3}; },
        "first_steps must be left out without low_rank"},
+      {[](Config& c) { c.average = {.bits = 4, .first_bits = 8}; },
+       "first_bits must be left out without low_rank, got 8"},
       {[](Config& c) { c.zero.stage = 1; },
        "low_rank must be 0 with ZeRO: use thinwire.zero_bits_up and "
        "thinwire.zero_bits_down, got 8"},

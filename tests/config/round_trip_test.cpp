@@ -225,12 +225,13 @@ TelemetryConfig any_telemetry() {
 
 optim::AverageOptions any_average() {
   optim::AverageOptions average{
-      .first_bits = *rc::gen::element(4, 8),
       .total_steps = maybe<std::int64_t>([] { return any_count(); })};
   if (any_bool())
     average.bits = *rc::gen::element(0, 4, 8);
   else
     average.low_rank = static_cast<int>(any_count(0, 65));
+  if (average.low_rank == 0) return average;
+  average.first_bits = *rc::gen::element(4, 8);
   if (any_bool()) average.first_steps = any_count(0);
   return average;
 }

@@ -16,6 +16,10 @@ void AverageOptions::validate() const {
   require(first_steps.value_or(0) >= 0, "first_steps", ">= 0",
           first_steps.value_or(0));
   exchange::require_bits("first_bits", first_bits);
+  require(low_rank != 0 || !first_steps, "first_steps",
+          "left out without low_rank", first_steps.value_or(0));
+  require(low_rank != 0 || first_bits == AverageOptions().first_bits,
+          "first_bits", "left out without low_rank", first_bits);
   require(total_steps.value_or(1) >= 1, "total_steps", ">= 1",
           total_steps.value_or(1));
 }
