@@ -335,6 +335,10 @@ TEST(AverageInFewBits, OptionsOutOfRangeAndOfOtherRanksAreRefused) {
                          [&] { make({.low_rank = 8, .first_steps = -1}); });
     test::expect_invalid({"first_bits must be 4 or 8, got 0"},
                          [&] { make({.low_rank = 8, .first_bits = 0}); });
+    test::expect_invalid({"first_steps must be left out without low_rank"},
+                         [&] { make({.bits = 4, .first_steps = 3}); });
+    test::expect_invalid({"first_bits must be left out without low_rank"},
+                         [&] { make({.first_bits = 8}); });
     test::expect_invalid({"total_steps must be >= 1, got 0"},
                          [&] { make({.low_rank = 8, .total_steps = 0}); });
     test::expect_invalid({"options", "bits=4", "bits=8"},
@@ -575,10 +579,83 @@ TEST(AverageInFewBits, AStateOfAnotherRankInMemoryIsRefused) {
     test::expect_error(
         ErrorCode::kCorruptCheckpoint, {"residuals of rank", "do not fit rank"},
         [&] { run.optimizer->load_state_dict(saved.states[other].values); });
-    const StateDict without = test::without(
-        test::without(saved.states[other].values, kWorker), kServer);
+    StateDict without = test::without(saved.states[other].values, "");
+    for (const char* key : {kWorker, kServer, "world_size"})
+      without = test::without(without, key);
     EXPECT_TRUE(run.optimizer->load_state_dict(without).empty());
   });
+}
+
+// ---- damaged states
+
+struct Damage {
+  std::function<void(StateDict&)> change;
+  std::string named;
+};
+
+Damage missing(const std::string& key) {
+  return {[key](StateDict& state) { state = test::without(state, key); }, key};
+}
+Damage number(const std::string& key, std::int64_t value) {
+  return {[=](StateDict& state) { state.put_integer(key, value); }, key};
+}
+Damage text(const std::string& key) {
+  return {[=](StateDict& state) {
+            state = test::without(state, key);
+            state.put_text(key, "4");
+          },
+          key};
+}
+template <class T>
+Damage values(const std::string& key, std::size_t size) {
+  return {[=](StateDict& state) { state.put(key, std::vector<T>(size)); }, key};
+}
+
+void expect_refused(const test::MakeOptimizer& make,
+                    const std::vector<Damage>& damages) {
+  const SavedRun saved = saved_run({2, 1}, make, matrices());
+  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    for (const Damage& damage : damages) {
+      SCOPED_TRACE(damage.named);
+      Training run = begun(comm, make, matrices());
+      run.step(1, comm.rank(), hand_overs()[0]);
+      const StateDict before = copy_of(run.optimizer->state());
+      StateDict state = test::without(saved.states[rank].values, "");
+      damage.change(state);
+      test::expect_error(ErrorCode::kCorruptCheckpoint, {damage.named},
+                         [&] { run.optimizer->load_state_dict(state); });
+      EXPECT_TRUE(test::same_state(copy_of(run.optimizer->state()), before));
+    }
+  });
+}
+
+TEST(AverageInFewBits, ADamagedStateIsRefusedByName) {
+  const std::size_t size = matrices().size();
+  expect_refused(
+      adam_in(4),
+      {missing(kWorker), missing(kServer), missing("residual_layout"),
+       missing("rank"), missing("world_size"), number("average_bits", -5),
+       number("average_bits", 5), text("average_bits"), number("low_rank", -5),
+       number("low_rank", 65), text("low_rank"),
+       values<std::int64_t>(kWorker, size), values<float>(kWorker, size - 1),
+       values<double>(kServer, 5)});
+}
+
+TEST(AverageAsProducts, ADamagedStateIsRefusedByName) {
+  const std::string factors = "low_rank.factors";
+  const std::string generators = "low_rank.generators";
+  for (const bool is_lamb : {false, true})
+    expect_refused(
+        is_lamb ? test::exact_lamb({}, kExchange, kProducts)
+                : test::exact_adam({}, kExchange, kProducts),
+        {missing(kWorker), missing(kServer), missing("rank"),
+         missing("world_size"), missing(factors), missing(generators),
+         missing("low_rank_steps"), number("low_rank_steps", -1),
+         number("low_rank", -5), missing("low_rank"), text("low_rank"),
+         values<std::int64_t>(factors, 5), values<float>(factors, 5),
+         values<std::int64_t>(generators, 1), values<float>(generators, 5),
+         number("average_bits", -5), values<std::int64_t>(kWorker, 5)});
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ from typing import Any
 import optim_cases as cases
 import pytest
 import torch
-from thinwire import Error
+from thinwire import AdamW, Error
 from thinwire.comm import run_local_ranks
 from thinwire.errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 
@@ -343,3 +343,51 @@ def test_a_state_saved_under_the_next_step_needs_the_option() -> None:
     saved = run_local_ranks(2, save)
     assert len(set(run_local_ranks(2, load))) == 1
     run_local_ranks(1, load)
+
+
+AVERAGES: list[dict[str, Any]] = [{"bits": 4}, {"low_rank": 2, "first_steps": 2}]
+
+
+@pytest.mark.parametrize("average", AVERAGES, ids=lambda average: next(iter(average)))
+def test_a_damaged_state_of_an_average_is_refused_by_name(
+    average: dict[str, Any],
+) -> None:
+    """So is one that lacks all residuals, unless they are dropped on purpose."""
+
+    def body(comm: Any) -> None:
+        net = torch.nn.Linear(40, 40)
+        optimizer = AdamW(net.parameters(), process_group=comm, **average)
+        for _ in range(3):
+            net(torch.ones(1, 40)).square().mean().backward()
+            optimizer.step()
+        good = optimizer.state_dict()
+        parts = ["average.worker_error", "average.server_error"]
+        damages: list[tuple[str, dict[str, Any]]] = [
+            (key, {key: None})
+            for key in (*parts, "residual_layout", "rank", "world_size")
+        ]
+        damages += [
+            (parts[0], dict.fromkeys((*parts, "residual_layout"))),
+            (parts[0], {parts[0]: torch.ones(1640, dtype=torch.int32)}),
+            ("world_size", {"world_size": -5}),
+            ("rank", {"rank": "0"}),
+            ("average_bits", {"average_bits": -5}),
+            ("average_bits", {"average_bits": "4"}),
+            ("low_rank", {"low_rank": -5}),
+        ]
+        if "low_rank" in average:
+            for name in ("low_rank.factors", "low_rank.generators"):
+                damages += [(name, {name: None}), (name, {name: torch.ones(3)})]
+        for named, damage in damages:
+            record = {
+                key: value
+                for key, value in (good["thinwire"] | damage).items()
+                if value is not None
+            }
+            with pytest.raises(CorruptCheckpoint, match=named):
+                optimizer.load_state_dict({**good, "thinwire": record})
+        record = {k: v for k, v in good["thinwire"].items() if k not in parts}
+        optimizer.load_state_dict({**good, "thinwire": record}, residuals="drop")
+        optimizer.load_state_dict(good)
+
+    run_local_ranks(2, body)

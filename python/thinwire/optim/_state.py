@@ -31,11 +31,9 @@ PER_PARAMETER = (
     *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
     *("origin", "momentum_accumulator", "masters"),
 )
+_OF_AVERAGE = ("average.worker_error", "average.server_error")
 # Keys of residuals, and the key that says whose they are.
-_OF_ONE_RANK = {
-    *("worker_error", "server_error", "residual_layout"),
-    *("average.worker_error", "average.server_error"),
-}
+_OF_ONE_RANK = {"worker_error", "server_error", "residual_layout", *_OF_AVERAGE}
 # The limits of LAMB's trust ratio.
 _LIMITS = ("max_coeff", "min_coeff")
 # Keys that show shards: lean 1-bit Adam before its freeze, and an outer loop.
@@ -318,7 +316,9 @@ def _own(
         )
     record = _for_this_rank(optimizer, record, keeps_residuals)
     # If the native state says which rank it belongs to, it has these keys as well.
-    says_its_rank = "residual_layout" in record or "shards" in record
+    says_its_rank = any(
+        key in record for key in ("residual_layout", "shards", *_OF_AVERAGE)
+    )
     added = {"format", "run"}
     if not says_its_rank:
         added |= {"rank", "world_size"}
@@ -363,10 +363,12 @@ def _for_this_rank(
     Raises CorruptCheckpoint for shards of another rank. If residuals are to be kept, it
     also does so for those of any rank except 0, whose state alone many scripts save.
     """
+    if keeps:
+        _require_residuals(record)
     if not (_OF_ONE_RANK | _SHARDED) & record.keys():
         return record
     rank, size = optimizer._comm.rank, optimizer._comm.size
-    saved_by, ranks = record["rank"], record["world_size"]
+    saved_by, ranks = (_place(record, key) for key in ("rank", "world_size"))
     is_own = (saved_by, ranks) == (rank, size)
     if is_own and keeps:
         return record
@@ -385,6 +387,28 @@ def _for_this_rank(
             f"error. {_DROPPING}, and {_ANY_RANKS}",
         )
     return _without_residuals(record, size)
+
+
+def _require_residuals(record: Mapping[str, Any]) -> None:
+    """Raises CorruptCheckpoint if several ranks have averaged in 4 or 8 bits or as factors,
+    and the record lacks residuals.
+    """
+    averages = any(record.get(key, 0) != 0 for key in ("average_bits", "low_rank"))
+    if not averages or _place(record, "world_size") == 1:
+        return
+    for key in (*_OF_AVERAGE, "residual_layout"):
+        if key not in record:
+            raise CorruptCheckpoint(f"the state lacks '{key}': {_DROPPING}")
+
+
+def _place(record: Mapping[str, Any], key: str) -> int:
+    value = record.get(key)
+    least = 1 if key == "world_size" else 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CorruptCheckpoint(
+            f"the state's '{key}' must be an integer >= {least}, got {value!r:.60}"
+        )
+    return value
 
 
 def _without_residuals(record: Mapping[str, Any], size: int) -> dict[str, Any]:

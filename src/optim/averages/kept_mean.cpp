@@ -1,19 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/averages/kept_mean.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "exchange/codec/codec.h"
 #include "exchange/units/low_bit_units.h"
 #include "exchange/units/low_rank_steps.h"
 #include "exchange/units/unit_residuals.h"
 #include "thinwire/core/checksum.h"
+#include "thinwire/core/error.h"
 
 namespace thinwire::optim {
 
 namespace {
+
+constexpr const char* kFactors = "low_rank.factors";
+constexpr const char* kGenerators = "low_rank.generators";
+constexpr const char* kPasses = "low_rank_steps";
+
+[[noreturn]] void corrupt(const std::string& text) {
+  throw Error(ErrorCode::kCorruptCheckpoint, text);
+}
+
+std::int64_t saved_option(const StateDict& state, const char* name) {
+  return state.has_scalar(name) ? state.integer(name) : 0;
+}
+
+// Factors are there with all that belongs to them, or not at all.
+void require_whole_factors(const StateDict& state, std::int64_t low_rank) {
+  if (!state.has_array(kFactors) && !state.has_array(kGenerators)) return;
+  if (low_rank == 0)
+    corrupt(fmt::format("the state's {} must be in [1, 64] with {}, got {}",
+                        kLowRank, kFactors,
+                        state.has_scalar(kLowRank) ? "0" : "none"));
+  static_cast<void>(
+      state.array(kFactors, DType::kFloat32, state.array(kFactors).size()));
+  static_cast<void>(
+      state.array(kGenerators, DType::kInt64, state.array(kGenerators).size()));
+  static_cast<void>(saved_count(state, kPasses));
+}
+
+void require_size(const StateDict& state, const char* name, DType dtype,
+                  std::size_t size) {
+  if (size > 0 || state.has_array(name))
+    static_cast<void>(state.array(name, dtype, size));
+}
 
 std::vector<std::size_t> sizes_of(const ParameterLayout& layout) {
   std::vector<std::size_t> sizes;
@@ -56,6 +93,7 @@ class MeanInBits final : public KeptMean {
     add_unit_errors(state, parts(), residuals_.worker(),
                     residuals_.server_error().view());
   }
+  void require_own(const StateDict& /*state*/) const override {}
   void load(const std::optional<UnitErrors>& errors, const StateDict& /*state*/,
             Notes& /*notes*/) override {
     if (errors) residuals_.load(errors->worker.view(), errors->server.view());
@@ -67,10 +105,6 @@ class MeanInBits final : public KeptMean {
   exchange::UnitResiduals residuals_;
   exchange::LowBitUnits units_;
 };
-
-constexpr const char* kFactors = "low_rank.factors";
-constexpr const char* kGenerators = "low_rank.generators";
-constexpr const char* kPasses = "low_rank_steps";
 
 std::vector<exchange::MatrixShape> shapes_of(const ParameterLayout& layout) {
   std::vector<exchange::MatrixShape> shapes;
@@ -120,6 +154,14 @@ class MeanOfFactors final : public KeptMean {
     state.arrays.back().read = StateArray::from(std::move(kept));
   }
 
+  // Factors of another low rank may be of any size: they begin anew.
+  void require_own(const StateDict& state) const override {
+    if (saved_average(state).low_rank != low_rank_) return;
+    static_cast<void>(saved_count(state, kPasses));
+    require_size(state, kFactors, DType::kFloat32, steps_.factors().size());
+    require_size(state, kGenerators, DType::kInt64, steps_.generators().size());
+  }
+
   // Without first steps of its own a run has those that the state's steps were.
   void load(const std::optional<UnitErrors>& errors, const StateDict& state,
             Notes& notes) override {
@@ -150,17 +192,10 @@ class MeanOfFactors final : public KeptMean {
 
  private:
   [[nodiscard]] bool has_factors(const StateDict& state) const {
-    return state.has_array(kFactors) && state.has_array(kGenerators) &&
-           state.has_scalar("low_rank") &&
-           state.integer("low_rank") == low_rank_ &&
-           fits(state.array(kFactors), DType::kFloat32,
-                steps_.factors().size()) &&
-           fits(state.array(kGenerators), DType::kInt64,
-                steps_.generators().size());
-  }
-  [[nodiscard]] static bool fits(ConstView values, DType dtype,
-                                 std::size_t size) {
-    return values.dtype() == dtype && values.size() == size;
+    return state.has_array(kFactors) &&
+           saved_average(state).low_rank == low_rank_ &&
+           state.array(kFactors).size() == steps_.factors().size() &&
+           state.array(kGenerators).size() == steps_.generators().size();
   }
 
   const exchange::Route route_;
@@ -169,6 +204,20 @@ class MeanOfFactors final : public KeptMean {
 };
 
 }  // namespace
+
+AverageOptions saved_average(const StateDict& state) {
+  const std::int64_t bits = saved_option(state, kAverageBits);
+  const std::int64_t low_rank = saved_option(state, kLowRank);
+  const auto kept = static_cast<int>(bits);
+  if (bits != 0 && (kept != bits || !exchange::has_codec(kept)))
+    corrupt(fmt::format("the state's {} must be {}, got {}", kAverageBits,
+                        exchange::known_bits(/*or_exact=*/true), bits));
+  if (low_rank < 0 || low_rank > 64)
+    corrupt(fmt::format("the state's {} must be in [0, 64], got {}", kLowRank,
+                        low_rank));
+  require_whole_factors(state, low_rank);
+  return {.bits = kept, .low_rank = static_cast<int>(low_rank)};
+}
 
 std::unique_ptr<KeptMean> make_kept_mean(const exchange::Route& route,
                                          ThreadPool& pool,

@@ -23,6 +23,14 @@ namespace thinwire::optim {
 inline constexpr const char* kAverageWorkerError = "average.worker_error";
 inline constexpr const char* kAverageServerError = "average.server_error";
 
+inline constexpr const char* kAverageBits = "average_bits";
+inline constexpr const char* kLowRank = "low_rank";
+
+/// Returns the bits and the low rank of a state; both are 0 if it names none.
+/// Throws Error(kCorruptCheckpoint) if they are out of range, or if the state
+/// lacks one of the parts of factors and has another.
+[[nodiscard]] AverageOptions saved_average(const StateDict& state);
+
 /// An average in units, and what it keeps between steps.
 class KeptMean {
  public:
@@ -41,6 +49,9 @@ class KeptMean {
 
   /// Adds residuals, and what else is kept, to a state.
   virtual void add_to(State& state) = 0;
+  /// Throws Error(kCorruptCheckpoint) unless a state of these parameters, saved
+  /// by this rank, has what its options keep.
+  virtual void require_own(const StateDict& state) const = 0;
   /// Continues with residuals, if there are some, and with what else a state of
   /// any options has. Notes what does not fit.
   virtual void load(const std::optional<UnitErrors>& errors,

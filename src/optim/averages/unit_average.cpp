@@ -203,14 +203,15 @@ void UnitAverage::add_to(State& state) const {
     mean_->add_to(state);
     state.owner.put_integer(kLayout, mean_->servers());
   }
-  state.common.put_integer("average_bits", options_.bits);
-  state.common.put_integer("low_rank", options_.low_rank);
+  state.common.put_integer(kAverageBits, options_.bits);
+  state.common.put_integer(kLowRank, options_.low_rank);
   add_hosts(state, comm_.hosts());
   state.owner.put_integer("world_size", comm_.size());
   state.owner.put_integer("rank", comm_.rank());
 }
 
 Adoption UnitAverage::adopt(StateDict& state, Notes& notes) {
+  static_cast<void>(saved_average(state));
   if (state.has_array(kWorkerError))
     notes.emplace_back(
         "the state's residuals are dropped: they are those of ZeRO's or of a "
@@ -233,7 +234,14 @@ Adoption UnitAverage::adopt(StateDict& state, Notes& notes) {
 }
 
 void UnitAverage::require_owner(const StateDict& state) const {
-  if (!state.has_array(kAverageWorkerError)) return;
+  // States without an owner's rank have lost residuals on purpose.
+  if (state.has_scalar("world_size") && state.integer("world_size") > 1 &&
+      !saved_average(state).is_exact()) {
+    for (const char* name : {kAverageWorkerError, kAverageServerError})
+      static_cast<void>(state.array(name));
+  } else if (!state.has_array(kAverageWorkerError)) {
+    return;
+  }
   if (state.integer("world_size") != comm_.size() ||
       state.integer("rank") != comm_.rank())
     throw Error(ErrorCode::kCorruptCheckpoint,
@@ -241,13 +249,16 @@ void UnitAverage::require_owner(const StateDict& state) const {
                             "{}",
                             state.integer("rank"), state.integer("world_size"),
                             comm_.rank(), comm_.size()));
-  if (sends() && state.integer(kLayout) != mean_->servers())
+  if (!sends()) return;
+  if (state.integer(kLayout) != mean_->servers())
     throw Error(ErrorCode::kCorruptCheckpoint,
                 "the state's residual_layout is of other hosts, or of low_rank "
                 "instead of bits: save and load files");
+  mean_->require_own(state);
 }
 
 void note_unused_averages(const StateDict& state, Notes& notes) {
+  static_cast<void>(saved_average(state));
   if (state.has_array(kAverageWorkerError))
     notes.emplace_back(
         "what rounding took of gradients that were averaged in few bits or as "

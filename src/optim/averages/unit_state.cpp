@@ -70,7 +70,8 @@ void add_unit_errors(State& state, const UnitResidualParts& parts,
 std::optional<UnitErrors> take_unit_errors(StateDict& state,
                                            const UnitResidualParts& parts,
                                            std::size_t size) {
-  if (!state.has_array(parts.worker)) return std::nullopt;
+  if (!state.has_array(parts.worker) && !state.has_array(parts.server))
+    return std::nullopt;
   UnitErrors taken;
   taken.worker = unpacked(state, parts.worker, parts.encoded, size);
   taken.server = unpacked(state, parts.server, parts.served, size);
