@@ -113,6 +113,7 @@ void bind_average(nb::module_& module) {
       .def_rw("bits", &AverageOptions::bits)
       .def_rw("low_rank", &AverageOptions::low_rank)
       .def_rw("first_steps", &AverageOptions::first_steps)
+      .def_prop_ro("planned_first_steps", &optim::first_steps_of)
       .def_rw("first_bits", &AverageOptions::first_bits)
       .def_rw("total_steps", &AverageOptions::total_steps);
 }

@@ -179,3 +179,49 @@ def test_totals_that_cannot_be_read_begin_anew(
     optimizer.load_state_dict(state)
     assert "the saved totals of the run cannot be read" in caplog.text
     assert optimizer.totals == thinwire.optim.RunTotals(0, 0)
+
+
+@pytest.mark.quick
+def test_low_rank_is_announced_once_and_a_run_without_it_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, logger="thinwire")
+
+    def body(comm: Any) -> list[str]:
+        net = torch.nn.Linear(40, 40)
+
+        def made(**options: Any) -> Any:
+            return thinwire.AdamW(net.parameters(), process_group=comm, **options)
+
+        low_rank = made(low_rank=2, first_steps=2)
+        texts = []
+        for _ in range(4):
+            texts.append(repr(low_rank).splitlines()[-2])
+            net(torch.ones(1, 40)).square().mean().backward()
+            low_rank.step()
+        resumed = made(low_rank=2, first_steps=2)
+        resumed.load_state_dict(low_rank.state_dict())
+        resumed.step()
+        made(low_rank=2, total_steps=10)
+        made(low_rank=2, total_steps=21)
+        return [*texts, *(repr(made(bits=b)).splitlines()[-2] for b in (0, 8))]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        texts, _ = run_local_ranks(2, body)
+    assert texts == [
+        "0 steps, the next one in 4 bits, of low rank 2 after step 2",
+        "1 steps, the next one in 4 bits, of low rank 2 after step 2",
+        "2 steps, the next one of low rank 2",
+        "3 steps, the next one of low rank 2",
+        "0 steps, the next one exact",
+        "0 steps, the next one in 8 bits",
+    ]
+    (line,) = [line for line in caplog.messages if "from now on" in line]
+    assert re.match(
+        r"step 3: from now on gradients travel as factors of low rank 2; a step sent "
+        r"\d+ bytes before, this one \d+$",
+        line,
+    )
+    (told,) = [str(w.message) for w in caught if "first_steps" in str(w.message)]
+    assert "first_steps is 20, and the run has total_steps=10" in told

@@ -526,7 +526,7 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
         native = self._native
         if native is None or not self._closer.alive or os.getpid() != self._process:
             return text
-        steps, phase = native.optimizer.steps, native.optimizer.phase
+        steps = native.optimizer.steps
         planned = self.freeze_step
         freeze = "" if planned is None else f", freeze after step {planned}"
         if planned == "auto":
@@ -536,9 +536,28 @@ class _Optimizer(DeepSpeedNames, torch.optim.Optimizer):
             f"{text}\n{native.layout.size} elements of "
             f"{str(native.memory.params.dtype).removeprefix('torch.')}, rank "
             f"{self._comm.rank} of {self._comm.size} over {self._comm.backend}\n"
-            f"{steps} steps, the next one {phase}{freeze}\n"
+            f"{steps} steps, the next one {self._next_step()}{freeze}\n"
             f"{totals.bytes_sent} bytes sent, {totals.bytes_saved} saved"
         )
+
+    def _next_step(self) -> str:
+        """Says how ranks average in the next step."""
+        native = self._made
+        phase, average = native.optimizer.phase, native.config.average
+        if phase != "exact" or self._comm.size == 1:
+            return str(phase)
+        first = average.planned_first_steps
+        if average.low_rank and native.optimizer.steps >= first:
+            return f"of low rank {average.low_rank}"
+        if average.low_rank:
+            return (
+                f"in {average.first_bits} bits, of low rank {average.low_rank} after "
+                f"step {first}"
+            )
+        last = self.report
+        of_warm_up = last.bits if last is not None and last.phase == "exact" else 0
+        bits = average.bits or of_warm_up
+        return f"in {bits} bits" if bits else "exact"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

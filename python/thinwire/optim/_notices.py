@@ -135,8 +135,11 @@ class Notices:
         self.run = Run(comm.size)
 
     def at_start(self, config: _core.Config, planned: int | None) -> None:
-        """Warns if the run ends before `planned`, the last exact step."""
+        """Warns if the run ends before `planned`, the last exact step, or before its
+        steps of low rank begin.
+        """
         self._sync_every = config.outer.sync_every
+        self._compare_first_steps(config.average)
         options = config.optimizer
         total = getattr(options, "total_steps", None)
         if planned is None or total is None or planned < total or self._comm.size == 1:
@@ -152,6 +155,18 @@ class Notices:
             f"{name} is {planned}, and the run has total_steps={total}: {loss}. Leave "
             f"{name} out, which then follows from total_steps, or name a smaller one",
         )
+
+    def _compare_first_steps(self, average: _core.AverageOptions) -> None:
+        first, total = average.planned_first_steps, average.total_steps
+        if self._comm.size == 1 or average.low_rank == 0 or total is None:
+            return
+        if first >= total:
+            self._warn_of_run(
+                "no low rank",
+                f"first_steps is {first}, and the run has total_steps={total}: no step "
+                f"will be of low rank, and all average over {average.first_bits} bits. "
+                "Name fewer first_steps",
+            )
 
     def on_device(self, name: str, ranks_per_host: int) -> None:
         if self._comm.rank == 0 and ranks_per_host > 1:
@@ -189,20 +204,28 @@ class Notices:
         self, report: StepReport, steps: int, planned: int | None, before: int
     ) -> None:
         announced = self.run.announced
+        instead = (
+            f"; a step sent {before} bytes before, this one {report.bytes_sent}"
+            if before
+            else ""
+        )
+        if report.low_rank and "low_rank" not in announced:
+            announced |= {"low_rank", "no low rank"}
+            self._log(
+                "low_rank",
+                f"step {steps}: from now on gradients travel as factors of low rank "
+                f"{report.low_rank}{instead}",
+                logging.WARNING,
+            )
         if report.phase in _PHASES and report.phase not in announced:
             announced |= {report.phase, "never"}
             what = _PHASES[report.phase]
             if self._sync_every:
                 announced |= set(_PHASES)
                 what = f"what up to {self._sync_every} local steps have changed"
-            sent = (
-                f"; a step sent {before} bytes before, this one {report.bytes_sent}"
-                if before
-                else ""
-            )
             self._log(
                 report.phase,
-                f"step {steps}: from now on ranks exchange {what}{sent}",
+                f"step {steps}: from now on ranks exchange {what}{instead}",
                 logging.WARNING,
             )
         elif planned is not None and steps >= _PATIENCE and "never" not in announced:
