@@ -301,7 +301,11 @@ def refusals() -> list[str]:
         ("'first_passes' must be an integer in [0, 2^63)", without("first_passes")),
         ("'first_passes' must be an integer", {**good, "first_passes": -1}),
         (
-            "'out.weight' in the state's 'factors' must have shape (2, 96)",
+            (
+                "'out.weight' in the state's 'factors' must have shape (2, 96), got "
+                "(1, 96). If the state is of another low_rank (this hook has "
+                "low_rank=2), remove factors, generators and first_passes from it"
+            ),
             changed("factors", lambda f: f[:1]),
         ),
         (
@@ -314,7 +318,10 @@ def refusals() -> list[str]:
             changed("generators", lambda g: 0.5),
         ),
         (
-            "'last.weight' is only in the factors of ddp",
+            (
+                "'last.weight' is only in the factors of ddp. If the state is of another "
+                "low_rank or plain (this hook has low_rank=2), remove factors, "
+            ),
             {**good, "factors": {"out.weight": good["factors"]["out.weight"]}},
         ),
     ):
@@ -338,6 +345,33 @@ def refusals() -> list[str]:
     hook.close()
     dist.destroy_process_group()
     return others
+
+
+def reports() -> dict[str, Any]:
+    """Returns a report of gradients whose squares fp32 cannot hold, and texts."""
+    rank, _ = cases.join()
+    found: dict[str, Any] = {"ratios": [], "texts": []}
+    for options in (RANK, {"bits": 4}):
+        for factor in (1.0, 1e29, 1e-28):
+            ddp = cases.wrapped(pictures())
+            hook = thinwire.ddp_hook(ddp, **options)
+            loss_of(ddp, rank, 0, factor).backward()
+            found["ratios"].append(hook.report.residual_ratio)
+            hook.close()
+        found["texts"].append(repr(hook))
+    dist.destroy_process_group()
+    return found
+
+
+def test_reports_of_huge_and_tiny_gradients_and_texts_of_closed_hooks() -> None:
+    for found in ranks.results(2, __file__, "reports"):
+        plain, huge, tiny, *_ = found["ratios"]
+        assert 0 < plain < 1
+        assert found["ratios"] == pytest.approx(2 * [plain] * 3, rel=1e-3), (huge, tiny)
+        assert found["texts"] == [
+            "thinwire.ddp_hook(low rank 2 after 2 backwards in 4 bits, closed)",
+            "thinwire.ddp_hook(4 bits, closed)",
+        ]
 
 
 def test_refusals_name_what_is_refused() -> None:

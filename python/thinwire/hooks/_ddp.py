@@ -32,6 +32,7 @@ from ._options import FIRST_BITS, FIRST_STEPS, Options
 from ._parameters import (
     averaged,
     description,
+    norm_of,
     refuse_on_all_ranks,
     strides_in_bucket,
 )
@@ -71,8 +72,7 @@ class _Part:
     event: Any = None  # of the copy
 
     def take(self, is_finite: bool) -> None:
-        norm = torch.linalg.vector_norm(self.on_host, dtype=torch.float32)
-        self.of.squares += (float(norm) / self.of.scale) ** 2
+        self.of.squares += (norm_of(self.on_host) / self.of.scale) ** 2
         self.of.is_finite &= is_finite
         if self.staging is not None:
             self.staging.to_device([self.on_host], [self.values])
@@ -171,7 +171,6 @@ class Hook(ScaledHook):
         return mean
 
     def __repr__(self) -> str:
-        elements, ranks = sum(self._sizes), self._comm.size
         options = self._options
         way, when = f"{options.bits} bits", "per backward"
         if options.bits is None:
@@ -180,6 +179,9 @@ class Hook(ScaledHook):
                 f"{options.first_bits} bits"
             )
             when = "in the next backward"
+        if self._exchanges.is_closed:
+            return f"thinwire.ddp_hook({way}, closed)"
+        elements, ranks = sum(self._sizes), self._comm.size
         _, hosts = self._mean.hosts
         sent = self._mean.bytes_per_pass
         exact = 8 * elements * (hosts - 1) // ranks
@@ -198,7 +200,6 @@ class Hook(ScaledHook):
         if last.number == 0:
             return None
         error = self._exchanges.call(lambda: from_dlpack(self._mean.worker_error()))
-        norm = float(torch.linalg.vector_norm(error, dtype=torch.float32))
         return HookReport(
             backwards=last.number,
             is_exact=last.is_exact,
@@ -206,7 +207,9 @@ class Hook(ScaledHook):
             loss_scale=last.scale,
             bytes_sent=last.bytes_sent,
             wait_seconds=last.wait_seconds,
-            residual_ratio=norm / last.squares**0.5 if last.squares > 0 else None,
+            residual_ratio=(
+                norm_of(error) / last.squares**0.5 if last.squares > 0 else None
+            ),
         )
 
     @in_call("state_dict()")

@@ -66,6 +66,7 @@ class Factors:
         low_rank: int,
     ) -> None:
         self._mean = mean
+        self._low_rank = low_rank
         self._shapes: dict[str, torch.Size] = {}
         for name, matrix in zip(names, matrices, strict=True):
             rank = _core.rank_of(matrix, low_rank)
@@ -100,7 +101,12 @@ class Factors:
         """
         if not any(part in state for part in PARTS):
             return self._first
-        _state.check_names(state, "factors", self._shapes, "the factors of ddp")
+        try:
+            _state.check_names(state, "factors", self._shapes, "the factors of ddp")
+        except CorruptCheckpoint as error:
+            raise CorruptCheckpoint(
+                f"{error}{self._advice(state.get('factors'))}"
+            ) from None
         flat = [state["factors"][name].flatten() for name in self._shapes]
         factors = torch.cat([torch.empty(0), *flat]).float().cpu()
         _state.require_finite(factors, "factors", _MOST)
@@ -119,6 +125,22 @@ class Factors:
         ]
         passes = _state.integer("the state's 'first_passes'", state.get("first_passes"))
         return Kept(factors, generators, passes)
+
+    def _advice(self, given: Any) -> str:
+        """Returns what to do if the state's factors may be of other options."""
+        if not isinstance(given, Mapping) or not all(
+            isinstance(factor, torch.Tensor) and factor.dim() == 2
+            for factor in given.values()
+        ):
+            return ""
+        names = (
+            "low_rank" if given.keys() == self._shapes.keys() else "low_rank or plain"
+        )
+        return (
+            f". If the state is of another {names} (this hook has low_rank="
+            f"{self._low_rank}), remove {', '.join(PARTS[:-1])} and {PARTS[-1]} from it: "
+            "factors then begin anew"
+        )
 
     def load(self, worker: torch.Tensor, server: torch.Tensor, kept: Kept) -> None:
         self._mean.load(worker, server, kept.factors, kept.generators, kept.passes)

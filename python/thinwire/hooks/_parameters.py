@@ -109,3 +109,11 @@ def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
             return torch.empty(parameter.shape, device="meta").stride()
         expected *= size
     return parameter.stride()
+
+
+def norm_of(values: torch.Tensor) -> float:
+    """Returns the norm; in fp64 if fp32 cannot hold its square, which is slower."""
+    norm = float(torch.linalg.vector_norm(values, dtype=torch.float32))
+    if 1e-16 < norm < torch.inf:
+        return norm
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64))

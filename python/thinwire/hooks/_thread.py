@@ -39,6 +39,10 @@ class Exchanges:
             self.require_open()
             self._jobs.put(job)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def require_open(self) -> None:
         """Raises as put() does."""
         if self._is_closed or os.getpid() != self._process:
