@@ -13,6 +13,7 @@ import thinwire
 import torch
 from engines import Net, config_of, flat, make, same_bits, train, trained
 from local_ranks import by_ranks
+from thinwire import _core
 
 
 @by_ranks(1)
@@ -50,6 +51,27 @@ def test_an_optimizer_is_saved_and_goes_on(comm: Any, tmp_path: Path) -> None:
     assert [own["rank"] for own in loaded.own_of_ranks] == [0, 1]
     cases.train(again, other, range(4, 8), comm.rank)
     assert cases.bits(again) == cases.bits(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@by_ranks(2)
+def test_weights_under_the_next_step_lack_no_step(
+    comm: Any, dtype: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = cases.made("OnebitAdamUnder", comm, dtype=dtype)
+    cases.train(model, optimizer, range(8), comm.rank)
+    path = thinwire.save(tmp_path, optimizer, durable=False).path
+    assert optimizer._native.optimizer.steps_behind == 1
+    assert _core.inspect(path)[0]["steps_behind"] == 0
+    optimizer.synchronize()
+    for kind, weights_only in (("OnebitAdam", False), ("AdamW", True)):
+        again, other = cases.made(kind, comm, seed=1, dtype=dtype)
+        report = thinwire.load(tmp_path, other, weights_only=weights_only)
+        assert not any("left out" in note for note in report.notes)
+        assert cases.bits(again) == cases.bits(model)
+        cases.train(again, other, range(8, 12), comm.rank)
+        comm.require_same("parameters", cases.bits(again))
+    assert "left out" not in caplog.text
 
 
 @by_ranks(1)
