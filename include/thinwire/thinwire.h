@@ -272,7 +272,8 @@ THINWIRE_API thinwire_status thinwire_engine_mean(thinwire_engine* engine,
                                                   double value, double* mean);
 
 /// Make parameters equal on all ranks between the two calls, during which there
-/// is no backward or step. 0/1 Adam and outer loops need them. Collective.
+/// is no backward or step. 0/1 Adam, outer loops and
+/// compressed_under_next_step need them. Collective.
 THINWIRE_API thinwire_status
 thinwire_engine_begin_evaluation(thinwire_engine* engine);
 THINWIRE_API thinwire_status

@@ -277,8 +277,9 @@ class Optimizer {
   [[nodiscard]] virtual double residual_ratio() const { return 0; }
 
   [[nodiscard]] virtual EarlyGradients* early() { return nullptr; }
-  /// Returns the local steps of 0/1 Adam, of OuterLoop, and of MixedPrecision
-  /// with masters. Other wrappers return their optimizer's. Otherwise null.
+  /// Returns the local steps of 0/1 Adam, of 1-bit Adam under_next_step, of
+  /// OuterLoop, and of MixedPrecision with masters. Other wrappers return their
+  /// optimizer's. Otherwise null.
   [[nodiscard]] virtual LocalSteps* local_steps() { return nullptr; }
   [[nodiscard]] const LocalSteps* local_steps() const {
     return const_cast<Optimizer&>(*this).local_steps();
