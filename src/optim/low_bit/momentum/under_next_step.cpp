@@ -82,7 +82,8 @@ void UnderNextStep::take_own_step(std::size_t b, const StepInput& in) const {
 }
 
 double UnderNextStep::arrive() const {
-  if (!momentum_.exchange.has_begun_early()) return 0;
+  // Without the option, what is in flight began during backward.
+  if (!is_on() || !momentum_.exchange.has_begun_early()) return 0;
   const StepInput common{.params = theta_.view(), .grads = {}};
   return momentum_.exchange.accept_early(
       denominator_.updates(common, coefficients_), {});
