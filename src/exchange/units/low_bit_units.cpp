@@ -66,12 +66,10 @@ class LowBitUnits::Way final : public PartWay {
   [[nodiscard]] std::vector<Block> blocks() const {
     std::vector<Block> all;
     std::size_t at = 0;
-    for (const std::size_t unit : units)
-      for (const UnitResiduals::Cut& cut : owner_.residuals_.cuts_of(unit)) {
-        all.push_back(
-            {{at, cut.range.size}, cut.range, static_cast<int>(cut.place)});
-        at += cut.range.size;
-      }
+    for (const std::size_t unit : units) {
+      owner_.residuals_.add_blocks(unit, at, all);
+      at += owner_.residuals_.units()[unit].range.size;
+    }
     return all;
   }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "thinwire/core/error.h"
 
@@ -16,6 +17,26 @@ std::vector<std::size_t> sizes_of(std::span<const MatrixShape> shapes) {
   std::vector<std::size_t> sizes;
   for (const MatrixShape& shape : shapes) sizes.push_back(shape.size());
   return sizes;
+}
+
+// Returns, per unit, the number of the rank of each host that encodes it: the
+// largest units first, each to the rank that has least. 0 if flat.
+std::vector<std::size_t> dealt_by_size(const Route& route,
+                                       std::span<const MatrixShape> shapes) {
+  std::vector<std::size_t> dealt(shapes.size());
+  if (route.groups == nullptr) return dealt;
+  std::vector<std::size_t> order(shapes.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&](std::size_t k) { return shapes[k].size(); });
+  std::vector<std::size_t> load(
+      static_cast<std::size_t>(route.groups->inside->size()));
+  for (const std::size_t unit : order) {
+    const auto least = std::ranges::min_element(load);
+    *least += shapes[unit].size();
+    dealt[unit] = static_cast<std::size_t>(least - load.begin());
+  }
+  return dealt;
 }
 
 }  // namespace
@@ -67,6 +88,10 @@ void LowRankSteps::end_pass() {
   if (has_begun_ && is_finite_ && is_first() &&
       ++passes_ == options_.first_steps)
     low_rank_.inherit();
+  forget_pass();
+}
+
+void LowRankSteps::forget_pass() {
   seen_.assign(seen_.size(), false);
   is_finite_ = true;
   has_begun_ = false;
@@ -113,9 +138,7 @@ void LowRankSteps::load(const LowRankMean::Saved& saved) {
   low_rank_.load(saved.factors, saved.generators);
   passes_ = std::min(saved.passes, options_.first_steps);
   if (!is_first()) low_rank_.inherit();
-  seen_.assign(seen_.size(), false);
-  is_finite_ = true;
-  has_begun_ = false;
+  forget_pass();
 }
 
 }  // namespace thinwire::exchange

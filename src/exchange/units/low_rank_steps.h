@@ -60,6 +60,7 @@ class LowRankSteps final : public UnitMean {
   }
   [[nodiscard]] bool starts_pass(const UnitPart& part) const;
   void end_pass();
+  void forget_pass();
   std::vector<bool> noted(std::vector<bool> completed);
 
   const LowRankMeanOptions options_;

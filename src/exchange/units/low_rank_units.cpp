@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "core/set_to_zero.h"
@@ -58,24 +57,6 @@ void scale_by_power(std::span<float> column) {
 }
 
 }  // namespace
-
-std::vector<std::size_t> dealt_by_size(const Route& route,
-                                       std::span<const MatrixShape> shapes) {
-  std::vector<std::size_t> dealt(shapes.size());
-  if (route.groups == nullptr) return dealt;
-  std::vector<std::size_t> order(shapes.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, std::ranges::greater(),
-                           [&](std::size_t k) { return shapes[k].size(); });
-  std::vector<std::size_t> load(
-      static_cast<std::size_t>(route.groups->inside->size()));
-  for (const std::size_t unit : order) {
-    const auto least = std::ranges::min_element(load);
-    *least += shapes[unit].size();
-    dealt[unit] = static_cast<std::size_t>(least - load.begin());
-  }
-  return dealt;
-}
 
 // ---- one part
 
@@ -226,12 +207,7 @@ std::vector<Block> LowRankUnits::Way::first_blocks() const {
                  matrix(*part).first_p);
       ++part;
     } else {
-      std::size_t to = at;
-      for (const UnitResiduals::Cut& cut : owner_.residuals_.cuts_of(unit)) {
-        blocks.push_back(
-            {{to, cut.range.size}, cut.range, static_cast<int>(cut.place)});
-        to += cut.range.size;
-      }
+      owner_.residuals_.add_blocks(unit, at, blocks);
     }
     at += owner_.residuals_.units()[unit].range.size;
   }
@@ -462,7 +438,6 @@ LowRankUnits::LowRankUnits(const Route& route, ThreadPool& pool,
       codec_(codec_of(kFactorBits)),
       bucket_(bucket_rule(residuals.size(), route.comm.size(), kFactorBits)),
       spare_(residuals.size(), DType::kFloat32) {
-  const std::vector<std::size_t> dealt = dealt_by_size(route, shapes);
   std::size_t factors = 0;
   std::size_t p_blocks = 0;
   std::size_t q_blocks = 0;
@@ -477,7 +452,8 @@ LowRankUnits::LowRankUnits(const Route& route, ThreadPool& pool,
                          .range = residuals.units()[unit].range,
                          .factor = factors,
                          .number = matrices_.size(),
-                         .owner = dealt[unit],
+                         .owner = residuals.cuts_of(unit).front().place /
+                                  residuals.places().workers,
                          .first_p = p_blocks,
                          .first_q = q_blocks});
     factors += matrices_.back().q_size();
@@ -547,16 +523,13 @@ void LowRankUnits::inherit() {
 }
 
 std::size_t LowRankUnits::bytes_per_pass() const {
-  const Places& places = residuals_.places();
   std::size_t bytes = 0;
   const auto add = [&](const Matrix& matrix, std::size_t rows,
                        std::size_t number) {
     for (std::size_t c = 0; c < matrix.rank; ++c)
       for (std::size_t i = 0; i < rows; i += kRows) {
-        const std::size_t place = place_of(matrix.owner, number++);
-        if (residuals_.encodes(place))
-          bytes += codec_.record_bytes(std::min(kRows, rows - i)) *
-                   (place == places.own ? places.workers - 1 : 1);
+        bytes += residuals_.bytes_at(place_of(matrix.owner, number++),
+                                     std::min(kRows, rows - i), codec_);
       }
   };
   for (const Matrix& matrix : matrices_) {

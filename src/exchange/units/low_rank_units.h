@@ -18,11 +18,6 @@
 
 namespace thinwire::exchange {
 
-/// Returns, per unit, the number of the rank of each host that encodes it: the
-/// largest units first, each to the rank that has least. 0 if flat.
-[[nodiscard]] std::vector<std::size_t> dealt_by_size(
-    const Route& route, std::span<const MatrixShape> shapes);
-
 /// The average of units as products of factors: LowRankMean after its first
 /// passes. Units without factors travel in 8 bits.
 class LowRankUnits final : public PartsInFlight {

@@ -87,10 +87,24 @@ std::size_t UnitResiduals::bytes_of(std::size_t unit,
                                     const Codec& codec) const {
   std::size_t bytes = 0;
   for (const Cut& cut : cuts_of(unit))
-    if (encodes(cut.place))
-      bytes += codec.record_bytes(cut.range.size) *
-               (serves(cut) ? places_.workers - 1 : 1);
+    bytes += bytes_at(cut.place, cut.range.size, codec);
   return bytes;
+}
+
+std::size_t UnitResiduals::bytes_at(std::size_t place, std::size_t elements,
+                                    const Codec& codec) const {
+  if (!encodes(place)) return 0;
+  return codec.record_bytes(elements) *
+         (place == places_.own ? places_.workers - 1 : 1);
+}
+
+void UnitResiduals::add_blocks(std::size_t unit, std::size_t at,
+                               std::vector<Block>& blocks) const {
+  for (const Cut& cut : cuts_of(unit)) {
+    blocks.push_back(
+        {{at, cut.range.size}, cut.range, static_cast<int>(cut.place)});
+    at += cut.range.size;
+  }
 }
 
 Buffer UnitResiduals::server_error() const {

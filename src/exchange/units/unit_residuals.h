@@ -64,7 +64,13 @@ class UnitResiduals {
   /// sorted ranges.
   [[nodiscard]] std::vector<Range> encoded() const;
   [[nodiscard]] std::vector<Range> served() const;
-  /// Returns the bytes that this rank sends of these units in both ways.
+  /// Adds the blocks of a unit's cuts, whose values begin at `at`.
+  void add_blocks(std::size_t unit, std::size_t at,
+                  std::vector<Block>& blocks) const;
+  /// Returns the bytes that this rank sends both ways of a block at `place`.
+  [[nodiscard]] std::size_t bytes_at(std::size_t place, std::size_t elements,
+                                     const Codec& codec) const;
+  /// Returns the bytes that this rank sends both ways of a unit's cuts.
   [[nodiscard]] std::size_t bytes_of(std::size_t unit,
                                      const Codec& codec) const;
 
