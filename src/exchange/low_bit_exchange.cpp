@@ -78,8 +78,7 @@ void LowBitExchange::average(std::size_t b, SentRecords sent,
                              std::uint8_t* record) {
   Values values;
   const auto mean = std::span(values).first(layout_.blocks()[b].values.size);
-  codec_.average(
-      sent, static_cast<float>(1.0 / static_cast<double>(sent.size())), mean);
+  codec_.average(sent, mean);
   if (!goes_down_)  // NaN if any rank's scale is: 0 * NaN
     return write(b, mean, std::isfinite(mean.front()));
   kernels::QuantizedSum sum = residuals.server.sum(b);

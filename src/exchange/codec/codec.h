@@ -44,6 +44,13 @@ class ValueCodec : public Codec {
   /// added in the order given. If a scale is not finite, all values become NaN.
   virtual void average(std::span<const std::uint8_t* const> records,
                        float factor, std::span<float> mean) const = 0;
+  /// The same with the factor 1 / the number of records.
+  void average(std::span<const std::uint8_t* const> records,
+               std::span<float> mean) const {
+    average(records,
+            static_cast<float>(1.0 / static_cast<double>(records.size())),
+            mean);
+  }
   /// Writes what a record stands for.
   virtual void decode(const std::uint8_t* record,
                       std::span<float> values) const = 0;

@@ -316,8 +316,7 @@ void LowRankUnits::Way::average_first(std::size_t b, SentRecords sent,
   Values values;
   const auto mean =
       std::span(values).first(first_layout_.blocks()[b].values.size);
-  owner_.codec_.average(
-      sent, static_cast<float>(1.0 / static_cast<double>(sent.size())), mean);
+  owner_.codec_.average(sent, mean);
   if (!is_cut(b)) return encode_values(mean, record);
   kernels::QuantizedSum sum = residuals_.server.sum(b);
   sum.values = mean;
@@ -349,10 +348,7 @@ RunSteps LowRankUnits::Way::steps_of_q() {
               [=, this](std::size_t b, SentRecords sent, std::uint8_t* record) {
                 std::array<float, kRows> memory;
                 const auto mean = std::span(memory).first(values(b).size());
-                owner_.codec_.average(
-                    sent,
-                    static_cast<float>(1.0 / static_cast<double>(sent.size())),
-                    mean);
+                owner_.codec_.average(sent, mean);
                 encode_values(mean, record);
               },
           .take =
