@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -226,12 +227,14 @@ TEST(UnderNextStep, MayBeDestroyedUnderWay) {
   });
 }
 
-// Rank 1 ends when it has queued the first of several buckets.
+// Rank 1 ends when it has queued the first of several buckets. It waits until
+// rank 0's step has ended, which would otherwise report the failure itself.
 TEST(UnderNextStep, LogsThatTheLastExchangeFailedWhenItIsDestroyed) {
   const ParameterLayout layout = test::grouped_layout();
   OnebitAdamOptions o = plain_options();
   o.compression.exchange.bucket_elements = 1;
   test::KeptLog log(LogLevel::kWarning);
+  std::latch rank_0_has_stepped(1);
   EXPECT_ANY_THROW(comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(comm, layout, o);
     Floats params = test::normal(layout.size(), 3);
@@ -239,8 +242,12 @@ TEST(UnderNextStep, LogsThatTheLastExchangeFailedWhenItIsDestroyed) {
       Floats grads = test::gradient(layout.size(), t, comm.rank());
       StepInput in{.params = params, .grads = View(grads)};
       if (comm.rank() == 1 && t > kFreeze)
-        in.final_range = [](Range) { throw std::runtime_error("disk full"); };
+        in.final_range = [&](Range) {
+          rank_0_has_stepped.wait();
+          throw std::runtime_error("disk full");
+        };
       (void)optimizer.step(in);
+      if (comm.rank() == 0 && t > kFreeze) rank_0_has_stepped.count_down();
     }
   }));
   const auto lines = log.with("exchange of the last step was dropped");
