@@ -38,7 +38,7 @@ from recipe import BETAS, CLIP, CONTEXT, RATE, SEED, learning_rate
 from text_data import TextData
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from variants import LONGEST, VALIDATE_EVERY, VALIDATION_BYTES, WAYS
+from variants import VALIDATE_EVERY, VALIDATION_BYTES, WAYS, longest
 
 EXACT_STEPS = 100  # as in network_steps.cpp
 FIRST_STEPS_OF_DDP = 2  # it lays out its buckets anew after its first step
@@ -212,7 +212,7 @@ def train(given, text):
     first_steps = WAYS[given.way].first_steps
     training = Training(given, given.way, given.seed, first_steps)
     rows, lowest = [], math.inf
-    for step in range(1, max(given.steps, LONGEST) + 1):
+    for step in range(1, longest(given.steps) + 1):
         begin, sent = time.perf_counter(), training.sent.bytes
         for group in training.optimizer.param_groups:
             group["lr"] = given.rate * learning_rate(step, given.steps)
@@ -246,7 +246,7 @@ def main():
         type=float,
         default=math.inf,
         metavar="LOSS",
-        help=f"continue above this loss, up to {LONGEST} steps",
+        help="continue above this loss, up to half as many steps more",
     )
     parser.add_argument(
         "--rate", type=float, default=1.0, help="factor of the learning rate"

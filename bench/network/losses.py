@@ -19,7 +19,7 @@ from pathlib import Path
 
 from programs import Failure, Here, free_port
 from training import Recipe, Setting, train
-from variants import OF_A_RUN, PEER, SEEDS, STEPS, WAYS, run_flags
+from variants import OF_A_RUN, PEER, SEEDS, WAYS, run_flags
 
 
 def fingerprint(variant):
@@ -33,7 +33,7 @@ class Losses:
     def __init__(self, given, scratch):
         self.given = given
         self.path = given.out / "losses.json"
-        self.setting = Setting(given.model, given.ranks, given.sequences)
+        self.setting = setting_of(given)
         self.recipe = Recipe(self.setting, given.python, scratch, given.text)
         self.runs = json.loads(self.path.read_text()) if self.path.exists() else []
         self.writing = threading.Lock()
@@ -68,7 +68,7 @@ class Losses:
             return
         try:
             place = Here(self.given.ranks)
-            run = train(place, self.recipe, variant, seed, STEPS, until, free_port())
+            run = train(place, self.recipe, variant, seed, until, free_port())
         except Failure as failure:
             self.failed.append(variant)
             print(f"run: {variant}, seed {seed}: {failure}", file=sys.stderr)
@@ -97,6 +97,10 @@ class Losses:
         return next(loss for step, loss, _ in run["losses"] if step == run["steps"])
 
 
+def setting_of(given):
+    return Setting(given.model, given.ranks, given.sequences, given.steps)
+
+
 def model_from(text):
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
         raise argparse.ArgumentTypeError(f"'{text}' is not LAYERSxWIDTH")
@@ -119,21 +123,27 @@ def add_options(parser):
         help="of runs for losses; default: 1 2 3 for rows of the picture, 1 for others",
     )
     main = Setting()
-    parser.add_argument("--model", type=model_from, default=main.model, help="theirs")
-    parser.add_argument("--ranks", type=at_least_one, default=main.ranks)
+    parser.add_argument("--ranks", type=at_least_one, default=main.ranks, help="theirs")
+    parser.add_argument("--steps", type=at_least_one, default=main.steps, help="theirs")
+    parser.add_argument("--jobs", type=at_least_one, help="runs beside each other")
+    add_size(parser)
+
+
+def add_size(parser):
+    """Adds the options that runs for losses and measured steps share."""
+    main = Setting()
+    parser.add_argument("--model", type=model_from, default=main.model)
     parser.add_argument(
         "--sequences",
         type=at_least_one,
         default=main.sequences,
         help="per rank and step",
     )
-    parser.add_argument("--jobs", type=at_least_one, help="runs beside each other")
 
 
 def passed_on(given):
     """Returns these options as arguments."""
-    arguments = ["--model", given.model, "--ranks", str(given.ranks)]
-    arguments += ["--sequences", str(given.sequences)]
+    arguments = ["--ranks", str(given.ranks), "--steps", str(given.steps)]
     if given.seeds:
         arguments += ["--seeds", *map(str, given.seeds)]
     return arguments + (["--jobs", str(given.jobs)] if given.jobs else [])

@@ -12,11 +12,13 @@ import re
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from links import GOODPUT, Links, Place
+from losses import add_size
 from programs import Failure, Program, run_to_its_end
-from training import BUILD, DDP_BUCKET_MB, MAIN, Recipe, train
+from training import BUILD, DDP_BUCKET_MB, MAIN, Recipe, Setting, train
 from variants import (
     ALL,
     BY_HOST,
@@ -27,7 +29,6 @@ from variants import (
     ON_HOSTS,
     PEER,
     SEEDS,
-    STEPS,
     is_compressed,
     must_be_compressed,
     owner,
@@ -38,7 +39,7 @@ from variants import (
 
 HERE = Path(__file__).resolve().parent
 
-RATES = (25, 100, 1000, 10_000)  # Mbit/s
+RATES = [25, 100, 1000, 10_000]  # Mbit/s
 CONTEXT = 64
 FULL_RATE = 100
 SLOW_RATE, SLOW_STEPS = 25, 1000
@@ -65,17 +66,18 @@ class Bench:
         self.plans = [] if "steps" in given.sets else kept.get("plans", [])
         self.full_runs = [] if "full" in given.sets else kept.get("full_runs", [])
         self.slow_runs = [] if "slow" in given.sets else kept.get("slow_runs", [])
-        self.whole = Recipe(MAIN, given.python, self.scratch, given.text)
+        self.setting = Setting(given.model, sequences=given.sequences)
 
     def write(self):
         """Writes all that is complete so far, so that an early end loses nothing."""
-        results = {"rounds": self.rounds, "plans": self.plans}
+        results = {"model": self.setting.model, "batch": self.setting.sequences}
+        results |= {"rounds": self.rounds, "plans": self.plans}
         results |= {"full_runs": self.full_runs, "slow_runs": self.slow_runs}
         text = json.dumps({**machine(), **results}, indent=1)
         (self.given.out / "results.json").write_text(text + "\n")
 
     def commands(self):
-        arguments = [*MAIN.sizes(), *self.given.text]
+        arguments = [*self.setting.sizes(), *self.given.text]
         thinwire = [str(BUILD / "bin" / "network_steps"), str(self.scratch)]
         python = [self.given.python, str(HERE / "ddp.py")]
         python += ["--control", str(self.scratch), "--bucket-mb", str(DDP_BUCKET_MB)]
@@ -121,13 +123,14 @@ class Bench:
         self.rounds.append(answer)
         return answer
 
-    def whole_runs(self, place, variants, steps, mbit):
+    def whole_runs(self, place, variants, setting, mbit):
         """Makes runs in full over a slow link, all but the peer's until they reach its
         loss."""
         place.set_rate(mbit)
+        recipe = Recipe(setting, self.given.python, self.scratch, self.given.text)
         until = math.inf
         for variant in variants:
-            run = train(place, self.whole, variant, SEEDS[0], steps, until)
+            run = train(place, recipe, variant, SEEDS[0], until)
             if variant == PEER:
                 until = run["losses"][-1][1]
             yield {**run, "mbit": mbit}
@@ -143,7 +146,7 @@ class Bench:
         config = self.scratch / "plan.json"
         config.write_text(json.dumps(PLAN_CONFIG))
         found = []
-        for mbit in RATES:
+        for mbit in self.given.rates:
             computing = [
                 entry
                 for entry in self.rounds
@@ -154,7 +157,7 @@ class Bench:
             )
             place.set_rate(mbit)
             flags = ["--compute-ms", f"{seconds * 1e3:.3f}", "--config", str(config)]
-            flags += ["--steps", str(STEPS), "--warmup-bits", "8"]
+            flags += ["--steps", str(self.setting.steps), "--warmup-bits", "8"]
             ways = self.plan(place, computing[0]["params"], flags)
             found.append({"mbit": mbit, "ways": ways})
             say(f"plan at {mbit} Mbit/s")
@@ -171,13 +174,20 @@ class Bench:
     def chosen(self, variants):
         return [v for v in variants if re.search(self.given.only, v)]
 
+    def side_by_side(self, variants):
+        """Returns the ways that take turns. Of a larger model, memory has room for
+        one."""
+        is_main = self.setting.model == MAIN.model
+        return [variants] if is_main else [[variant] for variant in variants]
+
     def run(self):
         links = Links(4)
         pair = Place(links, range(2))
         variants = self.chosen(ALL)
         if "steps" in self.given.sets:
-            on_each = [COMPUTING, *variants]
-            self.steps(pair, "steps", dict.fromkeys(RATES, on_each))
+            for together in self.side_by_side(variants):
+                on_each = {mbit: [COMPUTING, *together] for mbit in self.given.rates}
+                self.steps(pair, "steps", on_each)
             self.plans = self.planned(pair)
             if self.given.hosts > 2:
                 many = Place(links, range(self.given.hosts))
@@ -188,11 +198,13 @@ class Bench:
             ]
             self.steps(Place(links, range(2), 2), "hosts", {100: on_hosts})
         if "full" in self.given.sets:
-            runs = self.whole_runs(pair, self.chosen(IN_FULL), STEPS, FULL_RATE)
+            ways = self.chosen(IN_FULL)
+            runs = self.whole_runs(pair, ways, self.setting, FULL_RATE)
             self.keep(self.full_runs, runs)
         if "slow" in self.given.sets:
             ways = self.chosen(OF_A_SLOW_RUN)
-            runs = self.whole_runs(pair, ways, SLOW_STEPS, SLOW_RATE)
+            longer = replace(self.setting, steps=SLOW_STEPS)
+            runs = self.whole_runs(pair, ways, longer, SLOW_RATE)
             self.keep(self.slow_runs, runs)
         self.write()
 
@@ -204,7 +216,6 @@ def machine():
         "cores": os.cpu_count(),
         "goodput": GOODPUT,
         "context": CONTEXT,
-        "batch": MAIN.sequences,
     }
 
 
@@ -215,6 +226,8 @@ def main():
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rates", nargs="+", type=int, default=RATES)
+    add_size(parser)
     parser.add_argument(
         "--python", default=sys.executable, help="Python that has torch"
     )

@@ -6,6 +6,7 @@ import html
 
 from results import runs_to_loss, sets
 from tables import in_order, rate, size, time_of
+from training import MAIN
 from variants import PEER, WAYS, title
 
 # In units of the view box.
@@ -89,7 +90,7 @@ def panels(runs):
 
 def captions_of(results, runs):
     params = results["rounds"][0]["params"] / 1e6
-    steps = results["losses"][0]["steps"]
+    steps = MAIN.steps
     seeds = min(run.seeds for run in runs)
     one = sets(results, "steps")[0]
     return [

@@ -5,10 +5,10 @@ take until they reach exact Adam's loss."""
 import json
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training import MAIN, Setting
-from variants import BY_HOST, COMPUTING, FLAT, PEER, WAYS, base
+from variants import BY_HOST, COMPUTING, FLAT, PEER, STEPS, WAYS, base
 
 TURN = 4  # steps per sync of measured steps with local ones
 
@@ -209,16 +209,27 @@ def mean(values):
 
 def settings(results):
     """Returns the settings of runs for losses, the one with measured steps first."""
-    found = {Setting(r["model"], r["ranks"], r["sequences"]) for r in results["losses"]}
-    return sorted(found, key=lambda one: (one != MAIN, str(one)))
+    found = {
+        Setting(r["model"], r["ranks"], r["sequences"], r["steps"])
+        for r in results["losses"]
+    }
+    return sorted(
+        found,
+        key=lambda one: (replace(one, steps=STEPS) != measured(results), str(one)),
+    )
+
+
+def measured(results):
+    """Returns the setting of measured steps."""
+    return Setting(results.get("model", MAIN.model), sequences=results.get("batch", 1))
 
 
 def runs_to_loss(results, setting=MAIN):
-    """Returns a RunToLoss for each way. In the main setting they take as long as their
-    steps of each kind took where these were measured."""
+    """Returns a RunToLoss for each way. In the setting of measured steps they take as
+    long as their steps of each kind took, whatever their number."""
     made = [run for run in results["losses"] if setting.of(run)]
     seconds = {}
-    if setting == MAIN:
+    if replace(setting, steps=STEPS) == measured(results):
         seconds = {
             one.mbit: {row.variant: row.seconds for row in one.rows}
             for one in sets(results, "steps")

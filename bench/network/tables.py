@@ -8,6 +8,7 @@ from results import of_flat, runs_to_loss, sets, settings
 from training import MAIN
 from variants import PEER, PLANNED, PLANNED_RUNS, WAYS, base, title
 
+PARTS_AT = 100  # Mbit/s, where parts of a step are shown
 SHARES = 6  # moments at which long runs are compared
 
 
@@ -50,28 +51,44 @@ def medians(one):
     return f"medians of {one.rounds} rounds of {steps} steps"
 
 
-def steps_table(one):
+def steps_tables(found):
+    """Yields a table for each number of ranks."""
+    for ranks in dict.fromkeys(one.ranks for one in found):
+        yield steps_table([one for one in found if one.ranks == ranks])
+
+
+def steps_table(found):
+    """Returns the steps of one number of ranks at all rates."""
+    first = found[0]
     heading = (
-        f"{rate(one.mbit)}, {one.ranks} ranks, {medians(one)}; "
-        f"computing alone {digits(one.computing * 1e3)} ms:\n\n"
+        f"Steps of {first.ranks} ranks, medians of {first.rounds} rounds; computing "
+        f"alone {digits(first.computing * 1e3)} ms:\n\n"
     )
     head = [
-        *("", "ms per step", "sent per step and rank", "times as fast as DDP fp32"),
-        *("computing, ms", "wire alone, ms", "of max(computing, wire)"),
+        *("ms per step (times as fast as DDP fp32)", "sent per rank", "computing"),
+        *(rate(one.mbit) for one in found),
+        "of max(computing, wire)",
     ]
+    rows = {}
+    for one in found:
+        for row in one.rows:
+            rows.setdefault(row.variant, []).append(row)
     lines = [
         [
-            title(row.variant),
-            digits(row.seconds * 1e3),
-            size(row.bytes),
-            "" if row.variant == PEER else digits(row.speedup),
-            digits(row.computing * 1e3),
-            digits(row.wire * 1e3),
-            f"{row.of_limit:.2f}",
+            title(of_rate[0].variant),
+            size(of_rate[0].bytes),
+            digits(of_rate[0].computing * 1e3),
+            *map(step_cell, of_rate),
+            ", ".join(f"{row.of_limit:.2f}" for row in of_rate),
         ]
-        for row in in_order(one.rows)
+        for of_rate in (rows[row.variant] for row in in_order(found[0].rows))
     ]
     return heading + table(head, lines)
+
+
+def step_cell(row):
+    own = digits(row.seconds * 1e3)
+    return own if row.variant == PEER else f"{own} ({digits(row.speedup)}×)"
 
 
 def hosts_table(results, one):
@@ -99,8 +116,9 @@ def hosts_table(results, one):
 
 def parts_table(found):
     """Returns the parts of a step of Thinwire's."""
+    where = f"{rate(found[0].mbit)}, {found[0].ranks} ranks"
     head = [
-        *("ms of a step", "ranks", "rate", "all", "forward and backward"),
+        *(f"ms of a step at {where}", "all", "forward and backward"),
         *("optimizer, without waiting", "waiting for others", "wire alone"),
     ]
     lines = []
@@ -116,8 +134,6 @@ def parts_table(found):
             lines.append(
                 [
                     title(row.variant),
-                    str(one.ranks),
-                    rate(one.mbit),
                     *(digits(seconds * 1e3) for seconds in times),
                 ]
             )
@@ -176,7 +192,7 @@ def runs_table(results, setting):
     peer = next((run for run in runs if run.variant == PEER), None)
     if peer is None:
         return ""
-    steps = results["losses"][0]["steps"]
+    steps = setting.steps
     head = [
         f"{setting}, until the loss of exact Adam after {steps} steps",
         *(f"loss after {steps}", "above exact Adam, of each seed", "steps"),
@@ -252,9 +268,9 @@ def curve_of(run):
 
 def markdown(results):
     found = sets(results, "steps")
-    parts = [*(steps_table(one) for one in found)]
-    if found:
-        parts.append(parts_table(found))
+    parts = [*steps_tables(found)]
+    if shown := [one for one in found if one.mbit == PARTS_AT and one.ranks == 2]:
+        parts.append(parts_table(shown))
     parts += [hosts_table(results, one) for one in sets(results, "hosts")]
     if results["plans"]:
         parts.append(plan_table(results))

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from programs import run_to_its_end
 from variants import (
-    LONGEST,
+    STEPS,
     VALIDATE_EVERY,
     VALIDATION_BYTES,
     WAYS,
+    longest,
     owner,
     run_flags,
 )
@@ -24,8 +25,6 @@ BUILD = HERE.parents[1] / "build" / "release"
 
 # Buckets are as long as Thinwire's; torch's own are 10 % slower at 1 Gbit/s.
 DDP_BUCKET_MB = 4
-# train_gpt is continued in these steps, if it ends above exact Adam's loss.
-LONGER = (480, LONGEST)
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Setting:
     model: str = "8x256"
     ranks: int = 2
     sequences: int = 1  # per rank and step
+    steps: int = STEPS  # of a whole run
 
     def sizes(self):
         return [*self.model.split("x"), str(self.sequences)]
@@ -47,7 +47,7 @@ class Setting:
         return f"{self.model}, {self.ranks} ranks, {self.sequences} sequence{many}"
 
 
-MAIN = Setting()  # where times are measured
+MAIN = Setting()  # where times are measured by default
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Recipe:
     text: list
 
 
-def train(place, recipe, variant, seed, steps, until, port=29_400):
+def train(place, recipe, variant, seed, until, port=29_400):
     """Makes a run, which continues at its last learning rate if it ends above the loss
     `until`. Losses are (step, loss on held-out text, bytes sent until then)."""
-    folder = recipe.scratch / f"{variant}_{seed}_{steps}_{port}"
+    folder = recipe.scratch / f"{variant}_{seed}_{port}"
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.monotonic()
-    for command in commands(recipe, variant, steps, until):
+    for command in commands(recipe, variant, until):
         command += ["--seed", str(seed), "--out", str(folder), *own(recipe, variant)]
         run_to_its_end(place, command, recipe.scratch / f"{folder.name}.log", port)
         lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -83,7 +83,6 @@ def train(place, recipe, variant, seed, steps, until, port=29_400):
         **asdict(recipe.setting),
         "variant": variant,
         "seed": seed,
-        "steps": steps,
         "losses": [(step, loss, sent[step]) for step, loss in losses],
         "kinds": kinds_of(variant, [entry["phase"][0] for entry in of_step]),
         "seconds": [entry["seconds"] for entry in of_step],
@@ -99,8 +98,9 @@ def kinds_of(variant, phases):
     return "e" * first + "".join(phases[first:]).replace("e", "c")
 
 
-def commands(recipe, variant, steps, until):
+def commands(recipe, variant, until):
     """Returns the command that makes a run, and those that continue it."""
+    steps = recipe.setting.steps
     if owner(variant) == "python":
         command = [recipe.python, str(HERE / "ddp.py"), "--way", variant]
         command += ["--bucket-mb", str(DDP_BUCKET_MB), "--until", str(until)]
@@ -112,7 +112,8 @@ def commands(recipe, variant, steps, until):
     command += [f"--set=train_gpt.validate_every={VALIDATE_EVERY}"]
     command += [f"--set=schedule.total_steps={steps}"]
     command += ["--resume", f"--save-every={steps}", "--quiet"]
-    return [[*command, f"--steps={length}"] for length in (steps, *LONGER)]
+    lengths = (steps, steps * 6 // 5, longest(steps))
+    return [[*command, f"--steps={length}"] for length in lengths]
 
 
 def own(recipe, variant):

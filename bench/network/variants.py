@@ -61,6 +61,17 @@ def local_adam(interval, kind=ONE_BIT, **more):
     )
 
 
+def low_rank(rank, **more):
+    return Way(
+        f"Thinwire, Adam, low rank {rank}",
+        step=f"adam+low_rank={rank}+first_steps=20",
+        called_exact=True,
+        first="onebit_adam_warm4",
+        first_steps=20,
+        **more,
+    )
+
+
 def outer(interval, kind=ONE_BIT, **more):
     settings = "outer.warmup_steps=10+outer.warmup_bits=4"
     return Way(
@@ -102,14 +113,8 @@ WAYS = {
     "adam_serial": Way(
         "Thinwire, Adam (exact), without overlap", DENSE, "adam+overlap=false"
     ),
-    "low_rank8": Way(
-        "Thinwire, Adam, low rank 8",
-        step="adam+low_rank=8+first_steps=20",
-        called_exact=True,
-        first="onebit_adam_warm4",
-        first_steps=20,
-        is_shown=True,
-    ),
+    "low_rank8": low_rank(8, is_shown=True),
+    "low_rank32": low_rank(32),
     "zero_adam": Way("Thinwire, ZeRO-2, Adam (exact)", DENSE, STAGE_2),
     "zero_adam_serial": Way(
         "Thinwire, ZeRO-2, Adam (exact), without overlap",
@@ -195,9 +200,8 @@ PLANNED_RUNS = {
     "zero 4/4": "zero_4_4",
 }
 
-# A whole run has this many steps. One that ends above the loss of its peer continues at
-# the last learning rate, up to the longest.
-STEPS, LONGEST = 400, 600
+# A whole run has this many steps, unless another number is given.
+STEPS = 400
 # It validates after so many steps each, on so many bytes of held-out text.
 VALIDATE_EVERY, VALIDATION_BYTES = 40, 16_384
 
@@ -216,6 +220,7 @@ OF_A_RUN = (
     "ddp_hook4",
     "ddp_low_rank8",
     "low_rank8",
+    "low_rank32",
     "zero_adam",
     "zero_4_4",
     "onebit_adam",
@@ -241,8 +246,14 @@ ON_HOSTS = ("exchange", "adam", "onebit_adam", "zero_4_4")
 
 # Steps until every variant is in the measured stage. Low-bit variants have a hundred
 # exact steps before (network_steps.cpp, ddp.py).
-WARM_STEPS = {"zero_one_adam": 116, "low_rank8": 26}
+WARM_STEPS = {"zero_one_adam": 116, "low_rank8": 26, "low_rank32": 26}
 WARM_STEPS_OF_COMPRESSED, WARM_STEPS_OF_OTHERS = 104, 6
+
+
+def longest(steps):
+    """Returns the steps up to which a run that ends above the loss of its peer
+    continues, at the last learning rate."""
+    return steps * 3 // 2
 
 
 def base(variant):
