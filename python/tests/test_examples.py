@@ -241,6 +241,7 @@ def test_a_pretrained_encoder_learns_in_every_way(tmp_path: Path) -> None:
         "lean_onebit_adam",
         "zero_one_adam",
         "zero_4_4",
+        "low_rank_8 --plain-embeddings",
     ):
         given = ("--optimizer", *way.split(), *common, *short)
         script = EXAMPLES / "finetune_encoder.py"
