@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "support/kernel_cases.h"
 #include "support/same_bits.h"
 #include "support/values.h"
+#include "thinwire/core/buffer.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::kernels::low_rank_test {
@@ -291,10 +293,30 @@ TEST(LowRankValues, FiniteValuesBeyondTheRangeBecomeTheLargest) {
   const float most = 0x1.FEp127f;
   EXPECT_EQ(product(std::vector<BFloat16>(6), 1),
             (Floats{65536, 65536, -70144, most, -most, limits::infinity()}));
-  // Overflow of out * scale itself stays visible.
+  // Also if the scale makes them so.
   EXPECT_EQ(product(std::vector<float>(6), -2),
-            (Floats{-131008, -131040, 14e4f, -limits::infinity(),
-                    limits::infinity(), -limits::infinity()}));
+            (Floats{-131008, -131040, 14e4f, -limits::max(), limits::max(),
+                    -limits::infinity()}));
+}
+
+// Their stores take another way, past the caches.
+TEST(LowRankValues, AlignedRowsOfAProductEqualTheReference) {
+  constexpr std::size_t kRows = 13, kColumns = 96, kRank = 5;
+  const Floats p = test::normal(kRows * kRank, 1);
+  const Floats q = test::normal(kColumns * kRank, 2);
+  Floats m = test::normal(kRows * kColumns, 3);
+  Floats expected_m = m;
+  Floats expected(m.size());
+  Buffer values(m.size(), DType::kFloat32);
+  ASSERT_EQ(reinterpret_cast<std::uintptr_t>(values.as<float>().data()) % 64,
+            0u);
+  low_rank_product(p.data(), kRows, q.data(), kRank, kRows, kColumns, m.data(),
+                   3, values.view());
+  ref::low_rank_product(p.data(), kRows, q.data(), kRank, kRows, kColumns,
+                        expected_m.data(), 3, View(expected));
+  const auto own = values.as<float>();
+  EXPECT_EQ(Floats(own.begin(), own.end()), expected);
+  EXPECT_EQ(m, expected_m);
 }
 
 double dot(const float* a, const float* b, std::size_t size) {

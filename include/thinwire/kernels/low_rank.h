@@ -53,9 +53,9 @@ void low_rank_columns(const float* m, std::size_t rows, std::size_t columns,
 ///   if m is not null:  m[i][j] = m[i][j] - out
 ///   values[i][j] = out * scale
 /// Products, rounded to float, are added to 0 in the order of c. `values` has
-/// rows * columns elements of fp32, fp16 or bf16. If out * scale is finite and
-/// beyond the finite range of their type, the largest finite value of its sign
-/// is stored. `p_stride` is at least `rows`.
+/// rows * columns elements of fp32, fp16 or bf16. If `out` is finite and
+/// out * scale is beyond the finite range of their type, the largest finite
+/// value of its sign is stored. `p_stride` is at least `rows`.
 void low_rank_product(const float* p, std::size_t p_stride, const float* q,
                       std::size_t rank, std::size_t rows, std::size_t columns,
                       float* m, float scale, View values);

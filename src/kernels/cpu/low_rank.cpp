@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/checks.h"
@@ -225,6 +227,8 @@ void run_low_rank_rows(const LowRankRows& in, const float* q, std::size_t rank,
 inline constexpr std::size_t kAddedRows = 16;
 inline constexpr std::size_t kAddedColumns = kManyRegisters ? 8 : 4;
 inline constexpr std::size_t kTwo = 2;
+/// The processor follows fewer rows by itself than a loop reads in turns.
+inline constexpr std::size_t kPrefetchedAhead = 128;
 
 /// Copies kRows rows of P from row i on, to kRows elements for each column.
 template <std::size_t kRows>
@@ -255,8 +259,11 @@ struct AddedRows {
         sums[c][v] = hn::LoadU(d, to + c * columns + v * kStep);
     for (std::size_t r = 0; r < kRows; ++r) {
       hn::Vec<D> x[kCount];
-      for (std::size_t v = 0; v < kCount; ++v)
-        x[v] = hn::LoadU(d, m + r * columns + j + v * kStep);
+      for (std::size_t v = 0; v < kCount; ++v) {
+        const float* const from = m + r * columns + j + v * kStep;
+        hwy::Prefetch(from + kPrefetchedAhead);
+        x[v] = hn::LoadU(d, from);
+      }
       for (std::size_t c = 0; c < kColumns; ++c) {
         const auto y = hn::Set(d, p[(first + c) * kRows + r]);
         for (std::size_t v = 0; v < kCount; ++v)
@@ -310,22 +317,29 @@ void run_low_rank_columns(const float* m, std::size_t rows, std::size_t columns,
 }
 
 // ------------------------------------------------------------ P transpose(Q)
+inline bool is_aligned(const float* values) {
+  return reinterpret_cast<std::uintptr_t>(values) % (kLanes * sizeof(float)) ==
+         0;
+}
+
 /// Rows of the product whose elements are in registers, two vectors of each.
 inline constexpr std::size_t kProductRows = kManyRegisters ? 8 : 4;
 
+/// With kStreams, vectors of values are stored past the caches.
 template <class T>
 struct Product {
-  template <std::size_t kRows>
+  template <bool kStreams, std::size_t kRows>
   HWY_INLINE void write_rows(std::size_t i) const {
     float factor[kMostLowRank * kRows];
     copy_factor<kRows>(p, p_stride, rank, i, factor);
     std::size_t j = 0;
     for (; j + kTwo * kLanes <= columns; j += kTwo * kLanes)
-      write<kRows, kTwo>(Float(), factor, i, j);
-    for (; j < columns; ++j) write<kRows, 1>(OneFloat(), factor, i, j);
+      write<kStreams, kRows, kTwo>(Float(), factor, i, j);
+    for (; j < columns; ++j)
+      write<kStreams, kRows, 1>(OneFloat(), factor, i, j);
   }
 
-  template <std::size_t kRows, std::size_t kCount, class D>
+  template <bool kStreams, std::size_t kRows, std::size_t kCount, class D>
   HWY_INLINE void write(D d, const float* factor, std::size_t i,
                         std::size_t j) const {
     constexpr std::size_t kStep = hn::MaxLanes(D());
@@ -344,17 +358,20 @@ struct Product {
     }
     for (std::size_t r = 0; r < kRows; ++r)
       for (std::size_t v = 0; v < kCount; ++v)
-        finish(d, sums[r][v], (i + r) * columns + j + v * kStep);
+        finish<kStreams>(d, sums[r][v], (i + r) * columns + j + v * kStep);
   }
 
-  template <class D>
+  template <bool kStreams, class D>
   HWY_INLINE void finish(D d, hn::Vec<D> out, std::size_t at) const {
     if (m != nullptr) store(d, hn::Sub(load(d, m + at), out), m + at);
     const auto scaled = hn::Mul(out, hn::Set(d, scale));
     const auto limit = hn::Set(d, most);
     const auto limited = hn::Min(hn::Max(scaled, hn::Neg(limit)), limit);
-    store(d, hn::IfThenElse(hn::IsFinite(scaled), limited, scaled),
-          values + at);
+    const auto stored = hn::IfThenElse(hn::IsFinite(out), limited, scaled);
+    if constexpr (kStreams && hn::MaxLanes(D()) == kLanes)
+      hn::Stream(stored, d, values + at);
+    else
+      store(d, stored, values + at);
   }
 
   const float* p;
@@ -369,12 +386,25 @@ struct Product {
 };
 
 // A copy, so that no store can alias it.
-template <class T>
-HWY_INLINE void write_product(const Product<T> product, std::size_t rows) {
+template <bool kStreams, class T>
+void write_product(const Product<T> product, std::size_t rows) {
   std::size_t i = 0;
   for (; i + kProductRows <= rows; i += kProductRows)
-    product.template write_rows<kProductRows>(i);
-  for (; i < rows; ++i) product.template write_rows<1>(i);
+    product.template write_rows<kStreams, kProductRows>(i);
+  for (; i < rows; ++i) product.template write_rows<kStreams, 1>(i);
+}
+
+/// Values in aligned rows are stored past the caches: they are read again after
+/// those of all other matrices.
+template <class T>
+void product_as(const Product<T>& product, std::size_t rows) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (is_aligned(product.values) && product.columns % kLanes == 0) {
+      write_product<true>(product, rows);
+      return hwy::FlushStream();
+    }
+  }
+  write_product<false>(product, rows);
 }
 
 void run_low_rank_product(const float* p, std::size_t p_stride, const float* q,
@@ -382,8 +412,7 @@ void run_low_rank_product(const float* p, std::size_t p_stride, const float* q,
                           std::size_t columns, float* m, float scale,
                           View values) {
   visit_floats(values, [&]<class T>(T* to) {
-    write_product(Product<T>{p, p_stride, q, rank, columns, m, scale, to},
-                  rows);
+    product_as(Product<T>{p, p_stride, q, rank, columns, m, scale, to}, rows);
   });
 }
 

@@ -36,9 +36,10 @@ float sum_in_order(const float* a, std::size_t a_stride, const float* b,
   return sum;
 }
 
-/// Returns `value`, or the largest float of its sign in [-most, most].
-float saturated(float value, float most) {
-  return std::isfinite(value) ? std::clamp(value, -most, most) : value;
+/// Returns value * scale, clamped to [-most, most] if `value` is finite.
+float scaled(float value, float scale, float most) {
+  const float product = value * scale;
+  return std::isfinite(value) ? std::clamp(product, -most, most) : product;
 }
 
 /// Subtracts the projections of v on the first `count` columns of w.
@@ -88,7 +89,7 @@ void low_rank_product(const float* p, std::size_t p_stride, const float* q,
         const std::size_t at = i * columns + j;
         const float out = sum_in_order(p + i, p_stride, q + j, columns, rank);
         if (m != nullptr) m[at] = m[at] - out;
-        store_rounded(saturated(out * scale, most), to + at);
+        store_rounded(scaled(out, scale, most), to + at);
       }
   });
 }
