@@ -175,8 +175,8 @@ class Bench:
         return [v for v in variants if re.search(self.given.only, v)]
 
     def side_by_side(self, variants):
-        """Returns the ways that take turns. Of a larger model, memory has room for
-        one."""
+        """Returns lists of the ways that take turns. Memory has room for only one way
+        of a larger model."""
         is_main = self.setting.model == MAIN.model
         return [variants] if is_main else [[variant] for variant in variants]
 

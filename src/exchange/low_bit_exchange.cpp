@@ -5,8 +5,7 @@
 #include <cmath>
 #include <utility>
 
-#include "exchange/saturate.h"
-#include "thinwire/kernels/cast.h"
+#include "exchange/write_mean.h"
 
 namespace thinwire::exchange {
 
@@ -89,14 +88,11 @@ void LowBitExchange::average(std::size_t b, SentRecords sent,
 // Codes, and their mean, may lie above the largest finite gradient.
 void LowBitExchange::write(std::size_t b, std::span<float> mean,
                            bool is_finite) {
-  for (float& value : mean) value *= to_.scale;
-  if (!is_finite)
-    is_finite_ = false;
-  else if (to_.saturates)
-    saturate(mean, to_.values.dtype());
+  if (!is_finite) is_finite_ = false;
   const std::size_t at =
       to_.to.empty() ? layout_.blocks()[b].values.offset : to_.to[b];
-  kernels::convert(mean, to_.values.subview(at, mean.size()));
+  write_mean(mean, to_.scale, is_finite && to_.saturates,
+             to_.values.subview(at, mean.size()));
 }
 
 }  // namespace thinwire::exchange

@@ -66,6 +66,12 @@ class LowRankUnits final : public PartsInFlight {
     [[nodiscard]] std::size_t q_size() const { return shape.columns * rank; }
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  // Rows of one column of a factor that have one scale.
+  static constexpr std::size_t kFactorRows = 64;
+
+  [[nodiscard]] static std::size_t blocks_of(std::size_t rows) {
+    return (rows + kFactorRows - 1) / kFactorRows;
+  }
 
   [[nodiscard]] std::unique_ptr<PartWay> make_way(
       std::span<const std::size_t> units) override;
