@@ -55,6 +55,10 @@ class TrainGpt(SavedRuns):
             "--optimizer adam --set zero_optimization.stage=2 --set bf16.enabled=true",
         )
 
+    def test_killed_adam_of_low_rank(self):
+        extra = "--optimizer adam --set low_rank=4 --set first_steps=20"
+        self.check_killed_in(["exact", "exact"], extra)
+
     def test_killed_onebit_adam_in_fp16(self):
         extra = "--optimizer onebit_adam --set fp16.enabled=true --set gradient_accumulation_steps=2"
         self.check_killed_in(["exact", "compressed"], extra)
