@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lays out the repository's pages for Sphinx: README.md becomes the index, and links to
-sources lead to pages of their own.
+"""Lays out the repository's pages for Sphinx: README.md becomes the index, links to
+sources lead to pages of their own, and docs/conformance.json becomes a page.
 
 usage: stage.py ROOT FOLDER
 """
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import conformance
 from api import Package, header
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -179,6 +180,8 @@ def rewrite(root, name, text, sources):
         target = Path(os.path.relpath((root / name).parent / path, root))
         if picture:
             return match[0]
+        if target == conformance.LIST and name != conformance.PAGE:
+            target = conformance.PAGE
         if target.suffix == ".md":
             to = os.path.relpath(page_name(target), page.parent)
             return f"[{words}]({to}{'#' + anchor if anchor else ''})"
@@ -238,8 +241,10 @@ def main():
     extra = folder / "extra"
     sources = Sources(root, extra)
     pages = sorted(path for path in sources.tracked if path.suffix == ".md")
-    for path in pages:
-        text = rewrite(root, path, (root / path).read_text(), sources)
+    texts = {path: (root / path).read_text() for path in pages}
+    texts[conformance.PAGE] = conformance.page((root / conformance.LIST).read_text())
+    for path, text in texts.items():
+        text = rewrite(root, path, text, sources)
         name = page_name(path).removesuffix(".md")
         if path == Path("README.md"):
             text += "".join(contents(below, caption) for caption, below in SECTIONS)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sections fp16, bf16 and data_types; item 47 of docs/conformance.md.
+// The sections fp16, bf16 and data_types; item 47 of docs/conformance.json.
 // DeepSpeed's keys whose meaning here depends on other keys.
 #include <gtest/gtest.h>
 

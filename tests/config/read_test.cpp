@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a file says and what becomes of it; items 40 and 59 of
-// docs/conformance.md.
+// Keys of a file and their effects; items 40 and 59 of
+// docs/conformance.json.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What DeepSpeed's FP16 wrappers do otherwise, by the numbers that
-// docs/conformance.md's list gives for them.
+// Tests where DeepSpeed's FP16 wrappers differ, by the numbers of
+// docs/conformance.json.
 #include <gtest/gtest.h>
 
 #include <functional>

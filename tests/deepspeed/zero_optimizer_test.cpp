@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What DeepSpeed's ZeRO does otherwise, by the numbers that
-// docs/conformance.md's list gives for it.
+// Tests where DeepSpeed's ZeRO differs, by the numbers of
+// docs/conformance.json.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

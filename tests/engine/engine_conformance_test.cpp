@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What DeepSpeed's checkpoints lose, one test each, by the numbers of
-// docs/conformance.md. Runs with DeepSpeed's semantics: load_state_dict()
+// Tests what DeepSpeed's checkpoints lose, by the numbers of
+// docs/conformance.json. Runs with DeepSpeed's semantics: load_state_dict()
 // forgets what the reference forgets, and checkpoints fit where their arrays
 // do.
 #include <gtest/gtest.h>

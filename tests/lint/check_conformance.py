@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/conformance.md from docs/conformance.json, and checks both.
+"""Checks docs/conformance.json, of which scripts/build_docs makes a page.
 
-usage: check_conformance.py [--write | [--partial] --ran RESULTS... --] [ROOT]
+usage: check_conformance.py [[--partial] --ran RESULTS... --] [ROOT]
 
-Without an option: the page must be what the JSON gives, every path must exist, and
-every test must be in the sources. With --ran: every test must have passed according to
-RESULTS, folders that scripts/count_tests reads; with --partial a test may also not have
-run. Prints how many passed and how many did not run. A test is named as GoogleTest
-(`Suite.Name`, where * stands for any text), pytest (`test_name`) or CTest names it.
+Without an option: every path must exist, and every test must be in the sources. With
+--ran: every test must have passed according to RESULTS, folders that
+scripts/count_tests reads; with --partial a test may also not have run. Prints how many
+passed and how many did not run. A test is named as GoogleTest (`Suite.Name`, where *
+stands for any text), pytest (`test_name`) or CTest names it.
 """
 
 import argparse
@@ -27,55 +27,6 @@ PYTEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 CTEST = re.compile(r"\b(?:thinwire_\w*test|add_test)\(\s*(?:NAME\s+)?([a-z]\w+)")
 CODE = re.compile(r"`([^`]+)`")
 PATH = re.compile(r"(?:[\w.-]+/)+[\w.-]+")
-STATES = {
-    "done": "yes",
-    "partly": "partly",
-    "missing": "no",
-    "declined": "declined",
-}
-
-
-def lines_of(table):
-    return ["| " + " | ".join(row) + " |" for row in table]
-
-
-def tests_cell(item):
-    names = ", ".join(f"`{name}`" for name in item["tests"])
-    return "; ".join(part for part in (names, item.get("note", "")) if part)
-
-
-def described_rows(items):
-    yield from (("item", "holds", "place", "test"), ("---",) * 4)
-    for item in items:
-        yield (item["item"], STATES[item["state"]], item["place"], tests_cell(item))
-
-
-def practice_rows(items):
-    yield from (("item", "what holds", "test"), ("---",) * 3)
-    for item in items:
-        yield (item["id"], item["item"], tests_cell(item))
-
-
-def page(content):
-    """Returns the text of docs/conformance.md."""
-    lines = ["# Conformance", "", *content["introduction"], ""]
-    lines += ["## The described systems", "", *content["of_descriptions"], ""]
-    counts = [("description", "items", *STATES.values()), ("---",) * 6]
-    for part in content["descriptions"]:
-        states = [item["state"] for item in part["items"]]
-        counts.append(
-            (part["title"], str(len(states)), *(str(states.count(s)) for s in STATES))
-        )
-    lines += [*lines_of(counts), ""]
-    for part in content["descriptions"]:
-        lines += [f"### {part['title']}", "", *lines_of(described_rows(part["items"]))]
-        lines.append("")
-    lines += ["## What practice asks for", "", *content["of_practice"], ""]
-    for part in content["practice"]:
-        lines += [f"### {part['title']}", "", *lines_of(practice_rows(part["items"]))]
-        lines += ["", *part.get("after", [])]
-        lines += [""] if "after" in part else []
-    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def items_of(content):
@@ -117,9 +68,6 @@ def problems(root, content):
                 yield f"{where}: neither a test nor a sentence"
         elif not item.get("note", "").endswith("."):
             yield f"{where}: {item['state']} without a sentence that says why"
-    page_file = root / "docs" / "conformance.md"
-    if not page_file.exists() or page_file.read_text() != page(content):
-        yield "docs/conformance.md: not what docs/conformance.json gives; --write it"
 
 
 def outcomes_of(folders):
@@ -172,7 +120,6 @@ def check_ran(content, folders, partial):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true")
     parser.add_argument("--partial", action="store_true")
     parser.add_argument("--ran", type=Path, nargs="+", metavar="RESULTS")
     parser.add_argument(
@@ -180,9 +127,6 @@ def main():
     )
     given = parser.parse_args()
     content = json.loads((given.root / "docs" / "conformance.json").read_text())
-    if given.write:
-        (given.root / "docs" / "conformance.md").write_text(page(content))
-        return 0
     if given.ran:
         return check_ran(content, given.ran, given.partial)
     found = list(problems(given.root, content))

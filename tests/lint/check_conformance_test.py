@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that check_conformance.py finds pages, names and runs that are wrong."""
+"""Shows that check_conformance.py finds names and runs that are wrong."""
 
 import json
 import unittest
@@ -24,9 +24,8 @@ class CheckConformance(PlantedTree):
         self.plant("python/tests/test_add.py", "def test_add() -> None: ...\n")
         self.plant("tests/CMakeLists.txt", "thinwire_script_test(\n  adds COMMAND a)\n")
 
-    def plant_page(self, **changes):
+    def plant_list(self, **changes):
         content = {
-            **{key: [] for key in ("introduction", "of_descriptions", "of_practice")},
             "descriptions": [{"title": "Adding", "items": [{**ITEM, **changes}]}],
             "practice": [
                 {
@@ -38,20 +37,12 @@ class CheckConformance(PlantedTree):
             ],
         }
         self.plant("docs/conformance.json", json.dumps(content))
-        self.assertEqual(self.check("conformance", "--write", self.root), (0, ""))
 
     def test_leaves_alone_what_is_right(self):
-        self.plant_page()
+        self.plant_list()
         self.expect("conformance")
-        self.plant_page(state="declined", note="Nobody adds.", tests=[])
+        self.plant_list(state="declined", note="Nobody adds.", tests=[])
         self.expect("conformance")
-
-    def test_the_page_is_what_the_list_gives(self):
-        self.plant_page()
-        page = self.root / "docs" / "conformance.md"
-        self.assertIn("| it adds | yes | `src/add.cpp` | `Add.*` |", page.read_text())
-        page.write_text(page.read_text().replace("it adds", "it multiplies"))
-        self.expect("conformance", "docs/conformance.md: not what")
 
     def test_tests_files_and_reasons_are_there(self):
         for said, changes in (
@@ -64,7 +55,7 @@ class CheckConformance(PlantedTree):
             ("partly without a sentence", {"state": "partly", "note": "and so on"}),
         ):
             with self.subTest(said):
-                self.plant_page(**changes)
+                self.plant_list(**changes)
                 self.expect("conformance", f"Adding: it adds: {said}")
 
     def plant_results(self, gtest="", pytest="", script="run", options=()):
@@ -80,7 +71,7 @@ class CheckConformance(PlantedTree):
         return self.check("conformance", *arguments)
 
     def test_every_named_test_has_passed(self):
-        self.plant_page()
+        self.plant_list()
         one = '<testcase classname="All/Add" name="Sums/0">{}</testcase>'
         other = '<testcase classname="tests.test_add" name="test_add[2]"/>'
         skipped = one.format('<skipped message="no"/>')
@@ -98,7 +89,7 @@ class CheckConformance(PlantedTree):
                 self.assertIn(f"{wanted}3 tests are named: 2 passed", output)
 
     def test_a_part_of_the_tests_may_not_have_run(self):
-        self.plant_page()
+        self.plant_list()
         one = '<testcase classname="All/Add" name="Sums/0">{}</testcase>'
         partial = ["--partial"]
         code, output = self.plant_results(one.format(""), options=partial)

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The reference that scripts/site extracts has the declarations and docstrings that are
-there, and the check of a built site finds links that lead nowhere.
+there, the page of docs/conformance.json has its items, and the check of a built site
+finds links that lead nowhere.
 """
 
+import json
 import sys
 import tempfile
 import unittest
@@ -13,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts" / "site")
 
 import api
 import check
+import conformance
 
 HEADER = """#pragma once
 #include <vector>
@@ -105,6 +108,32 @@ class Reference(unittest.TestCase):
         self.assertIn("inherited(self, x: int=1) -> int", text)
         self.assertIn("```python\ncode()\n```", text)
         self.assertIn("Does \\[it].", text)
+
+
+class Conformance(unittest.TestCase):
+    def test_the_page_has_every_item_and_counts_them(self):
+        adds = {"item": "adds", "place": "`a.cpp`", "tests": ["A.*"], "state": "done"}
+        gone = {**adds, "item": "halves", "tests": [], "state": "declined"}
+        one = {"id": "1", "item": "one", "tests": ["b"], "note": "on CPUs"}
+        content = {
+            "introduction": ["Items."],
+            "of_descriptions": [],
+            "of_practice": [],
+            "descriptions": [
+                {"title": "Adding", "items": [adds, {**gone, "note": "Nobody does."}]}
+            ],
+            "practice": [{"title": "Sums", "items": [one], "after": ["The end."]}],
+        }
+        page = conformance.page(json.dumps(content))
+        self.assertTrue(page.startswith("# Conformance\n\nItems.\n"))
+        for row in (
+            "| Adding | 2 | 1 | 0 | 0 | 1 |",
+            "| adds | yes | `a.cpp` | `A.*` |",
+            "| halves | declined | `a.cpp` | Nobody does. |",
+            "| 1 | one | `b`; on CPUs |",
+        ):
+            self.assertIn(f"\n{row}\n", page)
+        self.assertTrue(page.endswith("|\n\nThe end.\n"))
 
 
 class Site(unittest.TestCase):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items of docs/conformance.md: 31, 49 and 51, about one step of mixed
+// Items of docs/conformance.json: 31, 49 and 51, about one step of mixed
 // precision, of which exact_gradients_test.cpp tests norm, clipping and the
 // first step; 74 to 80, Adam on the CPU; 41 to 48, the loss scaler, and
 // settings that make no sense.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items 27, 44 and 57 of docs/conformance.md: a gradient that is not finite on
-// one rank, in every phase of every optimizer. Where the loss scale cannot
+// Items 27, 44 and 57 of docs/conformance.json: a gradient that is not finite
+// on one rank, in every phase of every optimizer. Where the loss scale cannot
 // fall, it is an error on every rank that says where it was; training can go
 // on.
 #include <fmt/format.h>

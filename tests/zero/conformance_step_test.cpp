@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items of docs/conformance.md about one step of sharded training: windows,
+// Items of docs/conformance.json about one step of sharded training: windows,
 // overflows, parameters without gradients, groups, what is sent, and experts.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items of docs/conformance.md about who owns what and how gradients are
+// Items of docs/conformance.json about who owns what and how gradients are
 // reduced.
 #include <gtest/gtest.h>
 

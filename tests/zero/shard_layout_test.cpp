@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items of docs/conformance.md about where elements lie, and refusals.
+// Items of docs/conformance.json about where elements lie, and refusals.
 #include "thinwire/zero/shard_layout.h"
 
 #include <gtest/gtest.h>
