@@ -6,8 +6,11 @@ The language of a block in README.md and docs/ tells whether it is tested: a blo
 excerpt of a file of examples/, and one of Python, C or Rust of examples/python/,
 examples/c/ or examples/rust/. tests/install compiles and runs the examples of C++ and C
 against an installed tree, python/tests those of Python, and tests/c those of Rust. So
-what the documents show is run as well. README.md has at most 100 lines. A link leads to a file or folder of this repository, and to a
-heading that is there. Links to the web are not followed.
+what the documents show is run as well. README.md has at most 100 lines. A link leads to
+a file or folder of this repository, and to a heading that is there. Links to the web are
+not followed. Below its title, which has its number, a page of docs/design/ has the lines
+"* Date: YYYY-MM-DD" and "* Status: holds (YYYY-MM-DD)" or "* Status: replaced by
+[NNNN](PAGE)"; text may follow after a comma or semicolon.
 
 usage: check_docs.py [ROOT]
 """
@@ -30,6 +33,11 @@ EXCERPTS = (
 LICENSE = re.compile(r"\A(?://|#) SPDX-License-Identifier:[^\n]*\n")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.MULTILINE)
+DECISION = re.compile(
+    r"# (?P<number>\d{4}): [^\n]+\n\n\* Date: \d{4}-\d\d-\d\d\n"
+    r"\* Status: (holds \(\d{4}-\d\d-\d\d\)|"
+    r"replaced by \[(?P<by>\d{4})\]\((?P=by)-[^)]+\))[,;\n]"
+)
 README_LINES = 100
 NOT_OURS = {".git", ".venv", "build", "out"}
 
@@ -88,6 +96,13 @@ def link_problems(root, name, text):
     return found
 
 
+def decision_problems(name, text):
+    """One text if a page of docs/design/ does not begin with its date and status."""
+    found = DECISION.match(text)
+    if not found or not name.startswith(f"docs/design/{found['number']}-"):
+        yield f"{name}: does not begin with number, date and status; see check_docs.py"
+
+
 def documents(root):
     for file in sorted(root.rglob("*.md")):
         name = file.relative_to(root)
@@ -109,6 +124,8 @@ def problems(root):
         if name == "README.md" or name.startswith("docs/"):
             found += block_problems(name, text, examples)
         found += link_problems(root, name, text)
+        if name.startswith("docs/design/") and not name.endswith("/README.md"):
+            found += decision_problems(name, text)
     readme = (root / "README.md").read_text()
     if not blocks(readme, CPP):
         found.append("README.md has no C++ block")

@@ -313,6 +313,31 @@ class CheckDocs(PlantedTree):
         ):
             self.assertIn(said, output)
 
+    def test_a_decision_begins_with_its_date_and_status(self):
+        self.plant_documents("# Title\n\n```cpp\nint a;\n```\n", 9, "int b;", "d = 2")
+        good = "# 0002: B\n\n* Date: 2026-01-02\n* Status: holds (2026-02-03)\n"
+        page = "docs/design/0002-b.md"
+        replaced = "replaced by [0002](0002-b.md), except for a."
+        self.plant("docs/design/README.md", "# Decisions\n")
+        self.plant(page, good)
+        self.plant(
+            "docs/design/0001-a.md",
+            f"# 0001: A\n\n* Date: 2026-01-02\n* Status: {replaced}\n",
+        )
+        self.expect("docs")
+        for bad in (
+            good.replace("0002", "0003"),
+            good.replace("* Date: 2026-01-02\n", ""),
+            good.replace("-02\n", "\n"),
+            good.replace(" (2026-02-03)", ""),
+            good.replace("holds (2026-02-03)", "replaced by 0001"),
+            good.replace("holds (2026-02-03)", "replaced by [0002](0001-a.md)"),
+            good.replace("holds", "may hold"),
+        ):
+            with self.subTest(bad):
+                self.plant(page, bad)
+                self.expect("docs", f"{page}: does not begin with number, date")
+
 
 class CheckEmptyTrees(PlantedTree):
     def test_are_refused(self):
