@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks what the documents show and where they point.
 
-The language of a block in README.md and docs/ tells whether it is tested: a block of C++ is an
-excerpt of a file of examples/, and one of Python, C or Rust of examples/python/,
-examples/c/ or examples/rust/. tests/install compiles and runs the examples of C++ and C
-against an installed tree, python/tests those of Python, and tests/c those of Rust. So
-what the documents show is run as well. README.md has at most 100 lines. A link leads to
-a file or folder of this repository, and to a heading that is there. Links to the web are
-not followed. Below its title, which has its number, a page of docs/design/ has the lines
+The language of a block in README.md and docs/ tells whether it is tested: a block of
+C++ is an excerpt of a file of examples/, and one of Python, C or Rust of
+examples/python/, examples/c/ or examples/rust/. tests/install compiles and runs the
+examples of C++ and C against an installed tree, python/tests those of Python, and
+tests/c those of Rust. So what the documents show is run as well. README.md has at most
+100 lines, and CHANGELOG.md 60 for each version. A link leads to a file or folder of this
+repository, and to a heading that is there. Links to the web are not followed. Below its
+title, which has its number, a page of docs/design/ has the lines
 "* Date: YYYY-MM-DD" and "* Status: holds (YYYY-MM-DD)" or "* Status: replaced by
 [NNNN](PAGE)"; text may follow after a comma or semicolon.
 
@@ -39,6 +40,7 @@ DECISION = re.compile(
     r"replaced by \[(?P<by>\d{4})\]\((?P=by)-[^)]+\))[,;\n]"
 )
 README_LINES = 100
+VERSION_LINES = 60
 NOT_OURS = {".git", ".venv", "build", "out"}
 
 
@@ -103,6 +105,14 @@ def decision_problems(name, text):
         yield f"{name}: does not begin with number, date and status; see check_docs.py"
 
 
+def changelog_problems(name, text):
+    """One text per version that takes too many lines of the changelog."""
+    for part in re.split("^## ", text, flags=re.MULTILINE)[1:]:
+        version = part.partition("\n")[0]
+        if len(part.splitlines()) > VERSION_LINES:
+            yield f"{name}: more than {VERSION_LINES} lines of {version}"
+
+
 def documents(root):
     for file in sorted(root.rglob("*.md")):
         name = file.relative_to(root)
@@ -126,6 +136,8 @@ def problems(root):
         found += link_problems(root, name, text)
         if name.startswith("docs/design/") and not name.endswith("/README.md"):
             found += decision_problems(name, text)
+        if name == "CHANGELOG.md":
+            found += changelog_problems(name, text)
     readme = (root / "README.md").read_text()
     if not blocks(readme, CPP):
         found.append("README.md has no C++ block")

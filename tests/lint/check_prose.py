@@ -23,6 +23,7 @@ FILES = (
     *(
         "README.md",
         "CONTRIBUTING.md",
+        "CHANGELOG.md",
         "SECURITY.md",
         "bench/README.md",
         "docs/README.md",

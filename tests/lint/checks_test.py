@@ -338,6 +338,14 @@ class CheckDocs(PlantedTree):
                 self.plant(page, bad)
                 self.expect("docs", f"{page}: does not begin with number, date")
 
+    def test_a_version_has_sixty_lines_of_the_changelog(self):
+        self.plant_documents("# Title\n\n```cpp\nint a;\n```\n", 9, "int b;", "d = 2")
+        longest = "- A line.\n" * 59
+        self.plant("CHANGELOG.md", f"# Log\n\n## 2.0\n{longest}## 1.0\n{longest}")
+        self.expect("docs")
+        self.plant("CHANGELOG.md", f"# Log\n\n## 2.0\n{longest}\n## 1.0\n{longest}")
+        self.expect("docs", "CHANGELOG.md: more than 60 lines of 2.0")
+
 
 class CheckEmptyTrees(PlantedTree):
     def test_are_refused(self):
