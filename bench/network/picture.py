@@ -10,7 +10,7 @@ from training import MAIN
 from variants import PEER, WAYS, title
 
 # In units of the view box.
-WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1310, 290, 46, 26, 60, 16
+WIDTH, LEFT, TOP, ROW, BOTTOM, MARGIN = 1320, 300, 46, 26, 60, 16
 LINE = 17
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
@@ -88,15 +88,22 @@ def panels(runs):
     return svg
 
 
+def is_missed(run):
+    """Returns whether a way of the picture did not reach the loss in every seed."""
+    return WAYS[run.variant].is_shown and run.steps is None
+
+
 def captions_of(results, runs):
     params = results["rounds"][0]["params"] / 1e6
     steps = MAIN.steps
+    missing = [title(r.variant) for r in runs_to_loss(results) if is_missed(r)]
+    missing = f" Not reached: {', '.join(missing)}." if missing else ""
     seeds = min(run.seeds for run in runs)
     one = sets(results, "steps")[0]
     return [
         (
             f"Runs until they reach the loss of exact Adam after {steps} steps; means of "
-            f"{seeds} seeds. In brackets: times as fast as DDP fp32."
+            f"{seeds} seeds. In brackets: times as fast as DDP fp32.{missing}"
         ),
         (
             f"GPT of {params:.1f} M parameters, fp32, {results['batch']} × "
