@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import thinwire
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
@@ -60,6 +62,47 @@ def sharded(module: Any, **options: Any) -> Any:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(module.first, mesh=mesh, **options)
     return fully_shard(module, mesh=mesh, **options)
+
+
+class Repacked(groups.FSDPParamGroup):
+    """Stands in for the group of torch 2.15: parameters have the policies, and the buffer
+    has its own order, here from the last parameter to the first.
+    """
+
+    def _init_mp_dtypes(self) -> None:
+        self.mp_policy = self.fsdp_params[0].mp_policy
+        super()._init_mp_dtypes()
+        del self.mp_policy
+
+    def post_backward(self, *unused: Any) -> None:
+        reduce = groups.foreach_reduce
+
+        def reversed_reduce(params: list[Any], gradients: list[Any], *rest: Any) -> Any:
+            gradients.reverse()
+            return reduce(params[::-1], gradients, *rest)
+
+        with mock.patch.object(groups, "foreach_reduce", reversed_reduce):
+            super().post_backward(*unused)
+
+
+def param_groups(fsdp: Any) -> list[Any]:
+    found = [m for m in fsdp.modules() if isinstance(m, FSDPModule)]
+    return [group for m in found for group in m._get_fsdp_state()._fsdp_param_groups]
+
+
+def repacked(fsdp: Any, has_order: bool = True) -> Any:
+    """Returns the module, with groups of Repacked; without `has_order` they do not say
+    that they are reversed.
+    """
+    for group in param_groups(fsdp):
+        policy = group.__dict__.pop("mp_policy")
+        for one in group.fsdp_params:
+            one.mp_policy = policy
+        if has_order:
+            order = range(len(group.fsdp_params))
+            group._reduce_scatter_param_indices = [*reversed(order)]
+        group.__class__ = Repacked
+    return fsdp
 
 
 def chunk(size: torch.Size, rank: int, ranks_now: int) -> slice:

@@ -29,7 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16", "scale": 2.0},
     "float16": {"dtype": "float16", "scale": 64.0},
 }
-OF_FSDP = ("unused", "accumulated", "bfloat16")
+CASES_OF_FSDP = CASES | {"repacked": {"repacked": True}}
+OF_FSDP = ("unused", "accumulated", "bfloat16", "repacked")
 
 
 class Naive(cases.Naive):
@@ -64,7 +65,7 @@ def train(runs: list[tuple[str, int, str]]) -> list[dict[str, Any]]:
 def compare(rank: int, size: int, kind: str, bits: int, name: str) -> dict[str, Any]:
     """Gradients of the hook and of plain loops, compared in each step. SGD steps the plain
     model, from which values are copied: torch rounds bf16 otherwise in a part of it."""
-    case, is_ddp = CASES[name], kind == "ddp"
+    case, is_ddp = CASES_OF_FSDP[name], kind == "ddp"
     scale, backwards = case.get("scale", 1.0), case.get("backwards", 1)
     net = cases.net(getattr(torch, case.get("dtype", "float32")))
     if case.get("strided"):
@@ -82,6 +83,8 @@ def compare(rank: int, size: int, kind: str, bits: int, name: str) -> dict[str, 
         )
     else:
         wrapped = cases.sharded(net)
+        if case.get("repacked"):
+            wrapped = cases.repacked(wrapped)
         hook, naive = thinwire.fsdp_hook(wrapped, bits), Naive(parameters, hosts, bits)
     hook.set_loss_scale(scale)
     optimizer = torch.optim.SGD(parameters, lr=0.01)

@@ -39,6 +39,66 @@ def test_mixed_precision_reduces_in_float32() -> None:
     assert ranks.results(2, __file__, "reduced_in_float32") == [True, True]
 
 
+def read_only_in_backward() -> str:
+    """In torch 2.15 a gradient's dtype is that of the buffer, which no policy tells."""
+    rank, _ = cases.join()
+    fsdp = cases.sharded(cases.net())
+    hook = thinwire.fsdp_hook(fsdp)
+    for group in cases.param_groups(fsdp):
+        group.mp_policy = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+    said = ranks.failure_of(cases.loss_of(fsdp, rank, 0).backward)
+    hook.close()
+    dist.destroy_process_group()
+    return said
+
+
+def test_a_dtype_is_read_from_the_buffer() -> None:
+    for said in ranks.results(2, __file__, "read_only_in_backward"):
+        assert "in float32 or bfloat16, got torch.float16 for" in said
+
+
+UNKNOWN = "run with torch 2.13 and 2.14.1, does not know the FSDP2 of"
+
+
+def unknown_orders() -> list[str]:
+    """Returns what fsdp_hook() says of orders that it does not know, and at the end what
+    backward() says of one that FSDP2 does not tell."""
+    rank, _ = cases.join()
+    said = []
+    for order in ([0, 0, 1, 2], [1], [[0], [1]], "10", [0, 4], 3):
+        fsdp = cases.repacked(cases.sharded(cases.net()))
+        group = fsdp._get_fsdp_state()._fsdp_param_groups[0]
+        group._reduce_scatter_param_indices = order
+        said.append(ranks.failure_of(lambda one=fsdp: thinwire.fsdp_hook(one)))
+        comms = [
+            type(g._reduce_scatter_comm).__name__ for g in cases.param_groups(fsdp)
+        ]
+        assert comms == ["DefaultReduceScatter"] * 2
+    mixed = cases.repacked(cases.sharded(cases.net()))
+    last = mixed._get_fsdp_state()._fsdp_param_groups[0].fsdp_params[-1]
+    last.mp_policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    said.append(ranks.failure_of(lambda: thinwire.fsdp_hook(mixed)))
+    moved = cases.repacked(cases.sharded(cases.net()), has_order=False)
+    thinwire.fsdp_hook(moved)
+    for step in (0, 1):
+        loss = cases.loss_of(moved, rank, step)
+        said.append(ranks.failure_of(loss.backward))
+    dist.destroy_process_group()
+    return said
+
+
+def test_unknown_orders_are_refused() -> None:
+    for said in ranks.results(2, __file__, "unknown_orders"):
+        *orders, mixed, first, second = said
+        assert all(
+            f"FailedPrecondition: fsdp_hook(), which was {UNKNOWN}" in one
+            for one in orders
+        )
+        assert "of 'module' must be reduced in one dtype, got torch." in mixed
+        assert UNKNOWN in first and "has moved '" in first
+        assert "closed" in second
+
+
 class Own:
     """A reduce-scatter of the program's."""
 
@@ -88,9 +148,11 @@ def refusals() -> list[str]:
     )
     huge["worker"][name] = values + rank
     told("state must be the same on all ranks", lambda: hook.load_state_dict(huge))
-    unknown = cases.sharded(cases.net())
-    del unknown._get_fsdp_state()._fsdp_param_groups[0].mp_policy
-    refused("run with torch 2.13 and 2.14.1, does not know the FSDP2 of", unknown)
+    unknown = cases.repacked(cases.sharded(cases.net()))
+    first, *_ = cases.param_groups(unknown)
+    del first.fsdp_params[-1].mp_policy
+    refused(UNKNOWN, unknown)
+    assert not first.reduce_scatter_unused_params
     whole = fully_shard(cases.net(), mesh=init_device_mesh("cpu", (size,)))
     cases.loss_of(whole, rank, 0)
     early = "needs sharded parameters, but they are whole: call it before the first"

@@ -22,7 +22,7 @@ from ..optim._lifetime import closing
 from . import _state
 from ._parameters import refuse_on_all_ranks, require_options
 from ._scale import ScaledHook
-from ._shards import Sharded, group_of, sharded
+from ._shards import Part, Sharded, group_of, require_dtype, sharded, unknown
 
 
 class FsdpHook(ScaledHook):
@@ -58,7 +58,7 @@ class FsdpHook(ScaledHook):
             self._closer = closing(self, self._exchange, comm)
             for number, part in enumerate(found.parts):
                 part.module.set_custom_reduce_scatter(
-                    _ReduceScatter(self, number, part.name, part.size)
+                    _ReduceScatter(self, number, part)
                 )
             module.set_reduce_scatter_unused_params(True)
             _averages.note(found.parameters, "hook", self._closer)
@@ -136,8 +136,10 @@ class FsdpHook(ScaledHook):
 class _ReduceScatter:
     """One module's reduce-scatter, with the members of torch's ReduceScatter."""
 
-    def __init__(self, hook: FsdpHook, part: int, name: str, size: int) -> None:
-        self._hook, self._part, self._name, self._size = hook, part, name, size
+    def __init__(self, hook: FsdpHook, number: int, part: Part) -> None:
+        self._hook, self._number, self._part = hook, number, part
+        self._name, self._size = part.name, part.size
+        self._is_compared = False
         self._staging: Staging | None = None
         self._on_host: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -158,8 +160,11 @@ class _ReduceScatter:
         """Is done on return, because FSDP2 reads the result at once."""
         try:
             self._check(input_tensor, op)
+            if not self._is_compared:
+                # torch runs the callback when backward has ended.
+                torch.autograd.Variable._execution_engine.queue_callback(self._compare)
             if input_tensor.device.type == "cpu":
-                self._hook._average(self._part, input_tensor, output_tensor)
+                self._hook._average(self._number, input_tensor, output_tensor)
             else:
                 self._average_staged(input_tensor, output_tensor)
         except Exception as failure:
@@ -168,6 +173,7 @@ class _ReduceScatter:
             raise
 
     def _check(self, gradient: torch.Tensor, op: Any) -> None:
+        require_dtype(self._name, gradient.dtype)
         if op != dist.ReduceOp.AVG:
             raise FailedPrecondition(
                 f"fsdp_hook: FSDP2 must average gradients, but '{self._name}' asks for "
@@ -180,6 +186,17 @@ class _ReduceScatter:
                 f"{gradient.numel()}: make another hook after parameters have been "
                 "frozen or unfrozen, and leave set_reduce_scatter_unused_params() on"
             )
+
+    def _compare(self) -> None:
+        """Raises FailedPrecondition if FSDP2 lays gradients out in another way than the
+        hook has read from it, at the end of the first backward. The hook then is closed.
+        No residual has been added to a gradient yet, unless a state was loaded.
+        """
+        self._is_compared = True
+        misplaced = self._part.misplaced()
+        if misplaced is not None:
+            self._hook.close()
+            raise unknown(f"it has moved '{misplaced}' of '{self._name}' in the buffer")
 
     def _average_staged(self, gradient: torch.Tensor, result: torch.Tensor) -> None:
         if self._staging is None:
@@ -194,7 +211,7 @@ class _ReduceScatter:
         event = self._staging.to_host(gradient, there)
         if event is not None:
             event.synchronize()
-        self._hook._average(self._part, there, back)
+        self._hook._average(self._number, there, back)
         self._staging.to_device([back], [result])
 
 

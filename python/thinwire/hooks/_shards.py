@@ -2,7 +2,8 @@
 """How FSDP2 lays out the gradients of a reduce-scatter.
 
 Dimension 0 of each parameter is padded and cut into one chunk per rank. Row r of the
-buffer has chunk r of all parameters, in the order of FSDP2's group.
+buffer has chunk r of all parameters. Versions of torch differ in their order and in who
+holds the mixed-precision policy, and are told apart by the attributes that they have.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _NEEDED = ("set_custom_reduce_scatter", "set_reduce_scatter_unused_params")
 _DEFAULT = "DefaultReduceScatter"
 _RUN_WITH = "which was run with torch 2.13 and 2.14.1"
+_ORDER = "_reduce_scatter_param_indices"
 Piece = tuple[int, int, int, int, int]
 """Offset in the buffer, in the owner's result and in the residual; size; owner's rank."""
 
@@ -32,7 +34,28 @@ class Part:
     name: str
     size: int
     """Elements of the buffer, padding included."""
+    ranks: int
     pieces: list[Piece]
+    places: list[tuple[str, Any, int]]
+    """Name and FSDPParam of each parameter, and its offset in a rank's result."""
+
+    def misplaced(self) -> str | None:
+        """Returns the name of a parameter whose gradient FSDP2 has taken from another
+        place of the result than expected, or None. Local, after a backward.
+
+        Gradients are views of the result or of a copy of its type. Others are not
+        compared, such as those that FSDP2 has offloaded.
+        """
+        row = self.size // self.ranks
+        for name, one, offset in self.places:
+            gradient = one.sharded_param.grad
+            if gradient is None or gradient.to_local().numel() == 0:
+                continue
+            values = gradient.to_local()
+            is_view = values.untyped_storage().nbytes() == row * values.element_size()
+            if is_view and values.storage_offset() != offset:
+                return name
+        return None
 
 
 @dataclass
@@ -96,11 +119,16 @@ def sharded(module: Any, ranks: int) -> Sharded:
         )
     try:
         return _layout(module, ranks)
-    except AttributeError as error:
-        raise FailedPrecondition(
-            f"fsdp_hook(), {_RUN_WITH}, does not know the FSDP2 of torch "
-            f"{torch.__version__}: {error}"
-        ) from None
+    except (AttributeError, TypeError, LookupError) as error:
+        raise unknown(str(error)) from None
+
+
+def unknown(what: str) -> FailedPrecondition:
+    """Returns the error for an FSDP2 whose layout is not known."""
+    return FailedPrecondition(
+        f"fsdp_hook(), {_RUN_WITH}, does not know the FSDP2 of torch "
+        f"{torch.__version__}: {what}"
+    )
 
 
 def _layout(module: Any, ranks: int) -> Sharded:
@@ -109,26 +137,33 @@ def _layout(module: Any, ranks: int) -> Sharded:
     groups = _groups(module)
     over = group_of(module)
     units: dict[str, Any] = {}
-    orders: list[list[str]] = []
+    orders: list[dict[str, Any]] = []
     for name, _, group in groups:
-        orders.append([])
-        for sharded_one in group.fsdp_params:
-            parameter = sharded_one.sharded_param
-            if not parameter.requires_grad:
-                continue
+        orders.append({})
+        dtypes: dict[torch.dtype, str] = {}
+        for one in _packed(name, group):
+            parameter = one.sharded_param
             if id(parameter) not in names:
                 raise FailedPrecondition(
                     f"module: fsdp_hook() needs sharded parameters, but '{name}' has "
                     "whole ones: call it before the first forward"
                 )
-            _require_supported(names[id(parameter)], parameter, group, over)
-            orders[-1].append(names[id(parameter)])
-            units[orders[-1][-1]] = parameter
+            key = names[id(parameter)]
+            _require_supported(key, parameter, over)
+            dtypes[_reduced_in(key, parameter, _policy(group, one))] = key
+            orders[-1][key] = one
+            units[key] = parameter
+        if len(dtypes) > 1:
+            (first, one_key), (second, other) = list(dtypes.items())[:2]
+            raise InvalidArgument(
+                f"module: gradients of '{name}' must be reduced in one dtype, got {first} "
+                f"for '{one_key}' and {second} for '{other}'"
+            )
     shapes = {name: p.shape for name, p in named.items() if name in units}
     sizes = [shape.numel() for shape in shapes.values()]
     begins = dict(zip(shapes, accumulate(sizes, initial=0), strict=False))
     parts = [
-        _part(owner, name, {key: shapes[key] for key in order}, begins, ranks)
+        _part(owner, name, order, shapes, begins, ranks)
         for (name, owner, _), order in zip(groups, orders, strict=True)
         if order
     ]
@@ -167,9 +202,32 @@ def _groups(module: Any) -> list[tuple[str, Any, Any]]:
     return found
 
 
-def _require_supported(
-    name: str, parameter: Any, group: Any, over: dist.ProcessGroup
-) -> None:
+def _packed(name: str, group: Any) -> list[Any]:
+    """Returns the FSDPParams that need a gradient, in the order of the buffer.
+
+    torch 2.13 and 2.14 pack them in the group's order. 2.15 has a list of their places in
+    the group.
+    """
+    own = list(group.fsdp_params)
+    order = getattr(group, _ORDER, None)
+    if order is None:
+        order = range(len(own))
+    packed = list(order)
+    needed = {k for k, one in enumerate(own) if one.sharded_param.requires_grad}
+    is_known = all(type(k) is int and 0 <= k < len(own) for k in packed)
+    if not is_known or len({*packed}) < len(packed) or not needed <= {*packed}:
+        raise unknown(f"{_ORDER} of '{name}' is {packed}")
+    return [own[k] for k in packed if k in needed]
+
+
+def _policy(group: Any, one: Any) -> Any:
+    """Returns the mixed-precision policy of a parameter. torch 2.13 and 2.14 use that of
+    the group. In 2.15 only parameters have one.
+    """
+    return group.mp_policy if hasattr(group, "mp_policy") else one.mp_policy
+
+
+def _require_supported(name: str, parameter: Any, over: dist.ProcessGroup) -> None:
     if parameter.placements != (Shard(0),) or parameter.device_mesh.ndim != 1:
         raise InvalidArgument(
             "module: parameters must be sharded over dimension 0 of one mesh, got "
@@ -180,8 +238,17 @@ def _require_supported(
             f"module: all parameters must be sharded over one group, but '{name}' has "
             "another one"
         )
-    policy = group.mp_policy
-    dtype = policy.reduce_dtype or policy.param_dtype or parameter.dtype
+
+
+def _reduced_in(name: str, parameter: Any, policy: Any) -> torch.dtype:
+    """Returns the dtype of a parameter's gradient in the buffer."""
+    dtype: torch.dtype = policy.reduce_dtype or policy.param_dtype or parameter.dtype
+    require_dtype(name, dtype)
+    return dtype
+
+
+def require_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raises InvalidArgument for a dtype in which gradients cannot be averaged. Local."""
     if dtype not in _DTYPES:
         raise InvalidArgument(
             f"module: gradients must be reduced in float32 or bfloat16, got {dtype} for "
@@ -192,15 +259,20 @@ def _require_supported(
 def _part(
     module: Any,
     name: str,
-    shapes: dict[str, torch.Size],
+    order: dict[str, Any],
+    all_shapes: dict[str, torch.Size],
     begins: dict[str, int],
     ranks: int,
 ) -> Part:
-    """Returns a reduce-scatter; `begins` has the parameters' places in the residual."""
+    """Returns a reduce-scatter of the FSDPParams in `order`; `begins` has the places of
+    parameters in the residual.
+    """
+    shapes = {key: all_shapes[key] for key in order}
     chunks = [-(-shape[0] // ranks) for shape in shapes.values()]
     widths = [shape[1:].numel() for shape in shapes.values()]
     row = sum(chunk * width for chunk, width in zip(chunks, widths, strict=True))
     pieces: list[Piece] = []
+    places: list[tuple[str, Any, int]] = []
     to = 0
     for (key, shape), chunk, width in zip(shapes.items(), chunks, widths, strict=True):
         for rank in range(ranks):
@@ -210,5 +282,6 @@ def _part(
                 pieces.append(
                     (rank * row + to, to, begins[key] + first * width, size, rank)
                 )
+        places.append((key, order[key], to))
         to += chunk * width
-    return Part(module, name, ranks * row, pieces)
+    return Part(module, name, ranks * row, ranks, pieces, places)
