@@ -194,6 +194,57 @@ def accelerate(out: str) -> dict[str, Any]:
     return result(hook, net)
 
 
+def hooked_accelerator(out: str) -> dict[str, Any]:
+    """As accelerate(), but through the accelerator, with the bits of the environment."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    os.environ["THINWIRE_BITS"] = "3"
+    hook_gradients = thinwire.integrations.accelerate.hook_gradients
+    assert 'THINWIRE_BITS must be 4 or 8, got "3"' in ranks.failure_of(
+        lambda: hook_gradients(accelerator)
+    )
+    os.environ["THINWIRE_BITS"] = "8"
+    hooks = hook_gradients(accelerator)
+    net = cases.net()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.01))
+    assert accelerator.prepare(model) is model
+    (hook,) = hooks
+    assert "8 bits" in str(hook)
+    for step in range(3):
+        optimizer.zero_grad()
+        accelerator.backward(cases.loss_of(model, accelerator.process_index, step))
+        optimizer.step()
+    saved = hook.state_dict()["worker"]
+    assert any(values.any() for values in saved.values())
+    accelerator.save_state(out)
+    accelerator.wait_for_everyone()
+    zeros = {name: torch.zeros_like(values) for name, values in saved.items()}
+    hook.load_state_dict(hook.state_dict() | {"worker": zeros})
+    accelerator.load_state(out)
+    loaded = hook.state_dict()["worker"]
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    return result(hook, net)
+
+
+def hooked_accelerators(out: str) -> dict[str, Any]:
+    """The class stands for the Accelerator that a Trainer makes. Options come first."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "THINWIRE_BITS": "8"}
+    import client_runs
+    from accelerate import Accelerator
+    from transformers import Trainer
+
+    hook_gradients = thinwire.integrations.accelerate.hook_gradients
+    hooks = hook_gradients(Accelerator, bits=4)
+    thinwire.init_distributed("gloo", verbose=False)
+    model = client_runs.tiny_gpt2()
+    arguments = client_runs.trainers_arguments(out, 3)
+    Trainer(model, arguments, None, client_runs.Counting()).train()
+    (hook,) = hooks
+    assert "4 bits" in str(hook)
+    return result(hook, model)
+
+
 def trainer(out: str) -> dict[str, Any]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import client_runs
@@ -240,7 +291,10 @@ def lightning() -> dict[str, Any]:
     return result(strategy.hook, module)
 
 
-@pytest.mark.parametrize("name", ["accelerate", "trainer", "lightning"])
+@pytest.mark.parametrize(
+    "name",
+    ["accelerate", "hooked_accelerator", "hooked_accelerators", "trainer", "lightning"],
+)
 def test_trainers_average_in_few_bits(name: str, tmp_path: Path) -> None:
     given = () if name == "lightning" else (str(tmp_path),)
     one, two = ranks.results(2, __file__, name, *given, seconds=110)

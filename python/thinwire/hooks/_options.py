@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
@@ -14,6 +16,27 @@ from ..errors import InvalidArgument
 from ._parameters import require_bits, require_options
 
 FIRST_STEPS, FIRST_BITS = 20, 4
+_BITS = "THINWIRE_BITS"
+
+
+def bits_of_environment() -> int | None:
+    """Returns THINWIRE_BITS, or None if it is not set. Local.
+
+    Raises InvalidArgument unless it is 4 or 8.
+    """
+    text = os.environ.get(_BITS, "")
+    if text not in ("", "4", "8"):
+        raise InvalidArgument(f'{_BITS} must be 4 or 8, got "{text}"')
+    return int(text) if text else None
+
+
+def from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options of ddp_hook(), with THINWIRE_BITS if they have neither `bits` nor
+    `low_rank`. Local. Raises InvalidArgument as bits_of_environment() does.
+    """
+    if options.get("bits") is not None or options.get("low_rank"):
+        return dict(options)
+    return {**options, "bits": bits_of_environment()}
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@
 The optimizer's `max_grad_norm` clips gradients. `accelerator.clip_grad_norm_` and
 `accelerator.clip_grad_value_` are rejected, because they would clip each rank's
 gradients before the optimizer averages them.
+
+For optimizers of torch's, hook_gradients() makes DDP average in 4 or 8 bits.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch
@@ -25,9 +28,11 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import comm
 from ..amp import GradScaler
 from ..errors import FailedPrecondition
+from ..hooks import Hook, ddp_hook
+from ..hooks._options import from_environment
 from . import _saved
 
-__all__ = ["LocalGradients", "attach"]
+__all__ = ["LocalGradients", "attach", "hook_gradients"]
 
 _OTHERS = (
     DistributedType.DEEPSPEED,
@@ -105,6 +110,46 @@ def attach(accelerator: Accelerator) -> None:
     accelerator.register_load_state_pre_hook(
         lambda models, root: _saved.load_with_state_dict(_ours(accelerator), root)
     )
+
+
+def hook_gradients(
+    accelerator: Accelerator | type[Accelerator], **options: Any
+) -> list[Hook]:
+    """Registers ddp_hook() on each model that `prepare()` wraps in DDP from now on, for
+    optimizers of torch's. Local; `prepare()` is collective. Returns a list to which it
+    appends each hook.
+
+    accelerator: an Accelerator before `prepare()`, for example a Trainer's. The class
+      itself stands for each one that the process makes, for programs that do not hand
+      theirs out.
+    options: those of ddp_hook(). Without `bits` and `low_rank`, THINWIRE_BITS (4 or 8)
+      gives the bits, if it is set.
+
+    The hook reads the loss scale of the accelerator's scaler. `save_state()` and
+    `load_state()` include the residuals. Without DDP, for one rank, nothing changes.
+
+    Raises InvalidArgument for another value of THINWIRE_BITS. `prepare()` raises what
+    ddp_hook() does.
+    """
+    given, hooks = from_environment(options), list[Hook]()
+    hooked: list[DistributedDataParallel] = []
+    prepare_model = accelerator.prepare_model
+
+    @wraps(prepare_model)
+    def prepare_hooked(*args: Any, **more: Any) -> Any:
+        model = prepare_model(*args, **more)
+        ddp = getattr(model, "_orig_mod", model)  # torch.compile wraps it
+        if isinstance(ddp, DistributedDataParallel) and ddp not in hooked:
+            hooked.append(ddp)
+            hooks.append(ddp_hook(ddp, **given))
+            owner = args[0] if isinstance(accelerator, type) else accelerator
+            owner.register_for_checkpointing(hooks[-1])
+            if owner.scaler is not None:
+                hooks[-1].watch(owner.scaler)
+        return model
+
+    accelerator.prepare_model = prepare_hooked
+    return hooks
 
 
 def leave_gradients_local(accelerator: Accelerator) -> None:
