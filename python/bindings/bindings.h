@@ -22,6 +22,7 @@ void bind_log(nb::module_& module);
 void bind_machine(nb::module_& module);
 void bind_communicator(nb::module_& module);
 void bind_layout(nb::module_& module);
+void bind_codec(nb::module_& module);
 void bind_means(nb::module_& module);
 void bind_low_bit_reduce_scatter(nb::module_& module);
 void bind_options(nb::module_& module);

@@ -3,6 +3,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,9 +15,11 @@
 #include "communicator.h"
 #include "config.h"
 #include "engine/hierarchy.h"
+#include "exchange/codec/codec.h"
 #include "support/arrays.h"
 #include "support/call.h"
 #include "thinwire/comm/hosts.h"
+#include "thinwire/core/error.h"
 #include "thinwire/exchange/low_bit_mean.h"
 #include "thinwire/exchange/low_bit_reduce_scatter.h"
 #include "thinwire/exchange/low_rank_mean.h"
@@ -254,7 +258,50 @@ void load_error(const ScatterHandle& self, nb::handle error) {
        [&](ScatterParts& parts) { parts.exchange.load_error(given.view()); });
 }
 
+// ---- the codec, with which a device's can be compared
+
+Buffer encode_block(nb::handle values, nb::handle residual, double factor,
+                    int bits) {
+  const ConstArray given(values, "values");
+  const Array error(residual, "residual");
+  const exchange::ValueCodec& codec = exchange::codec_of(bits);
+  Buffer record(codec.record_bytes(error.view().size()), DType::kUInt8);
+  codec.encode({.values = given.view(),
+                .factor = static_cast<float>(factor),
+                .residual = error.view(),
+                .error = error.view()},
+               record.view().as<std::uint8_t>().data());
+  return record;
+}
+
+// `records` has those of all ranks, one after the other.
+void average_blocks(nb::handle records, nb::handle mean, int bits) {
+  const ConstArray given(records, "records");
+  const Array result(mean, "mean");
+  const exchange::ValueCodec& codec = exchange::codec_of(bits);
+  const std::size_t each = codec.record_bytes(result.view().size());
+  const auto bytes = given.view().as<std::uint8_t>();
+  if (bytes.size() == 0 || bytes.size() % each != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("records must have a multiple of {} bytes, got {}",
+                            each, bytes.size()));
+  std::vector<const std::uint8_t*> sent;
+  for (std::size_t at = 0; at < bytes.size(); at += each)
+    sent.push_back(bytes.data() + at);
+  codec.average(sent, result.view().as<float>());
+}
+
 }  // namespace
+
+void bind_codec(nb::module_& module) {
+  module.def(
+      "encode",
+      [](nb::handle values, nb::handle residual, double factor, int bits) {
+        return to_python(encode_block(values, residual, factor, bits));
+      },
+      "values"_a, "residual"_a, "factor"_a, "bits"_a);
+  module.def("average", &average_blocks, "records"_a, "mean"_a, "bits"_a);
+}
 
 void bind_means(nb::module_& module) {
   bind_mean<LowBitMean>(module, "LowBitMean")

@@ -19,6 +19,7 @@ NB_MODULE(_core, module) {
   py::bind_machine(module);
   py::bind_communicator(module);
   py::bind_layout(module);
+  py::bind_codec(module);
   py::bind_means(module);
   py::bind_low_bit_reduce_scatter(module);
   py::bind_options(module);
