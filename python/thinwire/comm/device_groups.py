@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process groups of torch.distributed in which hooks exchange tensors of devices."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from ..errors import CommFailure
+from .groups import transport_of
+from .process_group import member_group
+from .watcher import LOOK_SECONDS, Watcher
+
+_NEVER_SENT = 1 << 29
+"""A tag that no message has."""
+
+
+@dataclass
+class _Made:
+    """Groups of one set of hosts. Hooks use them one after the other, since torch keeps
+    the groups that it has made.
+    """
+
+    between: dist.ProcessGroup
+    inside: dist.ProcessGroup | None
+    is_free: bool = False
+
+
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, list[_Made]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By the world, and by backend and ranks: the same on all ranks of a set."""
+
+
+_pending: list[object] = []
+"""Operations of gloo, which ends the process if one is destroyed."""
+
+
+class DeviceGroups:
+    """The groups of one hook: the ranks of this rank's host, and the ranks with the same
+    number on all hosts. If hosts are flat, each rank is a host.
+
+    A rank that waits for others learns within a second that one of them has given up.
+    """
+
+    def __init__(
+        self,
+        comm: _core.Communicator,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        backend: str,
+        hosts: list[list[int]],
+    ) -> None:
+        """Makes the groups, or takes those of a hook that has ended. Collective over
+        `comm`, whose ranks are those of `group`. `hosts` has the ranks of each host, and
+        is empty if hosts are flat.
+        """
+        hosts = hosts or [[rank] for rank in range(comm.size)]
+        self.host = next(k for k, ranks in enumerate(hosts) if comm.rank in ranks)
+        self.hosts, self.per_host = len(hosts), len(hosts[self.host])
+        self.local = sorted(hosts[self.host]).index(comm.rank)
+        self.device, self.backend = device, backend
+        self.wait_seconds = 0.0
+        """Time that the host has waited, since construction."""
+        self._comm, self._transport = comm, transport_of(comm)
+        self._began: float | None = None
+        self._has_failed = False
+        self._is_given_back = False
+        self._taken = _take(comm, group, backend, hosts)
+        self.between, self.inside = self._taken.between, self._taken.inside
+        self.number = self.between.rank()
+        """This rank's number between hosts, in the order of ranks."""
+        Watcher(weakref.ref(self))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time within it. Raises CommFailure if other ranks have given up or
+        left, and if anything within it raises RuntimeError.
+        """
+        self._began = began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            self._began = None
+            raise self.failure(error) from error
+        finally:
+            self._began = None
+            self.wait_seconds += time.monotonic() - began
+
+    def failure(self, error: Exception) -> CommFailure:
+        """Ends the groups after an error, so that no rank waits for this one. Returns the
+        error that names the rank that is lost, if one is.
+        """
+        self.end()
+        try:
+            # It names ranks; all get here, because their groups have ended, too.
+            self._comm.barrier()
+        except CommFailure as named:
+            return named
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        return CommFailure(f"an exchange over {self.backend}: {first[:300]}")
+
+    def look(self) -> bool:
+        """Ends the groups if this rank waits for one that has given up."""
+        began = self._began
+        if began is None or time.monotonic() - began < LOOK_SECONDS:
+            return not self._has_failed
+        if self._transport is not None and self._transport.failure() is not None:
+            self.end()
+        return not self._has_failed
+
+    def end(self) -> None:
+        """Ends exchanges in flight, here and on other ranks. The groups cannot be used
+        again. Local.
+        """
+        if self._is_given_back:
+            return
+        self._has_failed = True
+        for group in (self.between, self.inside):
+            if group is not None:
+                with suppress(RuntimeError, AttributeError):
+                    self._end(group)
+
+    def _end(self, group: dist.ProcessGroup) -> None:
+        if self.backend != "gloo":
+            group._get_backend(self.device).abort()
+            return
+        # Its abort() does nothing, but a wait that times out closes the connection.
+        never = torch.empty(1, dtype=torch.uint8)
+        for peer in range(group.size()):
+            if peer == group.rank():
+                continue
+            with suppress(RuntimeError):
+                work = group.recv([never], peer, _NEVER_SENT)
+                _pending.append((work, never))
+                work.wait(datetime.timedelta(milliseconds=1))
+
+    def close(self) -> None:
+        """Gives the groups back, for other hooks. Ends an exchange in flight. Local."""
+        if self._began is not None:
+            self.end()
+        self._is_given_back = True
+        self._taken.is_free = not self._has_failed
+
+
+def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Returns the name of the group's backend for this kind of device; "" if it has none.
+    Local.
+    """
+    with suppress(RuntimeError):
+        return str(group._get_backend(torch.device(device.type)).name()).lower()
+    return ""
+
+
+def _take(
+    comm: _core.Communicator,
+    group: dist.ProcessGroup,
+    backend: str,
+    hosts: list[list[int]],
+) -> _Made:
+    world = member_group(None)
+    of_world = dist.get_process_group_ranks(group)
+    named = [[of_world[rank] for rank in ranks] for ranks in hosts]
+    all_made = _made.setdefault(world, {}).setdefault(f"{backend} {named}", [])
+    free = [k for k, made in enumerate(all_made) if made.is_free]
+    # A hook may have ended on some ranks only.
+    texts = comm.gather_texts(json.dumps(free))
+    everywhere = set(free).intersection(*map(json.loads, texts))
+    if everywhere:
+        made = all_made[min(everywhere)]
+        made.is_free = False
+        return made
+    between = _group_with(comm, group, backend, zip(*named, strict=True))
+    several = len(named[0]) > 1
+    inside = _group_with(comm, group, backend, named) if several else None
+    assert between is not None
+    all_made.append(_Made(between, inside))
+    return all_made[-1]
+
+
+def _group_with(
+    comm: _core.Communicator,
+    group: dist.ProcessGroup,
+    backend: str,
+    sets: Iterable[Sequence[int]],
+) -> dist.ProcessGroup | None:
+    """Makes a group of each set of ranks of the world. Returns this rank's. Collective
+    over `comm`.
+    """
+    own = dist.get_rank()
+    is_world = group.size() == dist.get_world_size()
+    # Longer than ours, which names the rank that is missing.
+    timeout = datetime.timedelta(seconds=2 * comm.timeout + 60)
+    found = None
+    for ranks in sets:
+        if own not in ranks and not is_world:
+            continue
+        made = dist.new_group(
+            sorted(ranks),
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=not is_world,
+        )
+        found = made if own in ranks else found
+    return found

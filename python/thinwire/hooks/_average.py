@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of the averages of gradients that hooks use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass
+class Averaged:
+    """The average of a bucket, which is in place of the bucket's values."""
+
+    norm: float | torch.Tensor
+    is_finite: bool | torch.Tensor
+    """If they are tensors, reading them waits for a device."""
+
+
+class Average(Protocol):
+    """Averages buckets in low bits, with residuals per parameter ("unit").
+
+    take() is called on the thread of backward, and all others on the thread of the
+    exchanges. Arrays of residuals are flat, on the CPU, and have all units.
+    """
+
+    path: str
+    """The place of the average: "host" or "device"."""
+
+    def take(self, number: int, values: torch.Tensor) -> Any:
+        """Takes bucket `number`, flat and dense, in its state of now. Queued. Returns what
+        begin() needs.
+        """
+
+    def begin(self, taken: Any, units: Sequence[int], scale: float) -> list[Averaged]:
+        """Begins to average a bucket. Completes the one that was begun two calls before.
+        Collective. Returns what it has completed, the oldest first.
+        """
+
+    def finish(self) -> list[Averaged]:
+        """Completes all buckets. Collective."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Makes operations see completed buckets."""
+
+    def give_up(self) -> None:
+        """Ends exchanges in flight on all ranks. Local."""
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """This rank's host and their number; if flat, its rank and the number of ranks."""
+
+    @property
+    def bytes_per_pass(self) -> int: ...
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def wait_seconds(self) -> float: ...
+    def worker_norm(self) -> float: ...
+    def worker_error(self) -> torch.Tensor: ...
+    def server_error(self) -> torch.Tensor: ...
+    def load_errors(self, worker: torch.Tensor, server: torch.Tensor) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Averages on the device of the gradients, in operations of torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from ..comm.device_groups import DeviceGroups
+from ._average import Averaged
+from ._codec import BLOCK, opened, record_bytes
+from ._exchange import Exchange
+from ._rows import Cuts, Layout, Places, Plan
+
+_Flight = Generator[None, None, Averaged]
+_Taken = tuple[torch.Tensor, torch.Event | None]
+"""Values, and the event after which they are final."""
+
+
+class DeviceAverage:
+    """Average over the process groups of a device, with the arithmetic and, between
+    hosts, the bits of _core.LowBitMean. No value goes to the host.
+
+    A bucket takes three stages: up to the servers, down from them, and the results. Each
+    begins when the next younger one has begun the stage before, so the codec of one runs
+    beside the exchange of another.
+    """
+
+    path = "device"
+
+    def __init__(
+        self,
+        groups: DeviceGroups,
+        sizes: Sequence[int],
+        bits: int,
+        residual_dtype: torch.dtype,
+    ) -> None:
+        """Makes residuals of units of these sizes, which are 0. Local."""
+        device = groups.device
+        self._exchange = Exchange(groups, bits)
+        self._groups, self._device = groups, device
+        self._cuts, self._places = Cuts(sizes), Places(groups)
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._flights: deque[_Flight] = deque()
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        with self.running():
+            self._worker, self._server = (
+                torch.zeros(rows, BLOCK, dtype=residual_dtype, device=device)
+                for rows in self._places.rows(self._cuts)
+            )
+
+    def running(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else self._stream
+
+    def take(self, number: int, values: torch.Tensor) -> _Taken:
+        if self._stream is None:
+            return values, None
+        values.record_stream(self._stream)
+        current = torch.accelerator.current_stream(values.device)
+        return values, current.record_event()
+
+    @torch.no_grad()
+    def begin(
+        self, taken: _Taken, units: Sequence[int], scale: float
+    ) -> list[Averaged]:
+        values, event = taken
+        if self._stream is not None and event is not None:
+            self._stream.wait_event(event)
+        older = list(self._flights)
+        flight = self._flight(values, self._plan(units), scale)
+        next(flight)
+        self._flights.append(flight)
+        return self._advance(reversed(older))
+
+    @torch.no_grad()
+    def finish(self) -> list[Averaged]:
+        completed = []
+        while self._flights:
+            completed += self._advance(list(self._flights))
+        return completed
+
+    def _advance(self, flights: Any) -> list[Averaged]:
+        """Takes each one stage further. Returns what has completed."""
+        completed = []
+        for flight in flights:
+            try:
+                next(flight)
+            except StopIteration as end:
+                completed.append(end.value)
+                self._flights.remove(flight)
+        return completed
+
+    def _flight(self, values: torch.Tensor, plan: Plan, scale: float) -> _Flight:
+        exchange = self._exchange
+        c = exchange.mean_of_host(plan.layout.rows_of(values), plan.order)
+        if scale != 1:
+            c.mul_(1 / scale)
+        c.add_(plan.worker.of(self._worker))
+        up, error = exchange.send_up(c, plan.order)
+        yield
+        c = exchange.mean_between(up).add_(plan.server.of(self._server))
+        down, lack = exchange.send_down(c)
+        yield
+        records = exchange.whole(down).index_select(0, plan.back)
+        q, step = opened(records, BLOCK, exchange.bits)
+        is_finite = step.isfinite().all()
+        result = q.mul_(step.masked_fill_(~is_finite, torch.nan))
+        if scale != 1:
+            result.mul_(scale)
+        most = torch.finfo(values.dtype).max
+        plan.layout.write_back(result.clamp_(-most, most), values)
+        plan.worker.keep(self._worker, error, is_finite)
+        plan.server.keep(self._server, lack, is_finite)
+        norm = torch.linalg.vector_norm(values, dtype=torch.float32)
+        return Averaged(norm, is_finite)
+
+    def _plan(self, units: Sequence[int]) -> Plan:
+        key = tuple(units)
+        if key not in self._plans:
+            # Buckets of before with the same units will not be used again.
+            wanted = set(units)
+            for other in [k for k in self._plans if wanted.intersection(k)]:
+                del self._plans[other]
+            self._plans[key] = Plan(self._cuts, units, self._places, self._device)
+        return self._plans[key]
+
+    def give_up(self) -> None:
+        self._groups.end()
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        return self._groups.host, self._groups.hosts
+
+    @property
+    def bytes_per_pass(self) -> int:
+        """Without what buckets add whose blocks are not a multiple of the ranks."""
+        _, rows = self._places.rows(self._cuts)
+        each = record_bytes(BLOCK, self._exchange.bits)
+        return 2 * (self._groups.hosts - 1) * (rows - 1) * each
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._exchange.bytes_sent
+
+    @property
+    def wait_seconds(self) -> float:
+        return self._groups.wait_seconds
+
+    def worker_norm(self) -> float:
+        with self.running():
+            return float(torch.linalg.vector_norm(self._worker, dtype=torch.float32))
+
+    def worker_error(self) -> torch.Tensor:
+        numbers, rows = self._places.encoded(self._cuts)
+        return self._flat(self._worker, numbers, rows)
+
+    def server_error(self) -> torch.Tensor:
+        numbers, rows = self._places.served(self._cuts)
+        return self._flat(self._server, numbers, rows)
+
+    def load_errors(self, worker: torch.Tensor, server: torch.Tensor) -> None:
+        layout = Layout(self._cuts, range(len(self._cuts.sizes)))
+        for kept, flat, (numbers, rows) in (
+            (self._worker, worker, self._places.encoded(self._cuts)),
+            (self._server, server, self._places.served(self._cuts)),
+        ):
+            given = torch.zeros(kept.shape, dtype=kept.dtype)
+            given[rows] = layout.rows_of(flat)[numbers].to(kept.dtype)
+            with self.running():
+                kept.copy_(given)
+
+    def _flat(
+        self, kept: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns residuals of all units, 0 where another rank has them."""
+        with self.running():
+            here = kept.cpu()
+        whole = torch.zeros(self._cuts.total, BLOCK, dtype=kept.dtype)
+        whole[numbers] = here[rows]
+        flat = torch.empty(sum(self._cuts.sizes), dtype=kept.dtype)
+        Layout(self._cuts, range(len(self._cuts.sizes))).write_back(whole, flat)
+        return flat
+
+    def close(self) -> None:
+        if (
+            self._flights
+        ):  # of a backward that has failed, perhaps elsewhere on other ranks
+            self._groups.end()
+        self._groups.close()

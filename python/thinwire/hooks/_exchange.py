@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges of blocks in the process groups of a device.
+
+Rows are blocks. A place is the rank that serves a block. Local rank l of a host, with the
+number h between H hosts, is at place l H + h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..comm.device_groups import DeviceGroups
+from ._codec import BLOCK, average, encode, record_bytes
+
+# torch 2.13 gave them other names.
+_all_gather: Any = getattr(dist, "all_gather_single", None)
+_all_gather = _all_gather or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None)
+_reduce_scatter = _reduce_scatter or dist.reduce_scatter_tensor
+
+
+class Sent:
+    """Records on their way. received() makes operations that follow see them."""
+
+    def __init__(self, groups: DeviceGroups, to: torch.Tensor, work: Any) -> None:
+        self._groups, self._to, self._work = groups, to, work
+
+    def received(self) -> torch.Tensor:
+        """Raises CommFailure if the exchange fails."""
+        with self._groups.waiting():
+            self._work.wait()
+        return self._to
+
+
+class Exchange:
+    """Sends records of blocks of `bits` bits between hosts, and exact values inside."""
+
+    def __init__(self, groups: DeviceGroups, bits: int) -> None:
+        self.groups, self.bits = groups, bits
+        self.bytes_sent = 0
+        """Bytes of records that this rank has sent to other hosts."""
+
+    def mean_of_host(self, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's part of the mean of fp32 rows: `order` has the row at each
+        place's slots. Returns all rows, as they are, if hosts are flat. Collective in the
+        host.
+        """
+        groups = self.groups
+        if groups.inside is None:
+            return rows
+        ordered = rows.index_select(0, order)
+        mean = rows.new_empty(len(order) // groups.per_host, rows.shape[1])
+        with groups.waiting():
+            _reduce_scatter(mean, ordered, group=groups.inside)
+        return mean.mul_(1 / groups.per_host)
+
+    def send_up(
+        self, c: torch.Tensor, order: torch.Tensor | None = None
+    ) -> tuple[Sent, torch.Tensor]:
+        """Sends what mean_of_host() has returned, plus residuals, to the ranks with this
+        rank's number on all hosts, an equal number to each. Returns also the errors, in
+        the memory of `c`. Collective between hosts, queued.
+
+        `order` has the row at each slot if hosts are flat. None: rows are in this order.
+        """
+        records, error = encode(c, self.bits)
+        if self.groups.inside is None and order is not None:
+            records = records.index_select(0, order)
+        received = torch.empty_like(records)
+        to_one = records.nbytes // self.groups.hosts
+        return self._sent(dist.all_to_all_single, received, records, to_one), error
+
+    def mean_between(self, sent: Sent) -> torch.Tensor:
+        """Returns the mean of received blocks over hosts, added in the order of ranks."""
+        records = sent.received()
+        hosts = self.groups.hosts
+        return average(records.view(hosts, -1, records.shape[1]), BLOCK, self.bits)
+
+    def send_down(self, c: torch.Tensor) -> tuple[Sent, torch.Tensor]:
+        """Sends blocks to the same ranks, all of them to each. Returns also their errors, in
+        the memory of `c`. Collective between hosts, queued.
+        """
+        records, error = encode(c, self.bits)
+        whole = records.new_empty(len(records) * self.groups.hosts, records.shape[1])
+        return self._sent(_all_gather, whole, records, records.nbytes), error
+
+    def whole(self, sent: Sent) -> torch.Tensor:
+        """Returns the records of all slots, by place. Collective in the host."""
+        records = sent.received()
+        groups = self.groups
+        if groups.inside is None:
+            return records
+        of_all = records.new_empty(len(records) * groups.per_host, records.shape[1])
+        with groups.waiting():
+            _all_gather(of_all, records, group=groups.inside)
+        return of_all
+
+    def bytes_to_others(self, rows: int) -> int:
+        """Returns the bytes that a rank sends to other hosts for its rows of one place."""
+        return (self.groups.hosts - 1) * rows * record_bytes(BLOCK, self.bits)
+
+    def _sent(
+        self, call: Any, to: torch.Tensor, records: torch.Tensor, to_one: int
+    ) -> Sent:
+        self.bytes_sent += (self.groups.hosts - 1) * to_one
+        with self.groups.waiting():
+            work = call(to, records, group=self.groups.between, async_op=True)
+        return Sent(self.groups, to, work)
