@@ -52,8 +52,9 @@ def wrapped(module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(module, **{"bucket_cap_mb": 0.004, **options})
 
 
+has_fsdp = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 needs_fsdp = pytest.mark.skipif(
-    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"),
+    not has_fsdp,
     reason="needs torch 2.13",
 )
 
@@ -179,11 +180,13 @@ def join() -> tuple[int, int]:
 
 
 def hooked(kind: str = "ddp") -> tuple[Any, Any]:
-    """A wrapper of DDP or FSDP, and its hook. "low rank 2" has 2 first steps."""
-    if kind != "fsdp":
+    """A wrapper of DDP or FSDP, and its hook. "low rank 2" has 2 first steps, and
+    "ddp device" averages on that path."""
+    way = {"path": "device" if kind.endswith(" device") else "auto"}
+    if not kind.startswith("fsdp"):
         ddp = wrapped(strided(net()) if kind == "strided" else net())
         if kind.startswith("low rank"):
             return ddp, thinwire.ddp_hook(ddp, low_rank=1, first_steps=int(kind[9:]))
-        return ddp, thinwire.ddp_hook(ddp)
+        return ddp, thinwire.ddp_hook(ddp, **way)
     fsdp = sharded(net())
-    return fsdp, thinwire.fsdp_hook(fsdp, 4)
+    return fsdp, thinwire.fsdp_hook(fsdp, 4, **way)

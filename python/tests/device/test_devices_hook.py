@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""thinwire.ddp_hook for a model on a device: the bits of the CPU."""
+"""thinwire.ddp_hook in host memory for a model on a device: the bits of the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def train(where: str) -> list[Any]:
     rank = dist.get_rank()
     net = cases.net().to(place)
     ddp = cases.wrapped(net)
-    hook = thinwire.ddp_hook(ddp, 4, exact_steps=1)
+    hook = thinwire.ddp_hook(ddp, 4, exact_steps=1, path="host")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     gradients = []
     for step in range(4):

@@ -4,14 +4,13 @@ without it the test device gives other bits or names the race."""
 
 from __future__ import annotations
 
-import importlib.machinery
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import devices
 import pytest
 import torch
+from mutants import Mutants, mutate
 from torch import nn
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -83,8 +82,7 @@ def test_parameters_return_beside_updates_and_the_host_waits_once() -> None:
 
 # ---- mutants
 
-# By file: what is removed, or what is there and what replaces it.
-MUTANTS: dict[str, dict[str, str | tuple[str, str]]] = {
+MUTANTS: Mutants = {
     "thinwire/_staging.py": {
         "the copy does not wait for the gradient": (
             "        stream.wait_event(self._current().record_event())\n"
@@ -150,26 +148,6 @@ MUTANTS: dict[str, dict[str, str | tuple[str, str]]] = {
 *OF_ONE_RANK, OF_LEADERS = MUTANTS.values()
 
 
-def mutate(mutant: str) -> None:
-    """Before thinwire is imported: a file of it has other text."""
-    if mutant == "":
-        return
-    ((file, change),) = ((f, of[mutant]) for f, of in MUTANTS.items() if mutant in of)
-    old, new = (change, "") if isinstance(change, str) else change
-    kind = importlib.machinery.SourceFileLoader
-    get_code = kind.get_code
-
-    def mutated(self: Any, name: str) -> Any:
-        path = self.get_filename(name)
-        if not path.endswith(file):
-            return get_code(self, name)
-        text = Path(path).read_text()
-        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
-        return compile(text.replace(old, new), path, "exec")
-
-    kind.get_code = mutated  # type: ignore[method-assign]
-
-
 def everything(device: torch.device) -> list[float]:
     """What engines and a plain loop make of it, in all the ways that wait."""
     import thinwire
@@ -228,7 +206,7 @@ def engine_losses(config: dict[str, Any], batches: torch.Tensor) -> list[torch.T
 
 def one_mutant(name: str) -> str:
     """What shows that a wait is missing; empty: nothing does."""
-    mutate(name)
+    mutate(MUTANTS, name)
     device = devices.device()
     try:
         if not devices.alike(everything(torch.device("cpu")), everything(device)):
@@ -267,7 +245,7 @@ def test_every_wait_is_needed(name: str) -> None:
 
 def mutant_of_leaders(name: str) -> str:
     """The error of this rank, or the norms of the last steps' gradients."""
-    mutate(name)
+    mutate(MUTANTS, name)
     import leader_cases
 
     try:

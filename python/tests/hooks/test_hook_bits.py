@@ -64,8 +64,11 @@ def train(runs: list[tuple[str, int, str]]) -> list[dict[str, Any]]:
 
 def compare(rank: int, size: int, kind: str, bits: int, name: str) -> dict[str, Any]:
     """Gradients of the hook and of plain loops, compared in each step. SGD steps the plain
-    model, from which values are copied: torch rounds bf16 otherwise in a part of it."""
-    case, is_ddp = CASES_OF_FSDP[name], kind == "ddp"
+    model, from which values are copied: torch rounds bf16 otherwise in a part of it.
+    `kind` is "ddp" or "fsdp", or "ddp device" for that path."""
+    wrapper, _, path = kind.partition(" ")
+    case, is_ddp = CASES_OF_FSDP[name], wrapper == "ddp"
+    way = {"path": path or "host"}
     scale, backwards = case.get("scale", 1.0), case.get("backwards", 1)
     net = cases.net(getattr(torch, case.get("dtype", "float32")))
     if case.get("strided"):
@@ -78,14 +81,18 @@ def compare(rank: int, size: int, kind: str, bits: int, name: str) -> dict[str, 
     if is_ddp:
         wrapped = cases.wrapped(net, **case.get("ddp", {}))
         hook, naive = (
-            thinwire.ddp_hook(wrapped, bits),
+            thinwire.ddp_hook(wrapped, bits, **way),
             cases.Naive(parameters, hosts, bits),
         )
     else:
         wrapped = cases.sharded(net)
         if case.get("repacked"):
             wrapped = cases.repacked(wrapped)
-        hook, naive = thinwire.fsdp_hook(wrapped, bits), Naive(parameters, hosts, bits)
+        hook, naive = (
+            thinwire.fsdp_hook(wrapped, bits, **way),
+            Naive(parameters, hosts, bits),
+        )
+    assert hook.path == (path if size > 1 and path else "host")
     hook.set_loss_scale(scale)
     optimizer = torch.optim.SGD(parameters, lr=0.01)
     equal, sent = [], getattr(hook, "bytes_sent", 0)
@@ -160,23 +167,33 @@ def require_equal(n: int, runs: list[tuple[str, int, str]], **env: str) -> list[
     return [found[0]["text"] for found in ends]
 
 
+PATHS = ("", " device")
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
-def test_bits_of_plain_loops(n: int) -> None:
-    require_equal(n, [("ddp", 4, "plain"), ("ddp", 8, "plain")])
+def test_bits_of_plain_loops(n: int, path: str) -> None:
+    runs = [(f"ddp{path}", bits, "plain") for bits in (4, 8)]
+    for text in require_equal(n, runs):
+        assert text.endswith(", on the device)") == (n > 1 and path != "")
 
 
 @cases.needs_fsdp
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("n", [1, 2, 4])
-def test_bits_of_plain_loops_with_shards(n: int) -> None:
-    runs = [("fsdp", 4, "plain"), ("fsdp", 8, "plain")]
-    require_equal(n, runs + [("fsdp", 4, name) for name in OF_FSDP if n == 2])
+def test_bits_of_plain_loops_with_shards(n: int, path: str) -> None:
+    runs = [(f"fsdp{path}", bits, "plain") for bits in (4, 8)]
+    require_equal(n, runs + [(f"fsdp{path}", 4, name) for name in OF_FSDP if n == 2])
 
 
-def test_bits_with_options_scales_and_dtypes() -> None:
-    require_equal(3, [("ddp", 4, name) for name in CASES if name != "plain"])
+@pytest.mark.parametrize("path", PATHS)
+def test_bits_with_options_scales_and_dtypes(path: str) -> None:
+    require_equal(3, [(f"ddp{path}", 4, name) for name in CASES if name != "plain"])
 
 
-def test_bits_by_host() -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_bits_by_host(path: str) -> None:
     """Two hosts of two ranks: the hosts' means are what is exchanged."""
-    for text in require_equal(4, [("ddp", 4, "plain")], THINWIRE_RANKS_PER_HOST="2"):
+    runs = [(f"ddp{path}", 4, name) for name in ("plain", "strided", "scaled")]
+    for text in require_equal(4, runs, THINWIRE_RANKS_PER_HOST="2"):
         assert "4 ranks on 2 hosts" in text

@@ -407,8 +407,8 @@ def loses_a_rank(call: int) -> dict[str, Any]:
     hook = thinwire.ddp_hook(ddp, low_rank=2, first_steps=0)
     for step in range(2):  # DDP rebuilds its buckets after the first
         loss_of(ddp, rank, step, 1.0).backward()
-    counted = Dies(hook._mean, call if rank == 1 else 1000)
-    hook._mean = counted
+    counted = Dies(hook._average, call if rank == 1 else 1000)
+    hook._average = counted
     text = ranks.failure_of(lambda: loss_of(ddp, rank, 2, 1.0).backward())
     return {"text": text, "calls": 1000 - counted.left}
 

@@ -51,7 +51,7 @@ def save(kind: str, folder: str) -> list[bool]:
     if rank == 0:
         torch.save(state, f"{folder}/all")
         torch.save(mean, f"{folder}/mean")
-    if kind != "fsdp":
+    if not kind.startswith("fsdp"):
         dcp.save({"hook": mean}, checkpoint_id=f"{folder}/dcp")
     of_all, of_mean = owed(state, size), owed(mean, size)
     equal = [torch.allclose(of_all[name], of_mean[name], atol=1e-9) for name in of_all]
@@ -60,7 +60,7 @@ def save(kind: str, folder: str) -> list[bool]:
     again.load_state_dict(state)
     found = run(other, rank, range(BACKWARDS, 2 * BACKWARDS))
     equal += map(torch.equal, found, want)
-    if kind != "fsdp":
+    if not kind.startswith("fsdp"):
         equal.append(int(again.state_dict()["backwards"]) == 2 * BACKWARDS)
     hook.close()
     again.close()
@@ -69,12 +69,13 @@ def save(kind: str, folder: str) -> list[bool]:
 
 
 def load(kind: str, folder: str) -> dict[str, Any]:
-    """Loads the states on another number of ranks. What they owe stays, or is paid."""
+    """Loads the states on another number of ranks, or on another path. What they owe stays,
+    or is paid."""
     rank, size = cases.join()
     before = torch.load(f"{folder}/all")
     want = owed(before, len(next(iter(before["worker"].values()))))
     far = []
-    for name in ("all", "mean", *(["dcp"] if kind != "fsdp" else [])):
+    for name in ("all", "mean", *(["dcp"] if not kind.startswith("fsdp") else [])):
         module, hook = cases.hooked(kind)
         if name == "dcp":
             state = hook.state_dict(mean=True)
@@ -84,7 +85,7 @@ def load(kind: str, folder: str) -> dict[str, Any]:
         hook.load_state_dict(state)
         now = hook.state_dict()
         far += [float((owed(now, size)[key] - want[key]).abs().max()) for key in want]
-        if size == 1 and kind != "fsdp":
+        if size == 1 and not kind.startswith("fsdp"):
             gradients = run(module, rank, range(1))
             plain = cases.net()
             exact = run(plain, 0, range(1))
@@ -100,11 +101,13 @@ def load(kind: str, folder: str) -> dict[str, Any]:
     ("kind", "n", "others"),
     [
         ("ddp", 3, (2, 1)),
+        ("ddp device", 3, (2, 1)),
         ("ddp", 2, (4,)),
         ("strided", 2, (1,)),
         ("low rank 2", 2, (3, 1)),
         ("low rank 3", 2, (3, 1)),  # saved after the last of the first steps
         pytest.param("fsdp", 2, (1, 3), marks=cases.needs_fsdp),
+        pytest.param("fsdp device", 2, (3,), marks=cases.needs_fsdp),
     ],
 )
 def test_residuals_of_other_ranks_are_as_large(
@@ -116,6 +119,55 @@ def test_residuals_of_other_ranks_are_as_large(
         for found in ranks.results(m, __file__, "load", kind, str(tmp_path)):
             assert found["far"] < 1e-6 * found["size"] + 1e-9
             assert found["size"] > 1e-4
+
+
+def save_halfway(kind: str, folder: str) -> list[list[float]]:
+    rank, _ = cases.join()
+    module, hook = cases.hooked(kind)
+    run(module, rank, range(BACKWARDS))
+    state = hook.state_dict()
+    if rank == 0:
+        torch.save(state, f"{folder}/half")
+    return go_on(module, hook, rank)
+
+
+def load_halfway(kind: str, folder: str) -> list[list[float]]:
+    rank, _ = cases.join()
+    module, hook = cases.hooked(kind)
+    hook.load_state_dict(torch.load(f"{folder}/half"))
+    return go_on(module, hook, rank)
+
+
+def go_on(module: Any, hook: Any, rank: int) -> list[list[float]]:
+    found = run(module, rank, range(BACKWARDS, 2 * BACKWARDS))
+    for part in ("worker", "server"):
+        found += hook.state_dict().get(part, {}).values()
+    hook.close()
+    dist.destroy_process_group()
+    return [g.flatten().tolist() for g in found]
+
+
+@pytest.mark.parametrize("hosts", ["1", "2"])
+@pytest.mark.parametrize("first, then", [("", " device"), (" device", "")])
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_a_state_of_one_path_continues_on_the_other_with_the_same_bits(
+    wrapper: str, first: str, then: str, hosts: str, tmp_path: Path
+) -> None:
+    if wrapper == "fsdp" and (hosts == "2" or not cases.has_fsdp):
+        pytest.skip("FSDP2 has no hosts")
+    env = {"THINWIRE_RANKS_PER_HOST": "2"} if hosts == "2" else {}
+    found = [
+        ranks.results(
+            4 if hosts == "2" else 3,
+            __file__,
+            function,
+            wrapper + way,
+            str(tmp_path),
+            env=env,
+        )
+        for function, way in (("save_halfway", first), ("load_halfway", then))
+    ]
+    assert found[0] == found[1]
 
 
 class Scaled(torch.nn.Module):

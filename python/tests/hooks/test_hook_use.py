@@ -162,7 +162,7 @@ class ClosesFirst:
     """An average whose hook is closed when a bucket comes, as by another thread."""
 
     def __init__(self, hook: Any) -> None:
-        self.hook, self.mean = hook, hook._mean
+        self.hook, self.mean = hook, hook._average
 
     def begin(self, *arguments: Any) -> Any:
         self.hook.close()
@@ -182,7 +182,7 @@ def closed_in_backward() -> tuple[str, float]:
     rank, _ = cases.join()
     ddp, hook = cases.hooked()
     cases.loss_of(ddp, rank, 0).backward()
-    hook._mean = ClosesFirst(hook)
+    hook._average = ClosesFirst(hook)
     return heard(lambda: cases.loss_of(ddp, rank, 1).backward())
 
 

@@ -5,19 +5,17 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.dlpack import from_dlpack
 
 from .. import _averages, _core
 from .._agreement import agreed
 from .._log import logger
-from .._staging import Staging
 from ..comm import communicator_for
 from ..comm.calls import in_call
 from ..comm.groups import require_group
@@ -27,15 +25,18 @@ from ..errors import FailedPrecondition, InvalidArgument
 from ..optim._lifetime import closing
 from ..report import HookReport
 from . import _state
+from ._average import Average, Averaged
+from ._device_average import DeviceAverage
 from ._factors import PARTS, Factors, Kept, matrices_of
+from ._host_average import HostAverage
 from ._options import FIRST_BITS, FIRST_STEPS, Options
 from ._parameters import (
     averaged,
     description,
-    norm_of,
     refuse_on_all_ranks,
     strides_in_bucket,
 )
+from ._path import device_groups
 from ._scale import Jumps, ScaledHook
 from ._thread import Exchanges
 
@@ -45,16 +46,25 @@ class _Pass:
     number: int
     is_exact: bool
     scale: float
-    squares: float = 0
-    is_finite: bool = True
+    averages: list[Averaged] = field(default_factory=list)
     bytes_sent: int = 0
     wait_seconds: float = 0
     before: tuple[int, float] = (0, 0)  # both, of all backwards before
 
-    def count(self, mean: _core.LowBitMean | _core.LowRankMean) -> None:
+    def count(self, average: Average) -> None:
         sent, waited = self.before
-        self.bytes_sent = mean.bytes_sent - sent
-        self.wait_seconds = mean.wait_seconds - waited
+        self.bytes_sent = average.bytes_sent - sent
+        self.wait_seconds = average.wait_seconds - waited
+
+    @property
+    def squares(self) -> float:
+        """The squared norm of the averages. Waits for a device."""
+        return sum((float(a.norm) / self.scale) ** 2 for a in self.averages)
+
+    @property
+    def is_finite(self) -> bool:
+        """Waits for a device."""
+        return all(bool(average.is_finite) for average in self.averages)
 
 
 @dataclass
@@ -67,15 +77,10 @@ class _Part:
     values: torch.Tensor  # the bucket, or a copy of it in the order of indices
     views: list[torch.Tensor]  # the bucket's gradients, if `values` is a copy
     done: Future[torch.Tensor]
-    on_host: torch.Tensor  # the values, or a copy
-    staging: Staging | None = None
-    event: Any = None  # of the copy
+    taken: Any  # by the average
 
-    def take(self, is_finite: bool) -> None:
-        self.of.squares += (norm_of(self.on_host) / self.of.scale) ** 2
-        self.of.is_finite &= is_finite
-        if self.staging is not None:
-            self.staging.to_device([self.on_host], [self.values])
+    def end(self, average: Averaged) -> None:
+        self.of.averages.append(average)
         begin = 0
         for view in self.views:
             end = begin + view.numel()
@@ -103,9 +108,9 @@ class Hook(ScaledHook):
     of low rank; ddp_hook() makes it.
 
     A residual has what an average lacks of a gradient, and is added to the next one.
-    Residuals belong to parameters, so DDP may rebuild its buckets. They are on the host:
-    4 bytes per element, or 2 in bf16, and on N ranks 1/N of that for servers. With
-    low_rank, matrices of the same size take 4 bytes more.
+    Residuals belong to parameters, so DDP may rebuild its buckets. They are where
+    gradients are averaged: 4 bytes per element, or 2 in bf16, and on N ranks 1/N of that
+    for servers. With low_rank, matrices of the same size take 4 bytes more.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class Hook(ScaledHook):
             options, found = agreed(comm, lambda: _checked(ddp, comm, given))
             comm.require_same(
                 "bits, low_rank, first_steps, first_bits, plain, exact_steps, "
-                "residual_dtype, hierarchy or parameters",
+                "residual_dtype, hierarchy, path or parameters",
                 f"{options}\n{description(found)}",
             )
             self._comm, self._options = comm, options
@@ -127,7 +132,8 @@ class Hook(ScaledHook):
             self._units = {id(p): unit for unit, p in enumerate(found.values())}
             self._sizes = [p.numel() for p in found.values()]
             self._factors: Factors | None = None
-            self._mean = self._make_mean()
+            over = ddp.process_group if process_group is None else process_group
+            self._average = self._make_average(over, list(found.values()))
             self._debt: torch.Tensor | None = None
             self._failure: Exception | None = None
             self._low_bit_backwards = 0
@@ -135,11 +141,10 @@ class Hook(ScaledHook):
             self._has_warned = False
             self._backwards = 0
             self._pass = _Pass(0, options.exact_steps > 0, 1)
+            self._last = self._pass
             self._strides: dict[int, tuple[Any, list[tuple[int, ...]]]] = {}
-            self._stagings: dict[torch.device, Staging] = {}
-            self._on_host: dict[Any, torch.Tensor] = {}
             self._parts: deque[_Part] = deque()  # in flight, the oldest first
-            self._exchanges = Exchanges(self._mean)
+            self._exchanges = Exchanges(self._average)
             owned = (comm,) if own_comm else ()
             self._closer = closing(self, self._exchanges, *owned)
             registration = _Registration(self)
@@ -150,13 +155,25 @@ class Hook(ScaledHook):
                 comm.close()
             raise
 
-    def _make_mean(self) -> _core.LowBitMean | _core.LowRankMean:
+    def _make_average(self, group: Any, parameters: list[torch.Tensor]) -> Average:
+        """Makes the average on the path that all ranks can take. Collective."""
         options = self._options
+        refusal = "low_rank averages factors in host memory" if options.low_rank else ""
+        groups = device_groups(
+            self._comm, options.path, group, parameters, options.hierarchy, refusal
+        )
+        if groups is not None:
+            assert options.bits is not None
+            return DeviceAverage(
+                groups, self._sizes, options.bits, options.residual_dtype
+            )
         hierarchy = _core.Hierarchy[options.hierarchy]
         if options.bits is not None:
             is_bf16 = options.residual_dtype == torch.bfloat16
-            return _core.LowBitMean(
-                self._comm, self._sizes, options.bits, is_bf16, hierarchy
+            return HostAverage(
+                _core.LowBitMean(
+                    self._comm, self._sizes, options.bits, is_bf16, hierarchy
+                )
             )
         rank, matrices = options.low_rank, matrices_of(self._shapes, options.plain)
         mean = _core.LowRankMean(
@@ -168,7 +185,12 @@ class Hook(ScaledHook):
             hierarchy,
         )
         self._factors = Factors(mean, self._shapes, matrices, rank)
-        return mean
+        return HostAverage(mean)
+
+    @property
+    def path(self) -> str:
+        """The place of the averages: "host" or "device"."""
+        return self._average.path
 
     def __repr__(self) -> str:
         options = self._options
@@ -182,13 +204,14 @@ class Hook(ScaledHook):
         if self._exchanges.is_closed:
             return f"thinwire.ddp_hook({way}, closed)"
         elements, ranks = sum(self._sizes), self._comm.size
-        _, hosts = self._mean.hosts
-        sent = self._mean.bytes_per_pass
+        _, hosts = self._average.hosts
+        sent = self._average.bytes_per_pass
         exact = 8 * elements * (hosts - 1) // ranks
         where = f" on {hosts} hosts" if hosts < ranks else ""
         return (
             f"thinwire.ddp_hook({way}, {ranks} rank{'s' * (ranks > 1)}{where}, "
-            f"{sent} bytes {when}{' to other hosts' if where else ''}, {exact} in fp32)"
+            f"{sent} bytes {when}{' to other hosts' if where else ''}, {exact} in fp32"
+            f"{', on the device' if self.path == 'device' else ''})"
         )
 
     @property
@@ -199,7 +222,8 @@ class Hook(ScaledHook):
         last = self._pass
         if last.number == 0:
             return None
-        error = self._exchanges.call(lambda: from_dlpack(self._mean.worker_error()))
+        owed = self._exchanges.call(self._average.worker_norm)
+        squares = last.squares
         return HookReport(
             backwards=last.number,
             is_exact=last.is_exact,
@@ -207,9 +231,7 @@ class Hook(ScaledHook):
             loss_scale=last.scale,
             bytes_sent=last.bytes_sent,
             wait_seconds=last.wait_seconds,
-            residual_ratio=(
-                norm_of(error) / last.squares**0.5 if last.squares > 0 else None
-            ),
+            residual_ratio=owed / squares**0.5 if squares > 0 else None,
         )
 
     @in_call("state_dict()")
@@ -235,7 +257,12 @@ class Hook(ScaledHook):
 
         def saved() -> dict[str, Any]:
             state = _state.saved(
-                self._comm, self._mean, self._shapes, self._backwards, self._debt, mean
+                self._comm,
+                self._average,
+                self._shapes,
+                self._backwards,
+                self._debt,
+                mean,
             )
             return state | (self._factors.saved() if self._factors else {})
 
@@ -266,7 +293,7 @@ class Hook(ScaledHook):
                     "load_state_dict() after a backward that has failed halfway: make a "
                     "new DistributedDataParallel and a new hook"
                 )
-            of_all = _state.checked(state, self._shapes, self._mean.hosts, dtype)
+            of_all = _state.checked(state, self._shapes, self._average.hosts, dtype)
             return *of_all, self._factors.checked(state) if self._factors else None
 
         def load() -> None:
@@ -280,8 +307,8 @@ class Hook(ScaledHook):
                 worker, server = torch.zeros_like(worker), torch.zeros_like(server)
             if self._factors is not None and kept is not None:
                 self._factors.load(worker, server, kept)
-            elif isinstance(self._mean, _core.LowBitMean):
-                self._mean.load_errors(worker, server)
+            elif self._factors is None:
+                self._average.load_errors(worker, server)
 
         self._exchanges.call(load)
 
@@ -337,6 +364,7 @@ class Hook(ScaledHook):
             return self._scale_now()
         except Exception as failure:
             self._comm.give_up(reason_of(failure))
+            self._average.give_up()
             raise
 
     def _exact(self, values: torch.Tensor) -> Future[torch.Tensor]:
@@ -353,7 +381,7 @@ class Hook(ScaledHook):
         buffer, index = bucket.buffer(), bucket.index()
         views = self._views(bucket)
         values = torch.cat([v.reshape(-1) for v in views]) if views else buffer
-        part = _Part(
+        return _Part(
             self._pass,
             index,
             bucket.is_last(),
@@ -362,16 +390,8 @@ class Hook(ScaledHook):
             values,
             views,
             done,
-            values,
+            self._average.take(index, values),
         )
-        if values.device.type != "cpu":
-            part.staging = self._staging_of(values.device)
-            key = (index, values.numel(), values.dtype, values.device)
-            if key not in self._on_host:
-                self._on_host[key] = part.staging.zeros(values.numel(), values.dtype)
-            part.on_host = self._on_host[key]
-            part.event = part.staging.to_host(values, part.on_host)
-        return part
 
     def _views(self, bucket: dist.GradBucket) -> list[torch.Tensor]:
         """Returns the gradients in a bucket if its memory is not in the order of their
@@ -402,27 +422,27 @@ class Hook(ScaledHook):
             self._exchanges.require_open()
             if part.index == 0:
                 self._require_same_scale(part.of.scale)
-                part.of.before = self._mean.bytes_sent, self._mean.wait_seconds
-            if part.event is not None:
-                part.event.synchronize()
-            completed = self._mean.begin(part.on_host, part.units, part.of.scale)
-            if part.is_last:
-                completed += self._mean.finish()
-            part.of.count(self._mean)
-            self._complete(part, completed)
+                part.of.before = self._average.bytes_sent, self._average.wait_seconds
+            with self._average.running():
+                completed = self._average.begin(part.taken, part.units, part.of.scale)
+                if part.is_last:
+                    completed += self._average.finish()
+                part.of.count(self._average)
+                self._complete(part, completed)
         except Exception as failure:  # noqa: BLE001  backward raises it
             self._failure = self._failure or failure
             with suppress(FailedPrecondition):  # other ranks know if it is closed
                 self._comm.give_up(reason_of(failure))
+            self._average.give_up()
             for left in self._parts:
                 left.done.set_exception(failure)  # type: ignore[arg-type]
             self._parts.clear()
 
-    def _complete(self, last: _Part, completed: list[bool]) -> None:
+    def _complete(self, last: _Part, completed: list[Averaged]) -> None:
         """Gives backward the oldest averages; after the last the hook may be closed."""
         done = list(zip(self._parts, completed, strict=False))
-        for part, is_finite in done:
-            part.take(is_finite)
+        for part, average in done:
+            part.end(average)
         if last.is_last:
             self._tell_of_scale(last.of)
         for part, _ in done:
@@ -435,13 +455,12 @@ class Hook(ScaledHook):
         if self._low_bit_backwards & (self._low_bit_backwards - 1) == 0:
             self._comm.require_same("the loss scale", repr(scale))
 
-    def _staging_of(self, device: torch.device) -> Staging:
-        if device not in self._stagings:
-            self._stagings[device] = Staging(device)
-        return self._stagings[device]
-
     def _tell_of_scale(self, of: _Pass) -> None:
         """Logs once that gradients seem to have a loss scale that is not known."""
+        # A device has not finished this one, and is not waited for.
+        before, self._last = self._last, of
+        if self._average.path == "device":
+            of = before
         if self._is_told or self._has_warned:
             return
         self._has_warned = self._jumps.has_jumped(of.squares**0.5)
@@ -476,6 +495,7 @@ def ddp_hook(
     exact_steps: int = 0,
     residual_dtype: torch.dtype = torch.float32,
     hierarchy: Literal["auto", "flat", "by_host"] = "auto",
+    path: Literal["auto", "host", "device"] = "auto",
     process_group: Any = None,
 ) -> Hook:
     """Makes a DistributedDataParallel average its gradients in 8 or 4 bits each way, or as
@@ -498,6 +518,11 @@ def ddp_hook(
       remainders of its rounding; float32 with low_rank.
     hierarchy: as for the optimizers. With "auto", ranks of one host average in fp32
       first if all hosts hold the same number of ranks, and more than one.
+    path: "host" averages in host memory, on which gradients of other devices are copied.
+      "device" averages on the gradients' device, over the backend that the process group
+      has for it. "auto" takes the latter for devices with a backend of their own, such as
+      NCCL's, unless low_rank is set. Both have the same residuals and, up to the order in
+      which ranks of a host are added, the same bits.
     process_group: as for the optimizers; None is the group of `ddp`.
 
     If any rank's gradient is not finite, its bucket becomes NaN on all ranks, and its
@@ -530,6 +555,7 @@ def ddp_hook(
         exact_steps=exact_steps,
         residual_dtype=residual_dtype,
         hierarchy=hierarchy,
+        path=path,
     )
     return Hook(ddp, options, process_group)
 

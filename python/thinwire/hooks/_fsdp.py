@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,9 @@ from ..comm.lifetime import reason_of
 from ..errors import FailedPrecondition
 from ..optim._lifetime import closing
 from . import _state
+from ._device_scatter import DeviceReduceScatter
 from ._parameters import refuse_on_all_ranks, require_options
+from ._path import device_groups, require_path
 from ._scale import ScaledHook
 from ._shards import Part, Sharded, group_of, require_dtype, sharded, unknown
 
@@ -29,32 +31,41 @@ class FsdpHook(ScaledHook):
     """Averages the gradients of an FSDP2 module in 8 or 4 bits; fsdp_hook() makes it.
 
     A residual has what rounding took from a gradient, and is added to the next one. Each
-    rank has one for all parameters of the whole module, on the host: 4 bytes per element,
-    or 2 in bf16.
+    rank has one for all parameters of the whole module, where gradients are averaged: 4
+    bytes per element, or 2 in bf16.
     """
 
+    path: str
+    """The place of the averages: "host" or "device"."""
+
     def __init__(
-        self, module: FSDPModule, bits: int, residual_dtype: torch.dtype
+        self, module: FSDPModule, bits: int, residual_dtype: torch.dtype, path: str
     ) -> None:
         """Makes and registers the hook. Collective."""
         comm = communicator_for(group_of(module))
         try:
             found = agreed(
-                comm, lambda: _checked(module, comm.size, bits, residual_dtype)
+                comm, lambda: _checked(module, comm.size, bits, residual_dtype, path)
             )
             comm.require_same(
-                "bits, residual_dtype or parameters",
-                f"{bits} {residual_dtype}\n{found.description}",
+                "bits, residual_dtype, path or parameters",
+                f"{bits} {residual_dtype} {path}\n{found.description}",
             )
             self._comm, self._bits, self._shapes = comm, bits, found.shapes
             self._elements = sum(shape.numel() for shape in found.shapes.values())
-            self._exchange = _core.LowBitReduceScatter(
-                comm,
-                self._elements,
-                [part.pieces for part in found.parts],
-                bits,
-                residual_dtype == torch.bfloat16,
-            )
+            pieces = [part.pieces for part in found.parts]
+            groups = device_groups(comm, path, group_of(module), found.parameters)
+            self.path = "host" if groups is None else "device"
+            self._exchange: _core.LowBitReduceScatter | DeviceReduceScatter
+            if groups is None:
+                is_bf16 = residual_dtype == torch.bfloat16
+                self._exchange = _core.LowBitReduceScatter(
+                    comm, self._elements, pieces, bits, is_bf16
+                )
+            else:
+                self._exchange = DeviceReduceScatter(
+                    groups, self._elements, pieces, bits, residual_dtype
+                )
             self._closer = closing(self, self._exchange, comm)
             for number, part in enumerate(found.parts):
                 part.module.set_custom_reduce_scatter(
@@ -71,19 +82,22 @@ class FsdpHook(ScaledHook):
         return (
             f"thinwire.fsdp_hook({self._bits} bits, {ranks} ranks, "
             f"{self._exchange.bytes_per_pass} bytes per backward, "
-            f"{4 * self._elements * (ranks - 1) // ranks} in fp32)"
+            f"{4 * self._elements * (ranks - 1) // ranks} in fp32"
+            f"{', on the device' if self.path == 'device' else ''})"
         )
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent to others since construction began, also for
-        agreement and states.
+        agreement and states. On the device's path, bytes of gradients only.
         """
         return self._exchange.bytes_sent
 
     @property
     def wait_seconds(self) -> float:
-        """Time that backward has waited for other ranks since construction."""
+        """Time that backward has waited for other ranks since construction. On a device,
+        whose streams wait, about 0.
+        """
         return self._exchange.wait_seconds
 
     @in_call("state_dict()")
@@ -132,6 +146,12 @@ class FsdpHook(ScaledHook):
     def _average(self, part: int, gradient: torch.Tensor, result: torch.Tensor) -> None:
         self._exchange.average(part, gradient, result, self._scale_now())
 
+    def _give_up(self, failure: Exception) -> None:
+        if not self._comm.closed:
+            self._comm.give_up(reason_of(failure))
+        if isinstance(self._exchange, DeviceReduceScatter):
+            self._exchange.give_up()
+
 
 class _ReduceScatter:
     """One module's reduce-scatter, with the members of torch's ReduceScatter."""
@@ -157,19 +177,20 @@ class _ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Is done on return, because FSDP2 reads the result at once."""
+        """Is done on return, because FSDP2 reads the result at once; on the device's path
+        it is queued on the current stream.
+        """
         try:
             self._check(input_tensor, op)
             if not self._is_compared:
                 # torch runs the callback when backward has ended.
                 torch.autograd.Variable._execution_engine.queue_callback(self._compare)
-            if input_tensor.device.type == "cpu":
+            if self._hook.path == "device" or input_tensor.device.type == "cpu":
                 self._hook._average(self._number, input_tensor, output_tensor)
             else:
                 self._average_staged(input_tensor, output_tensor)
         except Exception as failure:
-            if not self._hook._comm.closed:
-                self._hook._comm.give_up(reason_of(failure))
+            self._hook._give_up(failure)
             raise
 
     def _check(self, gradient: torch.Tensor, op: Any) -> None:
@@ -216,7 +237,11 @@ class _ReduceScatter:
 
 
 def fsdp_hook(
-    module: FSDPModule, bits: int = 8, *, residual_dtype: torch.dtype = torch.float32
+    module: FSDPModule,
+    bits: int = 8,
+    *,
+    residual_dtype: torch.dtype = torch.float32,
+    path: Literal["auto", "host", "device"] = "auto",
 ) -> FsdpHook:
     """Makes the reduce-scatters of an FSDP2 module (torch's fully_shard()) send their
     gradients in 8 or 4 bits, with error feedback. Collective, before the first forward.
@@ -229,14 +254,15 @@ def fsdp_hook(
     bits: 4 or 8 per element. 8 is closer to FSDP2, and 4 sends half as much.
     residual_dtype: float32 or bfloat16, which takes half the memory and loses the
       remainders of its rounding.
+    path: as for ddp_hook(). Both have the same residuals and bits.
 
     A gradient arrives at its rank without a second rounding. If an element of a rank's
     gradient is not finite, up to 1024 elements around it become NaN on their owner. That
     rank's residuals of them stay. FSDP2 then fills the gradient of a parameter that was
     not used with 0, plus its residual. A single rank changes nothing.
 
-    FSDP2 reads the result as soon as the hook returns, so exchanges do not overlap with
-    backward. If a rank is lost during one, backward() raises CommFailure, which names the
+    FSDP2 reads the result as soon as the hook returns, so on the host exchanges do not
+    overlap with backward. On a device they run on FSDP2's stream. If a rank is lost during one, backward() raises CommFailure, which names the
     rank. During FSDP2's own all-gathers it raises torch's error, which may name no rank.
 
     Raises TypeError unless `module` is an FSDPModule.
@@ -256,13 +282,14 @@ def fsdp_hook(
                 f"{type(module).__name__}"
             )
         )
-    return FsdpHook(module, bits, residual_dtype)
+    return FsdpHook(module, bits, residual_dtype, path)
 
 
 def _checked(
-    module: FSDPModule, ranks: int, bits: int, residual_dtype: torch.dtype
+    module: FSDPModule, ranks: int, bits: int, residual_dtype: torch.dtype, path: str
 ) -> Sharded:
     require_options(bits, residual_dtype)
+    require_path(path)
     found = sharded(module, ranks)
     _averages.require_free(found.parameters, "hook")
     return found

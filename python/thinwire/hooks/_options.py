@@ -14,6 +14,7 @@ import torch
 from .. import _core
 from ..errors import InvalidArgument
 from ._parameters import require_bits, require_options
+from ._path import require_path
 
 FIRST_STEPS, FIRST_BITS = 20, 4
 _BITS = "THINWIRE_BITS"
@@ -51,6 +52,7 @@ class Options:
     exact_steps: int
     residual_dtype: torch.dtype
     hierarchy: str
+    path: str
 
     def checked(self, names: Iterable[str]) -> Options:
         """Returns the options with `bits`, if they are 4 by default, and a tuple as
@@ -69,6 +71,7 @@ class Options:
             raise InvalidArgument(
                 f"hierarchy must be auto, flat or by_host, got {self.hierarchy!r}"
             )
+        require_path(self.path)
         if self.low_rank > 0:
             self._require_low_rank()
             return replace(self, plain=self._found(names))
@@ -100,6 +103,11 @@ class Options:
         if self.residual_dtype != torch.float32:
             raise InvalidArgument(
                 f"residual_dtype must be float32 with low_rank, got {self.residual_dtype}"
+            )
+        if self.path == "device":
+            raise InvalidArgument(
+                "path must be auto or host with low_rank, whose factors are averaged in "
+                "host memory, got device"
             )
 
     def _found(self, names: Iterable[str]) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ import torch
 from ..comm.device_groups import DeviceGroups
 from ._codec import BLOCK
 
+Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+
 
 class Cuts:
     """The blocks of all units: cut k is served at place k mod W, on W ranks, as in the
@@ -30,7 +32,7 @@ class Cuts:
         )
 
 
-def copy_each(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+def copy_each(to: Tensors, given: Tensors) -> None:
     """Copies tensors, each to one of the same size, with few launches on a device."""
     if to:
         torch._foreach_copy_(to, given)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from .. import _core
 from ..errors import CorruptCheckpoint
+from ._average import Average
 
 Shapes = Mapping[str, torch.Size]
 _MOST = 1e30
@@ -19,14 +19,13 @@ _MOST = 1e30
 
 def saved(
     comm: _core.Communicator,
-    mean: _core.LowBitMean | _core.LowRankMean,
+    mean: Average,
     shapes: Shapes,
     backwards: int,
     debt: torch.Tensor | None,
     is_mean: bool,
 ) -> dict[str, Any]:
-    worker: torch.Tensor = from_dlpack(mean.worker_error())
-    server: torch.Tensor = from_dlpack(mean.server_error())
+    worker, server = mean.worker_error(), mean.server_error()
     if debt is not None:
         worker = debt.to(worker.dtype)
     workers = saved_worker(comm, worker, mean.hosts, shapes, is_mean)

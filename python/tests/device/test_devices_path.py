@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks that average on the device: the bits of the CPU's host path, no copy of a bucket, and
+that each wait is needed."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import devices
+import pytest
+import torch
+from mutants import Mutants, mutate
+
+RUNS: list[dict[str, Any]] = [
+    {},
+    {"bits": 8},
+    {"dtype": "bfloat16"},
+    {"dtype": "float16", "scale": 64.0},
+    {"strided": True, "exact_steps": 1},
+    {"residual_dtype": "bfloat16"},
+    {"bucket_cap_mb": 25},
+]
+"""Options of runs, all in the same processes."""
+
+
+def made(
+    place: torch.device,
+    path: str,
+    dtype: str = "float32",
+    strided: bool = False,
+    scale: float = 1.0,
+    bits: int = 4,
+    exact_steps: int = 0,
+    residual_dtype: str = "float32",
+    bucket_cap_mb: float = 0.004,
+) -> tuple[Any, Any]:
+    """A wrapped model on the device, and its hook."""
+    import hook_cases as cases
+    import thinwire
+
+    net = cases.net(getattr(torch, dtype))
+    if strided:
+        net = cases.strided(net)
+    ddp = cases.wrapped(net.to(place), bucket_cap_mb=bucket_cap_mb)
+    hook = thinwire.ddp_hook(
+        ddp,
+        bits,
+        exact_steps=exact_steps,
+        residual_dtype=getattr(torch, residual_dtype),
+        path=path,  # type: ignore[arg-type]
+    )
+    hook.set_loss_scale(scale)
+    return ddp, hook
+
+
+def loss_of(module: Any, place: torch.device, rank: int, step: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(10 * step + rank)
+    dtype = next(module.parameters()).dtype
+    x = torch.randn(5, 7, generator=random).to(place, dtype)
+    return module(x).square().mean()
+
+
+def train(where: str, path: str) -> list[Any]:
+    """Gradients and residuals of all runs."""
+    import hook_cases as cases
+    import torch.distributed as dist
+
+    place = devices.begin(where)
+    rank = dist.get_rank()
+    found = []
+    for options in RUNS:
+        ddp, hook = made(place, path, **options)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = loss_of(ddp, place, rank, step) * options.get("scale", 1.0)
+            loss.backward()
+            found += [g.cpu().flatten().tolist() for g in cases.gradients_of(ddp)]
+            optimizer.step()
+        for part in ("worker", "server"):
+            kept = hook.state_dict()[part].values()
+            found += [residual.flatten().tolist() for residual in kept]
+        assert hook.report is not None and hook.report.is_finite
+        wants = "device" if path == "device" or where != "cpu" else "host"
+        assert hook.path == (wants if dist.get_world_size() > 1 else "host")
+        hook.close()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize(("n", "hosts"), [(1, 1), (2, 1), (3, 1), (4, 2)])
+def test_a_device_averages_as_the_host_of_a_cpu(n: int, hosts: int) -> None:
+    env = {"THINWIRE_RANKS_PER_HOST": str(n // hosts)} if hosts > 1 else {}
+    expected = devices.run(n, __file__, "train", "cpu", "host", **env)
+    found = devices.run(n, __file__, "train", "device", "auto", **env)
+    assert devices.alike(found, expected)
+
+
+def counted(path: str) -> dict[str, Any]:
+    """What 6 backwards do after 3, in one bucket and in several."""
+    import torch.distributed as dist
+    from thinwire._device_uses import counting
+
+    place = devices.begin("device")
+    rank, found = dist.get_rank(), {}
+    for cap in (25, 0.004):
+        ddp, hook = made(place, path, bucket_cap_mb=cap)
+        x = torch.randn(5, 7).to(place)
+
+        def backwards(count: int, ddp: Any = ddp, x: Any = x) -> None:
+            for _ in range(count):
+                ddp.zero_grad()
+                ddp(x).square().mean().backward()
+
+        backwards(3)
+        torch.accelerator.synchronize()
+        with counting(place) as used:
+            backwards(6)
+        found[str(cap)] = used
+        hook.close()
+        del ddp, hook
+    dist.destroy_process_group()
+    assert rank >= 0
+    return found
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="the test device counts")
+def test_no_bucket_is_copied_to_the_host() -> None:
+    for found in devices.run(2, __file__, "counted", "device"):
+        one, several = found["25"], found["0.004"]
+        assert one["host_waits"] == several["host_waits"], found
+        for used in found.values():
+            assert used["async_copies"] == used["unpinned_async"] == 0, found
+            # The last backward's norm is read, to notice another loss scale.
+            assert used["host_waits"] <= 6, found
+    for found in devices.run(2, __file__, "counted", "host"):
+        assert all(used["async_copies"] >= 12 for used in found.values()), found
+
+
+MUTANTS: Mutants = {
+    "thinwire/hooks/_device_average.py": {
+        "a bucket is encoded before it is there": (
+            "            self._stream.wait_event(event)\n",
+            "            pass\n",
+        ),
+        "a copy of a bucket is freed too early": (
+            "        values.record_stream(self._stream)\n"
+        ),
+    },
+    "thinwire/hooks/_exchange.py": {
+        "records are read before they have arrived": (
+            "            self._work.wait()\n",
+            "            pass\n",
+        ),
+    },
+    "thinwire/hooks/_ddp.py": {
+        "backward continues before the averages are there": (
+            "            with self._average.running():\n",
+            "            if True:\n",
+        ),
+    },
+}
+
+
+def one_mutant(name: str) -> list[Any]:
+    """The error of this rank, or the gradients' sums."""
+    mutate(MUTANTS, name)
+    import hook_cases as cases
+    import torch.distributed as dist
+
+    place = devices.begin("device")
+    rank, found = dist.get_rank(), []
+    try:
+        for strided in (False, True):
+            ddp, hook = made(place, "device", strided=strided)
+            for step in range(4):
+                ddp.zero_grad()
+                loss_of(ddp, place, rank, step).backward()
+                torch.empty(1000, device=place).fill_(1e9)  # where something was
+                sums = [g.double().sum().item() for g in cases.gradients_of(ddp)]
+                found += sums
+            hook.state_dict()
+            hook.close()
+        torch.accelerator.synchronize()
+    except Exception as error:  # noqa: BLE001  whatever shows it
+        return [str(error)[:500]]
+    return found
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="races are seen by the test device")
+def test_every_wait_of_a_hook_is_needed() -> None:
+    (expected, _) = devices.run(2, __file__, "one_mutant", "")
+    assert len(expected) > 1, expected
+    for name in chain(*MUTANTS.values()):
+        found = devices.run(2, __file__, "one_mutant", name)
+        assert any(one != expected for one in found), name
