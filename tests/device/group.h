@@ -104,6 +104,36 @@ class Ccl final : public c10d::Backend {
       messages.push_back({t[0], peer, false});
     return move(c10d::OpType::REDUCE, messages, sum(t[0], options.reduceOp));
   }
+  WorkPtr _allgather_base(Tensor& out, Tensor& in,
+                          const c10d::AllgatherOptions&) override {
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size_; ++peer)
+      messages.insert(messages.end(),
+                      {{in, peer, true}, {part(out, peer), peer, false}});
+    return move(c10d::OpType::_ALLGATHER_BASE, messages, {});
+  }
+  WorkPtr _reduce_scatter_base(
+      Tensor& out, Tensor& in,
+      const c10d::ReduceScatterOptions& options) override {
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size_; ++peer)
+      messages.insert(messages.end(),
+                      {{part(in, peer), peer, true}, {out, peer, false}});
+    return move(c10d::OpType::_REDUCE_SCATTER_BASE, messages,
+                sum(out, options.reduceOp));
+  }
+  WorkPtr alltoall_base(Tensor& out, Tensor& in,
+                        std::vector<int64_t>& out_sizes,
+                        std::vector<int64_t>& in_sizes,
+                        const c10d::AllToAllOptions&) override {
+    TORCH_CHECK(out_sizes.empty() && in_sizes.empty(),
+                "fence_ccl: equal parts only");
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size_; ++peer)
+      messages.insert(messages.end(), {{part(in, peer), peer, true},
+                                       {part(out, peer), peer, false}});
+    return move(c10d::OpType::ALLTOALL_BASE, messages, {});
+  }
   WorkPtr barrier(const c10d::BarrierOptions&) override {
     Tensors t{at::zeros({1}, Device(kFence, current_device))};
     return allreduce(t, {});
@@ -115,6 +145,10 @@ class Ccl final : public c10d::Backend {
     int peer;
     bool sends;
   };
+  [[nodiscard]] Tensor part(const Tensor& all, int peer) const {
+    const int64_t each = all.size(0) / size_;
+    return all.narrow(0, peer * each, each);
+  }
   using Received = std::vector<Tensor>;  // On the host, in the messages' order.
 
   using Finish =

@@ -17,7 +17,7 @@ RUNS: list[dict[str, Any]] = [
     {"bits": 8},
     {"dtype": "bfloat16"},
     {"dtype": "float16", "scale": 64.0},
-    {"strided": True, "exact_steps": 1},
+    {"strided": True},
     {"residual_dtype": "bfloat16"},
     {"bucket_cap_mb": 25},
 ]
@@ -31,7 +31,6 @@ def made(
     strided: bool = False,
     scale: float = 1.0,
     bits: int = 4,
-    exact_steps: int = 0,
     residual_dtype: str = "float32",
     bucket_cap_mb: float = 0.004,
 ) -> tuple[Any, Any]:
@@ -46,7 +45,6 @@ def made(
     hook = thinwire.ddp_hook(
         ddp,
         bits,
-        exact_steps=exact_steps,
         residual_dtype=getattr(torch, residual_dtype),
         path=path,  # type: ignore[arg-type]
     )
@@ -71,11 +69,11 @@ def train(where: str, path: str) -> list[Any]:
     found = []
     for options in RUNS:
         ddp, hook = made(place, path, **options)
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        scale = options.get("scale", 1.0)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01 / scale)
         for step in range(4):
             optimizer.zero_grad()
-            loss = loss_of(ddp, place, rank, step) * options.get("scale", 1.0)
-            loss.backward()
+            (loss_of(ddp, place, rank, step) * scale).backward()
             found += [g.cpu().flatten().tolist() for g in cases.gradients_of(ddp)]
             optimizer.step()
         for part in ("worker", "server"):
