@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -62,6 +63,7 @@ def _module() -> types.ModuleType:
         "synchronize": torch.accelerator.synchronize,
         "current_stream": torch.accelerator.current_stream,
         "Stream": torch.Stream,
+        "stream": lambda stream: stream or nullcontext(),
         "Event": torch.Event,
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
         "get_rng_state": lambda d="fence": torch.ops.fence.rng_state(_index(d)),

@@ -59,8 +59,8 @@ needs_fsdp = pytest.mark.skipif(
 )
 
 
-def sharded(module: Any, **options: Any) -> Any:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def sharded(module: Any, kind: str = "cpu", **options: Any) -> Any:
+    mesh = init_device_mesh(kind, (dist.get_world_size(),))
     fully_shard(module.first, mesh=mesh, **options)
     return fully_shard(module, mesh=mesh, **options)
 

@@ -26,6 +26,6 @@ def mutate(mutants: Mutants, name: str) -> None:
             return get_code(self, module)
         text = Path(path).read_text()
         assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
-        return compile(text.replace(old, new), path, "exec")
+        return compile(text.replace(old, new), path, "exec", dont_inherit=True)
 
     kind.get_code = mutated  # type: ignore[method-assign]
