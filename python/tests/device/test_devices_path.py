@@ -4,11 +4,16 @@ that each wait is needed."""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import time
 from itertools import chain
 from typing import Any
 
 import devices
 import pytest
+import ranks
 import torch
 from mutants import Mutants, mutate
 
@@ -130,6 +135,77 @@ def test_a_device_averages_shards_as_the_host_of_a_cpu(n: int) -> None:
     expected = devices.run(n, __file__, "train_shards", "cpu")
     found = devices.run(n, __file__, "train_shards", "device")
     assert devices.alike(found, expected)
+
+
+def without_bytes() -> list[str]:
+    """The paths that "auto" takes if an exchange on the device fails on rank 1, and for
+    other reasons."""
+    from unittest import mock
+
+    import hook_cases as cases
+    import thinwire
+    import torch.distributed as dist
+    from thinwire.hooks import _path
+
+    place = devices.begin("device")
+    rank, lines = dist.get_rank(), devices.told(logging.INFO)
+    found = []
+
+    def note(**options: Any) -> None:
+        hook = thinwire.ddp_hook(cases.wrapped(cases.net().to(place)), **options)
+        found.append(hook.path)
+        hook.close()
+
+    with mock.patch.object(_path, "_tried", lambda _: "no bytes" if rank else ""):
+        note()
+    note(low_rank=1)
+    note(path="host")
+    note()
+    said = [line for line in lines if "averaged in host memory" in line]
+    dist.destroy_process_group()
+    return [*found, *said]
+
+
+@pytest.mark.skipif(
+    not devices.IS_FENCE, reason="it needs a backend that exchanges bytes"
+)
+def test_auto_takes_the_device_if_it_can() -> None:
+    first, second = devices.run(2, __file__, "without_bytes")
+    assert second == ["host", "host", "host", "device"] == first[:4]
+    assert first[4].endswith("averaged in host memory: no bytes")
+    assert "low_rank averages factors in host memory" in first[5]
+
+
+def loses_a_rank() -> dict[str, Any]:
+    import torch.distributed as dist
+
+    place = devices.begin("device")
+    rank = dist.get_rank()
+    ddp, _hook = made(place, "device")
+    for step in range(4):
+        if step == 2 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+
+        def one(step: int = step) -> None:
+            loss_of(ddp, place, rank, step).backward()
+            torch.accelerator.synchronize()
+
+        if text := ranks.failure_of(one):
+            seconds = time.monotonic() - begin
+            return {"text": text, "step": step, "seconds": seconds}
+    return {}
+
+
+@pytest.mark.skipif(not devices.IS_FENCE, reason="NCCL ends the process itself")
+def test_a_lost_rank_is_named() -> None:
+    devices.require()
+    found = ranks.call(3, __file__, "loses_a_rank", seconds=100)
+    for rank in (0, 2):
+        assert not found[rank].timed_out
+        value = found[rank].value
+        assert "rank 1 has left or died" in value["text"], value
+        assert value["step"] == 2 and value["seconds"] < 20
 
 
 def counted(path: str) -> dict[str, Any]:

