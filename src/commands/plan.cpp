@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "commands/commands.h"
+#include "commands/device_path.h"
 #include "commands/host_path.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/comm/local.h"
@@ -46,6 +47,7 @@ struct PlanFlags {
   std::optional<double> latency_us;
   std::optional<int> ranks;
   std::optional<int> ranks_per_host;
+  DeviceRates devices;  // 0: not given
 };
 
 DType dtype_of(const std::string& name) {
@@ -56,6 +58,7 @@ DType dtype_of(const std::string& name) {
 
 constexpr double kMostRanks = 1e6;
 constexpr double kMostTime = 1e9;  // of a flag, in its unit
+constexpr double kCopies = 25;     // GB/s of PCIe 4 with 16 lanes
 
 // Backward takes two thirds of what forward and backward take together.
 constexpr double kBackwardPart = 2.0 / 3;
@@ -137,6 +140,36 @@ void say_host_path(const Front& front, const PlanFlags& flags,
   front.out << host_path(work, copies);
 }
 
+// Rates that are not given are measured, as far as that is possible.
+void say_device_path(const Front& front, const PlanFlags& flags,
+                     const plan::Workload& work, const plan::Network& network) {
+  DeviceRates rates = flags.devices;
+  if (rates.memory == 0 || flags.json) return;
+  if (rates.copies == 0 && front.copies_gbps)
+    rates.copies = front.copies_gbps();
+  if (rates.copies == 0) rates.copies = kCopies;
+  if (rates.host_memory == 0) rates.host_memory = memory_bandwidth(num_cores());
+  front.out << device_path(work, network, rates);
+}
+
+void require_devices(const PlanFlags& flags) {
+  const DeviceRates& given = flags.devices;
+  if (given.memory == 0 &&
+      (given.between > 0 || given.copies > 0 || given.host_memory > 0))
+    refuse_usage(
+        "--device-link, --device-copies and --host-memory: they need "
+        "--device-memory");
+  if (given.memory > 0 && given.between == 0 &&
+      flags.ranks_per_host.value_or(1) > 1)
+    refuse_usage(
+        "--device-memory: with --ranks-per-host it needs --device-link, the "
+        "rate between devices of a host");
+  if (given.memory > 0 && !flags.ranks)
+    refuse_usage(
+        "--device-memory: it needs --ranks and --link-gbps, which describe the "
+        "network");
+}
+
 void require_matrices(const PlanFlags& flags) {
   if (flags.matrices && *flags.matrices > flags.params)
     refuse_usage(fmt::format("--matrices: must be at most --params {}, got {}",
@@ -182,6 +215,7 @@ void run_alone(const Front& front, const PlanFlags& flags) {
                  "and how far ranks on one machine slow each other down\n";
   }
   say_host_path(front, flags, work);
+  say_device_path(front, flags, work, network);
   print(front, flags, work, network, compute);
 }
 
@@ -223,6 +257,7 @@ void run_in_job(const Front& front, const PlanFlags& flags) {
 void run_plan(const Front& front, PlanFlags flags) {
   require_run(flags);
   require_matrices(flags);
+  require_devices(flags);
   if (!flags.config.empty())
     flags.file = reading_config([&] {
       // A prediction does not print the notes on keys.
@@ -294,6 +329,21 @@ void add_network_options(CLI::App& command, PlanFlags& flags) {
       ->check(number(0, kMostTime));
 }
 
+void add_device_options(CLI::App& command, DeviceRates& rates) {
+  const auto add = [&](const char* flag, double& rate, const char* what) {
+    command.add_option(flag, rate, what)->check(number(1e-3, 1e6));
+  };
+  add("--device-memory", rates.memory,
+      "GB/s of a device's memory; prints what averages with DDP cost there");
+  add("--device-link", rates.between,
+      "GB/s between the devices of a host, each way");
+  add("--device-copies", rates.copies,
+      "GB/s of copies between a device and its host (default: measured by the "
+      "Python package, otherwise 25)");
+  add("--host-memory", rates.host_memory,
+      "GB/s of host memory (default: measured)");
+}
+
 }  // namespace
 
 void add_plan(CLI::App& app, const Front& front) {
@@ -353,6 +403,7 @@ void add_plan(CLI::App& app, const Front& front) {
   command->add_flag("--json", flags->json, "one JSON object per line");
   add_run_options(*command, *flags);
   add_network_options(*command, *flags);
+  add_device_options(*command, flags->devices);
   command->callback([&front, flags] { run_plan(front, *flags); });
 }
 

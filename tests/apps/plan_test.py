@@ -23,6 +23,23 @@ from mpi_launcher import launcher, needs_mpi, run
 
 THINWIRE, mpi_launcher.MPIEXEC = sys.argv[1:3]
 DESCRIBED = ["--ranks", "16", "--link-gbps", "10"]
+# A card with the memory of an H100, and the cluster of the guide's table.
+CARDS = [
+    "--params",
+    "1e9",
+    "--ranks",
+    "32",
+    "--ranks-per-host",
+    "8",
+    "--device-memory",
+    "3350",
+    "--device-link",
+    "450",
+    "--device-copies",
+    "25",
+    "--host-memory",
+    "100",
+]
 WAYS = [
     "exact",
     "onebit_adam",
@@ -217,6 +234,42 @@ class Plan(unittest.TestCase):
         text = self.run_plan(*DESCRIBED, "--variance-every", 8)
         self.assertIn("before its freeze, at one variance step in 8 steps", text)
 
+    def averages(self, link, *words):
+        """The numbers of each average by its name."""
+        text = self.run_plan(*CARDS, "--link-gbps", link, *words)
+        table = text.split("\naverage ")[1].splitlines()[1:5]
+        return {row[:26].strip(): row[26:].split() for row in table}
+
+    def test_the_guides_table_of_averages_is_the_plans(self):
+        links = (10, 25, 100)
+        all_links = [self.averages(link) for link in links]
+        heads = ("average", "device memory", "inside a host", "copies", "host memory")
+        at = f"at {' / '.join(map(str, links))} Gbit/s"
+        rows = [[*heads, f"network {at}", f"sum {at}"], ["---"] * 7]
+        for name, (*own, _, _) in all_links[0].items():
+            by_link = zip(*(averages[name][-2:] for averages in all_links))
+            rows.append([name, *own, *map(" / ".join, by_link)])
+        table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        guide = Path(__file__).resolve().parents[2] / "docs/guide/devices.md"
+        between = guide.read_text().split("<!-- averages: begin -->\n")[1]
+        table = table.replace(
+            "| --- | --- | --- | --- | --- | --- | --- |", "|---" * 7 + "|"
+        )
+        self.assertEqual(between.split("<!-- averages: end -->")[0], table, table)
+
+    def test_averages_on_devices_follow_the_rates(self):
+        once, twice = self.averages(10), self.averages(10, "--dtype", "bf16")
+        path = "ddp_hook 4/4, device path"
+        self.assertLess(int(twice[path][0]), int(once[path][0]))
+        self.assertEqual(twice[path][4], once[path][4])
+        exact = "exact in bf16"
+        # 2 bytes of 4 bits and a step per 1024 elements, to all hosts but this one.
+        ratio = int(once[exact][4]) / int(once[path][4])
+        self.assertAlmostEqual(ratio, 2 / (0.5 + 4 / 1024), delta=0.01)
+        text = self.run_plan(*DESCRIBED, "--device-memory", 1000)
+        self.assertRegex(text, r"on 16 hosts of 1 devices.* host memory [1-9]")
+        self.assertNotIn("averages with DDP", self.run_plan(*DESCRIBED))
+
     def test_refuses_what_is_wrong_by_flag_and_value(self):
         params = "--params: must be in [1, 1000000000000000], got "
         for flags, *parts in (
@@ -242,6 +295,12 @@ class Plan(unittest.TestCase):
                 *("--freeze-step: must be at most --steps 300", "got 301"),
             ),
             ("--ranks-per-hots 2", "--ranks-per-hots"),
+            ("--device-memory 0", "--device-memory: must be in [0.001, 1000000]"),
+            ("--host-memory 9", "--host-memory", "they need --device-memory"),
+            (
+                "--ranks-per-host 4 --device-memory 9",
+                "with --ranks-per-host it needs --device-link",
+            ),
             ("--config /nowhere/at/all.json", "--config: ", "/nowhere/at/all.json"),
             *(
                 (f"--config {self.file(text)}", "--config: ", part)
