@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trainer of Hugging Face transformers. Written for version 5.23.
+"""The Trainer of Hugging Face transformers. Written for version 5.23, and
+run with 5.24.
 
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
     trainer = Trainer(model=model, args=args, train_dataset=data,
