@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from datetime import timedelta
 from itertools import chain
 from typing import Any
 
@@ -278,9 +279,13 @@ def one_mutant(name: str) -> list[Any]:
     """The error of this rank, or the gradients' sums."""
     mutate(MUTANTS, name)
     import hook_cases as cases
+    import thinwire
     import torch.distributed as dist
 
-    place = devices.begin("device")
+    place = devices.device()
+    # DDP itself waits for a rank that has ended.
+    limit = timedelta(seconds=15)
+    thinwire.init_distributed(devices.backends(), timeout=limit, verbose=False)
     rank, found = dist.get_rank(), []
     try:
         for strided in (False, True):
