@@ -43,7 +43,10 @@ def made(
     """A wrapped model on the device, and its hook."""
     import hook_cases as cases
     import thinwire
+    from thinwire.hooks import _rows
 
+    if bits == 4:
+        _rows._OF_A_DEVICE = 2  # several chunks in a bucket
     net = cases.net(getattr(torch, dtype))
     if strided:
         net = cases.strided(net)

@@ -15,6 +15,7 @@ import ranks
 import thinwire
 import torch
 import torch.distributed as dist
+from thinwire.hooks import _rows
 
 STEPS = 4
 # Options of DDP, loss scale, backwards of a step, and the dtype of the model.
@@ -69,6 +70,8 @@ def compare(rank: int, size: int, kind: str, bits: int, name: str) -> dict[str, 
     wrapper, _, path = kind.partition(" ")
     case, is_ddp = CASES_OF_FSDP[name], wrapper == "ddp"
     way = {"path": path or "host"}
+    if bits == 4:
+        _rows._OF_A_CPU = 2  # several chunks in a bucket
     scale, backwards = case.get("scale", 1.0), case.get("backwards", 1)
     net = cases.net(getattr(torch, case.get("dtype", "float32")))
     if case.get("strided"):

@@ -95,26 +95,40 @@ class DeviceAverage:
         return completed
 
     def _flight(self, values: torch.Tensor, plan: Plan, scale: float) -> _Flight:
-        exchange = self._exchange
-        c = exchange.mean_of_host(plan.layout.rows_of(values), plan.order)
-        if scale != 1:
-            c.mul_(1 / scale)
-        c.add_(plan.worker.of(self._worker))
-        up, error = exchange.send_up(c, plan.order)
+        exchange, chunks = self._exchange, plan.chunks
+        ups, downs = [], []
+        rows = plan.layout.rows_of(values)
+        for chunk, part in zip(chunks, plan.split(rows), strict=True):
+            c = exchange.mean_of_host(part, chunk.order)
+            if scale != 1:
+                c.mul_(1 / scale)
+            c.add_(chunk.worker.of(self._worker))
+            ups.append(exchange.send_up(c, chunk.order))
         yield
-        c = exchange.mean_between(up).add_(plan.server.of(self._server))
-        down, lack = exchange.send_down(c)
+        for chunk, (up, _) in zip(chunks, ups, strict=True):
+            c = exchange.mean_between(up).add_(chunk.server.of(self._server))
+            downs.append(exchange.send_down(c))
         yield
-        records = exchange.whole(down).index_select(0, plan.back)
-        q, step = opened(records, BLOCK, exchange.bits)
-        is_finite = step.isfinite().all()
-        result = q.mul_(step.masked_fill_(~is_finite, torch.nan))
-        if scale != 1:
-            result.mul_(scale)
+        of_all = [exchange.whole(down) for down, _ in downs]
+        opens = [
+            opened(records.index_select(0, chunk.back), BLOCK, exchange.bits)
+            for chunk, records in zip(chunks, of_all, strict=True)
+        ]
+        is_finite = torch.stack([step.isfinite().all() for _, step in opens]).all()
         most = torch.finfo(values.dtype).max
-        plan.layout.write_back(result.clamp_(-most, most), values)
-        plan.worker.keep(self._worker, error, is_finite)
-        plan.server.keep(self._server, lack, is_finite)
+        results = torch.empty(
+            plan.layout.count, BLOCK, dtype=torch.float32, device=values.device
+        )
+        for (q, step), to in zip(opens, plan.split(results), strict=True):
+            torch.mul(q, step.masked_fill_(~is_finite, torch.nan), out=to)
+            if scale != 1:
+                to.mul_(scale)
+            to.clamp_(-most, most)
+        plan.layout.write_back(results, values)
+        del rows, results
+        for chunk, (_, error), (_, lack) in zip(chunks, ups, downs, strict=True):
+            chunk.worker.keep(self._worker, error, is_finite)
+            chunk.server.keep(self._server, lack, is_finite)
         norm = torch.linalg.vector_norm(values, dtype=torch.float32)
         return Averaged(norm, is_finite)
 

@@ -11,6 +11,10 @@ import torch
 from ..comm.device_groups import DeviceGroups
 from ._codec import BLOCK
 
+_OF_A_CPU, _OF_A_DEVICE = 512, 1 << 14
+"""Rows of a chunk. A CPU keeps the smaller one in its cache, and a device launches fewer
+operations for the larger one.
+"""
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
@@ -128,16 +132,15 @@ class Places:
         return numbers, self.server_row(numbers)
 
 
-class Plan:
-    """The order in which rows of some units travel: by place, and an equal number for each.
+class Chunk:
+    """Some rows, in the order in which they travel: by place, and an equal number for each.
     The last ones of a place may be copies of another row, which nobody reads.
     """
 
     def __init__(
-        self, cuts: Cuts, units: Sequence[int], places: Places, where: torch.device
+        self, cuts: Cuts, numbers: torch.Tensor, places: Places, where: torch.device
     ) -> None:
-        self.layout = Layout(cuts, units)
-        numbers = cuts.of(sorted(units))
+        """`numbers` are those of the rows' cuts, in rising order."""
         place = numbers % places.count
         by_place = torch.argsort(place, stable=True)
         counts = torch.bincount(place, minlength=places.count)
@@ -153,6 +156,7 @@ class Plan:
         worker_rows, server_rows = places.rows(cuts)
         worker = places.worker_row(numbers[own]).where(own >= 0, worker_rows - 1)
         server = places.server_row(numbers[own]).where(own >= 0, server_rows - 1)
+        self.size = len(numbers)
         self.order = order.clamp(min=0).to(where)
         """The row at each slot."""
         self.back = back.to(where)
@@ -161,3 +165,20 @@ class Plan:
             worker = places.worker_row(numbers)
         self.worker = Rows(worker.flatten(), where)
         self.server = Rows(server[places.number], where)
+
+
+class Plan:
+    """The rows of some units, in chunks: one is encoded while another one travels."""
+
+    def __init__(
+        self, cuts: Cuts, units: Sequence[int], places: Places, where: torch.device
+    ) -> None:
+        self.layout = Layout(cuts, units)
+        size = _OF_A_CPU if where.type == "cpu" else _OF_A_DEVICE
+        self.chunks = [
+            Chunk(cuts, numbers, places, where)
+            for numbers in cuts.of(sorted(units)).split(size)
+        ]
+
+    def split(self, rows: torch.Tensor) -> Tensors:
+        return rows.split([chunk.size for chunk in self.chunks])
