@@ -181,4 +181,5 @@ class Plan:
         ]
 
     def split(self, rows: torch.Tensor) -> Tensors:
-        return rows.split([chunk.size for chunk in self.chunks])
+        parts: Tensors = rows.split([chunk.size for chunk in self.chunks])
+        return parts
