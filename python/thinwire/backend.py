@@ -195,7 +195,8 @@ class Group(ProcessGroup):
         store, rank, size = options.store, options.group_rank, options.group_size
         # The other constructor is not for classes in Python.
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._beneath = ProcessGroup(store, rank, size)
+        self.beneath = ProcessGroup(store, rank, size)
+        """The same ranks, whose sums are exact."""
         self._store, self._bits = store, bits
         self._sums: dict[torch.device, _Sums] = {}
         self._comm: _core.Communicator | None = None
@@ -204,7 +205,7 @@ class Group(ProcessGroup):
             if name not in made:
                 made[name] = _made(name, options)
             kind = Backend.backend_type_map[name]
-            for group in (self, self._beneath):
+            for group in (self, self.beneath):
                 group._register_backend(torch.device(device), kind, made[name])
                 group._set_default_backend(Backend.backend_type_map[names["cpu"]])
 
@@ -219,7 +220,7 @@ class Group(ProcessGroup):
             case [[tensor], dist.AllreduceOptions() as opts] if not named:
                 if self._takes(opts.reduceOp, tensor):
                     return self._work(tensor, tensor, opts.reduceOp)
-        return self._beneath.allreduce(*given, **named)
+        return self.beneath.allreduce(*given, **named)
 
     def reduce_scatter_single(self, *given: Any, **named: Any) -> Any:
         match given:
@@ -227,7 +228,7 @@ class Group(ProcessGroup):
                 is_part = values.numel() == self.size() * result.numel()
                 if is_part and self._takes(opts.reduceOp, values, result):
                     return self._work(result, values, opts.reduceOp)
-        return self._beneath.reduce_scatter_single(*given, **named)
+        return self.beneath.reduce_scatter_single(*given, **named)
 
     def _takes(self, op: Any, given: torch.Tensor, *others: torch.Tensor) -> bool:
         return (
@@ -326,8 +327,8 @@ def _names() -> dict[str, str]:
         device, _, name = part.rpartition(":")
         if not _is_there(name):
             raise InvalidArgument(
-                f"{_BACKEND} must name backends of torch.distributed that are there, such "
-                f'as "gloo" or "cpu:gloo,cuda:nccl", got "{text}"'
+                f"{_BACKEND} must be a backend such as gloo, or backends by device such as "
+                f'cpu:gloo,cuda:nccl, that this torch has, got "{text}": it has no "{name}"'
             )
         serves = [device] if device else Backend.backend_capability[name]
         chosen |= dict.fromkeys(serves, name)

@@ -205,6 +205,10 @@ def hooked_accelerator(out: str) -> dict[str, Any]:
         lambda: hook_gradients(accelerator)
     )
     os.environ["THINWIRE_BITS"] = "8"
+    for wrong, text in (({"nope": 1}, "got nope"), ({"path": "x"}, "path must be")):
+        assert text in ranks.failure_of(
+            lambda w=wrong: hook_gradients(accelerator, **w)
+        )
     hooks = hook_gradients(accelerator)
     net = cases.net()
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.01))

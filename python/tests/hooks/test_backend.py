@@ -14,6 +14,7 @@ from typing import Any
 import client_runs
 import pytest
 import ranks
+import thinwire
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -299,6 +300,26 @@ def test_wrong_values_are_refused_by_name(
     for said in ranks.results(2, __file__, "refused", of_rank):
         assert said.startswith("InvalidArgument: ")
         assert re.search(text, said), said
+
+
+def exact_steps() -> bool:
+    rank, there = join()
+    torch.manual_seed(1)
+    ddp = DistributedDataParallel(torch.nn.Linear(300, 300))
+    hook = thinwire.ddp_hook(ddp, bits=8, exact_steps=1)
+    own = torch.nn.Linear(300, 300)
+    own.load_state_dict(ddp.module.state_dict())
+    inputs = values(rank, 0, 3000).view(10, 300)
+    for module in (ddp, own):
+        module(inputs).square().mean().backward()
+    assert hook.report.is_exact
+    exact = own.weight.grad / there
+    dist.all_reduce(exact, group=dist.new_group(backend="gloo"))
+    return torch.equal(ddp.module.weight.grad, exact)
+
+
+def test_exact_steps_of_a_hook_are_exact() -> None:
+    assert ranks.results(2, __file__, "exact_steps") == [True, True]
 
 
 SCRIPT = """

@@ -4,6 +4,7 @@ is refused, lost ranks, and what is left when they end."""
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 import signal
@@ -176,6 +177,33 @@ def test_a_lost_rank_is_named() -> None:
         value = found[rank].value
         assert "rank 1 has left or died" in value["text"], value
         assert value["step"] == 2 and value["seconds"] < 20
+
+
+def stands_still() -> tuple[str, float]:
+    """Rank 1 stops in a backward in which ranks compare nothing before the exchange."""
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+    rank, processes = dist.get_rank(), [0, 0]
+    dist.all_gather_object(processes, os.getpid())
+    module, _hook = cases.hooked("ddp device")
+    for step in range(6):
+        if step == 5 and rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        begin = time.monotonic()
+        text = ranks.failure_of(
+            lambda k=step: cases.loss_of(module, rank, k).backward()
+        )
+        if text:
+            break
+    seconds = time.monotonic() - begin
+    os.kill(processes[1], signal.SIGKILL)
+    return text, seconds
+
+
+def test_a_rank_that_stands_still_is_named_after_the_time_out() -> None:
+    found = ranks.call(2, __file__, "stands_still", seconds=60)
+    text, seconds = found[0].value
+    assert "timed out waiting for rank 1" in text
+    assert seconds < 25  # twice the time-out, on a busy machine
 
 
 class Broken:

@@ -50,7 +50,8 @@ class DeviceGroups:
     """The groups of one hook: the ranks of this rank's host, and the ranks with the same
     number on all hosts. If hosts are flat, each rank is a host.
 
-    A rank that waits for others learns within a second that one of them has given up.
+    A rank that waits for others learns within a second that one of them has given up. It
+    waits no longer than the time-out, and as long again until it can name a rank.
     """
 
     def __init__(
@@ -120,15 +121,16 @@ class DeviceGroups:
 
     def look(self) -> bool:
         """Ends the groups if this rank, or its device, waits for one that has given up or
-        ended.
+        ended, or waits for longer than the time-out.
         """
         began, queued = self._began, self._queued
         if began is None:
             began, is_done = self._queued_at, queued is None or queued.query()
         else:
             is_done = False
-        waits = not is_done and time.monotonic() - began > LOOK_SECONDS
-        if waits and self._is_in_vain():
+        waited = 0.0 if is_done else time.monotonic() - began
+        is_late = waited > self._comm.timeout
+        if is_late or (waited > LOOK_SECONDS and self._is_in_vain()):
             self.end()
         return not self._has_failed
 
@@ -219,7 +221,7 @@ def _group_with(
     """
     own = dist.get_rank()
     is_world = group.size() == dist.get_world_size()
-    # Longer than ours, which names the rank that is missing.
+    # Longer than the watcher's, after which an error names the rank that is missing.
     timeout = datetime.timedelta(seconds=2 * comm.timeout + 60)
     found = None
     for ranks in sets:

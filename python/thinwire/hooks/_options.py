@@ -44,15 +44,15 @@ def from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
 class Options:
     """The options that ddp_hook() takes and explains."""
 
-    bits: int | None
-    low_rank: int
-    first_steps: int
-    first_bits: int
-    plain: Iterable[str]
-    exact_steps: int
-    residual_dtype: torch.dtype
-    hierarchy: str
-    path: str
+    bits: int | None = None
+    low_rank: int = 0
+    first_steps: int = FIRST_STEPS
+    first_bits: int = FIRST_BITS
+    plain: Iterable[str] = ()
+    exact_steps: int = 0
+    residual_dtype: torch.dtype = torch.float32
+    hierarchy: str = "auto"
+    path: str = "auto"
 
     def checked(self, names: Iterable[str]) -> Options:
         """Returns the options with `bits`, if they are 4 by default, and a tuple as

@@ -15,8 +15,9 @@ For optimizers of torch's, hook_gradients() makes DDP average in 4 or 8 bits.
 
 from __future__ import annotations
 
+import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -27,9 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import comm
 from ..amp import GradScaler
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, InvalidArgument
 from ..hooks import Hook, ddp_hook
-from ..hooks._options import from_environment
+from ..hooks._options import Options, from_environment
 from . import _saved
 
 __all__ = ["LocalGradients", "attach", "hook_gradients"]
@@ -128,10 +129,12 @@ def hook_gradients(
     The hook reads the loss scale of the accelerator's scaler. `save_state()` and
     `load_state()` include the residuals. Without DDP, for one rank, nothing changes.
 
-    Raises InvalidArgument for another value of THINWIRE_BITS. `prepare()` raises what
+    Raises InvalidArgument for another value of THINWIRE_BITS, and for options that
+    ddp_hook() does not have or refuses. Nothing has changed then. `prepare()` raises what
     ddp_hook() does.
     """
     given, hooks = from_environment(options), list[Hook]()
+    _require_options(given)
     hooked: list[DistributedDataParallel] = []
     prepare_model = accelerator.prepare_model
 
@@ -150,6 +153,18 @@ def hook_gradients(
 
     accelerator.prepare_model = prepare_hooked
     return hooks
+
+
+def _require_options(given: dict[str, Any]) -> None:
+    known = [*inspect.signature(ddp_hook).parameters][1:]
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(
+                f"options must be those of ddp_hook(), {', '.join(known)}, got {name}"
+            )
+    # `plain` names parameters of a model that does not exist yet.
+    own = {f.name: given[f.name] for f in fields(Options) if f.name in given}
+    Options(**{**own, "plain": ()}).checked(())
 
 
 def leave_gradients_local(accelerator: Accelerator) -> None:
