@@ -259,6 +259,27 @@ class Group(ProcessGroup):
         super().shutdown()
 
 
+def _forwarded(name: str) -> Any:
+    def call(self: Group, *given: Any, **named: Any) -> Any:
+        return getattr(self.beneath, name)(*given, **named)
+
+    return call
+
+
+# A class in Python holds the interpreter's lock in collectives that it does not override.
+# gloo's threads may wait for that lock while they hold one of gloo's.
+for _name in (
+    *("broadcast", "reduce", "barrier", "gather", "scatter", "send", "recv"),
+    *("recv_anysource", "allgather", "_allgather_base", "all_gather_single"),
+    *("allgather_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter"),
+    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall"),
+    *("alltoall_base", "all_to_all_single", "allreduce_coalesced"),
+    *("all_gather_single_coalesced", "reduce_scatter_single_coalesced"),
+):
+    if hasattr(ProcessGroup, _name) and _name not in vars(Group):
+        setattr(Group, _name, _forwarded(_name))
+
+
 def register() -> None:
     """Makes the name "thinwire" known to torch.distributed. Local."""
     if NAME.upper() not in Backend._plugins:
