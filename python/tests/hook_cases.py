@@ -174,6 +174,18 @@ def gradients_of(module: torch.nn.Module) -> list[torch.Tensor]:
     ]
 
 
+class BrokenScaler:
+    """A scaler that has no scale on rank 1."""
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def get_scale(self) -> float:
+        if dist.get_rank() == 1:
+            raise ValueError("no scale here")
+        return 2.0
+
+
 def join() -> tuple[int, int]:
     dist.init_process_group("gloo")
     return dist.get_rank(), dist.get_world_size()

@@ -26,7 +26,8 @@ struct Bytes {
 // Records of 1024 elements also have a step in fp32.
 double record_bytes(int bits) { return bits / 8.0 + kFp32 / 1024; }
 
-// What a rank sends of one byte per parameter in a reduce-scatter or a gather.
+// Returns the share of an array that a rank sends in a reduce-scatter or a
+// gather.
 double part_of(double ranks) { return (ranks - 1) / ranks; }
 
 Bytes exact_bf16(double gradient, double hosts, double on_host) {
@@ -84,10 +85,9 @@ std::string device_path(const plan::Workload& work,
   const double hosts = network.ranks / each;
   std::string text = fmt::format(
       "averages with DDP on {} hosts of {} devices, computed from bytes: "
-      "device "
-      "memory {:.4g} GB/s, between devices of a host {:.4g}, copies {:.4g}, "
-      "host "
-      "memory {:.4g}; milliseconds per step beside forward and backward\n",
+      "device memory {:.4g} GB/s, between devices of a host {:.4g}, copies "
+      "{:.4g}, host memory {:.4g}; milliseconds per step beside forward and "
+      "backward\n",
       hosts, each, rates.memory, rates.between, rates.copies,
       rates.host_memory);
   text += fmt::format(kLine, "average", "device", "inside", "copies", "host",

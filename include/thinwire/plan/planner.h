@@ -196,9 +196,10 @@ struct Workload {
   /// warm-up.
   int onebit_bits = 1;
   int low_rank = 8;  ///< Most columns of a factor, in [1, 64].
-  /// Matrices of the model, for low rank, in [1, parameters]; by default 32, or
-  /// as many as there are parameters. They are taken to have all elements, and
-  /// one size, three times as long as wide. A transformer of L layers has 4 L.
+  /// Matrices of the model, for low rank, in [1, parameters]. The default is
+  /// 32, or the number of parameters if that is less. The plan assumes that
+  /// they have all elements and one size, three times as long as wide. A
+  /// transformer of L layers has 4 L.
   std::optional<double> matrices{};
   std::optional<RunStages> run{};  ///< If unset, only a step is predicted.
 

@@ -206,23 +206,11 @@ def test_a_rank_that_stands_still_is_named_after_the_time_out() -> None:
     assert seconds < 25  # twice the time-out, on a busy machine
 
 
-class Broken:
-    """A scaler that has no scale on rank 1."""
-
-    def is_enabled(self) -> bool:
-        return True
-
-    def get_scale(self) -> float:
-        if dist.get_rank() == 1:
-            raise ValueError("no scale here")
-        return 2.0
-
-
 def without_a_scale() -> tuple[str, float]:
     rank, _ = cases.join()
     ddp, hook = cases.hooked("ddp device")
     cases.loss_of(ddp, rank, 0).backward()
-    hook.watch(Broken())
+    hook.watch(cases.BrokenScaler())
     begin = time.monotonic()
     told = ranks.failure_of(lambda: cases.loss_of(ddp, rank, 0).backward())
     return told, time.monotonic() - begin

@@ -69,8 +69,8 @@ def save(kind: str, folder: str) -> list[bool]:
 
 
 def load(kind: str, folder: str) -> dict[str, Any]:
-    """Loads the states on another number of ranks, or on another path. What they owe stays,
-    or is paid."""
+    """Loads the states on another number of ranks, or on another path. A residual is kept
+    or paid."""
     rank, size = cases.join()
     before = torch.load(f"{folder}/all")
     want = owed(before, len(next(iter(before["worker"].values()))))

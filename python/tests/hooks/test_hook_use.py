@@ -186,22 +186,10 @@ def closed_in_backward() -> tuple[str, float]:
     return heard(lambda: cases.loss_of(ddp, rank, 1).backward())
 
 
-class Broken:
-    """A scaler that has no scale on rank 1."""
-
-    def is_enabled(self) -> bool:
-        return True
-
-    def get_scale(self) -> float:
-        if dist.get_rank() == 1:
-            raise ValueError("no scale here")
-        return 2.0
-
-
 def without_a_scale() -> tuple[str, float]:
     rank, _ = cases.join()
     ddp, hook = cases.hooked()
-    hook.watch(Broken())
+    hook.watch(cases.BrokenScaler())
     return heard(lambda: cases.loss_of(ddp, rank, 0).backward())
 
 

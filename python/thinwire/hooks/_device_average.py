@@ -200,8 +200,7 @@ class DeviceAverage:
         return flat
 
     def close(self) -> None:
-        if (
-            self._flights
-        ):  # of a backward that has failed, perhaps elsewhere on other ranks
+        # They are of a backward that has failed, perhaps elsewhere on other ranks.
+        if self._flights:
             self._groups.end()
         self._groups.close()

@@ -394,8 +394,8 @@ void write_product(const Product<T> product, std::size_t rows) {
   for (; i < rows; ++i) product.template write_rows<kStreams, 1>(i);
 }
 
-/// Values in aligned rows are stored past the caches: they are read again after
-/// those of all other matrices.
+/// Values in aligned rows are stored past the caches, because the values of all
+/// other matrices are written before anybody reads them again.
 template <class T>
 void product_as(const Product<T>& product, std::size_t rows) {
   if constexpr (std::is_same_v<T, float>) {
