@@ -29,7 +29,7 @@ Buffer::Buffer(std::size_t size, DType dtype, Fill fill)
   data_.reset(data);
   note_ = MemoryNote(rounded);
 #ifdef MADV_HUGEPAGE
-  // Advice only: without huge pages everything works, a little slower.
+  // This is only advice: without huge pages everything works, a little slower.
   if (alignment == kHugePage) madvise(data_.get(), rounded, MADV_HUGEPAGE);
 #endif
   if (fill == Fill::kZeros) std::memset(data_.get(), 0, rounded);

@@ -12,12 +12,12 @@ namespace thinwire {
 inline constexpr const char* kDurations =
     "a positive integer with a unit ms, s, min or h, at most 1000h";
 
-/// "500ms", "5s", "10min", "2h"; nothing for other texts.
+/// Parses "500ms", "5s", "10min" or "2h". Returns nothing for other texts.
 [[nodiscard]] std::optional<std::chrono::milliseconds> duration_from(
     std::string_view text) noexcept;
 
-/// The text of which duration_from() makes this: in the largest unit of which
-/// it is a whole number.
+/// Returns a text that duration_from() reads as `duration`, in the largest unit
+/// that needs no fraction.
 [[nodiscard]] std::string to_text(std::chrono::milliseconds duration);
 
 }  // namespace thinwire

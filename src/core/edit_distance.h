@@ -26,8 +26,8 @@ namespace thinwire {
   return row.back();
 }
 
-/// Returns the one of `names` that `name` may be a typing error of, or an empty
-/// text. About a third of its letters may be wrong: one of 3, two of 5.
+/// Returns the entry of `names` that `name` most likely misspells, or an empty
+/// text. About a third of the letters may differ: one of 3, two of 5.
 template <class Names>
 [[nodiscard]] std::string_view nearest_name(std::string_view name,
                                             const Names& names) {

@@ -24,7 +24,8 @@ std::optional<std::string> read(const char* name) {
   return std::string(value);
 }
 
-// The digits at the front of `text`, which are removed; nullopt if none fit.
+// Removes the digits at the front of `text` and returns their value; nullopt if
+// there are none or they overflow.
 std::optional<std::int64_t> take_integer(std::string_view& text) {
   std::int64_t value = 0;
   const auto [end, error] =
@@ -51,7 +52,7 @@ std::optional<int> announced(const char* name, std::int64_t least) {
   reject(fmt::format("{} must be {}, got '{}'", name, accepts, value));
 }
 
-// Returns the value of a variable of ours in [1, most], or 0 if it is unset.
+// Returns the value of a Thinwire variable in [1, most], or 0 if it is unset.
 int number_in(const char* name, std::int64_t most) {
   const auto value = read(name);
   if (!value) return 0;
@@ -96,8 +97,8 @@ std::optional<Announced> launched_on_host(int ranks) {
     const char* all;
     const char* on_host;
   };
-  // Open MPI's mpirun, MPICH's, torchrun. One may have started the other: a job
-  // of this many ranks is only one of them.
+  // Variables of Open MPI's mpirun, of MPICH and of torchrun. One launcher may
+  // have started another, so only the one whose job has this many ranks counts.
   for (const Launcher& launcher :
        {Launcher{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
         Launcher{"PMI_SIZE", "MPI_LOCALNRANKS"},

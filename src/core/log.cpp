@@ -13,11 +13,11 @@ namespace {
 
 struct Log {
   std::mutex mutex;
-  LogSink sink;  // under the mutex, also while it is called
-  std::atomic<bool> has_sink{false};  // to be asked without it
+  LogSink sink;                       // called and replaced under the mutex
+  std::atomic<bool> has_sink{false};  // can be read without the mutex
 };
 
-// Never destroyed: threads may outlive main().
+// Never destroyed, because threads may outlive main().
 Log& the_log() {
   static Log& log = *new Log;
   return log;
@@ -43,7 +43,7 @@ void set_log_sink(LogSink sink) {
   if (is_in_sink) refuse("set_log_sink: inside a sink");
   Log& log = the_log();
   const std::lock_guard lock(log.mutex);
-  // The sink before is destroyed with the argument, without the mutex.
+  // The old sink is destroyed with the argument, after the mutex is released.
   std::swap(log.sink, sink);
   log.has_sink = static_cast<bool>(log.sink);
 }
@@ -56,7 +56,7 @@ void log(LogLevel level, std::string_view text) noexcept {
     if (!log.sink) return;
     is_in_sink = true;
     log.sink(level, text);
-  } catch (...) {  // nobody else could be told
+  } catch (...) {  // there is nobody left to tell
   }
   is_in_sink = false;
 }

@@ -17,11 +17,11 @@ std::uint64_t sum(const MemoryUse::Bytes& bytes) noexcept {
 
 }  // namespace
 
-// The memory that one thread holds. Only that thread adds and reads. Any thread
-// may subtract, so only the counters are atomic.
+// The memory of one thread. Only that thread adds and reads, but any thread may
+// subtract, so the counters are atomic and the peak is not.
 class MemoryNote::Account {
  public:
-  // Shared, because memory may outlive the thread that made it.
+  // Shared, because memory may outlive the thread that allocated it.
   static const std::shared_ptr<Account>& of_this_thread() {
     thread_local const auto account = std::make_shared<Account>();
     return account;

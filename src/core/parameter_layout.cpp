@@ -84,7 +84,8 @@ const Parameter& ParameterLayout::parameter(std::string_view name) const {
 const Parameter& ParameterLayout::parameter_at(std::size_t index) const {
   if (index >= size_)
     reject(fmt::format("index must be below {}, got {}", size_, index));
-  // The first parameter that ends after the index; empty ones never do.
+  // Finds the first parameter that ends after the index, which is never an
+  // empty one.
   return *std::partition_point(
       parameters_.begin(), parameters_.end(),
       [&](const Parameter& p) { return p.offset + p.size <= index; });

@@ -16,7 +16,7 @@ namespace thinwire {
   return size;
 }
 
-/// Adds a range, or extends the last one if that ends where this one begins.
+/// Adds a range, or extends the last range if the new one begins at its end.
 inline void append_joined(std::vector<Range>& ranges, const Range& range) {
   if (!ranges.empty() && ranges.back().end() == range.offset)
     ranges.back().size += range.size;

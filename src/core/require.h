@@ -8,22 +8,23 @@
 
 #include "thinwire/core/error.h"
 
-/// How the library says no. Messages name the argument, its range and the value
-/// given; docs/errors.md lists the codes.
+/// Functions that reject arguments and calls. Their messages name the argument,
+/// its range and the value given. docs/errors.md lists the codes.
 namespace thinwire {
 
-/// An argument, option or text is wrong: throws Error(kInvalidArgument).
+/// Throws Error(kInvalidArgument), because an argument, option or text is
+/// wrong.
 [[noreturn]] inline void reject(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-/// The call does not fit the object's present state: throws
-/// Error(kFailedPrecondition).
+/// Throws Error(kFailedPrecondition), because the object's present state
+/// forbids the call.
 [[noreturn]] inline void refuse(const std::string& message) {
   throw Error(ErrorCode::kFailedPrecondition, message);
 }
 
-/// reject("NAME must be RANGE, got VALUE") unless the condition holds.
+/// Throws reject("NAME must be RANGE, got VALUE") unless the condition holds.
 template <class T>
 void require(bool holds, std::string_view name, std::string_view range,
              const T& value) {

@@ -31,9 +31,10 @@ inline void require_aligned(std::string_view name, ConstView view) {
   }
 }
 
-/// Returns whether the arrays have memory in common.
+/// Returns whether the arrays share memory.
 [[nodiscard]] inline bool overlap(ConstView a, ConstView b) {
-  const std::less<const std::byte*> before;  // total, also between arrays
+  const std::less<const std::byte*> before;  // a total order, even between
+                                             // arrays
   for (const ConstView one : a.parts())
     for (const ConstView other : b.parts()) {
       if (one.empty() || other.empty()) continue;
@@ -46,7 +47,8 @@ inline void require_aligned(std::string_view name, ConstView view) {
   return false;
 }
 
-/// Throws Error(kInvalidArgument) unless the arrays are aligned and apart.
+/// Throws Error(kInvalidArgument) unless the arrays are aligned and do not
+/// overlap.
 inline void require_params_and_grads(ConstView params, ConstView grads) {
   require_aligned("params", params);
   require_aligned("grads", grads);
@@ -55,7 +57,7 @@ inline void require_params_and_grads(ConstView params, ConstView grads) {
 }
 
 /// Throws Error(kInvalidArgument) unless the flat array has `size` elements of
-/// a type that it may have.
+/// an accepted type.
 inline void require_view(std::string_view name, ConstView view,
                          std::size_t size, bool may_be_float32,
                          bool may_be_16_bit) {

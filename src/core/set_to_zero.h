@@ -7,7 +7,8 @@
 
 namespace thinwire {
 
-/// An empty view may have no memory, which memset() must not be given.
+/// Sets all elements to 0. An empty view may have a null pointer, which
+/// memset() does not accept.
 inline void set_to_zero(View values) {
   for (const View& part : values.parts())
     if (!part.empty()) std::memset(part.data(), 0, part.bytes());

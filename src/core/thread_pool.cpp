@@ -27,7 +27,7 @@ void pause() {
 #endif
 }
 
-// Returns when `value` is no longer `old`; gives the new value.
+// Waits until `value` differs from `old` and returns the new value.
 std::uint64_t wait_for_change(const std::atomic<std::uint64_t>& value,
                               std::uint64_t old) {
   for (int i = 0; i < kSpins; ++i) {
@@ -45,7 +45,8 @@ std::uint64_t wait_for_change(const std::atomic<std::uint64_t>& value,
 struct ThreadPool::Impl {
   std::size_t threads = 1;
 
-  // One job at a time: the caller writes these, then raises `generation`.
+  // The one job in progress. The caller writes it and then increments
+  // `generation`.
   const std::function<void(std::size_t)>* body = nullptr;
   std::size_t num_parts = 0;
   std::atomic<std::uint64_t> generation{0};
@@ -56,7 +57,8 @@ struct ThreadPool::Impl {
   std::exception_ptr error;
   std::size_t error_part = 0;
 
-  std::vector<std::jthread> workers;  // last: joined before the rest goes
+  std::vector<std::jthread> workers;  // last, so that they are joined before
+                                      // the other members are destroyed
 
   void run_parts_of(std::size_t thread) {
     const std::size_t begin = num_parts * thread / threads;

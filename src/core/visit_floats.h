@@ -8,7 +8,7 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/view.h"
 
-/// Loops over elements that are fp32, fp16 or bf16.
+/// Loops over elements in fp32, fp16 or bf16.
 namespace thinwire {
 
 inline float to_float(float value) noexcept { return value; }
@@ -17,7 +17,7 @@ inline void store_rounded(float value, float* p) { *p = value; }
 inline void store_rounded(float value, Half* p) { *p = to_half(value); }
 inline void store_rounded(float value, BFloat16* p) { *p = to_bfloat16(value); }
 
-/// Returns the largest finite value of `dtype`, fp32, fp16 or bf16.
+/// Returns the largest finite value of `dtype`, which is fp32, fp16 or bf16.
 inline float largest_finite(DType dtype) noexcept {
   switch (dtype) {
     case DType::kFloat16:
@@ -29,7 +29,8 @@ inline float largest_finite(DType dtype) noexcept {
   }
 }
 
-/// Calls f(pointer to the elements of `view`), which are fp32, fp16 or bf16.
+/// Calls f with a typed pointer to the elements of `view`, which are fp32, fp16
+/// or bf16.
 template <class V, class F>
 decltype(auto) visit_floats(const V& view, F&& f) {
   switch (view.dtype()) {
@@ -42,7 +43,7 @@ decltype(auto) visit_floats(const V& view, F&& f) {
   }
 }
 
-/// Writes values[i] * factor to `to`, as many floats, rounded once.
+/// Writes values[i] * factor, rounded once, to `to`, which has the same size.
 inline void write_scaled(ConstView values, float factor, std::span<float> to) {
   visit_floats(values, [&](const auto* from) {
     for (std::size_t i = 0; i < to.size(); ++i)

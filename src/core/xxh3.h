@@ -6,8 +6,8 @@
 
 namespace thinwire {
 
-/// XXH3-64 with one set of instructions: xxHash chooses it when it is compiled,
-/// and the processor is known later. `state` is an XXH3_state_t.
+/// XXH3-64 for one instruction set. xxHash selects the set at compile time, but
+/// the processor is known only at run time. `state` points to an XXH3_state_t.
 struct Xxh3 {
   std::uint64_t (*hash)(const void* data, std::size_t bytes) noexcept;
   void (*reset)(void* state) noexcept;
@@ -15,8 +15,8 @@ struct Xxh3 {
   std::uint64_t (*digest)(const void* state) noexcept;
 };
 
-/// With AVX2: 2.7 times as fast as with SSE2. Null where the processor lacks
-/// it, or it was not compiled for it (GCC on x86-64 does).
+/// Returns the version for AVX2, which is 2.7 times as fast as with SSE2.
+/// Returns null if the processor lacks AVX2 or the compiler did not support it.
 [[nodiscard]] const Xxh3* xxh3_avx2() noexcept;
 
 }  // namespace thinwire

@@ -3,8 +3,8 @@
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 
-// Only xxHash may use AVX2: an inline function of the standard library that
-// does would be linked into code for all processors.
+// AVX2 is enabled for xxHash only. An inline function of the standard library
+// compiled with AVX2 could be linked into code for all processors.
 #include <immintrin.h>
 
 #include <cstdlib>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// After xxhash.h with XXH_INLINE_ALL, in each file that compiles it: with the
-// instructions that are allowed there.
+// Include this after xxhash.h with XXH_INLINE_ALL. Each file that does so
+// compiles xxHash for the instruction set enabled there.
 #include "core/xxh3.h"
 
 namespace thinwire {

@@ -55,7 +55,7 @@ void require_lamb_sums(ConstView grads, std::size_t first_chunk,
     reject("first_chunk: must be in [1, " + std::to_string(kSumChunk) +
            "], got " + std::to_string(first_chunk));
   }
-  // The first chunk counts as a whole one.
+  // Counts the first chunk as if it were full.
   const std::size_t missing = kSumChunk - first_chunk;
   require_size("sums", grads.empty() ? 0 : sum_chunks(missing + grads.size()),
                sums);

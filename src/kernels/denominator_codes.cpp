@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic on single numbers that both versions of the kernels share.
+// Scalar arithmetic that the reference and the fast kernels share.
 #include "thinwire/kernels/denominator_codes.h"
 
 #include <algorithm>

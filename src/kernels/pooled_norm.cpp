@@ -10,8 +10,8 @@ namespace thinwire::kernels {
 
 namespace {
 
-// Pieces of whole chunks, small enough to share out, large enough to cost
-// nothing.
+// Size of a thread's piece: whole chunks, small enough to balance threads and
+// large enough that scheduling costs nothing.
 constexpr std::size_t kGrain = std::size_t{1} << 16;
 static_assert(kGrain % kSumChunk == 0);
 

@@ -6,10 +6,10 @@
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 
-/// The sums of kernels/norm.h, with the same bits, shared out over threads.
+/// Sums of kernels/norm.h, with the same bits, computed by several threads.
 namespace thinwire::kernels {
 
-/// Writes one sum per chunk of the grid, on which `values` begins.
+/// Writes one sum per chunk of the grid. `values` begins at a chunk.
 void chunk_sums_of_squares(ThreadPool& pool, ConstView values,
                            std::span<double> sums);
 [[nodiscard]] double sum_of_squares(ThreadPool& pool, ConstView values);

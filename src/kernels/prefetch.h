@@ -6,7 +6,7 @@
 
 #include "thinwire/core/env.h"
 
-/// How prefetches() of thinwire/kernels/processor.h is decided.
+/// Decides whether prefetches() of thinwire/kernels/processor.h returns true.
 namespace thinwire::kernels {
 
 /// The processor's name by CPUID; empty on other architectures.
@@ -21,14 +21,15 @@ struct PrefetchChoice {
   std::string why;
 };
 
-/// Returns the choice of `asked` or, for kAuto, that of the processor. See
-/// docs/design/0010-prefetch-by-processor.md for the reasons.
+/// Returns the choice that `asked` names or, for kAuto, the processor's.
+/// docs/design/0010-prefetch-by-processor.md has the reasons.
 [[nodiscard]] PrefetchChoice choose_prefetch(env::Prefetch asked,
                                              const Processor& processor);
 
-/// Makes prefetches() return `on`; nullopt: what was chosen again. For tests
-/// and benchmarks, which compare both in one process. Any thread may call it at
-/// any time: every call of a kernel goes by what holds as it begins.
+/// Makes prefetches() return `on`, or the original choice if `on` is nullopt.
+/// Tests and benchmarks use it to compare both settings in one process. Any
+/// thread may call it at any time; a kernel reads the setting when it is
+/// called.
 void force_prefetch(std::optional<bool> on) noexcept;
 
 }  // namespace thinwire::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of Adam that its exact and its 1-bit kernels share, for one SIMD
+// Parts that the exact and the 1-bit kernels of Adam share, for one SIMD
 // target. Every operation is rounded in the order of thinwire/kernels/adam.h.
 
 #if defined(THINWIRE_KERNELS_CPU_ADAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -32,8 +32,8 @@ HWY_INLINE hn::Vec<D> next_variance(D d, hn::Vec<D> v, hn::Vec<D> grad,
                  hn::Mul(hn::Mul(hn::Set(d, c.one_minus_beta2), grad), grad));
 }
 
-/// Places the denominator's epsilon inside or outside the root. The other place
-/// adds -0.0, which changes nothing, so that neither needs a branch.
+/// Places the denominator's epsilon inside or outside the root. Adding -0.0 in
+/// the other place changes nothing and avoids a branch.
 struct Epsilon {
   explicit Epsilon(const AdamCoefficients& c)
       : inside(c.epsilon_inside_sqrt ? c.epsilon : -0.0f),
@@ -50,8 +50,9 @@ HWY_INLINE hn::Vec<D> next_denominator(D d, hn::Vec<D> v, Epsilon epsilon,
                  hn::Set(d, epsilon.outside));
 }
 
-/// A factor of p that is added only if it is not 0: 0 * p would turn an
-/// infinite p into NaN. Decided once, so that loops branch on a constant.
+/// A term factor * p that is added only if the factor is not 0, because 0 * p
+/// would turn an infinite p into NaN. The choice is made once, so loops branch
+/// on a constant.
 struct Decay {
   explicit Decay(float f) : factor(f), used(f != 0) {}
 
@@ -64,7 +65,8 @@ struct Decay {
   bool used;
 };
 
-/// The last two lines of the definition; `scaled_m` is m * exp_avg_scale.
+/// Computes the last two lines of the definition, with `scaled_m` = m *
+/// exp_avg_scale.
 template <class D>
 HWY_INLINE hn::Vec<D> next_param(D d, hn::Vec<D> p, hn::Vec<D> scaled_m,
                                  hn::Vec<D> denominator, Decay decoupled,
@@ -73,7 +75,7 @@ HWY_INLINE hn::Vec<D> next_param(D d, hn::Vec<D> p, hn::Vec<D> scaled_m,
   return hn::Add(p, hn::Mul(hn::Set(d, c.minus_learning_rate), u));
 }
 
-/// Stores p, and rounded to L if that is not void.
+/// Stores p, and also p rounded to L unless L is void.
 template <class D, class L>
 HWY_INLINE void store_param(D d, hn::Vec<D> p, float* params, L* low_precision,
                             std::size_t i) {
@@ -81,8 +83,8 @@ HWY_INLINE void store_param(D d, hn::Vec<D> p, float* params, L* low_precision,
   if constexpr (!std::is_void_v<L>) store(d, p, low_precision + i);
 }
 
-/// Calls f(pointer to the elements), of void if there are none. `f` calls a
-/// function of this target, and has no loop of its own.
+/// Calls f with a typed pointer to the elements, or with a void pointer if
+/// there are none. `f` calls a function of this target and contains no loop.
 template <class F>
 void visit_low_precision(const View& low_precision, const F& f) {
   if (low_precision.empty()) {

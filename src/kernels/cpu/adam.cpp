@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// adam(), momentum(), moments(), frozen_update() and denominator().
+// Kernels adam(), momentum(), moments(), frozen_update() and denominator().
 #include "thinwire/kernels/adam.h"
 
 #include "kernels/checks.h"
@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/adam.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/adam-inl.h"
 

@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/cast.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/vectors-inl.h"
 
@@ -48,11 +48,10 @@ struct AccumulateStep {
   S* sum;
 };
 
-// Each loop exists for every pair of types.
+// Converts between different types; the caller copies if the types are equal.
 void run_convert(ConstView from, View to) {
   visit_floats(from, [&]<class F>(const F* f) {
     visit_floats(to, [&]<class T>(T* t) {
-      // A copy is not made here.
       if constexpr (!std::is_same_v<F, T>)
         run_vectors<ConvertStep<F, T>>(to.size(), f, t);
     });
@@ -78,7 +77,8 @@ HWY_EXPORT(run_accumulate);
 
 namespace {
 
-// body(part of a, part of b) for the parts that are of one dtype in both.
+// Calls body(part of a, part of b) for each pair of parts in which both views
+// have one dtype.
 template <class Body>
 void for_parts(ConstView a, View b, const Body& body) {
   const std::size_t cut = a.is_joined() ? a.first_size() : b.first_size();
@@ -99,7 +99,7 @@ void convert(ConstView from, View to) {
   if (from.dtype() != to.dtype()) {
     THINWIRE_DISPATCH(run_convert)(from, to);
   } else if (!from.empty()) {
-    // memmove, because both may be the same memory.
+    // memmove() allows both views to be the same memory.
     std::memmove(to.data(), from.data(), from.bytes());
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codes of thinwire/kernels/quantize.h in memory and in vectors, for one
-// SIMD target.
+// Codes of thinwire/kernels/quantize.h in memory and in vectors, for one SIMD
+// target.
 
 #if defined(THINWIRE_KERNELS_CPU_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_KERNELS_CPU_CODES_INL_H_
@@ -20,25 +20,23 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// L, the distance of the largest code from the code of 0.
+/// Returns L, the distance between the largest code and the code of 0.
 constexpr int half_range(int bits) { return (1 << (bits - 1)) - 1; }
 
-/// At most so many lanes that the codes of 4 bits that a vector takes are in
-/// one word.
+/// A vector whose codes fit into one word even at 4 bits.
 using EightFloats = hn::CappedTag<float, 8>;
 
 alignas(32) inline constexpr std::uint32_t kShiftsBy4[8] = {0,  4,  8,  12,
                                                             16, 20, 24, 28};
 
-/// Reads the q of a block.
+/// Reads the codes q of a block.
 struct CodeReader {
   CodeReader(const std::uint32_t* from, int width)
       : words(from),
         bits(static_cast<std::size_t>(width)),
         half(half_range(width)) {}
 
-  /// Returns the values of element i and its successors; i is a multiple of D's
-  /// lanes.
+  /// Returns the values from element i on; i is a multiple of D's lanes.
   template <class D>
   HWY_INLINE hn::Vec<D> at(D d, std::size_t i) const {
     const Int<D> di;
@@ -65,7 +63,7 @@ struct CodeReader {
   int half;
 };
 
-/// Moves 8 bytes, each below 2^bits, together to `bits` bytes at p. It joins
+/// Packs 8 bytes, each below 2^bits, into `bits` bytes at p. It joins
 /// neighbours first, then pairs, then fours.
 HWY_INLINE void store_together(std::uint64_t x, int bits, std::uint8_t* p) {
   static_assert(std::endian::native == std::endian::little);
@@ -79,9 +77,9 @@ HWY_INLINE void store_together(std::uint64_t x, int bits, std::uint8_t* p) {
   }
 }
 
-/// 32 codes to write, a byte each; 0 past the end of a block.
+/// Buffer for 32 codes, a byte each, with 0 past the end of a block.
 struct Codes {
-  /// Writes the first `count` codes after element 32 * w of a block.
+  /// Writes the first `count` codes to the block, from element 32 * w on.
   HWY_INLINE void write(std::uint32_t* words, int bits, std::size_t w,
                         std::size_t count) const {
     const auto step = static_cast<std::size_t>(bits);

@@ -13,7 +13,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/cpu_target.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,8 +31,8 @@ HWY_EXPORT(run_target_name);
 
 namespace {
 
-/// Returns the targets that this machine and build support, best first,
-/// whatever is forced now.
+/// Returns the targets that this machine and build support, best first, even if
+/// one is forced now.
 const std::vector<std::int64_t>& supported() {
   static const std::vector<std::int64_t> targets =
       hwy::SupportedAndGeneratedTargets();
@@ -51,7 +51,7 @@ void force(std::string_view source, std::string_view name) {
       fmt::format("{} must be one of {}, got '{}'", source, names, name));
 }
 
-// Forces the one of the environment, if there is one.
+// Forces the target that the environment names, if any.
 bool obey_environment() {
   if (const std::optional<std::string> name = env::simd())
     force("THINWIRE_SIMD", *name);
@@ -61,7 +61,7 @@ bool obey_environment() {
 }  // namespace
 
 void choose_cpu_target() {
-  // Threads that come first wait, and a call that threw is repeated.
+  // Other threads wait for the first call, and a call that threw is repeated.
   static const bool obeys = obey_environment();
   static_cast<void>(obeys);
 }

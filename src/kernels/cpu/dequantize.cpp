@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dequantize(), dequantize_add() and quantized_average().
+// Kernels dequantize(), dequantize_add() and quantized_average().
 #include "thinwire/kernels/quantize.h"
 
 #include "kernels/checks.h"
@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/dequantize.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/codes-inl.h"
 #include "kernels/cpu/signs-inl.h"
@@ -112,7 +112,7 @@ struct AverageWord {
     zero_masked(out + w * 32, active, count);
   }
 
-  /// kVectors vectors from element i on, which stay in registers.
+  /// Dequantizes kVectors vectors from element i on, which stay in registers.
   template <class D, std::size_t kVectors>
   HWY_INLINE void add_up(std::size_t i) const {
     const D d;

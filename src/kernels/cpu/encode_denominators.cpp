@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/encode_denominators.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/signs-inl.h"
 
@@ -20,11 +20,12 @@ namespace thinwire::kernels::HWY_NAMESPACE {
 using Double = hn::CappedTag<double, 8>;
 inline constexpr std::size_t kDoubles = hn::MaxLanes(Double());
 
-// log2() of thinwire/kernels/denominator_codes.h.
+// Computes log2() of thinwire/kernels/denominator_codes.h.
 HWY_INLINE hn::Vec<Double> log2_of(Double d, hn::Vec<Double> x) {
   const hn::RebindToUnsigned<Double> du;
   const auto bits = hn::BitCast(du, x);
-  // The exponent's bits under those of 2^52 are 2^52 plus the exponent.
+  // The exponent's bits, placed below the leading bits of 2^52, read as 2^52
+  // plus the exponent.
   const auto placed =
       hn::Or(hn::ShiftRight<52>(bits), hn::BitCast(du, hn::Set(d, 0x1p52)));
   auto exponent = hn::Sub(hn::BitCast(d, placed), hn::Set(d, 0x1p52 + 1023.0));
@@ -42,8 +43,8 @@ HWY_INLINE hn::Vec<Double> log2_of(Double d, hn::Vec<Double> x) {
   return hn::Add(exponent, hn::Mul(t, sum));
 }
 
-// k of the first `count` elements at d; there are as many as Double has lanes,
-// those past the end being anything above 0.
+// Computes k for the first `count` elements at d. A full vector is read, in
+// which the elements past `count` may be any positive number.
 HWY_INLINE void steps_of(const float* d, const CodeRange& range, double most,
                          std::int32_t* k) {
   const Double wide;
@@ -83,7 +84,7 @@ HWY_EXPORT(run_encode);
 
 namespace {
 
-// The range needs two logarithms only.
+// Finds the extremes first, so that the range needs only two logarithms.
 CodeRange range_of(const float* d, const std::uint32_t* active,
                    std::size_t size, int bits) {
   float least = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lamb_moments() and lamb_update().
+// Kernels lamb_moments() and lamb_update().
 #include "thinwire/kernels/lamb.h"
 
 #include "kernels/checks.h"
@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/lamb.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/adam-inl.h"
 #include "kernels/cpu/ordered_sum-inl.h"
@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// (m * exp_avg_scale) / d, and the decay.
+/// The update (m * exp_avg_scale) / d plus the decay.
 struct Update {
   explicit Update(const AdamCoefficients& c)
       : exp_avg_scale(c.exp_avg_scale), decoupled(c.decoupled_decay) {}
@@ -49,7 +49,7 @@ struct MomentsWord {
     prefetch_ahead(grads + i, count);
   }
 
-  /// Terms of the sums: p and u.
+  /// Writes the terms of the sums, p and u.
   HWY_INLINE void operator()(std::size_t w, std::size_t count, float* p,
                              float* u) const {
     const Part part{*this, w * 32, p, u};

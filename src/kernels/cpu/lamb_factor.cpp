@@ -11,7 +11,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/lamb_factor.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/adam-inl.h"
 #include "kernels/cpu/ordered_sum-inl.h"
@@ -20,14 +20,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-// Two momenta, and what they say of the gradient between them. Each has
-// prefetch(i, count) as a loop's body has, begin_word(w), and then for the
-// elements j of that word exp_avg(tag, j) and square(tag, j): (one_minus_beta2
-// * g) * g of g = (m - beta1 * m_old) / one_minus_beta1, neither of them
-// masked.
+// Pairs of an old and a new momentum, from which the gradient between them
+// follows. Like a loop's body they have prefetch(i, count), and begin_word(w)
+// for each word. For the elements j of that word they have exp_avg(tag, j) and
+// square(tag, j). square() is (one_minus_beta2 * g) * g for g = (m - beta1 *
+// m_old) / one_minus_beta1. Neither result is masked.
 
-/// Both in any form. Decided in the loop, which divides anyway: that spares a
-/// loop for each pair of forms.
+/// Two momenta in any form. The loop chooses between the forms, at no cost
+/// because it divides anyway; this spares a loop for each pair of forms.
 class AnyMomenta {
  public:
   AnyMomenta(const LambFactorArrays& a, const AdamCoefficients& c)
@@ -85,8 +85,8 @@ class AnyMomenta {
   AdamCoefficients c_;
 };
 
-/// Both as signs: rounding is symmetric, so there are two squares in a block,
-/// one for elements whose sign stayed and one for the others.
+/// Two momenta as signs. Because rounding is symmetric, a block has only two
+/// squares: one for elements whose sign stayed and one for the others.
 class TwoSigns {
  public:
   TwoSigns(const LambFactorArrays& a, const AdamCoefficients& c)
@@ -98,7 +98,7 @@ class TwoSigns {
     changed_ = (c.one_minus_beta2 * other) * other;
   }
 
-  // A block's words are one line or two.
+  // A block's words fill one or two cache lines.
   HWY_INLINE void prefetch(std::size_t /*i*/, std::size_t /*count*/) const {}
   HWY_INLINE void begin_word(std::size_t w) {
     word_ = now_.words[w];
@@ -123,14 +123,14 @@ class TwoSigns {
   std::uint32_t changes_ = 0;
 };
 
-/// The largest of frozen / max(d_fresh, floor) so far. Few elements need the
+/// The largest frozen / max(d_fresh, floor) so far. Only few elements need the
 /// square root and the division.
 class LargestRatio {
  public:
   LargestRatio(const AdamCoefficients& c, float floor)
       : c_(c), epsilon_(c), floor_(floor) {
     const float scale = c.exp_avg_sq_scale;
-    // If the numbers are not plain, every ratio is formed.
+    // With unusual numbers every ratio is computed.
     is_plain_ = scale > 0x1p-60f && scale < 0x1p60f && floor >= 0 &&
                 epsilon_.outside >= 0 && epsilon_.inside >= 0;
     if (!is_plain_) return;
@@ -141,14 +141,14 @@ class LargestRatio {
     slack_ = 0x1p-100f - inside * kLess;
   }
 
-  /// False if no lane's ratio is more than value(); frozen > 0. With R the
-  /// value, a larger one needs
-  ///   max(sqrt(fresh * scale + inside) + outside, floor) < frozen / R
+  /// Returns false if no lane's ratio exceeds R, which is value(); frozen > 0.
+  /// A larger ratio requires
+  ///  max(sqrt(fresh * scale + inside) + outside, floor) < frozen / R
   /// which, divided by sqrt(scale) and squared, is
-  ///   max(fresh, least) < (frozen / (R sqrt(scale)) - outside')^2 - inside'
-  /// Here frozen / R is raised by 2^-18 of itself, and inside' and least are
-  /// lowered by as much. That is more than all roundings together. The right
-  /// side is raised by more than subnormal numbers lose.
+  ///  max(fresh, least) < (frozen / (R sqrt(scale)) - outside')^2 - inside'
+  /// To outweigh all roundings together, frozen / R is raised by 2^-18 of
+  /// itself, and inside' and least are lowered by the same proportion. The
+  /// right side is also raised by more than subnormal numbers lose.
   template <class D>
   HWY_INLINE bool may_grow(D d, hn::Vec<D> frozen, hn::Vec<D> fresh) const {
     const auto root =
@@ -192,7 +192,8 @@ class LargestRatio {
   float least_ = 0;
   float slack_ = 0;
   float value_ = 0;
-  // A little more than 1 / (value_ sqrt(scale)); infinite: all are looked at.
+  // Slightly more than 1 / (value_ sqrt(scale)). While it is infinite, every
+  // element is examined.
   float inverse_ = std::numeric_limits<float>::infinity();
 };
 
@@ -209,7 +210,7 @@ struct FactorWord {
     if (decoupled.used) prefetch_ahead(a.params + i, count);
   }
 
-  /// Terms of the sums: the update without decay, and with it.
+  /// Writes the terms of the sums: the update without and with decay.
   HWY_INLINE void operator()(std::size_t w, std::size_t count, float* plain,
                              float* update) {
     momenta.begin_word(w);

@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/local_step.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/adam-inl.h"
 #include "kernels/cpu/signs-inl.h"
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-// G is the type of the gradients, L that of the low precision, or void.
+// G is the type of the gradients; L is that of the low-precision copy, or void.
 template <class G, class L>
 struct LocalWord {
   LocalWord(const LocalStepArrays& arrays, float scale,
@@ -42,7 +42,8 @@ struct LocalWord {
     for_each_part(count, part);
   }
 
-  // The forms are decided in the loop, which waits for memory anyway.
+  // The loop chooses between the forms at no cost, because it waits for memory
+  // anyway.
   struct Part {
     template <class D>
     HWY_INLINE void operator()(D d, std::size_t j) const {
@@ -58,7 +59,7 @@ struct LocalWord {
       }
       const auto sum =
           a.from_zero ? hn::Zero(d) : hn::LoadU(d, a.accumulated + i);
-      // The update is added to the sum as it is to a parameter.
+      // Adds the update to the sum in the same way as to a parameter.
       const auto u = next_param(d, sum, hn::Mul(m, hn::Set(d, c.exp_avg_scale)),
                                 hn::LoadU(d, a.denominator + i), Decay(0), c);
       const auto origin = hn::LoadU(d, a.origin + i);

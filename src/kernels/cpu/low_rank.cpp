@@ -13,20 +13,20 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/low_rank.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// Vectors that hold sixteen accumulators.
+/// Number of vectors that hold sixteen accumulators.
 inline constexpr std::size_t kVectors = 16 / kLanes;
-/// AVX-512 has 32 registers, other targets have 16.
+/// True for AVX-512, which has 32 registers; other targets have 16.
 inline constexpr bool kManyRegisters = kLanes == 16;
 
-/// Calls body.run<n>(first) for groups of n columns of a factor: kColumns as
-/// long as there are so many, then halves of that.
+/// Calls body.run<n>(first) for groups of n columns of a factor. Groups have
+/// kColumns columns while enough remain, and then repeatedly half as many.
 template <std::size_t kColumns, class Body>
 HWY_INLINE void for_column_groups(std::size_t first, std::size_t rank,
                                   const Body& body) {
@@ -37,14 +37,15 @@ HWY_INLINE void for_column_groups(std::size_t first, std::size_t rank,
 }
 
 // ------------------------------------------------------------- rows of M * Q
-/// Rows of M and columns of Q whose accumulators are in registers.
+// Number of rows of M and columns of Q whose accumulators stay in registers.
 inline constexpr std::size_t kDotRows = kManyRegisters ? 6 : 3;
 inline constexpr std::size_t kDotColumns = kLanes < 8 ? 1 : kLanes / 4;
-/// Rows and columns of M that stay in the first cache, with their part of Q,
-/// while all columns of Q pass.
+/// Number of rows and columns of M that stay in the first-level cache, with
+/// their part of Q, while all columns of Q are read.
 inline constexpr std::size_t kBlockRows = 12;
 inline constexpr std::size_t kBlockColumns = 512;
-/// Elements of M that stay in the second cache until they are multiplied.
+/// Number of elements of M that stay in the second-level cache until they are
+/// multiplied.
 inline constexpr std::size_t kFormedElements = 65536;
 
 template <class T>
@@ -67,8 +68,8 @@ struct SumStep {
   float* sum;
 };
 
-/// Adds products of `size` elements, a multiple of 16, of rows of M and of
-/// columns of Q to `parts`: sixteen accumulators for each column of each row.
+/// Adds products of rows of M and columns of Q to `parts`, which has sixteen
+/// accumulators per row and column. `size` is a multiple of 16.
 struct DotBlock {
   template <std::size_t kColumns>
   HWY_INLINE void run(std::size_t first) const {
@@ -125,7 +126,7 @@ struct DotBlock {
 };
 
 /// Adds the second half of each of `count` arrays of 2 * kHalf elements to its
-/// first half. The sums are stored one after the other, at `parts`.
+/// first half. The sums are stored contiguously at `parts`.
 template <class T, std::size_t kHalf>
 HWY_INLINE void fold_halves(T* parts, std::size_t count) {
   const hn::CappedTag<T, kHalf> d;
@@ -137,7 +138,7 @@ HWY_INLINE void fold_halves(T* parts, std::size_t count) {
     }
 }
 
-/// Replaces `count` times sixteen accumulators by their sums.
+/// Replaces each of `count` groups of sixteen accumulators by its sum.
 template <class T>
 HWY_INLINE void fold(T* parts, std::size_t count) {
   fold_halves<T, 8>(parts, count);
@@ -146,8 +147,8 @@ HWY_INLINE void fold(T* parts, std::size_t count) {
   fold_halves<T, 1>(parts, count);
 }
 
-/// Copies the last `size` < 16 elements of `count` rows, and zeros after them.
-/// An accumulator is never -0, so adding 0 changes none.
+/// Copies the last `size` < 16 elements of `count` rows and pads them with
+/// zeros. Adding 0 changes no accumulator, because none is -0.
 inline void copy_rest(const float* from, std::size_t stride, std::size_t count,
                       std::size_t size, float* to) {
   for (std::size_t r = 0; r < count; ++r) {
@@ -164,7 +165,7 @@ class RowProducts {
     copy_rest(q + whole_, columns_, rank, columns_ - whole_, q_rest_);
   }
 
-  /// Writes the products of at most kBlockRows rows from row i on.
+  /// Writes the products of at most kBlockRows rows, starting at row i.
   HWY_INLINE void write(std::size_t i, std::size_t rows, float* p,
                         std::size_t p_stride) {
     std::fill_n(parts_, rows * rank_ * 16, 0.0f);
@@ -222,15 +223,18 @@ void run_low_rank_rows(const LowRankRows& in, const float* q, std::size_t rank,
 }
 
 // --------------------------------------------------- columns of transpose(M) P
-/// Rows of M that a loop adds to sums in registers, and columns of P for which
-/// it does so at once. Two vectors of each row share what is loaded of P.
+// Number of rows of M that a loop adds to sums in registers, and of columns of
+// P that it processes at once. Two vectors of each row share the loaded values
+// of P.
 inline constexpr std::size_t kAddedRows = 16;
 inline constexpr std::size_t kAddedColumns = kManyRegisters ? 8 : 4;
 inline constexpr std::size_t kTwo = 2;
-/// The processor follows fewer rows by itself than a loop reads in turns.
+/// Explicit prefetch distance, because the hardware prefetcher follows fewer
+/// rows than a loop reads in turn.
 inline constexpr std::size_t kPrefetchedAhead = 128;
 
-/// Copies kRows rows of P from row i on, to kRows elements for each column.
+/// Copies kRows rows of P, starting at row i, so that each column's kRows
+/// elements are contiguous.
 template <std::size_t kRows>
 HWY_INLINE void copy_factor(const float* p, std::size_t p_stride,
                             std::size_t rank, std::size_t i, float* to) {
@@ -277,7 +281,7 @@ struct AddedRows {
 
   const float* m;
   std::size_t columns;
-  const float* p;  // kRows elements for each column.
+  const float* p;  // kRows elements per column
   std::size_t begin;
   std::size_t end;
   float* q;
@@ -322,10 +326,11 @@ inline bool is_aligned(const float* values) {
          0;
 }
 
-/// Rows of the product whose elements are in registers, two vectors of each.
+/// Number of rows of the product whose elements stay in registers, two vectors
+/// of each.
 inline constexpr std::size_t kProductRows = kManyRegisters ? 8 : 4;
 
-/// With kStreams, vectors of values are stored past the caches.
+/// If kStreams, vectors of values bypass the caches when they are stored.
 template <class T>
 struct Product {
   template <bool kStreams, std::size_t kRows>
@@ -385,7 +390,7 @@ struct Product {
   float most = largest_finite(dtype_of<T>);
 };
 
-// A copy, so that no store can alias it.
+// Local copy that no store can alias.
 template <bool kStreams, class T>
 void write_product(const Product<T> product, std::size_t rows) {
   std::size_t i = 0;
@@ -394,8 +399,8 @@ void write_product(const Product<T> product, std::size_t rows) {
   for (; i < rows; ++i) product.template write_rows<kStreams, 1>(i);
 }
 
-/// Values in aligned rows are stored past the caches, because the values of all
-/// other matrices are written before anybody reads them again.
+/// Values in aligned rows are stored past the caches, because all other
+/// matrices are written before anybody reads these again.
 template <class T>
 void product_as(const Product<T>& product, std::size_t rows) {
   if constexpr (std::is_same_v<T, float>) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of thinwire/kernels/norm.h for one SIMD target.
+// Sums of thinwire/kernels/norm.h for one SIMD target.
 
 #if defined(THINWIRE_KERNELS_CPU_ORDERED_SUM_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -18,10 +18,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// Which terms are added: squares, or absolute values.
+/// Terms to add: squares or absolute values.
 enum class Term { kSquare, kAbs };
 
-/// The sum of one chunk: whole groups of 16 first, then the rest.
+/// The sum of one chunk, which adds whole groups of 16 first and then the rest.
 class OrderedSum {
  public:
   explicit OrderedSum(Term term) : squares_(term == Term::kSquare) {
@@ -84,7 +84,8 @@ class OrderedSum {
     return hn::PromoteTo(d, load(hn::Rebind<float, D>(), x));
   }
 
-  // A float's square is exact in double, so fusing changes nothing.
+  // Because a float's square is exact in double, a fused operation gives the
+  // same bits.
   template <class D, class T>
   static HWY_INLINE hn::Vec<D> plus_square(D d, hn::Vec<D> sum, const T* x) {
     const auto term = widened(d, x);
@@ -101,8 +102,8 @@ class OrderedSum {
 };
 
 /// Calls word(w, count) for the words of `size` elements. Adds up the squares
-/// of the values at `written`, chunk by chunk, while the cache still holds
-/// them.
+/// of the values at `written` chunk by chunk, while they are still in the
+/// cache.
 template <bool kPrefetch, class Word>
 HWY_INLINE double sum_written(std::size_t size, const float* written,
                               Word& word) {
@@ -122,7 +123,7 @@ HWY_INLINE double sum_written(std::size_t size, const float* written,
   return total;
 }
 
-/// The sum of the squares of a chunk's terms.
+/// Returns the sum of the squares of a chunk's terms.
 HWY_INLINE double sum_of_terms(const float* terms, std::size_t count) {
   OrderedSum sum(Term::kSquare);
   std::size_t i = 0;
@@ -140,7 +141,8 @@ HWY_INLINE void two_sums_loop(std::size_t size, std::size_t first_chunk,
                               Word& word, const Sink& sink) {
   alignas(64) float first[kSumChunk + 32];
   alignas(64) float second[kSumChunk + 32];
-  std::size_t k = 0;  // terms that are there, some of them the next chunk's
+  std::size_t k = 0;  // number of buffered terms, some of which belong to the
+                      // next chunk
   std::size_t count = first_chunk;
   for (std::size_t begin = 0; begin < size; begin += count) {
     if (begin > 0) count = kSumChunk;
@@ -161,11 +163,11 @@ HWY_INLINE void two_sums_loop(std::size_t size, std::size_t first_chunk,
 }
 
 /// Calls word(w, count, first, second) for the words of `size` elements, which
-/// puts up to 32 terms into each of `first` and `second`. Calls sink(sums) with
-/// the sums of the terms' squares for each chunk. The first chunk has
-/// `first_chunk` <= kSumChunk elements. The terms of a chunk are added up at
-/// once, because the accumulators do not all fit in registers beside other
-/// work. A word may cross the border of two chunks.
+/// writes up to 32 terms into each of `first` and `second`. Calls sink(sums)
+/// with the sums of the terms' squares for each chunk. The first chunk has
+/// `first_chunk` <= kSumChunk elements, and a word may cross the border of two
+/// chunks. Each chunk's terms are summed at once, because the accumulators do
+/// not all fit in registers beside other work.
 template <class Word, class Sink>
 HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
                                     Word& word, const Sink& sink) {

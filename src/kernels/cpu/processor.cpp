@@ -23,14 +23,14 @@ struct Registers {
   std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// Zeros where the processor has no such leaf.
+// Returns zeros if the processor has no such leaf.
 Registers cpuid(std::uint32_t leaf) {
   Registers r;
   if (__get_cpuid(leaf, &r.eax, &r.ebx, &r.ecx, &r.edx) == 0) return {};
   return r;
 }
 
-// The characters in `words`, without the blanks and zeros around them.
+// Returns the characters in `words` without surrounding blanks and zeros.
 template <std::size_t kWords>
 std::string text_in(const std::array<std::uint32_t, kWords>& words) {
   char padded[4 * kWords + 1] = {};
@@ -65,7 +65,7 @@ const Processor& processor() {
   return result;
 }
 
-// Decided once, unless the decision throws.
+// Decides once, unless the decision throws.
 const PrefetchChoice& chosen() {
   static const PrefetchChoice choice =
       choose_prefetch(env::prefetch(), processor());
@@ -90,7 +90,8 @@ PrefetchChoice choose_prefetch(env::Prefetch asked, const Processor& of) {
 }
 
 void force_prefetch(std::optional<bool> on) noexcept {
-  // Relaxed: nothing else is published, and both settings give the same bits.
+  // Relaxed order suffices, because nothing else is published and both settings
+  // give the same bits.
   forced.store(!on   ? Forced::kNo
                : *on ? Forced::kOn
                      : Forced::kOff,

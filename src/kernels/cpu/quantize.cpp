@@ -12,7 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/quantize.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/codes-inl.h"
 #include "kernels/cpu/signs-inl.h"
@@ -32,7 +32,7 @@ struct LargestWord {
     for_each_part(count, part);
   }
 
-  // Magnitudes order as integers do, with NaN above infinity.
+  // Magnitudes are compared as integers, which order NaN above infinity.
   struct Part {
     template <class D>
     HWY_INLINE void operator()(D d, std::size_t j) const {
@@ -47,7 +47,8 @@ struct LargestWord {
   };
 
   float* c;
-  // One per place in a word, so that no vector waits for the one before it.
+  // One maximum per place in a word, so that no vector waits for the previous
+  // one.
   alignas(64) std::int32_t largest[32] = {};
 };
 
@@ -99,7 +100,7 @@ float run_quantize(float* c, int bits, std::uint32_t* words,
   const float step = std::bit_cast<float>(*std::max_element(
                          largest.largest, largest.largest + 32)) /
                      static_cast<float>(half);
-  // All that is left where the step is 0 is below it: over infinity it is 0.
+  // If the step is 0, dividing by infinity turns all remaining values into 0.
   const float divisor =
       step == 0 ? std::numeric_limits<float>::infinity() : step;
   const QuantizeWord word{c, words, bits, half, step, divisor};
@@ -142,7 +143,7 @@ struct ConvertStep {
   T* to;
 };
 
-// One block is in the first cache from one loop to the next.
+// A block stays in the first-level cache from one loop to the next.
 template <class E>
 float quantize_sum_as(const QuantizedSum& sum, int bits, std::uint32_t* words) {
   const std::size_t size = sum.residual.size();

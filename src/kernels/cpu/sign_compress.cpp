@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sign_split(), sign_decode() and sign_update().
+// Kernels sign_split(), sign_decode() and sign_update().
 #include "thinwire/kernels/sign_compress.h"
 
 #include "kernels/checks.h"
@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/sign_compress.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/adam-inl.h"
 #include "kernels/cpu/signs-inl.h"

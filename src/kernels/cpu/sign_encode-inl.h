@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block's residual, corrected, with its signs and its sum in one pass, for
-// one SIMD target.
+// One pass over a block that computes its corrected residual, its signs and its
+// sum, for one SIMD target.
 
 #if defined(THINWIRE_KERNELS_CPU_SIGN_ENCODE_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -20,17 +20,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// c - scale for +, c + scale for -.
+/// Returns c - scale for positive c and c + scale for negative c.
 template <class D>
 HWY_INLINE hn::Vec<D> error_of(D d, hn::Vec<D> c, float scale) {
   const auto s = hn::Set(d, scale);
   return hn::Sub(c, hn::IfThenElse(hn::Lt(c, hn::Zero(d)), hn::Neg(s), s));
 }
 
-// A residual has error(tag, i), which returns e, c(), the destination of c, and
-// prefetch(i, count), which prefetches e.
+// A residual class has error(tag, i), which returns e; c(), the destination of
+// c; and prefetch(i, count), which prefetches e.
 
-/// A residual in floats: the last c, which the next one overwrites.
+/// A residual in fp32, stored as the last c, which the next c overwrites.
 struct KeptSum {
   explicit KeptSum(const SignBlock& block)
       : values(static_cast<float*>(block.residual.data())),
@@ -50,8 +50,8 @@ struct KeptSum {
   float scale;
 };
 
-/// In bf16: e itself, rounded. c would not survive the rounding, so it stays in
-/// the first-level cache until e is made of it.
+/// A residual in bf16, stored as e itself, rounded. Because c would not survive
+/// the rounding, it stays in the first-level cache until e is computed from it.
 struct RoundedError {
   RoundedError(const SignBlock& block, float* scratch)
       : values(static_cast<BFloat16*>(block.residual.data())), sums(scratch) {}
@@ -98,12 +98,12 @@ struct RoundedError {
   };
 
   BFloat16* values;
-  float* sums;  // as many
+  float* sums;  // same number of elements
 };
 
-// X is the value added to the error. It has begin_word(w), for w = 0, 1, ...,
-// and then at(tag, j) for the elements j of that word. It has prefetch(i,
-// count) if it reads arrays of floats.
+// X is the value added to the error. It has begin_word(w) for w = 0, 1, ...,
+// and at(tag, j) for the elements j of that word. If it reads arrays of floats,
+// it also has prefetch(i, count).
 
 template <class X, class Residual>
 struct EncodePart {
@@ -121,7 +121,7 @@ struct EncodePart {
   std::uint32_t negatives = 0;
 };
 
-/// c and the signs of the elements of a word.
+/// Writes c and the signs of a word's elements.
 template <class X, class Residual>
 struct EncodeWord {
   HWY_INLINE void prefetch(std::size_t i, std::size_t count) const {
@@ -138,7 +138,7 @@ struct EncodeWord {
     zero_masked(part.out, active, count);
   }
 
-  X x;  // copies that no store can alias
+  X x;  // local copy that no store can alias
   Residual residual;
   std::uint32_t* words;
   const std::uint32_t* mask;
@@ -161,7 +161,7 @@ float encode_over(const X& x, const Residual& residual,
   return scale;
 }
 
-/// Does the work of sign_encode(), with x + e as c. Returns the scale.
+/// Does the work of sign_encode() with c = x + e. Returns the scale.
 template <class X>
 float encode(const X& x, const SignBlock& block) {
   if (block.residual.dtype() == DType::kFloat32) {

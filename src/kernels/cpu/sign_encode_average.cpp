@@ -9,14 +9,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/sign_encode_average.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/sign_encode-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-/// Sums over the ranks, for kWords words at a time.
+/// Sums over the ranks, kWords words at a time.
 struct Average {
   static constexpr std::size_t kWords = 32;
   static constexpr std::size_t kRanks = 16;
@@ -30,7 +30,7 @@ struct Average {
     return hn::LoadU(d, sums + first + j);
   }
 
-  /// In rank order, but no more than kRanks in one go over the words.
+  /// Adds in rank order, at most kRanks in one pass over the words.
   HWY_INLINE void add_up(std::size_t begin, std::size_t count) {
     std::size_t r = 0;
     do {

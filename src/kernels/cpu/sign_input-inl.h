@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms of SignInput, to which a block's residual is added, for one SIMD
+// Forms of SignInput, to which a block's residual is added, for one SIMD
 // target.
 
 #if defined(THINWIRE_KERNELS_CPU_SIGN_INPUT_INL_H_) == \
@@ -20,8 +20,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-// Each has begin_word(w), for w = 0, 1, ..., and then at(tag, j) for the
-// elements j of that word; prefetch(i, count), if it reads arrays of floats.
+// Each form has begin_word(w) for w = 0, 1, ..., and at(tag, j) for the
+// elements j of that word. If it reads arrays of floats, it also has
+// prefetch(i, count).
 
 struct NoValues {
   HWY_INLINE void begin_word(std::size_t) {}
@@ -46,9 +47,9 @@ struct Values {
   std::size_t first = 0;
 };
 
-/// Finishes a momentum: scales it, or turns it into a sum of updates. The
-/// decision is made in the loop, which waits for memory anyway. That saves six
-/// more loops.
+/// Finishes a momentum: scales it, or turns it into a sum of updates. The loop
+/// makes this choice at no cost, because it waits for memory anyway. Otherwise
+/// six more loops would be necessary.
 struct Finish {
   explicit Finish(const SignInput& input)
       : factor(input.factor),
@@ -150,7 +151,7 @@ auto use_gradients(const SignInput& input, const Use& use) {
                                   : use(MeanMomentum<G>(input));
 }
 
-/// use(x) with the form that `input` has.
+/// Calls use(x) with the form that `input` has.
 template <class Use>
 auto use_input(const SignInput& input, const Use& use) {
   if (input.values != nullptr) return use(Values(input.values));

@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/sign_update_coded.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h, which includes this file once per target.
+// This stands after foreach_target.h, which includes the file once per target.
 #include "hwy/highway.h"
 #include "kernels/cpu/adam-inl.h"
 #include "kernels/cpu/signs-inl.h"
@@ -17,7 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-// table[index], of 16 entries; with 16 or 8 lanes it stays in registers.
+// Looks up table[index] in a table of 16 entries, which stays in registers with
+// 16 or 8 lanes.
 template <class D>
 HWY_INLINE hn::Vec<D> look_up(D d, const float* table, hn::Vec<Int<D>> index) {
   if constexpr (hn::MaxLanes(D()) == 16) {
@@ -35,7 +36,7 @@ HWY_INLINE hn::Vec<D> look_up(D d, const float* table, hn::Vec<Int<D>> index) {
   }
 }
 
-// Codes of the elements from i on, none of which is across a multiple of 16.
+// Returns the codes from element i on. They do not cross a multiple of 16.
 template <class D>
 HWY_INLINE hn::Vec<Int<D>> codes_at(D, const std::uint8_t* codes, std::size_t i,
                                     std::bool_constant<true>) {
@@ -106,7 +107,7 @@ struct CodedUpdate {
       const Int<D> di;
       const auto code =
           codes_at(d, of.codes, i, std::bool_constant<kEightBits>());
-      // The tables' value for code 0 is not used.
+      // The table's value for code 0 is ignored.
       const auto k = hn::And(hn::Sub(code, hn::Set(di, 1)), hn::Set(di, 255));
       const auto fine =
           look_up(d, of.tables.fine.data(), hn::And(k, hn::Set(di, 15)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between bits and lanes, and loops over the words of a block, for one SIMD
-// target. Element i is bit i mod 32 of word i / 32.
+// Conversions between bits and lanes, and loops over the words of a block, for
+// one SIMD target. Element i is bit i mod 32 of word i / 32.
 
 #if defined(THINWIRE_KERNELS_CPU_SIGNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_KERNELS_CPU_SIGNS_INL_H_
@@ -29,8 +29,8 @@ struct Bits {
 };
 inline constexpr Bits kBits;
 
-/// The lanes whose bits are set in `word`, which is in every lane; lane 0 is
-/// the word's element j.
+/// Returns the mask of lanes whose bits are set in `word`, which every lane
+/// holds. Lane 0 is the word's element j.
 template <class D>
 HWY_INLINE hn::Mask<D> lanes_of(D d, hn::Vec<Uint<D>> word, std::size_t j) {
   const Uint<D> du;
@@ -42,7 +42,7 @@ HWY_INLINE hn::Mask<D> lanes_of(D d, std::uint32_t word, std::size_t j) {
   return lanes_of(d, hn::Set(Uint<D>(), word), j);
 }
 
-/// The other way round.
+/// Returns the bits of a mask of lanes.
 template <class D>
 HWY_INLINE std::uint32_t word_of(D d, hn::Mask<D> lanes, std::size_t j) {
   std::uint8_t bytes[8] = {};
@@ -53,7 +53,7 @@ HWY_INLINE std::uint32_t word_of(D d, hn::Mask<D> lanes, std::size_t j) {
   return std::uint32_t{bits} << j;
 }
 
-/// +value for a set bit, -value for one that is not.
+/// Returns +value for set bits and -value for the others.
 template <class D>
 HWY_INLINE hn::Vec<D> signed_value(D d, hn::Vec<D> value, hn::Vec<Uint<D>> word,
                                    std::size_t j) {
@@ -66,7 +66,7 @@ HWY_INLINE hn::Vec<D> signed_value(D d, float value, std::uint32_t word,
   return signed_value(d, hn::Set(d, value), hn::Set(Uint<D>(), word), j);
 }
 
-/// The bits of word w that are active.
+/// Returns the active bits of word w.
 inline std::uint32_t active_word(const std::uint32_t* active, std::size_t w) {
   return active == nullptr ? kAllActive : active[w];
 }
@@ -84,8 +84,8 @@ HWY_INLINE void word_loop(std::size_t size, const std::uint32_t* active,
   }
 }
 
-/// Calls word(w, active, count) for the words of a block: the bits that are
-/// active, and 32 or, in the last one, how many elements there are.
+/// Calls word(w, active, count) for the words of a block. `active` has the
+/// active bits; `count` is 32 except in the last word.
 template <class Word>
 HWY_INLINE void for_each_word(std::size_t size, const std::uint32_t* active,
                               Word& word) {
@@ -117,8 +117,8 @@ struct Mask {
   std::uint32_t active;
 };
 
-/// Sets the masked ones of a word's elements to 0. Few words have any, so that
-/// a second look at those is cheaper than masks everywhere.
+/// Sets the masked elements of a word to 0. Few words have any, so a second
+/// pass over those costs less than masks everywhere.
 HWY_INLINE void zero_masked(float* x, std::uint32_t active, std::size_t count) {
   if (HWY_LIKELY(active == kAllActive)) return;
   const Mask part{x, active};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A float between its two halves, for one SIMD target.
+// Conversions between a float and its two halves, for one SIMD target.
 
 #if defined(THINWIRE_KERNELS_CPU_SPLIT_FLOAT_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)

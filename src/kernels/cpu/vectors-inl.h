@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of floats, and memory in fp32, fp16 or bf16, for one SIMD target.
+// Vectors of floats, and arrays in fp32, fp16 or bf16, for one SIMD target.
 
 // Highway's guard for headers that are compiled once per target.
 #if defined(THINWIRE_KERNELS_CPU_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,8 +18,8 @@
 #include "thinwire/core/dtype.h"
 #include "thinwire/kernels/processor.h"
 
-// Below AVX2 Highway's own fp16 conversions truncate and lose inf and NaN; from
-// AVX2 on they are F16C.
+// Below AVX2, Highway's own fp16 conversions truncate and lose inf and NaN.
+// From AVX2 on it uses F16C.
 #undef THINWIRE_HARDWARE_FP16
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)
 #define THINWIRE_HARDWARE_FP16 1
@@ -31,9 +31,9 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 16 lanes: every width divides a group of 16 elements.
+// At most 16 lanes, so that every width divides a group of 16 elements.
 using Float = hn::CappedTag<float, 16>;
-// The remaining elements go through the same code one by one.
+// A single lane, with which the same code processes the remaining elements.
 using OneFloat = hn::CappedTag<float, 1>;
 inline constexpr std::size_t kLanes = hn::MaxLanes(Float());
 
@@ -51,7 +51,7 @@ HWY_INLINE hn::Vec<Uint<D>> load_16_bits(D, const void* p) {
       Uint<D>(), hn::LoadU(Uint16<D>(), static_cast<const std::uint16_t*>(p)));
 }
 
-// `bits` are below 2^16.
+// Takes `bits` below 2^16.
 template <class D>
 HWY_INLINE void store_16_bits(D, hn::Vec<Uint<D>> bits, void* p) {
   hn::StoreU(hn::DemoteTo(Uint16<D>(), hn::BitCast(Int<D>(), bits)),
@@ -85,12 +85,13 @@ HWY_INLINE hn::Vec<D> load(D d, const Half* p) {
   const Int<D> di;
   const auto half = hn::BitCast(di, load_16_bits(d, p));
   const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(di, 0x8000)));
-  // Exponent and fraction where a float has them; the bias differs by 112.
+  // Moves exponent and fraction to their places in a float; the exponent bias
+  // still differs by 112.
   const auto magnitude = hn::ShiftLeft<13>(hn::And(half, hn::Set(di, 0x7fff)));
   const auto rebias = hn::Set(di, 112 << 23);
   const auto normal = hn::Add(magnitude, rebias);
   const auto inf_or_nan = hn::Add(normal, rebias);
-  // A subnormal f * 2^-24 is (1 + f / 2^10) * 2^-14 - 2^-14, exactly.
+  // A subnormal f * 2^-24 equals (1 + f / 2^10) * 2^-14 - 2^-14 exactly.
   const auto one_up = hn::Add(normal, hn::Set(di, 1 << 23));
   const auto subnormal =
       hn::BitCast(di, hn::Sub(hn::BitCast(d, one_up), hn::Set(d, 0x1p-14f)));
@@ -98,7 +99,7 @@ HWY_INLINE hn::Vec<D> load(D d, const Half* p) {
   const auto is_subnormal = hn::Lt(magnitude, hn::Set(di, 1 << 23));
   const auto bits = hn::IfThenElse(
       is_subnormal, subnormal, hn::IfThenElse(is_finite, normal, inf_or_nan));
-  // F16C makes NaNs quiet.
+  // Makes NaNs quiet, as F16C does.
   const auto is_nan = hn::Gt(magnitude, hn::Set(di, 31 << 23));
   const auto quiet = hn::IfThenElseZero(is_nan, hn::Set(di, 1 << 22));
   return hn::BitCast(d, hn::Or(hn::Or(bits, quiet), sign));
@@ -112,12 +113,12 @@ HWY_INLINE void store(D d, hn::Vec<D> value, float* p) {
   hn::StoreU(value, d, p);
 }
 
-// Highway's conversion to bf16 truncates, so rounding is done here.
+// Rounds explicitly, because Highway's conversion to bf16 truncates.
 template <class D>
 HWY_INLINE void store(D d, hn::Vec<D> value, BFloat16* p) {
   const Uint<D> du;
   const auto bits = hn::BitCast(du, value);
-  // Half of the last kept place, or just less when that place is even.
+  // Adds half of the last kept place, or just less if that place is even.
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
   const auto quiet = hn::Or(bits, hn::Set(du, 0x40'0000));
@@ -141,13 +142,13 @@ template <class D>
 HWY_INLINE void store(D d, hn::Vec<D> value, Half* p) {
   const Uint<D> du;
   const Int<D> di;
-  // Magnitudes are positive as signed integers, so they can be compared.
+  // Magnitudes are positive as signed integers, so comparisons are valid.
   const auto magnitude =
       hn::And(hn::BitCast(di, value), hn::Set(di, 0x7fff'ffff));
   const auto sign =
       hn::And(hn::ShiftRight<16>(hn::BitCast(du, value)), hn::Set(du, 0x8000));
-  // The bias differs by 112; half of the last kept place, or just less when
-  // that place is even.
+  // Adjusts the exponent bias by 112 and adds half of the last kept place, or
+  // just less if that place is even.
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(di, 1));
   const auto normal = hn::ShiftRight<13>(
       hn::Add(hn::Sub(magnitude, hn::Set(di, (112 << 23) - 0xfff)), odd));
@@ -171,14 +172,14 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Half* p) {
 #endif
 
 // -------------------------------------------------------------- prefetching
-/// Kernels prefetch this many elements ahead. The hardware's own prefetchers
-/// restart on every 4 KiB page, which is one block. Half a block ahead, the
-/// next block arrives before this one is done.
+// Number of elements that kernels prefetch ahead. The hardware's own
+// prefetchers restart on every 4 KiB page, which is one block. Half a block
+// ahead, the next block arrives before this one is done.
 inline constexpr std::size_t kAhead = 512;
 inline constexpr std::size_t kCacheLine = 64;
 
-/// Asks for the elements kAhead after the `count` ones at p, whose array may
-/// have ended there: nothing is read, so nothing can fault.
+/// Prefetches the elements kAhead after the `count` elements at p. The array
+/// may already have ended there, because a prefetch never faults.
 template <class T>
 HWY_INLINE void prefetch_ahead(const T* p, std::size_t count) {
   const auto begin = reinterpret_cast<std::uintptr_t>(p) + kAhead * sizeof(T);
@@ -187,17 +188,17 @@ HWY_INLINE void prefetch_ahead(const T* p, std::size_t count) {
   }
 }
 
-// Every loop that prefetches exists twice, with prefetch() and without. Which
-// one runs is asked once, before it begins.
+// Every loop that prefetches exists with and without prefetch(). The choice is
+// made once, before the loop begins.
 
-/// True if a loop's body has prefetch(i, count). The loop calls it now and
-/// then, to request the elements kAhead further on.
+/// True if a loop's body has prefetch(i, count). The loop calls it regularly to
+/// request the elements kAhead further on.
 template <class Body>
 inline constexpr bool kCanPrefetch = requires(const Body& body, std::size_t i) {
   body.prefetch(i, i);
 };
 
-/// body.prefetch(i, count), where there is one and the loop prefetches.
+/// Calls body.prefetch(i, count) if it exists and the loop prefetches.
 template <bool kPrefetch, class Body>
 HWY_INLINE void prefetch_for(const Body& body, std::size_t i,
                              std::size_t count) {
@@ -220,8 +221,8 @@ HWY_INLINE void vector_loop(std::size_t size, const Body& body) {
   for (; i < size; ++i) body(OneFloat(), i);
 }
 
-/// Calls body(tag, i) for the elements i ... of `size`, as many at once as the
-/// tag has lanes. Four vectors per iteration are never slower out of cache than
+/// Calls body(tag, i) for the elements of `size`, one vector of the tag's lanes
+/// at a time. Out of cache, four vectors per iteration are never slower than
 /// one or eight, and on some machines 2 % faster.
 template <class Body>
 HWY_INLINE void for_each_vector(std::size_t size, const Body& body) {
@@ -232,9 +233,9 @@ HWY_INLINE void for_each_vector(std::size_t size, const Body& body) {
   }
 }
 
-/// The same for Body{args...}, as a function of this target, which a lambda may
-/// call: Clang compiles the lambda's own code for no target in particular. The
-/// body is made here, so that no store can alias it.
+/// Runs Body{args...} over all elements, as a function of this target that a
+/// lambda may call. Clang compiles a lambda's own code without the target's
+/// instructions. The body is created here, so that no store can alias it.
 template <class Body, class... Args>
 void run_vectors(std::size_t size, const Args&... args) {
   for_each_vector(size, Body{args...});

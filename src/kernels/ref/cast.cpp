@@ -12,7 +12,8 @@ void convert(ConstView from, View to) {
   require_floats("from", from, from.size());
   require_floats("to", to, from.size());
   if (from.dtype() == to.dtype()) {
-    // Not through float: that would make signalling NaNs quiet.
+    // Copies bits, because a conversion through float would make signalling
+    // NaNs quiet.
     if (!from.empty()) std::memmove(to.data(), from.data(), from.bytes());
     return;
   }

@@ -15,32 +15,34 @@ using thinwire::store_rounded;
 using thinwire::to_float;
 using thinwire::visit_floats;
 
-/// Writes `value` to element i of `low_precision`, unless that is empty.
+/// Writes `value` to element i of `low_precision`, unless the view is empty.
 inline void store_low_precision(const View& low_precision, std::size_t i,
                                 float value) {
   if (low_precision.empty()) return;
   visit_floats(low_precision, [&](auto* p) { store_rounded(value, p + i); });
 }
 
-/// m * beta1 + one_minus_beta1 * (grad * grad_scale).
+/// Returns m * beta1 + one_minus_beta1 * (grad * grad_scale).
 inline float next_momentum(float m, float grad, const AdamCoefficients& c) {
   const float g = grad * c.grad_scale;
   return m * c.beta1 + c.one_minus_beta1 * g;
 }
 
-/// v * beta2 + (one_minus_beta2 * g) * g, for a gradient already scaled.
+/// Returns v * beta2 + (one_minus_beta2 * g) * g for a gradient that is already
+/// scaled.
 inline float next_variance(float v, float g, const AdamCoefficients& c) {
   return v * c.beta2 + (c.one_minus_beta2 * g) * g;
 }
 
-/// sqrt(v * exp_avg_sq_scale) + eps, or with eps inside.
+/// Returns sqrt(v * exp_avg_sq_scale) + eps, or the same with eps inside the
+/// root.
 inline float next_denominator(float v, const AdamCoefficients& c) {
   const float scaled = v * c.exp_avg_sq_scale;
   return c.epsilon_inside_sqrt ? std::sqrt(scaled + c.epsilon)
                                : std::sqrt(scaled) + c.epsilon;
 }
 
-/// (m * exp_avg_scale) / d + decay * p.
+/// Returns (m * exp_avg_scale) / d + decay * p.
 inline float update_of(float p, float m, float d, const AdamCoefficients& c) {
   const float u = (m * c.exp_avg_scale) / d;
   return c.decoupled_decay != 0 ? u + c.decoupled_decay * p : u;

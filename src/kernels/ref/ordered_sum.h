@@ -9,7 +9,7 @@
 
 namespace thinwire::kernels::ref {
 
-/// The sum of one chunk in the order that thinwire/kernels/norm.h defines.
+/// The sum of one chunk, in the order that thinwire/kernels/norm.h defines.
 class OrderedSum {
  public:
   void add(double term) noexcept { parts_[count_++ % parts_.size()] += term; }

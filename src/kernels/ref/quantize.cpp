@@ -12,10 +12,10 @@
 namespace thinwire::kernels::ref {
 namespace {
 
-/// L, the largest code's distance from the code of 0.
+/// Returns L, the distance between the largest code and the code of 0.
 int half_range(int bits) { return (1 << (bits - 1)) - 1; }
 
-/// The code's integer q.
+/// Returns the integer q that the code of element i stands for.
 float value_of(const std::uint32_t* words, int bits, std::size_t i) {
   const std::size_t first = i * static_cast<std::size_t>(bits);
   const std::uint32_t code = words[first / 32] >> (first % 32);
@@ -27,7 +27,7 @@ float nearest(float c, float step, int bits) {
   const float x = c / step;
   if (step == 0 || std::isnan(x)) return 0;
   const auto limit = static_cast<float>(half_range(bits));
-  // + 0 turns -0 into 0, as an integer has it.
+  // Adding 0 turns -0 into 0, because an integer has no sign of zero.
   return std::nearbyint(std::clamp(x, -limit, limit)) + 0.0f;
 }
 

@@ -13,8 +13,8 @@
 namespace thinwire::kernels::ref {
 namespace {
 
-/// error = value(i) + error, 0 where masked; the sum of the squares of what was
-/// written.
+/// Sets error to value(i) + error, or to 0 if masked. Returns the sum of the
+/// squares.
 template <class Value>
 double add_to_error(Value value, float* error, const std::uint32_t* active,
                     std::size_t size) {
@@ -55,7 +55,7 @@ float server_value(std::span<const Signs> received, float inverse_count,
   return sum;
 }
 
-/// e as floats.
+/// Returns the residual e in fp32.
 std::vector<float> error_in(const SignBlock& block) {
   const std::size_t size = block.residual.size();
   std::vector<float> error(size);
@@ -70,7 +70,8 @@ std::vector<float> error_in(const SignBlock& block) {
   return error;
 }
 
-/// Accumulate, scale, split; c is kept, or e if that has to be rounded.
+/// Accumulates, computes the scale and splits. The block keeps c, or e if the
+/// residual is rounded.
 template <class Value>
 float encode(Value value, const SignBlock& block) {
   require_block(block);

@@ -6,7 +6,7 @@
 
 #include "thinwire/kernels/sign_compress.h"
 
-/// One element of bits and masks, for the reference kernels.
+/// Access to single elements of bits and masks, for the reference kernels.
 namespace thinwire::kernels::ref {
 
 inline bool bit(const std::uint32_t* words, std::size_t i) {
