@@ -87,8 +87,8 @@ void CodedDenominators::gather(optim::StepMeter& step) {
   fill_dead_cells();
 }
 
-// Gathers codes and cells bucket by bucket. Parts of ranks lie in the order of
-// places.
+// Gathers codes and cells bucket by bucket. The parts of the ranks lie in the
+// order of their places.
 void CodedDenominators::gather_cells(optim::StepMeter& step) {
   const std::vector<int> rank_at = comm::ranks_by_place(model_.comm.hosts());
   const auto own = static_cast<std::size_t>(model_.comm.rank());
@@ -158,8 +158,8 @@ void CodedDenominators::gather_exceptions(optim::StepMeter& step) {
   exceptions_ = std::move(all);
 }
 
-// Returns the median of the medians of the parameter's cells, or of the
-// model's, or 1.
+// Returns the median of the medians of the parameter's cells. If it has none,
+// returns that of the whole model, or 1.
 float CodedDenominators::typical(std::size_t parameter) const {
   std::vector<float> of_parameter, of_model;
   for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
@@ -172,7 +172,8 @@ float CodedDenominators::typical(std::size_t parameter) const {
   return found ? *found : optim::median_of(of_model).value_or(1.0f);
 }
 
-// Computes all typical values first, because a filled cell is no evidence.
+// Computes all typical values before it fills a cell, because filled cells are
+// no evidence.
 void CodedDenominators::fill_dead_cells() {
   struct Dead {
     std::size_t block;
@@ -235,7 +236,7 @@ void CodedDenominators::leave_out(std::span<const std::size_t> elements) {
   blocks_.forget_heavy(elements);
 }
 
-// An infinite denominator bounds nothing.
+// Elements without a denominator become infinite, which bounds nothing.
 std::span<const float> CodedDenominators::of_block(std::size_t b,
                                                    std::span<float> to) const {
   const Range& at = model_.block(b);
@@ -278,7 +279,8 @@ namespace {
 constexpr const char* kCodes = "denominator_codes";
 constexpr const char* kLows = "denominator_lows";
 constexpr const char* kSteps = "denominator_steps";
-constexpr float kMostLog2 = 150;  // beyond what a denominator in fp32 can be
+constexpr float kMostLog2 = 150;  // more than the logarithm of any fp32
+                                  // denominator
 
 void add_floats(State& state, const char* name, std::vector<Range> ranges,
                 std::span<const float> values) {
@@ -353,7 +355,8 @@ CodedDenominators::Saved CodedDenominators::read(const StateDict& state) const {
   const std::vector<float> lows = floats(kLows);
   const std::vector<float> steps = floats(kSteps);
   for (std::size_t b = 0; b < ranges.size(); ++b) {
-    // Logarithms of a block's smallest and largest denominator.
+    // Logarithm of a block's largest denominator; `lows` has that of the
+    // smallest.
     const float largest =
         lows[b] +
         static_cast<float>(kernels::most_code_steps(bits_)) * steps[b];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of lean 1-bit Adam's exact stage, and changes of stage after a load.
+// End of lean 1-bit Adam's exact stage, and changes of stage after a load.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -49,7 +49,7 @@ Buffer LeanOnebitAdam::Impl::of_exact(const char* name) const {
   return values;
 }
 
-// Sums are formed cell by cell and added in flat order, so that they do not
+// Computes sums cell by cell and adds them in flat order, so that they do not
 // depend on which rank owns which cell.
 double LeanOnebitAdam::Impl::norm_of_variance(StepMeter& step) {
   const optim::State state = exact->state();
@@ -64,7 +64,7 @@ double LeanOnebitAdam::Impl::norm_of_variance(StepMeter& step) {
     sums[b] /= 1 - std::pow(model.adam.group_options(group).beta2,
                             static_cast<double>(steps));
   });
-  // Sums of other ranks' cells are 0 here, so adding is exact.
+  // The sums of other ranks' cells are 0 here, so the addition is exact.
   step.waiting([&] {
     comm.all_reduce(View(sums.data(), sums.size(), DType::kFloat64),
                     comm::ReduceOp::kSum);
@@ -81,11 +81,11 @@ void LeanOnebitAdam::Impl::begin_compression(StepMeter& step) {
   encode_denominators(factors);
   denominators.gather(step);
   momentum.participation.set(denominators.participation());
-  // m <- server's signs of m
+  // m <- the server's signs of m
   keep_momentum(factors.view());
   // e_i = (1 - beta1) clip e_i
   inherit_residuals(step.report().clip_factor);
-  // p in fp32: bf16 and the bits that it lacks
+  // p in fp32: bf16 plus the missing bits
   gather_parameters(step);
   exact.reset();
   freeze.set_frozen(steps);
@@ -113,7 +113,7 @@ void LeanOnebitAdam::Impl::encode_denominators(Buffer& factors) {
   });
 }
 
-// Elements that take no part, or have no finite denominator, get no momentum.
+// Elements that take no part or have no finite denominator get no momentum.
 void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
   Buffer m = of_exact("exp_avg");
   std::vector<const float*> of_block(model.num_blocks());
@@ -127,7 +127,7 @@ void LeanOnebitAdam::Impl::keep_momentum(ConstView factors) {
     }
     of_block[b] = own.data();
   });
-  if (!model.compresses()) {  // its shard is all of it
+  if (!model.compresses()) {  // the shard has all elements
     model.adam.exp_avg() = std::move(m);
     momentum.form.now_values();
     return;
@@ -149,8 +149,8 @@ void LeanOnebitAdam::Impl::inherit_residuals(double clip_factor) {
       denominators.heavy());
 }
 
-// Gathers bucket by bucket, because masters are freed together. fp32 parameters
-// are whole already, unless they are low-bit replicas.
+// Gathers bucket by bucket, because all masters are freed together. fp32
+// parameters are complete already, unless they are low-bit replicas.
 void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
   full.begin();
   if (!full.are_split() && !sends_low_bits()) return;
@@ -169,7 +169,7 @@ void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
   }
 }
 
-// ---- a stage after a load that the options name, other than the state's;
+// ---- If the options name another stage than a loaded state has,
 // ranks exchange what that takes in the next step
 
 void LeanOnebitAdam::Impl::set_stage(StepMeter& step) {
@@ -192,7 +192,8 @@ optim::Notes LeanOnebitAdam::Impl::note_stage() const {
                       : freeze.note_of_end(steps)};
 }
 
-// Makes a sharded Adam of the codes, lower bits and signs of this rank's shard.
+// Makes a sharded Adam from the codes, lower bits and signs of this rank's
+// shard.
 void LeanOnebitAdam::Impl::return_to_exact() {
   const MemoryScope scope(MemoryKind::kStates);
   std::vector<float> m, v;
@@ -223,8 +224,8 @@ void LeanOnebitAdam::Impl::begin_exact() {
   }
 }
 
-// Computes m = m / factor and v = ((d / factor) - eps)^2 without its bias. Both
-// are 0 for elements that take no part.
+// Computes m = m / factor and v = (d / factor - eps)^2 without its bias
+// correction. Both are 0 for elements that take no part.
 void LeanOnebitAdam::Impl::shard_moments(std::vector<float>& m,
                                          std::vector<float>& v) {
   momentum.form.keep_as_values();

@@ -8,7 +8,7 @@ namespace thinwire::lean {
 
 namespace {
 
-// Views have no 16-bit type except floats. No caller reads these as floats.
+// A View has no other 16-bit type. Nobody reads these bits as floats.
 constexpr DType kSixteenBits = DType::kBFloat16;
 
 }  // namespace

@@ -21,8 +21,9 @@
 namespace thinwire::lean {
 
 /// Lean 1-bit Adam as a composition: ZeRO-1 until the freeze, then the parts of
-/// 1-bit Adam over codes. A block is the part of one parameter in one cell of
-/// the grid of sums within a rank's piece, so a rank serves its own shard.
+/// 1-bit Adam over codes. A block is the part of a parameter in one cell of the
+/// grid of sums, within one rank's piece. Each rank therefore serves its own
+/// shard.
 struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   Impl(comm::Communicator& comm, const ParameterLayout& layout, View params,
        const LeanOnebitAdamOptions& options, ConstView initial);
@@ -46,8 +47,8 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
     return will_be_frozen() ? optim::Phase::kCompressed : optim::Phase::kExact;
   }
 
-  /// Returns whether gradients and parameters of exact steps travel in
-  /// warmup_bits.
+  /// Returns whether exact steps send gradients and parameters in `warmup_bits`
+  /// bits.
   [[nodiscard]] bool sends_low_bits() const {
     return warmup_bits != 0 && comm.size() > 1;
   }
@@ -58,11 +59,12 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
 
   comm::Communicator& comm;
   const ParameterLayout layout;
-  const optim::ExchangeOptions exchange;  // with its buckets, in both stages
+  const optim::ExchangeOptions exchange;  // with its buckets, which both stages
+                                          // use
   const int denominator_bits;
   const optim::WarmupBits bits_of_options;
-  // Bits of gradients and parameters until the freeze. A single rank has them
-  // only for the residuals of more ranks, and for its state.
+  // Bits of gradients and parameters until the freeze. On a single rank they
+  // matter only for a state and for residuals restored from several ranks.
   int warmup_bits;
   const zero::ShardLayout shards;
   optim::LowBitModel model;
@@ -83,7 +85,7 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   void warm_up(const optim::StepInput& in, optim::StepMeter& step);
   void compressed_step(const optim::StepInput& in, optim::StepMeter& step);
   void verify();
-  /// Follows the masks like LowBitOptimizer::Impl::follow_masks().
+  /// Applies changed masks, like LowBitOptimizer::Impl::follow_masks().
   optim::MaskChange follow_masks();
   void require_step(const optim::StepInput& in) const;
   [[nodiscard]] std::unique_ptr<zero::ZeroOptimizer> make_exact(
@@ -101,23 +103,23 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   void encode_denominators(Buffer& factors);
   void gather_parameters(optim::StepMeter& step);
   void keep_momentum(ConstView factors);
-  /// Takes the gradients' residuals of a low-bit warm-up.
+  /// Carries over the gradients' residuals from a low-bit warm-up.
   void inherit_residuals(double clip_factor);
-  /// Returns an array of the exact stage's state on this rank.
+  /// Returns this rank's array of the exact stage's state.
   [[nodiscard]] Buffer of_exact(const char* name) const;
 
   // ---- a stage other than the state's: freeze.cpp
-  /// Returns whether the next step is compressed. After a load the caller's
-  /// freeze_step may name the other stage than the state's.
+  // Returns whether the next step is compressed. After a load, the caller's
+  // freeze_step may name another stage than the state has.
   [[nodiscard]] bool will_be_frozen() const {
     return is_frozen() ? !freeze.must_return(steps) : freeze.must_end(steps);
   }
-  /// Enters that stage, before anything else of a step. Collective.
+  /// Enters the stage of the next step, before anything else in it. Collective.
   void set_stage(optim::StepMeter& step);
   void set_stage();
   [[nodiscard]] optim::Notes note_stage() const;
   void return_to_exact();
-  /// Discards all states and makes new ones of exact steps.
+  /// Discards all states and creates those of exact steps.
   void begin_exact();
   void shard_moments(std::vector<float>& m, std::vector<float>& v);
   [[nodiscard]] std::vector<float> shard_masters();
@@ -126,8 +128,8 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   [[nodiscard]] Adoption adopt_exact(StateDict state);
   [[nodiscard]] Adoption adopt_frozen(StateDict state);
   void gather_replicas();
-  /// Lists the parts of a state before or after the freeze. What `exact` saves
-  /// is not among them.
+  /// Lists the parts of a state before or after the freeze, except those that
+  /// `exact` saves.
   void list(optim::StateParts& parts, bool is_compressed);
 };
 

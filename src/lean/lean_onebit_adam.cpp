@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// arXiv:2102.02888, Algorithm 1, over codes;
+// arXiv:2102.02888, Algorithm 1, over codes.
 // docs/algorithms/lean-onebit-adam.md has the same lines. The freeze is in
 // freeze.cpp.
 #include "thinwire/lean/lean_onebit_adam.h"
@@ -38,7 +38,7 @@ optim::LowBitSettings settings_of(const LeanOnebitAdamOptions& options) {
 }
 
 // Returns blocks whose chunks are the pieces of a bucket, ordered by place, so
-// that a rank serves what it owns.
+// that each rank serves its own elements.
 exchange::BlockLayout cells(const ParameterLayout& layout,
                             const zero::ShardLayout& shards) {
   std::vector<std::vector<Range>> pieces;
@@ -109,7 +109,8 @@ void LeanOnebitAdam::Impl::take_step(const StepInput& in, StepMeter& step) {
     warm_up(in, step);
 }
 
-// Warm-up stage: Adam on the averaged gradient. Each rank updates its shard.
+// Performs a step of the warm-up, which is Adam on the averaged gradient. Each
+// rank updates its shard.
 void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   step.report().bits = sends_low_bits() ? warmup_bits : 0;
   // a = sqrt(mean_i ||g_i||^2). If it is not finite, all ranks skip the step.
@@ -118,7 +119,7 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   follow_masks();
   // g = clip * mean_i g_i,  m, v and p as in Adam
   StepInput exact_step = in;
-  // The freeze splits p, and so writes it again.
+  // The freeze splits p and therefore writes it again.
   const std::int64_t planned = freeze.planned();
   if (planned == optim::kAutoFreeze || steps + 1 >= planned)
     exact_step.final_range = {};
@@ -132,19 +133,20 @@ void LeanOnebitAdam::Impl::warm_up(const StepInput& in, StepMeter& step) {
   if (!report.applied) return;
   steps = exact->progress().steps;
   gradients.remember(rms_norm.value(), report.grad_norm, report.grad_norm);
-  // d = max(sqrt(v / (1 - beta2^T)) + eps, floor), 1/d and p in low-bit form
+  // d = max(sqrt(v / (1 - beta2^T)) + eps, floor); 1/d and p in low-bit form
   if (freeze.is_last(
           steps, [&] { return norm_of_variance(step); }, momentum))
     begin_compression(step);
 }
 
-// Compression stage: d does not change, and m_i is sent as signs.
+// Performs a step of the compression stage: d does not change, and m_i is sent
+// as signs.
 void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
                                            StepMeter& step) {
-  // With hierarchical ranks g_i is the mean of host i, where this rank encodes
-  // it.
+  // With hierarchical ranks, g_i is the mean of host i, on the rank that
+  // encodes it.
   if (model.host) model.host->average(in.grads, step);
-  // g_i = clip * g_i, by an estimate of the norm of their mean.
+  // g_i = clip * g_i, using an estimate of the norm of the mean
   const auto scale = gradients.clip_by_estimate(
       in, momentum.participation.has_late(in.grads), step);
   if (!scale) return;
@@ -168,7 +170,7 @@ void LeanOnebitAdam::Impl::compressed_step(const StepInput& in,
   verify();
 }
 
-// Before the freeze, masks only take note of their change.
+// Before the freeze, only records that the masks have changed.
 optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
   model.masks.follow();
   if (!is_frozen()) return {};
@@ -177,7 +179,7 @@ optim::MaskChange LeanOnebitAdam::Impl::follow_masks() {
   return change;
 }
 
-// ZeroOptimizer verifies exact steps.
+// During the exact stage, ZeroOptimizer verifies.
 void LeanOnebitAdam::Impl::verify() {
   const std::int64_t every = exchange.verify_every;
   if (every == 0 || steps % every != 0) return;
@@ -223,7 +225,7 @@ void LeanOnebitAdam::Impl::reduce(View grads, Range range) {
     model.host->begin_early(grads, range);
     return;
   }
-  // Measured before the average overwrites this rank's gradients.
+  // This comes before the average overwrites this rank's gradients.
   gradients.measure_early(grads, range);
   exact->early()->reduce(grads, range);
   has_sent_early = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of lean 1-bit Adam: in the exact stage a shard, later the same on all
-// ranks except the residuals.
+// State of lean 1-bit Adam. In the exact stage each rank saves a shard; later
+// all parts except the residuals are the same on all ranks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,12 +26,12 @@ namespace {
 
 constexpr const char* kUpper = "low_bits_upper";
 constexpr const char* kLower = "low_bits_lower";
-// Name of the momentum. Optimizers in their exact stage expect a shard in
-// exp_avg.
+// Name of the momentum; it differs from "exp_avg", where optimizers in their
+// exact stage expect a shard.
 constexpr const char* kMomentum = "momentum";
 
-// Adds one byte of each element's 16 bits, because arrays of a state have no
-// dtype for these.
+// Adds one byte of each element's 16 bits, because a state's arrays have no
+// 16-bit integers.
 void add_byte(State& state, const char* name, const FullParameters& full,
               int shift) {
   const std::size_t size = full.params().size();
@@ -127,8 +127,8 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
     return optim::saved_count(state, "frozen_at") > 0
                ? adopt_frozen(std::move(state))
                : adopt_exact(std::move(state));
-  // Accepts states of Adam, and of 1-bit Adam before its freeze. Missing parts
-  // begin now.
+  // Accepts states of Adam, and those of 1-bit Adam before its freeze. Missing
+  // parts start from their initial values.
   if (saved != "adam" && saved != "onebit_adam")
     optim::refuse_optimizer(saved, model.settings.name);
   if (saved == "adam") {
@@ -192,7 +192,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
   };
 }
 
-// A state has a shard of the replicas.
+// Gathers the replicas, of which a state has only this rank's shard.
 void LeanOnebitAdam::Impl::gather_replicas() {
   const View params = full.params();
   for (const zero::ShardBucket& bucket : shards.buckets()) {
@@ -264,7 +264,7 @@ optim::Notes LeanOnebitAdam::load_state_dict(const StateDict& state) {
   });
   optim::Notes notes = adopted();
   if (!impl_->exact) return notes;
-  if (impl_->sends_low_bits()) {  // gathers replicas, too
+  if (impl_->sends_low_bits()) {  // this also gathers replicas
     StateDict of_exact = optim::copy_to_adopt(state);
     of_exact.put_text("optimizer", "adam");
     static_cast<void>(impl_->exact->load_state_dict(of_exact));

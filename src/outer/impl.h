@@ -20,18 +20,19 @@
 
 namespace thinwire::outer {
 
-/// When ranks sync. Intervals begin with the first local step and with every
-/// sync.
+/// Decides when ranks sync. An interval begins with the first local step and
+/// after every sync.
 struct Schedule {
   std::int64_t behind = 0;   ///< Local steps since the last sync.
-  std::int64_t length = 1;   ///< Of the present interval, if intervals grow.
-  std::int64_t counter = 0;  ///< Local steps since the length has doubled.
-  std::int64_t syncs = 0;    ///< Since the warm-up.
+  std::int64_t length = 1;   ///< Length of the present interval, if intervals
+                             ///< grow.
+  std::int64_t counter = 0;  ///< Local steps since the length was last doubled.
+  std::int64_t syncs = 0;    ///< Syncs since the warm-up.
 
   void took_local_step(const OuterOptions& options) noexcept;
   [[nodiscard]] std::int64_t interval(
       const OuterOptions& options) const noexcept;
-  /// Returns the steps behind in the state.
+  /// Lists the parts of the state and returns the number of steps behind in it.
   std::int64_t list(optim::StateParts& parts);
 };
 
@@ -49,15 +50,15 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   void local_step(const optim::StepInput& in, optim::StepMeter& meter);
   void begin_local_steps(View now);
   void subtract_from_anchor(ConstView now, View difference);
-  /// Makes `now` and the anchor the same on all ranks. `scratch` has as many
-  /// fp32 elements, or none.
+  /// Makes `now` and the anchor equal on all ranks. `scratch` is empty or has
+  /// the same number of fp32 elements.
   void sync(View now, View scratch, bool in_step, optim::StepMeter& meter);
-  /// Throws Error(kCommFailure) on all ranks if they differ in `equal`, in
-  /// counters or in learning rates. Collective.
+  /// Throws Error(kCommFailure) on all ranks if `equal`, counters or learning
+  /// rates differ between them. Collective.
   void require_equal(ConstView equal);
   void verify(ConstView equal);
-  /// Agrees on a summary, of ranks in the same step and call. Collective over
-  /// `ranks`.
+  /// Combines summaries of ranks that are in the same step and call. Collective
+  /// over `ranks`.
   [[nodiscard]] optim::Agreement agree(comm::Communicator& ranks,
                                        optim::GradientSummary own, bool in_step,
                                        optim::StepMeter& meter);
@@ -71,8 +72,8 @@ struct OuterLoop::Impl final : optim::LocalSteps {
 
   // ---- the state: state.cpp
   [[nodiscard]] optim::State state();
-  /// Lists what is neither the inner optimizer's nor the owners'. Returns
-  /// whether the state is local.
+  /// Lists the parts that belong neither to the inner optimizer nor to the
+  /// owners. Returns whether the state is local.
   bool list(optim::StateParts& parts);
   [[nodiscard]] optim::Optimizer::Adoption adopt(StateDict state);
   [[nodiscard]] double residual_ratio() const;
@@ -84,27 +85,28 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   const OuterOptions options;
   const optim::ExchangeOptions exchange;
   ThreadPool pool;
-  const std::unique_ptr<const comm::HostGroups> groups;  // null: flat
-  // Averages gradients inside a host, whose ranks are one worker.
+  const std::unique_ptr<const comm::HostGroups> groups;  // null if hosts are
+                                                         // flat
+  // Averages gradients inside a host, whose ranks form one worker.
   const std::unique_ptr<exchange::ExactAverage> inside;
-  std::unique_ptr<comm::Communicator> own_comm;  // of this rank only
+  std::unique_ptr<comm::Communicator> own_comm;  // contains only this rank
   std::unique_ptr<optim::Optimizer> inner;
   WarmUp warm_up;
   Buffer anchor;  // a
   std::unique_ptr<zero::ZeroOptimizer> owners;
-  std::uint32_t number;  // of this object, see optimizer_number()
+  std::uint32_t number;  // this object's optimizer_number()
 
   optim::StepCounts counts;
   optim::FirstAgreements first_agreements;
   optim::CalibratedNorm norm;  // rho
   Schedule schedule;
-  bool is_local = false;         // the warm-up is over
-  bool left_out_a_step = false;  // this rank alone, since the last sync
+  bool is_local = false;         // true after the warm-up
+  bool left_out_a_step = false;  // only on this rank, since the last sync
   bool verification_is_due = false;
-  int unreported_rank = -1;  // that synchronize() has found to have left out
+  int unreported_rank = -1;  // rank that skipped a step, found by synchronize()
   double changed = 0;        // RMS norm of the ranks' changes in the last sync
-  View params{};             // those of the last local step
-  Buffer restored_params;    // of this rank, until the next step or repeat()
+  View params{};             // parameters of the last local step
+  Buffer restored_params;    // this rank's, until the next step or repeat()
 };
 
 }  // namespace thinwire::outer

@@ -25,7 +25,7 @@ using optim::StepReport;
 
 namespace {
 
-// Changes of all elements are like gradients of a stage that has no backward.
+// The changes of parameters are treated like gradients that have no backward.
 std::unique_ptr<zero::ZeroOptimizer> make_owners(
     comm::Communicator& comm, const ParameterLayout& layout, View anchor,
     const OuterOptions& options, const optim::ExchangeOptions& exchange) {
@@ -140,7 +140,7 @@ bool OuterLoop::Impl::skips(const StepInput& in) const noexcept {
   return exchange.skip_nonfinite || in.skip_if_any_rank_nonfinite;
 }
 
-// Returns false if the step is left out, because a gradient is not finite.
+// Returns false if the step is skipped because a gradient is not finite.
 bool OuterLoop::Impl::take_inner_step(const StepInput& in, StepReport& report) {
   const StepReport own = inner->step(in);
   report.applied = own.applied;
@@ -204,14 +204,15 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   if (!is_finite) left_out_a_step = true;
   StepInput own = in;
   own.finds_nonfinite = false;
-  double of_host = 0;  // RMS norm of its ranks' gradients
+  double of_host = 0;  // RMS norm of the host's gradients
   if (inside) {
     const optim::Agreement agreement =
         agree(*groups->inside, {.squares = squares}, true, meter);
     is_finite = !skips(in) || agreement.nonfinite_rank < 0;
     of_host = is_finite ? agreement.rms_norm / in.loss_scale : 0;
   }
-  // All ranks count the same steps, so a worker moves by its momentum alone.
+  // A worker without a finite gradient moves by its momentum alone, because all
+  // ranks must count the same steps.
   if (!is_finite) {
     set_to_zero(in.grads);
   } else if (inside) {
@@ -231,7 +232,7 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
   if (!in.low_precision.empty()) kernels::convert(in.params, in.low_precision);
 }
 
-// The parameters are equal on all ranks until here.
+// Ends the warm-up, during which parameters are equal on all ranks.
 void OuterLoop::Impl::begin_local_steps(View now) {
   if (!restored_params.empty()) {
     kernels::convert(restored_params.view(), now);
@@ -285,7 +286,7 @@ optim::LocalSteps* OuterLoop::local_steps() { return impl_.get(); }
 
 optim::FreezeStage* OuterLoop::freeze() { return impl_->inner->freeze(); }
 
-// Parameters that were loaded from elsewhere are the same on all ranks.
+// The caller has loaded the same parameters on all ranks.
 void OuterLoop::set_masters(ConstView params) {
   impl_->inner->set_masters(params);
   if (!impl_->is_local) return;

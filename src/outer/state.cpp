@@ -14,8 +14,8 @@
 #include "thinwire/kernels/cast.h"
 #include "thinwire/kernels/norm.h"
 
-// What is saved: the inner optimizer's state, and under names with a prefix
-// that of the owners, of the warm-up and of the schedule.
+// Saves the inner optimizer's state and, under names with a prefix, the states
+// of the owners, of the warm-up and of the schedule.
 namespace thinwire::outer {
 
 using optim::Axis;
@@ -32,7 +32,7 @@ std::string prefixed(std::string_view name) {
   return std::string(kPrefix) + std::string(name);
 }
 
-// Moves the entries with the prefix into a state of their own.
+// Moves the entries with the prefix into a separate state.
 StateDict take_own(StateDict& state) {
   std::vector<std::string> names;
   for (const auto& [name, values] : state.arrays())
@@ -46,7 +46,7 @@ StateDict take_own(StateDict& state) {
   return own;
 }
 
-// Bytes become floats, of which there is a mean.
+// Reads bytes as floats, because bytes cannot be averaged.
 void widen(optim::StateArray& array) {
   array.read = [read = std::move(array.read)](Range range, View to) {
     Buffer bytes(range.size, DType::kUInt8);
@@ -56,8 +56,8 @@ void widen(optim::StateArray& array) {
   array.dtype = DType::kFloat32;
 }
 
-// Moments have become each rank's own, and so have lists of elements and what
-// only the inner optimizer can read.
+// Marks arrays that differ between ranks after local steps: moments, lists of
+// elements, and arrays that only the inner optimizer can read.
 void make_own(optim::State& state) {
   for (optim::StateArray& array : state.arrays) {
     if (array.sharing != Sharing::kSame) continue;
@@ -141,7 +141,7 @@ optim::State OuterLoop::Impl::state() {
     own = owners->state();
   else
     warm_up.add_to(own);
-  // The anchor has them.
+  // The anchor replaces the replicas.
   std::erase_if(own.arrays, [](const optim::StateArray& array) {
     return array.name == "replicas";
   });
@@ -161,9 +161,9 @@ optim::State OuterLoop::Impl::state() {
   return all;
 }
 
-// Parameters that ranks have changed by themselves become their mean on other
-// ranks. A single rank has no replicas: its anchor is what owners had exactly,
-// and the difference moves its parameters, too.
+// If the number of ranks changes, the ranks' own changes of parameters are
+// replaced by their mean. A single rank has no replicas, so its anchor is the
+// owners' exact value and its parameters move by the difference.
 optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
   StateDict own = take_own(state);
   optim::StateParts parts(own);
@@ -197,7 +197,8 @@ optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
   if (was_local)
     *origin =
         optim::take_floats(state, kOrigin, DType::kFloat32, layout.size());
-  // Only while they are here does a checkpoint know which elements a rank has.
+  // A local state does not record which elements a rank has, so residuals of a
+  // warm-up cannot be kept.
   if (is_local && groups && !was_local &&
       own.has_array("warmup_worker_error")) {
     own.erase("warmup_worker_error");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks exchange: agreements, comparisons and syncs.
+// Exchanges between ranks: agreements, comparisons and syncs.
 #include <fmt/format.h>
 
 #include <bit>
@@ -24,8 +24,8 @@ using optim::StepReport;
 
 namespace {
 
-// Returns the cosine of the mean change y and of the momentum before it. An
-// owner has y as u - momentum u_before.
+// Returns the cosine between the mean change y and the previous momentum. An
+// owner computes y as u - momentum u_before.
 double change_along(comm::Communicator& comm, std::span<const float> before,
                     std::span<const float> u, double momentum, double norm,
                     optim::StepMeter& meter) {
@@ -91,7 +91,7 @@ void OuterLoop::Impl::sync(View now, View scratch, bool in_step,
         "parameters of rank {} are not finite; nothing was exchanged",
         agreement.nonfinite_rank));
   const Buffer momentum_before = own_momentum();
-  // y, u, m and a: in zero::ZeroOptimizer with optim::Nesterov
+  // y, u, m and a are computed by zero::ZeroOptimizer with optim::Nesterov
   const StepReport of_owners =
       owners->step({.params = anchor.view(), .grads = scratch});
   if (!of_owners.applied) stop("the mean of the ranks' changes is not finite");
@@ -135,8 +135,8 @@ void OuterLoop::Impl::require_equal(ConstView equal) {
 optim::Agreement OuterLoop::Impl::agree(comm::Communicator& ranks,
                                         optim::GradientSummary own,
                                         bool in_step, optim::StepMeter& meter) {
-  // One number stands for this object, the step and the call. Inside a host it
-  // also stands for learning rates, which verify() compares between hosts.
+  // One number identifies this object, the step and the call. Inside a host it
+  // also covers learning rates, which verify() compares between hosts.
   const auto place =
       static_cast<std::uint32_t>(2 * counts.steps + (in_step ? 1 : 0));
   own.optimizer = number + 0x9E3779B9u * place;
@@ -169,7 +169,8 @@ void OuterLoop::Impl::synchronize(View now) {
   begin_local_steps(now);
   StepReport report;
   optim::StepMeter meter(comm, report);
-  // A rank of this host that is in a local step waits for an agreement inside.
+  // Another rank of this host may be in a local step, in which it waits for
+  // this agreement.
   if (inside)
     static_cast<void>(agree(*groups->inside, {}, /*in_step=*/false, meter));
   sync(now, {}, /*in_step=*/false, meter);

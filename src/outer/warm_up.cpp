@@ -48,7 +48,7 @@ double WarmUp::average(View grads, double loss_scale,
     exact_->complete(grads, meter);
     return exchange::sum_divisor(comm_, grads.dtype());
   }
-  // A mean that is not finite makes all values NaN, which the step then sees.
+  // If the mean is not finite, all values become NaN, which the step detects.
   meter.adding_waits_of(*few_bits_, [&](exchange::LowBitMean& mean) {
     static_cast<void>(mean.average(
         {.values = grads, .units = units_, .loss_scale = loss_scale}));

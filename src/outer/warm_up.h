@@ -19,29 +19,28 @@
 
 namespace thinwire::outer {
 
-/// The average of gradients before the first local step, exact or over few
-/// bits.
+/// Average of gradients before the first local step, exact or low-bit.
 class WarmUp {
  public:
-  /// `groups` are those of `comm`, or null if hosts are flat. All arguments
+  /// `groups` belongs to `comm`, or is null if hosts are flat. All arguments
   /// must outlive this object.
   WarmUp(comm::Communicator& comm, const comm::HostGroups* groups,
          ThreadPool& pool, const ParameterLayout& layout, int bits,
          std::size_t bucket_elements);
 
-  /// Replaces gradients, which the caller has multiplied by `loss_scale`, by
-  /// their sum or mean over the ranks. Collective. Returns the divisor that
-  /// makes it a mean.
+  /// Replaces gradients, multiplied by `loss_scale`, with their sum or mean
+  /// over the ranks. Collective. Returns the divisor that turns the result into
+  /// a mean.
   [[nodiscard]] double average(View grads, double loss_scale,
                                exchange::WaitMeter& meter);
 
   /// Frees the residuals and records. Only adopt() may follow.
   void release() noexcept { few_bits_.reset(); }
 
-  /// Adds the residuals to a state; nothing if gradients travel exactly.
+  /// Adds the residuals to a state. Adds nothing if gradients are sent exactly.
   void add_to(optim::State& state) const;
-  /// Takes residuals out of a state that add_to() has made. Without them they
-  /// begin at 0. Throws Error(kCorruptCheckpoint).
+  /// Takes the residuals from a state made by add_to(); missing residuals start
+  /// at 0. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] optim::Adoption adopt(StateDict& state);
 
  private:
@@ -51,7 +50,7 @@ class WarmUp {
   const ParameterLayout& layout_;
   std::vector<std::size_t> units_;
   int bits_;
-  std::unique_ptr<exchange::ExactAverage> exact_;   // with 0 bits
+  std::unique_ptr<exchange::ExactAverage> exact_;   // if bits = 0
   std::unique_ptr<exchange::LowBitMean> few_bits_;  // unless released
 
   [[nodiscard]] std::unique_ptr<exchange::LowBitMean> make_few_bits() const;

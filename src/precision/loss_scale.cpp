@@ -12,7 +12,8 @@ namespace thinwire::precision {
 
 namespace {
 
-// `all`: every rank's first parameter.
+// Describes where the gradients are. `all` holds the first such parameter of
+// every rank.
 std::string place_of(const NonFiniteGradients& gradients,
                      const ParameterLayout& layout,
                      const std::vector<std::int64_t>& all) {

@@ -14,16 +14,17 @@ namespace thinwire::precision {
 struct NonFiniteGradients {
   /// The first parameter with such a gradient on this rank, or -1.
   std::int64_t first = -1;
-  /// They are means over the ranks, or sums: whose gradient it was is lost.
+  /// Whether gradients are sums or means over the ranks, so that the
+  /// responsible rank is unknown.
   bool is_averaged = false;
-  /// Local gradients: the lowest rank that has one; -1: only the sum over the
-  /// ranks is not finite.
+  /// For local gradients, the lowest rank that has one. -1 if only the sum over
+  /// the ranks is not finite.
   int rank = -1;
   std::int64_t last_good_step = 0;
 };
 
-/// The loss scale of one optimizer, and how a run ends where the scale cannot
-/// fall any further. Only parameters of fp16 have one: else it is 1 for ever.
+/// The loss scale of one optimizer, which also ends a run whose scale cannot
+/// fall further. It is used with fp16 parameters only, and is 1 otherwise.
 class LossScale {
  public:
   LossScale(DType params, const LossScalerOptions& options);
@@ -31,22 +32,23 @@ class LossScale {
 
   [[nodiscard]] bool is_used() const noexcept { return is_used_; }
   [[nodiscard]] double value() const noexcept { return scaler_.scale(); }
-  /// Throws Error(kInvalidArgument) as LossScaler::set_scale() and
-  /// Error(kFailedPrecondition) unless it is used.
+  /// Throws Error(kInvalidArgument) like LossScaler::set_scale(), and
+  /// Error(kFailedPrecondition) if no scale is used.
   void set(double scale);
-  /// An overflow now ends the run: stop() is to answer it.
+  /// Returns whether another overflow ends the run, so that the caller must
+  /// call stop().
   [[nodiscard]] bool is_last_chance() const noexcept;
-  /// A step has ended whose gradients were unscaled with value().
+  /// Reports the end of a step whose gradients were unscaled with value().
   void update(bool overflow);
-  /// Collective: throws Error(kNonFinite) on all ranks, naming the first
-  /// parameter concerned.
+  /// Throws Error(kNonFinite) on all ranks and names the first parameter with
+  /// such a gradient. Collective.
   [[noreturn]] void stop(comm::Communicator& comm,
                          const ParameterLayout& layout,
                          const NonFiniteGradients& gradients) const;
 
   void save(StateDict& state) const { scaler_.save(state); }
-  /// Calls LossScaler::load(). Does nothing if the state has no loss scale,
-  /// because its parameters were not fp16, or if no scaler is used here.
+  /// Calls LossScaler::load(). Does nothing if no scaler is used here, or if
+  /// the state has no loss scale because its parameters were not fp16.
   void load_if_there(const StateDict& state);
   /// Throws Error(kCorruptCheckpoint) if a scaler is used and the state has
   /// none.

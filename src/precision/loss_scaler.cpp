@@ -16,7 +16,7 @@ namespace {
 
 bool is_positive(double value) { return std::isfinite(value) && value > 0; }
 
-// Losses and gradients are multiplied in fp32.
+// The smallest scale, because losses and gradients are multiplied in fp32.
 constexpr double kLeastScale = 0x1p-126;
 constexpr double kMostScale = 0x1p127;
 constexpr const char* kScales = "in [2^-126, 2^127]";
@@ -117,8 +117,8 @@ void LossScaler::save(StateDict& state) const {
   state.put_integer("loss_scale_last_overflow", last_overflow_);
 }
 
-// The settings of now hold, whatever was saved: a scale that they exclude
-// becomes the nearest that they allow.
+// The present settings take precedence: if they exclude the saved scale, the
+// nearest allowed scale is used.
 void LossScaler::load(const StateDict& state) {
   const double scale = state.real("loss_scale");
   const std::int64_t left = state.integer("loss_scale_overflows_left");

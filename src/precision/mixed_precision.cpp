@@ -26,7 +26,7 @@ bool is_finite(ConstView values) {
   return std::isfinite(kernels::sum_of_squares(values));
 }
 
-// The number of the first parameter whose gradient is not finite; -1.
+// Returns the index of the first parameter with a non-finite gradient, or -1.
 std::int64_t first_nonfinite(const ParameterLayout& layout, ConstView grads) {
   const auto parameters = layout.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i)
@@ -60,8 +60,8 @@ struct MixedPrecision::Impl final : optim::EarlyGradients, optim::LocalSteps {
   }
 
   // ---- those of the optimizer, adapted
-  // At the minimum of the scale gradients must stay as they are until all ranks
-  // know which of them overflowed.
+  // At the smallest scale, gradients must not change until all ranks know which
+  // of them overflowed.
   [[nodiscard]] bool reduces() const noexcept override {
     return !scale.is_last_chance() && optimizer->early()->reduces();
   }
@@ -81,7 +81,7 @@ struct MixedPrecision::Impl final : optim::EarlyGradients, optim::LocalSteps {
   void finish() override { optimizer->early()->finish(); }
   void forget() noexcept override { optimizer->early()->forget(); }
 
-  // Local steps are the masters', which are then rounded to the parameters.
+  // Local steps change the masters, which are then rounded to the parameters.
   [[nodiscard]] std::int64_t steps_behind() const noexcept override {
     return optim::steps_behind(*optimizer);
   }
@@ -126,7 +126,7 @@ MixedPrecision::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
   kernels::convert(initial, masters.view());
 }
 
-// Gradients are still what each rank had when the run ends, unless they are
+// If a step ends the run, gradients are still each rank's own, unless they were
 // finite everywhere and only their sum is not.
 StepReport MixedPrecision::Impl::step(const StepInput& in) {
   StepInput inner = in;
@@ -185,7 +185,8 @@ bool MixedPrecision::takes_gradients(DType dtype) const noexcept {
 }
 
 StepReport MixedPrecision::step(const StepInput& input) {
-  // The wrapped optimizer knows where parts may be joined.
+  // Joined views must be split where the caller's parameters are; the wrapped
+  // optimizer checks the place.
   require_input(input, impl_->options.dtype, impl_->layout.size(),
                 input.params.first_size());
   return impl_->step(input);

@@ -5,7 +5,7 @@
 
 #include "optim/checks.h"
 
-/// Checks of the arguments of optimizers of 16-bit parameters. They throw
+/// Checks of the arguments of optimizers with 16-bit parameters. They throw
 /// Error(kInvalidArgument).
 namespace thinwire::precision {
 
@@ -24,7 +24,7 @@ inline void require_input(const optim::StepInput& in, DType dtype,
           "empty: params are of 16 bits themselves", in.low_precision.size());
 }
 
-/// Checks the arguments of a wrapper; `initial` are the parameters.
+/// Checks the arguments of a wrapper. `initial` holds the parameters.
 inline void require_wrapped(const optim::Optimizer* optimizer,
                             ConstView initial, std::size_t size) {
   if (optimizer == nullptr) reject("optimizer must be one to wrap, got null");
