@@ -34,7 +34,8 @@ std::string quote(const std::vector<std::string_view>& lines,
                              : "nothing (its text ends before)";
 }
 
-// The earliest line in which a rank differs from rank 0; the same on all ranks.
+// Describes the first line in which a rank differs from rank 0. The result is
+// the same on all ranks.
 std::string first_difference(const std::vector<std::string>& texts) {
   const std::vector<std::string_view> reference = lines_of(texts[0]);
   std::size_t first_line = reference.size();
@@ -57,17 +58,17 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      quote(lines_of(texts[*other]), first_line), *other);
 }
 
-// Before an error that all ranks throw: who threw it at once would tell those
-// that still gather it that it has given up.
+// Waits for the other ranks before all of them throw the same error. A rank
+// that threw at once would tell ranks that still gather that it has given up.
 void leave_together(Communicator& comm) noexcept {
   try {
     comm.barrier();
   } catch (const std::exception&) {
-    // Others have left, so they had it all.
+    // Ranks that have left already have the whole message.
   }
 }
 
-// 0: nothing was thrown; else 1 + the code.
+// Returns 1 + the error's code; 0 means that nothing was thrown.
 std::int32_t status_of(const std::exception& error) {
   const auto* own = dynamic_cast<const Error*>(&error);
   const ErrorCode code =
@@ -92,7 +93,7 @@ std::vector<std::string> gather_texts(Communicator& comm,
   const std::int64_t own = static_cast<std::int64_t>(text.size());
   std::vector<std::int64_t> sizes(ranks);
   comm.all_gather(ConstView(&own, 1, DType::kInt64), sizes);
-  // Ranks in other calls may have sent something else.
+  // Ranks in other collective calls may have sent something else.
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   if (std::any_of(sizes.begin(), sizes.end(),
                   [](std::int64_t n) { return n < 0 || n > kMost; })) {

@@ -53,8 +53,8 @@ void Collectives::receive(int peer, void* data, std::size_t bytes) {
   if (bytes > 0) receives_.push_back({peer, data, bytes});
 }
 
-// Does what send() and receive() have collected. Ranks that have nothing to
-// say count the exchange all the same, so that sequence numbers agree.
+// Performs the sends and receives collected so far. Ranks without any count the
+// exchange as well, so that sequence numbers agree.
 void Collectives::exchange() {
   const Operation operation = next_operation();
   if (!sends_.empty() || !receives_.empty())
@@ -92,7 +92,7 @@ void Collectives::reduce(ConstView input, const Legs& legs, View output,
                          ReduceOp op) {
   if (legs.inside.empty())
     return reduce_leg(input, legs.across, output, {op, input.dtype(), size_});
-  // A mean is the sum until the last rounding.
+  // A mean stays a sum until the last rounding.
   const ReduceOp sum_op = op == ReduceOp::kMax ? op : ReduceOp::kSum;
   const DType sum_type = sum_dtype(op, input.dtype());
   const Leg across = packed(legs.across);
@@ -109,8 +109,8 @@ void Collectives::reduce(ConstView input, const Legs& legs, View output,
   reduce_leg(sums, across, output, {op, sum_type, size_});
 }
 
-// Works in blocks that fit the scratch memory. Every rank runs as many as the
-// longest range needs, and sends even after its own range has ended.
+// Works in blocks that fit the scratch memory. Every rank runs as many blocks
+// as the longest range needs, and still sends after its own range has ended.
 void Collectives::reduce_leg(ConstView input, const Leg& leg, View output,
                              const Reducer& reducer) {
   const Peers& peers = *leg.peers;
@@ -145,7 +145,8 @@ void Collectives::reduce_leg(ConstView input, const Leg& leg, View output,
   }
 }
 
-// Every rank's piece is in place on that rank, and then on all.
+// Distributes the pieces, each of which lies in place on its own rank, to all
+// ranks.
 void Collectives::gather(View data, const Legs& legs) {
   gather_leg(data, legs.across);
   for (const Leg& leg : legs.inside) gather_leg(data, leg);
@@ -173,14 +174,16 @@ void Collectives::all_gather(ConstView input, View output,
     gather(output, routes_.gather_legs(places, output.bytes()));
 }
 
-// Bruck's algorithm. After k steps a rank has the values of 2^k ranks, counted
-// cyclically from its own. The next step sends them all in one message.
+// Implements Bruck's algorithm. After k steps a rank has the values of 2^k
+// ranks, counted cyclically from itself, and sends them all in one message in
+// the next step.
 void Collectives::gather_in_steps(View data, std::span<const Range> places) {
   const std::size_t element = size_of(data.dtype());
   const auto place = [&](int after) {
     return places[static_cast<std::size_t>((rank_ + after) % size_)];
   };
-  std::vector<std::size_t> ends{0};  // in bytes, of values in that order
+  std::vector<std::size_t> ends{0};  // byte offsets of the values in cyclic
+                                     // order
   for (int i = 0; i < size_; ++i)
     ends.push_back(ends.back() + place(i).size * element);
   if (scratch_.size() < ends.back())

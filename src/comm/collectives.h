@@ -17,28 +17,31 @@
 
 namespace thinwire::comm {
 
-/// The collectives of Communicator over Transport::exchange(). For one thread
-/// at a time; arguments have been checked. All throw Error(kCommFailure).
+/// Implements Communicator's collectives with Transport::exchange(). Only one
+/// thread may call at a time, and the caller has checked the arguments. All
+/// methods throw Error(kCommFailure).
 class Collectives {
  public:
   Collectives(Transport& transport, const CommunicatorOptions& options,
               const Routes& routes);
 
-  /// Cut in Routes::pieces(), of which each rank reduces its own and sends the
-  /// result to all.
+  /// Cuts `data` into Routes::pieces(). Each rank reduces its own pieces and
+  /// sends the result to all ranks.
   void all_reduce(View data, ReduceOp op);
   /// Reduces pieces[r] of input into output on rank r. The output may be the
-  /// rank's own place in input. In hierarchical mode each host first forms
+  /// rank's own part of input. In hierarchical mode each host first computes
   /// unrounded sums, which are then added between hosts.
   void reduce_scatter(ConstView input, std::span<const Range> pieces,
                       View output, ReduceOp op);
-  /// Rank r's input goes to places[r] of output.
+  /// Copies rank r's input to places[r] of output.
   void all_gather(ConstView input, View output, std::span<const Range> places);
-  /// sent[r] of input goes to rank r, received[r] of output comes from it.
+  /// Sends sent[r] of input to rank r, and receives received[r] of output from
+  /// it.
   void all_to_all(ConstView input, std::span<const Range> sent, View output,
                   std::span<const Range> received);
   void broadcast(View data, int root);
-  /// One byte to and from every rank: a message of 0 bytes would not be sent.
+  /// Sends one byte to every rank and receives one from each, because a message
+  /// of 0 bytes would not be sent.
   void barrier();
   [[nodiscard]] std::unique_ptr<Transport> split(int color, int key);
   /// Sets the ranks' names in errors, from the next collective on.
@@ -66,7 +69,7 @@ class Collectives {
   Operation operation_;
   std::vector<SendMessage> sends_;
   std::vector<RecvMessage> receives_;
-  Buffer scratch_;  ///< Other ranks' values while they are reduced.
+  Buffer scratch_;  ///< Values of other ranks during a reduction.
   Buffer sums_;     ///< This host's sums in hierarchical mode.
 };
 

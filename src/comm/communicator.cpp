@@ -29,7 +29,7 @@ std::unique_ptr<Transport> require_valid(std::unique_ptr<Transport> transport,
   return transport;
 }
 
-// Flat: every rank is a host of its own.
+// Returns flat options, in which every rank is a separate host.
 CommunicatorOptions with_hosts(CommunicatorOptions options, int rank,
                                int size) {
   if (options.hosts.is_flat()) options.hosts = {.size = size, .index = rank};
@@ -151,7 +151,8 @@ std::unique_ptr<Communicator> Communicator::by_host(const Hosts& hosts) {
 std::unique_ptr<Communicator> Communicator::Impl::split(
     int color, int key, const CommunicatorOptions& chosen) {
   std::unique_ptr<Transport> part;
-  // A transport without groups keeps working without them.
+  // The failure is thrown outside the queue, so that a transport without groups
+  // stays usable.
   std::optional<Error> unavailable;
   start("split", {}, [&] {
     try {
@@ -176,7 +177,7 @@ HostGroups split_by_host(Communicator& comm, std::chrono::milliseconds later) {
   HostGroups groups;
   groups.between = whole.split(hosts.local_rank, hosts.index, options);
   if (!hosts.is_flat()) {
-    // One host: nothing that these ranks send leaves it.
+    // The group is one host, so that nothing it sends leaves the host.
     options.hosts = {.ranks_per_host = hosts.ranks_per_host,
                      .local_rank = hosts.local_rank,
                      .ranks = std::vector<int>(
@@ -187,7 +188,7 @@ HostGroups split_by_host(Communicator& comm, std::chrono::milliseconds later) {
   groups.inside = whole.split(hosts.index, hosts.local_rank, options);
   for (Communicator* part : {groups.inside.get(), groups.between.get()})
     part->impl_->tally->parent = whole.tally;
-  // Errors call ranks what the whole group calls them.
+  // Errors name ranks as the whole group numbers them.
   const auto rank_at = [&](int host, int local) {
     const int at = host * hosts.ranks_per_host + local;
     return hosts.is_flat() ? at : hosts.ranks[static_cast<std::size_t>(at)];

@@ -21,7 +21,7 @@
 
 namespace thinwire::comm {
 
-/// Holds the numbers behind Counters, and the tally of the parent group.
+/// Counts behind Counters, and a pointer to the parent group's counts.
 struct Tally {
   std::atomic<std::uint64_t> bytes_sent = 0;
   std::atomic<std::uint64_t> bytes_between = 0;
@@ -46,9 +46,9 @@ struct Tally {
   static constexpr auto kRelaxed = std::memory_order_relaxed;
 };
 
-/// Holds the parts of a communicator, and queues its collectives on its thread.
+/// Holds the parts of a communicator and queues its collectives on its thread.
 struct Communicator::Impl {
-  /// The groups that were split from one, and still live.
+  /// Groups that were split from one communicator and still exist.
   struct Parts {
     std::mutex mutex;
     std::vector<Impl*> open;
@@ -59,8 +59,8 @@ struct Communicator::Impl {
   Impl& operator=(const Impl&) = delete;
 
   ~Impl() {
-    // The caller is not coming back: peers must not wait for their time-out,
-    // nor this destructor for them.
+    // The caller will not call again. Neither should peers wait for their
+    // time-out, nor this destructor for them.
     if (std::uncaught_exceptions() > exceptions_before)
       give_up("its communicator was destroyed by an exception");
     if (!whole) return;
@@ -68,7 +68,7 @@ struct Communicator::Impl {
     std::erase(whole->open, this);
   }
 
-  // Peers may wait in any of the parts.
+  // Peers may be waiting in any group split from this one.
   void give_up(const std::string& reason) {
     if (size == 1) return;
     queue.cancel(reason);
@@ -77,7 +77,7 @@ struct Communicator::Impl {
     for (Impl* part : parts->open) part->give_up(reason);
   }
 
-  // Before anybody uses this one.
+  // Must be called before anybody uses this group.
   void join(const std::shared_ptr<Parts>& parts_of_whole) {
     whole = parts_of_whole;
     const std::lock_guard lock(whole->mutex);
@@ -127,9 +127,9 @@ struct Communicator::Impl {
   const int exceptions_before = std::uncaught_exceptions();
   const std::shared_ptr<Tally> tally = std::make_shared<Tally>();
   const std::shared_ptr<Parts> parts = std::make_shared<Parts>();
-  std::shared_ptr<Parts> whole{};  // of the group that this was split from
+  std::shared_ptr<Parts> whole{};  // groups split from the same parent
   Collectives collectives;
-  Queue queue;  // last: its thread uses all of the above
+  Queue queue;  // last, because its thread uses all members above
 };
 
 }  // namespace thinwire::comm

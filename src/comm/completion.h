@@ -10,8 +10,8 @@
 
 namespace thinwire::comm {
 
-/// How one queued collective ended. The failure is kept as text, so that
-/// threads waiting for the same collective never share an exception object.
+/// Outcome of one queued collective. The failure is kept as text, so that
+/// threads that wait for the same collective never share an exception object.
 class Completion {
  public:
   explicit Completion(std::string name) : name_(std::move(name)) {}
@@ -21,9 +21,10 @@ class Completion {
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] bool done() const;
-  /// Throws Error(kCommFailure) if it failed.
+  /// Throws Error(kCommFailure) if the collective failed.
   void wait() const;
-  /// Throws it also if it is not done by then.
+  /// Throws Error(kCommFailure) also if the collective has not ended within
+  /// `timeout`.
   void wait_for(std::chrono::milliseconds timeout) const;
 
  private:

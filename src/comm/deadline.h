@@ -5,7 +5,8 @@
 
 namespace thinwire::comm {
 
-/// Now plus `timeout`, or the end of time where that would overflow.
+/// Returns now plus `timeout`, or the largest time point if that would
+/// overflow.
 [[nodiscard]] inline std::chrono::steady_clock::time_point deadline_after(
     std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;

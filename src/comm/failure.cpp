@@ -18,7 +18,7 @@ int name_of(const Operation& operation, int peer) {
   return operation.names.empty() ? peer : operation.names[at];
 }
 
-// "rank 2", "ranks 1, 3".
+// Returns a text such as "rank 2" or "ranks 1, 3".
 std::string name_ranks(const Operation& operation, std::span<const int> peers) {
   std::vector<int> names;
   for (const int peer : peers) names.push_back(name_of(operation, peer));
@@ -44,7 +44,7 @@ std::vector<int> waited_for(std::string_view text) {
   if (at == std::string_view::npos) return {};
   std::istringstream words(std::string(text.substr(at + kTimedOut.size())));
   std::string word;
-  words >> word;  // "rank 2" or "ranks 1, 3"
+  words >> word;  // "rank" or "ranks", before the numbers
   std::vector<int> ranks;
   for (int rank = 0; words >> rank; words.ignore(1)) ranks.push_back(rank);
   return ranks;
@@ -74,7 +74,8 @@ std::string gave_up(const Operation& operation, int peer,
 }
 
 bool tells_of_a_peer(std::string_view message) noexcept {
-  // "all_reduce: rank 1 gave up: ...", but not "... this rank gave up: ...".
+  // Matches "all_reduce: rank 1 gave up: ...", but not "... this rank gave up:
+  // ...".
   constexpr std::string_view kRank = "rank ";
   for (std::size_t at = message.find(kRank); at != std::string_view::npos;
        at = message.find(kRank, at + 1)) {

@@ -10,11 +10,11 @@
 
 #include "thinwire/comm/transport.h"
 
-/// The texts of Error(kCommFailure), the same for every backend. Ranks of the
-/// operation's group are called by their names in it.
+/// Texts of Error(kCommFailure), which are the same for every backend. They
+/// name ranks of the operation's group by their names in it.
 namespace thinwire::comm::failure {
 
-/// `peers`: the ranks that were still waited for.
+/// `peers` are the ranks that have not answered.
 [[nodiscard]] std::string timed_out(const Operation& operation,
                                     std::span<const int> peers);
 [[nodiscard]] std::string interrupted(const Operation& operation,
@@ -23,13 +23,15 @@ namespace thinwire::comm::failure {
 [[nodiscard]] std::string gave_up(int peer, std::string_view reason);
 [[nodiscard]] std::string gave_up(const Operation& operation, int peer,
                                   std::string_view reason);
-/// `message` is of an error that only passes another rank's failure on.
+/// Returns whether an error with this message only passes on another rank's
+/// failure.
 [[nodiscard]] bool tells_of_a_peer(std::string_view message) noexcept;
 [[nodiscard]] std::string left(const Operation& operation, int peer);
-/// The ranks that a text of timed_out() names; none in any other text.
+/// Returns the ranks that a text of timed_out() names, or none for any other
+/// text.
 [[nodiscard]] std::vector<int> waited_for(std::string_view text);
-/// `text` says that a rank is elsewhere, has gone, or does not come: it makes
-/// other calls than this one, or fewer.
+/// Returns whether `text` says that a rank is in another call, has left, or
+/// does not come, so that ranks do not make the same calls.
 [[nodiscard]] bool is_out_of_step(std::string_view text) noexcept;
 [[nodiscard]] std::string this_rank_gave_up(const Operation& operation,
                                             std::string_view reason);

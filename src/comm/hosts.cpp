@@ -27,7 +27,8 @@ namespace {
 constexpr std::string_view kRanksPerHost =
     "ranks_per_host (or THINWIRE_RANKS_PER_HOST)";
 
-// The ranks of every host, hosts in the order of their lowest rank.
+// Returns the ranks of every host, with hosts in the order of their lowest
+// rank.
 std::vector<std::vector<int>> together(std::span<const OnHost> all) {
   std::vector<std::vector<int>> hosts;
   std::vector<std::int64_t> names;
@@ -62,8 +63,9 @@ std::vector<std::vector<int>> told(std::span<const OnHost> all) {
   return hosts;
 }
 
-// How the launchers' numbers contradict what was found; "" if they agree.
-// Containers of one machine share its boot id, and have a launcher each.
+// Describes how the launchers' numbers contradict the detected hosts; "" if
+// they agree. Containers on one machine share its boot id, but each has its own
+// launcher.
 std::string contradiction(const std::vector<std::vector<int>>& hosts,
                           std::span<const OnHost> all,
                           const std::string& variable) {
@@ -117,7 +119,7 @@ Hosts hosts_of_rank(const std::vector<std::vector<int>>& hosts, int rank,
   return result;
 }
 
-// Every rank is a host of its own.
+// Puts every rank on a separate host.
 std::vector<std::vector<int>> apart(std::size_t ranks) {
   std::vector<std::vector<int>> hosts;
   for (int rank = 0; rank < static_cast<int>(ranks); ++rank)
@@ -125,8 +127,8 @@ std::vector<std::vector<int>> apart(std::size_t ranks) {
   return hosts;
 }
 
-// Groups the ranks as the variables say, or otherwise as detected. Sets `why`
-// only if the detected hosts contradict each other.
+// Groups the ranks as the variables say or, if none is set, as detected. Sets
+// `why` only if the detected hosts contradict the launchers.
 std::vector<std::vector<int>> grouped(std::span<const OnHost> all, int rank,
                                       const std::string& variable,
                                       WhyFlat& why) {
@@ -155,8 +157,8 @@ std::vector<std::vector<int>> grouped(std::span<const OnHost> all, int rank,
   return hosts;
 }
 
-// Collective: what every rank knows. `variable` names where `announced` comes
-// from.
+// Gathers every rank's knowledge of its host. `variable` receives the name of
+// the variable behind `announced`. Collective.
 std::vector<OnHost> gather_on_host(Communicator& comm,
                                    const HostOptions& options,
                                    std::string& variable) {
@@ -167,7 +169,8 @@ std::vector<OnHost> gather_on_host(Communicator& comm,
     own.ranks_per_host = options.ranks_per_host > 0 ? options.ranks_per_host
                                                     : env::ranks_per_host();
     own.host = machine_id();
-    // A launcher counts processes, and all local ranks are in one.
+    // Does not apply to local ranks, which are threads of one of the launcher's
+    // processes.
     if (comm.backend() == "local") return;
     if (const auto said = env::launched_on_host(comm.size())) {
       own.announced = said->value;
@@ -194,7 +197,7 @@ std::string host_name() {
   return name.data();
 }
 
-// Containers of one machine have one boot id and host names of their own.
+// Containers on one machine share its boot id but differ in their host names.
 std::int64_t machine_id() {
   std::string id;
   std::ifstream file("/proc/sys/kernel/random/boot_id");

@@ -9,7 +9,8 @@
 
 namespace thinwire::comm {
 
-/// values[r] is rank r's `own`, on all ranks. For a Transport's own split().
+/// Returns on all ranks the values `own` of every rank, in rank order.
+/// Transports use it in split().
 template <class T>
 std::vector<T> gather_values(Transport& transport, const T& own,
                              const Operation& operation) {
@@ -36,7 +37,8 @@ struct Membership {
   int key = 0;
 };
 
-/// The ranks of the parent group that chose `color`, ordered by key, then rank.
+/// Returns the parent group's ranks that chose `color`, ordered by key, then by
+/// rank.
 inline std::vector<int> members_of(const std::vector<Membership>& all,
                                    int color) {
   std::vector<int> members;

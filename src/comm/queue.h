@@ -13,22 +13,22 @@
 
 namespace thinwire::comm {
 
-/// Runs jobs in the order they came, on one thread that starts with the first
-/// of them. The first job that throws fails all that are queued behind it.
+/// Runs jobs in order on one thread, which starts with the first job. The first
+/// job that throws fails all jobs queued behind it.
 class Queue {
  public:
-  /// `on_failure` is called with the first failure's text before anyone who
-  /// waits for a job learns of it, while the jobs' memory is still alive.
+  /// `on_failure` receives the text of the first failure before anyone who
+  /// waits for a job learns of it. At that time the jobs' memory still exists.
   explicit Queue(std::function<void(const std::string&)> on_failure);
-  /// Returns when all jobs have ended.
+  /// Blocks until all jobs have ended.
   ~Queue();
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  /// Throws Error(kCommFailure) if a job has failed already.
+  /// Throws Error(kCommFailure) if an earlier job has failed.
   void push(std::shared_ptr<Completion> completion, std::function<void()> run);
 
-  /// Fails every job that has not begun, and every later one.
+  /// Fails every job that has not begun and every later one.
   void cancel(const std::string& reason);
 
  private:

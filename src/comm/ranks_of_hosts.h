@@ -7,9 +7,9 @@
 
 namespace thinwire::comm {
 
-/// Collective: returns the ranks of every host in their order, hosts in the
-/// order of their lowest ranks. Unlike in find_hosts(), hosts may hold any
-/// numbers of ranks, and one may hold all.
+/// Returns the ranks of every host in ascending order, with hosts in the order
+/// of their lowest ranks. Unlike in find_hosts(), hosts may have different
+/// numbers of ranks, and one host may have all ranks. Collective.
 [[nodiscard]] std::vector<std::vector<int>> ranks_of_hosts(
     Communicator& comm, const HostOptions& options = {});
 

@@ -7,7 +7,7 @@
 namespace thinwire::comm {
 namespace {
 
-// The type of the additions, and the conversions to it and back.
+// Defines the type of the additions, and the conversions to and from it.
 template <class T>
 struct Traits {
   using Accumulator = T;
@@ -27,12 +27,12 @@ struct Traits<BFloat16> {
   static BFloat16 narrow(float value) { return to_bfloat16(value); }
 };
 
-// apply() for every further source, then finish() once.
+// A reduction calls apply() for every further source, then finish() once.
 struct Sum {
   template <class A>
   static A apply(A a, A b) {
     if constexpr (std::is_integral_v<A>) {
-      // Signed overflow is undefined, unsigned wraps around.
+      // Unsigned arithmetic wraps around, whereas signed overflow is undefined.
       using U = std::make_unsigned_t<A>;
       return static_cast<A>(
           static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
@@ -57,7 +57,7 @@ struct Max {
   template <class A>
   static A apply(A a, A b) {
     if constexpr (std::is_floating_point_v<A>) {
-      return a > b || a != a ? a : b;  // a NaN on either side stays
+      return a > b || a != a ? a : b;  // keeps a NaN from either side
     } else {
       return std::max(a, b);
     }
@@ -68,8 +68,8 @@ struct Max {
   }
 };
 
-// One source more. A function of its own, without aliases, because GCC 12 makes
-// vectors of this loop in only some of its copies where it is inlined.
+// Adds one source. This is a separate function without aliases, because GCC 12
+// vectorizes only some inlined copies of the loop.
 template <class T, class Op, class A>
 [[gnu::noinline]] void take_in(const T* __restrict next, A* __restrict sum,
                                std::size_t n) {
@@ -77,8 +77,8 @@ template <class T, class Op, class A>
     sum[i] = Op::apply(sum[i], Traits<T>::widen(next[i]));
 }
 
-// Block by block, so that the accumulators stay in the first-level cache and
-// every source is read once.
+// Reduces block by block, so that the accumulators stay in the first-level
+// cache and every source is read once.
 template <class T, class Out, class Op>
 void reduce_into(int ranks, std::span<const void* const> sources, View output) {
   using Accumulator = typename Traits<T>::Accumulator;
@@ -98,7 +98,7 @@ void reduce_into(int ranks, std::span<const void* const> sources, View output) {
   }
 }
 
-// Maxima are never widened.
+// Maxima are never widened to fp32.
 template <class T, class Op>
 void reduce_half(int ranks, std::span<const void* const> sources, View output) {
   if constexpr (!std::is_same_v<Op, Max>) {
@@ -108,7 +108,7 @@ void reduce_half(int ranks, std::span<const void* const> sources, View output) {
   reduce_into<T, T, Op>(ranks, sources, output);
 }
 
-// Into half precision: sums of it that were left unrounded so far.
+// Rounds sums to half precision that an earlier step left unrounded.
 template <class Op>
 void reduce_float(int ranks, std::span<const void* const> sources,
                   View output) {

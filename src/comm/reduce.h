@@ -9,24 +9,24 @@
 
 namespace thinwire::comm {
 
-/// A reduction of values of this dtype, for one thread.
+/// A single-threaded reduction of values of one dtype.
 struct Reducer {
   ReduceOp op = ReduceOp::kSum;
   DType dtype = DType::kFloat32;
-  int ranks = 1;  ///< kMean: whose mean it is.
+  int ranks = 1;  ///< The number of ranks in the mean of kMean.
 };
 
-/// output[i] = sources[0][i] op sources[1][i] op ..., in this order; there is
-/// at least one source. Half precision is reduced in float and rounded once, or
-/// not at all where output is float. Output is of half precision, too, for the
-/// sums of such values that float sources are. All others have an output of
-/// their own dtype. Integers wrap around. kMean, which is not for integers,
-/// multiplies the sum by 1 / ranks before that rounding. `output` may be a
-/// source of its dtype.
+/// Computes output[i] = sources[0][i] op sources[1][i] op ..., in this order,
+/// from at least one source. Half precision is reduced in fp32 and rounded once
+/// at the end, or not at all if output is fp32. fp32 sources that are unrounded
+/// sums of half-precision values may have half-precision output. In all other
+/// cases sources and output have the same dtype. Integers wrap around. kMean,
+/// which excludes integers, multiplies the sum by 1 / ranks before it is
+/// rounded. `output` may be one of the sources if it has their dtype.
 void reduce_in_order(const Reducer& reducer,
                      std::span<const void* const> sources, View output);
 
-/// Returns the dtype in which sums of this dtype are formed and kept unrounded.
+/// Returns the dtype in which values of `dtype` are summed and kept unrounded.
 [[nodiscard]] DType sum_dtype(ReduceOp op, DType dtype) noexcept;
 
 }  // namespace thinwire::comm

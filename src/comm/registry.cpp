@@ -17,7 +17,7 @@
 namespace thinwire::comm {
 namespace {
 
-// A process alone is a local group of one.
+// Makes a local group of one for a process without peers.
 std::unique_ptr<Communicator> make_alone(const CommunicatorOptions& options) {
   return std::move(make_local_group(1, options).front());
 }

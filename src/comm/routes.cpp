@@ -22,7 +22,7 @@ int rank_of(const Hosts& hosts) {
       hosts.index * hosts.ranks_per_host + hosts.local_rank)];
 }
 
-// Returns one host with so many ranks.
+// Returns one host with `ranks` ranks.
 Hosts one_host(int ranks) {
   Hosts host{.ranks_per_host = ranks, .ranks = {}};
   if (ranks > 1) host.ranks.resize(static_cast<std::size_t>(ranks));
@@ -30,7 +30,7 @@ Hosts one_host(int ranks) {
   return host;
 }
 
-// One range of neighbours, of which empty ones may lie anywhere.
+// Joins ranges that are neighbours; empty ranges may lie anywhere.
 Range joined(std::span<const Range> ranges) {
   Range whole = ranges.front();
   for (const Range& range : ranges) {

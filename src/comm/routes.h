@@ -11,29 +11,29 @@
 
 namespace thinwire::comm {
 
-/// Most bytes of other ranks' values held at a time. They are few enough to be
-/// added while the cache has them, and enough to hide the latency. The size is
-/// a little over 4 MiB because a bucket's pieces differ by a block. So up to 16
-/// ranks handle the longest part of 2^20 elements in one round.
+/// Largest number of bytes of other ranks' values held at a time. This is
+/// little enough to be added from the cache, and enough to hide the latency. It
+/// is a little over 4 MiB because a bucket's pieces differ by a block. Up to 16
+/// ranks can therefore process the longest part of 2^20 elements in one round.
 inline constexpr std::size_t kScratchBytes =
     (std::size_t{4} << 20) + (64 << 10);
 
-/// Gathers of no more bytes are bound by the number of messages: over more
-/// ranks than these they take steps.
+/// Largest gather whose cost depends on the number of messages, so that it
+/// takes steps among more ranks than kFewRanks.
 inline constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
 inline constexpr int kFewRanks = 8;
 
-/// [0, size) in `parts` ranges of which the first size % parts are longer by
-/// one element.
+/// Divides [0, size) into `parts` ranges, of which the first size % parts are
+/// longer by one element.
 [[nodiscard]] std::vector<Range> equal_ranges(std::size_t size, int parts);
-/// Ranges of these sizes, one after the other.
+/// Returns adjacent ranges of these sizes.
 [[nodiscard]] std::vector<Range> ranges_of(std::span<const std::size_t> sizes);
 
-/// Returns the ranges of places in the order of ranks.
+/// Reorders the ranges of places by rank.
 [[nodiscard]] std::vector<Range> by_rank(std::span<const Range> places,
                                          std::span<const int> rank_at_place);
 
-/// Messages of one rank, and their bytes.
+/// Number of messages that one rank sends, and their bytes.
 struct Sent {
   std::uint64_t bytes = 0;
   std::uint64_t messages = 0;
@@ -41,11 +41,11 @@ struct Sent {
   bool operator==(const Sent&) const = default;
 };
 
-/// Messages of one rank in collectives.
+/// Cost of one rank's messages in collectives.
 struct Cost {
   Sent between_hosts;
   Sent inside_hosts;
-  /// Rounds of messages that follow one another, in any of which this rank may
+  /// Number of rounds of consecutive messages. In some of them this rank may
   /// have nothing to send.
   std::uint64_t rounds = 0;
 
@@ -55,7 +55,7 @@ struct Cost {
   [[nodiscard]] std::uint64_t messages() const noexcept {
     return between_hosts.messages + inside_hosts.messages;
   }
-  /// Adds `times` times as much.
+  /// Adds `times` times the cost `more`.
   void add(const Cost& more, std::uint64_t times = 1) noexcept;
   Cost& operator+=(const Cost& more) noexcept {
     add(more);
@@ -64,60 +64,60 @@ struct Cost {
   bool operator==(const Cost&) const = default;
 };
 
-/// Some ranks of the group, this one among them, in the order of their values
-/// in sums.
+/// Some ranks of the group, including this one, in the order in which their
+/// values are added.
 struct Peers {
   std::vector<int> ranks;
-  std::size_t self = 0;  ///< This rank's index among them.
+  std::size_t self = 0;  ///< Index of this rank in `ranks`.
 };
 
-/// Peers that send straight to each other, and what is whose of an array. In a
-/// reduction ranges[i] goes to peer i, from all; in a gather it comes from peer
-/// i, to all.
+/// Peers that send directly to each other, and the ranges of an array that
+/// belong to them. A reduction sends ranges[i] from all peers to peer i. A
+/// gather sends it from peer i to all.
 struct Leg {
   const Peers* peers = nullptr;
   std::vector<Range> ranges;
-  /// The longest range of this leg on any rank of the group: all of them take
-  /// as many exchanges.
+  /// Longest range of this leg on any rank of the group. It determines the
+  /// number of exchanges on all of them.
   std::size_t longest = 0;
 
   [[nodiscard]] Range own() const { return ranges[peers->self]; }
 };
 
-/// The legs of a collective: a reduction takes them from the inside outwards, a
-/// gather the other way round.
+/// Legs of a collective. A reduction runs them from the inside outwards, and a
+/// gather in the opposite order.
 struct Legs {
-  std::vector<Leg> inside;  ///< Empty where flat.
+  std::vector<Leg> inside;  ///< Empty if flat.
   Leg across;               ///< Among all ranks, or between hosts.
 };
 
-/// Returns the leg for an array that holds these ranges alone, one after the
+/// Returns the leg for an array that holds only these ranges, one after the
 /// other.
 [[nodiscard]] Leg packed(Leg leg);
 
-/// In which parts a leg's reduction is done, so that what others send fits the
+/// Parts in which a leg is reduced, so that the other ranks' values fit the
 /// scratch memory.
 struct Blocks {
   Blocks(const Leg& leg, std::size_t element_bytes);
-  std::size_t elements = 0;  ///< Elements of each range at a time.
+  std::size_t elements = 0;  ///< Elements of each range in one block.
   std::size_t stride = 0;    ///< Bytes from one peer's slot to the next.
 };
 
-/// One step of a gather by Bruck's algorithm. This rank sends the values of
-/// `count` ranks to rank `to`, counted cyclically from its own. It receives as
-/// many from rank `from`, counted from that rank.
+/// One step of a gather with Bruck's algorithm. This rank sends the values of
+/// `count` ranks, counted cyclically from itself, to rank `to`. It receives the
+/// same number of values from rank `from`, counted from that rank.
 struct BruckStep {
   int to = 0;
   int from = 0;
   int count = 0;
 };
 
-/// Decides who sends what to whom in the collectives of one rank: directly to
+/// Decides between which ranks the collectives of one rank send: directly to
 /// every other rank, or hierarchically.
 class Routes {
  public:
-  /// Unless `by_host`, all collectives go directly, and hosts only tell what
-  /// leaves them.
+  /// Unless `by_host`, all collectives are direct, and hosts only determine
+  /// which bytes leave a host.
   Routes(int rank, int size, const Hosts& hosts, bool by_host = true);
   Routes(const Routes&) = delete;
   Routes& operator=(const Routes&) = delete;
@@ -126,20 +126,20 @@ class Routes {
 
   /// Returns the legs of a collective in which rank r has pieces[r]. In
   /// hierarchical mode a local rank handles the pieces of its counterparts on
-  /// all hosts. That takes one leg if these pieces are neighbours for every
+  /// all hosts. This requires one leg if these pieces are neighbours for every
   /// local rank, and otherwise one leg per host.
   [[nodiscard]] Legs legs(std::span<const Range> pieces) const;
-  /// An all-reduce's array, cut so that a host's sums fit the scratch memory.
+  /// Cuts the array of an all-reduce so that a host's sums fit the scratch
+  /// memory.
   [[nodiscard]] std::vector<Range> slices(std::size_t size,
                                           std::size_t sum_bytes) const;
-  /// Nearly equal pieces of `slice` by rank, in the order of places.
+  /// Cuts `slice` into nearly equal pieces by rank, in the order of places.
   [[nodiscard]] std::vector<Range> pieces(Range slice) const;
-  /// Returns the legs of a gather of `bytes` bytes in all. Few bytes go
-  /// directly whatever the hosts are, because latency then costs more than
-  /// bandwidth.
+  /// Returns the legs of a gather of `bytes` bytes in all. Small gathers are
+  /// direct even between hosts, because latency costs more than bandwidth.
   [[nodiscard]] Legs gather_legs(std::span<const Range> places,
                                  std::size_t bytes) const;
-  /// Whether such a gather takes bruck_steps() instead.
+  /// Returns whether a gather of `bytes` bytes uses bruck_steps() instead.
   [[nodiscard]] bool takes_steps(std::size_t bytes) const noexcept;
   [[nodiscard]] std::vector<BruckStep> bruck_steps() const;
 
@@ -152,8 +152,8 @@ class Routes {
                                        std::size_t sum) const;
   [[nodiscard]] Cost of_all_gather(std::span<const Range> places,
                                    std::size_t element) const;
-  /// Returns the cost of sending a range of `sent` to each rank. It counts a
-  /// round if any is not empty.
+  /// Returns the cost of sending sent[r] to each rank r. Counts one round if
+  /// any range is not empty.
   [[nodiscard]] Cost of_all_to_all(std::span<const Range> sent,
                                    std::size_t element) const;
 
@@ -172,29 +172,30 @@ class Routes {
   const Hosts hosts_;
   int rank_ = 0;
   const int size_;
-  const bool by_host_;        // several hosts of several ranks
+  const bool by_host_;        // true if there are several hosts with several
+                              // ranks each
   std::vector<int> host_of_;  // of every rank
   Peers everyone_;
   Peers inside_;
   Peers between_;
 };
 
-/// Routes of one rank, without a communicator: among all ranks, and in the
-/// groups that split_by_host() gives it.
+/// Routes of one rank without a communicator: among all ranks, and in the
+/// groups that split_by_host() would create.
 struct RankRoutes {
-  /// `hosts` are all hosts, as this rank sees them. Unless `by_host`, the rank
-  /// goes directly, and has no groups.
+  /// `hosts` are all hosts as this rank sees them. Unless `by_host`, the rank
+  /// sends directly and has no groups.
   RankRoutes(const Hosts& hosts, bool by_host);
 
   /// Makes these the routes of the rank at another place.
   void become(std::size_t other);
 
   std::vector<int> rank_at_place;
-  std::size_t place;    ///< This rank's.
+  std::size_t place;    ///< Place of this rank.
   std::size_t workers;  ///< Ranks of `between`.
   Routes whole;
-  Routes between;  ///< Same as `whole` if the rank goes directly.
-  Routes inside;   ///< This rank alone if it goes directly.
+  Routes between;  ///< Equals `whole` if the rank sends directly.
+  Routes inside;   ///< Only this rank if it sends directly.
 
  private:
   RankRoutes(const Hosts& hosts, bool by_host, int rank, int size);

@@ -24,17 +24,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Ranks that all fail by themselves do so within this time.
+// Time within which ranks that all fail independently do so.
 constexpr milliseconds kTogether{1000};
 
-// LibTorch ends its messages with the frames of its stack.
+// Removes the stack trace that LibTorch appends to messages.
 std::string without_stack(std::string_view text) {
   text = text.substr(0, text.find("\nException raised from"));
   while (text.ends_with('\n')) text.remove_suffix(1);
   return std::string(text);
 }
 
-// The ranks once more, apart from the communicator that has failed.
+// A second group of all ranks, for use after the first communicator has failed.
 class Ending {
  public:
   explicit Ending(Communicator& comm)
@@ -43,7 +43,7 @@ class Ending {
 
   [[nodiscard]] bool can_ask() const noexcept { return comm_ != nullptr; }
 
-  // Whether every rank has come here, or does within kTogether.
+  // Returns whether every rank arrives here within kTogether.
   bool all_are_here() noexcept {
     try {
       comm_->queue_all_gather(own_, all_).wait(kTogether);
@@ -57,14 +57,15 @@ class Ending {
  private:
   std::vector<std::uint8_t> own_ = std::vector<std::uint8_t>(1);
   std::vector<std::uint8_t> all_;
-  std::unique_ptr<Communicator> comm_;  // last: it uses the others
+  std::unique_ptr<Communicator> comm_;  // last, because it uses the other
+                                        // members
 };
 
 std::ostream& stream(std::ostream* errors) {
   return errors == nullptr ? std::cerr : *errors;
 }
 
-// `rank`: none where this process is alone.
+// `rank` is empty if the process has no peers.
 void report(std::ostream& errors, std::optional<int> rank,
             std::string_view cause) {
   const std::string who = rank ? fmt::format("rank {}", *rank) : "error";
@@ -76,13 +77,13 @@ std::optional<int> rank_of(const Communicator& comm) {
   return comm.rank();
 }
 
-// Ends a rank whose body threw, and notifies the others last. If they fail as
-// well, none of them is in an exchange with this rank. A rank that is just
-// leaving its last exchange must not report this rank's end as the cause.
+// Ends a rank whose body threw. It notifies the others last, because a rank
+// that is just leaving its last exchange must not report this end as the cause.
+// If all ranks have failed, none of them is in an exchange with this rank.
 void end(Communicator& comm, Ending& ending, std::string_view cause,
          std::ostream& errors) {
   if (failure::tells_of_a_peer(cause)) {
-    // That rank has reported.
+    // The other rank has reported.
   } else if (!ending.can_ask()) {
     report(errors, rank_of(comm), cause);
     if (comm.size() > 1) std::this_thread::sleep_for(kTogether);

@@ -6,13 +6,13 @@
 
 namespace thinwire::comm {
 
-/// Blocks until a collective no longer reads or writes its buffers, so that the
-/// caller may free them. It does not matter whether the collective succeeded.
+/// Blocks until a collective no longer accesses its buffers, whether or not it
+/// succeeded, so that the caller may free them.
 inline void wait_ignoring_errors(const Work& work) noexcept {
   try {
     work.wait();
   } catch (const Error&) {
-    // Failed collectives are over, too.
+    // A failed collective has ended as well.
   }
 }
 

@@ -17,7 +17,7 @@ using kernels::Signs;
 
 namespace {
 
-// Chunk by chunk, in order: a unit has no groups of chunks.
+// Adds chunk by chunk, in order, because a unit has no groups of chunks.
 double sum_of_squares(std::span<const float> values) {
   std::vector<double> chunks(kernels::sum_chunks(values.size()));
   kernels::chunk_sums_of_squares(values, chunks);
@@ -64,7 +64,7 @@ void CompressedAllReduce::all_reduce(std::span<float> values) {
     decode(unit, sent, values.data() + unit.values.offset);
 }
 
-// c = x + e, one scale for all of it, e = c - scale * sign.
+// c = x + e, one scale for the whole unit, e = c - scale * sign.
 void CompressedAllReduce::encode(const Unit& unit, const float* x,
                                  Records& sent) {
   const auto c = worker_error_.as<float>().subspan(unit.first);
@@ -78,7 +78,8 @@ void CompressedAllReduce::encode(const Unit& unit, const float* x,
       float& last = c[(s + 1) * unit.chunk - 1 - i];
       last = 0.0f + last;
     }
-    // Values and padding apart: it is in this order that the sum is formed.
+    // Values and padding are summed separately, because the order determines
+    // the last bits.
     const double of_values = sum_of_squares(c.subspan(begin, end - begin));
     const double of_padding =
         sum_of_squares(c.subspan((s + 1) * unit.chunk - padding, padding));
@@ -93,7 +94,7 @@ void CompressedAllReduce::encode(const Unit& unit, const float* x,
   }
 }
 
-// c = mean over the ranks, in their order, + d; with a scale of its own.
+// c = mean over the ranks, in rank order, + d, with a separate scale.
 void CompressedAllReduce::average(const Unit& unit, Records& received,
                                   std::uint8_t* to) {
   const auto c =

@@ -14,46 +14,47 @@
 
 namespace thinwire::deepspeed {
 
-/// The size of a unit with its padding: a multiple of W lcm(8, W).
+/// Returns the size of a unit with its padding, a multiple of W lcm(8, W).
 [[nodiscard]] std::size_t padded_size(std::size_t size, int world);
 
-/// The reference's error-compensated all-reduce, in plain loops. Each unit is
-/// padded and cut into W chunks, one for each server. A worker has one scale
-/// per unit, a server one per chunk. Padding is in the scales and has
+/// DeepSpeed's error-compensated all-reduce, in plain loops. Each unit is
+/// padded and cut into W chunks, one per server. A worker has one scale per
+/// unit, a server one per chunk. Padding contributes to the scales and has
 /// residuals.
 class CompressedAllReduce {
  public:
-  /// `units` are ranges of the caller's flat array; empty ones do not count.
+  /// `units` are ranges of the caller's flat array; empty ones are ignored.
   /// `comm` must outlive this object.
   CompressedAllReduce(comm::Communicator& comm, std::span<const Range> units);
 
-  /// Collective, done on return: the units of `values` become the compressed
-  /// average over the ranks. Checks nothing, as the reference.
+  /// Replaces the units of `values` with the compressed average over the ranks.
+  /// Like DeepSpeed, checks nothing. Collective, done on return.
   void all_reduce(std::span<float> values);
 
-  /// Returns the errors of every unit with its padding, one after the other.
+  /// Returns the residuals of all units with their padding, one unit after the
+  /// other.
   [[nodiscard]] ConstView worker_error() const { return worker_error_.view(); }
-  /// Returns the errors of the chunks that this rank serves.
+  /// Returns the residuals of the chunks that this rank serves.
   [[nodiscard]] ConstView server_error() const { return server_error_.view(); }
   void clear_errors();
-  /// Replaces the errors by arrays of the same sizes.
+  /// Replaces the residuals with arrays of the same sizes.
   void take_errors(Buffer&& worker, Buffer&& server);
 
-  /// Its blocks are numbered server by server, and within a server as the units
-  /// that are not empty. Null: nobody.
+  /// Sets the observer, or none if null. It numbers blocks server by server,
+  /// and within a server by unit, without empty units.
   void set_observer(exchange::WireObserver* observer) { observer_ = observer; }
-  /// Returns the seconds that all_reduce() has waited for other ranks since
-  /// construction.
+  /// Returns the seconds that all_reduce() has spent waiting for other ranks
+  /// since construction.
   [[nodiscard]] double wait_seconds() const { return waited_; }
 
  private:
   struct Unit {
     Range values;
-    std::size_t first = 0;   // its first residual
+    std::size_t first = 0;   // index of its first residual
     std::size_t chunk = 0;   // elements of a chunk
-    std::size_t record = 0;  // byte offset in a server's records
+    std::size_t record = 0;  // byte offset in the records of a server
   };
-  // The records that go to, or come from, one rank.
+  // Records sent to one rank or received from it.
   using Records = std::vector<std::uint8_t>;
 
   [[nodiscard]] std::uint8_t* record(Records& of_all, std::size_t rank,

@@ -70,7 +70,8 @@ Fp16Optimizer::Fp16Optimizer(comm::Communicator& comm,
   precision::require_wrapped(optimizer_.get(), initial, layout.size());
   masters_ = Buffer::of<float>(layout.size());
   kernels::convert(initial, masters_.view());
-  // "Initializes" the states: one step with gradients of zero.
+  // Initializes the states as DeepSpeed does, by one step with gradients of
+  // zero.
   grads_.resize(layout.size());
   (void)optimizer_->step_averaged({.params = masters_.view(), .grads = grads_});
 }
@@ -126,7 +127,7 @@ StepReport Fp16Optimizer::step(const StepInput& in) {
   return report;
 }
 
-// The engine's all-reduce: every addition and both products are rounded.
+// Averages like DeepSpeed's engine, which rounds every sum and both products.
 void Fp16Optimizer::average(std::span<Half> values) const {
   const double ranks = comm_.size();
   const double before = options_.prescale ? 1 / ranks : 1 / options_.predivide;
@@ -162,8 +163,8 @@ std::span<const float> Fp16Optimizer::gradient_of(const Parameter& p) const {
   return std::span(grads_).subspan(p.offset, p.size);
 }
 
-// The fused wrapper adds squares as Python numbers, whose pow() differs from a
-// product or a root in the last bit. The unfused one adds floats.
+// DeepSpeed's fused wrapper adds squares as Python numbers, whose pow() differs
+// from a product or a root in the last bit. Its unfused wrapper adds floats.
 double Fp16Optimizer::scaled_norm() const {
   if (options_.wrapper == Fp16Wrapper::kFused) {
     double sum = 0;
@@ -204,7 +205,7 @@ optim::Notes Fp16Optimizer::load_state_dict(const StateDict& state) {
 
 optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
   precision::LossScaler scaler = scaler_;
-  // A file of the reference has none.
+  // A DeepSpeed file has no loss scale.
   if (state.has_scalar("loss_scale")) scaler.load(state);
   const std::int64_t skipped = optim::saved_count(state, "skipped_steps");
   const auto masters = std::make_shared<Buffer>(
@@ -213,7 +214,7 @@ optim::Optimizer::Adoption Fp16Optimizer::adopt(StateDict state) {
           of_optimizer = optimizer_->adopt(std::move(state))] {
     optim::Notes notes = of_optimizer();
     scaler_ = scaler;
-    // Some has taken over.
+    // The inner optimizer has already adopted some of the skipped steps.
     skipped_ = skipped - optimizer_->progress().skipped;
     masters_ = std::move(*masters);
     return notes;

@@ -26,8 +26,8 @@ namespace {
 
 constexpr const char* kWorkerError = "worker_error";
 constexpr const char* kServerError = "server_error";
-// An integer of states whose residuals are in the order of worker_error();
-// missing until version 0.7.
+// Marks states whose residuals are in the order of worker_error(). States
+// before version 0.7 do not have it.
 constexpr const char* kOrder = "residual_order";
 
 }  // namespace
@@ -124,8 +124,8 @@ optim::State LowBitOptimizer::Impl::state() const {
   return own_state(std::move(state));
 }
 
-// Until version 0.7 states did not say in which order residuals are: they are
-// dropped, as they were then.
+// States before version 0.7 do not give the order of their residuals, so these
+// are dropped, as they were then.
 optim::Adoption LowBitOptimizer::Impl::adopt_residuals(StateDict& state,
                                                        bool goes_on) {
   const bool takes_them = goes_on && model.compresses() &&

@@ -18,7 +18,8 @@
 
 namespace thinwire::deepspeed {
 
-/// Groups whose masks act at once: the reference's ranks agree on nothing.
+/// Groups whose masks take effect at once, because DeepSpeed's ranks do not
+/// agree on anything.
 class Groups final : public optim::MaskedGroups {
  public:
   explicit Groups(optim::LowBitModel& model)
@@ -35,7 +36,7 @@ class Groups final : public optim::MaskedGroups {
   optim::Masks& masks_;
 };
 
-/// The common parts of the reference's low-bit optimizers.
+/// Common parts of DeepSpeed's low-bit optimizers.
 struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        optim::LowBitSettings settings)
@@ -47,24 +48,25 @@ struct LowBitOptimizer::Impl {
   Impl& operator=(const Impl&) = delete;
 
   optim::LowBitModel model;
-  std::vector<Range> units;  // what gets a scale of its own
+  std::vector<Range> units;  // ranges with one scale each
   std::unique_ptr<CompressedAllReduce> exchange_;  // see exchange()
   Groups groups;
   std::int64_t steps = 0;
-  bool initialized = false;  // the first step() has been
+  bool initialized = false;  // the first step() has been taken
 
   // ---- what each optimizer adds
-  /// `averaged`: the gradients are, by a wrapper.
+  // `averaged` says that a wrapper has already averaged the gradients.
   virtual void take_step(const optim::StepInput& in, bool averaged,
                          optim::StepMeter& step) = 0;
-  /// All of it but the steps.
+  /// Returns the progress without the number of steps.
   [[nodiscard]] virtual optim::Progress progress() const = 0;
   virtual void add_own(optim::State& state) const = 0;
-  /// Adds what a file of the reference does not have of this optimizer.
+  /// Adds the values of this optimizer that a DeepSpeed file lacks.
   virtual void complete(StateDict& state) const = 0;
-  /// Whether the options ask for the stage that the state is in.
+  /// Returns whether the options ask for the stage that the state is in.
   [[nodiscard]] virtual bool is_in_stage_of(const StateDict& state) const = 0;
-  /// `goes_on`: as if nothing had happened; else as the reference does.
+  /// If `goes_on`, the run continues as if it had never stopped. Otherwise it
+  /// restarts as DeepSpeed does.
   [[nodiscard]] virtual optim::Adoption adopt_own(StateDict& state,
                                                   bool goes_on) = 0;
 
@@ -73,15 +75,15 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] optim::StepReport step(const optim::StepInput& in,
                                        bool averaged);
   /// Sums the gradients over the ranks, unless they are averaged already.
-  /// Returns what to multiply them by to get their mean.
+  /// Returns the factor that turns the sum into the mean.
   [[nodiscard]] float average(const optim::StepInput& in, bool averaged,
                               optim::StepMeter& step);
   void sum(View values, optim::StepMeter& step);
-  /// Made when it is first needed.
+  /// Creates the exchange on first use.
   [[nodiscard]] CompressedAllReduce& exchange();
-  /// values[i] *= mask[i], values being the whole flat array.
+  /// Multiplies values[i] by mask[i]. `values` is the whole flat array.
   void multiply_by_mask(std::span<float> values, Range range) const;
-  /// d = sqrt(v) + eps.
+  /// Computes d = sqrt(v) + eps.
   void make_denominator(std::span<const optim::GroupRange> which,
                         Buffer& denominator);
   void clear_residuals() {
@@ -89,7 +91,7 @@ struct LowBitOptimizer::Impl {
   }
 
   [[nodiscard]] optim::State state() const;
-  /// Also adopts a file of the reference, whose `optimizer` is "adam" or
+  /// Adopts a state, or a DeepSpeed file, whose `optimizer` is "adam" or
   /// "lamb".
   [[nodiscard]] Adoption adopt(StateDict state);
 
@@ -101,13 +103,13 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] optim::Adoption adopt_residuals(StateDict& state, bool goes_on);
 };
 
-/// Returns the freeze step, or a default, because the reference does not know a
+/// Returns the freeze step or a default, because DeepSpeed does not know a
 /// run's length.
 [[nodiscard]] inline std::int64_t planned(const optim::FreezeOptions& freeze) {
   return freeze.step.value_or(optim::kDefaultFreezeStep);
 }
 
-/// Their settings, without what has no effect.
+/// Returns the settings of an optimizer without those that DeepSpeed ignores.
 template <class Options>
 [[nodiscard]] optim::LowBitSettings settings_of(std::string name,
                                                 std::string own_options,
@@ -119,7 +121,7 @@ template <class Options>
   return settings;
 }
 
-// ---- checks: they throw Error(kInvalidArgument) naming the field, its range
+// ---- checks, which throw Error(kInvalidArgument) with the field, its range
 // and its value
 inline void require_exact_warmup(std::optional<int> warmup_bits) {
   require(warmup_bits.value_or(0) == 0, "warmup_bits",
@@ -134,8 +136,9 @@ inline void require_fp32_residuals(
           "float32 with deepspeed semantics", to_string(dtype));
 }
 
-/// Returns the freeze step for the checks of Thinwire's own class. Here it may
-/// be 0, because the initialization step counts.
+/// Returns the freeze step for the checks of Thinwire's own class, which
+/// require at least 1. Here it may be 0, because the initialization step
+/// counts.
 [[nodiscard]] inline std::int64_t at_least_one(
     std::optional<std::int64_t> freeze_step, const char* name) {
   const std::int64_t named = freeze_step.value_or(1);

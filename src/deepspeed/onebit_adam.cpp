@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 1-bit Adam as the reference computes it, operation by operation.
+// Reproduces DeepSpeed's 1-bit Adam operation by operation.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
         exact_groups(model) {}
 
   std::int64_t freeze_step;
-  std::int64_t frozen_at = 0;  // the last exact step; 0: not frozen
+  std::int64_t frozen_at = 0;  // last exact step, or 0 if not frozen
   optim::ExactGroups exact_groups;
   Buffer denominator;
 
@@ -47,9 +47,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     }
   }
 
-  // Moves nothing, but averages gradients, and tries its buffers out on a
-  // momentum of zero. Groups that stay exact get a gradient averaged twice, by
-  // the engine and by themselves.
+  // Averages the gradients and exercises the buffers with a momentum of zero,
+  // without changing parameters. In groups that stay exact, the engine and the
+  // groups themselves average the gradients, so this happens twice.
   void initialize(const StepInput& in, bool averaged, StepMeter& step) {
     if (!averaged) {
       const auto mean = static_cast<float>(1.0 / model.comm.size());
@@ -77,7 +77,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   }
 
   void compressed_step(const StepInput& in, StepMeter& step) {
-    step.report().grad_norm_is_estimate = true;  // nobody has formed one
+    step.report().grad_norm_is_estimate = true;  // no norm is computed
     exact_groups.begin(in.grads);
     average_momentum(in, step);
     exact_groups.finish(steps, in, 1 / in.loss_scale, step);
@@ -130,8 +130,8 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
     return (optim::saved_count(state, "frozen_at") > 0) == is_past(state);
   }
 
-  // The reference goes by the loaded step: v is still there, whatever stage it
-  // was, and denominators follow from it.
+  // DeepSpeed derives the stage from the loaded step. The variance exists in
+  // both stages, and denominators follow from it.
   [[nodiscard]] optim::Adoption adopt_own(StateDict& state,
                                           bool /*goes_on*/) override {
     const bool is_frozen = is_past(state);

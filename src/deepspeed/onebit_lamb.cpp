@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reproduces the reference's 1-bit LAMB operation by operation: norms of
-// rounded squares, one fused exchange whose padding is fed back, no guards.
+// Reproduces DeepSpeed's 1-bit LAMB operation by operation: norms of rounded
+// squares, one fused exchange whose padding is fed back, no guards.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using optim::TrustLimits;
 
 namespace {
 
-// sqrt(sum x^2) where every square is rounded to float.
+// Returns sqrt(sum x^2), in which every square is rounded to float.
 float norm_of_rounded_squares(std::span<const float> values) {
   double sum = 0;
   for (const float x : values) sum += static_cast<double>(x * x);
@@ -60,18 +60,18 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
         limits(optim::trust_limits(o, layout.num_groups())),
         coefficients(o, layout.parameters().size()),
         fresh(Buffer::of<float>(layout.size())) {
-    // One unit for all parameters; its padding is part of the momentum.
+    // All parameters form one unit, whose padding is part of the momentum.
     padded = padded_size(layout.size(), comm.size());
     units = {{0, padded}};
     pad_momentum();
   }
 
   std::int64_t freeze_step;
-  std::int64_t frozen_at = 0;       // the last exact step; 0: not frozen
+  std::int64_t frozen_at = 0;       // last exact step, or 0 if not frozen
   std::vector<TrustLimits> limits;  // per group
   optim::LambCoefficients coefficients;
   std::vector<double> momentum_scales;  // per parameter, from the freeze on
-  Buffer fresh;                         // the variance that is not frozen
+  Buffer fresh;                         // the variance that continues to adapt
   Buffer denominator;
   std::size_t padded = 0;  // elements of the momentum
 
@@ -98,7 +98,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     return values.as<float>().subspan(p.offset, p.size);
   }
 
-  // Moves nothing, but tries its buffers out on a momentum of zero.
+  // Exercises the buffers with a momentum of zero, without changing parameters.
   void initialize() {
     if (!model.compresses()) return;
     exchange().all_reduce(adam().exp_avg().as<float>());
@@ -133,7 +133,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   [[nodiscard]] static double trust(float params, float update,
                                     TrustLimits limits) {
     if (!(params > 0 && update > 0)) return 1;
-    const double ratio = params / update;  // a division of floats
+    const double ratio = params / update;  // a division in float
     return std::max(std::min(ratio, limits.max_coeff), limits.min_coeff);
   }
 
@@ -159,7 +159,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   }
 
   void compressed_step(const StepInput& in, StepMeter& step) {
-    step.report().grad_norm_is_estimate = true;  // nobody has formed one
+    step.report().grad_norm_is_estimate = true;  // no norm is computed
     const auto parameters = adam().layout().parameters();
     const Buffer previous = optim::copy_of(adam().exp_avg().view());
     const auto grad_scale = static_cast<float>(1 / in.loss_scale);
@@ -227,7 +227,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     state.add_parameters("scaling_coeff", momentum_scales);
   }
 
-  // A file has k from the first compressed step on.
+  // A DeepSpeed file contains k from the first compressed step on.
   void complete(StateDict& state) const override {
     const bool has_scales = state.has_array("scaling_coeff");
     state.put_integer("frozen_at",
@@ -246,8 +246,8 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
     return (optim::saved_count(state, "frozen_at") > 0) == is_past(state);
   }
 
-  // The reference goes by the loaded step, and forgets what it learned of the
-  // ratios in the warm-up stage.
+  // DeepSpeed derives the stage from the loaded step, and forgets the ratios
+  // learned in the warm-up stage.
   [[nodiscard]] optim::Adoption adopt_own(StateDict& state,
                                           bool goes_on) override {
     const bool is_frozen = is_past(state);

@@ -6,18 +6,19 @@
 
 namespace thinwire::deepspeed {
 
-/// In a state: a load makes residuals 0, and more, as the reference's does.
+/// Key of a state whose load clears the residuals and other statistics, as in
+/// DeepSpeed.
 inline constexpr const char* kForgets = "forgets_compression";
 
-/// A copy to adopt, with that mark.
+/// Returns a copy that contains the key kForgets.
 [[nodiscard]] inline StateDict copy_that_forgets(const StateDict& state) {
   StateDict marked = optim::copy_to_adopt(state);
   marked.put_integer(kForgets, 1);
   return marked;
 }
 
-/// Returns the state with every array as the rank's own, as in the reference's
-/// files. Only the same rank of equally many can use it.
+/// Marks every array of the state as the rank's own, as in DeepSpeed's files.
+/// Only the same rank of a run with the same number of ranks can load it.
 [[nodiscard]] inline optim::State own_state(optim::State state) {
   for (optim::StateArray& array : state.arrays) {
     array.axis = optim::Axis::kFree;

@@ -11,7 +11,7 @@ namespace thinwire::deepspeed {
 
 namespace {
 
-/// values[i] = change(values[i]), rounded to their dtype.
+/// Computes values[i] = change(values[i]), rounded to their dtype.
 template <class Change>
 void change_each(View values, Change change) {
   Buffer wide = converted(values, DType::kFloat32);

@@ -11,17 +11,17 @@ namespace thinwire::deepspeed {
 
 /// Scaling of gradients before and after the sum over the ranks.
 struct SumScaling {
-  float divisor = 1;  ///< Each rank divides by it before the sum.
-  float before = 1;   ///< Each rank multiplies by it before the sum.
-  float factor = 1;   ///< The sum is multiplied by it.
-  /// Values are scaled in the dtype of the wire, otherwise in their own.
+  float divisor = 1;  ///< Divisor that each rank applies before the sum.
+  float before = 1;   ///< Factor that each rank applies before the sum.
+  float factor = 1;   ///< Factor that is applied to the sum.
+  /// Whether values are scaled in the dtype of the wire instead of their own.
   bool on_wire = false;
 };
 
-/// Returns the scaling of a mean without reduce-scatter, which divides by
-/// `ranks` before the sum (prescale) or after it. In the second case the factor
-/// `predivide` is divided before the sum, so that 16-bit sums overflow less
-/// often.
+/// Returns the scaling of a mean without reduce-scatter. If `prescale`, each
+/// rank divides by `ranks` before the sum. Otherwise the sum is divided, except
+/// for the factor `predivide`, which is divided before the sum so that 16-bit
+/// sums overflow less often.
 [[nodiscard]] inline SumScaling sum_scaling(bool prescale, double predivide,
                                             double ranks) {
   if (prescale) return {.divisor = static_cast<float>(ranks), .on_wire = true};
@@ -30,18 +30,19 @@ struct SumScaling {
           .on_wire = true};
 }
 
-/// Throws Error(kInvalidArgument) unless finite and > 0.
+/// Throws Error(kInvalidArgument) unless `predivide` is finite and > 0.
 void require_predivide(double predivide);
 
-/// Collective: the sum over the ranks as DeepSpeed forms it. Quotients are
-/// rounded to the dtype of `values`, sums in rank order to `wire` at every
-/// addition. Piece r of `values`, counts[r] elements, goes to rank r; returned
-/// is this rank's, in the dtype of `values`.
+/// Returns the sum over the ranks, rounded as DeepSpeed does. Quotients are
+/// rounded to the dtype of `values`. Sums are added in rank order and rounded
+/// to `wire` at every addition. Piece r of `values`, with counts[r] elements,
+/// is for rank r; the result is this rank's piece, in the dtype of `values`.
+/// Collective.
 [[nodiscard]] Buffer rounded_sum(comm::Communicator& comm, ConstView values,
                                  std::span<const std::size_t> counts,
                                  const SumScaling& scaling, DType wire);
 
-/// A copy in another dtype, or the same.
+/// Returns a copy in `dtype`.
 [[nodiscard]] Buffer converted(ConstView values, DType dtype);
 
 }  // namespace thinwire::deepspeed

@@ -16,11 +16,12 @@
 
 namespace thinwire::deepspeed {
 
-/// One step of torch.optim.Adam or AdamW for one group: its numbers, formed in
-/// double and rounded once.
+/// One step of torch.optim.Adam or AdamW for one group. Its numbers are
+/// computed in double and rounded once.
 struct TorchAdamStep {
-  float decay = 1;     ///< Parameters are multiplied by it first (AdamW).
-  float l2_decay = 0;  ///< Times the parameter, added to the gradient (Adam).
+  float decay = 1;     ///< Factor applied to parameters first (AdamW).
+  float l2_decay = 0;  ///< Factor of the parameter that is added to the
+                       ///< gradient (Adam).
   float beta1 = 0;
   float one_minus_beta1 = 1;
   float beta2 = 0;
@@ -29,14 +30,14 @@ struct TorchAdamStep {
   float epsilon = 0;
   float minus_step_size = 0;
 
-  /// Step number `step` (1, 2, ...). Throws Error(kInvalidArgument) for options
-  /// that torch's Adam does not have.
+  /// Returns the numbers of step `step` (1, 2, ...). Throws
+  /// Error(kInvalidArgument) for options that torch's Adam does not have.
   [[nodiscard]] static TorchAdamStep of(const optim::AdamOptions& options,
                                         double learning_rate,
                                         std::int64_t step);
 };
 
-/// Arrays of one size; all but `grads` are updated.
+/// Arrays of one size. All of them except `grads` are updated.
 struct TorchAdamArrays {
   std::span<float> params;
   std::span<float> exp_avg;
@@ -44,8 +45,8 @@ struct TorchAdamArrays {
   std::span<const float> grads;
 };
 
-/// In the order of torch's operations, every one of which is rounded: other
-/// last bits than those of kernels::adam.
+/// Performs torch's operations in torch's order and rounds each of them, so
+/// that the last bits differ from those of kernels::adam.
 void torch_adam(const TorchAdamStep& step, const TorchAdamArrays& arrays);
 
 struct ZeroOptimizer::Impl final : exchange::GradientSink, zero::WholeValues {
@@ -91,16 +92,16 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, zero::WholeValues {
   ThreadPool pool;
   const zero::ShardLayout shards;
   const std::size_t rank;
-  const std::vector<zero::Fragment> fragments;  // this rank's
+  const std::vector<zero::Fragment> fragments;  // fragments of this rank
   optim::Adam adam;
   // Values of this rank's slices, like Adam's states. Padding is always 0 and
-  // not stored.
+  // is not stored.
   Buffer masters;
   Buffer averaged;
-  // Values of all parameters in flat order: the groups one after the other,
-  // each in the order of its slices.
+  // Values of all parameters in flat order: group by group, each in the order
+  // of its slices.
   Buffer sums;
-  std::vector<std::size_t> places;  // of parameters in flat order
+  std::vector<std::size_t> places;  // offset of each parameter in flat order
   bool has_averaged = false;
   exchange::GradientWindow window;
   optim::StepCounts counts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 0/1 Adam as the reference computes it, operation by operation.
+// Reproduces DeepSpeed's 0/1 Adam operation by operation.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using optim::StepMeter;
 
 namespace {
 
-// The reference knows nothing of a run's length.
+// Removes the run's length, which DeepSpeed does not know.
 optim::ZeroOneAdamOptions without_length(optim::ZeroOneAdamOptions options) {
   options.total_steps.reset();
   return options;
@@ -58,12 +58,13 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   bool frozen = false;
   Buffer denominator;
   Buffer accumulator;       // the updates since the last sync
-  std::vector<double> lrs;  // per group, their learning rates added up
+  std::vector<double> lrs;  // per group, the sum of the learning rates since
+                            // then
 
   void take_step(const StepInput& in, bool averaged, StepMeter& step) override {
     if (!initialized) {
       initialize(step);
-      return;  // never the last step before the freeze
+      return;  // this is never the last step before the freeze
     }
     if (frozen) {
       local_step(in.params, in.grads);
@@ -85,14 +86,15 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     if (!frozen && steps > var_freeze_step) freeze();
   }
 
-  // Moves nothing, but tries its buffers out.
+  // Exercises the buffers without changing parameters.
   void initialize(StepMeter& step) {
     Buffer zeros = Buffer::of<float>(model.size());
     average_in_one_bit(zeros.view(), step);
     clear_residuals();
   }
 
-  // The residuals measured gradients until now, accumulated updates from now.
+  // Clears the residuals, which belong to gradients; from now on accumulated
+  // updates are exchanged.
   void freeze() {
     frozen = true;
     clear_residuals();
@@ -193,7 +195,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
 
   void complete(StateDict& /*state*/) const override {}
 
-  // Never in the initialization step.
+  // Never true in the initialization step.
   [[nodiscard]] bool is_in_stage_of(const StateDict& state) const override {
     const bool is_past = optim::saved_count(state, "step") >
                          std::max<std::int64_t>(1, var_freeze_step);
@@ -215,8 +217,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     return parts.adoption();
   }
 
-  // The reference begins its schedule anew and forgets what was accumulated;
-  // the stage is that of the loaded step.
+  // DeepSpeed restarts its schedule and forgets the accumulated updates. The
+  // loaded step determines the stage.
   [[nodiscard]] optim::Adoption begin_anew(const StateDict& state) {
     const bool is_past = state.integer("step") > var_freeze_step;
     return [=, this] {

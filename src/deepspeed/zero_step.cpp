@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients until the step, and the step.
+// Gradients up to the step, and the step itself.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ bool is_finite(ConstView values) {
                      [](float x) { return std::isfinite(x); });
 }
 
-// A norm is taken and squared again, in double.
+// The root is taken and squared again in double, as in DeepSpeed.
 double square_of_norm(ConstView values) {
   const Buffer wide = converted(values, DType::kFloat32);
   double sum = 0;
@@ -63,7 +63,8 @@ void torch_adam(const TorchAdamStep& c, const TorchAdamArrays& arrays) {
   for (std::size_t i = 0; i < arrays.params.size(); ++i) {
     float p = arrays.params[i] * c.decay;
     float g = arrays.grads[i];
-    // Not where it is 0: torch leaves it out, and 0 times inf is NaN.
+    // If l2_decay is 0, torch omits the product, which would be NaN for an
+    // infinite parameter.
     if (c.l2_decay != 0) g += c.l2_decay * p;
     const float m = arrays.exp_avg[i] * c.beta1 + c.one_minus_beta1 * g;
     const float v = arrays.exp_avg_sq[i] * c.beta2 + c.one_minus_beta2 * g * g;
@@ -77,7 +78,7 @@ void torch_adam(const TorchAdamStep& c, const TorchAdamArrays& arrays) {
 
 // ---- gradients
 
-// Stage 2 adds up what has been averaged, whatever accumulation_dtype says.
+// Stage 2 sums averaged gradients, regardless of accumulation_dtype.
 DType ZeroOptimizer::Impl::sum_dtype() const noexcept {
   return options.stage == 1 ? options.accumulation_dtype : options.dtype;
 }
@@ -95,7 +96,7 @@ void ZeroOptimizer::Impl::check(std::size_t parameter,
                          gradient);
 }
 
-// Sums begin as zeros: a parameter that does not come needs nothing.
+// Sums start at zero, so a parameter without a gradient needs no work.
 void ZeroOptimizer::Impl::store(const exchange::GradientPart& part) {
   if (part.values.empty()) return;
   const Buffer rounded = converted(part.values, options.dtype);
@@ -110,7 +111,7 @@ void ZeroOptimizer::Impl::end() {
   if (options.stage == 2 || window.is_complete()) reduce();
 }
 
-// Stage 1 may not have known that the last backward was the last.
+// Stage 1 may not have known that the last backward was the final one.
 void ZeroOptimizer::Impl::finish() {
   if (!has_averaged) reduce();
 }
@@ -204,14 +205,15 @@ float ZeroOptimizer::Impl::scaled_norm() {
     float sum = all[g];
     for (std::size_t at = g + groups; at < all.size(); at += groups)
       sum += all[at];
-    // The reference's mark for what is not finite, forgotten by squaring.
+    // DeepSpeed marks a non-finite norm by -1, whose square hides the mark.
     const float norm = std::isfinite(sum) ? std::sqrt(sum) : -1.0f;
     total += norm * norm;
   }
   return std::sqrt(total);
 }
 
-// By how much the gradient is too long, judged by the next step's scale.
+// Returns the factor by which the gradient exceeds the limit, judged by the
+// next step's loss scale.
 float ZeroOptimizer::Impl::clip_divisor(float total) const {
   const auto most = static_cast<float>(options.exchange.max_grad_norm);
   if (most <= 0) return 1;
@@ -245,7 +247,7 @@ void ZeroOptimizer::Impl::update(float factor) {
   }
 }
 
-// Parameters are the masters, rounded.
+// Rounds the masters to parameters and gathers them.
 void ZeroOptimizer::Impl::gather_params() {
   Buffer all(layout.size(), options.dtype);
   std::size_t begin = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole values and saved state.
+// Access to complete values, and saved state.
 #include <fmt/format.h>
 
 #include <memory>

@@ -22,11 +22,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How soon a waiting rank sees interrupt(), which may not notify anyone.
+// Interval at which a waiting rank checks interrupt(), which may not notify
+// anyone.
 constexpr auto kInterruptCheck = std::chrono::milliseconds(20);
 
-// A message on its way from one rank to another. The memory is the sender's,
-// who waits until the receiver has copied it.
+// A message between two ranks. The memory belongs to the sender, who waits
+// until the receiver has copied it.
 struct Slot {
   enum class State { kEmpty, kOffered, kBeingCopied };
   State state = State::kEmpty;
@@ -35,13 +36,13 @@ struct Slot {
   std::uint64_t sequence = 0;
 };
 
-// Why a rank takes part no longer.
+// The reason why a rank no longer takes part.
 struct Departure {
   bool gave_up = false;
   std::string reason;
 };
 
-// State that the ranks of one group share. The mutex guards all of it.
+// State that the ranks of one group share, guarded by the mutex.
 struct Hub {
   explicit Hub(int world_size)
       : size(world_size),
@@ -67,8 +68,8 @@ struct Hub {
     for (auto& condition : wake) condition.notify_all();
   }
 
-  // The hub of a split group, made by whichever member comes first and
-  // forgotten here when the last has come.
+  // The hub of a split group. The first member to arrive creates it, and the
+  // last one removes it from here.
   struct Child {
     std::shared_ptr<Hub> hub;
     int missing = 0;
@@ -86,13 +87,13 @@ struct Hub {
 
   const int size;
   std::mutex mutex;
-  std::vector<std::condition_variable> wake;  // of each rank
+  std::vector<std::condition_variable> wake;  // one per rank
   std::vector<std::optional<Departure>> departed;
   std::vector<Slot> slots;
   std::map<std::pair<std::uint64_t, int>, Child> children;
 };
 
-// One rank's part of one exchange.
+// One rank's part in one exchange.
 class Exchange {
  public:
   Exchange(Hub& hub, int rank, const Operation& operation)
@@ -132,7 +133,7 @@ class Exchange {
     }
   }
 
-  // Copies whatever has been offered to this rank for this exchange.
+  // Copies the messages that peers offer to this rank in this exchange.
   void take() {
     for (int peer = 0; peer < hub_.size; ++peer) {
       Slot& slot = hub_.slot(peer, rank_);
@@ -141,7 +142,7 @@ class Exchange {
           std::find_if(receives_.begin(), receives_.end(),
                        [&](const RecvMessage& r) { return r.peer == peer; });
       const bool expected = wanted != receives_.end();
-      // A peer from which nothing is due may be ahead, in a later exchange.
+      // A peer that sends nothing here may already be in a later exchange.
       if (!expected && slot.sequence > operation_.sequence) continue;
       if (slot.sequence != operation_.sequence ||
           slot.operation != operation_.name) {
@@ -177,7 +178,8 @@ class Exchange {
     return peers;
   }
 
-  // A rank leaves only after its peers have taken its offers.
+  // A rank leaves only after its peers have taken its offers, so a peer that
+  // has left cannot complete this exchange.
   void check_departed() {
     if (const auto& self = hub_.departure_of(rank_))
       fail(failure::this_rank_gave_up(operation_, self->reason));
@@ -199,7 +201,7 @@ class Exchange {
         lock_, std::min(operation_.deadline, Clock::now() + kInterruptCheck));
   }
 
-  // Nobody may read the caller's memory after a failure.
+  // Withdraws offers after a failure, so that nobody reads the caller's memory.
   void withdraw() {
     if (!offered_) return;
     for (const SendMessage& message : sends_) {
@@ -214,8 +216,8 @@ class Exchange {
   const int rank_;
   const Operation& operation_;
   std::unique_lock<std::mutex> lock_;
-  std::vector<SendMessage> sends_;     // not yet taken
-  std::vector<RecvMessage> receives_;  // not yet here
+  std::vector<SendMessage> sends_;     // not yet read by the peer
+  std::vector<RecvMessage> receives_;  // not yet received
   bool offered_ = false;
 };
 
@@ -260,7 +262,7 @@ class LocalTransport final : public Transport {
   const int rank_;
 };
 
-// The first exception that a rank threw, by time.
+// The earliest exception that a rank threw.
 class FirstException {
  public:
   void keep_current() {
@@ -288,8 +290,8 @@ std::unique_ptr<Communicator> make_rank(const std::shared_ptr<Hub>& hub,
       std::make_unique<LocalTransport>(hub, rank), options);
 }
 
-// One rank's thread. Peers are told before the communicator goes, because only
-// here the reason is known.
+// Runs one rank's thread. Peers learn the reason of a failure before the
+// communicator is destroyed, because it is known only here.
 void run_rank(const std::function<void(Communicator&)>& body,
               std::unique_ptr<Communicator> comm, Hub& hub,
               FirstException& first) {

@@ -7,8 +7,8 @@
 
 namespace thinwire::comm::mpi {
 
-/// Pauses a polling loop between two looks. It yields at first, which suits
-/// short messages. Then it sleeps, which frees the cores while a long message
+/// Pauses a polling loop between two polls. At first it yields, which suits
+/// short messages. Later it sleeps, which frees the cores while a long message
 /// is in flight.
 class Backoff {
  public:

@@ -18,13 +18,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// MPI counts are ints; longer messages go in parts, which arrive in order.
+// MPI counts are ints, so longer messages are sent in parts, which arrive in
+// order.
 constexpr std::size_t kPartBytes = std::size_t{1} << 30;
-// Longest reason in a notice. Short enough that MPI buffers it.
+// Longest reason in a notice, short enough for MPI to buffer it.
 constexpr std::size_t kNoticeBytes = 512;
-// Messages of a rank that has left may still be in flight.
+// Grace period for messages that a rank sent before it left.
 constexpr auto kLeftGrace = std::chrono::seconds(1);
-// How long a rank that gives up lets MPI carry the notices away.
+// Time that a rank which gives up allows MPI to deliver its notices.
 constexpr auto kNoticeTime = std::chrono::milliseconds(50);
 
 [[noreturn]] void fail(const std::string& text) {
@@ -62,7 +63,7 @@ MpiTransport::~MpiTransport() {
   try {
     announce(Notice::kLeft, {});
   } catch (const std::exception&) {
-    // MPI is not in use any more; peers learn by their time-out.
+    // MPI is no longer used; peers notice by their time-out.
   }
   process_.count_transport(-1);
 }
@@ -76,7 +77,8 @@ int MpiTransport::tag_of(const Operation& operation) const noexcept {
   return notice_tag() + 1 + static_cast<int>(operation.sequence % tags);
 }
 
-// Whatever goes wrong once a request may exist ends the use of MPI: see mpi.h.
+// Runs `post`, after which a request may exist. Any error then ends the use of
+// MPI; see mpi.h.
 template <class Post>
 void MpiTransport::run(const Operation& operation, Post post) {
   try {
@@ -109,8 +111,8 @@ void MpiTransport::exchange(std::span<const SendMessage> sends,
   });
 }
 
-// Receives are not posted ahead: Open MPI writes a long message that another
-// process of the machine sends past the end of a shorter receive.
+// Records a receive without posting it. Open MPI writes past the end of a
+// posted receive if another process on the machine sends a longer message.
 void MpiTransport::await(const RecvMessage& message) {
   for (std::size_t begin = 0; begin < message.bytes; begin += kPartBytes) {
     awaited_.push_back(parts_.size());
@@ -121,10 +123,10 @@ void MpiTransport::await(const RecvMessage& message) {
   }
 }
 
-// Needs the lock.
+// Receives the messages that have arrived. Needs the lock.
 void MpiTransport::receive_arrived(const Operation& operation) {
   constexpr int kNobody = -1;
-  int behind = kNobody;  // its earlier part has not arrived
+  int behind = kNobody;  // peer whose earlier part has not arrived
   std::erase_if(awaited_, [&](std::size_t index) {
     const Part& part = parts_[index];
     if (part.peer == behind) return false;
@@ -167,14 +169,14 @@ void MpiTransport::complete(const Operation& operation) {
       if (done) return require_none_gave_up(operation);
     }
     check_usable(operation);
-    // Not before the exchange has begun: a process that stood still until then
-    // has missed nobody yet.
+    // The deadline is checked after the first poll, because a process that was
+    // suspended before the exchange began has not missed any peer yet.
     if (Clock::now() >= operation.deadline)
       fail(failure::timed_out(operation, waited_for()));
   }
 }
 
-// Whether all is done. Needs the lock.
+// Returns whether all requests have completed. Needs the lock.
 bool MpiTransport::test(const Operation& operation) {
   receive_arrived(operation);
   int completed = 0;
@@ -218,8 +220,8 @@ std::vector<int> MpiTransport::waited_for() const {
   return peers;
 }
 
-// A peer's failure before an interruption: a launcher interrupts all others
-// when one rank has failed.
+// Reports a peer's failure before an interruption, because a launcher
+// interrupts all other ranks when one rank has failed.
 void MpiTransport::check_usable(const Operation& operation) const {
   if (gave_up_) fail(failure::this_rank_gave_up(operation, reason_));
   if (any_departed_) {
@@ -236,8 +238,8 @@ void MpiTransport::check_usable(const Operation& operation) const {
     fail(failure::interrupted(operation, waited_for(), reason));
 }
 
-// A peer that gave up may have freed memory that MPI still read from. It sent
-// its notice before that.
+// Fails if a peer gave up. It may have freed memory that MPI still read from,
+// but it sent its notice before that.
 void MpiTransport::require_none_gave_up(const Operation& operation) const {
   if (!any_departed_) return;
   for (const Part& part : parts_) {
@@ -248,7 +250,7 @@ void MpiTransport::require_none_gave_up(const Operation& operation) const {
   }
 }
 
-// Needs the lock.
+// Records the notices that have arrived. Needs the lock.
 void MpiTransport::receive_notices() {
   for (;;) {
     int found = 0;
@@ -277,12 +279,12 @@ void MpiTransport::give_up(std::string_view reason) noexcept {
   try {
     announce(Notice::kGaveUp, reason);
   } catch (const std::exception&) {
-    // MPI is not in use any more; peers learn by their time-out.
+    // MPI is no longer used; peers notice by their time-out.
   }
 }
 
-// A second caller waits until the first has sent the notices: run() abandons
-// MPI next, after which none could leave.
+// Sends the notices once. A second caller waits for the first, because run()
+// then abandons MPI, after which no notice could be sent.
 void MpiTransport::announce(Notice kind, std::string_view reason) {
   const std::lock_guard announcing(announce_mutex_);
   if (std::exchange(announced_, true)) return;
@@ -315,9 +317,9 @@ std::unique_ptr<Transport> MpiTransport::split(int color, int key,
   return std::make_unique<MpiTransport>(comm_, std::move(members), rank, group);
 }
 
-// A number that no member has used for any group before. Groups of one split
-// share it: they have no rank in common. A second round is needed only where
-// two threads split different groups at once.
+// Returns a number that no member has used for any group. The groups of one
+// split share it, because they have no rank in common. A second round is
+// necessary only if two threads split different groups at once.
 int MpiTransport::agree_on_group(const Operation& operation) {
   for (;;) {
     const std::vector<int> proposed =

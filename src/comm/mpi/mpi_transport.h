@@ -17,18 +17,19 @@
 
 namespace thinwire::comm::mpi {
 
-/// A group of ranks of a communicator, told apart from other groups by its
-/// tags. Only the initialization of MPI blocks. All other calls are polled, so
-/// that time-outs hold whatever happens to the peers.
+/// A group of ranks of an MPI communicator, with tags that no other group uses.
+/// Only the initialization of MPI blocks. All other operations are polled, so
+/// that time-outs hold in any state of the peers.
 ///
 /// A message of 0 bytes is not sent. If a rank sends and its peer expects
-/// nothing, the sender notices at its time-out. It notices only if MPI cannot
-/// buffer the message.
+/// nothing, the sender notices at its time-out, unless MPI could buffer the
+/// message.
 class MpiTransport final : public Transport {
  public:
-  /// `members[r]` is the rank in `comm` of this group's rank r.
+  /// `members[r]` is the rank in `comm` of rank r of this group.
   MpiTransport(MPI_Comm comm, std::vector<int> members, int rank, int group);
-  /// The group of all ranks of `comm`, the first one on it.
+  /// Returns the group of all ranks of `comm`. It must be the first group on
+  /// it.
   [[nodiscard]] static std::unique_ptr<MpiTransport> of_all(MPI_Comm comm);
   ~MpiTransport() override;
   MpiTransport(const MpiTransport&) = delete;
@@ -90,7 +91,7 @@ class MpiTransport final : public Transport {
   const int group_;
 
   std::vector<MPI_Request> requests_;
-  std::vector<Part> parts_;           ///< One per request.
+  std::vector<Part> parts_;           ///< one per request
   std::vector<std::size_t> awaited_;  ///< Parts that have not arrived.
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;

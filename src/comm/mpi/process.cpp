@@ -27,9 +27,9 @@ bool is_finalized() {
   return finalized != 0;
 }
 
-// The thread that initializes and finalizes MPI, which has to be the same one.
-// Others can stop waiting for it. Never destroyed, because it may be in there
-// for ever.
+// Returns the queue of the thread that initializes and finalizes MPI, which
+// must be the same thread. Other threads can stop waiting for it. It is never
+// destroyed, because it may be stuck in MPI.
 Queue& main_thread() {
   static Queue* const queue = new Queue([](const std::string&) {});
   return *queue;
@@ -63,11 +63,11 @@ std::unique_lock<std::mutex> Process::enter() {
 
 namespace {
 
-// Open MPI over TCP asks the receiver before it sends a message of more than 64
-// KiB. The answer queues behind traffic in the other direction, which halves a
-// link's bandwidth. It also waits for a thread to look, which may take long
-// while others compute. These limits let messages of a bucket's size go at
-// once. A user's own setting has priority.
+// Raises the limits below which Open MPI over TCP sends at once, unless the
+// user has set them. Above 64 KiB it first asks the receiver. The answer queues
+// behind traffic in the other direction, which halves a link's bandwidth, and
+// waits until a thread looks, which may take long while others compute. The new
+// limits cover messages of a bucket's size.
 void tune_tcp() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", "8454144", /*overwrite=*/0);
   setenv("OMPI_MCA_btl_tcp_rdma_pipeline_frag_size", "65536", 0);
@@ -95,7 +95,7 @@ void Process::start(Deadline deadline) {
   duplicate(MPI_COMM_WORLD, &comm_, deadline);
 }
 
-// Needs the lock.
+// Checks the caller's handle and returns its communicator. Needs the lock.
 MPI_Comm Process::callers(MPI_Fint handle) {
   int initialized = 0;
   MPI_Initialized(&initialized);
@@ -104,7 +104,7 @@ MPI_Comm Process::callers(MPI_Fint handle) {
   if (tags_per_group_ == 0) choose_tags();
   const MPI_Comm comm = MPI_Comm_f2c(handle);
   int between = 1;
-  // Open MPI finds a null pointer where a communicator was freed.
+  // A freed communicator is a null pointer in Open MPI.
   if (comm != MPI_COMM_NULL && comm != MPI_Comm{})
     check(MPI_Comm_test_inter(comm, &between), "MPI_Comm_test_inter");
   require(between == 0, "fortran_handle", "a handle of an intra-communicator",
@@ -137,7 +137,8 @@ void Process::initialize(Deadline deadline) {
   require_threads();
 }
 
-// Needs the lock. MPI waits for all processes of the job, without end.
+// Initializes MPI, which waits without limit for all processes of the job.
+// Needs the lock.
 void Process::initialize_within(Deadline deadline) {
   const auto done = std::make_shared<Completion>("MPI_Init_thread");
   main_thread().push(done, [] {
@@ -157,13 +158,13 @@ void Process::initialize_within(Deadline deadline) {
   }
 }
 
-// Half of a tag's bits number the groups, the other half their exchanges.
+// Divides a tag's bits: half of them number groups, the other half exchanges.
 void Process::choose_tags() {
   int* highest = nullptr;
   int found = 0;
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &highest, &found),
         "MPI_Comm_get_attr");
-  constexpr int kGuaranteed = 32767;  // by the standard
+  constexpr int kGuaranteed = 32767;  // by the MPI standard
   const int limit = found != 0 ? *highest : kGuaranteed;
   tags_per_group_ = 1;
   while (tags_per_group_ <= limit / tags_per_group_ / 4) tags_per_group_ *= 2;
@@ -249,19 +250,19 @@ void Process::count_transport(int change) {
   transports_ += change;
 }
 
-// At exit. With a communicator still alive the program ends out of turn, and
-// waiting for its peers could hang.
+// Finalizes MPI at exit. If a communicator still exists, the program ends
+// unexpectedly, and waiting for its peers could hang.
 void Process::finalize() noexcept {
   try {
     flush_notices(kFlushAtExit);
     const auto lock = enter();
-    // One transport is always there: the one that make() begins with.
+    // The transport that make() creates always exists.
     if (failed_ || transports_ > 1) return;
     const auto done = std::make_shared<Completion>("MPI_Finalize");
     main_thread().push(done, [] { check(MPI_Finalize(), "MPI_Finalize"); });
     done->wait();
   } catch (const std::exception&) {
-    // Abandoned, or finalized by the program.
+    // MPI has been abandoned, or the program has finalized it.
   }
 }
 
