@@ -72,8 +72,7 @@ BlockLayout BlockLayout::of_blocks(std::vector<std::vector<Block>>&& buckets,
   return layout;
 }
 
-// Returns the cells of `units`, the first of which may have begun before the
-// piece.
+// Adds the cells of `units`, the first of which may begin before the piece.
 void BlockLayout::add_cells(std::span<const Range> units, Range piece,
                             int server) {
   for (const Range& unit : units) {
@@ -104,7 +103,7 @@ void BlockLayout::cut_into_blocks(std::span<const Range> units,
 
   const auto world = static_cast<std::size_t>(world_size_);
   for (std::size_t first = 0; first < blocks_.size();) {
-    // A bucket has as many blocks as fit, and at least one.
+    // A bucket has as many blocks as fit, but at least one.
     std::size_t end = first;
     std::size_t elements = 0;
     while (end < blocks_.size() &&
@@ -115,7 +114,8 @@ void BlockLayout::cut_into_blocks(std::span<const Range> units,
     Bucket bucket{{first}};
     std::size_t before = 0;
     for (std::size_t b = first; b < end; before += blocks_[b++].values.size) {
-      // Server r's chunk begins with the first block from r/W of the way on.
+      // Server r's chunk begins with the first block at or after r/W of the
+      // bucket.
       while (bucket.server_begin.size() < world &&
              before * world >= elements * bucket.server_begin.size())
         bucket.server_begin.push_back(b);

@@ -12,7 +12,7 @@ using kernels::kSumChunk;
 
 std::vector<Range> equal_buckets(std::size_t size,
                                  std::size_t bucket_elements) {
-  // It is no larger than the array, so rounding up cannot overflow.
+  // Limited to the array's size, so that rounding up cannot overflow.
   const std::size_t most =
       kernels::sum_chunks(std::clamp(bucket_elements, std::size_t{1},
                                      std::max(std::size_t{1}, size))) *

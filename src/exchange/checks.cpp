@@ -38,7 +38,7 @@ void require_float(std::string_view name, DType dtype) {
 }
 
 void require_loss_scale(std::string_view name, double loss_scale) {
-  // The exchange multiplies by it and by its inverse, in fp32.
+  // The exchange multiplies by the loss scale and by its inverse, in fp32.
   require(loss_scale >= 0x1p-126 && loss_scale <= 0x1p127, name,
           "in [2^-126, 2^127]", loss_scale);
 }

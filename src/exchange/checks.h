@@ -15,21 +15,21 @@
 
 namespace thinwire::exchange {
 
-/// Throws Error(kInvalidArgument) unless the world size is the communicator's
-/// and residuals are fp32 or bf16.
+/// Throws Error(kInvalidArgument) unless the world size equals the
+/// communicator's and residuals are fp32 or bf16.
 void require_options(const comm::Communicator& comm,
                      const BlockOptions& options, DType residual_dtype);
 
-/// Throws Error(kInvalidArgument) for an option out of range.
+/// Throws Error(kInvalidArgument) if an option is out of range.
 void require_options(const LowBitMeanOptions& options);
 
-/// Throws Error(kInvalidArgument) unless gradients may have this type.
+/// Throws Error(kInvalidArgument) unless gradients may have this dtype.
 void require_float(std::string_view name, DType dtype);
 
-/// Throws Error(kInvalidArgument) unless it is in [2^-126, 2^127].
+/// Throws Error(kInvalidArgument) unless the loss scale is in [2^-126, 2^127].
 void require_loss_scale(std::string_view name, double loss_scale);
 
-/// Throws Error(kCorruptCheckpoint) unless a saved residual has this type and
+/// Throws Error(kCorruptCheckpoint) unless a saved residual has this dtype and
 /// size.
 void require_residual(std::string_view name, ConstView given, DType dtype,
                       std::size_t size);

@@ -18,7 +18,7 @@ std::vector<comm::Work> queue_sums(comm::Communicator& comm, View values,
                                    std::size_t bucket_elements) {
   std::vector<comm::Work> queued;
   for (std::size_t i = 0; i < ranges.size();) {
-    Range joined = ranges[i++];  // neighbours travel together
+    Range joined = ranges[i++];  // adjacent ranges are sent together
     while (i < ranges.size() && ranges[i].offset == joined.end())
       joined.size += ranges[i++].size;
     for (std::size_t at = 0; at < joined.size; at += bucket_elements)
@@ -48,7 +48,8 @@ ExactAverage::~ExactAverage() {
     for (const comm::Work& work : part.works) comm::wait_ignoring_errors(work);
 }
 
-// Computes own sums of squares now, as the average replaces the gradients.
+// Computes the local sums of squares now, because the average overwrites the
+// gradients.
 void ExactAverage::begin_early(View grads, Range range) {
   require_view("grads", grads, size_, true, true);
   require_on_grid(range);

@@ -12,53 +12,55 @@
 #include "thinwire/core/thread_pool.h"
 #include "thinwire/core/view.h"
 
-/// Averages of gradients that travel exactly.
+/// Uncompressed averages of gradients.
 namespace thinwire::exchange {
 
-/// Bits of a gradient's element in an exact exchange, for bucket_elements().
+/// Number of bits per element in an exact exchange, for bucket_elements().
 inline constexpr int kExactBits = 32;
 
-/// Queues the all-reduce of each range of `values` in buckets: the sum in rank
-/// order of fp32, the mean of 16-bit values, which their sum may overflow.
-/// Collective, queued.
+/// Queues the all-reduce of each range of `values` in buckets. fp32 values are
+/// summed in rank order. 16-bit values are averaged, because their sum may
+/// overflow. Collective, queued.
 [[nodiscard]] std::vector<comm::Work> queue_sums(comm::Communicator& comm,
                                                  View values,
                                                  std::span<const Range> ranges,
                                                  std::size_t bucket_elements);
-/// Returns the divisor that makes the result a mean.
+/// Returns the divisor that turns the result of queue_sums() into a mean.
 [[nodiscard]] double sum_divisor(const comm::Communicator& comm, DType dtype);
 
-/// Averages the gradients of one step after another. Parts of them may be in
+/// Averages the gradients of successive steps. Parts of the gradients may be in
 /// flight before the step.
 class ExactAverage {
  public:
   ExactAverage(comm::Communicator& comm, ThreadPool& pool, std::size_t size,
                std::size_t bucket_elements);
-  /// Blocks until nothing is in flight: the gradients may be freed after it.
+  /// Blocks until nothing is in flight. Afterwards the caller may free the
+  /// gradients.
   ~ExactAverage();
   ExactAverage(const ExactAverage&) = delete;
   ExactAverage& operator=(const ExactAverage&) = delete;
 
-  /// Begins with elements `range` of the gradients, which begins and ends on
-  /// the grid of sums (kernels::kSumChunk) or ends with the array. Throws
-  /// Error(kInvalidArgument) otherwise. Collective, queued.
+  /// Starts averaging elements `range` of the gradients. Throws
+  /// Error(kInvalidArgument) unless both ends are on the grid of sums
+  /// (kernels::kSumChunk) or at the array's end. Collective, queued.
   void begin_early(View grads, Range range);
   [[nodiscard]] bool has_begun() const noexcept { return !begun_.empty(); }
 
-  /// Returns the sum of squares of this rank's own gradients, even if some of
-  /// them have been replaced since begin_early().
+  /// Returns the sum of squares of this rank's own gradients, even if
+  /// begin_early() has already overwritten some of them.
   [[nodiscard]] double local_squares(ConstView grads);
-  /// Computes the part of that sum for `range`, as in begin_early(). It counts
-  /// until the next local_squares() or forget_early(). Local.
+  /// Computes the part of local_squares() for `range`, which is restricted as
+  /// in begin_early(). The result is used until the next local_squares() or
+  /// forget_early(). Local.
   void measure_early(ConstView grads, Range range);
   void forget_early() noexcept { measured_.clear(); }
-  /// Returns the sums by chunk (kernels/norm.h) of the last local_squares().
+  /// Returns the sums per chunk (kernels/norm.h) from the last local_squares().
   [[nodiscard]] std::span<const double> chunk_squares() const noexcept {
     return chunk_squares_;
   }
-  /// Replaces all gradients by what queue_sums() computes. Collective.
+  /// Replaces all gradients with the results of queue_sums(). Collective.
   void complete(View grads, WaitMeter& meter);
-  /// Blocks until nothing is in flight, for a step that is not taken.
+  /// Blocks until nothing is in flight, because the step is abandoned.
   void abandon(WaitMeter& meter);
 
  private:

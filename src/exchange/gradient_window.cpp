@@ -94,8 +94,8 @@ void GradientWindow::collect(std::size_t parameter, ConstView gradient) {
   store(parameter, gradient);
 }
 
-// A parameter may be larger than the memory of the buckets in flight. So each
-// of its parts is sent, if possible, before the next one is stored.
+// Sends each part of a parameter, if possible, before it stores the next one. A
+// parameter may be larger than the memory of the buckets in flight.
 void GradientWindow::store(std::size_t parameter, ConstView gradient) {
   const Parameter& p = layout_.parameters()[parameter];
   const Range of = schedule_->buckets_of(parameter);
@@ -170,7 +170,7 @@ void GradientWindow::send(Range range) {
   for (const std::size_t b : buckets_in(range)) send_bucket(b);
 }
 
-// Returns them in the order in which they are sent.
+// Returns the buckets in the order in which they are sent.
 std::vector<std::size_t> GradientWindow::buckets_in(Range range) const {
   std::vector<std::size_t> inside;
   for (std::size_t b = buckets().size(); b-- > 0;)
@@ -190,7 +190,7 @@ void GradientWindow::send_bucket(std::size_t bucket) {
   try {
     has_sent_ = sink_.send(bucket) || has_sent_;
   } catch (...) {
-    has_sent_ = true;  // it may have been
+    has_sent_ = true;  // the sink may have sent before it threw
     throw;
   }
 }

@@ -60,8 +60,8 @@ bool LowBitExchange::finish() {
   return is_finite_;
 }
 
-// Without an agreement of all ranks, a block that is not finite leaves its own
-// residual as it was.
+// If ranks do not agree on the end of a run, a block that is not finite keeps
+// its old residual.
 void LowBitExchange::encode(std::size_t b, std::uint8_t* record) {
   kernels::QuantizedSum sum = residuals.worker.sum(b);
   sum.values = source_(b);
@@ -78,14 +78,15 @@ void LowBitExchange::average(std::size_t b, SentRecords sent,
   Values values;
   const auto mean = std::span(values).first(layout_.blocks()[b].values.size);
   codec_.average(sent, mean);
-  if (!goes_down_)  // NaN if any rank's scale is: 0 * NaN
+  if (!goes_down_)  // NaN if any rank's scale is not finite, because 0 * NaN is
+                    // NaN
     return write(b, mean, std::isfinite(mean.front()));
   kernels::QuantizedSum sum = residuals.server.sum(b);
   sum.values = mean;
   codec_.encode(sum, record);
 }
 
-// Codes, and their mean, may lie above the largest finite gradient.
+// Writes the mean, which may lie above the largest finite gradient.
 void LowBitExchange::write(std::size_t b, std::span<float> mean,
                            bool is_finite) {
   if (!is_finite) is_finite_ = false;

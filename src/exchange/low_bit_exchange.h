@@ -16,28 +16,31 @@
 
 namespace thinwire::exchange {
 
-/// An error-compensated average in few bits, whose buckets may become ready one
-/// by one: a ValueCodec over a pipeline. kBoth gives the average to all ranks,
-/// kUp gives each rank the blocks that it serves. Per block, with x of a rank
-/// times a factor:
-///   worker   c = x * factor + e,  its record;  e = c less what was sent
-///   server   c = mean over workers + d, its record;  d = c less that  (kBoth)
+/// An error-compensated low-bit average, whose buckets may become ready one by
+/// one. It runs a ValueCodec over a pipeline. kBoth gives the average to all
+/// ranks; kUp gives each rank the blocks that it serves. For each block, with x
+/// of a rank times a factor:
+///  worker   c = x * factor + e,  its record;  e = c - decoded record
+///  server   c = mean over workers + d, its record;  d = c - decoded  (kBoth)
 class LowBitExchange {
  public:
-  /// Returns x of a block: fp32, fp16 or bf16. Several threads call it at once.
+  /// Returns x of a block in fp32, fp16 or bf16. Several threads call it at
+  /// once.
   using Source = std::function<ConstView(std::size_t block)>;
   /// Destination of averages.
   struct Output {
-    View values;  ///< fp32, fp16 or bf16.
+    View values;  ///< Averages in fp32, fp16 or bf16.
     float scale = 1;
-    /// Whether values beyond the range of their type become its largest finite
-    /// one, unless their block is not finite.
+    /// Whether values beyond the range of their dtype become its largest finite
+    /// value, unless their block is not finite.
     bool saturates = true;
-    /// Per block its first element in `values`; empty: that of Block::values.
+    /// First element of each block in `values`. If empty, Block::values gives
+    /// it.
     std::span<const std::size_t> to{};
   };
 
-  /// `layout` must outlive it. kUp does not use the server's residuals.
+  /// `layout` must outlive this object. kUp does not use the server's
+  /// residuals.
   LowBitExchange(const Route& route, ThreadPool& pool,
                  const BlockLayout& layout, const ValueCodec& codec,
                  const Pipeline::Options& options, Residuals&& own);
@@ -51,15 +54,15 @@ class LowBitExchange {
   void ready(std::size_t bucket) { pipeline_.ready(bucket); }
   void ready_all();
   void queue_rest() { pipeline_.queue_rest(); }
-  /// Writes averages to `to` from now on; kUp needs it before a bucket is
-  /// ready. The memory may be that of x, because a block is encoded before it
-  /// is written. Local.
+  /// Sets the destination of averages; with kUp, before any bucket is ready.
+  /// The memory may be that of x, because a block is encoded before it is
+  /// written. Local.
   void write_to(const Output& to);
-  /// Completes the run, all of whose buckets are ready. Returns whether all
-  /// averages that this rank has written are finite. The caller accepts or
-  /// drops the residuals. Collective, done on return.
+  /// Completes the run after all buckets are ready. Returns whether all
+  /// averages written on this rank are finite. The caller then accepts or drops
+  /// the residuals. Collective, done on return.
   bool finish();
-  /// Ends a run, and blocks until nothing is in flight. Local.
+  /// Ends a run and blocks until nothing is in flight. Local.
   void drop() noexcept { pipeline_.drop(); }
 
   [[nodiscard]] double wait_seconds() const noexcept {
@@ -78,7 +81,7 @@ class LowBitExchange {
   const bool goes_down_;
   Pipeline pipeline_;
 
-  // The run that has begun.
+  // State of the present run.
   Source source_;
   float factor_ = 1;
   Output to_;

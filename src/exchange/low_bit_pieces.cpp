@@ -28,7 +28,7 @@ void require_piece(const Piece& piece, int ranks, std::size_t residual_size) {
           piece.residual);
 }
 
-// A block, and where its result lies.
+// A block and the position of its result.
 struct Placed {
   Block block;
   std::size_t to = 0;

@@ -11,15 +11,15 @@
 
 namespace thinwire::exchange {
 
-/// A part of LowBitReduceScatter: the pieces of it that ranks get, and the way
-/// of their records. A bucket has about equally many blocks for each rank, so
-/// that all ranks send and receive all the time.
+/// One part of LowBitReduceScatter: the pieces that ranks receive, and the path
+/// of their records. A bucket has about the same number of blocks for each
+/// rank, so that all ranks send and receive all the time.
 class LowBitPieces {
  public:
   using Piece = LowBitReduceScatter::Piece;
 
-  /// `residual` has the residuals of all parts; the parts share `memory`.
-  /// Throws Error(kInvalidArgument) for a piece whose owner is no rank or that
+  /// `residual` holds the residuals of all parts, and the parts share `memory`.
+  /// Throws Error(kInvalidArgument) if a piece's owner is not a rank or a piece
   /// exceeds the residual.
   LowBitPieces(comm::Communicator& comm, ThreadPool& pool,
                std::span<const Piece> pieces, int bits, View residual,
@@ -40,10 +40,10 @@ class LowBitPieces {
 
   comm::Communicator& comm_;
   const ValueCodec& codec_;
-  std::size_t gradient_size_ = 0;  // at least
-  std::size_t result_size_ = 0;    // at least
+  std::size_t gradient_size_ = 0;  // smallest valid size
+  std::size_t result_size_ = 0;    // smallest valid size
   BlockLayout layout_;
-  std::vector<std::size_t> to_;  // per block, in the owner's result
+  std::vector<std::size_t> to_;  // offset of each block in its owner's result
   std::unique_ptr<LowBitExchange> exchange_;
 };
 

@@ -8,7 +8,7 @@
 
 namespace thinwire::exchange {
 
-/// Elements of a flat array that are ready, given range by range.
+/// Elements of a flat array that are marked as ready, range by range.
 class ReadyRanges {
  public:
   void add(Range range) {
@@ -51,7 +51,7 @@ class ReadyRanges {
   }
 
  private:
-  std::vector<Range> ready_;  // ascending, none touches the next
+  std::vector<Range> ready_;  // ascending, without adjacent ranges
 };
 
 }  // namespace thinwire::exchange

@@ -120,11 +120,11 @@ void ResidualSide::swap_fresh() noexcept {
 
 // ---- between runs
 
-// The signs were sent long ago; only what they left counts here.
+// Replaces a block's c with the error that its signs left.
 void ResidualSide::form_error(std::size_t block, const std::uint32_t* active) {
   if (scales_[block] == 0) return;
   const auto c = part(values_, at_, block).as<float>();
-  // A block with a scale of its own is not longer.
+  // Only blocks of at most 1024 elements have separate scales.
   std::array<std::uint32_t, kernels::sign_words(1024)> signs;
   kernels::sign_split(c.data(), scales_[block], signs.data(), active, c.size());
   scales_[block] = 0;

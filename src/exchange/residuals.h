@@ -19,8 +19,8 @@
 
 namespace thinwire::exchange {
 
-/// A block's residual as floats: the array itself or, if it is bf16, a copy
-/// that store() rounds back.
+/// A block's residual in fp32: the array itself or, if it is bf16, a copy that
+/// store() rounds back.
 class Residual {
  public:
   Residual(View all, Range range)
@@ -52,78 +52,80 @@ class Residual {
   std::array<float, 1024> widened_;  // bf16 blocks are at most this long
 };
 
-/// A block's residual as kernels::sign_encode() keeps it.
+/// A block's residual in the form that kernels::sign_encode() keeps.
 struct KeptResidual {
   View values;
-  float& scale;  ///< That of kernels::SignBlock; 0 if `values` are e.
+  float& scale;  ///< Scale of kernels::SignBlock, or 0 if `values` holds e.
 
   void sent_with(float sent) const {
     scale = values.dtype() == DType::kFloat32 ? sent : 0;
   }
 };
 
-/// One rank's residuals of one way: what encoding has lost of blocks, which is
-/// added to them when they are next encoded. If a run can be dropped, it ends
+/// One rank's residuals in one direction: the errors of encoded blocks, which
+/// are added when the blocks are next encoded. If a run can be dropped, it ends
 /// with accept() or drop(). A run writes residuals in one of four ways: to
-/// fresh memory, over the old ones, over old ones that are saved first, or
+/// fresh memory, over the old values, over old values that are saved first, or
 /// block by block with keep().
 class ResidualSide {
  public:
-  /// Holds the residuals, initially 0, of the blocks of a layout whose servers
-  /// are [begin, end), one after the other. If it `can_drop`, a run writes
-  /// fresh residuals, which take as much memory again. Otherwise it writes over
-  /// them, and a run that is dropped leaves 0. The layout must outlive it.
+  /// Holds the residuals, initially 0, of the blocks that servers [begin, end)
+  /// of a layout serve. If `can_drop`, a run writes fresh residuals, which
+  /// doubles the memory. Otherwise it overwrites them, and a dropped run leaves
+  /// 0. The layout must outlive this object.
   ResidualSide(const BlockLayout& layout, std::size_t begin, std::size_t end,
                DType dtype, bool can_drop);
-  /// Refers to `values`, part of a larger array: block b is at[b], which may be
-  /// empty. After write_to(), runs write fresh residuals to the memory that it
-  /// was given.
+  /// Refers to `values`, part of a larger array, in which at[b] is block b's
+  /// range and may be empty. After write_to(), runs write fresh residuals to
+  /// the memory given there.
   ResidualSide(View values, std::vector<Range> at);
-  ResidualSide() = default;  ///< Of no blocks.
+  ResidualSide() = default;  ///< Has no blocks.
   ResidualSide(ResidualSide&&) = default;
   ResidualSide& operator=(ResidualSide&&) = default;
 
   void write_to(Buffer& fresh);
 
   // ---- in a run
-  /// Returns the residual of a block, and where its error is written. `values`
-  /// and `factor` are unset.
+  // Returns a block's residual and the destination of its error. `values` and
+  // `factor` are not set.
   [[nodiscard]] kernels::QuantizedSum sum(std::size_t block) const {
     return {.residual = part(values_, at_, block),
             .error = writes_fresh() ? part(fresh_, fresh_at(), block)
                                     : part(values_, at_, block)};
   }
-  /// Returns the residual of a block for kernels::sign_encode(), which writes
-  /// over it.
+  /// Returns a block's residual for kernels::sign_encode(), which overwrites
+  /// it.
   [[nodiscard]] KeptResidual kept(std::size_t block);
-  /// Makes the run update residuals in place; drop() restores the saved values.
-  /// Has no effect if runs cannot be dropped.
+  /// Saves the residuals, so that the run can update them in place and drop()
+  /// can restore them. Has no effect if runs cannot be dropped.
   void save_before();
-  /// Discards the saved values of a run that has changed nothing.
+  /// Discards the values that save_before() saved, after a run without changes.
   void forget_before() noexcept { is_saved_ = false; }
-  /// Keeps a block's error at once, for runs that do not agree on their end.
+  /// Replaces a block's residual at once, for runs whose end the ranks do not
+  /// agree on.
   void keep(std::size_t block, ConstView error) const noexcept;
-  /// The run counts. Threads of a pool copy what write_to() has received.
+  /// Ends a run and keeps its residuals. With a pool, its threads copy
+  /// residuals to the memory given to write_to().
   void accept() noexcept;
   void accept(ThreadPool& pool);
-  /// The run does not count. Returns true if residuals were set to 0.
+  /// Discards the residuals of a run. Returns true if this has set them to 0.
   bool drop() noexcept;
 
   // ---- between runs
   [[nodiscard]] View values() const noexcept { return values_; }
-  /// Moves the values out, for the owner of all of them.
+  /// Moves the values out. Requires that this object owns all of them.
   [[nodiscard]] Buffer release() noexcept { return std::move(own_); }
-  /// Replaces the values by errors e.
+  /// Replaces the residuals with the errors e.
   void set(Buffer&& values) noexcept;
   void clear() noexcept;
-  /// Adds weight * values to e of a block, for its elements that take part.
+  /// Adds weight * values to e of a block, for its active elements.
   void add(std::size_t block, const float* from, float weight,
            const ActiveMask& active);
-  /// Computes the error e of every block; `active` is the mask that it was
-  /// encoded with.
+  /// Computes the error e of every block. `active` is the mask with which the
+  /// blocks were encoded.
   void form_errors(const ActiveMask& active);
-  /// Computes e of the blocks with elements that either mask leaves out:
-  /// `before` is the mask that they were encoded with.
+  /// Computes e of the blocks in which either mask excludes elements. `before`
+  /// is the mask with which they were encoded.
   void form_errors_between(const ActiveMask& before, const ActiveMask& after);
 
  private:
@@ -143,21 +145,21 @@ class ResidualSide {
 
   const BlockLayout* layout_ = nullptr;
   std::vector<Range> at_;        // per block, in values_
-  std::vector<Range> fresh_at_;  // per block, in fresh_; empty: the same
+  std::vector<Range> fresh_at_;  // per block, in fresh_; empty if equal to at_
   View values_;                  // e, once errors have been formed
-  View fresh_;                   // or the values before the run
-  Buffer own_;                   // unless values_ are those of another owner
+  View fresh_;                   // new residuals, or the values before the run
+  Buffer own_;                   // empty if another object owns values_
   Buffer own_fresh_;
   std::vector<float> scales_;  // per block, for kept()
   std::vector<float> fresh_scales_;
   bool can_drop_ = false;
-  bool is_saved_ = false;  // fresh_ has the values before the run
+  bool is_saved_ = false;  // whether fresh_ holds the values before the run
 };
 
-/// One rank's residuals: the worker's of the blocks of its piece (of all blocks
-/// if flat), the server's of the blocks that it serves.
+/// One rank's residuals: the worker's, for the blocks of its piece (all blocks
+/// if flat), and the server's, for the blocks that it serves.
 struct Residuals {
-  /// All are 0; `dtype` is one that require_options() allows.
+  /// Sets all residuals to 0. `dtype` must pass require_options().
   Residuals(const BlockLayout& layout, const Places& places, DType dtype,
             bool can_drop)
       : worker(layout, places.first, places.end(), dtype, can_drop),
@@ -170,8 +172,8 @@ struct Residuals {
   void accept(ThreadPool& pool);
   void drop() noexcept;
   void clear() noexcept;
-  /// Throws Error(kCorruptCheckpoint) naming the array that does not fit,
-  /// before anything changes.
+  /// Throws Error(kCorruptCheckpoint) with the name of an array that does not
+  /// fit, before anything changes.
   void load(ConstView worker_error, ConstView server_error);
   void take(Buffer&& worker_error, Buffer&& server_error);
 

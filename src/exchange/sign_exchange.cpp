@@ -61,7 +61,7 @@ void SignExchange::drop() noexcept {
   residuals_.drop();
 }
 
-// Only servers encode: their own values, without a mean.
+// Only servers encode. They encode their own values, without a mean.
 void SignExchange::share(const Source& source) {
   pipeline_.run({.encode =
                      [&](std::size_t b, std::uint8_t* record) {

@@ -13,62 +13,61 @@
 namespace thinwire::exchange {
 
 /// The error-compensated average of CompressedAllReduce, whose buckets may
-/// become ready one by one: SignCodec both ways over a pipeline, with the
-/// residuals of both. `groups` is null if hosts are flat.
+/// become ready one by one. It uses SignCodec in both directions of a pipeline,
+/// with residuals for both. `groups` is null if hosts are flat.
 class SignExchange {
  public:
   using Source = CompressedAllReduce::Source;
   using Sink = CompressedAllReduce::Sink;
-  /// Called by the thread of the run if the Sink has received these blocks.
+  /// Called by the thread of the run after the Sink has received these blocks.
   using Delivered = std::function<void(Range blocks)>;
 
   struct Options {
     DType residual_dtype = DType::kFloat32;
-    /// Whether the result before the last one is kept too, for previous_mean().
-    /// It takes 0.13 bytes per element.
+    /// Whether to keep the result before the last one for previous_mean(). This
+    /// needs 0.13 bytes per element.
     bool keeps_previous = false;
-    /// Whether a run can be dropped. It takes residuals and records a second
-    /// time. Excludes keeps_previous.
+    /// Whether a run can be dropped, which doubles the memory of residuals and
+    /// records. Excludes keeps_previous.
     bool can_drop = false;
   };
 
-  /// `comm`, `groups` and `pool` must outlive it.
+  /// `comm`, `groups` and `pool` must outlive this object.
   SignExchange(comm::Communicator& comm, const comm::HostGroups* groups,
                ThreadPool& pool, BlockLayout layout, const Options& options);
 
-  /// Does what CompressedAllReduce::run() does. `delivered` may be empty.
+  /// Performs CompressedAllReduce::run(). `delivered` may be empty.
   void run(const Source& source, const Sink& sink,
            const Delivered& delivered = {});
-  /// Runs the way down alone: every server encodes x of its own blocks, with
-  /// its residual, and all ranks get the result, which is mean() from now on.
+  /// Runs only the way down: every server encodes x of its own blocks with its
+  /// residual. All ranks receive the result, which mean() returns from then on.
   /// The Source is called only for blocks that this rank serves. x must be
   /// finite. Collective, done on return.
   void share(const Source& source);
 
-  /// Begins a run that finish() completes, and queues all of it
-  /// (Pipeline::launch()). Until then neither residuals nor results may be
-  /// asked for. Calls `source`, and `queued` with the blocks of each bucket,
-  /// before it returns. Collective, queued.
+  /// Begins a run and queues all of it (Pipeline::launch()); finish() completes
+  /// it. Until then, do not ask for residuals or results. Before it returns, it
+  /// calls `source`, and `queued` with the blocks of each bucket. Collective,
+  /// queued.
   void launch(const Source& source, const Delivered& queued = {});
 
   // ---- the same bucket by bucket, with can_drop
-  /// Begins a run, which can be dropped: until finish() this object stays as
-  /// the run before has left it. `source` is kept as long. Local.
+  // Begins a run that can be dropped: until finish(), this object keeps the
+  // state of the previous run. `source` must live until then. Local.
   void begin(const Source& source);
   [[nodiscard]] bool has_begun() const noexcept {
     return pipeline_.has_begun();
   }
-  /// Encodes a bucket. Collective, queued.
+  /// Encodes a bucket and sends it. Collective, queued.
   void ready(std::size_t bucket) { pipeline_.ready(bucket); }
-  /// Completes the run, launched or all of whose buckets are ready, and passes
-  /// results to
-  /// the Sink. Collective, done on return.
+  /// Completes a launched run, or a run whose buckets are all ready, and passes
+  /// the results to the Sink. Collective, done on return.
   void finish(const Sink& sink, const Delivered& delivered = {});
-  /// Discards the run, as if it had not begun. Local: all ranks do so after the
-  /// same buckets.
+  /// Discards the run as if it had not begun. Local, but all ranks must do so
+  /// after the same buckets.
   void drop() noexcept;
 
-  /// Does what CompressedAllReduce::set_active() does.
+  /// Performs CompressedAllReduce::set_active().
   void set_active(ActiveMask active);
   [[nodiscard]] const ActiveMask& active() const noexcept { return active_; }
   void set_observer(WireObserver* observer) noexcept { observer_ = observer; }
@@ -80,14 +79,14 @@ class SignExchange {
   [[nodiscard]] bool encodes(std::size_t block) const noexcept {
     return places().has(layout_.blocks()[block]);
   }
-  /// Returns the last run's result of a block. A Source gets that of the run
-  /// before for the block that is being encoded, whose signs are written over
-  /// it unless runs can be dropped.
+  /// Returns the last run's result of a block. For the block that it encodes, a
+  /// Source gets the previous run's result, which the new signs overwrite
+  /// unless runs can be dropped.
   [[nodiscard]] kernels::Signs mean(std::size_t block) const noexcept {
     return SignCodec::decode(pipeline_.result(block));
   }
-  /// Returns the result of the run before: during run t and after it that of
-  /// run t - 1. Only with keeps_previous.
+  /// Returns a block's result of the previous run: during run t and after it,
+  /// that of run t - 1. Requires keeps_previous.
   [[nodiscard]] kernels::Signs previous_mean(std::size_t block) const noexcept {
     return SignCodec::decode(pipeline_.previous(block));
   }
@@ -95,14 +94,13 @@ class SignExchange {
     return pipeline_.wait_seconds();
   }
 
-  /// Returns this rank's residuals, which are errors e from now until the next
-  /// run.
+  /// Returns this rank's residuals as errors e. They keep this form until the
+  /// next run.
   [[nodiscard]] Residuals& errors();
-  /// Adds weight * values to the worker's residual, for those elements of a
-  /// block (of its `values` range) that are not masked. Local. Several threads
-  /// may call it for different blocks, between runs. Throws
-  /// Error(kInvalidArgument) for a block that does not exist or that another
-  /// rank encodes.
+  /// Adds weight * values to the worker's residual of a block, for the active
+  /// elements of its `values` range. Call it between runs; several threads may
+  /// call it for different blocks. Throws Error(kInvalidArgument) if the block
+  /// does not exist or another rank encodes it. Local.
   void add_to_worker_error(std::size_t block, const float* values,
                            float weight);
 

@@ -8,13 +8,13 @@
 
 namespace thinwire::exchange {
 
-/// Adds up the time that a step waits for other ranks.
+/// Adds up the time that a step spends waiting for other ranks.
 class WaitMeter {
  public:
-  /// `seconds` must outlive it.
+  /// `seconds` must outlive this object.
   explicit WaitMeter(double& seconds) : seconds_(seconds) {}
 
-  /// Adds the time of `body`, which waits.
+  /// Adds the duration of `body`, which waits.
   template <class Body>
   void waiting(Body&& body) {
     const auto begin = std::chrono::steady_clock::now();
@@ -26,9 +26,10 @@ class WaitMeter {
       for (const comm::Work& work : works) work.wait();
     });
   }
-  /// Adds time that has been measured elsewhere.
+  /// Adds a time measured elsewhere.
   void add(double seconds) { seconds_ += seconds; }
-  /// Runs `body(exchange)`, and adds the time that `exchange` waits in it.
+  /// Runs `body(exchange)` and adds the time that `exchange` spends waiting in
+  /// it.
   template <class Exchange, class Body>
   void adding_waits_of(Exchange& exchange, Body&& body) {
     const double before = exchange.wait_seconds();

@@ -11,9 +11,9 @@
 
 namespace thinwire::exchange {
 
-/// Multiplies a mean by `scale` in place, and writes it to `to`, which has as
-/// many elements. If it `saturates`, it is clamped to the finite range of its
-/// type, fp32, fp16 or bf16; NaN stays.
+/// Multiplies a mean by `scale` in place and writes it to `to`, which has the
+/// same size. If `saturates`, clamps it to the finite range of its dtype (fp32,
+/// fp16 or bf16); NaN stays NaN.
 inline void write_mean(std::span<float> mean, float scale, bool saturates,
                        View to) {
   for (float& value : mean) value *= scale;

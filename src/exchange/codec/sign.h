@@ -11,8 +11,8 @@
 
 namespace thinwire::exchange {
 
-/// One bit per element: kernels/sign_compress.h. Values are formed as they are
-/// read, and residuals as they are next needed.
+/// One bit per element (kernels/sign_compress.h). Values and residuals are
+/// computed while they are read.
 class SignCodec final : public Codec {
  public:
   [[nodiscard]] std::size_t record_bytes(
@@ -21,8 +21,8 @@ class SignCodec final : public Codec {
            kernels::sign_words(elements) * sizeof(std::uint32_t);
   }
 
-  /// Writes the record of input + residual. `block.words` need not be set.
-  /// Returns the scale.
+  /// Writes the record of input + residual and returns its scale. `block.words`
+  /// need not be set.
   static float encode(const kernels::SignInput& input, kernels::SignBlock block,
                       std::uint8_t* record) {
     block.words = words_of(record);
@@ -30,8 +30,8 @@ class SignCodec final : public Codec {
     set_scale(record, scale);
     return scale;
   }
-  /// Writes the record of the sum of what the records stand for, each times
-  /// `factor`, plus the residual. Returns the scale.
+  /// Decodes the records, multiplies each by `factor`, and adds them and the
+  /// residual. Writes the record of this sum and returns its scale.
   static float average(std::span<const std::uint8_t* const> records,
                        float factor, kernels::SignBlock block,
                        std::uint8_t* record) {

@@ -31,7 +31,7 @@ LayoutCounts::Chunk chunk_of(std::span<const Block> blocks) {
   return chunk;
 }
 
-// Returns the chunks of servers [first, end), one after the other.
+// Returns the adjacent chunks of servers [first, end).
 std::vector<Range> ranges_of(std::span<const std::size_t> chunk_bytes,
                              const LayoutCounts::Bucket& bucket,
                              std::size_t first, std::size_t end) {
@@ -41,7 +41,8 @@ std::vector<Range> ranges_of(std::span<const std::size_t> chunk_bytes,
   return comm::ranges_of(sizes);
 }
 
-// Returns the bytes of each piece, which has the chunks of so many servers.
+// Returns the bytes of each piece, which contains the chunks of `workers`
+// servers.
 std::vector<std::size_t> piece_sizes(std::span<const std::size_t> chunk_bytes,
                                      const LayoutCounts::Bucket& bucket,
                                      std::size_t servers) {

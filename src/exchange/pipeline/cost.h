@@ -14,43 +14,43 @@
 
 namespace thinwire::exchange {
 
-/// Messages of one rank in one run of a pipeline.
+/// Messages that one rank sends in one run of a pipeline.
 using Cost = comm::Cost;
 
-/// A layout by numbers: how many blocks of which sizes each server has in each
-/// bucket. Equal chunks and equal buckets are kept once, so the largest models
-/// take little memory.
+/// Numbers and sizes of each server's blocks in each bucket of a layout. Equal
+/// chunks and equal buckets are stored once, so that the largest models need
+/// little memory.
 class LayoutCounts {
  public:
-  /// Blocks of one size.
+  /// A number of blocks of one size.
   struct Blocks {
     std::uint64_t elements = 0;
     std::uint64_t count = 0;
 
     auto operator<=>(const Blocks&) const = default;
   };
-  /// Blocks of one server in a bucket, in the order of their sizes.
+  /// Blocks of one server in a bucket, ordered by size.
   using Chunk = std::vector<Blocks>;
-  /// The number of each server's chunk.
+  /// Index of each server's chunk.
   using Bucket = std::vector<std::uint32_t>;
 
   LayoutCounts() = default;
   explicit LayoutCounts(const BlockLayout& layout);
 
-  /// Adds `count` buckets in which server s has pieces[s] elements, in blocks
-  /// of kernels::kSumChunk elements; the last one may be shorter.
+  /// Adds `count` buckets in which server s has pieces[s] elements. Blocks have
+  /// kernels::kSumChunk elements, except that the last one may be shorter.
   void add(std::uint64_t count, std::span<const std::size_t> pieces);
 
-  /// The distinct chunks, with their numbers.
+  /// Returns the distinct chunks and their indices.
   [[nodiscard]] const std::map<Chunk, std::uint32_t>& chunks() const noexcept {
     return chunks_;
   }
-  /// The distinct buckets, with how often the layout has them.
+  /// Returns the distinct buckets and their number in the layout.
   [[nodiscard]] const std::map<Bucket, std::uint64_t>& buckets()
       const noexcept {
     return buckets_;
   }
-  /// Returns the bytes that each chunk's records have, by its number.
+  /// Returns the bytes of each chunk's records, by the chunk's index.
   [[nodiscard]] std::vector<std::size_t> chunk_bytes(const Codec& codec) const;
 
  private:
@@ -60,8 +60,8 @@ class LayoutCounts {
   std::map<Bucket, std::uint64_t> buckets_;
 };
 
-/// Returns the elements of each server's chunk of one bucket of one unit, as
-/// BlockLayout divides it.
+/// Returns the elements of each server's chunk of a bucket that has one unit,
+/// divided as in BlockLayout.
 [[nodiscard]] std::vector<std::size_t> chunk_elements(std::size_t bucket,
                                                       std::size_t servers);
 

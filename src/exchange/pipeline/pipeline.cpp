@@ -12,14 +12,14 @@ using comm::Work;
 
 namespace {
 
-/// Threads share a range of blocks out in multiples of this.
+/// Threads share a range of blocks in multiples of this number.
 constexpr std::size_t kBlocksPerGrain = 16;
 
 std::size_t grains_in(std::size_t size) {
   return (size + kBlocksPerGrain - 1) / kBlocksPerGrain;
 }
 
-// Returns part i of `parts` about equal ones, which begin at whole grains.
+// Returns part i of `parts` nearly equal parts, which begin at whole grains.
 Range part_of(Range range, std::size_t i, std::size_t parts) {
   const std::size_t grains = grains_in(range.size);
   const std::size_t begin = grains * i / parts * kBlocksPerGrain;
@@ -37,14 +37,14 @@ Places places_of(const Route& route) {
   return places;
 }
 
-// Makes slots for so many buckets of at most these bytes.
+// Allocates slots for `buckets` buckets of at most this many bytes.
 void reserve(std::array<Buffer, 2>& slots, std::size_t buckets,
              std::size_t bytes) {
   for (std::size_t s = 0; s < std::min(slots.size(), buckets); ++s)
     if (slots[s].size() < bytes) slots[s] = Buffer::of<std::uint8_t>(bytes);
 }
 
-// Calls an observer, if there is one, with the records of some blocks.
+// Calls an observer, if set, with the records of some blocks.
 template <class Observer>
 void show(const Observer& observer, const BucketRecords& records,
           Range blocks) {
@@ -128,7 +128,8 @@ void Pipeline::launch(RunSteps steps) {
   begin(std::move(steps));
   is_launched_ = true;
   try {
-    // All of them first, because the thread of the collectives reads them.
+    // The order must be complete before the first launch, because the thread of
+    // the collectives reads it.
     for (std::size_t b = 0; b < layout_.buckets().size(); ++b)
       order_.push_back(b);
     for (std::size_t b = 0; b < order_.size(); ++b) launch_bucket(b);
@@ -138,8 +139,9 @@ void Pipeline::launch(RunSteps steps) {
   }
 }
 
-// Collectives of one communicator run one after the other, so a bucket finds
-// the slot of received records free. Those inside the host are another one's.
+// Queues all stages of one bucket. A bucket finds the slot of received records
+// free, because collectives of one communicator run one after the other. Those
+// inside the host use another communicator.
 void Pipeline::launch_bucket(std::size_t k) {
   compute(k, kNone, kNone);
   show(steps_.encoded, going_up(k), places_.piece_of(bucket(k)));
@@ -222,14 +224,14 @@ void Pipeline::drop(std::size_t bucket) noexcept {
   *at = kNone;
 }
 
-// In turn k, bucket k is encoded, bucket k - 2 averaged and bucket k - 4 taken,
-// all in one pass of the pool's threads, while buckets k - 1 and k - 3 are in
-// flight; with one way, bucket k - 2 is averaged or taken. Collectives are
-// queued in the same order on all ranks: up k, then down k - 2. In a
-// hierarchical pipeline results take one turn more: bucket k - 4 is exchanged
-// inside the host while bucket k - 5 is taken.
+// Runs turn k: bucket k is encoded, bucket k - 2 averaged and bucket k - 4
+// taken, in one pass of the pool's threads, while buckets k - 1 and k - 3 are
+// in flight. With only one direction, bucket k - 2 is averaged or taken. All
+// ranks queue collectives in the same order: bucket k up, then bucket k - 2
+// down. In a hierarchical pipeline, results need one more turn: bucket k - 4 is
+// exchanged inside the host while bucket k - 5 is taken.
 void Pipeline::take_turn(std::size_t k) {
-  // Turns before the first one wrap around, to buckets that do not exist.
+  // Differences below 0 wrap around to buckets that do not exist.
   const std::size_t encoded = if_filled(k);
   const std::size_t averaged = goes_up_ ? if_filled(k - kLag) : kNone;
   const std::size_t back =
@@ -242,7 +244,8 @@ void Pipeline::take_turn(std::size_t k) {
     wait(down_works_[back]);
     if (inside_ != nullptr) inside_work_ = queue_inside(back);
   }
-  if (options_.direction == Direction::kDown) {  // both use one slot
+  if (options_.direction == Direction::kDown) {  // both use one slot, so
+                                                 // results are taken first
     compute(kNone, kNone, taken);
     compute(encoded, kNone, kNone);
   } else {
@@ -303,7 +306,8 @@ void Pipeline::average(std::size_t turn, Range blocks) {
 
 // ---- records and their ways
 
-// Only the way down has records of all blocks.
+// Returns the records on their way up. If both ways share one codec, they lie
+// in the memory of the results, which has room for all blocks.
 BucketRecords Pipeline::going_up(std::size_t turn) {
   if (options_.direction == Direction::kBoth && up_ == down_)
     return going_down(turn);

@@ -19,9 +19,9 @@ namespace thinwire::exchange {
 }
 
 /// The chunks of a bucket that a rank encodes and serves. Local rank l of host
-/// h, of H hosts, is at place l H + h, and the servers of a layout are places.
-/// So the ranks with one l exchange one range between hosts, their piece. If
-/// flat, places are ranks, and a bucket is one piece.
+/// h, among H hosts, is at place l H + h, and a layout's servers are places.
+/// Ranks with the same l therefore exchange one range between hosts, which is
+/// their piece. If flat, places are ranks, and a bucket is one piece.
 struct Places {
   /// `groups` is null if hosts are flat.
   Places(const comm::Communicator& comm, const comm::HostGroups* groups)
@@ -35,7 +35,8 @@ struct Places {
   }
 
   std::size_t first;    ///< First place of this rank's piece.
-  std::size_t workers;  ///< Places of the piece: hosts, or ranks.
+  std::size_t workers;  ///< Places of the piece: as many as hosts, or ranks if
+                        ///< flat.
   std::size_t own;      ///< The place that this rank serves.
 
   [[nodiscard]] std::size_t end() const { return first + workers; }
@@ -43,7 +44,8 @@ struct Places {
     const auto server = static_cast<std::size_t>(block.server);
     return first <= server && server < end();
   }
-  /// Return the blocks of this rank's piece, and those of them that it serves.
+  /// Return the blocks of this rank's piece, and the blocks in it that it
+  /// serves.
   [[nodiscard]] Range piece_of(const Bucket& bucket) const {
     return blocks_between(bucket, first, end());
   }

@@ -12,18 +12,18 @@
 
 namespace thinwire::exchange {
 
-/// Offsets of the records of a layout's blocks, which follow one another in the
-/// order of blocks. The layout must outlive it.
+/// Offsets of the records of a layout's blocks, which are adjacent and in the
+/// order of blocks. The layout must outlive this object.
 class RecordMap {
  public:
   RecordMap(const BlockLayout& layout, const Codec& codec);
 
-  /// Returns the byte at which a block's record begins. `block` may be the
-  /// number of blocks.
+  /// Returns the byte offset of a block's record. `block` may be the number of
+  /// blocks.
   [[nodiscard]] std::size_t begin(std::size_t block) const noexcept {
     return begin_[block];
   }
-  /// Returns the bytes that servers [first, end) have of a bucket.
+  /// Returns the bytes of the chunks of servers [first, end) in a bucket.
   [[nodiscard]] Range chunks(const Bucket& bucket, std::size_t first,
                              std::size_t end) const {
     const std::size_t from = begin_[bucket.server_begin[first]];
@@ -36,10 +36,10 @@ class RecordMap {
 
  private:
   const BlockLayout* layout_;
-  std::vector<std::size_t> begin_;  // per block, and the end
+  std::vector<std::size_t> begin_;  // per block, then the end
 };
 
-/// The records of one bucket in the memory of a run.
+/// The records of one bucket in a run's memory.
 class BucketRecords {
  public:
   BucketRecords(const RecordMap& map, const Bucket& bucket, std::uint8_t* first)
@@ -51,7 +51,7 @@ class BucketRecords {
   [[nodiscard]] std::uint8_t* at(std::size_t block) const {
     return first_ + (map_.begin(block) - begin_);
   }
-  /// Returns those of servers [first, end).
+  /// Returns the chunks of servers [first, end).
   [[nodiscard]] View chunks(std::size_t first, std::size_t end) const {
     return {at(bucket_.server_begin[first]),
             map_.chunks(bucket_, first, end).size, DType::kUInt8};
@@ -64,10 +64,11 @@ class BucketRecords {
   std::size_t begin_;
 };
 
-/// The records of one block that workers sent.
+/// Records of one block from all workers.
 using SentRecords = std::span<const std::uint8_t* const>;
 
-/// The records of one bucket that all workers sent to this rank, its server.
+/// Records of one bucket that this rank, as its server, has received from all
+/// workers.
 class Received {
  public:
   Received(const RecordMap& map, const Bucket& bucket, std::size_t server,
@@ -77,7 +78,8 @@ class Received {
         chunk_(map.chunks(bucket, server, server + 1)),
         records_(workers) {}
 
-  /// Returns a block's records in the order of workers, until the next call.
+  /// Returns a block's records in the order of workers. They are valid until
+  /// the next call.
   [[nodiscard]] SentRecords records(std::size_t block) {
     for (std::size_t from = 0; from < records_.size(); ++from)
       records_[from] =

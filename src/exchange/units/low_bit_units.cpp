@@ -24,7 +24,7 @@ BlockLayout layout_in_buckets(std::span<const Block> blocks, std::size_t most,
   return BlockLayout::of_blocks(std::move(buckets), world_size);
 }
 
-// It sends a part, queues the rest of it, and completes it.
+// Path of one part, which is sent, queued to the end, and completed.
 class LowBitUnits::Way final : public PartWay {
  public:
   Way(LowBitUnits& owner, std::span<const std::size_t> of)
@@ -62,7 +62,7 @@ class LowBitUnits::Way final : public PartWay {
   }
 
  private:
-  // Block::values are those of the part.
+  // Returns the blocks of the units. Block::values refers to the part's values.
   [[nodiscard]] std::vector<Block> blocks() const {
     std::vector<Block> all;
     std::size_t at = 0;

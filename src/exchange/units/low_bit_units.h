@@ -13,21 +13,21 @@
 
 namespace thinwire::exchange {
 
-/// The memory of new residuals of one part in flight.
+/// Memory of the new residuals of a part in flight.
 struct FreshResiduals {
   Buffer worker{0, DType::kFloat32};
   Buffer server{0, DType::kFloat32};
 };
 
-/// Returns the layout of blocks, in this order, in buckets of at most `most`
-/// elements.
+/// Returns the layout of these blocks, in this order, in buckets of at most
+/// `most` elements.
 [[nodiscard]] BlockLayout layout_in_buckets(std::span<const Block> blocks,
                                             std::size_t most, int world_size);
 
-/// The average of units in few bits: LowBitMean.
+/// The low-bit average of units, which LowBitMean uses.
 class LowBitUnits final : public PartsInFlight {
  public:
-  /// All arguments but `bits` must outlive it.
+  /// All arguments except `bits` must outlive this object.
   LowBitUnits(const Route& route, ThreadPool& pool, UnitResiduals& residuals,
               int bits, Accepts accepts);
 

@@ -19,8 +19,9 @@ std::vector<std::size_t> sizes_of(std::span<const MatrixShape> shapes) {
   return sizes;
 }
 
-// Returns, per unit, the number of the rank of each host that encodes it: the
-// largest units first, each to the rank that has least. 0 if flat.
+// Returns, for each unit, the index of the rank in each host that encodes it.
+// Distributes the largest units first, each to the rank with the smallest load.
+// All indices are 0 if flat.
 std::vector<std::size_t> dealt_by_size(const Route& route,
                                        std::span<const MatrixShape> shapes) {
   std::vector<std::size_t> dealt(shapes.size());
@@ -125,15 +126,16 @@ std::int64_t LowRankSteps::passes() const noexcept {
   return passes_ + (one_more ? 1 : 0);
 }
 
-// A state may have been saved between the last of the first passes and the one
-// after it, where inherit() has had no turn. A second turn changes nothing.
+// A state may have been saved after the last first pass and before the next
+// pass, and so before inherit(). Calling inherit() twice changes nothing.
 void LowRankSteps::load(const LowRankMean::Saved& saved) {
   require_idle("load()");
   if (saved.passes < 0)
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the passes must be >= 0, got {}", saved.passes));
   low_rank_.check(saved.factors, saved.generators);
-  static_cast<void>(low_rank_.worker_error());  // where residuals are loaded
+  static_cast<void>(low_rank_.worker_error());  // allocates the memory into
+                                                // which residuals are loaded
   residuals_.load(saved.worker, saved.server);
   low_rank_.load(saved.factors, saved.generators);
   passes_ = std::min(saved.passes, options_.first_steps);

@@ -16,9 +16,9 @@
 
 namespace thinwire::exchange {
 
-/// The low-rank average with its first passes, which travel in few bits:
-/// LowRankMean, or an optimizer's average with Accepts::kSteps, whose passes
-/// are the steps that count.
+/// The low-rank average, whose first passes are low-bit. It serves LowRankMean,
+/// and optimizers with Accepts::kSteps, whose passes are the steps that were
+/// not skipped.
 class LowRankSteps final : public UnitMean {
  public:
   LowRankSteps(const Route& route, ThreadPool& pool,
@@ -33,8 +33,7 @@ class LowRankSteps final : public UnitMean {
   void require_idle(std::string_view call) const;
 
   [[nodiscard]] std::size_t bytes_per_pass() const;
-  /// Returns the bits per element in which the next pass travels; 0: as
-  /// factors.
+  /// Returns the bits per element of the next pass, or 0 if it sends factors.
   [[nodiscard]] int first_bits() const noexcept;
 
   [[nodiscard]] ConstView worker_error() { return low_rank_.worker_error(); }
@@ -69,7 +68,7 @@ class LowRankSteps final : public UnitMean {
   LowBitUnits first_;
   LowRankUnits low_rank_;
   std::int64_t passes_ = 0;
-  // The pass.
+  // State of the present pass.
   std::vector<bool> seen_;  // by unit
   bool is_finite_ = true;
   bool has_begun_ = false;

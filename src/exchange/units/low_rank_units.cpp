@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kFactorBits = 8;
 
-// splitmix64, by Vigna; in [-1, 1).
+// Returns a random number in [-1, 1) from Vigna's splitmix64.
 float next_random(std::uint64_t& state) {
   std::uint64_t z = (state += 0x9E3779B97F4A7C15u);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -28,8 +28,8 @@ float next_random(std::uint64_t& state) {
   return static_cast<float>((z ^ (z >> 31)) >> 40) * 0x1p-23f - 1;
 }
 
-// Divides a column by a power of two, so that its largest magnitude is in
-// [1/2, 1) and products with it neither overflow nor vanish.
+// Divides a column by a power of two, so that its largest magnitude is in [1/2,
+// 1). Products with the column then neither overflow nor underflow.
 void scale_by_power(std::span<float> column) {
   float largest = 0;
   for (const float x : column) largest = std::max(largest, std::abs(x));

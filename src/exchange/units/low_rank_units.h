@@ -18,55 +18,58 @@
 
 namespace thinwire::exchange {
 
-/// The average of units as products of factors: LowRankMean after its first
-/// passes. Units without factors travel in 8 bits.
+/// The average of units as products of factors, which LowRankMean uses after
+/// its first passes. Units without factors are sent in 8 bits.
 class LowRankUnits final : public PartsInFlight {
  public:
-  /// All arguments but `shapes` must outlive it.
+  /// All arguments except `shapes` must outlive this object.
   LowRankUnits(const Route& route, ThreadPool& pool, UnitResiduals& residuals,
                std::span<const MatrixShape> shapes, int low_rank,
                Accepts accepts);
 
   [[nodiscard]] std::size_t bytes_per_pass() const;
-  /// Takes over residuals of averages in few bits. A server's residual counts
-  /// in full, a worker's only as one of W: so a unit with factors gets the
-  /// former W times, on the rank that served.
+  /// Adopts the residuals of low-bit averages. A server's residual counts in
+  /// full, but a worker's only as one of W. For a unit with factors, the rank
+  /// that served therefore multiplies the server's residual by W.
   void inherit();
 
   // ---- the state between passes
-  /// Nothing may be in flight.
+  // Nothing may be in flight in these calls.
   [[nodiscard]] ConstView worker_error();
   [[nodiscard]] Buffer copy_of_worker_error();
   [[nodiscard]] ConstView factors() const noexcept { return factors_.view(); }
   [[nodiscard]] std::span<const std::uint64_t> generators() const noexcept {
     return generators_;
   }
-  /// Throws Error(kCorruptCheckpoint) unless these are a state's parts.
+  /// Throws Error(kCorruptCheckpoint) unless these arrays fit this object.
   void check(ConstView factors,
              std::span<const std::uint64_t> generators) const;
-  /// Sets what has been checked. Residuals have been set.
+  /// Sets the arrays, which have passed check(), after the residuals have been
+  /// set.
   void load(ConstView factors, std::span<const std::uint64_t> generators);
 
  private:
   class Way;
 
-  // A unit that has factors.
+  // A unit with factors.
   struct Matrix {
     MatrixShape shape;
     std::size_t rank;
-    Range range;          // of the flat array
-    std::size_t factor;   // first element of Q in factors_
-    std::size_t number;   // in generators_
-    std::size_t owner;    // the rank of each host that has its residual
-    std::size_t first_p;  // numbers of its first blocks
+    Range range;          // in the flat array
+    std::size_t factor;   // index of Q's first element in factors_
+    std::size_t number;   // index in generators_
+    std::size_t owner;    // index of the rank in each host that has its
+                          // residual
+    std::size_t first_p;  // indices of its first blocks
     std::size_t first_q;
-    bool in_spare = false;  // its residual is in spare_, not in residuals_
+    bool in_spare = false;  // whether its residual is in spare_ instead of
+                            // residuals_
 
     [[nodiscard]] std::size_t p_size() const { return shape.rows * rank; }
     [[nodiscard]] std::size_t q_size() const { return shape.columns * rank; }
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-  // Rows of one column of a factor that have one scale.
+  // Number of rows of a factor's column that share one scale.
   static constexpr std::size_t kFactorRows = 64;
 
   [[nodiscard]] static std::size_t blocks_of(std::size_t rows) {
@@ -81,10 +84,11 @@ class LowRankUnits final : public PartsInFlight {
   [[nodiscard]] bool is_own(const Matrix& matrix) const {
     return residuals_.encodes(matrix.owner * residuals_.places().workers);
   }
-  // Return the residual, and the memory where M and the next one are formed.
+  // Return the residual, from which M is computed, and the memory for the next
+  // one.
   [[nodiscard]] float* residual(const Matrix& matrix);
   [[nodiscard]] float* next_residual(const Matrix& matrix);
-  // Makes new factors those of the next pass. Columns of `zeros` are drawn.
+  // Makes q the factor of the next pass, and draws the columns in `zeros` anew.
   void keep(const Matrix& matrix, const float* q, std::uint64_t zeros);
 
   ThreadPool& pool_;
@@ -92,10 +96,10 @@ class LowRankUnits final : public PartsInFlight {
   const ValueCodec& codec_;
   const std::size_t bucket_;
   std::vector<Matrix> matrices_;
-  std::vector<std::size_t> matrix_of_;  // per unit; kNone: it has no factors
+  std::vector<std::size_t> matrix_of_;  // per unit; kNone if it has no factors
   Buffer factors_;
   std::vector<std::uint64_t> generators_;
-  Buffer spare_;  // as large as the worker's residuals
+  Buffer spare_;  // same size as the worker's residuals
 };
 
 }  // namespace thinwire::exchange

@@ -13,7 +13,7 @@ namespace thinwire::exchange {
 
 namespace {
 
-// Elements of a matrix that one task has, about.
+// Approximate number of matrix elements per task.
 constexpr std::size_t kTask = 65536;
 
 using Values = std::array<float, kernels::kMostSummed>;
@@ -24,7 +24,7 @@ bool are_finite(std::span<const float> values) {
 
 }  // namespace
 
-// Returns the size of all P.
+// Places the parts of all matrices, and returns the size of all P.
 std::size_t LowRankUnits::Way::place_parts() {
   std::size_t at = 0;
   std::size_t p_size = 0;
@@ -85,8 +85,8 @@ std::vector<bool> LowRankUnits::Way::cuts() const {
   return are;
 }
 
-// Calls body(part, first row, end row) for all matrices, or those whose
-// residual this rank has.
+// Calls body(part, first row, end row) for all matrices, or only for those
+// whose residual this rank has.
 template <class Body>
 void LowRankUnits::Way::for_rows(bool all, Body&& body) {
   std::vector<Task> tasks;
@@ -143,7 +143,8 @@ void LowRankUnits::Way::run(Pipeline& pipeline, const BlockLayout& layout,
 void LowRankUnits::Way::encode_values(std::span<const float> values,
                                       std::uint8_t* record) {
   constexpr std::array<float, kFactorRows> kNothing{};
-  std::array<float, kFactorRows> error;  // stays in the residual of the matrix
+  std::array<float, kFactorRows> error;  // unused, because the matrix's
+                                         // residual contains this error
   owner_.codec_.encode({.values = values,
                         .residual = std::span(kNothing).first(values.size()),
                         .error = std::span(error).first(values.size())},
@@ -213,7 +214,8 @@ RunSteps LowRankUnits::Way::steps_of_q() {
 
 // ---- stages
 
-// All ranks find the same values, so they all end the part here, or none.
+// Because all ranks compute the same values, they all end the part here or none
+// does.
 void LowRankUnits::Way::advance(std::size_t stage) {
   if (stage == 1) return first_.queue_rest();
   if (stage == 2) {

@@ -13,9 +13,8 @@
 
 namespace thinwire::exchange {
 
-// One part.
-// Its first run has blocks of P and of units without factors. Stage 2 completes
-// that and begins the run of Q.
+// Path of one part. The first run sends P and the units without factors. Stage
+// 2 completes it and begins the second run, which sends Q.
 class LowRankUnits::Way final : public PartWay {
  public:
   Way(LowRankUnits& owner, std::span<const std::size_t> of)
@@ -49,9 +48,9 @@ class LowRankUnits::Way final : public PartWay {
     std::size_t at;  // first element of the part's values
     std::size_t p;   // first elements in p_ and q_
     std::size_t q;
-    std::uint64_t zeros = 0;  // columns of P that are 0
+    std::uint64_t zeros = 0;  // set of the columns of P that are 0
   };
-  // Rows of a matrix, or columns.
+  // Range of a matrix's rows or columns.
   struct Task {
     std::size_t part;
     std::size_t begin;
@@ -72,7 +71,7 @@ class LowRankUnits::Way final : public PartWay {
   [[nodiscard]] bool is_cut(std::size_t block) const {
     return first_layout_.blocks()[block].values.offset >= p_.size();
   }
-  // Returns the elements of the part's values.
+  // Returns the range of a block in the part's values.
   [[nodiscard]] Range of_part(std::size_t block) const {
     const Range at = first_layout_.blocks()[block].values;
     return {at.offset - p_.size(), at.size};
@@ -104,17 +103,17 @@ class LowRankUnits::Way final : public PartWay {
   LowRankUnits& owner_;
   std::vector<Part> parts_;
   std::size_t q_size_ = 0;
-  Buffer p_;  // this rank's, and then the average
+  Buffer p_;  // this rank's P, then the average
   Buffer q_;
-  // Block::values are those of p_, and then those of the part.
+  // Block::values refers to p_ followed by the part's values.
   const BlockLayout first_layout_;
   const BlockLayout q_layout_;
-  Residuals residuals_;  // of cuts
+  Residuals residuals_;  // of the blocks that are cuts
   FreshResiduals fresh_;
   Pipeline first_;
   Pipeline second_;
 
-  // While it is in flight.
+  // State while the part is in flight.
   ConstView x_{};
   View values_{};
   float factor_ = 1;

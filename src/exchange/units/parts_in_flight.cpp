@@ -61,7 +61,7 @@ void PartsInFlight::require_idle(std::string_view call) const {
 PartWay& PartsInFlight::way_for(std::span<const std::size_t> wanted) {
   for (const auto& way : ways_)
     if (std::ranges::equal(way->units, wanted)) return *way;
-  // Ways of other parts with the same units will not be used again.
+  // Other divisions into parts that contain these units will not be used again.
   std::erase_if(ways_, [&](const auto& way) {
     const bool is_over = std::ranges::any_of(way->units, [&](auto unit) {
       return std::ranges::find(wanted, unit) != wanted.end();

@@ -17,8 +17,8 @@
 
 namespace thinwire::exchange {
 
-/// The way of one part through the ranks, which serves all parts with the same
-/// units. Its stages begin with send(), which is 0, and end with complete().
+/// Path of one part through the ranks, for all parts with the same units. Its
+/// stages begin with send(), which is stage 0, and end with complete().
 class PartWay {
  public:
   explicit PartWay(std::span<const std::size_t> of)
@@ -27,15 +27,15 @@ class PartWay {
   PartWay(const PartWay&) = delete;
   PartWay& operator=(const PartWay&) = delete;
 
-  /// Encodes `x`, which is the part's values or, in a hierarchical exchange,
-  /// their mean inside the host. Collective, queued.
+  /// Encodes and sends `x`, which holds the part's values or, in a hierarchical
+  /// exchange, their mean inside the host. Collective, queued.
   virtual void send(ConstView x, const UnitPart& part) = 0;
-  /// Takes the next stage but the last. Collective, queued.
+  /// Runs the next stage, except the last. Collective, queued.
   virtual void advance(std::size_t stage) = 0;
-  /// Returns whether the average, which it writes, is finite. Collective, done
-  /// on return.
+  /// Writes the average and returns whether it is finite. Collective, done on
+  /// return.
   virtual bool complete() = 0;
-  /// The part counts: residuals become those of its run. Local.
+  /// Keeps the residuals of the run. Local.
   virtual void accept() = 0;
   virtual void drop() noexcept = 0;
   [[nodiscard]] virtual double wait_seconds() const = 0;
@@ -48,10 +48,10 @@ class PartWay {
   std::size_t stage_ = 0;
 };
 
-/// Parts on their way, each one stage behind the next older one.
+/// Parts in flight, each one stage behind the next older part.
 class PartsInFlight : public UnitMean {
  public:
-  /// Route and residuals must outlive it.
+  /// `route` and `residuals` must outlive this object.
   PartsInFlight(const Route& route, const UnitResiduals& residuals,
                 std::size_t last_stage, Accepts accepts);
 
@@ -60,28 +60,29 @@ class PartsInFlight : public UnitMean {
   void end_step(bool counts) override;
   void drop() noexcept override;
   [[nodiscard]] double wait_seconds() const override;
-  /// Throws Error(kFailedPrecondition) naming the call while a part is in
-  /// flight.
+  /// Throws Error(kFailedPrecondition) with the name of the call if a part is
+  /// in flight.
   void require_idle(std::string_view call) const;
-  /// Throws Error(kInvalidArgument) unless begin() takes this part.
+  /// Throws Error(kInvalidArgument) unless begin() accepts this part.
   void check(const UnitPart& part) const;
 
  protected:
-  /// Makes the way of parts with these units.
+  /// Creates the path of parts with these units.
   [[nodiscard]] virtual std::unique_ptr<PartWay> make_way(
       std::span<const std::size_t> units) = 0;
   [[nodiscard]] const Route& route() const noexcept { return route_; }
-  /// Returns the number of parts in flight at most.
+  /// Returns the largest number of parts in flight.
   [[nodiscard]] std::size_t most() const noexcept { return last_stage_ + 1; }
   [[nodiscard]] bool accepts_steps() const noexcept {
     return accepts_ == Accepts::kSteps;
   }
-  /// Returns which of most() parts is now sent, counted in turns.
+  /// Returns the slot, below most(), of the part that is now sent.
   [[nodiscard]] std::size_t turn() const noexcept { return begun_ % most(); }
 
  private:
   [[nodiscard]] PartWay& way_for(std::span<const std::size_t> units);
-  // All parts take one stage more, the youngest first. Returns what completed.
+  // Advances all parts by one stage, the youngest first. Returns for each
+  // completed part whether its average is finite.
   [[nodiscard]] std::vector<bool> advance_all();
   bool complete_first();
   template <class Body>
@@ -93,11 +94,11 @@ class PartsInFlight : public UnitMean {
   const std::size_t last_stage_;
   const Accepts accepts_;
   std::vector<std::unique_ptr<PartWay>> ways_;
-  std::deque<PartWay*> in_flight_;  // the oldest first
-  std::deque<PartWay*> completed_;  // of a step, if steps are accepted
-  std::size_t begun_ = 0;           // since nothing was in flight
-  Buffer host_mean_;                // of a part, unless flat
-  double waited_ = 0;               // by ways that are gone, and inside hosts
+  std::deque<PartWay*> in_flight_;  // oldest first
+  std::deque<PartWay*> completed_;  // parts of a step, with Accepts::kSteps
+  std::size_t begun_ = 0;           // parts begun since nothing was in flight
+  Buffer host_mean_;                // of one part; empty if flat
+  double waited_ = 0;               // by deleted paths, and inside hosts
 };
 
 }  // namespace thinwire::exchange

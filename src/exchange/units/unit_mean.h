@@ -10,12 +10,12 @@
 
 namespace thinwire::exchange {
 
-/// The end of a part, or of a whole step, whose average is finite: residuals
-/// and factors change.
+/// Unit of acceptance: residuals and factors change after every part, or after
+/// every step, whose averages are finite.
 enum class Accepts { kParts, kSteps };
 
-/// An average of gradients in parts, which LowBitMean and LowRankMean show to
-/// users. Units are parameters.
+/// An average of gradients in parts, on which LowBitMean and LowRankMean are
+/// built. Units are parameters.
 class UnitMean {
  public:
   UnitMean() = default;
@@ -23,14 +23,14 @@ class UnitMean {
   UnitMean(const UnitMean&) = delete;
   UnitMean& operator=(const UnitMean&) = delete;
 
-  /// Do what LowBitMean::begin() and finish() do.
+  /// Perform LowBitMean::begin() and finish().
   virtual std::vector<bool> begin(const UnitPart& part) = 0;
   virtual std::vector<bool> finish() = 0;
-  /// Ends a step of Accepts::kSteps, all of whose parts have completed. Unless
-  /// it `counts`, nothing has changed. Local.
+  /// Ends a step with Accepts::kSteps after all its parts have completed. Keeps
+  /// its changes if it `counts`, and discards them otherwise. Local.
   virtual void end_step(bool counts) = 0;
-  /// Ends all parts in flight, and a step, which leave no trace. Blocks until
-  /// nothing is in flight. Local.
+  /// Discards all parts in flight and the present step. Blocks until nothing is
+  /// in flight. Local.
   virtual void drop() noexcept = 0;
   [[nodiscard]] virtual double wait_seconds() const = 0;
 };

@@ -14,15 +14,16 @@
 
 namespace thinwire::exchange {
 
-/// Units (parameters) that follow one another in a flat array, cut into blocks
-/// of at most 1024 elements of one unit, and the residuals of both ways.
+/// Units (parameters) that are adjacent in a flat array, with the residuals of
+/// both directions. Each unit is cut into blocks of at most 1024 elements.
 class UnitResiduals {
  public:
   /// A block of the flat array.
   struct Cut {
     Range range;
-    std::size_t place;   ///< Its server.
-    std::size_t served;  ///< Its first element in server(), if served here.
+    std::size_t place;   ///< Place of its server.
+    std::size_t served;  ///< Index of its first element in server(), if this
+                         ///< rank serves it.
 
     [[nodiscard]] Range in_server() const { return {served, range.size}; }
   };
@@ -31,8 +32,8 @@ class UnitResiduals {
     Range cuts;
   };
 
-  /// `hosts_ranks` has, for each unit, the number of the rank of each host that
-  /// encodes it; without, the rank at place k mod W serves the k-th cut.
+  /// `hosts_ranks` gives for each unit the index of the rank in each host that
+  /// encodes it. If empty, the rank at place k mod W serves cut k.
   UnitResiduals(const Route& route, std::span<const std::size_t> sizes,
                 DType dtype, std::span<const std::size_t> hosts_ranks = {});
 
@@ -48,29 +49,32 @@ class UnitResiduals {
   [[nodiscard]] bool serves(const Cut& cut) const {
     return cut.place == places_.own;
   }
-  /// Returns the residuals of a layout's blocks that `is_cut`: those of whose
-  /// Block::residual a cut begins. Other blocks have none.
+  /// Returns the residuals of those blocks of a layout that `is_cut` marks.
+  /// Block::residual of such a block begins at a cut. Other blocks have no
+  /// residual.
   [[nodiscard]] Residuals of(const BlockLayout& layout,
                              const std::vector<bool>& is_cut);
 
   [[nodiscard]] std::size_t size() const noexcept { return worker_.size(); }
   [[nodiscard]] View worker() { return worker_.view(); }
   [[nodiscard]] View server() { return server_.view(); }
-  /// Returns a copy of the server's residual of all elements, 0 where another
-  /// rank serves.
+  /// Returns a copy of the server's residual for all elements, with 0 for those
+  /// that another rank serves.
   [[nodiscard]] Buffer server_error() const;
   void load(ConstView worker, ConstView server);
-  /// Return the elements that this rank encodes, and those that it serves, as
+  /// Return the elements that this rank encodes and those that it serves, as
   /// sorted ranges.
   [[nodiscard]] std::vector<Range> encoded() const;
   [[nodiscard]] std::vector<Range> served() const;
-  /// Adds the blocks of a unit's cuts, whose values begin at `at`.
+  /// Adds the blocks of a unit's cuts. The unit's values begin at `at`.
   void add_blocks(std::size_t unit, std::size_t at,
                   std::vector<Block>& blocks) const;
-  /// Returns the bytes that this rank sends both ways of a block at `place`.
+  /// Returns the bytes that this rank sends in both directions for a block at
+  /// `place`.
   [[nodiscard]] std::size_t bytes_at(std::size_t place, std::size_t elements,
                                      const Codec& codec) const;
-  /// Returns the bytes that this rank sends both ways of a unit's cuts.
+  /// Returns the bytes that this rank sends in both directions for a unit's
+  /// cuts.
   [[nodiscard]] std::size_t bytes_of(std::size_t unit,
                                      const Codec& codec) const;
 
