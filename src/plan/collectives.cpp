@@ -34,12 +34,14 @@ MeanTraffic MeanTraffic::anew() const {
   return same;
 }
 
-// Without steps, ranks are alike if they have equal pieces, and so do their
-// hosts and the ranks of their place on all hosts. In steps, a rank sends what
-// the ranks after it have; of very many ranks, neighbours count as alike.
+// Groups ranks with equal costs. Without steps, ranks are alike if their pieces
+// are equal, and so are those of their host and of the ranks in their place on
+// all hosts. In steps, a rank sends the pieces of the ranks after it. If there
+// are very many ranks, neighbours count as alike.
 void MeanTraffic::add(std::span<const Range> pieces, const CostOfRank& cost,
                       double gathered_bytes) {
-  // Each rank that is asked takes time in proportion to the number of ranks.
+  // Limits the number of groups, because the cost of asking one rank grows with
+  // the number of ranks.
   const std::size_t most_groups = std::clamp((std::size_t{1} << 21) / ranks(),
                                              std::size_t{8}, std::size_t{512});
   const std::size_t near = (ranks() + most_groups - 1) / most_groups;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long one exchange takes: a model of three resources, the threads that
-// compute, the communicator's one thread and the host's network card.
+// Predicts the time of one exchange from a model with three resources: the
+// threads that compute, the communicator's thread, and the host's network card.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -13,11 +13,13 @@ namespace thinwire::plan {
 
 namespace {
 
-// Ethernet, IP and TCP; TCP's payload; MPI's own.
+// Bytes of Ethernet, IP and TCP headers; TCP's payload; MPI's envelope.
 constexpr double kHeaders = 90, kSegment = 1448, kEnvelope = 48;
 
-constexpr double kLength = 3;             // of a matrix, in its widths
-constexpr std::size_t kFactorBlock = 64;  // rows of a column with one scale
+constexpr double kLength = 3;             // length of a matrix relative to its
+                                          // width
+constexpr std::size_t kFactorBlock = 64;  // rows of a column that share one
+                                          // scale
 constexpr double kMatrices = 32;
 
 double matrices_of(const Workload& work) noexcept {
@@ -30,7 +32,7 @@ double width_of(const Workload& work) noexcept {
 
 double bytes_per_second(double gbps) { return gbps * 1e9 / 8; }
 
-// Returns the bytes that one message has on the wire.
+// Returns the bytes that one message takes on the wire.
 double wire_bytes(const Network& network, double payload) {
   if (payload <= 0 || !network.is_framed) return std::max(payload, 0.0);
   const double segments = std::ceil((payload + kEnvelope) / kSegment);
@@ -45,7 +47,8 @@ Network inside_of(const Network& network) {
   return inside;
 }
 
-// The G groups of one rank per host share the card.
+// Returns the network between hosts, in which the G groups of one rank per host
+// share the card.
 Network between_of(const Network& network) {
   Network between = network;
   between.ranks = network.hosts();
@@ -140,8 +143,8 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
   const auto size = [&](std::size_t k) {
     return std::min(bucket, n - static_cast<double>(k) * bucket);
   };
-  // Times at which threads and wire are free, and at which a bucket has
-  // arrived.
+  // Times at which the threads and the wire become free, and at which a bucket
+  // has arrived.
   double threads = 0;
   double wire = 0;
   const double bytes_up = record_bytes_per_element(exchange.bits_up);
@@ -149,7 +152,8 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
   std::vector<double> up(count);
   std::vector<double> down(count);
   for (std::size_t turn = 0; turn < count + 4; ++turn) {
-    const std::size_t averaged = turn - 2;  // wraps: beyond `count`, like turn
+    const std::size_t averaged = turn - 2;  // wraps to a number above `count`,
+                                            // like turn
     const std::size_t applied = turn - 4;
     if (turn < count && ready) threads = std::max(threads, ready(turn, count));
     if (averaged < count) threads = std::max(threads, up[averaged]);
@@ -169,8 +173,8 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
   return threads;
 }
 
-// Rank l of each host exchanges piece l. All but one bucket's legs inside the
-// host hide behind the outer exchange.
+// Rank l of each host exchanges piece l. The exchanges inside the host are
+// hidden behind the outer one, except for one bucket.
 double two_phase_by_host_seconds(const Network& network,
                                  const LowBitExchange& exchange,
                                  const Compute& compute) {
@@ -179,7 +183,7 @@ double two_phase_by_host_seconds(const Network& network,
   share.elements /= local;
   share.bucket_elements /= local;
   Compute scaled = compute;
-  scaled.update *= local;  // every rank applies all of the model
+  scaled.update *= local;  // because every rank updates the whole model
   const Network inside = inside_of(network);
   const double outer = two_phase_seconds(between_of(network), share, scaled);
   const double legs =

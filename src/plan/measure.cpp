@@ -23,7 +23,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kShort = 8, kLong = 1024;  // bytes of a message
-constexpr int kRepeats = 20;                     // of short ones in a round
+constexpr int kRepeats = 20;                     // repetitions of a short
+                                                 // message per round
 
 void validate(const MeasureOptions& options) {
   require(options.rounds >= 1, "rounds", ">= 1", options.rounds);
@@ -36,14 +37,14 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Summary of the rounds of one measurement.
+// Median and spread of the rounds of one measurement.
 struct Rounds {
   double median = 0;
   double spread = 0;
 };
 
-// If a single call was much faster than the median of the rounds, all rounds
-// have waited for processors that other programs use. Then the spread says so,
+// Summarizes the rounds. If a single call was much faster than their median,
+// other programs have slowed down all rounds. The spread then shows it,
 // although the rounds agree.
 Rounds summary_of(std::vector<double> values, double fastest) {
   constexpr double kMuchFaster = 2;
@@ -56,7 +57,7 @@ Rounds summary_of(std::vector<double> values, double fastest) {
   return {median, median > 0 ? between / median : 0};
 }
 
-// Seconds of one call; the first round warms up.
+// Measures the seconds of one call. The first round warms up.
 Rounds seconds_of(int rounds, int repeats, const std::function<void()>& call) {
   std::vector<double> seconds;
   double fastest = std::numeric_limits<double>::infinity();
@@ -86,22 +87,23 @@ double processor_seconds() {
 struct Link {
   double latency = 0;
   double message = 0;
-  double bytes_per_second = 0;  // of one rank
+  double bytes_per_second = 0;  // per rank
   double processor_seconds_per_byte = 0;
   LinkSpread spread{};
 };
 
-// All groups measure at once, `all_ranks` ranks together.
+// Measures a link in all groups at once. `all_ranks` is the number of ranks in
+// all groups together.
 Link measure_link(comm::Communicator& group, int all_ranks,
                   const MeasureOptions& options) {
   const auto ranks = static_cast<std::size_t>(group.size());
   const auto peers = static_cast<double>(ranks - 1);
-  double used = 0;  // of processors, by the last all-to-alls
+  double used = 0;  // processor seconds of the last all-to-alls
   const auto all_to_all = [&](std::size_t bytes, int rounds, int repeats) {
     const Buffer from(bytes * (ranks - 1), DType::kUInt8);
     Buffer to(bytes * (ranks - 1), DType::kUInt8);
     std::vector<std::size_t> counts(ranks, bytes);
-    counts[static_cast<std::size_t>(group.rank())] = 0;  // none to itself
+    counts[static_cast<std::size_t>(group.rank())] = 0;  // nothing to itself
     group.barrier();
     const double before = processor_seconds();
     const Rounds seconds = seconds_of(rounds, repeats, [&] {
@@ -118,8 +120,8 @@ Link measure_link(comm::Communicator& group, int all_ranks,
   const auto [longer, message_spread] =
       all_to_all(kLong, options.rounds, kRepeats);
   const auto [bulk, rate_spread] = all_to_all(piece, options.rounds, 1);
-  // Local ranks, those of other groups too, are threads of one process. A round
-  // more has warmed up.
+  // Local ranks of all groups are threads of one process and share its time.
+  // The warm-up adds one round.
   const double sharing = group.backend() == "local" ? all_ranks : 1;
   Link link;
   link.spread = {rate_spread, latency_spread, message_spread};
@@ -132,7 +134,7 @@ Link measure_link(comm::Communicator& group, int all_ranks,
   return link;
 }
 
-// The slowest group's; all ranks are in some group.
+// Returns the slowest group's link. Every rank is in some group.
 Link slowest(comm::Communicator& all, const Link& own) {
   return {largest(all, own.latency),
           largest(all, own.message),
@@ -181,8 +183,8 @@ MeasuredCompute measure_compute(comm::Communicator& comm,
   validate(options);
   MeasuredKernels kernels(options.elements, comm.size(), options.num_threads);
   std::vector<std::vector<double>> seconds(std::size(kFigures));
-  // All of them in every round: as in a step, what one of them reads has left
-  // the caches since it was last used. The first round warms up.
+  // Runs all kernels in every round. As in a step, the data of one kernel has
+  // then left the caches before it is used again. The first round warms up.
   for (int round = 0; round <= options.rounds; ++round)
     for (std::size_t k = 0; k < std::size(kFigures); ++k) {
       comm.barrier();

@@ -21,15 +21,15 @@ constexpr std::size_t kWords = kBlock / 32;
 constexpr int kBits = 4;
 constexpr std::size_t kCodeWords = kernels::quantized_words(kBlock, kBits);
 constexpr float kStep = 1e-6f;                 // of codes
-constexpr std::size_t kColumns = 1024;         // of its matrix
-constexpr std::size_t kBlocksPerPart = 64;     // of a thread's work
-constexpr std::size_t kRank = Compute::kRank;  // of low rank
+constexpr std::size_t kColumns = 1024;         // columns of the matrix
+constexpr std::size_t kBlocksPerPart = 64;     // blocks per thread and part
+constexpr std::size_t kRank = Compute::kRank;  // rank of the low-rank exchange
 
 std::size_t blocks_in(std::size_t elements) {
   return (elements + kBlock - 1) / kBlock;
 }
 
-// Nothing special: neither zeros nor denormals.
+// Returns ordinary values, without zeros or denormals.
 Buffer values(std::size_t elements, float scale) {
   Buffer buffer = Buffer::of<float>(elements);
   const auto x = buffer.as<float>();
@@ -151,7 +151,7 @@ void MeasuredKernels::adam() {
   });
 }
 
-// Adds one piece of all ranks' values, like the communicator's thread.
+// Adds one piece of all ranks' values, as the communicator's thread does.
 void MeasuredKernels::sum() {
   const std::size_t piece = std::min(share(), elements_);
   const auto to = params_.view().subview(0, piece);
@@ -226,7 +226,7 @@ void MeasuredKernels::quantized_mean() {
   });
 }
 
-// Masters less replicas, as ZeRO forms it.
+// Subtracts replicas from masters, as ZeRO does.
 void MeasuredKernels::difference() {
   for_blocks(share(), [&](std::size_t b, std::size_t at, std::size_t size) {
     alignas(64) std::array<float, kBlock> c, own;

@@ -14,31 +14,33 @@
 
 namespace thinwire::plan {
 
-/// Runs the kernels of a step as the optimizers do, each once over `elements`
-/// elements.
+/// Runs the kernels of a step as the optimizers do. Each call processes
+/// `elements` elements once.
 class MeasuredKernels {
  public:
-  /// `ranks`: as many records are averaged. `num_threads` as ThreadPool.
+  /// `ranks` is the number of records in an average. `num_threads` has the
+  /// meaning that it has for ThreadPool.
   MeasuredKernels(std::size_t elements, int ranks, int num_threads);
 
-  void norm();    ///< Sums of squares, of gradients.
-  void encode();  ///< Momentum from signs and gradients, residual, records.
-  void serve();   ///< This rank's share, 1/ranks of the elements.
-  void update();  ///< Parameters, from records and denominators.
-  void adam();    ///< An exact step.
-  void sum();     ///< This rank's share of an average of fp32; one thread.
+  void norm();    ///< Sums the squares of gradients.
+  void encode();  ///< Computes momentum, residual and records from signs and
+                  ///< gradients.
+  void serve();   ///< Serves this rank's share, 1/ranks of the elements.
+  void update();  ///< Updates parameters from records and denominators.
+  void adam();    ///< Runs an exact step.
+  void sum();     ///< Adds this rank's share of an fp32 average, on one thread.
 
   // ---- 0/1 Adam
   void local_step();
   void sync_encode();  ///< Includes the work of a local step.
   void sync_update();
-  void fresh();  ///< Allocates memory, as a first local step does.
+  void fresh();  ///< Allocates memory, as the first local step does.
 
   // ---- ZeRO, over 4 bits
-  void store();  ///< Gradients, copied; one thread.
+  void store();  ///< Copies gradients on one thread.
   void quantize();
-  void quantized_mean();  ///< This rank's share.
-  void difference();      ///< Subtracts copies from masters.
+  void quantized_mean();  ///< Averages this rank's share.
+  void difference();      ///< Subtracts replicas from masters.
   void dequantize();
 
   // ---- low rank, of one matrix about as long as wide
@@ -59,16 +61,17 @@ class MeasuredKernels {
   std::size_t ranks_;
   ThreadPool pool_;
   Buffer params_, grads_, first_, second_;  // fp32
-  Buffer third_, fourth_;                   // more operands
+  Buffer third_, fourth_;                   // further operands
   Buffer residuals_;                        // bf16
-  Buffer codes_;                            // of one rank, or a share
-  Buffer words_;                            // of one rank's signs
-  Buffer received_;                         // of all ranks', of a share
+  Buffer codes_;                            // one rank's, or a share
+  Buffer words_;                            // one rank's signs
+  Buffer received_;                         // all ranks' records of a share
   kernels::AdamCoefficients coefficients_{};
   std::vector<double> sums_;
 };
 
-/// A time per element, what it is called and in which line, and what takes it.
+/// A time per element with its name, its line in the output and the kernel it
+/// measures.
 struct Figure {
   std::string_view line;
   std::string_view name;

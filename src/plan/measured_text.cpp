@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Networks and what was measured, in words.
+// Text about networks and measurements.
 #include <fmt/format.h>
 
 #include <string>
@@ -19,12 +19,12 @@ struct Named {
   double spread = 0;
 };
 
-// Returns " (12 %)", or "" for a figure that was not measured.
+// Returns a text such as " (12 %)", or "" if the figure was not measured.
 std::string in_brackets(const double* spread) {
   return spread == nullptr ? "" : fmt::format(" ({:.0f} %)", *spread * 100);
 }
 
-// A link's figures, of which the first is `rate`.
+// Returns a text with a link's figures, which begins with `rate`.
 std::string link_text(std::string_view rate, double latency, double message,
                       const LinkSpread* spread) {
   return fmt::format(
@@ -36,7 +36,7 @@ std::string link_text(std::string_view rate, double latency, double message,
 
 std::string text_of(const Network& network, const LinkSpread* spread,
                     const LinkSpread* inner_spread) {
-  // Flat, nothing is known of hosts, and each rank has a link of its own.
+  // If flat, hosts are unknown, and each rank has its own link.
   const std::string ranks =
       network.ranks_per_host > 1
           ? fmt::format("{} ranks on {} hosts; card", network.ranks,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank keeps, from the "Memory" sections of docs/algorithms.
+// Memory of a rank, as the "Memory" sections of docs/algorithms describe it.
 #include "plan/parts.h"
 #include "thinwire/plan/planner.h"
 
@@ -8,10 +8,10 @@ namespace thinwire::plan {
 namespace {
 
 constexpr double kFloat = 4;
-// Scales that worker's and server's records went out with; a block's median and
-// floor.
+// Bytes per element for a block's scales (those sent in worker's and server's
+// records), its median and its floor.
 constexpr double kOfBlock = 16.0 / kBlock;
-constexpr double kCodes = 1 + 8.0 / kBlock;  // of 8 bits, and a cell's range
+constexpr double kCodes = 1 + 8.0 / kBlock;  // 8 bits, and a cell's range
 
 }  // namespace
 
@@ -28,10 +28,10 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
   const double bits = bits_sent == 32 ? 0 : record_bytes_per_element(bits_sent);
   const double residuals = compresses ? residual / local + residual / ranks : 0;
   const double bucket = bucket_elements_of(way, by_host, work, network);
-  // Two slots for what others send: as many records as a bucket has.
+  // Two slots for received records, each as large as a bucket's records.
   const double slots = compresses ? 2 * bucket / local * bits : 0;
 
-  // A host's means are fp32 and lie beside 16-bit gradients.
+  // The mean inside a host is fp32 and is stored beside 16-bit gradients.
   const double means = by_host && dtype < kFloat ? kFloat / local * n : 0;
 
   PlannedMemory memory{.parameters = dtype * n, .gradients = dtype * n};
@@ -39,7 +39,7 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
     case Way::kExact:
       memory.states = (masters + 2 * kFloat) * n;  // m, v
       break;
-    case Way::kTorchDdp:  // its buckets beside the gradients
+    case Way::kTorchDdp:  // DDP's buckets, in addition to the gradients
       memory.states = (masters + 2 * kFloat) * n;
       memory.buckets = compresses ? dtype * n : 0;
       break;
@@ -47,7 +47,8 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
       memory.states = (masters + 2 * kFloat + residuals) * n;
       memory.buckets = (compresses ? dtype * n : 0) + slots;
       break;
-    case Way::kLowRank:  // m, v, e, matrices, servers; 16-bit gradients' mean
+    case Way::kLowRank:  // m, v, e, matrices, servers; the mean of 16-bit
+                         // gradients
       memory.gradients += compresses && dtype < kFloat ? kFloat * n : 0;
       memory.states = (masters + 2 * kFloat +
                        (compresses ? 2 * kFloat + kFloat / ranks : 0)) *
@@ -67,20 +68,21 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
           n;
       memory.buckets = slots;
       break;
-    case Way::kZero:  // a shard; two buckets go round
+    case Way::kZero:  // a shard, and two buckets whose memory is reused
       memory.gradients = dtype * n / ranks;
       memory.states = (masters + 2 * kFloat) * n / ranks;
       memory.buckets = compresses ? 2 * bucket * dtype : 0;
       break;
     case Way::kZero8:
-    case Way::kZero4: {  // bf16 residuals; the mean of the shard's gradients
+    case Way::kZero4: {  // bf16 residuals, and the mean of the shard's
+                         // gradients
       const double own = compresses ? 2 / local : 0;
       memory.gradients = kFloat * n / ranks;
       memory.states = own * n + 3 * kFloat * n / ranks;
       memory.buckets = (compresses ? 2 * bucket * dtype : 0) + slots;
       break;
     }
-    case Way::kOuter:  // m, d, the anchor, a residual, and what owners have
+    case Way::kOuter:  // m, d, the anchor, a residual, and the owners' arrays
       memory.states =
           (masters + 2 * kFloat +
            (compresses ? kFloat + kFloat / local + 2 * kFloat / ranks

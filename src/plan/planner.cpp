@@ -26,7 +26,8 @@ bool has_hosts(const Network& network) {
   return network.ranks_per_host > 1 && network.hosts() > 1;
 }
 
-// Ten cards per factor of ten, and the one that is there, from the slowest on.
+// Returns ten speeds per factor of ten, and the present speed, in ascending
+// order.
 std::vector<double> cards_to_try(double gbps) {
   constexpr double kMost = 1e3;  // Gbit/s
   constexpr int kFactorsOfTen = 6, kPerFactor = 10;
@@ -38,9 +39,9 @@ std::vector<double> cards_to_try(double gbps) {
   return cards;
 }
 
-// The gain may rise and fall with the card's speed. A scan from the present
-// card finds the nearest speed at which the gain begins or ends, and bisection
-// refines it.
+// Finds the speed of the card at which the gain begins or ends. Because the
+// gain may rise and fall with the speed, a scan from the present speed finds
+// the nearest change, and bisection refines it.
 double break_even(Way way, bool by_host, const Workload& work,
                   const Network& network, const Compute& compute) {
   if (way == Way::kExact || network.ranks == 1) return 0;
@@ -56,7 +57,7 @@ double break_even(Way way, bool by_host, const Workload& work,
   const auto is_faster = [&](double gbps) { return own(gbps) < exact(gbps); };
   const std::vector<double> cards = cards_to_try(network.gbps);
   const auto here = std::ranges::find(cards, network.gbps);
-  auto above = here;  // the first without a gain
+  auto above = here;  // first speed without a gain
   if (is_faster(*here)) {
     above = std::find_if_not(here, cards.end(), is_faster);
     if (above == cards.end()) return std::numeric_limits<double>::infinity();
@@ -143,7 +144,7 @@ void Workload::validate() const {
   require(run->first_low_rank_steps.value_or(0) >= 0,
           "run.first_low_rank_steps", ">= 0",
           run->first_low_rank_steps.value_or(0));
-  const int bits = run->warmup_bits;  // those of a Way
+  const int bits = run->warmup_bits;  // the bits of a Way
   require(bits == 0 || bits == 4 || bits == 8, "run.warmup_bits", "0, 4 or 8",
           bits);
 }

@@ -19,7 +19,7 @@ namespace thinwire::plan {
 
 namespace {
 
-// A bit for each core that this process may run on.
+// One bit per core that this process may use.
 using Mask = std::bitset<1024>;
 
 Mask own_mask() {
@@ -32,7 +32,7 @@ Mask own_mask() {
       mask[core] = CPU_ISSET(core, &set);
     return mask;
   }
-  // The system's own mask is longer: there are more than 1024 cores.
+  // The system's mask is longer, because it has more than 1024 cores.
   const std::size_t cores = std::thread::hardware_concurrency();
   for (std::size_t core = 0;
        core < std::clamp<std::size_t>(cores, 1, mask.size()); ++core)
@@ -47,7 +47,7 @@ int threads_of(int threads) {
   return threads >= 0 ? threads : std::max(env::num_threads(), 1);
 }
 
-// A rank's message to all others.
+// A rank's message to all other ranks.
 struct OnMachine {
   std::int64_t machine = 0;
   std::int64_t threads = 0;

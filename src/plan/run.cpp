@@ -12,18 +12,18 @@ namespace thinwire::plan {
 
 namespace {
 
-/// Steps that are predicted alike.
+/// Steps with the same prediction.
 struct Stage {
   Way way;
   Workload work;
   std::int64_t steps;
 };
 
-/// Counts of 0/1 Adam's steps.
+/// Numbers of 0/1 Adam's steps.
 struct ZeroOneSteps {
-  std::int64_t variance = 0;  // exact ones, before the freeze
-  std::int64_t momentum = 0;  // compressed ones, before the freeze
-  std::int64_t syncs = 0;     // after it
+  std::int64_t variance = 0;  // exact steps before the freeze
+  std::int64_t momentum = 0;  // compressed steps before the freeze
+  std::int64_t syncs = 0;     // after the freeze
   std::map<std::int64_t, std::int64_t> after{};  // by interval between syncs
 };
 
@@ -50,14 +50,15 @@ ZeroOneSteps zero_one_steps(const RunStages& run) {
   return count;
 }
 
-// Compressed steps in all but their bits and their update.
+// Returns the workload of warm-up steps, which differ from compressed steps in
+// their bits and their update.
 Workload of_warmup(Workload work, int bits, bool during_backward) {
   work.onebit_bits = bits;
   work.compressed_during_backward = during_backward;
   return work;
 }
 
-// `bits` are those of variance steps; 0: exact.
+// `bits` are those of variance steps; 0 stands for exact steps.
 std::vector<Stage> zero_one_stages(const ZeroOneSteps& count, int bits,
                                    const Workload& work) {
   Workload variance = work, momentum = work;
@@ -79,10 +80,11 @@ std::vector<Stage> zero_one_stages(const ZeroOneSteps& count, int bits,
 Way zero_over(int bits) {
   for (const Way way : {Way::kZero, Way::kZero4, Way::kZero8})
     if (zero_bits(way) == bits) return way;
-  return Way::kZero;  // validate() refuses other numbers
+  return Way::kZero;  // validate() rejects other numbers
 }
 
-// ZeRO stage 1 adds the backwards of a window up before it sends.
+// Returns the workload of ZeRO stage 1, which sums the backwards of a window
+// before it sends.
 Workload of_one_exchange(Workload work) {
   work.forward_seconds +=
       (work.backwards - 1) * (work.forward_seconds + work.backward_seconds);

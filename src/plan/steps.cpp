@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a step takes: what of it runs beside what. docs/guide/plan.md says
-// what is in it and what is not.
+// Predicts the time of a step: which parts run at the same time.
+// docs/guide/plan.md says what is included.
 #include <algorithm>
 #include <cmath>
 
@@ -11,12 +11,11 @@ namespace thinwire::plan {
 
 namespace {
 
-// The part of backward that passes before the average begins: the first of
-// eight buckets.
+// Part of backward that ends before the average begins: the first of eight
+// buckets.
 constexpr double kFirstPart = 1.0 / 8;
 
-/// One way's step, of which `transport` is what communication takes of a
-/// processor.
+/// A step of one way. `transport` is the processor time of its communication.
 struct Step {
   Way way;
   bool by_host;
@@ -32,11 +31,11 @@ struct Step {
   [[nodiscard]] double local() const {
     return by_host ? network.ranks_per_host : 1;
   }
-  /// Returns the seconds in which this rank computes for an exchange.
+  /// Returns the seconds that this rank computes for an exchange.
   [[nodiscard]] double computing(const Compute& of) const {
     return elements() * ((of.encode + of.serve) / local() + of.update);
   }
-  /// All before the last backward.
+  /// Returns the seconds before the last backward.
   [[nodiscard]] double before() const {
     return work.backwards * work.forward_seconds +
            (work.backwards - 1) * work.backward_seconds;
@@ -45,9 +44,9 @@ struct Step {
     return std::ceil(elements() /
                      bucket_elements_of(way, by_host, work, network));
   }
-  /// Returns the elements of equally many equal buckets. The formulas of
-  /// exchanges assume full buckets, while the last one may be shorter. The
-  /// small factor prevents them from counting one more.
+  /// Returns the elements of a bucket if the same number of buckets were equal.
+  /// The formulas of exchanges assume full buckets, although the last one may
+  /// be shorter. The small factor prevents them from counting one more.
   [[nodiscard]] double bucket_elements() const {
     return elements() / buckets() * (1 + 1e-12);
   }
@@ -56,16 +55,16 @@ struct Step {
   }
 };
 
-// From backward's begin until what travels beside it has come: `wire` alone, of
-// which `busy` takes a processor. On a core of its own it does not slow
-// backward down.
+// Returns the seconds from the beginning of backward until a concurrent
+// exchange has ended. The exchange alone takes `wire`, of which `busy` is
+// processor time. If it has a separate core, it does not slow backward down.
 double beside_backward(const Workload& work, double backward, double wire,
                        double busy) {
   const double shared = work.has_spare_core ? backward : backward + busy;
   return std::max(shared, std::max(wire, busy) + backward * kFirstPart);
 }
 
-// An exact average on the link.
+// Returns the seconds of an exact average on the link.
 double direct(const Step& step) {
   const double size = step.element_bytes(), bytes = step.elements() * size;
   return step.by_host
@@ -74,7 +73,7 @@ double direct(const Step& step) {
              : direct_seconds(step.network, bytes, step.bucket_bytes());
 }
 
-// An exchange over few bits.
+// Returns the seconds of a low-bit exchange.
 double pipelined(const Step& step, const LowBitExchange& exchange,
                  const Compute& compute) {
   return step.by_host
@@ -101,7 +100,8 @@ double exact_seconds(const Step& step) {
          n * (norm + step.compute.exact_update);
 }
 
-// Before a low-bit step: all tell all others their gradient's norm.
+// Returns the seconds before a low-bit step in which every rank sends its
+// gradient's norm to all others.
 double agreement_seconds(const Network& network) {
   return collective_seconds(network, kScalarBytes * network.ranks);
 }
@@ -116,8 +116,8 @@ LowBitExchange exchange_of(const Step& step) {
           .inner_bytes = step.element_bytes()};
 }
 
-// An exchange of its own: where threads and communication share a core, neither
-// hides behind the other.
+// Returns the seconds of a separate exchange. If threads and communication
+// share a core, they do not overlap.
 double two_phases(const Step& step, const LowBitExchange& exchange,
                   const Compute& compute, double transport) {
   const double computing =
@@ -125,8 +125,8 @@ double two_phases(const Step& step, const LowBitExchange& exchange,
   return std::max(pipelined(step, exchange, compute), computing + transport);
 }
 
-// Returns the seconds of an exchange that is encoded and served during
-// backward, by its thread, and applied after it.
+// Returns the seconds of an exchange that is encoded and served on backward's
+// thread, and applied afterwards.
 double during_backward(const Step& step) {
   const Workload& work = step.work;
   const Compute& compute = step.compute;
@@ -157,8 +157,9 @@ double onebit_seconds(const Step& step) {
          two_phases(step, exchange_of(step), compute, step.transport);
 }
 
-// Gradients are encoded, averaged and decoded into DDP's buckets on the hook's
-// own thread, beside backward. torch's optimizer follows.
+// Returns the seconds of a hook, which encodes gradients, averages them and
+// decodes them into DDP's buckets, on its own thread during backward. torch's
+// optimizer follows.
 double hook_seconds(const Step& step) {
   const Compute& compute = step.compute;
   const double n = step.elements();
@@ -175,8 +176,8 @@ double hook_seconds(const Step& step) {
          n * compute.exact_update;
 }
 
-// Factors travel in two exchanges, in parts, so that those of one part hide
-// behind the products of others.
+// Returns the seconds of a low-rank step. Factors are sent in two exchanges and
+// in parts, so that those of one part overlap the products of others.
 double low_rank_seconds(const Step& step) {
   const Compute& compute = step.compute;
   const double n = step.elements();
@@ -202,10 +203,10 @@ double low_rank_seconds(const Step& step) {
          n * (compute.norm + compute.exact_update);
 }
 
-// The exact average of gradients inside hosts, in every local step.
+// Exact average of gradients inside hosts, in every local step.
 struct InsideAverage {
   double wire = 0;
-  double busy = 0;  // of a processor
+  double busy = 0;  // processor seconds
   [[nodiscard]] double seconds() const { return std::max(wire, busy); }
 };
 
@@ -217,10 +218,9 @@ InsideAverage average_inside(const Step& step) {
                   step.network.inner_processor_seconds_per_byte};
 }
 
-// Returns the seconds of a cycle of one sync and the local steps before it. The
-// sync's encoding includes its local step. The first local step after it
-// allocates m. In hierarchical mode gradients are averaged inside hosts in
-// every step.
+// Returns the seconds of a cycle of one sync and the preceding local steps. The
+// sync's encoding includes its local step, and the first local step afterwards
+// allocates m. In hierarchical mode every step averages gradients inside hosts.
 double cycle_seconds(const Step& step) {
   const Network& network = step.network;
   const Compute& compute = step.compute;
@@ -229,7 +229,7 @@ double cycle_seconds(const Step& step) {
       step.before() + step.work.backward_seconds + n * compute.norm;
   if (network.ranks == 1) return every + n * compute.local_step;
   LowBitExchange exchange = exchange_of(step);
-  if (step.by_host) exchange.inner_bytes = 0;  // a host's ranks are equal
+  if (step.by_host) exchange.inner_bytes = 0;  // the ranks of a host are equal
   const InsideAverage inside = average_inside(step);
   Compute syncing = compute;
   syncing.encode = compute.sync_encode;
@@ -242,7 +242,8 @@ double cycle_seconds(const Step& step) {
          ((steps - 1) * n * compute.local_step + first + sync) / steps;
 }
 
-// Before the freeze: exact steps, and momentum in between.
+// Returns whether the way has a stage before the freeze with exact steps and
+// momentum steps between them.
 bool is_variance_stage(Way way, const Workload& work, const Network& network) {
   return way == Way::kZeroOneAdam && work.steps_per_variance_step > 0 &&
          network.ranks > 1;
@@ -257,8 +258,8 @@ double variance_stage_seconds(const Step& step, const Transport& transport) {
   return share * exact_seconds(exact) + (1 - share) * onebit_seconds(onebit);
 }
 
-// Returns the seconds of ZeRO's reduce-scatter or gather on the link. Each is
-// half of an average or of an exchange.
+// Returns the seconds of ZeRO's reduce-scatter or gather on the link, each of
+// which is half of an average or of an exchange.
 double half_way(const Step& step) {
   return (zero_bits(step.way) != 0
               ? pipelined(step, exchange_of(step), {.turn = 0})
@@ -266,17 +267,17 @@ double half_way(const Step& step) {
          2;
 }
 
-// Processor time of the exchange inside the host, of one backward, if every
-// backward exchanges there but only the last one between hosts.
+// Returns the processor seconds per backward of the exchange inside the host,
+// if every backward exchanges there but only the last one between hosts.
 double inside_busy(const Step& step) {
   if (!step.by_host || zero_bits(step.way) == 0) return 0;
   return (step.local() - 1) / step.local() * step.elements() *
          step.element_bytes() * step.network.inner_processor_seconds_per_byte;
 }
 
-// Returns the seconds of a backward before the last one of a window, which
-// takes `last` until its gradients are averaged. In full precision it sends as
-// much as the last one.
+// Returns the seconds of each backward except the last one of a window. The
+// last one takes `last` until its gradients are averaged. In full precision the
+// others send as much.
 double earlier_backward(const Step& step, double last) {
   if (zero_bits(step.way) == 0) return last;
   const double backward = step.work.backward_seconds;
@@ -290,10 +291,10 @@ double earlier_backward(const Step& step, double last) {
                          inside_busy(step));
 }
 
-// Gradients are sent during backward: the computing threads copy them into
-// buckets and, with 4 or 8 bits, encode and average them. Norms follow.
-// Parameters are gathered during the owners' updates, except during the first
-// update.
+// Returns the seconds of a ZeRO step. Gradients are sent during backward: the
+// computing threads copy them into buckets and, with 4 or 8 bits, encode and
+// average them. Norms follow. Parameters are gathered during the owners'
+// updates, except during the first update.
 double zero_seconds(const Step& step) {
   const Workload& work = step.work;
   const Compute& compute = step.compute;
@@ -325,9 +326,9 @@ double zero_seconds(const Step& step) {
          std::max(shared, std::max(down, busy_down) + update / step.buckets());
 }
 
-// Returns the seconds of a local step, and of its share of a sync. A sync has
-// an exchange of its own, of fp32 values. In hierarchical mode gradients are
-// averaged inside hosts in every step.
+// Returns the seconds of a local step and its share of a sync. A sync is a
+// separate exchange of fp32 values. In hierarchical mode every step averages
+// gradients inside hosts.
 double outer_seconds(const Step& step) {
   const Network& network = step.network;
   const Compute& compute = step.compute;

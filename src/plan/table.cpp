@@ -14,7 +14,8 @@ namespace thinwire::plan {
 namespace {
 
 constexpr std::int64_t kLongRun = 10000;
-constexpr double kLargeModel = 5e6;  // whose matrices have much to leave out
+constexpr double kLargeModel = 5e6;  // elements of a model for which low rank
+                                     // saves enough
 
 std::string_view exchange_of(const Prediction& p) {
   return p.is_by_host ? "by_host" : "flat";
@@ -48,7 +49,7 @@ std::string break_even_text(const Prediction& p) {
   return fmt::format("{:.3g} Gbit/s", p.break_even_gbps);
 }
 
-// Returns notes on what the columns do not show.
+// Returns notes on facts that the columns do not show.
 std::string notes_on(std::span<const Prediction> all) {
   std::string text =
       "break-even: against exact averages with the same exchange; always "
@@ -89,7 +90,7 @@ std::string over_bits(const PlannedRun& run) {
                               : fmt::format(", over {} bits", run.warmup_bits);
 }
 
-// Says how many steps of each kind a run has.
+// Returns the number of steps of each kind in a run.
 std::string notes_on_runs(std::span<const Prediction> all) {
   std::string text;
   for (const Prediction& p : all) {
@@ -141,7 +142,7 @@ bool is_faster(const Prediction& a, const Prediction& b) {
   return a.step_seconds < b.step_seconds;
 }
 
-// Sorts by the time of the run, if there is one.
+// Sorts by the time of the run, if known.
 std::vector<Prediction> ranked(std::span<const Prediction> all) {
   std::vector<Prediction> sorted(all.begin(), all.end());
   if (all.front().run)
@@ -153,8 +154,8 @@ std::int64_t steps_of(const PlannedRun& run) {
   return run.exact_steps + run.compressed_steps + run.local_steps;
 }
 
-// An outer loop costs loss in runs that are not long, low rank in models that
-// are small.
+// An outer loop increases the loss of short runs, and low rank that of small
+// models.
 bool is_left_out(const Prediction& p) {
   if (p.way == Way::kLowRank) return p.parameters < kLargeModel;
   return p.way == Way::kOuter && (!p.run || steps_of(*p.run) < kLongRun);

@@ -23,14 +23,14 @@ using Sizes = std::vector<std::size_t>;
 
 constexpr std::size_t kSumBytes = sizeof(float);  // sums of hosts
 
-// A bucket, and how many there are of it.
+// A kind of bucket and the number of such buckets.
 struct Bucket {
   std::size_t elements = 0;
   std::size_t count = 0;
-  std::size_t before = 0;  // buckets
+  std::size_t before = 0;  // buckets before these
 };
 
-// Adds what body(bucket, traffic) does for each bucket of a model.
+// Calls body(bucket, traffic) for each bucket of a model and adds the result.
 template <class Body>
 void for_buckets(std::size_t elements, std::size_t most, MeanTraffic& all,
                  Body&& body) {
@@ -89,7 +89,8 @@ void add_average_inside(std::size_t elements, std::size_t bytes,
   });
 }
 
-// Inside a host, local ranks have all pieces of their group.
+// Adds a reduction inside a host, whose local ranks have all pieces of their
+// group.
 void reduce_inside(const Sizes& pieces, std::size_t bytes, MeanTraffic& all) {
   if (!all.by_host()) return;
   const auto places = comm::ranges_of(pieces);
@@ -143,8 +144,8 @@ void add_exact(const Workload& work, std::size_t bucket, MeanTraffic& all) {
               });
 }
 
-// Adds pipelines with `bits` both ways, after sums of values of `inner_bytes`
-// inside hosts, unless these are 0.
+// Adds pipelines with `bits` in both directions. Unless `inner_bytes` is 0,
+// they follow sums inside hosts of values of that size.
 void add_both_ways(Way way, const Workload& work, std::size_t bucket, int bits,
                    std::size_t inner_bytes, MeanTraffic& all) {
   for_buckets(elements_of(work), bucket, all,
@@ -159,7 +160,7 @@ void add_both_ways(Way way, const Workload& work, std::size_t bucket, int bits,
               });
 }
 
-// Both exchanges of factors, after sums of gradients inside hosts.
+// Adds both exchanges of factors, after sums of gradients inside hosts.
 void add_low_rank(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   if (factor_columns(work) == 0)
     return add_both_ways(Way::kLowRank, work, bucket, 8, kSumBytes, all);
@@ -177,7 +178,7 @@ void add_low_rank(const Workload& work, std::size_t bucket, MeanTraffic& all) {
               });
 }
 
-// Steps in which momentum travels.
+// Adds steps that send momentum.
 void add_onebit(Way way, const Workload& work, std::size_t bucket,
                 MeanTraffic& all) {
   add_both_ways(way, work, bucket,
@@ -186,8 +187,8 @@ void add_onebit(Way way, const Workload& work, std::size_t bucket,
   add_scalars(kScalarBytes, all);
 }
 
-// Adds a sync and the local steps before it. In hierarchical mode gradients are
-// averaged inside hosts in every step. All ranks check fp16 gradients.
+// Adds a sync and the preceding local steps. In hierarchical mode every step
+// averages gradients inside hosts. All ranks check fp16 gradients.
 void add_cycle(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   MeanTraffic sync = all.anew();
   add_both_ways(Way::kZeroOneAdam, work, bucket, 1, 0, sync);
@@ -199,7 +200,8 @@ void add_cycle(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   all.add(local, 1 - 1 / work.steps_per_sync);
 }
 
-// Before its freeze: an exact step, and some in which momentum travels.
+// Adds an exact step before the freeze, and its share of the steps that send
+// momentum.
 void add_variance_stage(const Workload& work, std::size_t exact_bucket,
                         std::size_t bucket, MeanTraffic& all) {
   const double share = 1 / work.steps_per_variance_step;
@@ -212,7 +214,8 @@ void add_variance_stage(const Workload& work, std::size_t exact_bucket,
   all.add(onebit, 1 - share);
 }
 
-// Gradients up to their owners, parameters down to all ranks.
+// Adds gradients that are sent up to their owners and parameters that are sent
+// down to all ranks.
 void add_zero(Way way, const Workload& work, std::size_t bucket,
               MeanTraffic& all) {
   const int bits = zero_bits(way);
@@ -240,9 +243,9 @@ void add_zero(Way way, const Workload& work, std::size_t bucket,
              kNormBytes, all);
 }
 
-// Adds a sync of fp32 values and the local steps before it, in which ranks of a
-// host average their gradients. All ranks check fp16 gradients. Before a sync
-// ranks agree on whether changes are finite, as ZeRO does again.
+// Adds a sync of fp32 values and the preceding local steps, in which a host's
+// ranks average their gradients. All ranks check fp16 gradients. Before a sync,
+// ranks agree on whether changes are finite, and ZeRO does so again.
 void add_outer(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   Workload of_sync = work;
   of_sync.dtype = DType::kFloat32;
@@ -260,7 +263,8 @@ void add_outer(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   if (work.dtype == DType::kFloat16) add_scalars(kScalarBytes, all);
 }
 
-// A ring between neighbours. One rank of each host sends to another host.
+// Returns the traffic of a ring between neighbours. One rank of each host sends
+// to another host.
 Traffic ring_traffic(const Workload& work, const Network& network) {
   const double bytes =
       work.parameters * static_cast<double>(element_bytes(work));
@@ -320,7 +324,7 @@ double bucket_elements_of(Way way, bool by_host, const Workload& work,
                 elements, hosts, zero::bucket_bits({.bits_up = zero_bits(way)}))
           : exchange::bucket_elements(chosen, elements, hosts, wire_bits(way)));
   if (way == Way::kExact) return bucket;
-  // Whole blocks; none is longer than the model.
+  // Whole blocks, none of which is longer than the model.
   constexpr auto kCell = static_cast<double>(kBlock);
   return std::min(std::max(std::floor(bucket / kCell), 1.0) * kCell,
                   std::ceil(work.parameters / kCell) * kCell);

@@ -10,7 +10,7 @@ namespace thinwire::plan {
 
 namespace {
 
-// Takes the stages that a configuration's options name.
+// Applies the stages that a configuration's options name.
 void take_named_stages(const config::OptimizerConfig& optimizer,
                        RunStages& run) {
   std::visit(
@@ -60,7 +60,7 @@ Workload workload_of_run(Workload work, std::int64_t total_steps,
                          std::optional<std::int64_t> freeze_step,
                          std::optional<int> warmup_bits,
                          const config::Config* config) {
-  // Workload::validate() refuses what is out of range.
+  // Workload::validate() rejects values out of range.
   const std::int64_t steps = std::max<std::int64_t>(total_steps, 1);
   RunStages run{.steps = total_steps,
                 .freeze_step = optim::freeze_step_of_run(steps),

@@ -9,18 +9,18 @@
 
 namespace thinwire::plan {
 
-/// The most elements of a bucket. Gradients go up and parameters come down in
-/// the same ones.
+/// Returns the largest number of elements in a bucket. Gradients and parameters
+/// are sent in the same buckets.
 [[nodiscard]] inline std::size_t zero_bucket_bound(
     const config::ZeroConfig& zero) noexcept {
   return static_cast<std::size_t>(
       std::min(zero.reduce_bucket_size, zero.allgather_bucket_size));
 }
 
-/// Returns the elements of ZeRO's buckets. It is `chosen` or, if that is 0, a
-/// size that gives an engine eight buckets or more. Small buckets are sent
-/// earlier during backward and take less memory, but tiny ones are dominated by
-/// latency. The result is at least 1 and otherwise at most `bound`,
+/// Returns the elements of ZeRO's buckets. This is `chosen` or, if that is 0, a
+/// size that gives an engine at least eight buckets. Small buckets are sent
+/// earlier during backward and need less memory, but latency dominates tiny
+/// ones. The result is at least 1 and otherwise at most `bound`, which is
 /// zero_bucket_bound().
 [[nodiscard]] inline std::size_t zero_bucket_elements(std::size_t chosen,
                                                       std::size_t bound,

@@ -21,25 +21,24 @@ namespace thinwire::zero {
 /// Error(kInvalidArgument) for an unknown name.
 [[nodiscard]] std::size_t index_of(const ParameterLayout& layout,
                                    std::string_view name);
-/// Returns the index of a parameter. Throws Error(kInvalidArgument) for an
-/// unknown name, and unless there are as many values as the parameter has
-/// elements.
+/// Returns the index of a parameter. Throws Error(kInvalidArgument) if the name
+/// is unknown or the number of values differs from the parameter's elements.
 [[nodiscard]] std::size_t index_for(const ParameterLayout& layout,
                                     std::string_view name,
                                     std::span<const float> values);
 
-/// Throws Error(kInvalidArgument) unless a gradient has its parameter's size,
-/// and is fp32 or has `dtype`, that of the parameters.
+/// Throws Error(kInvalidArgument) unless a gradient has its parameter's size
+/// and is either fp32 or of the parameters' `dtype`.
 void require_gradient(const Parameter& parameter, DType dtype,
                       ConstView gradient);
 
-/// Throws Error(kInvalidArgument) unless a step gets `params`, the memory given
-/// at construction, a loss scale above 0, and no low_precision.
+/// Throws Error(kInvalidArgument) unless a step gets `params` (the memory given
+/// at construction), a loss scale above 0, and no low_precision.
 void require_same_memory(const optim::StepInput& input, ConstView params);
 
-/// Checks the input of a step like require_same_memory(), and its gradients.
-/// Throws Error(kFailedPrecondition) inside a backward, and unless gradients
-/// came either in `window` or as an array.
+/// Checks a step's input like require_same_memory(), and its gradients. Throws
+/// Error(kFailedPrecondition) inside a backward, and unless gradients came
+/// either in `window` or as an array.
 void require_step(const optim::StepInput& input,
                   const exchange::GradientWindow& window, ConstView params);
 

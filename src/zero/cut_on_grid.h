@@ -8,10 +8,10 @@
 
 namespace thinwire::zero {
 
-/// Cuts a bucket into pieces of whole cells of the grid of sums
-/// (kernels::kSumChunk), nearly equal. Cells that are left over go to the
-/// places in turn, from `turn` on, which it advances. Otherwise the same places
-/// would get them from every bucket.
+/// Cuts a bucket into nearly equal pieces of whole cells of the grid of sums
+/// (kernels::kSumChunk). Remaining cells go to the places in turn, starting at
+/// `turn`, which the function advances. Without this, the same places would get
+/// them from every bucket.
 [[nodiscard]] std::vector<Range> cut_on_grid(Range range, std::size_t ranks,
                                              std::size_t& turn);
 

@@ -45,15 +45,15 @@ Range GradientShard::own(std::size_t b) const {
 }
 
 // Returns the dtype that is sent. 16-bit values are added in fp32 and rounded
-// once, whatever the wire.
+// once, for either dtype.
 DType GradientShard::wire_of(DType gradients) const {
   return is_16_bit(gradients) || comm_.size() == 1
              ? gradients
              : options_.communication_dtype.value_or(options_.dtype);
 }
 
-// Returns the operation. A mean over more ranks than these is formed later, of
-// unrounded sums.
+// Returns the operation. If the mean is over more ranks than the communicator
+// has, unrounded sums are divided later.
 comm::ReduceOp GradientShard::op(DType wire) const {
   const bool is_mean =
       options_.average && is_16_bit(wire) && !is_part_of_batch();
@@ -164,7 +164,7 @@ bool GradientShard::reduce(std::size_t b, View sums) {
     kernels::convert(values, travelling);
     values = travelling;
   } else {
-    slot = std::make_unique<Slot>();  // in place
+    slot = std::make_unique<Slot>();  // replaces the slot in place
   }
   slot->bucket = b;
   slot->adds = false;
@@ -197,7 +197,7 @@ void GradientShard::begin(exchange::Backward which, DType gradients) {
         (is_part_of_batch() || options_.accumulation_dtype == DType::kFloat32);
     make_shard(adds_in_fp32 ? DType::kFloat32 : reduced_dtype(wire_));
   }
-  // A window's memory is allocated before its first gradient.
+  // Allocates a window's memory before its first gradient arrives.
   while (!is_alone() && slots_ < std::min(kSlots, filling_.size()))
     free_.push_back(make_slot());
 }

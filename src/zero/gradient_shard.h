@@ -13,10 +13,10 @@
 
 namespace thinwire::zero {
 
-/// Reduction in full precision, or in 16 bits. Whole gradients are reduced in
-/// place, into each rank's own pieces. Otherwise kSlots buckets have memory. If
-/// all of them wait for gradients, one more is allocated, because a bucket that
-/// cannot be sent yet may wait for this very call.
+/// Reduction in full precision or in 16 bits. Whole gradients are reduced in
+/// place, into each rank's own pieces. Otherwise memory for kSlots buckets is
+/// allocated. If all of them wait for gradients, one more is allocated, because
+/// a bucket that cannot be sent yet may wait for this very call.
 class GradientShard final : public GradientReduction {
  public:
   explicit GradientShard(const ReductionSettings& settings);
@@ -39,7 +39,8 @@ class GradientShard final : public GradientReduction {
     Buffer reduced;  // this rank's piece, unless it is reduced in place
     View result;     // memory of the piece
     std::size_t bucket = 0;
-    bool adds = false;  // the piece is added to those of earlier backwards
+    bool adds = false;  // whether the piece is added to those of earlier
+                        // backwards
     comm::Work work;
   };
   using SlotPointer = std::unique_ptr<Slot>;
@@ -74,15 +75,15 @@ class GradientShard final : public GradientReduction {
   // ---- the window
   View sums_;              // whole gradients
   Buffer shard_;           // this rank's reduced gradients
-  bool in_shard_ = false;  // they are in `shard_`, not in `sums_`
+  bool in_shard_ = false;  // whether they are in `shard_` instead of `sums_`
   DType wire_ = DType::kFloat32;
   exchange::Backward backward_;
   bool is_single_ = true;  // the window has one backward
 
   std::vector<SlotPointer> filling_;  // per bucket
-  std::deque<SlotPointer> sent_;      // in their order
+  std::deque<SlotPointer> sent_;      // in the order of sending
   std::vector<SlotPointer> free_;
-  std::size_t slots_ = 0;  // that have memory
+  std::size_t slots_ = 0;  // number of slots with memory
 };
 
 }  // namespace thinwire::zero

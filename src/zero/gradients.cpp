@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients until the step, whole or one by one, and the agreement that they
-// are finite before any of them is sent in low-bit form.
+// Gradients up to the step, in an array or one by one. Low-bit gradients are
+// sent only after the ranks have agreed that they are finite.
 #include <algorithm>
 #include <cmath>
 
@@ -42,7 +42,7 @@ void ZeroOptimizer::Impl::check(std::size_t parameter,
   require_gradient(layout.parameters()[parameter], options.dtype, gradient);
 }
 
-// Residuals accumulate the gradients of several backwards.
+// Checks that residuals can accumulate the gradients of several backwards.
 void ZeroOptimizer::Impl::require_residuals(exchange::Backward which) const {
   const bool is_single = which.is_first && which.is_last;
   require(options.wire.bits_up == 0 || comm.size() == 1 || is_single ||
@@ -97,9 +97,10 @@ std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
   return first == parameters.end() ? -1 : first - parameters.begin();
 }
 
-// A step is skipped for the parameters of all groups or for none. Low-bit
-// gradients are sent only if it is not skipped. Otherwise only the pieces
-// change that the step reads: the first such parameter of any rank becomes NaN.
+// Skips a step for the parameters of all groups or for none, because low-bit
+// gradients are sent only if it is not skipped. To skip it, the first parameter
+// with a non-finite gradient on any rank becomes NaN in the pieces that the
+// step reads.
 void ZeroOptimizer::Impl::agree_on_finite() {
   if (!agrees_first(options) || comm.size() == 1 || has_agreed) return;
   has_agreed = true;
@@ -124,7 +125,7 @@ void ZeroOptimizer::Impl::agree_on_finite() {
 void ZeroOptimizer::Impl::finish(View grads) {
   if (!grads.empty()) whole = grads;
   try {
-    // The last backward may not have been announced as such.
+    // The caller may not have announced that this backward was the last.
     if (options.stage == 1) window.send_rest();
     agree_on_finite();
     for (const auto& group : groups) {
@@ -132,8 +133,8 @@ void ZeroOptimizer::Impl::finish(View grads) {
       group->add_restored_residuals(scale.value());
     }
   } catch (...) {
-    // The caller may free its memory, in which ranks of other groups still
-    // write.
+    // Afterwards the caller may free its memory, to which ranks of other groups
+    // still write.
     for (const auto& group : groups) group->gradients().abandon();
     throw;
   }

@@ -20,7 +20,7 @@
 
 namespace thinwire::zero {
 
-/// A bucket of the window, and the group that reduces it.
+/// A bucket of the window and the group that reduces it.
 struct BucketOfGroup {
   ShardGroup* group = nullptr;
   std::size_t number = 0;  ///< Index among the group's buckets.
@@ -39,8 +39,9 @@ class EarlyBuckets final : public optim::EarlyGradients {
   ZeroOptimizer::Impl& impl_;
 };
 
-/// Receives the gradients of its window. Stage 1 keeps all of them and reduces
-/// each bucket in place, stage 2 releases a bucket once it is reduced.
+/// Receives the gradients of its window. Stage 1 keeps all gradients and
+/// reduces each bucket in place, while stage 2 releases a bucket after its
+/// reduction.
 struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const MakeRule& make_rule, View p, const ZeroOptions& settings,
@@ -61,8 +62,9 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   optim::StepReport step(const optim::StepInput& in);
 
   // ---- whole values and states: state.cpp
-  /// Returns whether the arrays of all groups are saved as one. They are not if
-  /// each group has residuals of low-bit exchanges, which fp32 parameters lack.
+  // Returns whether the arrays of all groups are saved as one. They are not if
+  // each group has residuals of low-bit exchanges, because fp32 parameters have
+  // none.
   [[nodiscard]] bool joins_states() const {
     return options.wire.is_exact() || params.is_joined();
   }
@@ -73,7 +75,7 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   const ParameterLayout layout;
   const View params;
   const ZeroOptions options;
-  const ZeroOptions wide_options;  // for fp32 parameters beside 16-bit ones
+  const ZeroOptions wide_options;  // for fp32 parameters in a 16-bit model
   precision::LossScale scale;
   ThreadPool pool;
   optim::StepCounts counts;
@@ -81,16 +83,18 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   // Gradients of stage 1 that were collected one by one. Declared before
   // `groups`, whose destructors wait for collectives that read this buffer.
   Buffer sums;
-  const std::vector<std::unique_ptr<ShardGroup>> groups;  // the dense one first
+  const std::vector<std::unique_ptr<ShardGroup>> groups;  // dense group first
   optim::JoinedGroups rules;                              // of all groups
-  const std::vector<std::size_t> num_squares;  // per rank, of all its groups
+  const std::vector<std::size_t> num_squares;  // per rank, summed over its
+                                               // groups
 
   const std::vector<BucketOfGroup> buckets;  // in flat order
   exchange::GradientWindow window;
   EarlyBuckets early;
-  View whole;  // stage 1: gradients of which buckets are reduced
+  View whole;  // stage 1: gradients whose buckets are being reduced
   DType arriving = options.dtype;  // dtype of the gradients of this window
-  bool has_agreed = false;         // agree_on_finite() has run in this window
+  bool has_agreed = false;         // whether agree_on_finite() has run in this
+                                   // window
 
  private:
   [[nodiscard]] std::vector<std::unique_ptr<ShardGroup>> make_groups(
@@ -99,7 +103,7 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   [[nodiscard]] std::vector<std::size_t> count_squares() const;
 
   /// Returns whether stage 2 sends the gradients of every backward. Low-bit
-  /// gradients of flat ranks are sent once per window.
+  /// gradients of flat ranks are sent only once per window.
   [[nodiscard]] bool sends_every_backward() const noexcept {
     return options.wire.bits_up == 0 ||
            std::ranges::any_of(groups, [](const auto& group) {
@@ -108,10 +112,10 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   }
   void require_residuals(exchange::Backward which) const;
   [[nodiscard]] std::int64_t first_nonfinite_gradient();
-  /// Agrees on whether gradients are finite, if low-bit ones wait for it.
-  /// Collective.
+  /// If low-bit gradients wait for it, agrees with all ranks on whether
+  /// gradients are finite. Collective.
   void agree_on_finite();
-  /// Reduces the buckets that have not been sent, and waits. Collective.
+  /// Reduces the buckets that have not been sent and waits for all. Collective.
   void finish(View grads);
 
   void take_step(const optim::StepInput& in, optim::StepMeter& meter,

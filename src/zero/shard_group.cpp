@@ -60,7 +60,7 @@ ShardGroup::ShardGroup(const ShardGroupParts& parts)
   if (rule_->needs_norms()) norm_plan_ = plan_norms();
 }
 
-// A group of one sends nothing, and so keeps nothing back.
+// A group of one rank sends nothing and therefore has no residuals.
 void ShardGroup::make_reduction(const ShardGroupParts& parts) {
   const WireOptions& wire = parts.options.wire;
   const ReductionSettings settings{
@@ -122,8 +122,8 @@ optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
 void ShardGroup::add_restored_residuals(double loss_scale) {
   if (restored_residuals_.empty() || has_added_residuals_) return;
   has_added_residuals_ = true;
-  // This holds for experts too, whose gradients are divided by more ranks than
-  // hold them.
+  // Also holds for experts, whose gradients are divided by more ranks than own
+  // them.
   const auto factor = static_cast<float>(loss_scale);
   constexpr std::size_t kPart = 1024;
   std::array<float, kPart> scaled{};
@@ -149,8 +149,8 @@ void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
                         const optim::FinalRange& tell) {
   if (rule_->needs_norms()) measure(step.number, step.grad_scale, pool, meter);
   const std::size_t count = shards_.buckets().size();
-  // Waits for pending exchanges after an exception too: the caller may then
-  // free the parameters.
+  // Waits for pending exchanges even after an exception, because the caller may
+  // then free the parameters.
   struct UnderWay {
     std::vector<comm::Work> gathers{};
     ~UnderWay() {
@@ -162,7 +162,7 @@ void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
     if (tell) tell(shards_.buckets()[told].range);
     ++told;
   };
-  // Parameters are sent while the next bucket is updated.
+  // Sends each bucket's parameters while the next bucket is updated.
   for (std::size_t b = 0; b < count; ++b) {
     const Range whole{0, own(b).size};
     rule_->apply_part(step.number, {position(b), whole.size},
@@ -174,7 +174,7 @@ void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
       continue;
     }
     while (told < under_way.gathers.size() && under_way.gathers[told].done()) {
-      under_way.gathers[told].wait();  // throws what it failed with
+      under_way.gathers[told].wait();  // throws the gather's error
       tell_next();
     }
     const ShardBucket& bucket = shards_.buckets()[b];

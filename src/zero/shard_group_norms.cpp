@@ -7,7 +7,7 @@
 #include "thinwire/kernels/norm.h"
 #include "zero/shard_group.h"
 
-// Sums over arrays whose parts belong to several ranks.
+// Sums over arrays that are distributed over several ranks.
 namespace thinwire::zero {
 
 using kernels::kSumChunk;
@@ -25,11 +25,12 @@ std::size_t grid_cells(const Range& range) {
 
 std::vector<double> ShardGroup::squares(std::span<const Range> uncounted,
                                         ThreadPool& pool) {
-  // Elements that one thread measures at a time, on the grid.
+  // Number of elements that one thread measures at a time, a multiple of the
+  // grid.
   constexpr std::size_t kPart = 64 * kSumChunk;
   struct Job {
     ConstView values;
-    std::size_t first;  // sum
+    std::size_t first;  // index of the first sum
   };
   std::vector<Job> jobs;
   std::size_t sums = 0;
@@ -143,8 +144,8 @@ ShardGroup::NormPlan ShardGroup::plan_norms() const {
   return plan;
 }
 
-// Measures whole parameters. Sums of cells are added in flat order, so that
-// they do not depend on which rank owns which cell.
+// Measures whole parameters. The sums of cells are added in flat order, so that
+// they do not depend on the owners of the cells.
 void ShardGroup::measure(std::int64_t step, float grad_scale, ThreadPool& pool,
                          optim::StepMeter& meter) {
   const NormPlan& plan = norm_plan_;

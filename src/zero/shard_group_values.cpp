@@ -8,7 +8,7 @@
 #include "thinwire/kernels/cast.h"
 #include "zero/shard_group.h"
 
-// Whole values, and this rank's shard as it is saved.
+// Access to complete values, and this rank's shard in saved states.
 namespace thinwire::zero {
 
 View ShardGroup::array(const Fragment& fragment, std::string_view what) {
@@ -27,7 +27,8 @@ View ShardGroup::array(const Fragment& fragment, std::string_view what) {
              : params_.subview(flat, fragment.range.size);
 }
 
-// Checks on all ranks, even those that own no element of the parameter.
+// Checks the name on all ranks, including those that own no element of the
+// parameter.
 void ShardGroup::require_array(std::string_view what) const {
   if (what != "grad" && what != "param") static_cast<void>(rule_->state(what));
 }
@@ -81,7 +82,8 @@ void ShardGroup::fill_masters(ConstView params) {
                      masters_.view().subview(position(b), own(b).size));
 }
 
-// With low-bit replicas, parameters of all ranks become the masters, rounded.
+// With low-bit replicas, the parameters of all ranks become the rounded
+// masters.
 void ShardGroup::set_masters(ConstView params) {
   fill_masters(params);
   if (replicas_ == nullptr || params.data() == params_.data()) return;
@@ -115,17 +117,18 @@ optim::Adoption ShardGroup::adopt(StateDict& state) {
   optim::require_rule(state, rule_->name());
   optim::StateParts parts(state);
   list(parts);
-  // The rule may be another language's, and fail: it comes first.
+  // The rule comes first, because it may be written in another language and
+  // fail.
   return [of_rule = rule_->adopt(state), set = parts.adoption()] {
     of_rule();
     set();
   };
 }
 
-// Low-bit replicas may differ from masters of the same dtype. If a state has
-// no masters, its parameters had this dtype and were their own masters. A
-// group of one rank needs no replicas: its parameters become what larger groups
-// saved as masters.
+// Lists masters and replicas. Low-bit replicas may differ from masters of the
+// same dtype. If a state has no masters, its parameters had this dtype and were
+// their own masters. A group of one rank has no replicas: its parameters are
+// set to the masters that larger groups have saved.
 void ShardGroup::list(optim::StateParts& parts) {
   const bool may_lack =
       replicas_ != nullptr && masters_.dtype() == params_.dtype();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of a shard's low-bit exchanges: residuals and replicas.
+// Saved state of a shard's low-bit exchanges: residuals and replicas.
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace thinwire::zero {
 
 using optim::Sharing;
 
-// A state without bits_up has residuals of momenta, whose unit is another one.
+// A state without bits_up has residuals of momenta, which have another unit.
 void ShardGroup::list_residuals(optim::StateParts& parts) {
   if (bits_up_ == 0) return;
   EncodedGradients* const low_bit = gradients_->low_bit();
@@ -44,7 +44,7 @@ void ShardGroup::list_residuals(optim::StateParts& parts) {
       });
 }
 
-// If the saved replicas have another dtype, the loaded parameters are kept.
+// If the saved replicas have another dtype, keeps the loaded parameters.
 void ShardGroup::list_replicas(optim::StateParts& parts) {
   if (replicas_ == nullptr) return;
   const StateDict* const saved = parts.saved();

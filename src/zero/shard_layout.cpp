@@ -36,8 +36,8 @@ bool is_included(const ShardLayoutOptions& options, const Parameter& p) {
   return is_included(options, p.group) && (part.size == 0 || begins_in_part);
 }
 
-// Returns the owners in the order of pieces. With flat hosts they are the
-// ranks.
+// Returns the owners in the order of pieces. If hosts are flat, this is the
+// order of ranks.
 std::vector<int> owners_of(int ranks, const comm::Hosts& hosts) {
   if (hosts.is_flat()) return comm::ranks_by_place({.size = ranks});
   require(hosts.ranks.size() == static_cast<std::size_t>(ranks), "hosts",
@@ -166,8 +166,8 @@ void ShardLayout::add_bucket(ShardBucket bucket) {
   buckets_.push_back(std::move(bucket));
 }
 
-// Finds the fragments of a parameter that begins at element `offset` of the
-// buckets from `first_bucket` on, one after the other.
+// Finds the fragments of a parameter. `offset` counts elements from the start
+// of bucket `first_bucket` through the adjacent buckets.
 void ShardLayout::find_fragments(const ParameterLayout& layout,
                                  std::size_t parameter,
                                  std::size_t first_bucket, std::size_t offset) {

@@ -8,7 +8,7 @@
 #include "zero/checks.h"
 #include "zero/impl.h"
 
-// Values of any owner, and saved states.
+// Access to values of any owner, and saved states.
 namespace thinwire::zero {
 
 ShardGroup& ZeroOptimizer::Impl::group_of(std::size_t parameter) const {
@@ -58,9 +58,9 @@ std::string prefix_of(std::size_t group) {
 
 }  // namespace
 
-// Arrays of experts follow those of the dense parameters. With low-bit
-// exchanges each group has residuals, so all names of the experts then have a
-// prefix.
+// Describes the state. Arrays of experts follow those of the dense parameters.
+// With low-bit exchanges each group has residuals, so the experts' names then
+// have a prefix.
 optim::State ZeroOptimizer::state() const {
   optim::State state = impl_->groups.front()->state();
   for (std::size_t g = 1; g < impl_->groups.size(); ++g) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step: owners measure, clip and apply the reduced gradients.
+// Step in which owners measure, clip and apply the reduced gradients.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -38,7 +38,7 @@ StepReport ZeroOptimizer::Impl::step(const StepInput& in) {
   }
   if (!report.applied) {
     ++counts.skipped;
-    // The sum does not tell which rank's gradient it was.
+    // The sum does not reveal which rank's gradient was not finite.
     if (scale.is_last_chance()) {
       const std::int64_t first = first_nonfinite();
       window.restart();
@@ -82,8 +82,8 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
                     groups.front()->rule().describe(), options.describe()));
 }
 
-// Adds the squares of each group in flat order, whichever ranks own them. Those
-// of experts, which differ from rank to rank, are added rank by rank.
+// Adds each group's squares in flat order, regardless of their owners. Experts
+// differ from rank to rank, so their squares are added rank by rank.
 double ZeroOptimizer::Impl::norm(double loss_scale,
                                  std::span<const Range> uncounted,
                                  optim::StepMeter& meter) {
@@ -91,7 +91,7 @@ double ZeroOptimizer::Impl::norm(double loss_scale,
   std::vector<double> sent;
   for (const auto& group : groups) {
     own.push_back(group->squares(uncounted, pool));
-    // Gradients of experts are sums over another number of ranks.
+    // Gradients of experts are sums over a different number of ranks.
     if (own.size() > 1)
       for (double& square : own.back())
         square /= std::pow(group->gradients().divisor(loss_scale), 2);

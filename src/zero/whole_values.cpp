@@ -11,7 +11,7 @@ namespace thinwire::zero {
 
 namespace {
 
-// Refuses keys that are no states: these have functions of their own.
+// Rejects keys that are not states and have separate functions.
 void require_key(std::string_view key) {
   require(key != "param" && key != "grad", "key", "a state of the rule", key);
 }
@@ -36,7 +36,7 @@ std::vector<float> WholeValues::gradient(std::string_view name, View grads) {
   if (!grads.empty()) require_view("grads", grads, layout_.size(), true, true);
   require_gradients("full_gradient", grads);
   std::vector<float> values = read(index, "grad", grads);
-  window_.close();  // reduced gradients cannot be added to
+  window_.close();  // because reduced gradients cannot accumulate
   return values;
 }
 

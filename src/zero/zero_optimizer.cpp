@@ -20,7 +20,7 @@ using optim::StepReport;
 
 namespace {
 
-// Returns the groups of the layout that are no expert groups.
+// Returns the layout's groups that are not expert groups.
 std::vector<std::size_t> dense_groups(const ParameterLayout& layout,
                                       const ZeroOptions& options) {
   std::vector<std::size_t> groups;
@@ -63,7 +63,7 @@ ZeroOptions with_buckets(ZeroOptions options, const ParameterLayout& layout,
   return options;
 }
 
-// Returns the options of fp32 parameters beside 16-bit ones.
+// Returns the options for fp32 parameters in a 16-bit model.
 ZeroOptions without_16_bits(ZeroOptions options) {
   options.dtype = options.accumulation_dtype = DType::kFloat32;
   options.communication_dtype.reset();

@@ -11,8 +11,8 @@
 namespace thinwire::zero {
 
 /// Returns the blocks of an exchange between owners and all ranks. Blocks are
-/// cells, and Block::server is the place of their owner in `owners`. Chunks are
-/// the pieces of these owners, in flat order.
+/// cells, and Block::server is the owner's place in `owners`. Chunks are the
+/// pieces of these owners, in flat order.
 [[nodiscard]] inline exchange::BlockLayout blocks_of(
     const ShardLayout& shards, std::span<const int> owners,
     std::span<const Range> units) {
@@ -25,7 +25,7 @@ namespace thinwire::zero {
   return exchange::BlockLayout::of_pieces(units, pieces);
 }
 
-/// Returns the range of a bucket's elements that neighbouring owners have.
+/// Returns the range of a bucket that adjacent owners have.
 [[nodiscard]] inline Range part_of(const ShardBucket& bucket,
                                    std::span<const int> owners) {
   const Range& first = bucket.pieces[static_cast<std::size_t>(owners.front())];

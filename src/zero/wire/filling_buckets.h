@@ -15,8 +15,8 @@
 
 namespace thinwire::zero {
 
-/// Buckets that are filled with gradients one by one. Memory is reused. If
-/// gradients arrive in the order of backward, it is that of one bucket.
+/// Buckets that are filled with gradients one by one and reuse their memory. If
+/// gradients arrive in the order of backward, this is the memory of one bucket.
 class FillingBuckets {
  public:
   explicit FillingBuckets(const ShardLayout& shards)
@@ -41,7 +41,7 @@ class FillingBuckets {
   [[nodiscard]] ConstView values(std::size_t b) const {
     return filling_[b].view().subview(0, shards_.buckets()[b].range.size);
   }
-  /// Moves out the memory of values(), whose address does not change.
+  /// Moves out the memory of values(), which keeps its address.
   [[nodiscard]] Buffer take(std::size_t b) { return std::move(filling_[b]); }
   void give_back(Buffer&& memory) {
     if (!memory.empty()) free_.push_back(std::move(memory));

@@ -80,7 +80,7 @@ std::span<const int> EncodedGradients::owners_of(int local_rank) const {
 // ---- the window
 
 void EncodedGradients::begin(exchange::Backward which, DType gradients) {
-  while (count_ > 0) take_oldest_mean();  // of the previous backward
+  while (count_ > 0) take_oldest_mean();  // those of the previous backward
   backward_ = which;
   if (which.is_first && !which.is_last) {
     adds_up_ = true;
@@ -114,7 +114,7 @@ bool EncodedGradients::send(std::size_t b, View whole) {
 
 void EncodedGradients::finish() {
   while (count_ > 0) take_oldest_mean();
-  // The last backward was not announced as such.
+  // The caller did not announce that this backward was the last.
   if (!std::exchange(backward_.is_last, true))
     for (std::size_t b = parts_.size(); b-- > 0;) encode_and_send(b, {});
   if (pipeline_.has_begun()) pipeline_.finish();
@@ -126,7 +126,7 @@ void EncodedGradients::abandon() noexcept {
   pipeline_.drop();
 }
 
-// A window that settle() has not ended has failed.
+// If settle() has not ended the window, it has failed.
 void EncodedGradients::begin_window() {
   backward_ = {};
   finish();
@@ -183,7 +183,8 @@ void EncodedGradients::take_oldest_mean() {
 
 // ---- sending and receiving
 
-// Adds values of a bucket's elements to the residuals; none if all are 0.
+// Adds values to the residuals of a bucket's elements. Skips values that are
+// all 0.
 void EncodedGradients::add(std::size_t b, Range elements, ConstView values) {
   has_changed_ = true;
   if (values.empty()) return;

@@ -18,8 +18,8 @@
 
 namespace thinwire::zero {
 
-/// Returns whether low-bit gradients are sent only after ranks have agreed that
-/// those of all groups are finite.
+/// Returns whether low-bit gradients are sent only after the ranks have agreed
+/// that the gradients of all groups are finite.
 [[nodiscard]] inline bool agrees_first(const ZeroOptions& options) {
   const bool skips =
       options.exchange.skip_nonfinite || options.dtype == DType::kFloat16;
@@ -27,19 +27,18 @@ namespace thinwire::zero {
          skips;
 }
 
-/// Gradients in few bits, with error feedback, on their way up to the owners. A
-/// block is a cell of the grid within one parameter, and r is the reciprocal of
-/// the loss scale:
-///   c = g * r + e,  q of c,  e = c - q * step;  owner: mean of q * step.
-///
-/// At stage 1 whole gradients are encoded in place. At stage 2 they fill
+/// Sends low-bit gradients, with error feedback, up to their owners. A block is
+/// a cell of the grid within one parameter, and r is the reciprocal of the loss
+/// scale:
+///  c = g * r + e,  q of c,  e = c - q * step;  owner: mean of q * step.
+/// At stage 1, whole gradients are encoded in place. At stage 2, they fill
 /// buckets. If a window has several backwards, those before the last are added
 /// to the residuals, which must then be fp32: e = e + g * r.
 ///
-/// With hierarchical ranks, each host first forms the mean of its ranks bucket
-/// by bucket, in every backward, in fp32 and unrounded. A local rank gets the
-/// part that the ranks of the same place own on all hosts, and exchanges
-/// records with these.
+/// With hierarchical ranks, each host first averages the gradients of its ranks
+/// in every backward, bucket by bucket, in fp32 and unrounded. A local rank
+/// gets the part that the ranks in the same place on all hosts own, and
+/// exchanges records with those ranks.
 class EncodedGradients final : public GradientReduction {
  public:
   explicit EncodedGradients(const ReductionSettings& settings);
@@ -58,22 +57,24 @@ class EncodedGradients final : public GradientReduction {
   bool settle(bool is_applied) override;
   void begin_window() override;
   [[nodiscard]] EncodedGradients* low_bit() noexcept override { return this; }
-  /// Replaces send(). Sets this rank's piece to 0, and to NaN in the range.
+  /// Replaces send() for a skipped step: sets this rank's piece to 0, and to
+  /// NaN in the range.
   void withhold(std::size_t bucket, Range nonfinite);
 
-  /// Returns the residuals of parts(), bucket after bucket.
+  /// Returns the residuals of parts(), one bucket after the other.
   [[nodiscard]] ConstView residuals() const noexcept {
     return residuals_.values();
   }
-  /// Returns the ranges, one per bucket, that have residuals on this rank.
+  /// Returns one range per bucket, for which this rank has residuals.
   [[nodiscard]] const std::vector<Range>& parts() const noexcept {
     return parts_;
   }
-  /// Sets the residuals: as many elements of the same dtype, or none for 0.
+  /// Sets the residuals. `residuals` has the same size and dtype, or is empty,
+  /// which stands for 0.
   void set_residuals(Buffer&& residuals);
 
  private:
-  // A mean inside the host that is in flight, and the memory that it reads.
+  // A host's mean in flight, and the memory that it reads.
   struct HostMean {
     Buffer mean;
     Buffer memory;
@@ -96,26 +97,27 @@ class EncodedGradients final : public GradientReduction {
   }
 
   const ReductionSettings settings_;
-  const std::optional<comm::HostGroups> groups_;  // none: flat
+  const std::optional<comm::HostGroups> groups_;  // empty if flat
   const std::size_t rank_;
   const exchange::BlockLayout blocks_;
   const exchange::ValueCodec& codec_;
   std::vector<Range> parts_;
   exchange::ResidualSide residuals_;
-  Buffer means_;                      // of this rank's shard
-  std::vector<std::size_t> mean_at_;  // in means_, per block; 0 if not its own
+  Buffer means_;                      // for this rank's shard
+  std::vector<std::size_t> mean_at_;  // offset of each block in means_; 0 if
+                                      // another rank owns it
   std::optional<FillingBuckets> filling_;  // stage 2
 
   // ---- the window
   exchange::Backward backward_;
-  bool adds_up_ = false;      // it has several backwards
-  bool has_changed_ = false;  // residuals in this window
-  // Values of the bucket that is encoded, which begins at an element. If they
-  // are empty, the residuals have all of them.
+  bool adds_up_ = false;      // whether the window has several backwards
+  bool has_changed_ = false;  // whether residuals have changed in this window
+  // Values of the bucket that is being encoded, and the index of their first
+  // element. If empty, the residuals contain all values.
   ConstView values_;
   std::size_t values_begin_ = 0;
   std::array<HostMean, kSlots> host_means_;
-  std::size_t first_ = 0;  // oldest of `count_` that are in flight
+  std::size_t first_ = 0;  // oldest of the `count_` in flight
   std::size_t count_ = 0;
   exchange::Pipeline pipeline_;
 };

@@ -12,8 +12,8 @@ namespace {
 
 using Scratch = std::array<float, kernels::kMostSummed>;
 
-// Computes c, the difference between masters rounded to the replica's dtype and
-// the replica.
+// Computes c, which is the masters rounded to the replica's dtype minus the
+// replica.
 void form_difference(ConstView masters, ConstView replica, float* c) {
   const std::size_t size = masters.size();
   alignas(64) Scratch rounded_bits;

@@ -15,11 +15,11 @@
 
 namespace thinwire::zero {
 
-/// One group's parameters in few bits, on their way down from their owners,
-/// which have the masters, to the replicas with which all ranks compute. For
-/// each block, w is the masters rounded to the replicas' dtype:
-///   owner  c = w - replica,  q of c;   all ranks  replica = replica + q * step
-/// The remainder stays in the next difference.
+/// Sends one group's parameters in low-bit form from the owners, which have the
+/// masters, to the replicas with which all ranks compute. For each block, w is
+/// the masters rounded to the replicas' dtype:
+///  owner  c = w - replica,  q of c;   all ranks  replica = replica + q * step
+/// The remainder is part of the next difference.
 class Replicas {
  public:
   /// All references must outlive this object.
@@ -30,11 +30,13 @@ class Replicas {
   [[nodiscard]] int bits() const noexcept { return bits_; }
 
   /// Sends this rank's piece of a bucket, whose masters are `masters`, and
-  /// decodes what has arrived of earlier buckets. Collective, queued.
+  /// decodes the pieces of earlier buckets that have arrived. Collective,
+  /// queued.
   void send(std::size_t bucket, ConstView masters, optim::StepMeter& meter);
-  /// Waits for all buckets, and decodes them.
+  /// Waits for all buckets and decodes them.
   void finish(optim::StepMeter& meter);
-  /// How many buckets of this step have been taken, the first ones first.
+  /// Returns the number of buckets, from the first on, that this step has
+  /// decoded.
   [[nodiscard]] std::size_t taken() const noexcept { return taken_; }
 
  private:
@@ -46,8 +48,8 @@ class Replicas {
   const exchange::ValueCodec& codec_;
   const View replicas_;
   const exchange::BlockLayout blocks_;
-  ConstView masters_;              // of the bucket that is encoded
-  std::size_t masters_begin_ = 0;  // its first element
+  ConstView masters_;              // of the bucket that is being encoded
+  std::size_t masters_begin_ = 0;  // index of their first element
   std::size_t taken_ = 0;
   exchange::Pipeline pipeline_;
 };
