@@ -48,14 +48,14 @@ struct LowBitOptimizer::Impl {
   Impl& operator=(const Impl&) = delete;
 
   optim::LowBitModel model;
-  std::vector<Range> units;  // ranges with one scale each
+  std::vector<Range> units;                        // ranges with one scale each
   std::unique_ptr<CompressedAllReduce> exchange_;  // see exchange()
   Groups groups;
   std::int64_t steps = 0;
   bool initialized = false;  // the first step() has been taken
 
   // ---- what each optimizer adds
-  // `averaged` says that a wrapper has already averaged the gradients.
+  /// `averaged` says that a wrapper has already averaged the gradients.
   virtual void take_step(const optim::StepInput& in, bool averaged,
                          optim::StepMeter& step) = 0;
   /// Returns the progress without the number of steps.

@@ -86,8 +86,8 @@ class ResidualSide {
   void write_to(Buffer& fresh);
 
   // ---- in a run
-  // Returns a block's residual and the destination of its error. `values` and
-  // `factor` are not set.
+  /// Returns a block's residual and the destination of its error. `values` and
+  /// `factor` are not set.
   [[nodiscard]] kernels::QuantizedSum sum(std::size_t block) const {
     return {.residual = part(values_, at_, block),
             .error = writes_fresh() ? part(fresh_, fresh_at(), block)

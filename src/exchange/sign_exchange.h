@@ -52,8 +52,8 @@ class SignExchange {
   void launch(const Source& source, const Delivered& queued = {});
 
   // ---- the same bucket by bucket, with can_drop
-  // Begins a run that can be dropped: until finish(), this object keeps the
-  // state of the previous run. `source` must live until then. Local.
+  /// Begins a run that can be dropped: until finish(), this object keeps the
+  /// state of the previous run. `source` must live until then. Local.
   void begin(const Source& source);
   [[nodiscard]] bool has_begun() const noexcept {
     return pipeline_.has_begun();

@@ -43,7 +43,7 @@ class CodedDenominators {
   [[nodiscard]] std::vector<std::uint8_t> participation() const;
 
   // ---- steps
-  // Activates elements that had no gradient before, in ascending order.
+  /// Activates elements that had no gradient before, in ascending order.
   void admit(std::span<const std::size_t> elements);
   /// Excludes elements, in ascending order.
   void leave_out(std::span<const std::size_t> elements);

@@ -109,8 +109,8 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
   [[nodiscard]] Buffer of_exact(const char* name) const;
 
   // ---- a stage other than the state's: freeze.cpp
-  // Returns whether the next step is compressed. After a load, the caller's
-  // freeze_step may name another stage than the state has.
+  /// Returns whether the next step is compressed. After a load, the caller's
+  /// freeze_step may name another stage than the state has.
   [[nodiscard]] bool will_be_frozen() const {
     return is_frozen() ? !freeze.must_return(steps) : freeze.must_end(steps);
   }

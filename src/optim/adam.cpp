@@ -164,7 +164,8 @@ void Adam::apply_range(Range range, const UpdateArrays& arrays,
                 c);
 }
 
-// Block by block, small enough to stay in the first-level cache as floats.
+// Applies the update block by block; as floats, a block fits the first-level
+// cache.
 void Adam::apply_widened(Range range, const UpdateArrays& arrays,
                          const kernels::AdamCoefficients& c) {
   constexpr std::size_t kBlock = 1024;

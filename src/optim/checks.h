@@ -17,7 +17,7 @@
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 
-/// Checks of a step's input. They throw Error(kInvalidArgument) naming the
+/// Checks of a step's input. They throw Error(kInvalidArgument) with the
 /// argument, its range and the value given.
 namespace thinwire::optim {
 
@@ -40,7 +40,7 @@ inline void require_warmup_bits(std::optional<int> warmup_bits) {
   exchange::require_bits_or_exact("warmup_bits", warmup_bits.value_or(0));
 }
 
-/// Returns whether parameters may have the type: fp32, fp16 or bf16.
+/// Returns whether parameters may have this dtype: fp32, fp16 or bf16.
 [[nodiscard]] inline bool is_model_dtype(DType dtype) noexcept {
   return dtype == DType::kFloat32 || is_16_bit(dtype);
 }
@@ -55,8 +55,9 @@ inline void require_model_dtype(std::string_view name, DType dtype) {
                 dtype);
 }
 
-/// Throws Error(kInvalidArgument) unless `params` has one dtype, or float32
-/// behind 16 bits with float32 masters and no group of experts.
+/// Throws Error(kInvalidArgument) unless `params` has one dtype. Alternatively
+/// fp32 may follow a 16-bit part, with fp32 masters and without groups of
+/// experts.
 inline void require_fit_for_two_dtypes(ConstView params, DType master_dtype,
                                        std::size_t num_experts) {
   if (!params.is_joined()) return;
@@ -88,8 +89,8 @@ inline void require_part(Range part, const UpdateArrays& arrays,
                       arrays.low_precision.size()));
 }
 
-/// Arrays of a step are of one dtype each, or joined at element `cut`; 0: they
-/// are not joined.
+/// Requires arrays of one dtype each, or joined at element `cut`; 0 forbids
+/// joined arrays.
 inline void require_cut(const StepInput& input, std::size_t cut) {
   const auto check = [cut](std::string_view name, const View& array) {
     require(!array.is_joined() || array.first_size() == cut, name,

@@ -50,10 +50,10 @@ struct DataParallel::Impl final : EarlyGradients {
   std::unique_ptr<UpdateRule> rule;
   ExchangeOptions options;
   ThreadPool pool;
-  const std::size_t bucket;  // elements
+  const std::size_t bucket;  // in elements
   exchange::ExactAverage average;
-  std::unique_ptr<UnitAverage> units;  // null: averages are exact
-  std::uint32_t number;                // of this object, see optimizer_number()
+  std::unique_ptr<UnitAverage> units;  // null if averages are exact
+  std::uint32_t number;                // this object's optimizer_number()
   FirstAgreements first_agreements;
   StepCounts counts;
 
@@ -83,7 +83,7 @@ struct DataParallel::Impl final : EarlyGradients {
   }
 
   void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {
-    // Elsewhere a value that is not finite on any rank is seen in the sum.
+    // In other cases the sum shows that some rank's value is not finite.
     if (in.finds_nonfinite && !has_begun()) {
       const auto agreement =
           agree(comm,
@@ -107,8 +107,8 @@ struct DataParallel::Impl final : EarlyGradients {
     apply(averaged, 1, report);
   }
 
-  // Takes the step with the gradients' average over the ranks, which they are
-  // when divided by `ranks`.
+  // Takes the step with the average of the gradients, which they become when
+  // divided by `ranks`.
   void apply(const StepInput& in, double ranks, StepReport& report) {
     const double divisor = in.loss_scale * ranks;
     report.grad_norm =

@@ -69,7 +69,8 @@ Agreement agree(comm::Communicator& comm, const GradientSummary& own,
   return agreement_on(all);
 }
 
-// Constructing an optimizer takes a collective, so no two have the same count.
+// Two optimizers never have the same count of collectives, because the
+// construction of an optimizer contains one.
 std::uint32_t optimizer_number(const comm::Communicator& comm) {
   return static_cast<std::uint32_t>(comm.counters().collectives);
 }
@@ -99,7 +100,7 @@ void CalibratedNorm::load(const StateDict& state) {
 double LaggedNorm::take(double rms_norm) noexcept {
   const double before = reference_;
   const bool is_spike = rms_norm > 2 * before;
-  // A norm that is not a number leaves a reference that is one.
+  // A norm of NaN leaves the reference unchanged.
   reference_ = before == 0 || rms_norm < 2 * before ? rms_norm : 2 * before;
   return is_spike ? rms_norm : before;
 }

@@ -70,7 +70,7 @@ LambCoefficients LambCoefficients::read(const StateDict& state) const {
   return read;
 }
 
-// Added up group by group, as the reference does it.
+// Adds up group by group, as DeepSpeed does.
 std::vector<double> common_size_scales(std::span<const double> rms,
                                        const ParameterLayout& layout) {
   const auto parameters = layout.parameters();
@@ -90,8 +90,8 @@ std::vector<double> common_size_scales(std::span<const double> rms,
 
 namespace {
 
-// Parameters of up to so many cells stay in cache between the two passes;
-// larger ones are shared out in parts of so many.
+// Parameters of up to this many cells stay in the cache between the two passes.
+// Larger parameters are divided into parts of this size.
 constexpr std::size_t kPartCells = 64;
 
 using Cells = std::span<const NormCell>;
@@ -101,8 +101,8 @@ Range range_of(Cells cells) {
   return {begin, cells.back().range.end() - begin};
 }
 
-// Returns as many cells as one call of a kernel takes. They belong to one
-// parameter, and all except the first and the last are whole.
+// Returns the cells of one kernel call. They belong to one parameter, and all
+// of them except the first and the last are whole.
 Cells first_run(Cells cells) {
   std::size_t n = 1;
   while (n < cells.size() && cells[n].parameter == cells[0].parameter &&
@@ -111,8 +111,8 @@ Cells first_run(Cells cells) {
   return cells.first(n);
 }
 
-// The units of work: neighbouring small parameters that fit into a part
-// together, or a large one.
+// Units of work: adjacent small parameters that fit together into a part, or
+// one large parameter.
 struct Units {
   std::vector<Cells> small;
   std::vector<Cells> large;
@@ -120,7 +120,8 @@ struct Units {
 
 Units units_of(Cells cells) {
   Units units;
-  std::size_t begin = 0;  // of the small unit that grows
+  std::size_t begin = 0;  // first cell of the unit to which small parameters
+                          // are added
   const auto end_small = [&](std::size_t end) {
     if (begin < end) units.small.push_back(cells.subspan(begin, end - begin));
   };

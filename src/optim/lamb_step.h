@@ -19,22 +19,32 @@
 
 namespace thinwire::optim {
 
-/// The coefficients of the learning rates in 1-bit LAMB (arXiv:2104.06069,
+/// Coefficients of the learning rates in 1-bit LAMB (arXiv:2104.06069,
 /// Algorithm 1). In the warm-up stage they are LAMB's trust ratios c. In the
-/// compression stage they are r * c_avg, averages of such ratios times a
-/// factor. All vectors have one value per parameter.
+/// compression stage they are r * c_avg, where c_avg is an average of such
+/// ratios and r a factor. All vectors have one value per parameter.
 class LambCoefficients {
  public:
   LambCoefficients(const OnebitLambOptions& options, std::size_t count);
 
-  /// Warm-up stage: c enters the average, c_avg = beta c_avg + (1 - beta) c.
+  /// Warm-up stage: updates c_avg = beta c_avg + (1 - beta) c.
   void average(std::size_t parameter, double trust_ratio);
-  /// Compression stage: the factor r, kept within its bounds and near the last
-  /// step's. `drift` is the largest frozen over fresh denominator, `decayed`
-  /// how much of the update is not decay: min(1, ||u0|| / ||u||).
+  /// Compression stage: returns the factor r, limited to its bounds and to the
+  /// neighbourhood of the last step's. `drift` is the largest ratio of a frozen
+  /// to a fresh denominator. `decayed` is the part of the update that is not
+  /// decay, min(1,
+  ///
+  /// u0
+  ///
+  /// /
+  ///
+  /// u
+  ///
+  /// ).
   [[nodiscard]] double factor(std::size_t parameter, double drift,
                               double decayed, bool has_decay);
-  /// c_avg, corrected for beginning at 0; 1 where no ratio was averaged.
+  /// Returns c_avg, corrected for its start at 0, or 1 if no ratio was
+  /// averaged.
   [[nodiscard]] double corrected_average(std::size_t parameter) const;
 
   void add_to(State& state) const;
@@ -54,17 +64,17 @@ class LambCoefficients {
 };
 
 /// Returns k = (mean RMS of all momenta) / the parameter's own RMS, or 1 for a
-/// momentum of zero. The factors bring momenta to a common size before they are
-/// compressed.
+/// momentum of zero. These factors give momenta a common size for the
+/// compression.
 [[nodiscard]] std::vector<double> common_size_scales(
     std::span<const double> rms, const ParameterLayout& layout);
 
-/// Throws Error(kInvalidArgument) by these names.
+/// Throws Error(kInvalidArgument), which calls the limits by these names.
 void require_trust_limits(TrustLimits limits, std::string_view min_name,
                           std::string_view max_name);
 
-/// Every group's limits, `count` of them: the options' where a group has none
-/// of its own.
+/// Returns the limits of all `count` groups. A group without limits gets those
+/// of the options.
 template <class Options>
 [[nodiscard]] std::vector<TrustLimits> trust_limits(const Options& o,
                                                     std::size_t count) {
@@ -75,8 +85,8 @@ template <class Options>
   return limits;
 }
 
-/// Throws Error(kInvalidArgument) naming the field, its range and its value, a
-/// group's as "groups[1].max_coeff".
+/// Throws Error(kInvalidArgument) with the field, its range and its value. A
+/// group's field is named like "groups[1].max_coeff".
 template <class Options>
 void require_trust_limits(const Options& o) {
   require_trust_limits({o.min_coeff, o.max_coeff}, "min_coeff", "max_coeff");
@@ -92,13 +102,13 @@ void require_trust_limits(const Options& o) {
   }
 }
 
-/// "min_coeff=0.01 max_coeff=10", one after another.
+/// Returns "min_coeff=0.01 max_coeff=10" for each group in turn.
 [[nodiscard]] std::string describe(std::span<const TrustLimits> limits);
 
 [[nodiscard]] TrustRatio trust_ratio(const NormSums& sums, TrustLimits limits);
 
-/// The two passes of one exact step of LAMB on the moments that `adam` holds.
-/// Each works on the caller's thread; different parts may be worked on at once.
+/// The two passes of an exact LAMB step over `adam`'s moments. Each call works
+/// on the caller's thread, and several threads may process different parts.
 class LambStep {
  public:
   LambStep(Adam& adam, std::int64_t step, float grad_scale);
@@ -106,8 +116,8 @@ class LambStep {
   /// Implements UpdateRule::measure().
   void measure(std::span<const NormCell> cells, const UpdateArrays& arrays,
                std::span<NormSums> sums) const;
-  /// The second pass over elements `part`, of which `arrays` are the views.
-  /// `ratios` are every parameter's.
+  /// Runs the second pass over elements `part`, with views of them in `arrays`.
+  /// `ratios` holds every parameter's trust ratio.
   void update(Range part, const UpdateArrays& arrays,
               std::span<const TrustRatio> ratios) const;
 
@@ -119,8 +129,8 @@ class LambStep {
   std::vector<kernels::AdamCoefficients> coefficients_;  // per group
 };
 
-/// Both passes over all parameters. `limits` are every group's. Returns each
-/// parameter's ratio.
+/// Runs both passes over all parameters. `limits` holds those of every group.
+/// Returns the ratio of each parameter.
 [[nodiscard]] std::vector<TrustRatio> lamb_step(
     Adam& adam, std::int64_t step, const UpdateArrays& arrays,
     std::span<const TrustLimits> limits, ThreadPool& pool);

@@ -34,7 +34,7 @@ void take_nesterov_step(std::span<float> p, std::span<float> u, const float* g,
   }
 }
 
-// Gradients of 16 bits are widened block by block.
+// Widens 16-bit gradients block by block.
 void take_nesterov_step(std::span<float> p, std::span<float> u, ConstView grads,
                         const NesterovStep& c) {
   if (grads.dtype() == DType::kFloat32)

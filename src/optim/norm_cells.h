@@ -8,21 +8,21 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/optim/update_rule.h"
 
-/// The cells over which norms are taken: each is summed by itself, and a
-/// parameter's sums are added as those of chunks are (kernels/norm.h). So a
-/// norm has the same bits on ranks that hold whole arrays and on those that
-/// hold shards, which end on the grid.
+/// Cells over which norms are computed. Each cell is summed separately, and a
+/// parameter's sums are added like those of chunks (kernels/norm.h). A norm
+/// therefore has the same bits on ranks with whole arrays and on ranks with
+/// shards, which end on the grid.
 namespace thinwire::optim {
 
-/// A range of a flat array that begins on the grid, cut at the grid.
+/// Cuts a range of a flat array at the grid. The range begins on the grid.
 [[nodiscard]] std::vector<Range> cut_at_grid(const Range& range);
 
-/// The cells of a layout that begins on the grid, in order; parameters without
-/// elements have none.
+/// Returns the cells of a layout that begins on the grid, in order. Parameters
+/// without elements have none.
 [[nodiscard]] std::vector<NormCell> norm_cells(const ParameterLayout& layout);
 
-/// Returns the sums of cells, in order, for each of `num_parameters`
-/// parameters.
+/// Returns the sums of each of `num_parameters` parameters, over its cells in
+/// order.
 [[nodiscard]] std::vector<NormSums> parameter_sums(
     std::span<const NormCell> cells, std::span<const NormSums> sums,
     std::size_t num_parameters);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// arXiv:2102.02888, Algorithm 1; docs/algorithms/onebit-adam.md has the same
+// arXiv:2102.02888, Algorithm 1. docs/algorithms/onebit-adam.md has the same
 // lines. The compressed momentum is in low_bit/momentum.
 #include "thinwire/optim/onebit_adam.h"
 
@@ -24,7 +24,7 @@ LowBitSettings settings_of(const OnebitAdamOptions& options) {
   return low_bit_settings("onebit_adam", describe(options.freeze), options);
 }
 
-// Refuses a state of an earlier version whose variance changed after the
+// Refuses a state of an earlier version that changed the variance after the
 // freeze.
 void require_no_refresh(const StateDict& state) {
   constexpr const char* kIsUnbiased = "variance_is_unbiased";
@@ -37,7 +37,7 @@ void require_no_refresh(const StateDict& state) {
 
 struct OnebitAdamImpl;
 
-// In compressed steps the exchange of the momentum may begin, too.
+// In compressed steps, the exchange of the momentum may also begin early.
 class EarlyOnebitAdam final : public EarlyLowBit {
  public:
   explicit EarlyOnebitAdam(OnebitAdamImpl& impl);
@@ -95,7 +95,9 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
 void OnebitAdamImpl::take_step(const StepInput& in, StepMeter& step) {
   const bool goes_under = freeze.is_frozen() && under.is_on();
-  if (!goes_under) under.rejoin(in);  // a state of other ranks, or no freeze
+  if (!goes_under)
+    under.rejoin(in);  // after a load from other ranks or a
+                       // return to exact steps
   if (goes_under)
     step_under_next(in, step);
   else if (freeze.is_frozen())
@@ -106,9 +108,9 @@ void OnebitAdamImpl::take_step(const StepInput& in, StepMeter& step) {
     verify(in.params, freeze.describe());
 }
 
-// Warm-up stage: Adam on the averaged gradient.
+// Takes a step of the warm-up stage, which is Adam on the averaged gradient.
 void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
-  // g = clip * mean_i g_i; nothing: not finite, skipped on all ranks.
+  // g = clip * mean_i g_i, or nothing if not finite and skipped on all ranks.
   const auto average = gradients.average(in, step);
   if (!average) return;
   follow_masks();
@@ -116,7 +118,7 @@ void OnebitAdamImpl::warm_up(const StepInput& in, StepMeter& step) {
   // p = p - lr (m^ / (sqrt(v^) + eps) + wd p)
   apply_by_bucket(adam(), ++steps, *average, model.pool,
                   {model.bucket(), in.final_range});
-  // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) from the last such step on.
+  // d = max(sqrt(v / (1 - beta2^T)) + eps, floor) after the last step T
   if (freeze.ends_at(steps, momentum)) begin_compression();
 }
 
@@ -125,13 +127,15 @@ void OnebitAdamImpl::begin_compression() {
   hand_over_residuals();
 }
 
-// Compression stage: v stays what it is, m_i travels as signs.
+// Takes a step of the compression stage: v does not change, and m_i is sent as
+// signs.
 void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
-  // g_i = clip * g_i, the norm of their mean being estimated.
+  // g_i = clip * g_i, with an estimate of the norm of the mean
   const auto scale = clip(in, step);
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
-  const bool is_early = early.has_begun();  // guessed rightly, during backward
+  const bool is_early = early.has_begun();  // during backward, under correct
+                                            // assumptions
   if (!is_early) (void)prepare_gradients(in, *scale, step);
   exact_groups.begin(in.grads);
   // m_i = beta1 m + (1 - beta1) g_i
@@ -145,8 +149,9 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   exact_groups.finish(steps, in, *scale, step);
 }
 
-// The same, but m_i travels while the caller computes the next gradients. Ranks
-// of a host take the same steps of their own, so each needs all its gradients.
+// Takes a compressed step whose m_i is sent while the caller computes the next
+// gradients. The ranks of a host take the same local steps, so each needs all
+// gradients.
 void OnebitAdamImpl::step_under_next(const StepInput& in, StepMeter& step) {
   // m = server(mean_i worker(m_i)) of the step before,
   // theta = theta - lr (m / (1 - beta1^t) / d + wd theta)
@@ -165,8 +170,8 @@ void OnebitAdamImpl::step_under_next(const StepInput& in, StepMeter& step) {
   under.begin(in, c);
 }
 
-// Clips by the estimate. An exchange that began during backward is used only if
-// the gradients are as it assumed.
+// Clips by the estimated norm. An exchange that began during backward is used
+// only if its assumptions about the gradients hold.
 std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
                                            StepMeter& step) {
   if (!early.has_begun()) return begin_compressed(in, step);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// arXiv:2104.06069, Algorithm 1; docs/algorithms/onebit-lamb.md has the same
-// lines. The compressed momentum is in low_bit/momentum, the trust ratios are
-// in lamb_step.cpp.
+// arXiv:2104.06069, Algorithm 1. docs/algorithms/onebit-lamb.md has the same
+// lines. The compressed momentum is in low_bit/momentum, and the trust ratios
+// are in lamb_step.cpp.
 #include "thinwire/optim/onebit_lamb.h"
 
 #include <fmt/format.h>
@@ -29,9 +29,9 @@ namespace {
 
 constexpr const char* kFresh = "exp_avg_sq_fresh";
 
-// Outliers that the other optimizers tolerate move the trust ratios. One with
-// 1000 times its neighbours' gradient left parameters ten times as far from the
-// optimum.
+// Uses a lower gate, because outliers that the other optimizers tolerate change
+// the trust ratios. An outlier of 1000 times its neighbours' gradient left
+// parameters ten times as far from the optimum.
 LowBitSettings settings_of(const OnebitLambOptions& o) {
   LowBitSettings settings = low_bit_settings(
       "onebit_lamb",
@@ -65,9 +65,10 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   std::vector<TrustLimits> limits;  // per group
   const LambCoefficients first_coefficients;
   LambCoefficients coefficients;
-  std::vector<double> momentum_scales;  // k, per parameter; empty in warm-up
-  // The variance that is not frozen. In warm-up it is empty, except until the
-  // first step after a load of DeepSpeed's compressed state.
+  std::vector<double> momentum_scales;  // k, per parameter; empty during
+                                        // warm-up
+  // The variance that continues to adapt. It is empty during warm-up, except
+  // from the load of a compressed DeepSpeed state until the first step.
   Buffer fresh;
   EarlyLowBit early;
 
@@ -106,8 +107,8 @@ void OnebitLambImpl::take_step(const StepInput& in, StepMeter& step) {
   if (step.report().applied) verify(in.params, freeze.describe());
 }
 
-// Warm-up stage: LAMB on the averaged gradient, whose trust ratios c are
-// averaged: c_avg = beta c_avg + (1 - beta) c.
+// Takes a step of the warm-up stage, which is LAMB on the averaged gradient.
+// Averages the trust ratios c: c_avg = beta c_avg + (1 - beta) c.
 void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
   const auto average = gradients.average(in, step);
   if (!average) return;
@@ -115,7 +116,7 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
   const std::vector<TrustRatio> ratios =
       lamb_step(adam(), ++steps, *average, limits, model.pool);
   const bool ends = freeze.ends_at(steps, momentum);
-  // A frozen run of DeepSpeed's continues with the coefficients that it had.
+  // A frozen DeepSpeed run continues with its own coefficients.
   const bool keeps = ends && !fresh.empty();
   for (std::size_t i = 0; i < ratios.size(); ++i) {
     coefficients.last[i] = ratios[i].value;
@@ -127,14 +128,15 @@ void OnebitLambImpl::warm_up(const StepInput& in, StepMeter& step) {
     forget_fresh();
 }
 
-// The warm-up continues: the next freeze begins with a factor of 1 and v.
+// Continues the warm-up, so that the next freeze starts with a factor of 1 and
+// with v.
 void OnebitLambImpl::forget_fresh() {
   if (fresh.empty()) return;
   fresh = Buffer();
   coefficients.last_factors = first_coefficients.last_factors;
 }
 
-// Makes d of v, of which a fresh copy remains, and brings momenta to a common
+// Computes d from v, keeps a fresh copy of v, and scales momenta to a common
 // size.
 void OnebitLambImpl::begin_compression() {
   freeze.freeze(steps, /*keeps_variance=*/true, denominator);
@@ -156,7 +158,7 @@ void OnebitLambImpl::begin_compression() {
   hand_over_residuals();
 }
 
-// Compression stage.
+// Takes a step of the compression stage.
 void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
   const auto scale = begin_compressed(in, step);
   if (!scale) return;
@@ -166,20 +168,19 @@ void OnebitLambImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // g = (m - beta1 m_old) / (1 - beta1)
   // v_fresh = beta2 v_fresh + (1 - beta2) g^2
   const Sums sums = average_momentum(in, c, step);
-  // r = max d / d_fresh, within its bounds
-  // c = r c_avg
+  // r = max d / d_fresh, within its bounds; c = r c_avg
   set_coefficients(sums);
   // p = p - lr c (m / (1 - beta1^t) / d + wd p)
   model.for_blocks([&](std::size_t b) { apply(b, in, c); }, in.final_range);
 }
 
-// Averages the momentum. Computes the fresh variance of each block that
-// arrives, and its part of the parameter's norms.
+// Averages the momentum. For each block that arrives, computes the fresh
+// variance and the block's part of the parameter's norms.
 OnebitLambImpl::Sums OnebitLambImpl::average_momentum(const StepInput& in,
                                                       const Coefficients& c,
                                                       StepMeter& step) {
   Sums sums(model.num_blocks());
-  const bool is_alone = !model.compresses();  // which changes values in place
+  const bool is_alone = !model.compresses();  // so that values change in place
   const Buffer before =
       is_alone ? copy_of(adam().exp_avg().view()) : Buffer::of<float>(0);
   const auto previous = [&](std::size_t b) {
@@ -191,7 +192,7 @@ OnebitLambImpl::Sums OnebitLambImpl::average_momentum(const StepInput& in,
     sums[b] = update_fresh(b, m, previous(b), in.params, c);
   };
   StepInput unapplied = in;
-  unapplied.final_range = {};  // Parameters change after all norms are known.
+  unapplied.final_range = {};  // parameters change after all norms are known
   momentum.exchange.average(unapplied, c, take, step);
   return sums;
 }
@@ -213,7 +214,8 @@ LambFactorSums OnebitLambImpl::update_fresh(std::size_t b,
                               c[model.layout.block_group[b]]);
 }
 
-// Blocks' sums are added in their order, whoever served them.
+// Adds the sums of blocks in the order of blocks, independently of their
+// servers.
 void OnebitLambImpl::set_coefficients(const Sums& sums) {
   std::vector<LambFactorSums> total(coefficients.last.size());
   for (std::size_t b = 0; b < sums.size(); ++b) {
@@ -246,7 +248,7 @@ void OnebitLambImpl::apply(std::size_t b, const StepInput& in,
   denominator.update(b, momentum.form.current(b), in, c);
 }
 
-// Activates elements as if their variance had been d^2 from the start.
+// Activates elements as if their variance had always been d^2.
 void OnebitLambImpl::admit(std::span<const std::size_t> elements) {
   for (const std::size_t i : elements) {
     const auto& group =
@@ -282,7 +284,8 @@ void OnebitLambImpl::list_own(StateParts& parts) {
   else
     parts.set(momentum_scales, {});
   parts.then([this] {
-    // A new parameter has 0 (kNewParameters); one without momentum has 1.
+    // kNewParameters leaves 0 for a new parameter, whose momentum has the
+    // factor 1.
     std::ranges::replace(momentum_scales, 0.0, 1.0);
     set_momentum_scales(std::move(momentum_scales));
   });
@@ -295,7 +298,7 @@ void OnebitLambImpl::list_own(StateParts& parts) {
     parts.set(fresh, Buffer());
 }
 
-// The trust ratios' averages begin now, too, unless the state has some.
+// Starts the averages of trust ratios, unless the state has them.
 bool OnebitLambImpl::begins_in(StateDict& state, std::string_view rule) const {
   if (rule != "lamb") return false;
   Freeze::begin_in(state);
@@ -305,8 +308,8 @@ bool OnebitLambImpl::begins_in(StateDict& state, std::string_view rule) const {
   return true;
 }
 
-// The fresh variance cannot replace the one that was dropped, because it is
-// rebuilt from momenta of one bit.
+// The fresh variance cannot replace the dropped one, because it is computed
+// from 1-bit momenta.
 Notes OnebitLambImpl::follow_options() {
   if (freeze.must_return(steps)) {
     const std::string note = freeze.return_to_exact(steps, denominator);

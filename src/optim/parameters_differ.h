@@ -3,8 +3,9 @@
 
 namespace thinwire::optim {
 
-/// Scalar of a state: 1 if the parameters of ranks were not the common ones,
-/// which have taken the last step, too (ExchangeOptions::under_next_step).
+/// Scalar of a state. It is 1 if the ranks' parameters differed from the common
+/// ones, which already include the last step
+/// (ExchangeOptions::under_next_step).
 inline constexpr const char* kParametersDiffer = "parameters_differ";
 
 }  // namespace thinwire::optim

@@ -52,7 +52,7 @@ const char* describe(Sign sign) {
   return "finite values of at most 1e30 in magnitude";
 }
 
-// The largest float that is not above this positive value.
+// Returns the largest float that does not exceed this positive value.
 constexpr float rounded_down(double value) {
   const auto nearest = static_cast<float>(value);
   return nearest <= value
@@ -60,8 +60,8 @@ constexpr float rounded_down(double value) {
              : std::bit_cast<float>(std::bit_cast<std::uint32_t>(nearest) - 1);
 }
 
-// Values of 32 bits are compared as such, a known number at a time, so that the
-// compiler uses vectors.
+// Compares 32-bit values as such, in groups of fixed size, so that the compiler
+// can vectorize the loop.
 template <class T>
 std::optional<std::size_t> first_unusable(std::span<const T> values,
                                           Sign sign) {
@@ -262,7 +262,7 @@ Buffer take_as(StateDict& state, std::string_view name, DType dtype,
 
 }  // namespace
 
-// Rounding may have made infinity of it.
+// Rounding may have produced infinity.
 Buffer take_floats(StateDict& state, std::string_view name, DType dtype,
                    std::size_t size, Sign sign) {
   if (size == 0 && !state.has_array(name)) return Buffer(0, dtype);

@@ -99,7 +99,7 @@ void State::add_free(std::string name, ConstView values) {
 namespace {
 
 // Returns the position of elements `range` in an array of `ranges`, if one of
-// these holds them all.
+// these contains all of them.
 std::optional<std::size_t> place_in(const std::vector<Range>& ranges,
                                     Range range) {
   std::size_t before = 0;
@@ -118,7 +118,8 @@ std::optional<std::vector<float>> elements_of(const State& state,
                                               Range range) {
   const std::string of_experts = kOfExperts + std::string(array);
   for (const StateArray& found : state.arrays) {
-    // A mean is of ranks of another number: each has values of its own.
+    // Ranks of another number start from a mean, but here each rank has
+    // different values.
     if (found.axis != Axis::kElement ||
         (found.sharing != Sharing::kSame && found.sharing != Sharing::kMean) ||
         (found.name != array && found.name != of_experts))

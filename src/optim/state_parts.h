@@ -18,47 +18,49 @@
 
 namespace thinwire::optim {
 
-/// Description of a scalar of a state.
+/// Description of a scalar in a state.
 struct ScalarPart {
   const char* name;
-  bool is_own = false;  ///< Whether each rank has its own.
-  /// Value if a saved state lacks it. Without one, a state must have it.
+  bool is_own = false;  ///< Whether each rank has a different value.
+  /// Value for a saved state that lacks it. If empty, a state must have it.
   std::optional<std::int64_t> missing{};
 };
 
-/// Description of an array of a state. `sharing` determines the result on
+/// Description of an array in a state. `sharing` determines its values on
 /// another number of ranks.
 struct ArrayPart {
   const char* name;
   std::vector<Range> ranges{};  ///< For arrays of elements.
   Sharing sharing = Sharing::kSame;
-  DType dtype = DType::kFloat32;  ///< In which elements() takes it.
+  DType dtype = DType::kFloat32;  ///< The dtype that elements() converts to.
   Sign sign = Sign::kAny;
   bool is_parameters = false;
 };
 
-/// List of the parts of a state. The same list writes them into a State and
-/// takes them out of a saved one. Taking checks each part where the list names
-/// it and throws Error(kCorruptCheckpoint). Nothing changes before the function
-/// that adoption() returns is called.
+/// List of the parts of a state. The same list writes them to a State and takes
+/// them from a saved one. When a saved part is listed, it is checked, and
+/// Error(kCorruptCheckpoint) is thrown if it does not fit. Nothing changes
+/// until the function that adoption() returns is called.
 class StateParts {
  public:
   explicit StateParts(State& to) noexcept : to_(&to) {}
   explicit StateParts(StateDict& from) noexcept : from_(&from) {}
 
-  /// Returns the state that parts are taken out of, or null if they are saved.
-  [[nodiscard]] const StateDict* saved() const noexcept { return from_; }
-  /// Returns whether the saved state has this array. Returns `own` if parts are
+  /// Returns the state from which parts are taken, or null if parts are being
   /// saved.
+  [[nodiscard]] const StateDict* saved() const noexcept { return from_; }
+  /// Returns whether the saved state has this array, or `own` if parts are
+  /// being saved.
   [[nodiscard]] bool has(std::string_view array, bool own) const {
     return from_ != nullptr ? from_->has_array(array) : own;
   }
 
-  /// Throws unless the saved state has this array, or elements() has taken it.
+  /// Throws unless the saved state has this array, or elements() has already
+  /// taken it.
   void require(const char* array) const;
 
   /// Lists an integer or a bool. Returns the saved value, or `value` if parts
-  /// are saved.
+  /// are being saved.
   template <class T>
   T integer(const ScalarPart& part, T& value) {
     const auto saved = static_cast<T>(saved_or(part, std::int64_t{value}));
@@ -74,7 +76,7 @@ class StateParts {
 
   /// Lists an array with one value per element of `part.ranges`.
   void elements(const ArrayPart& part, Buffer& values);
-  /// Lists `size` values per group or parameter, or of no unit.
+  /// Lists `size` values that belong to groups, to parameters, or to neither.
   template <class T>
   void values(Axis axis, const ArrayPart& part, std::vector<T>& values,
               std::size_t size) {
@@ -82,8 +84,8 @@ class StateParts {
     set(values, saved_values<T>(*from_, part.name, size, part.sign));
   }
 
-  /// Lists a part that `write(State&)` saves, and whose values
-  /// `take(StateDict&)` returns and `set(values)` moves into place.
+  /// Lists a part that `write(State&)` saves. `take(StateDict&)` returns its
+  /// values, and `set(values)` moves them into place.
   template <class Write, class Take, class Set>
   void add(Write write, Take take, Set set) {
     if (from_ == nullptr) return write(*to_);
@@ -92,7 +94,8 @@ class StateParts {
       set(std::move(*taken));
     });
   }
-  /// Sets `value` after the parts before it, unless parts are saved.
+  /// Sets `value` after the parts listed before it, unless parts are being
+  /// saved.
   template <class T>
   void set(T& value, T&& saved) {
     if (from_ == nullptr) return;
@@ -100,11 +103,12 @@ class StateParts {
       value = std::move(*kept);
     });
   }
-  /// Calls `body` after the parts before it are set, unless parts are saved.
+  /// Calls `body` after the parts listed before it are set, unless parts are
+  /// being saved.
   void then(Adoption body) {
     if (from_ != nullptr) sets_.push_back(std::move(body));
   }
-  /// Returns a function that sets all parts in order, once.
+  /// Returns a function that sets all parts in order. It may be called once.
   [[nodiscard]] Adoption adoption() {
     return [sets = std::move(sets_)] {
       for (const Adoption& set : sets) set();
@@ -117,7 +121,7 @@ class StateParts {
 
   State* to_ = nullptr;
   StateDict* from_ = nullptr;
-  std::vector<std::string_view> taken_;  // arrays of elements
+  std::vector<std::string_view> taken_;  // names of the arrays of elements
   std::vector<Adoption> sets_;
 };
 

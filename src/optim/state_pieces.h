@@ -9,15 +9,15 @@
 
 namespace thinwire::optim {
 
-/// Reads an array of a state in pieces that stay in the cache. The array must
-/// outlive it.
+/// Reads an array of a state in pieces that fit the cache. The array must
+/// outlive this object.
 class StatePieces {
  public:
   explicit StatePieces(const StateArray& array)
       : array_(array), piece_(std::min(kMost, array.size), array.dtype) {}
 
   /// Calls `accept` with the values of each piece of `range`, in order, until
-  /// it returns false. Returns whether it accepted all of them.
+  /// it returns false. Returns whether it has accepted all pieces.
   template <class Accept>
   [[nodiscard]] bool all_of(Range range, Accept accept) {
     for (std::size_t begin = range.offset; begin < range.end();

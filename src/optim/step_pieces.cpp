@@ -7,7 +7,8 @@ namespace thinwire::optim {
 
 namespace {
 
-// Pieces small enough to share out, large enough to cost nothing.
+// Size of a thread's piece, small enough to balance threads and large enough
+// that scheduling costs nothing.
 constexpr std::size_t kGrain = std::size_t{1} << 16;
 
 }  // namespace
@@ -50,7 +51,7 @@ double counted(double squares, ConstView grads,
   for (const Range& range : uncounted)
     rest -=
         kernels::sum_of_squares(pool, grads.subview(range.offset, range.size));
-  return rest < 0 ? 0 : rest;  // rounding
+  return rest < 0 ? 0 : rest;  // a rounding error
 }
 
 std::vector<Range> within(std::span<const Range> ranges, Range part) {

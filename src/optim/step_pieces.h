@@ -16,28 +16,29 @@
 #include "thinwire/optim/optimizer.h"
 #include "thinwire/optim/update_rule.h"
 
-/// Parts of the exact steps of every optimizer.
+/// Parts of exact steps that all optimizers share.
 namespace thinwire::optim {
 
-/// Neighbouring parameters of one group.
+/// Range of adjacent parameters of one group.
 struct GroupRange {
   Range range;
   std::size_t group = 0;
 };
 
-/// The layout as the fewest such ranges, in order, empty ones left out.
+/// Returns the layout as the smallest number of such ranges, in order and
+/// without empty ones.
 [[nodiscard]] std::vector<GroupRange> group_ranges(
     const ParameterLayout& layout);
 /// Returns the ranges of elements `part` of the layout.
 [[nodiscard]] std::vector<GroupRange> group_ranges(
     const ParameterLayout& layout, Range part);
 
-/// Calls body(range, group) for pieces that cover `ranges`, shared out over the
-/// pool's threads.
+/// Calls body(range, group) for pieces that cover `ranges`, on the pool's
+/// threads.
 void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
                       const std::function<void(Range, std::size_t)>& body);
 
-/// The part of an array that may be empty as a whole.
+/// Returns part of an array, or an empty view if the whole array is empty.
 [[nodiscard]] inline View part_of(View array, Range range) {
   return array.empty() ? array : array.subview(range.offset, range.size);
 }
@@ -49,8 +50,8 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = part_of(arrays.low_precision, range)};
 }
 
-/// Returns the arrays of an update rule for a step whose gradients are
-/// multiplied by `grad_scale`.
+/// Returns the arrays of an update rule for a step that multiplies gradients by
+/// `grad_scale`.
 [[nodiscard]] inline UpdateArrays update_arrays(const StepInput& in,
                                                 float grad_scale) {
   return {.params = in.params,
@@ -59,20 +60,21 @@ void for_group_ranges(ThreadPool& pool, std::span<const GroupRange> ranges,
           .low_precision = in.low_precision};
 }
 
-/// Listener of a step, and the number of elements that it gets at once, > 0.
+/// Listener of a step, and the number (> 0) of elements that it receives at
+/// once.
 struct Buckets {
   std::size_t elements = 0;
   const FinalRange& tell;
 };
 
-/// Applies a step to all parameters. If `tell` is set and the rule takes parts,
-/// applies bucket after bucket, and passes each to `tell`.
+/// Applies a step to all parameters. If `tell` is set and the rule accepts
+/// parts, applies it bucket by bucket and passes each bucket to `tell`.
 void apply_by_bucket(UpdateRule& rule, std::int64_t step,
                      const UpdateArrays& arrays, ThreadPool& pool,
                      const Buckets& buckets);
 
-/// Returns `squares`, a sum of squares of `grads`, without the parts of it in
-/// `uncounted`. It is not finite if a gradient is not.
+/// Subtracts the parts in `uncounted` from `squares`, the sum of squares of
+/// `grads`. The result is not finite if any gradient is not.
 [[nodiscard]] double counted(double squares, ConstView grads,
                              std::span<const Range> uncounted,
                              ThreadPool& pool);
@@ -82,24 +84,25 @@ void apply_by_bucket(UpdateRule& rule, std::int64_t step,
   return counted(kernels::sum_of_squares(pool, in.grads), in.grads,
                  in.uncounted, pool);
 }
-/// Returns the ranges that lie within `part`, relative to it.
+/// Returns the ranges inside `part`, relative to its beginning.
 [[nodiscard]] std::vector<Range> within(std::span<const Range> ranges,
                                         Range part);
 
-/// The norm of the whole model's gradient, of which `norm` is this optimizer's.
+/// Returns the norm of the whole model's gradient. `norm` is that of this
+/// optimizer's.
 [[nodiscard]] inline double whole_norm(const StepInput& in, double norm) {
   return in.whole_norm ? in.whole_norm(norm) : norm;
 }
-/// Instead of it, where a gradient is not finite and the step is skipped.
+/// Replaces whole_norm() if a gradient is not finite and the step is skipped.
 inline void tell_of_nonfinite(const StepInput& in) {
   static_cast<void>(whole_norm(in, std::numeric_limits<double>::infinity()));
 }
 
-/// Makes this traffic the report's.
+/// Copies the traffic to the report.
 void report_traffic(StepReport& report, const comm::Counters& traffic) noexcept;
 
 /// Measures a step. Adds to its report the time from construction to the end,
-/// the waiting, and what the communicator has sent meanwhile.
+/// the waiting time, and the bytes that the communicator has sent in between.
 class StepMeter : public exchange::WaitMeter {
  public:
   StepMeter(const comm::Communicator& comm, StepReport& report)

@@ -11,10 +11,10 @@
 
 namespace thinwire::optim {
 
-/// Collective: compares `schedule` (lines of counters and options) and a
-/// checksum of every parameter. Throws Error(kCommFailure) on all ranks if two
-/// differ, with the first line or parameter in which they do. Reads the
-/// parameters once and sends 8 bytes.
+/// Compares `schedule` (lines of counters and options) and a checksum of every
+/// parameter. Throws Error(kCommFailure) on all ranks if they differ, with the
+/// first line or parameter that does. Reads the parameters once and sends 8
+/// bytes. Collective.
 void verify_same(comm::Communicator& comm, ThreadPool& pool,
                  const ParameterLayout& layout, ConstView params,
                  const std::string& schedule);
@@ -25,13 +25,13 @@ void verify_same(comm::Communicator& comm, ThreadPool& pool,
 void require_same_rule(comm::Communicator& comm, const UpdateRule* rule,
                        const ExchangeOptions& options,
                        const std::string& others = "");
-/// Step `number`, and the parameters that it has left.
+/// Number of a step and the parameters after it.
 struct RuleStep {
   std::int64_t number = 0;
   ConstView params{};
 };
-/// Collective, after a step of a rule: verify_same() where the options say
-/// that it is time.
+/// Calls verify_same() after a step of a rule if the options demand it now.
+/// Collective.
 void verify_rule(comm::Communicator& comm, ThreadPool& pool,
                  const UpdateRule& rule, const ExchangeOptions& options,
                  const RuleStep& step);

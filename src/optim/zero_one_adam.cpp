@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// arXiv:2202.06009, Algorithm 1; docs/algorithms/zero-one-adam.md has the same
+// arXiv:2202.06009, Algorithm 1. docs/algorithms/zero-one-adam.md has the same
 // lines. Steps after the freeze are in low_bit/momentum/local_updates.cpp.
 #include "thinwire/optim/zero_one_adam.h"
 
@@ -36,7 +36,8 @@ LowBitSettings settings_of(const ZeroOneAdamOptions& o) {
 
 constexpr const char* kVarFreezeStep = "var_freeze_step";
 
-// From the freeze on, ranks of one host average all gradients, not pieces.
+// After the freeze, the ranks of a host average all gradients instead of
+// pieces.
 class EarlyZeroOneAdam final : public EarlyLowBit {
  public:
   using EarlyLowBit::EarlyLowBit;
@@ -57,9 +58,9 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     denominator.values = Buffer::of<float>(layout.size());
   }
 
-  StagePlan plan;  // V
+  StagePlan plan;  // step of the freeze
   ZeroOneSchedule schedule;
-  LocalUpdates updates;  // from the freeze on
+  LocalUpdates updates;  // after the freeze
   EarlyZeroOneAdam early;
   std::int64_t var_updates = 0;
   bool is_frozen = false;
@@ -77,8 +78,9 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   void freeze(View params);
   void frozen_step(const StepInput& in, StepMeter& step);
 
-  // After a load the caller's V may name the other stage. It begins with the
-  // next step, or after the next sync, when ranks have the same momentum.
+  // Returns whether the next step is after the freeze. After a load, the
+  // caller's freeze step may name the other stage. It begins with the next
+  // step, or after the next sync, when ranks have the same momentum.
   [[nodiscard]] bool will_be_frozen() const {
     if (!is_frozen) return steps >= plan.step();
     return !plan.names_later(steps) || !is_synchronized();
@@ -110,15 +112,15 @@ void ZeroOneAdamImpl::take_step(const StepInput& in, StepMeter& step) {
     put_off_verification();
 }
 
-// Before the freeze, a step of T_v: g is averaged, exactly or over warmup_bits,
-// and v moves.
+// Takes a step of T_v before the freeze: g is averaged, exactly or in
+// warmup_bits bits, and v is updated.
 void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   const auto average = gradients.average(in, step);
   if (!average) return;
   follow_masks();
   ++steps;
   ++var_updates;
-  // v is corrected by the number of its updates, not of steps.
+  // The bias correction of v counts its updates instead of steps.
   Coefficients c = model.coefficients(steps, average->grad_scale);
   for (std::size_t g = 0; g < c.size(); ++g)
     c[g].exp_avg_sq_scale =
@@ -130,7 +132,7 @@ void ZeroOneAdamImpl::variance_step(const StepInput& in, StepMeter& step) {
   const auto apply = denominator.updates(in, c);
   model.for_blocks([&](std::size_t b) { apply(b, momentum.form.current(b)); },
                    in.final_range);
-  // e_i = e_i + (1 - beta1) (g_i - its low-bit form), for servers alike
+  // e_i = e_i + (1 - beta1) (g_i - its low-bit form), also for servers
   hand_over_residuals();
   schedule.variance_updated();
 }
@@ -139,7 +141,7 @@ void ZeroOneAdamImpl::update_variance(ConstView grads, const Coefficients& c) {
   momentum.form.keep_as_values();
   float* const m = adam().exp_avg().as<float>().data();
   float* const v = adam().exp_avg_sq().as<float>().data();
-  // Exact steps do not scale outliers, whose gradients are whole there.
+  // Exact steps do not scale the gradients of outliers.
   for (const HeavyElement& element : denominator.heavy())
     m[element.index] /= element.factor;
   model.for_blocks([&](std::size_t b) {
@@ -155,7 +157,8 @@ void ZeroOneAdamImpl::update_variance(ConstView grads, const Coefficients& c) {
                                  model.masks.values()));
 }
 
-// Before the freeze, all other steps: m_i travels in one bit, v stays.
+// Takes one of the other steps before the freeze: m_i is sent in one bit, and v
+// does not change.
 void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
   const auto scale = begin_compressed(in, step);
   if (!scale) return;
@@ -166,7 +169,8 @@ void ZeroOneAdamImpl::one_bit_step(const StepInput& in, StepMeter& step) {
   momentum.exchange.average(in, c, denominator.updates(in, c), step);
 }
 
-// The residuals measured momentum until now, lr times momentum from now on.
+// Clears the residuals, which are in units of momentum before the freeze and of
+// learning rate times momentum after it.
 void ZeroOneAdamImpl::freeze(View params) {
   is_frozen = true;
   updates.begin(params);
@@ -182,7 +186,7 @@ void ZeroOneAdamImpl::set_stage(View params) {
     freeze(params);
 }
 
-// Denominators and outliers stay until the next variance step.
+// Keeps denominators and outliers until the next variance step.
 void ZeroOneAdamImpl::return_to_variance() {
   momentum.form.keep_as_values();
   momentum.form.set_units({});
@@ -192,8 +196,8 @@ void ZeroOneAdamImpl::return_to_variance() {
   denominator.restore_variance(var_updates);
 }
 
-// After the freeze: takes a local step, and in steps of T_u a sync. In
-// hierarchical mode ranks of one host take the same local steps.
+// Takes a local step after the freeze and, in steps of T_u, syncs. In
+// hierarchical mode the ranks of a host take the same local steps.
 void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
   const bool syncs = phase() == Phase::kCompressed;
   if (model.host) model.host->average_all(in.grads, step);
@@ -211,7 +215,7 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
   }
   const Coefficients c = model.coefficients(steps, scale.value_or(1));
   updates.count(c);
-  // Without a learning rate nothing has moved: there is nothing to sync.
+  // If all learning rates were 0, nothing has moved and no sync is necessary.
   const bool moves = syncs && updates.some_group_moved();
   if (moves && model.compresses()) {
     // theta = theta + 1-bit mean of u_i,  p = theta,  m = -u d / sum lr
@@ -222,19 +226,19 @@ void ZeroOneAdamImpl::frozen_step(const StepInput& in, StepMeter& step) {
     if (scale)
       updates.step(in, c, moves ? FinalRange() : in.final_range);
     else
-      updates.leave_out();  // not finite on this rank
+      updates.leave_out();  // a gradient of this rank is not finite
     if (moves) updates.sync_alone(in.params, in.low_precision);
   }
   schedule.local_step_taken();
 }
 
-// The next update of v finds the variance that the element's d would have.
+// Sets v so that its next update continues from the element's denominator.
 void ZeroOneAdamImpl::admit(std::span<const std::size_t> elements) {
   for (const std::size_t i : elements) {
     const std::size_t group = adam().layout().parameter_at(i).group;
     const float d = *denominator.at(i);
     float& v = adam().exp_avg_sq().as<float>()[i];
-    if (v == 0)  // else the element was masked, and is known
+    if (v == 0)  // otherwise the element was masked before
       v = d * d / adam().coefficients(group, var_updates, 1).exp_avg_sq_scale;
   }
 }

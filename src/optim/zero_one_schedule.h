@@ -10,17 +10,17 @@
 
 namespace thinwire::optim {
 
-/// Which of 0/1 Adam's steps does what. Steps count from 1.
+/// Schedule of 0/1 Adam's steps, which are counted from 1.
 class ZeroOneSchedule {
  public:
   explicit ZeroOneSchedule(const ZeroOneAdamOptions& o)
       : ZeroOneSchedule(o, zero_one_stages_of(o)) {}
 
-  /// Before the freeze.
+  /// Returns whether a step before the freeze updates the variance.
   [[nodiscard]] bool updates_variance(std::int64_t step) const {
     return step % var_interval_ == 0;
   }
-  /// After the freeze.
+  /// Returns whether a step after the freeze ends with a sync.
   [[nodiscard]] bool syncs(std::int64_t step) const {
     return step % local_interval_ == 0;
   }

@@ -62,9 +62,9 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   optim::StepReport step(const optim::StepInput& in);
 
   // ---- whole values and states: state.cpp
-  // Returns whether the arrays of all groups are saved as one. They are not if
-  // each group has residuals of low-bit exchanges, because fp32 parameters have
-  // none.
+  /// Returns whether the arrays of all groups are saved as one. They are not if
+  /// each group has residuals of low-bit exchanges, because fp32 parameters
+  /// have none.
   [[nodiscard]] bool joins_states() const {
     return options.wire.is_exact() || params.is_joined();
   }

@@ -34,7 +34,7 @@ class LowRankUnits final : public PartsInFlight {
   void inherit();
 
   // ---- the state between passes
-  // Nothing may be in flight in these calls.
+  /// Nothing may be in flight in these calls.
   [[nodiscard]] ConstView worker_error();
   [[nodiscard]] Buffer copy_of_worker_error();
   [[nodiscard]] ConstView factors() const noexcept { return factors_.view(); }

@@ -37,7 +37,7 @@ HWY_INLINE void for_column_groups(std::size_t first, std::size_t rank,
 }
 
 // ------------------------------------------------------------- rows of M * Q
-// Number of rows of M and columns of Q whose accumulators stay in registers.
+/// Number of rows of M and columns of Q whose accumulators stay in registers.
 inline constexpr std::size_t kDotRows = kManyRegisters ? 6 : 3;
 inline constexpr std::size_t kDotColumns = kLanes < 8 ? 1 : kLanes / 4;
 /// Number of rows and columns of M that stay in the first-level cache, with
@@ -223,9 +223,9 @@ void run_low_rank_rows(const LowRankRows& in, const float* q, std::size_t rank,
 }
 
 // --------------------------------------------------- columns of transpose(M) P
-// Number of rows of M that a loop adds to sums in registers, and of columns of
-// P that it processes at once. Two vectors of each row share the loaded values
-// of P.
+/// Number of rows of M that a loop adds to sums in registers, and of columns of
+/// P that it processes at once. Two vectors of each row share the loaded values
+/// of P.
 inline constexpr std::size_t kAddedRows = 16;
 inline constexpr std::size_t kAddedColumns = kManyRegisters ? 8 : 4;
 inline constexpr std::size_t kTwo = 2;

@@ -172,9 +172,9 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Half* p) {
 #endif
 
 // -------------------------------------------------------------- prefetching
-// Number of elements that kernels prefetch ahead. The hardware's own
-// prefetchers restart on every 4 KiB page, which is one block. Half a block
-// ahead, the next block arrives before this one is done.
+/// Number of elements that kernels prefetch ahead. The hardware's own
+/// prefetchers restart on every 4 KiB page, which is one block. Half a block
+/// ahead, the next block arrives before this one is done.
 inline constexpr std::size_t kAhead = 512;
 inline constexpr std::size_t kCacheLine = 64;
 

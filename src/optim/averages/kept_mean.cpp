@@ -32,7 +32,7 @@ std::int64_t saved_option(const StateDict& state, const char* name) {
   return state.has_scalar(name) ? state.integer(name) : 0;
 }
 
-// Factors are there with all that belongs to them, or not at all.
+// Requires that a state has either all parts of the factors or none.
 void require_whole_factors(const StateDict& state, std::int64_t low_rank) {
   if (!state.has_array(kFactors) && !state.has_array(kGenerators)) return;
   if (low_rank == 0)
@@ -154,7 +154,8 @@ class MeanOfFactors final : public KeptMean {
     state.arrays.back().read = StateArray::from(std::move(kept));
   }
 
-  // Factors of another low rank may be of any size: they begin anew.
+  // Factors of another low rank may have any size, because they are started
+  // anew.
   void require_own(const StateDict& state) const override {
     if (saved_average(state).low_rank != low_rank_) return;
     static_cast<void>(saved_count(state, kPasses));
@@ -162,7 +163,7 @@ class MeanOfFactors final : public KeptMean {
     require_size(state, kGenerators, DType::kInt64, steps_.generators().size());
   }
 
-  // Without first steps of its own a run has those that the state's steps were.
+  // If a run has no first steps, those of the state count as its own.
   void load(const std::optional<UnitErrors>& errors, const StateDict& state,
             Notes& notes) override {
     const std::size_t size = steps_.residuals().size();

@@ -19,19 +19,19 @@
 
 namespace thinwire::optim {
 
-/// The names of the residuals in a state.
+/// Names of the residuals in a state.
 inline constexpr const char* kAverageWorkerError = "average.worker_error";
 inline constexpr const char* kAverageServerError = "average.server_error";
 
 inline constexpr const char* kAverageBits = "average_bits";
 inline constexpr const char* kLowRank = "low_rank";
 
-/// Returns the bits and the low rank of a state; both are 0 if it names none.
-/// Throws Error(kCorruptCheckpoint) if they are out of range, or if the state
-/// lacks one of the parts of factors and has another.
+/// Returns the bits and the low rank of a state; both are 0 if it names
+/// neither. Throws Error(kCorruptCheckpoint) if they are out of range, or if a
+/// state has some parts of the factors and lacks others.
 [[nodiscard]] AverageOptions saved_average(const StateDict& state);
 
-/// An average in units, and what it keeps between steps.
+/// An average in units and the data that it keeps between steps.
 class KeptMean {
  public:
   KeptMean() = default;
@@ -44,21 +44,21 @@ class KeptMean {
   virtual void describe_step(StepReport& report) const = 0;
   /// Returns the elements whose residuals this rank has.
   [[nodiscard]] virtual UnitResidualParts parts() const = 0;
-  /// Returns a checksum of the servers of all elements, and of hosts.
+  /// Returns a checksum of the hosts and of the server of every element.
   [[nodiscard]] virtual std::int64_t servers() const = 0;
 
-  /// Adds residuals, and what else is kept, to a state.
+  /// Adds residuals and all other kept data to a state.
   virtual void add_to(State& state) = 0;
   /// Throws Error(kCorruptCheckpoint) unless a state of these parameters, saved
-  /// by this rank, has what its options keep.
+  /// by this rank, contains the data that its options require.
   virtual void require_own(const StateDict& state) const = 0;
-  /// Continues with residuals, if there are some, and with what else a state of
-  /// any options has. Notes what does not fit.
+  /// Continues with the residuals, if given, and with the usable data of a
+  /// state of any options. Notes data that does not fit.
   virtual void load(const std::optional<UnitErrors>& errors,
                     const StateDict& state, Notes& notes) = 0;
 };
 
-/// Makes the average of AverageOptions that are not exact. Local.
+/// Creates the average for AverageOptions that are not exact. Local.
 [[nodiscard]] std::unique_ptr<KeptMean> make_kept_mean(
     const exchange::Route& route, ThreadPool& pool,
     const ParameterLayout& layout, const AverageOptions& options);

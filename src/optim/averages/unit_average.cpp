@@ -17,7 +17,7 @@ namespace thinwire::optim {
 
 namespace {
 
-// Elements that travel together before the step, at least.
+// Smallest number of elements that are sent together before the step.
 constexpr std::size_t kPart = std::size_t{1} << 18;
 
 constexpr const char* kLayout = "residual_layout";
@@ -59,12 +59,12 @@ void UnitAverage::begin_early(View grads, Range range) {
       fmt::format("within {} and apart from what is under way", layout_.size()),
       fmt::format("{} of size {}", range.offset, range.size));
   ready_.add(range);
-  if (!loss_scale_) return;  // a wrong guess would cost an exchange
+  if (!loss_scale_) return;  // because a wrong guess would cost an exchange
   if (!has_begun_) {
     grads_ = grads;
     begun_scale_ = *loss_scale_;
     mean_->describe_step(described_);
-    // With another scale the next one may be wrong.
+    // If the loss scale has changed, the next guess may be wrong.
     place_ =
         begun_scale_ == 1 ? wide_.place_of(grads) : wide_.apart_from(grads);
   }
@@ -75,8 +75,9 @@ bool UnitAverage::is_pending(std::size_t unit) const {
   return !is_begun_[unit] && ready_.cover(units_[unit].range);
 }
 
-// Begins parts of at least so many elements, the last ones first, as backward
-// hands them over. Later calls begin with what is left of a run of neighbours.
+// Begins parts of at least `least` elements, the last parameters first, as
+// backward produces them. Later calls begin with the rest of a run of
+// neighbours.
 void UnitAverage::begin_parts(std::size_t least) {
   for (std::size_t end = units_.size(); end > 0;) {
     std::size_t first = end;
@@ -167,7 +168,7 @@ void UnitAverage::end_step(bool counts) {
   if (counts && !sends()) owed_.reset();
 }
 
-// A single rank adds what several ones owe to its gradient.
+// A single rank adds the residuals restored from several ranks to its gradient.
 View UnitAverage::with_owed(const StepInput& in) {
   if (!owed_) return in.grads;
   const View sum = wide_.place_of(in.grads);
@@ -234,7 +235,7 @@ Adoption UnitAverage::adopt(StateDict& state, Notes& notes) {
 }
 
 void UnitAverage::require_owner(const StateDict& state) const {
-  // States without an owner's rank have lost residuals on purpose.
+  // States without an owner's rank have dropped their residuals on purpose.
   if (state.has_scalar("world_size") && state.integer("world_size") > 1 &&
       !saved_average(state).is_exact()) {
     for (const char* name : {kAverageWorkerError, kAverageServerError})

@@ -25,11 +25,13 @@ namespace thinwire::optim {
 
 /// The average of gradients in 4 or 8 bits or as low-rank products
 /// (AverageOptions). Units are the layout's parameters. Results and residuals
-/// do not depend on what was averaged before the step, nor in which parts.
+/// do not depend on the parts, nor on which of them were averaged before the
+/// step.
 class UnitAverage {
  public:
-  /// Begins with parts of so many elements before the step, at least; 0 for a
-  /// default. Collective. The first three arguments must outlive it.
+  /// Parts that begin before the step have at least this many elements; 0
+  /// chooses a default. The first three arguments must outlive this object.
+  /// Collective.
   UnitAverage(comm::Communicator& comm, ThreadPool& pool,
               const ParameterLayout& layout, const AverageOptions& options,
               std::size_t part_elements);
@@ -40,31 +42,31 @@ class UnitAverage {
 
   // ---- before the step
   /// Begins with the parameters that elements `range` of the gradients
-  /// complete. The step is expected to have the loss scale of the step before;
-  /// the first step does not begin early. Throws Error(kInvalidArgument) if
-  /// ranges overlap. Collective, queued.
+  /// complete. It assumes the previous step's loss scale, so the first step
+  /// does not begin early. Throws Error(kInvalidArgument) if ranges overlap.
+  /// Collective, queued.
   void begin_early(View grads, Range range);
   [[nodiscard]] bool has_begun() const noexcept { return has_begun_; }
 
   // ---- the step
   /// Returns the averages times the loss scale, in fp32. They replace fp32
-  /// gradients, unless these had another loss scale than 1. What has begun with
-  /// a wrong loss scale is begun anew. Throws Error(kInvalidArgument) unless
-  /// the step has the gradients of begin_early(), and if they have been
+  /// gradients, unless the assumed loss scale was wrong and not 1. Parts that
+  /// began with a wrong loss scale are repeated. Throws Error(kInvalidArgument)
+  /// unless the step has the gradients of begin_early(), or if they were
   /// replaced under a wrong loss scale. Collective.
   [[nodiscard]] View average(const StepInput& in, StepMeter& step);
   /// Ends the step. If it does not count, or an average was not finite,
-  /// residuals and factors stay as they were. Local.
+  /// residuals and factors are unchanged. Local.
   void end_step(bool counts);
 
   // ---- the state
   /// Throws Error(kFailedPrecondition) if a step has begun.
   void add_to(State& state) const;
-  /// Takes what add_to() has added out of a state, also of other options. Adds
-  /// a note for what is dropped. Throws Error(kCorruptCheckpoint).
+  /// Takes the data of add_to() from a state, which may have other options.
+  /// Adds a note on dropped data. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] Adoption adopt(StateDict& state, Notes& notes);
-  /// Throws Error(kCorruptCheckpoint) unless residuals of a state in memory are
-  /// this rank's.
+  /// Throws Error(kCorruptCheckpoint) unless a state in memory has this rank's
+  /// residuals.
   void require_owner(const StateDict& state) const;
 
  private:
@@ -90,17 +92,17 @@ class UnitAverage {
   const ParameterLayout& layout_;
   const AverageOptions options_;
   const std::size_t part_;                                // elements
-  const std::unique_ptr<const comm::HostGroups> groups_;  // null: flat
-  std::vector<Unit> units_;         // but those without elements
-  std::unique_ptr<KeptMean> mean_;  // unless this rank is alone
-  std::optional<UnitErrors> owed_;  // of more ranks, to a single one
+  const std::unique_ptr<const comm::HostGroups> groups_;  // null if flat
+  std::vector<Unit> units_;         // without those that have no elements
+  std::unique_ptr<KeptMean> mean_;  // null if there is only one rank
+  std::optional<UnitErrors> owed_;  // of several ranks, on a single rank
   WideMean wide_;
-  double waited_ = 0;                 // until the last step
+  double waited_ = 0;                 // at the end of the last step
   std::optional<double> loss_scale_;  // of the last step
 
-  // The step that has begun.
+  // State of the present step.
   View grads_;
-  View place_;  // of the averages
+  View place_;  // destination of the averages
   double begun_scale_ = 1;
   StepReport described_;  // by KeptMean::describe_step()
   exchange::ReadyRanges ready_;
@@ -109,8 +111,8 @@ class UnitAverage {
   bool is_finite_ = true;
 };
 
-/// Adds a note if a state has residuals of such averages, for an optimizer that
-/// drops them.
+/// Adds a note if a state has residuals of such averages, which the caller's
+/// optimizer drops.
 void note_unused_averages(const StateDict& state, Notes& notes);
 
 }  // namespace thinwire::optim

@@ -13,8 +13,8 @@ namespace thinwire::optim {
 
 namespace {
 
-// Calls body(range, part) for each range and its part of an array that has the
-// ranges' elements one after the other.
+// Calls body(range, part) for each range and its part of an array, in which the
+// ranges' elements are adjacent.
 template <class Body>
 void for_ranges(std::span<const Range> ranges, Body body) {
   std::size_t done = 0;

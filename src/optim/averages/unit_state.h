@@ -11,10 +11,10 @@
 #include "thinwire/core/view.h"
 #include "thinwire/optim/state.h"
 
-/// Residuals of averages in units (exchange/units), as parts of a state.
+/// Residuals of averages in units (exchange/units) in states.
 namespace thinwire::optim {
 
-/// The arrays' names, and the elements that this rank encodes and serves.
+/// Names of the arrays, and the elements that this rank encodes and serves.
 struct UnitResidualParts {
   const char* worker;
   const char* server;
@@ -22,18 +22,18 @@ struct UnitResidualParts {
   std::vector<Range> served;
 };
 
-/// Residuals of all elements, fp32, 0 where this rank has none.
+/// Residuals of all elements in fp32, which are 0 where this rank has none.
 struct UnitErrors {
   Buffer worker;
   Buffer server;
 };
 
-/// Adds residuals of all elements, of which the state keeps those of `parts`.
+/// Adds residuals of all elements, of which the state keeps those in `parts`.
 /// `worker` must outlive the state.
 void add_unit_errors(State& state, const UnitResidualParts& parts,
                      ConstView worker, ConstView server);
-/// Takes the residuals of a layout of `size` elements out of a state; nothing
-/// if it has none. Throws Error(kCorruptCheckpoint).
+/// Takes the residuals of a layout of `size` elements from a state. Returns
+/// nothing if it has none. Throws Error(kCorruptCheckpoint).
 [[nodiscard]] std::optional<UnitErrors> take_unit_errors(
     StateDict& state, const UnitResidualParts& parts, std::size_t size);
 

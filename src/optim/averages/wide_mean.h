@@ -7,14 +7,15 @@
 
 namespace thinwire::optim {
 
-/// The memory of averages in fp32, of gradients that they cannot replace.
+/// Memory for averages in fp32 that cannot replace their 16-bit gradients.
 class WideMean {
  public:
-  /// Returns the place of the average: fp32 gradients, or memory of its own.
+  /// Returns the destination of the average: fp32 gradients themselves, or
+  /// separate memory.
   [[nodiscard]] View place_of(View grads) {
     return grads.dtype() == DType::kFloat32 ? grads : apart_from(grads);
   }
-  /// Returns fp32 memory for as many elements.
+  /// Returns separate fp32 memory of the same size.
   [[nodiscard]] View apart_from(View grads) {
     if (mean_.size() != grads.size()) {
       const MemoryScope scope(MemoryKind::kGradients);

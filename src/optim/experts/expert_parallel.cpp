@@ -23,7 +23,7 @@ namespace thinwire::optim {
 
 namespace {
 
-// These parameters alone, in groups numbered as those of the whole.
+// Returns the layout of these parameters, whose groups keep their numbers.
 ParameterLayout part_of(const ParameterLayout& layout,
                         const std::vector<std::size_t>& parameters) {
   std::vector<ParameterSpec> specs;
@@ -34,7 +34,7 @@ ParameterLayout part_of(const ParameterLayout& layout,
   return ParameterLayout::of(std::move(specs), layout.num_groups());
 }
 
-// One after the other, they are the layout.
+// Requires that the sections, one after the other, form the layout.
 void require_in_order(const ParameterLayout& layout,
                       const std::vector<HeldParameters>& held) {
   std::size_t next = 0;
@@ -47,7 +47,7 @@ void require_in_order(const ParameterLayout& layout,
             layout.parameters()[p].name));
 }
 
-// Takes the last elements away from the dense parameters.
+// Moves the last elements of the dense parameters to a separate section.
 HeldParameters cut_wide(const ParameterLayout& layout,
                         std::vector<HeldParameters>& held,
                         std::size_t num_wide) {
@@ -71,8 +71,8 @@ HeldParameters cut_wide(const ParameterLayout& layout,
 
 }  // namespace
 
-// Collective: of all experts' averaged gradients, each of which counts once,
-// whoever holds it.
+// Computes the norm of all experts' averaged gradients, each counted once.
+// Collective.
 ExpertParallel::Impl::Norm ExpertParallel::Impl::norm(const StepInput& in,
                                                       StepReport& report) {
   double own = 0;
@@ -161,7 +161,8 @@ StepReport ExpertParallel::step(const StepInput& in) {
     const double whole = std::hypot(own, norm.value);
     return in.whole_norm ? in.whole_norm(whole) : whole;
   };
-  // Also where the dense optimizer would leave the step out on one rank.
+  // This also covers steps that the dense optimizer would skip on only one
+  // rank.
   if (!std::isfinite(norm.value) && impl_->options.skip_nonfinite)
     dense.skip_if_any_rank_nonfinite = true;
   StepReport report = impl_->dense->step(dense);
@@ -179,7 +180,7 @@ StepReport ExpertParallel::step(const StepInput& in) {
     const UpdateArrays whole =
         update_arrays(in, static_cast<float>(report.clip_factor / by));
     UpdateArrays own = optim::part_of(whole, section->range);
-    // Nothing is rounded to fp32.
+    // fp32 parameters have no rounded copy.
     const View copy = own.low_precision.dtype() == DType::kFloat32
                           ? std::exchange(own.low_precision, View())
                           : View();

@@ -19,8 +19,8 @@
 
 namespace thinwire::optim {
 
-// The experts that the ranks of one communicator hold, or fp32 parameters
-// beside those of 16 bits.
+// The experts of one communicator's ranks, or the fp32 parameters of a 16-bit
+// model.
 struct Section {
   Section(comm::Communicator& c, ParameterLayout l, std::size_t offset,
           const MakeRule& make_rule, const ExchangeOptions& options,
@@ -36,7 +36,7 @@ struct Section {
 
   comm::Communicator& comm;
   ParameterLayout layout;
-  Range range;  // of the whole flat array
+  Range range;  // in the whole flat array
   std::unique_ptr<UpdateRule> rule;
   exchange::ExactAverage average;
 };
@@ -71,11 +71,11 @@ struct ExpertParallel::Impl final : EarlyGradients, LocalSteps {
   JoinedGroups groups;
   std::unique_ptr<Optimizer> dense;
   std::size_t dense_size = 0;
-  std::size_t num_dense = 0;  // parameters
-  std::size_t cut = 0;        // where arrays may be joined; 0: nowhere
-  std::string prefix;         // of the names of experts' arrays
+  std::size_t num_dense = 0;  // number of dense parameters
+  std::size_t cut = 0;        // element at which arrays may be joined; 0: none
+  std::string prefix;         // prefix of the names of experts' arrays
   std::vector<std::unique_ptr<Section>> sections;
-  mutable Buffer exchanged;  // within local steps of the dense ones
+  mutable Buffer exchanged;  // used during local steps of the dense parameters
 
   struct Norm {
     double value = 0;

@@ -9,15 +9,16 @@
 #include "optim/experts/joined_state.h"
 #include "optim/saved_state.h"
 
-// The joint state of experts and of the dense optimizer beside them.
+// Joint state of the experts and the dense optimizer.
 namespace thinwire::optim {
 
 namespace {
 
-// A text of a state: names of arrays with a value for each parameter. A state
-// may be of another stage and so have other arrays than there are now.
+// A text of a state with the names of its arrays that have a value per
+// parameter. A state of another stage may have other arrays than the present
+// one.
 constexpr const char* kOfParameters = "experts.parameter_arrays";
-// Key of an owner.
+// Key of a scalar of the owner.
 constexpr const char* kExperts = "experts";
 
 }  // namespace
@@ -36,13 +37,15 @@ std::string ExpertParallel::Impl::describe_experts() const {
   return text;
 }
 
-// Parameters' own numbers are 0 for experts: only low-bit optimizers have some.
+// The values per parameter are 0 for experts, because only low-bit optimizers
+// have such values.
 State ExpertParallel::state() const {
   std::vector<State> parts = impl_->states();
   State all = std::move(parts.front());
   std::string of_parameters;
   for (StateArray& array : all.arrays) {
-    // Within local steps 0/1 Adam keeps parameters; they are not all of them.
+    // During local steps 0/1 Adam keeps parameters, but here they are only a
+    // part of the model's.
     array.is_parameters = false;
     if (array.axis != Axis::kParameter) continue;
     of_parameters += array.name + ' ';

@@ -79,7 +79,8 @@ void require_experts(const ParameterLayout& layout,
       "experts", "fewer than all groups", experts.size());
 }
 
-// Ranks that hold others would wait for those that throw.
+// Throws on all ranks, because ranks that hold other experts would wait for a
+// rank that threw.
 void for_experts(comm::Communicator& comm,
                  const std::vector<HeldParameters>& held,
                  const std::function<void(const HeldParameters&)>& body) {

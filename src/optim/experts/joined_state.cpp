@@ -12,7 +12,7 @@ namespace thinwire::optim {
 
 namespace {
 
-// The values of one array, then those of another.
+// Reads the values of one array, followed by those of another.
 StateArray::Read one_after_another(StateArray::Read first, std::size_t size,
                                    StateArray::Read second) {
   return [first = std::move(first), size, second = std::move(second)](

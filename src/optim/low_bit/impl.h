@@ -18,8 +18,9 @@
 
 namespace thinwire::optim {
 
-/// The parts that the three optimizers share. Each adds its own, and calls all
-/// of them in its paper's order. Parts do not call back.
+/// Parts that the three low-bit optimizers share. Each optimizer adds its own
+/// parts and calls all of them in the order of its paper. Parts do not call
+/// back.
 struct LowBitOptimizer::Impl {
   Impl(comm::Communicator& comm, const ParameterLayout& layout,
        LowBitSettings settings, bool keeps_previous = false)
@@ -40,7 +41,7 @@ struct LowBitOptimizer::Impl {
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
   bool verification_is_due = false;
-  // Parts of the optimizer that adds them.
+  // Objects of the optimizer that derives from this class.
   EarlyGradients* early_gradients = nullptr;
   LocalUpdates* local_updates = nullptr;
   UnderNextStep* under_next_step = nullptr;
@@ -48,19 +49,19 @@ struct LowBitOptimizer::Impl {
   const std::vector<double>* lamb_coeffs = nullptr;
 
   // ---- what each optimizer adds
-  /// Takes one step of its paper. A step that is skipped returns early and sets
-  /// the report.
+  /// Takes one step of the optimizer's paper. A skipped step returns early and
+  /// sets the report.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;
-  /// Returns phase and freeze_step; the base knows the rest. Called for every
-  /// bucket of gradients.
+  /// Returns phase and freeze_step; the base class adds the rest. Called for
+  /// every bucket of gradients.
   [[nodiscard]] virtual Progress progress() const = 0;
-  /// Lists its own parts of the state.
+  /// Lists the optimizer's own parts of the state.
   virtual void list_own(StateParts& parts) = 0;
-  /// Changes to the stage that the options name, after a load, and returns what
-  /// it says about that.
+  /// After a load, changes to the stage that the options name and returns notes
+  /// on it.
   [[nodiscard]] virtual Notes follow_options() = 0;
-  /// Returns whether exact steps of this rule are the warm-up. Adds to its
-  /// state what a warm-up keeps besides.
+  /// Returns whether exact steps of `rule` are this optimizer's warm-up. Adds
+  /// to the rule's state the data that a warm-up also keeps.
   [[nodiscard]] virtual bool begins_in(StateDict& /*state*/,
                                        std::string_view /*rule*/) const {
     return false;
@@ -69,28 +70,29 @@ struct LowBitOptimizer::Impl {
   // ---- pieces of a step
   [[nodiscard]] Phase phase() const { return progress().phase; }
   [[nodiscard]] Adam& adam() { return model.adam; }
-  /// Begins a compressed exchange. In a hierarchical one, gradients become the
-  /// mean of this host's, where this rank encodes them. Returns
+  /// Begins a compressed exchange. In a hierarchical exchange, gradients are
+  /// replaced by the host's mean in the blocks that this rank encodes. Returns
   /// LocalGradients::clip_by_estimate(). Collective.
   [[nodiscard]] std::optional<double> begin_compressed(
       const StepInput& in, StepMeter& step, bool is_unlike_early = false);
   /// Prepares gradients that will be multiplied by `grad_scale` and encoded.
-  /// Activates inactive elements that have a gradient and returns them; scales
-  /// outlier elements and bounds outliers.
+  /// Activates inactive elements that have a gradient and returns them. Scales
+  /// and limits outliers.
   [[nodiscard]] std::vector<std::size_t> prepare_gradients(const StepInput& in,
                                                            double grad_scale,
                                                            StepMeter& step);
-  /// Passes the residuals of gradients to the momentum at the freeze, once
-  /// there are denominators and units.
+  /// Passes the gradients' residuals to the momentum at the freeze, after
+  /// denominators and units are known.
   void hand_over_residuals();
-  /// Applies new masks, once ranks have agreed on them and before the step
-  /// depends on them.
+  /// Applies new masks after the ranks have agreed on them and before the step
+  /// uses them.
   MaskChange follow_masks();
-  /// Compares parameters over the ranks if the options say that it is time,
-  /// after a step that has left them equal. `schedule` are counters that must
-  /// be equal, too. Collective.
+  /// After a step that leaves parameters equal, compares them over the ranks if
+  /// the options demand it now. `schedule` lists counters that must also be
+  /// equal. Collective.
   void verify(View params, const std::string& schedule);
-  /// Postpones verify() after a step that leaves parameters different.
+  /// Postpones verify() after a step that leaves parameters different on the
+  /// ranks.
   void put_off_verification();
 
   [[nodiscard]] StepReport step(const StepInput& in);
@@ -98,11 +100,10 @@ struct LowBitOptimizer::Impl {
   [[nodiscard]] Optimizer::Adoption adopt(StateDict state);
   void require_owner(const StateDict& state);
 
-  /// Completes what travels under the next step. Throws
+  /// Completes an exchange under the next step. Throws
   /// Error(kFailedPrecondition) if a step has begun early.
   void require_between_steps(const char* call) const;
-  /// Returns the steps after which parameters differ from rank to rank, or
-  /// null.
+  /// Returns the steps after which parameters differ between ranks, or null.
   [[nodiscard]] LocalSteps* local_steps() const {
     if (under_next_step != nullptr) return under_next_step;
     return local_updates;
@@ -113,9 +114,9 @@ struct LowBitOptimizer::Impl {
   void list(StateParts& parts);
 };
 
-/// Gradients of the next step. They are averaged before an exact one, and
-/// inside hosts before a hierarchical compressed one. Otherwise they are
-/// measured.
+/// Early work on the next step's gradients. Before an exact step they are
+/// averaged; before a hierarchical compressed step they are averaged inside
+/// hosts. Otherwise they are only measured.
 class EarlyLowBit : public EarlyGradients {
  public:
   explicit EarlyLowBit(LowBitOptimizer::Impl& impl) : impl_(impl) {}
@@ -124,7 +125,7 @@ class EarlyLowBit : public EarlyGradients {
     return impl_.phase() == Phase::kExact || impl_.model.host;
   }
   void reduce(View grads, Range range) override;
-  /// A hierarchical exchange measures means, not these.
+  /// False in a hierarchical exchange, which measures means instead.
   [[nodiscard]] bool measures() const noexcept override {
     return !impl_.model.host && !reduces();
   }

@@ -38,7 +38,7 @@ LowBitLayout::LowBitLayout(const ParameterLayout& layout,
 
 namespace {
 
-// Writes a group's values to its elements of a mask that is not empty.
+// Writes a group's values to its elements of a mask, which is not empty.
 void write(const ParameterLayout& layout, std::size_t group,
            std::span<const float> mask, std::vector<float>& all) {
   std::size_t used = 0;

@@ -16,33 +16,35 @@
 
 namespace thinwire::optim {
 
-/// How one group of parameters is compressed.
+/// Compression of one group of parameters.
 struct LowBitGroup {
   std::vector<float> exp_avg_mask;  ///< One value per element, or empty.
   bool stays_exact = false;
 };
 
-/// Which parameters are compressed, and how they are cut into blocks.
+/// The compressed parameters and their division into blocks.
 struct LowBitLayout {
-  /// Cuts blocks by `block_options`, unless they are given.
+  /// Cuts blocks by `block_options`, unless blocks are given.
   LowBitLayout(const ParameterLayout& layout,
                std::span<const LowBitGroup> groups,
                const exchange::BlockOptions& block_options,
                std::optional<exchange::BlockLayout> given);
 
   std::vector<GroupRange> all;         ///< The whole layout.
-  std::vector<GroupRange> compressed;  ///< Groups that get compressed.
+  std::vector<GroupRange> compressed;  ///< Groups that are compressed.
   std::vector<Range> exact;            ///< The other groups: non_freeze.
-  /// The compressed parameters, each a unit: no scale covers two of them.
+  /// Compressed parameters. Each is a unit, so that no scale covers two of
+  /// them.
   std::vector<Range> units;
   exchange::BlockLayout blocks;
   std::vector<std::size_t> block_group;      ///< Per block.
-  std::vector<std::size_t> block_parameter;  ///< Per block, its number.
+  std::vector<std::size_t> block_parameter;  ///< Index of each block's
+                                             ///< parameter.
 };
 
-/// The caller's masks (exp_avg_mask): elements whose momentum is always 0. They
-/// may change during training. New masks wait until the scalar exchange of a
-/// step has shown that all ranks have set the same.
+/// The caller's masks (exp_avg_mask), which select elements whose momentum is
+/// always 0. They may change during training. New masks take effect after the
+/// scalar exchange of a step has shown that all ranks have set the same.
 class Masks {
  public:
   /// Largest fingerprint.
@@ -50,21 +52,22 @@ class Masks {
 
   Masks(const ParameterLayout& layout, std::span<const LowBitGroup> groups);
 
-  /// Returns the masks in force, one value per element; empty: 1 everywhere.
+  /// Returns the masks in force, with one value per element; empty if all are
+  /// 1.
   [[nodiscard]] std::span<const float> values() const { return values_; }
   [[nodiscard]] bool leaves_out(std::size_t element) const {
     return !values_.empty() && values_[element] == 0;
   }
 
-  /// Sets a group's mask from the next follow() on. Throws
+  /// Sets a group's mask, which takes effect in the next follow(). Throws
   /// Error(kInvalidArgument).
   void set(const ParameterLayout& layout, std::size_t group,
            std::span<const float> mask);
   /// Returns whether masks have been set since the last follow().
   [[nodiscard]] bool are_waiting() const { return next_.has_value(); }
   void follow();
-  /// Returns a number that differs if the masks differ, waiting ones included;
-  /// 0: 1 everywhere.
+  /// Returns a number that differs if the masks differ, including waiting ones;
+  /// 0 if all are 1.
   [[nodiscard]] std::uint32_t fingerprint() const { return fingerprint_; }
 
  private:
@@ -73,10 +76,10 @@ class Masks {
   std::uint32_t fingerprint_ = 0;
 };
 
-/// Groups of an optimizer with masks.
+/// Groups of an optimizer that has masks.
 class MaskedGroups : public JoinedGroups {
  public:
-  /// `layout` and `masks` must outlive it.
+  /// `layout` and `masks` must outlive this object.
   MaskedGroups(const ParameterLayout& layout, Masks& masks, Parts parts)
       : JoinedGroups(std::move(parts)), layout_(layout), masks_(masks) {}
 
@@ -90,7 +93,7 @@ class MaskedGroups : public JoinedGroups {
   Masks& masks_;
 };
 
-/// Elements, ascending, that new masks exclude or include again.
+/// Elements, in ascending order, that new masks exclude or include again.
 struct MaskChange {
   std::vector<std::size_t> excluded{};
   std::vector<std::size_t> included{};
@@ -100,7 +103,7 @@ struct MaskChange {
   }
 };
 
-/// Adds the notes of a load, if there is a change.
+/// Adds notes on a change of masks by a load, if any.
 void note_change(const MaskChange& change, std::vector<std::string>& notes);
 
 }  // namespace thinwire::optim

@@ -65,7 +65,7 @@ void LowBitOptimizer::Impl::hand_over_residuals() {
 
 MaskChange LowBitOptimizer::Impl::follow_masks() {
   model.masks.follow();
-  if (denominator.blocks.empty()) return {};  // they act at the freeze
+  if (denominator.blocks.empty()) return {};  // masks take effect at the freeze
   MaskChange change = denominator.follow_masks();
   if (local_updates != nullptr) local_updates->leave_out(change.excluded);
   return change;

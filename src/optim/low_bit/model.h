@@ -23,11 +23,11 @@
 
 namespace thinwire::optim {
 
-/// The coefficients of every group, for one step.
+/// Coefficients of all groups for one step.
 using Coefficients = std::vector<kernels::AdamCoefficients>;
 
-/// Returns the settings with the number of elements in a bucket, if that was
-/// left to the rule.
+/// Returns the settings with the number of elements per bucket, if the caller
+/// has not chosen it.
 [[nodiscard]] inline LowBitSettings with_buckets(
     LowBitSettings settings, const comm::Communicator& comm,
     const ParameterLayout& layout) {
@@ -36,10 +36,10 @@ using Coefficients = std::vector<kernels::AdamCoefficients>;
   return settings;
 }
 
-/// The ranks, options, moments and blocks of a low-bit optimizer. All its parts
-/// refer to this object, so it stays where it is.
+/// Ranks, options, moments and blocks of a low-bit optimizer. All its parts
+/// refer to this object, which therefore must not be moved.
 struct LowBitModel {
-  /// Has no moments if blocks are given. Otherwise it cuts them.
+  /// If blocks are given, the model has no moments. Otherwise it cuts blocks.
   LowBitModel(comm::Communicator& c, const ParameterLayout& parameters,
               LowBitSettings s, std::optional<exchange::BlockLayout> given = {})
       : comm(c),
@@ -60,28 +60,29 @@ struct LowBitModel {
   LowBitModel& operator=(const LowBitModel&) = delete;
 
   comm::Communicator& comm;
-  /// The hosts' groups, or null if comm.hosts() are flat.
+  /// Groups of the hosts, or null if comm.hosts() are flat.
   const std::unique_ptr<const comm::HostGroups> groups;
   const exchange::Places places;
-  const bool has_given_blocks;  // not cut by block_options()
+  const bool has_given_blocks;  // instead of blocks cut by block_options()
   const LowBitSettings settings;
   Adam adam;  // moments, groups and learning rates
   ThreadPool pool;
   const LowBitLayout layout;
   Masks masks;
-  /// Averages inside hosts; null: flat.
+  /// Averages inside hosts; null if flat.
   std::unique_ptr<HostGradients> host;
 
-  /// Receives the content of every message, unless it is null.
+  /// Receives the content of every message; may be null.
   exchange::WireObserver* observer = nullptr;
 
-  /// Returns whether there are several ranks. A single one does not compress.
+  /// Returns whether there are several ranks, because a single one does not
+  /// compress.
   [[nodiscard]] bool compresses() const { return comm.size() > 1; }
-  /// Returns the number of workers of a low-bit average: ranks, or hosts in a
-  /// hierarchical exchange.
+  /// Returns the number of workers of a low-bit average, which are ranks, or
+  /// hosts in a hierarchical exchange.
   [[nodiscard]] int workers() const { return static_cast<int>(places.workers); }
   [[nodiscard]] std::size_t size() const { return adam.layout().size(); }
-  /// Returns Adam's groups, as MaskedGroups takes them.
+  /// Returns Adam's groups in the form that MaskedGroups expects.
   [[nodiscard]] JoinedGroups::Parts parts() {
     return [this] { return std::vector<ParameterGroups*>{&adam}; };
   }
@@ -94,7 +95,7 @@ struct LowBitModel {
     return all;
   }
 
-  /// Elements that travel together.
+  /// Returns the number of elements that are sent together.
   [[nodiscard]] std::size_t bucket() const {
     return settings.exchange.bucket_elements;
   }
@@ -114,14 +115,14 @@ struct LowBitModel {
   void for_blocks(const std::function<void(std::size_t)>& body) {
     pool.for_each(num_blocks(), body);
   }
-  /// Calls `body` bucket by bucket, and passes each bucket to `tell`. If `tell`
-  /// is empty, calls it for all blocks at once.
+  /// Calls `body` for all blocks, bucket by bucket, and passes each bucket to
+  /// `tell`. If `tell` is empty, processes all blocks at once.
   void for_blocks(const std::function<void(std::size_t)>& body,
                   const FinalRange& tell);
-  /// Passes the elements of some blocks to `tell`, neighbours joined.
+  /// Passes the elements of some blocks to `tell`, with adjacent ranges joined.
   void tell_blocks(Range blocks, const FinalRange& tell) const;
-  /// Returns a listener that passes delivered blocks to `tell`, which must
-  /// outlive it. It is empty if `tell` is.
+  /// Returns a function that passes delivered blocks to `tell`, which must
+  /// outlive it. The function is empty if `tell` is.
   [[nodiscard]] std::function<void(Range)> teller(const FinalRange& tell) const;
   /// Returns the block of a compressed element.
   [[nodiscard]] std::size_t block_of(std::size_t element) const {
@@ -133,8 +134,8 @@ struct LowBitModel {
                                      }) -
         blocks.begin());
   }
-  /// Returns whether this step has averaged, in a hierarchical exchange, only
-  /// the gradients that a rank encodes.
+  /// Returns whether this step, in a hierarchical exchange, has averaged only
+  /// the gradients that this rank encodes.
   [[nodiscard]] bool has_pieces_only() const {
     return host && host->has_pieces_only();
   }
@@ -142,7 +143,7 @@ struct LowBitModel {
   [[nodiscard]] bool has_gradient(std::size_t b) const {
     return !has_pieces_only() || places.has(layout.blocks.blocks()[b]);
   }
-  /// Returns a block's gradients, given all of them.
+  /// Returns the gradients of one block. `grads` holds those of all elements.
   [[nodiscard]] View gradient(std::size_t b, View grads) const {
     return host ? host->of(b, grads)
                 : grads.subview(block(b).offset, block(b).size);
@@ -152,7 +153,7 @@ struct LowBitModel {
 [[nodiscard]] Buffer copy_of(ConstView values);
 /// Lists the learning rates of Adam's groups.
 void list_learning_rates(StateParts& parts, Adam& adam);
-/// Logs on rank 0 that a state is of other hosts than the model's ranks.
+/// Logs on rank 0 that a state comes from other hosts than the model's.
 void note_other_hosts(const StateDict& state, const LowBitModel& model);
 
 }  // namespace thinwire::optim

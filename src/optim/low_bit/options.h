@@ -15,37 +15,41 @@
 
 namespace thinwire::optim {
 
-/// Bits in which exact steps average gradients; 0: exactly.
+/// Number of bits in which exact steps average gradients, or 0 if they average
+/// exactly.
 struct WarmupBits {
   std::optional<int> named{};  ///< The caller's choice, if any.
-  int planned = 0;             ///< The number by all options.
-  /// Whether each step hands its residuals over to the momentum. Otherwise the
-  /// freeze does.
+  int planned = 0;             ///< The number that follows from all options.
+  /// Whether each step passes its residuals to the momentum, instead of the
+  /// freeze.
   bool hands_over_each_step = false;
 };
 
-/// The options that every low-bit optimizer has, as its parts take them.
+/// Options of every low-bit optimizer, in the form that its parts use.
 struct LowBitSettings {
-  std::string name;         ///< "onebit_adam": for messages and saved state.
-  std::string own_options;  ///< One line of what only this optimizer has.
+  std::string name;         ///< Name in messages and saved state, such as
+                            ///< "onebit_adam".
+  std::string own_options;  ///< A line with the options that only this
+                            ///< optimizer has.
   AdamOptions adam;
   std::vector<LowBitGroup> groups;
   DType residual_dtype = DType::kFloat32;
   double denom_floor = 0;
-  /// A block is searched for outliers if its gradient's norm is above so many
+  /// A block is searched for outliers if its gradient's norm exceeds this many
   /// medians of its denominators, times Adam's own bound (denominator.h).
   double outlier_gate = 10;
   ExchangeOptions exchange;
   WarmupBits warmup_bits{};
 
-  /// Checks what CompressionOptions::validate() cannot. Throws
-  /// Error(kInvalidArgument) naming the field, its range and its value.
+  /// Checks what CompressionOptions::validate() cannot check. Throws
+  /// Error(kInvalidArgument) with the field, its range and its value.
   void validate(const ParameterLayout& layout) const;
-  /// Returns what ranks compare before they first exchange.
+  /// Returns the text that ranks compare before their first exchange.
   [[nodiscard]] std::string describe() const;
 };
 
-/// Returns the update rule's part of an optimizer's public options.
+/// Returns the options of the update rule, which are part of an optimizer's
+/// public options.
 template <class Options>
 [[nodiscard]] AdamOptions adam_options(const Options& options) {
   return {.learning_rate = options.learning_rate,
@@ -59,12 +63,13 @@ template <class Options>
           .groups = {options.groups.begin(), options.groups.end()}};
 }
 
-/// Returns the number, or "none".
+/// Returns the number as text, or "none".
 [[nodiscard]] inline std::string text_of(std::optional<std::int64_t> number) {
   return number ? std::to_string(*number) : "none";
 }
 
-/// Returns settings of public options, whose common fields have common names.
+/// Returns the settings for public options. The fields that optimizers share
+/// have the same names in all of them.
 template <class Options>
 [[nodiscard]] LowBitSettings low_bit_settings(std::string name,
                                               std::string own_options,

@@ -14,12 +14,13 @@
 
 namespace thinwire::optim {
 
-/// One rank's residuals, block after block: the worker's of the blocks that it
-/// encodes, the server's of those that it serves.
+/// One rank's residuals, block after block: the worker's, for the blocks that
+/// it encodes, and the server's, for the blocks that it serves.
 struct RankResiduals {
   Buffer worker;
   Buffer server;
-  double clip = 1;  ///< Clip factor of the last step, for gradients' residuals.
+  double clip = 1;  ///< Clip factor of the last step, for residuals of
+                    ///< gradients.
 };
 
 struct ResidualViews {
@@ -27,7 +28,7 @@ struct ResidualViews {
   ConstView server;
 };
 
-/// Residuals of a state of several ranks that a single rank has restored. It
+/// Residuals that a single rank has restored from a state of several ranks. It
 /// does not compress, so it adds them to its first update: y = x + e + d.
 class RestoredResiduals {
  public:
@@ -38,17 +39,17 @@ class RestoredResiduals {
   void restore(RankResiduals&& residuals) {
     if (!residuals.worker.empty()) residuals_ = std::move(residuals);
   }
-  /// Returns the residuals, which are empty from then on.
+  /// Returns the residuals and leaves this object empty.
   [[nodiscard]] std::optional<RankResiduals> release() {
     return std::exchange(residuals_, std::nullopt);
   }
 
-  /// Returns the sum of both residuals of block `b`, 0 where an element is
-  /// inactive, and sets them to 0. They must not be empty.
+  /// Returns the sum of both residuals of block `b`, with 0 for inactive
+  /// elements, and sets the residuals to 0. They must not be empty.
   [[nodiscard]] std::vector<float> take(std::size_t b,
                                         const std::uint32_t* active);
-  /// Adds the residuals of all elements to `x` and releases them. Those of a
-  /// block are in the block's unit; without units they are 1.
+  /// Adds the residuals of all elements to `x` and releases them. A block's
+  /// residuals are in its unit, which is 1 if `units` is empty.
   void add_to(std::span<float> x, const exchange::ActiveMask& active = {},
               std::span<const float> units = {});
 

@@ -122,9 +122,9 @@ void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
                     call));
 }
 
-// Adds what the state of the exact rule lacks.
+// Adds the data that the state of the exact rule lacks.
 void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
-  // States of version 0.2 have names in common with DeepSpeed's.
+  // States of version 0.2 use names that DeepSpeed's have, too.
   if (state.has_scalar("semantics"))
     require_text(state, "semantics", "corrected");
   const std::string saved = state.text("optimizer");
@@ -149,8 +149,8 @@ bool contains(std::span<const Range> ranges, std::size_t element) {
   });
 }
 
-// Puts the values of saved blocks in their places, and `value` in those of new
-// ones.
+// Moves the values of saved blocks to their places, and sets those of new
+// blocks to `value`.
 void insert_blocks(StateDict& state, const char* name, const LowBitModel& model,
                    std::span<const Range> added, float value) {
   const std::vector<Range> ranges = saved_ranges(state, name, model.size());
@@ -161,7 +161,7 @@ void insert_blocks(StateDict& state, const char* name, const LowBitModel& model,
   for (std::size_t b = 0; b < model.num_blocks(); ++b) {
     const Range& at = model.block(b);
     const bool is_new = contains(added, at.offset);
-    if (!is_new && next == saved.size()) break;  // load() says what is wrong
+    if (!is_new && next == saved.size()) break;  // load() reports the error
     values.push_back(is_new ? value : saved[next]);
     const Range& place = is_new ? at : ranges[next++];
     places.push_back(static_cast<std::int64_t>(place.offset));
@@ -171,10 +171,9 @@ void insert_blocks(StateDict& state, const char* name, const LowBitModel& model,
   state.put(ranges_key(name), places);
 }
 
-// Completes a saved state that does not know some parameters, which
-// kNewParameters lists and whose arrays are 0. If it has denominators, theirs
-// become the model's median, and they are inactive
-// (docs/algorithms/late-and-heavy.md).
+// Completes a saved state without some parameters, which kNewParameters lists
+// and whose arrays are 0. If the state has denominators, new elements get the
+// model's median and are inactive (docs/algorithms/late-and-heavy.md).
 void begin_new_parameters(StateDict& state, const LowBitModel& model) {
   if (!state.has_array(ranges_key(kNewParameters))) return;
   const std::vector<Range> added =
@@ -229,13 +228,14 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   };
 }
 
-// A state in memory has all that it was saved with. One of the exact rule lacks
-// much.
+// A state in memory must have all saved parts, unless it is that of the exact
+// rule.
 void LowBitOptimizer::Impl::require_owner(const StateDict& state) {
   require_layout(state, model.adam.layout());
   require_residual_owner(state, model);
   if (state.text("optimizer") != model.settings.name) return;
-  // Its caller restores the rank's own parameters, which would differ for good.
+  // Refuses a state whose ranks have different parameters: its caller would
+  // restore the rank's own, and they would differ permanently.
   if (under_next_step == nullptr && state.has_scalar(kParametersDiffer) &&
       state.integer(kParametersDiffer) != 0)
     throw Error(ErrorCode::kCorruptCheckpoint,

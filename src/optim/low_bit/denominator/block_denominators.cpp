@@ -43,7 +43,7 @@ void require_blocks(const StateDict& state, const char* name,
 
 namespace {
 
-constexpr std::size_t kMostElements = 1024;  // of a block
+constexpr std::size_t kMostElements = 1024;  // largest block
 
 bool is_live(Participations participation, std::size_t i) {
   return participation.empty() || participation[i] == kTakesPart;
@@ -67,7 +67,8 @@ std::optional<float> live_median(std::span<const float> d,
   return median_of(live);
 }
 
-// Returns the RMS of the live min(d, cap), or nothing if no element is live.
+// Returns the RMS of min(d, cap) over live elements, or nothing if there are
+// none.
 std::optional<double> capped_rms(std::span<const float> d,
                                  Participations participation, float cap) {
   std::array<float, kMostElements> capped;
@@ -264,8 +265,8 @@ std::vector<std::uint8_t> saved_participation(const StateDict& state,
   if (!state.has_array(kName)) return {};
   std::vector<std::uint8_t> saved;
   if (state.array(kName).dtype() == DType::kFloat32) {
-    // The mean over ranks, of which some have waited longer: between kTakesPart
-    // and kLate.
+    // A mean between kTakesPart and kLate shows that an element was inactive on
+    // some ranks only.
     for (const float mean :
          saved_values<float>(state, kName, num_elements, Sign::kNotNegative))
       saved.push_back(static_cast<std::uint8_t>(std::min(mean, 255.0f)));

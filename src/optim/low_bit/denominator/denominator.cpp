@@ -13,7 +13,7 @@ namespace thinwire::optim {
 
 namespace {
 
-// Scales a block's gradients, the first of which is element `offset`.
+// Scales the outliers' gradients in a block that begins at element `offset`.
 void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
                     std::size_t offset) {
   visit_floats(own, [&](auto* g) {
@@ -24,8 +24,8 @@ void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
   });
 }
 
-// Limits |g| to bound * d. Few elements exceed it. The others pass a comparison
-// in float with a little less, in groups for which the compiler uses vectors.
+// Limits |g| to bound * d. Few elements exceed it. A comparison in float with a
+// slightly lower bound passes most groups, and the compiler can vectorize it.
 void bound_block(View grads, std::span<const float> d, double bound) {
   constexpr std::size_t kAtOnce = 32;
   const auto less = static_cast<float>(bound * (1 - 0x1p-20));
@@ -48,9 +48,9 @@ void bound_block(View grads, std::span<const float> d, double bound) {
   });
 }
 
-// Returns the bound in denominators: 1 / sqrt(1 - beta2), which a single
-// gradient is in Adam. There its own variance bounds its effect; a frozen
-// variance does not.
+// Returns the bound as a multiple of the denominator: 1 / sqrt(1 - beta2). In
+// Adam a single gradient cannot exceed it, because the gradient's own variance
+// limits it. A frozen variance does not.
 double outlier_bound(const LowBitModel& model, std::size_t b) {
   const AdamOptions& all = model.settings.adam;
   const std::size_t group = model.layout.block_group[b];
@@ -66,8 +66,8 @@ double outlier_limit(const LowBitModel& model, const BlockDenominators& blocks,
          blocks.median(b);
 }
 
-// Returns a bound on a block's sum of squares. It is exact if gradients are
-// pieces; otherwise it is the sum of the norm's chunks that cover the block.
+// Returns an upper bound of a block's sum of squares. It is exact if gradients
+// are pieces; otherwise it sums the norm's chunks that cover the block.
 double most_squares(const LowBitModel& model, std::size_t b,
                     std::span<const double> chunk_squares) {
   if (model.has_pieces_only()) return model.host->squares(b);
@@ -184,7 +184,7 @@ void scale_heavy(const LowBitModel& model, View grads,
   }
 }
 
-// Looks only at blocks that may hold an outlier.
+// Examines only blocks that may contain an outlier.
 void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
                     const BlockValues& d, View grads, double grad_scale,
                     std::span<const double> chunk_squares) {

@@ -13,21 +13,20 @@
 
 namespace thinwire::optim {
 
-/// Multiplies the gradients of outlier elements (HeavyElement) by their
-/// factors.
+/// Multiplies the gradients of outliers (HeavyElement) by their factors.
 void scale_heavy(const LowBitModel& model, View grads,
                  std::span<const HeavyElement> heavy);
 
 /// Returns the denominators of a block. It may write them to `scratch`.
 using BlockValues = std::function<std::span<const float>(
     std::size_t block, std::array<float, 1024>& scratch)>;
-/// Bounds outliers among gradients that will be multiplied by `grad_scale`.
-/// `chunk_squares` are sums of squares of `grads` (kernels/norm.h).
+/// Limits outliers among gradients that will be multiplied by `grad_scale`.
+/// `chunk_squares` holds sums of squares of `grads` (kernels/norm.h).
 void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
                     const BlockValues& d, View grads, double grad_scale,
                     std::span<const double> chunk_squares);
 
-/// Returns the variance, free of bias, that a denominator is the root of.
+/// Returns the bias-free variance whose root is the denominator d.
 [[nodiscard]] inline float variance_under(float d,
                                           const kernels::AdamCoefficients& c) {
   if (c.epsilon_inside_sqrt) return std::max(0.0f, d * d - c.epsilon);
@@ -35,32 +34,32 @@ void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
   return root * root;
 }
 
-/// Memory for one block's gradients of any dtype.
+/// Memory for one block's gradients in any dtype.
 using GuardedBlock = std::array<float, 1024>;
 
-/// The denominator d = sqrt(v) + eps of every element, while the variance v is
-/// frozen. It is bounded so that dividing by it is safe. Gradients are scaled
-/// and bounded so that none of them dominates its block
+/// The denominator d = sqrt(v) + eps of every element while the variance v is
+/// frozen. It is limited so that dividing by it is safe. Gradients are scaled
+/// and limited so that none dominates its block
 /// (docs/algorithms/late-and-heavy.md).
 class Denominator {
  public:
   Denominator(LowBitModel& model, CompressedMomentum& momentum)
       : model_(model), momentum_(momentum) {}
 
-  /// Floors and caps `values`, which holds sqrt(v) + eps, and scales the
-  /// momentum of outlier elements. `elements` says who takes part by mask and
+  /// Caps and floors `values`, which holds sqrt(v) + eps, and scales the
+  /// momentum of outliers. `elements` holds the participation by mask and
   /// variance.
   void fit(std::vector<std::uint8_t> elements);
-  /// Applies the caller's masks, as MomentumParticipation::follow_masks() does,
-  /// after fit().
+  /// Applies the caller's masks after fit(), like
+  /// MomentumParticipation::follow_masks().
   MaskChange follow_masks();
 
   /// Updates block `b` with its new momentum:
   ///   p <- p - lr (m / (1 - beta1^t) / d + wd p)
   void update(std::size_t b, const kernels::MomentumForm& m,
               const StepInput& in, const kernels::AdamCoefficients& c) const;
-  /// Returns update() of all blocks of one step, whose arguments must outlive
-  /// it.
+  /// Returns a function that updates the blocks of one step. The arguments must
+  /// outlive it.
   [[nodiscard]] MomentumExchange::Apply updates(const StepInput& in,
                                                 const Coefficients& c) const {
     return [&, this](std::size_t b, const kernels::MomentumForm& m) {
@@ -68,15 +67,15 @@ class Denominator {
     };
   }
 
-  /// Scales the gradients of outlier elements and bounds outliers, before
-  /// gradients are encoded and multiplied by `grad_scale`. `chunk_squares` are
-  /// sums of squares of `grads` (kernels/norm.h). A hierarchical exchange does
-  /// not use them, as its `grads` are pieces.
+  /// Scales and limits outliers before gradients are multiplied by `grad_scale`
+  /// and encoded. `chunk_squares` holds sums of squares of `grads`
+  /// (kernels/norm.h). A hierarchical exchange does not use them, because its
+  /// `grads` are pieces.
   void guard(View grads, double grad_scale,
              std::span<const double> chunk_squares) const;
 
-  /// Returns the gradients of block `b` after guard(). `own` are they before
-  /// it, and stay as they are: the result is `own`, or a view of `copy`.
+  /// Returns the gradients of block `b` after guard(), without changing `own`,
+  /// which holds them before it. The result is `own` or a view of `copy`.
   [[nodiscard]] ConstView guarded(std::size_t b, ConstView own,
                                   double grad_scale,
                                   std::span<const double> chunk_squares,
@@ -88,17 +87,17 @@ class Denominator {
   [[nodiscard]] std::span<const HeavyElement> heavy() const {
     return blocks.heavy();
   }
-  /// Returns whether an element has a variance: it has had a gradient and is
-  /// not unfit.
+  /// Returns whether an element has a variance, because it has had a gradient
+  /// and is not unfit.
   [[nodiscard]] bool has_variance(std::size_t element) const;
-  /// Makes the variance, after `updates` updates, the one that the denominators
-  /// are the root of, and 0 if an element has none.
+  /// Restores the variance after `updates` updates from the denominators. It is
+  /// 0 if an element has none.
   void restore_variance(std::int64_t updates);
-  /// Ends this stage, as the variance moves again. All elements take part, and
-  /// the momentum, as values, has no residuals.
+  /// Ends this stage, because the variance changes again. All elements take
+  /// part, and the momentum is kept as values, without residuals.
   void forget();
 
-  /// Lists `values` of a state that also has `blocks`.
+  /// Lists `values`, for states that also contain `blocks`.
   void list(StateParts& parts);
 
   Buffer values;             ///< fp32, of every element.

@@ -14,11 +14,11 @@
 
 namespace thinwire::optim {
 
-/// Returns the fields in one line.
+/// Returns a line with the fields.
 [[nodiscard]] std::string describe(const FreezeOptions& options);
 
 /// The end of the warm-up stage: the variance is frozen and becomes the
-/// denominator of all compressed steps that follow.
+/// denominator of all later, compressed steps.
 class Freeze final : public FreezePoint {
  public:
   using FreezePoint::FreezePoint;
@@ -27,22 +27,22 @@ class Freeze final : public FreezePoint {
     return is_frozen() ? Phase::kCompressed : Phase::kExact;
   }
 
-  /// Returns whether exact step `step` was the last one. Call it after every
-  /// exact step. Collective if it asks the gate.
+  /// Returns whether exact step `step` was the last. Call it after every exact
+  /// step. Collective if it asks the gate.
   [[nodiscard]] bool ends_at(std::int64_t step,
                              const CompressedMomentum& momentum);
-  /// Computes d = max(sqrt(v / (1 - beta2^step)) + eps, floor). The variance is
-  /// kept beside d or released.
+  /// Computes d = max(sqrt(v / (1 - beta2^step)) + eps, floor). Keeps the
+  /// variance besides d, or releases it.
   void freeze(std::int64_t step, bool keeps_variance, Denominator& denominator);
 
   [[nodiscard]] std::string describe() const;
   /// Returns whether the variance is frozen in the state.
   bool list(StateParts& parts, Denominator& denominator);
 
-  /// Returns to exact steps after step `steps`, and returns the note of it.
-  /// Variance, momentum and participation become those of exact steps. The
-  /// variance is computed from the denominators, unless it was kept. Then it is
-  /// multiplied by `kept_scale` of its group, which removes its bias.
+  /// Returns to exact steps after step `steps` and returns a note on it.
+  /// Variance, momentum and participation become those of exact steps. If the
+  /// variance was kept, it is multiplied by `kept_scale` of its group, which
+  /// removes its bias. Otherwise it is computed from the denominators.
   [[nodiscard]] std::string return_to_exact(
       std::int64_t steps, Denominator& denominator,
       const std::function<float(std::size_t group)>& kept_scale = {});

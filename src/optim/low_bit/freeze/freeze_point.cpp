@@ -30,7 +30,8 @@ bool AutoFreeze::observe(double norm) {
   const std::int64_t window = std::max<std::int64_t>(50, step / 2);
   if (step < earliest_ || step <= window) return false;
   const double before = norms_[static_cast<std::size_t>(step - window - 1)];
-  // Two zeros: nothing has a gradient yet, so nothing has settled.
+  // Two norms of zero mean that there were no gradients yet, so nothing has
+  // settled.
   return norm > 0 && before > 0 &&
          std::min(norm / before, before / norm) >= ratio_;
 }
@@ -94,7 +95,7 @@ constexpr const char* kHeldUntil = "freeze_held_until";
 bool FreezePoint::is_last(std::int64_t step,
                           const std::function<double()>& norm,
                           const CompressedMomentum& momentum) {
-  // The history of the variance has every exact step.
+  // Every exact step enters the history of the variance.
   const bool due =
       planned() == kAutoFreeze ? automatic_.observe(norm()) : step >= planned();
   if (!due || !model_.compresses()) return due;
@@ -112,7 +113,8 @@ void FreezePoint::set_exact() {
   held_until_ = 0;
 }
 
-// A run that was never held has the state that it had before there were gates.
+// If no gate has delayed the freeze, the state is the same as in versions
+// without gates.
 std::int64_t FreezePoint::list(StateParts& parts) {
   const std::int64_t frozen_at = parts.count({kFrozenAt}, frozen_at_);
   if (parts.saved() != nullptr || held_until_ > 0)

@@ -20,46 +20,45 @@
 
 namespace thinwire::optim {
 
-/// Decides when the variance has settled enough to be frozen: its
-/// bias-corrected L1 norm and that of half of the steps so far ago, at least
-/// 50, are within a ratio. Over a shorter window a running mean hardly moves.
-/// All ranks see the same norms, since exact steps leave the same variance
-/// everywhere.
+/// Decides when the variance has settled enough to be frozen. It compares the
+/// bias-corrected L1 norm with the norm half of the steps ago, but at least 50,
+/// because a running mean hardly moves over a shorter window. All ranks see the
+/// same norms, because exact steps leave the same variance everywhere.
 class AutoFreeze {
  public:
   explicit AutoFreeze(const FreezeOptions& options = {});
 
-  /// Step 1, 2, ...: `norm` is its bias-corrected L1 norm of the variance. True
-  /// if this step, still exact, is the last one.
+  /// Records the bias-corrected L1 norm of the variance in step 1, 2, ....
+  /// Returns true if this step, which is still exact, is the last one.
   [[nodiscard]] bool observe(double norm);
 
   void list(StateParts& parts);
 
  private:
-  std::int64_t earliest_;  // not before this step
-  std::int64_t latest_;    // at this one at the latest
+  std::int64_t earliest_;  // the freeze is not before this step
+  std::int64_t latest_;    // the freeze is not after this step
   double ratio_;
-  std::vector<double> norms_;  // of steps 1, 2, ...
+  std::vector<double> norms_;  // norms of steps 1, 2, ...
 };
 
-/// The last step of the first stage as options and a state have it. A number
-/// that the caller names decides the stage, after a load too; one that is
-/// derived or a default gives way to that of a state.
+/// The last step of the first stage, according to options and state. A number
+/// that the caller names decides the stage, even after a load. A derived or
+/// default number gives way to a state's.
 class StagePlan {
  public:
   StagePlan() = default;
-  /// `named` may be kAutoFreeze; `planned` is what follows from all options.
+  /// `named` may be kAutoFreeze; `planned` follows from all options.
   StagePlan(std::optional<std::int64_t> named, std::int64_t planned)
       : named_(named), own_(planned), step_(planned) {}
 
-  /// May be kAutoFreeze.
+  /// Returns the step, which may be kAutoFreeze.
   [[nodiscard]] std::int64_t step() const { return step_; }
-  /// Lists the step as `key`, the option's name. A load sets what a state says,
-  /// unless the caller names a step. States of versions before 0.8 say nothing.
+  /// Lists the step as `key`, the option's name. A load sets the saved step,
+  /// unless the caller names one. States of versions before 0.8 have none.
   /// Returns the step.
   std::int64_t list(StateParts& parts, const char* key);
 
-  /// Returns whether the caller has named a step that is later than `steps`.
+  /// Returns whether the caller has named a step after `steps`.
   [[nodiscard]] bool names_later(std::int64_t steps) const;
   /// Returns whether the caller has named a step that has passed.
   [[nodiscard]] bool names_passed(std::int64_t steps) const;
@@ -70,19 +69,20 @@ class StagePlan {
   std::int64_t step_ = 1;
 };
 
-/// Returns a load's note on exact steps that continue because `planned` lies
-/// ahead.
+/// Returns a note on a load after which exact steps continue, because `planned`
+/// lies ahead.
 [[nodiscard]] std::string note_of_return(std::string_view option,
                                          std::int64_t planned,
                                          std::int64_t steps,
                                          bool variance_was_dropped);
-/// "freeze_step is 3 and step 6 is past it: compression begins now".
+/// Returns a note like "freeze_step is 3 and step 6 is past it: compression
+/// begins now".
 [[nodiscard]] std::string note_of_end(std::string_view option,
                                       std::int64_t planned, std::int64_t steps);
 
-/// The step after which a 1-bit optimizer freezes its variance. The caller
-/// plans it, the variance decides, or a gate puts it off. It is part of the
-/// state.
+/// The step after which a 1-bit optimizer freezes its variance, and part of its
+/// state. It is planned by the caller, determined by the variance, or delayed
+/// by a gate.
 class FreezePoint : public FreezeStage {
  public:
   FreezePoint(LowBitModel& model, const FreezeOptions& options)
@@ -91,28 +91,28 @@ class FreezePoint : public FreezeStage {
         automatic_(options) {}
 
   [[nodiscard]] bool is_frozen() const { return frozen_at_ > 0; }
-  /// Returns the last exact step that is planned, or kAutoFreeze.
+  /// Returns the planned last exact step, or kAutoFreeze.
   [[nodiscard]] std::int64_t planned() const { return plan_.step(); }
   void set_gate(FreezeGate gate) override { gate_ = std::move(gate); }
   [[nodiscard]] std::int64_t frozen_at() const noexcept override {
     return frozen_at_;
   }
 
-  /// Returns whether exact step `step` was the last one. Call it after every
-  /// exact step. It calls `norm`, for the bias-corrected L1 norm of the
+  /// Returns whether exact step `step` was the last. Call it after every exact
+  /// step. It calls `norm`, which returns the bias-corrected L1 norm of the
   /// variance, only if the variance decides. Collective if it asks the gate.
   [[nodiscard]] bool is_last(std::int64_t step,
                              const std::function<double()>& norm,
                              const CompressedMomentum& momentum);
   void set_frozen(std::int64_t step) { frozen_at_ = step; }
-  /// Begins the exact steps anew.
+  /// Restarts the exact steps.
   void set_exact();
 
-  /// Adds to the state of an exact rule what it lacks: the history of the
-  /// variance, which begins now.
+  /// Completes the state of an exact rule by a history of the variance that
+  /// starts now.
   static void begin_in(StateDict& state);
-  /// Key of an integer that says that a state is that of an exact rule. No
-  /// saved state has it.
+  /// Key of an integer that marks the state of an exact rule. No saved state
+  /// has it.
   static constexpr const char* kBegins = "first_stage_begins";
   /// Returns the step of the freeze in the state.
   std::int64_t list(StateParts& parts);
@@ -121,8 +121,8 @@ class FreezePoint : public FreezeStage {
   [[nodiscard]] bool must_return(std::int64_t steps) const {
     return is_frozen() && plan_.names_later(steps);
   }
-  /// Returns false if a gate has put the freeze off. The state of an exact rule
-  /// has no stages, so one exact step comes first.
+  /// Returns false if a gate has delayed the freeze. The state of an exact rule
+  /// has no stages, so at least one exact step comes first.
   [[nodiscard]] bool must_end(std::int64_t steps) const {
     return !is_frozen() && !begins_ && held_until_ == 0 &&
            plan_.names_passed(steps);
@@ -136,11 +136,11 @@ class FreezePoint : public FreezeStage {
 
  private:
   StagePlan plan_;
-  bool begins_ = false;  // restored from the state of an exact rule
+  bool begins_ = false;  // whether the state was that of an exact rule
   AutoFreeze automatic_;
   std::int64_t frozen_at_ = 0;
   FreezeGate gate_;
-  std::int64_t held_until_ = 0;  // before this step nobody is asked again
+  std::int64_t held_until_ = 0;  // first step in which the gate is asked again
 };
 
 }  // namespace thinwire::optim

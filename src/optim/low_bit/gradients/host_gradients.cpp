@@ -37,7 +37,7 @@ HostGradients::~HostGradients() {
   for (const comm::Work& work : works_) comm::wait_ignoring_errors(work);
 }
 
-// Adds the blocks of a bucket that follow one another, over all its pieces.
+// Adds runs of a bucket's adjacent blocks, over all its pieces.
 void HostGradients::add_bucket(const exchange::Bucket& bucket) {
   const auto ranks = static_cast<std::size_t>(inside_.size());
   bool follows = false;

@@ -64,7 +64,7 @@ bool LocalGradients::skips(const StepInput& in) const {
          in.skip_if_any_rank_nonfinite;
 }
 
-// Are all gradients finite, and how long are they?
+// Exchanges whether all gradients are finite, and their norms.
 std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
                                                     bool has_late,
                                                     StepMeter& step,
@@ -84,7 +84,7 @@ std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
     agreement = agree(model_.comm, own, step);
     if (model_.has_pieces_only()) agreement = among_hosts(agreement);
   } catch (const Error& error) {
-    // The gradients are of another optimizer or of other masks; training may
+    // If the error is about another optimizer or other masks, training may
     // continue.
     if (error.code() != ErrorCode::kCommFailure) give_up(step);
     throw;
@@ -110,8 +110,8 @@ void LocalGradients::give_up(StepMeter& step) {
   few_bits_.abandon();
 }
 
-// Corrects the agreement on pieces of the hosts' means. Each host counts once,
-// and which of its ranks had a non-finite gradient is not known any more.
+// Corrects the agreement for pieces of the hosts' means. Each host counts once,
+// and the rank with a non-finite gradient is no longer known.
 Agreement LocalGradients::among_hosts(Agreement agreement) const {
   agreement.rms_norm = std::sqrt(agreement.squares / model_.workers());
   agreement.equal_norms = false;
@@ -124,10 +124,10 @@ Agreement LocalGradients::among_hosts(Agreement agreement) const {
   return agreement;
 }
 
-// Returns the RMS of the norms that the hosts' means would have, given those of
-// the ranks' own gradients and of the mean of all. If ranks' noise is
-// independent, the squares of a mean of G lie between them as 1 / G lies
-// between 1 and 1 / W.
+// Estimates the RMS norm of the hosts' means from the norms of the ranks'
+// gradients and of the mean of all. If the ranks' noise is independent, the
+// square of a mean of G lies between the two squares as 1 / G lies between 1
+// and 1 / W.
 double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
   if (!model_.host) return rms_norm;
   const double noise =
@@ -148,7 +148,7 @@ void LocalGradients::begin_early(View grads, Range range) {
   if (!few_bits_.is_on()) return exact_.begin_early(grads, range);
   require_view("grads", grads, model_.size(), true, true);
   exact_.measure_early(grads, range);
-  // A wrong guess would cost the residuals.
+  // without a known loss scale, because a wrong guess would cost the residuals
   if (memory.loss_scale)
     few_bits_.begin_early(grads, range, *memory.loss_scale);
 }
@@ -175,7 +175,8 @@ std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
       divisor;
   report.grad_norm = whole_norm(in, own);
   if (skips(in) && !std::isfinite(report.grad_norm)) {
-    report.applied = false;  // finite everywhere, but their sum overflows
+    report.applied = false;  // all gradients are finite, but their sum
+                             // overflows
     few_bits_.clear(report);
     return std::nullopt;
   }
@@ -228,7 +229,7 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
   return clip(norm, norm, whole, report) / in.loss_scale;
 }
 
-// No rank has the averaged gradient, so its norm is estimated.
+// Estimates the norm of the averaged gradient, which no rank has.
 double LocalGradients::estimate(double rms_norm) const {
   return memory.norm.estimate(rms_norm);
 }
@@ -255,7 +256,7 @@ double LocalGradients::clip(double rms_norm, double by,
   return report.clip_factor;
 }
 
-// Returns the lowest rank that passes true, or -1.
+// Returns the lowest rank whose `own` is true, or -1.
 int LocalGradients::first_rank(bool own, StepMeter& step) {
   const std::uint8_t flag = own ? 1 : 0;
   std::vector<std::uint8_t> flags(static_cast<std::size_t>(model_.comm.size()));

@@ -42,8 +42,8 @@ void WarmUpAverage::tell() {
           freezes ? "exact steps" : "steps that update the variance", bits_));
 }
 
-// Blocks, buckets and servers are those of the momentum's exchange. Runs write
-// over the residuals.
+// Returns the exchange, whose blocks, buckets and servers are those of the
+// momentum. Runs overwrite the residuals.
 exchange::LowBitExchange& WarmUpAverage::exchange() {
   if (exchange_) return *exchange_;
   exchange_ = std::make_unique<exchange::LowBitExchange>(
@@ -120,7 +120,7 @@ void WarmUpAverage::clear(StepReport& report) noexcept {
 View WarmUpAverage::average(const StepInput& in, bool begins_anew,
                             StepMeter& step) {
   const View mean = mean_.place_of(in.grads);
-  if (!restored_.empty()) {  // on a single rank
+  if (!restored_.empty()) {  // only on a single rank
     write_scaled(in.grads, reciprocal(in.loss_scale), mean.as<float>());
     restored_.add_to(mean.as<float>());
     return mean;
@@ -143,7 +143,7 @@ View WarmUpAverage::average(const StepInput& in, bool begins_anew,
   return mean;
 }
 
-// Scales exact groups as the other ones are.
+// Multiplies exact groups by the same factor as the other groups.
 void WarmUpAverage::scale_exact(const StepInput& in, View mean) {
   const float factor = reciprocal(
       in.loss_scale * exchange::sum_divisor(model_.comm, in.grads.dtype()));
@@ -156,7 +156,7 @@ void WarmUpAverage::scale_exact(const StepInput& in, View mean) {
 
 std::optional<ResidualViews> WarmUpAverage::residuals() const {
   if (!exchange_) return restored_.views();
-  // After a step that was skipped they are 0, and the momentum has its own.
+  // After a skipped step they are 0, and the momentum has separate residuals.
   if (model_.settings.warmup_bits.hands_over_each_step) return std::nullopt;
   return ResidualViews{exchange_->residuals.worker.values(),
                        exchange_->residuals.server.values()};

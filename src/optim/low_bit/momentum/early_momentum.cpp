@@ -11,8 +11,8 @@ namespace thinwire::optim {
 
 using kernels::kSumChunk;
 
-// Blocks are guarded by the norm's chunks that cover them. The first of these
-// begins before the bucket.
+// A block is guarded by the norm's chunks that cover it, the first of which may
+// begin before the bucket.
 std::size_t EarlyMomentum::need_of(std::size_t k) const {
   const exchange::BlockLayout& blocks = model_.layout.blocks;
   return model_.block(blocks.buckets()[k].first_block()).offset / kSumChunk *
@@ -25,7 +25,7 @@ std::vector<Range> EarlyMomentum::buckets() const {
   for (std::size_t k = 1; k <= model_.layout.blocks.buckets().size(); ++k) {
     const std::size_t end =
         k < model_.layout.blocks.buckets().size() ? need_of(k) : model_.size();
-    if (end == begin) continue;  // several buckets end in one chunk
+    if (end == begin) continue;  // if several buckets end in one chunk
     ranges.push_back({begin, end - begin});
     begin = end;
   }
@@ -46,7 +46,7 @@ void EarlyMomentum::add(View grads, Range range, std::int64_t number) {
   require(!has_begun() || !ready_.touch(range), "range",
           "apart from what is under way",
           fmt::format("{} of size {}", range.offset, range.size));
-  gradients_.measure_early(grads, range);  // throws where it does not fit
+  gradients_.measure_early(grads, range);  // throws if the range does not fit
   if (!has_begun()) begin(grads, number);
   ready_.add(range);
   add_complete();
@@ -73,7 +73,7 @@ bool EarlyMomentum::complete(const StepInput& in) {
 
 void EarlyMomentum::drop() noexcept { momentum_.exchange.drop(); }
 
-// Leaves gradients as they are, as they may have to be encoded again.
+// Leaves the gradients unchanged, because they may have to be encoded again.
 kernels::SignInput EarlyMomentum::input(std::size_t b) const {
   thread_local GuardedBlock copy;
   kernels::SignInput input = momentum_.form.input(

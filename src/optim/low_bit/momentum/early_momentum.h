@@ -14,7 +14,7 @@ namespace thinwire::optim {
 /// Starts the exchange of the momentum during backward
 /// (ExchangeOptions::during_backward). It assumes that all gradients are
 /// finite, that none is a spike, and that no inactive element has a gradient.
-/// The step verifies this, and accepts or discards the result; a discarded
+/// The step verifies this and accepts or discards the result. A discarded
 /// exchange costs only bandwidth.
 class EarlyMomentum {
  public:
@@ -24,33 +24,32 @@ class EarlyMomentum {
         gradients_(gradients),
         momentum_(momentum),
         denominator_(denominator) {}
-  /// Discards an exchange in flight, which reads the parts above.
+  /// Discards an exchange in flight, because it reads the members above.
   ~EarlyMomentum() { drop(); }
   EarlyMomentum(const EarlyMomentum&) = delete;
   EarlyMomentum& operator=(const EarlyMomentum&) = delete;
 
-  /// Returns whether compressed steps begin early. The exchange is flat; a
-  /// hierarchical one is refused.
+  /// Returns whether compressed steps begin early. This requires a flat
+  /// exchange.
   [[nodiscard]] bool is_on() const {
     return model_.settings.exchange.during_backward && model_.compresses();
   }
-  /// Returns EarlyGradients::buckets(): as many as the exchange has, each of
-  /// which completes one of those.
+  /// Returns EarlyGradients::buckets(). Each of them completes one bucket of
+  /// the exchange.
   [[nodiscard]] std::vector<Range> buckets() const;
 
-  /// Adds elements `range` of the gradients of step `number`. Collective,
-  /// queued.
+  /// Adds elements `range` of step `number`'s gradients. Collective, queued.
   void add(View grads, Range range, std::int64_t number);
   [[nodiscard]] bool has_begun() const {
     return momentum_.exchange.has_begun_early();
   }
 
   // ---- the step, in this order, if it has begun
-  /// Adds the other gradients. Returns false if `in` has another loss scale
-  /// than the exchange has begun with. Collective, queued.
+  /// Adds the remaining gradients. Returns false if `in` has another loss scale
+  /// than the exchange began with. Collective, queued.
   [[nodiscard]] bool complete(const StepInput& in);
-  /// Returns whether the assumptions hold, and gradients have this scale, after
-  /// all ranks know each other's gradients and results of complete().
+  /// Returns whether the assumptions held and gradients have this scale. Call
+  /// it after all ranks know each other's gradients and results of complete().
   [[nodiscard]] bool was_right(double grad_scale) const {
     return grad_scale == grad_scale_ && !gradients_.any_late() &&
            !gradients_.any_unlike_early();
@@ -68,7 +67,7 @@ class EarlyMomentum {
   LocalGradients& gradients_;
   CompressedMomentum& momentum_;
   const Denominator& denominator_;
-  // The exchange that has begun.
+  // State of the exchange in flight.
   View grads_;
   double loss_scale_ = 1;
   double grad_scale_ = 1;

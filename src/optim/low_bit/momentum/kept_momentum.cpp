@@ -59,7 +59,7 @@ void KeptMomentum::read(Range range, std::span<float> to) const {
   for (auto b = static_cast<std::size_t>(first - blocks.begin());
        b < blocks.size() && blocks[b].values.offset < range.end(); ++b) {
     const Range& at = blocks[b].values;
-    std::array<float, 1024> values;  // blocks are no longer
+    std::array<float, 1024> values;  // the size of the longest block
     decode(b, values.data());
     const std::size_t begin = std::max(at.offset, range.offset);
     const std::size_t end = std::min(at.end(), range.end());

@@ -15,24 +15,25 @@
 namespace thinwire::optim {
 
 /// The momentum between steps, in one of two forms: values (Adam's exp_avg) or,
-/// after an exchange, signs. These are the exchange's own result and take 1/32
-/// of the memory.
+/// after an exchange, signs. The signs are the exchange's own result and take
+/// 1/32 of the memory.
 class KeptMomentum {
  public:
   explicit KeptMomentum(LowBitModel& model) : model_(model) {}
 
   /// Returns block `b`.
   [[nodiscard]] kernels::MomentumForm current(std::size_t b) const;
-  /// Returns block `b` as it was before the exchange that is in flight, or
-  /// before the last one.
+  /// Returns block `b` as it was before the exchange in flight or, if there is
+  /// none, before the last exchange.
   [[nodiscard]] kernels::MomentumForm previous(std::size_t b) const;
-  /// Returns this rank's beta1 m + (1 - beta1) g of block `b`, formed as it is
-  /// read.
+  /// Returns this rank's beta1 m + (1 - beta1) g of block `b`, computed while
+  /// it is read.
   [[nodiscard]] kernels::SignInput input(
       std::size_t b, View grads, const kernels::AdamCoefficients& c) const;
 
   /// Sets the factor of each block's momentum in the exchange: a common size in
-  /// 1-bit LAMB, and -sum of learning rates in 0/1 Adam. If empty, all are 1.
+  /// 1-bit LAMB, and -(sum of learning rates) in 0/1 Adam. If empty, all
+  /// factors are 1.
   void set_units(std::vector<float> units) { units_ = std::move(units); }
   [[nodiscard]] std::span<const float> units() const { return units_; }
   [[nodiscard]] float unit(std::size_t b) const {
@@ -43,16 +44,15 @@ class KeptMomentum {
     return {mean.words, mean.scale / unit(b)};
   }
 
-  /// Makes the momentum the last result of `all`, and drops exp_avg if no group
+  /// Sets the momentum to the last result of `all`. Drops exp_avg if no group
   /// needs it.
   void keep_as_signs(const exchange::SignExchange& all);
   /// Decodes the momentum into exp_avg.
   void keep_as_values();
-  /// Makes the momentum what exp_avg holds.
+  /// Declares exp_avg to be the momentum.
   void now_values() { signs_ = nullptr; }
 
-  /// Describes the momentum as array `name`, which lies on the ranks as
-  /// `sharing` says.
+  /// Describes the momentum as array `name` with this `sharing` between ranks.
   void add_to(State& state, std::string_view name, Sharing sharing) const;
 
  private:
@@ -63,7 +63,7 @@ class KeptMomentum {
   void read(Range range, std::span<float> to) const;
 
   LowBitModel& model_;
-  const exchange::SignExchange* signs_ = nullptr;  // null: values
+  const exchange::SignExchange* signs_ = nullptr;  // null if kept as values
   std::vector<float> units_;
 };
 

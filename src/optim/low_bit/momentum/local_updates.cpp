@@ -78,8 +78,8 @@ void LocalUpdates::step(const StepInput& in, const Coefficients& c,
   interval_.decay_taken = interval_.decay;
 }
 
-// Marks the interval as begun, as on the ranks that took the step: whether
-// there is something to sync must be the same on all of them.
+// Marks the interval as begun, as on the ranks that took the step, because all
+// ranks must agree on whether there is something to sync.
 void LocalUpdates::leave_out() {
   const auto u = accumulator_.as<float>();
   if (!interval_.accumulated) std::fill(u.begin(), u.end(), 0.0f);
@@ -102,7 +102,7 @@ void LocalUpdates::sync(const StepInput& in, const Coefficients& c,
   });
 }
 
-// Returns u d, with this step's update formed as it is read.
+// Returns u d, in which this step's update is computed while it is read.
 kernels::SignInput LocalUpdates::own_input(std::size_t b, View grads,
                                            const Coefficients& c) const {
   kernels::SignInput input =
@@ -137,7 +137,7 @@ void LocalUpdates::apply_mean(std::size_t b, Signs mean, View params,
                               View low_precision) {
   const Range& at = model_.block(b);
   const std::size_t group = model_.layout.block_group[b];
-  if (interval_.lrs[group] == 0) {  // stays where it is
+  if (interval_.lrs[group] == 0) {  // the group does not move
     if (!low_precision.empty())
       kernels::convert(params.subview(at.offset, at.size),
                        part_of(low_precision, at));
@@ -170,8 +170,8 @@ bool LocalUpdates::some_group_moved() const {
                      [](double sum) { return sum > 0; });
 }
 
-// Keeps the momentum of groups whose learning rate was 0 all the time: they
-// have no u to take m from.
+// Keeps the momentum of groups whose learning rate was always 0, because m
+// cannot be computed from their u.
 void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
                                                    const Coefficients& c) {
   if (!some_group_rests()) return;
@@ -184,8 +184,8 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
           grads.subview(r.range.offset, r.range.size), c[r.group]);
 }
 
-// Such a group does not move either. The exchange returns the sent part of its
-// residuals to them, in hierarchical mode on one rank of each host.
+// Averages the momenta of such groups. The exchange returns the sent part of
+// their residuals, in hierarchical mode on one rank of each host.
 void LocalUpdates::merge_momenta() {
   float* const m = model_.adam.exp_avg().as<float>().data();
   exchange::SignExchange& all = momentum_.exchange.all();
@@ -206,7 +206,7 @@ void LocalUpdates::merge_momenta() {
   momentum_.form.now_values();
 }
 
-// Adds what would travel between several ranks: u d and restored residuals.
+// Adds the values that several ranks would send: u d and restored residuals.
 void LocalUpdates::sync_alone(View params, View low_precision) {
   model_.for_blocks([&](std::size_t b) {
     const Range& at = model_.block(b);
@@ -252,8 +252,9 @@ void LocalUpdates::synchronize(View params) {
   });
 }
 
-// Repeats the arithmetic of kernels::local_step, with the decay of its time:
-// steps that this rank has left out since then have not touched its parameters.
+// Repeats the arithmetic of kernels::local_step with the decay of that time,
+// because steps that this rank has left out since have not changed its
+// parameters.
 void LocalUpdates::repeat(View params) {
   if (params.empty()) return;
   require_view("params", params, model_.size(), true, false);

@@ -10,7 +10,8 @@
 namespace thinwire::optim {
 
 /// The momentum of a low-bit optimizer, averaged over the ranks with one bit
-/// per element and error feedback. Each part uses only those before it.
+/// per element and error feedback. Each member uses only those declared before
+/// it.
 struct CompressedMomentum {
   /// `keeps_previous` makes KeptMomentum::previous() available.
   CompressedMomentum(LowBitModel& model, bool keeps_previous)
@@ -21,7 +22,7 @@ struct CompressedMomentum {
   CompressedMomentum(const CompressedMomentum&) = delete;
   CompressedMomentum& operator=(const CompressedMomentum&) = delete;
 
-  /// Lists the momentum as array `name`, its residuals and who takes part.
+  /// Lists the momentum as array `name`, its residuals and the participation.
   /// `of_gradients` are residuals that are saved instead of the momentum's.
   void list(StateParts& parts, LowBitModel& model, const char* name,
             Sharing sharing, const std::optional<ResidualViews>& of_gradients);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One compressed step of the momentum: formed, encoded, averaged, decoded and
-// applied, block by block. kernels/sign_compress.h has the arithmetic,
-// exchange/sign_exchange.h the exchange with its error feedback.
+// One compressed step of the momentum, which is computed, encoded, averaged,
+// decoded and applied block by block. kernels/sign_compress.h has the
+// arithmetic, and exchange/sign_exchange.h the exchange with error feedback.
 #include "optim/low_bit/momentum/momentum_exchange.h"
 
 #include <fmt/format.h>
@@ -99,7 +99,7 @@ std::unique_ptr<exchange::SignExchange> MomentumExchange::make_all() const {
   return made;
 }
 
-// The first run finds memory that was never touched, so the second one counts.
+// The first run touches new memory, so only the second one counts.
 double MomentumExchange::time_exchange() const {
   const auto all = make_all();
   all->set_observer(nullptr);
@@ -145,8 +145,8 @@ void MomentumExchange::set_active(exchange::ActiveMask active) {
 
 namespace {
 
-// The blocks that a rank serves depend on the buckets and on who shares a host,
-// even where their number of elements does not.
+// Returns a checksum of the blocks that each rank serves. They depend on the
+// buckets and on the hosts, even if their number of elements does not.
 std::int64_t residual_layout(const LowBitModel& model,
                              const exchange::BlockLayout& layout) {
   std::vector<std::int32_t> servers;
@@ -157,9 +157,10 @@ std::int64_t residual_layout(const LowBitModel& model,
   return static_cast<std::int64_t>(checksum(servers));
 }
 
-// By default buckets had 2^20 elements until version 0.5. In a hierarchical
-// exchange they had at least as many for each rank of a host until 0.7.0. A
-// rank does not have the residuals of what another one served then.
+// Refuses residuals of other buckets. Until version 0.5 a bucket had 2^20
+// elements by default, and until 0.7.0 at least as many for each rank of a host
+// in a hierarchical exchange. A rank does not have the residuals of blocks that
+// another rank served then.
 [[noreturn]] void refuse_residual_layout(const LowBitModel& model,
                                          std::int64_t saved) {
   const std::size_t own = model.settings.exchange.bucket_elements;
@@ -181,7 +182,7 @@ std::int64_t residual_layout(const LowBitModel& model,
   throw Error(ErrorCode::kCorruptCheckpoint, what + ", or of other hosts");
 }
 
-// Returns the elements of the blocks of some servers as the fewest ranges.
+// Returns the elements of some servers' blocks as joined ranges.
 std::vector<Range> elements_of(const exchange::BlockLayout& layout,
                                std::size_t first, std::size_t end) {
   std::vector<Range> ranges;
@@ -193,7 +194,7 @@ std::vector<Range> elements_of(const exchange::BlockLayout& layout,
   return ranges;
 }
 
-// A low-bit ZeRO has residuals of gradients, and none of servers.
+// A low-bit ZeRO state has residuals of gradients only, and none of servers.
 bool has_both_residuals(const StateDict& state) {
   return state.has_array("worker_error") && state.has_array("server_error");
 }

@@ -15,7 +15,7 @@
 
 namespace thinwire::optim {
 
-/// The exchange of the momentum between ranks, with its residuals.
+/// Exchange of the momentum between ranks, with its residuals.
 class MomentumExchange {
  public:
   MomentumExchange(LowBitModel& model, KeptMomentum& form,
@@ -25,74 +25,76 @@ class MomentumExchange {
         restored_(restored),
         keeps_previous_(keeps_previous) {}
 
-  /// Takes the new momentum of a block, as signs or, on a single rank, as
+  /// Receives the new momentum of a block, as signs or, on a single rank, as
   /// values. Several threads may call it at once.
   using Apply =
       std::function<void(std::size_t block, const kernels::MomentumForm& m)>;
-  /// Computes, per block with unit k,
-  ///   m <- (1-bit mean over the ranks of k (beta1 m + (1 - beta1) g_i)) / k
-  /// and applies each block as it arrives. A single rank computes
-  ///   m = beta1 m + (1 - beta1) g, plus restored residuals over k
+  /// Computes, for each block with unit k,
+  ///  m <- (1-bit mean over the ranks of k (beta1 m + (1 - beta1) g_i)) / k
+  /// and applies each block when it arrives. A single rank computes
+  ///  m = beta1 m + (1 - beta1) g, plus restored residuals over k
   /// Collective.
   void average(const StepInput& in, const Coefficients& c, const Apply& apply,
                StepMeter& step);
   /// Begins an exchange that can be dropped. Local.
   void begin_early(const exchange::SignExchange::Source& source);
   /// Begins an exchange and queues all of it (SignExchange::launch()). Passes
-  /// elements of which it has asked `source` to `tell`, unless it is empty.
-  /// Collective, queued.
+  /// elements to `tell`, unless it is empty, after `source` was called for
+  /// them. Collective, queued.
   void launch(const exchange::SignExchange::Source& source,
               const FinalRange& tell);
-  /// Completes the exchange that has begun early or was launched, and applies
-  /// its result. Returns the seconds of waiting since it began. Passes elements
-  /// that were applied to `tell`, unless it is empty. Collective, but local if
-  /// it was launched.
+  /// Completes the exchange that was begun early or launched, and applies its
+  /// result. Returns the seconds spent waiting since it began. Passes applied
+  /// elements to `tell`, unless it is empty. Collective, or local if it was
+  /// launched.
   double accept_early(const Apply& apply, const FinalRange& tell);
   /// Discards an exchange in flight.
   void drop() noexcept {
     if (has_begun_early()) all_->drop();
   }
 
-  /// Returns the all-reduce, which is constructed when it is first needed.
+  /// Returns the all-reduce and constructs it on first use.
   [[nodiscard]] exchange::SignExchange& all();
   /// Returns whether an exchange is in flight between steps.
   [[nodiscard]] bool has_begun_early() const {
     return all_ != nullptr && all_->has_begun();
   }
-  /// Returns the seconds that an exchange of zeros takes. Residuals and results
-  /// stay as they are: it has memory of its own. Collective.
+  /// Measures the seconds of an exchange of zeros in separate memory, so that
+  /// residuals and results are unchanged. Collective.
   [[nodiscard]] double time_exchange() const;
   /// Returns LowBitOptimizer::residual_ratio().
   [[nodiscard]] double residual_ratio() const;
-  /// Uses the model's observer from now on.
+  /// Uses the observer that the model has now.
   void follow_observer();
 
-  /// Sets which elements are exchanged. Residuals of the others become 0.
+  /// Sets the elements that are exchanged. Residuals of the others become 0.
   void set_active(exchange::ActiveMask active);
   [[nodiscard]] const exchange::ActiveMask& mask() const { return active_; }
-  /// Returns the active elements of block `b` as bits; null: all are.
+  /// Returns the active elements of block `b` as bits, or null if all are
+  /// active.
   [[nodiscard]] const std::uint32_t* active(std::size_t b) const {
     return active_.words(model_.layout.blocks, b);
   }
 
-  /// Sets all residuals to 0, restored ones included.
+  /// Sets all residuals to 0, including restored ones.
   void clear_residuals();
-  /// Takes the residuals of gradients when the momentum begins to be
-  /// compressed. They become (1 - beta1) clip times as much, in units of the
-  /// momentum, and 0 where an element is inactive. If there are none of the
-  /// server, its own stay.
+  /// Takes the residuals of gradients when the compression of the momentum
+  /// begins. They are multiplied by (1 - beta1) clip and by the momentum's
+  /// units, and set to 0 for inactive elements. If there are no server
+  /// residuals, the exchange keeps its own.
   void inherit(RankResiduals&& of_gradients,
                std::span<const HeavyElement> heavy);
 
-  /// Describes the residuals, or those of the gradients instead, and which
-  /// elements this rank serves and encodes.
+  /// Describes the residuals, or those of the gradients in their place, and the
+  /// elements that this rank serves and encodes.
   void add_to(State& state,
               const std::optional<ResidualViews>& of_gradients) const;
   struct Saved {
     std::optional<RankResiduals> residuals;
-    std::unique_ptr<exchange::SignExchange> all;  // if there is none yet
+    std::unique_ptr<exchange::SignExchange> all;  // null if `all` exists
+                                                  // already
   };
-  /// Takes the residuals out of a state. Throws Error(kCorruptCheckpoint).
+  /// Takes the residuals from a state. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] Saved read(StateDict& state) const;
   void restore(Saved&& saved);
 
@@ -108,12 +110,13 @@ class MomentumExchange {
   bool keeps_previous_;
   std::unique_ptr<exchange::SignExchange> all_;
   exchange::ActiveMask active_;
-  double waited_before_ = 0;  // the exchange that has begun early
+  double waited_before_ = 0;  // before the exchange that was begun early
 };
 
-/// Returns the elements that this rank encodes and has worker residuals of.
+/// Returns the elements that this rank encodes and for which it has worker
+/// residuals.
 [[nodiscard]] std::vector<Range> encoded_elements(const LowBitModel& model);
-/// Takes a rank's residuals out of a state that has them. Throws
+/// Takes a rank's residuals from a state that has them. Throws
 /// Error(kCorruptCheckpoint).
 [[nodiscard]] std::optional<RankResiduals> take_residuals(
     StateDict& state, const LowBitModel& model);

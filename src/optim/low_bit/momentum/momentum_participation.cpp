@@ -19,15 +19,15 @@ namespace {
 
 constexpr const char* kLateGradients = "late_gradients";
 
-// Returns bits of which bit i says that element i is not 0. NaN is not; -0.0
-// is.
+// Returns bits, of which bit i is set if element i is not 0; NaN counts as not
+// 0, -0.0 as 0.
 template <class T>
 std::uint32_t nonzero_bits(const T* values, std::size_t count) {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
   const auto magnitude = [&](std::size_t i) {
     return static_cast<Bits>(std::bit_cast<Bits>(values[i]) << 1);
   };
-  Bits any = 0;  // in most steps of most elements that is all
+  Bits any = 0;  // usually the only word that is needed
   for (std::size_t i = 0; i < count; ++i) any |= magnitude(i);
   if (any == 0) return 0;
   std::uint32_t bits = 0;
@@ -44,7 +44,7 @@ void set_bit(std::span<std::uint32_t> words, std::size_t i) {
   words[i / 32] |= std::uint32_t{1} << (i % 32);
 }
 
-// Returns the ranks' words, OR-ed. Collective.
+// Returns the bitwise OR of all ranks' words. Collective.
 std::vector<std::uint32_t> any_rank(comm::Communicator& comm, StepMeter& meter,
                                     const std::vector<std::uint32_t>& own) {
   if (comm.size() == 1) return own;
@@ -120,8 +120,8 @@ void MomentumParticipation::remember_late(View grads) {
       at.remembered[w] |= at.seen[w];
 }
 
-// Exchanges first which blocks, then which elements of those: few ranks have
-// many.
+// Exchanges first which blocks, and then which of their elements, because few
+// ranks have many.
 std::vector<std::uint32_t> MomentumParticipation::exchange_late(
     std::vector<std::uint32_t>& flags, StepMeter& step) const {
   flags.assign(sign_words(waiting_.size()), 0);
@@ -137,8 +137,8 @@ std::vector<std::uint32_t> MomentumParticipation::exchange_late(
   return any_rank(model_.comm, step, words);
 }
 
-// The momentum becomes values under the old mask: kept as signs, it would
-// decode to +-scale where it is 0.
+// Turns the momentum into values under the old mask, because signs would decode
+// to +-scale for elements whose momentum is 0.
 std::vector<std::size_t> MomentumParticipation::admit_late(StepMeter& step) {
   form_.keep_as_values();
   const auto m = model_.adam.exp_avg().as<float>();
@@ -181,7 +181,7 @@ MaskChange MomentumParticipation::follow_masks() {
       (is_out ? change.excluded : change.included).push_back(i);
     }
   if (change.empty()) return change;
-  form_.keep_as_values();  // under the masks that have held so far
+  form_.keep_as_values();  // under the old masks
   const auto m = model_.adam.exp_avg().as<float>();
   for (const std::size_t i : change.excluded) m[i] = 0;
   set(std::move(elements));
@@ -194,7 +194,7 @@ void MomentumParticipation::add_to(State& state) const {
   if (!elements_.empty())
     state.add_elements("participation", Sharing::kSame, {{0, model_.size()}},
                        elements_);
-  if (waiting_.empty()) return;  // on all ranks
+  if (waiting_.empty()) return;  // all ranks return here or none does
   std::vector<std::size_t> late;
   for (const Waiting& at : waiting_)
     for (std::size_t i = 0; i < model_.block(at.block).size; ++i)

@@ -48,7 +48,8 @@ void UnderNextStep::begin(const StepInput& in, const Coefficients& c) {
   params_ = in.params;
   coefficients_ = c;
   const auto blocks = model_.layout.blocks.blocks();
-  if (model_.groups)  // the exchange reads the other blocks of this rank
+  if (model_.groups)  // because the exchange reads the other blocks of this
+                      // rank
     model_.for_blocks([&](std::size_t b) {
       if (!model_.places.has(blocks[b])) take_own_step(b, in);
     });
@@ -66,7 +67,7 @@ void UnderNextStep::take_own_step(std::size_t b, const StepInput& in) const {
   const kernels::AdamCoefficients& c =
       coefficients_[model_.layout.block_group[b]];
   const std::uint32_t* const active = momentum_.exchange.active(b);
-  std::array<float, 1024> m;  // blocks are no longer
+  std::array<float, 1024> m;  // the size of the longest block
   const kernels::MomentumForm before = momentum_.form.current(b);
   if (before.values != nullptr)
     std::copy_n(before.values, at.size, m.data());
@@ -82,7 +83,7 @@ void UnderNextStep::take_own_step(std::size_t b, const StepInput& in) const {
 }
 
 double UnderNextStep::arrive() const {
-  // Without the option, what is in flight began during backward.
+  // Without the option, an exchange in flight has begun during backward.
   if (!is_on() || !momentum_.exchange.has_begun_early()) return 0;
   const StepInput common{.params = theta_.view(), .grads = {}};
   return momentum_.exchange.accept_early(
@@ -126,7 +127,7 @@ void UnderNextStep::repeat(View params) {
 
 void UnderNextStep::list(StateParts& parts) {
   ScalarPart flag{.name = kParametersDiffer};
-  // States of other options lack all of it.
+  // States of runs without the option lack all these parts.
   if (!parts.has(kLocalParams, true)) flag.missing = 0;
   const bool differs = parts.integer(flag, differs_);
   parts.set(restored_, Buffer());

@@ -11,40 +11,41 @@
 
 namespace thinwire::optim {
 
-/// The exchange of the momentum under the next step
-/// (ExchangeOptions::under_next_step). While it travels, this rank's parameters
-/// are those before the step, moved by its own momentum. The common ones,
-/// theta, move when the mean arrives. All of an exchange is queued when it
-/// begins, so each rank completes it when it likes, without a collective call.
+/// Overlaps the exchange of the momentum with the next step
+/// (ExchangeOptions::under_next_step). While it is in flight, this rank's
+/// parameters are the previous ones, moved by its own momentum. The common
+/// parameters, theta, are updated when the mean arrives. An exchange is queued
+/// completely when it begins, so each rank completes it at any time, without a
+/// collective call.
 class UnderNextStep final : public LocalSteps {
  public:
   UnderNextStep(LowBitModel& model, CompressedMomentum& momentum,
                 const Denominator& denominator)
       : model_(model), momentum_(momentum), denominator_(denominator) {}
-  /// Blocks until an exchange in flight is over, because it reads the parts
+  /// Blocks until an exchange in flight has ended, because it reads the members
   /// above. Logs a warning if it has failed.
   ~UnderNextStep() override;
   UnderNextStep(const UnderNextStep&) = delete;
   UnderNextStep& operator=(const UnderNextStep&) = delete;
 
-  /// Returns whether compressed steps exchange that way.
+  /// Returns whether compressed steps use this exchange.
   [[nodiscard]] bool is_on() const {
     return model_.settings.exchange.under_next_step && model_.compresses();
   }
-  /// Begins the exchange of a step whose coefficients are `c`. In the blocks'
+  /// Begins the exchange of a step whose coefficients are `c`. For the blocks'
   /// elements computes, on this rank,
-  ///   m_i = beta1 m + (1 - beta1) g_i,
-  ///   params = theta - lr (m_i / (1 - beta1^t) / d + wd theta)
-  /// Other elements of `in.params` are equal on all ranks already. Collective,
+  ///  m_i = beta1 m + (1 - beta1) g_i,
+  ///  params = theta - lr (m_i / (1 - beta1^t) / d + wd theta)
+  /// Other elements of `in.params` are already equal on all ranks. Collective,
   /// queued.
   void begin(const StepInput& in, const Coefficients& c);
-  /// Waits for the exchange in flight, if there is one: m is the ranks' mean,
-  /// and theta moves by it. Returns the seconds of waiting. Local.
+  /// Waits for the exchange in flight, if any. Sets m to the ranks' mean and
+  /// updates theta by it. Returns the seconds spent waiting. Local.
   double arrive() const;
-  /// Makes the parameters theta, if they differ. Local.
+  /// Sets the parameters to theta if they differ from it. Local.
   void rejoin(const StepInput& in);
   [[nodiscard]] bool differs() const noexcept { return differs_; }
-  /// Returns theta. Only if the parameters differ.
+  /// Returns theta. Valid only if the parameters differ from it.
   [[nodiscard]] View theta() const { return theta_.view(); }
 
   // ---- between steps, for the caller
@@ -54,11 +55,11 @@ class UnderNextStep final : public LocalSteps {
   void synchronize(View params) override;
   [[nodiscard]] ConstView exchanged_params(ConstView params) const override;
   void repeat(View params) override;
-  /// Takes parameters that were loaded from elsewhere for theta.
+  /// Sets theta to parameters that were loaded from elsewhere.
   void begin_anew();
 
-  /// Lists theta and this rank's parameters, once nothing is in flight. On
-  /// another number of ranks each takes the mean of the latter.
+  /// Lists theta and this rank's parameters after nothing is in flight. With
+  /// another number of ranks, each rank gets the mean of the ranks' parameters.
   void list(StateParts& parts);
 
  private:
@@ -67,11 +68,12 @@ class UnderNextStep final : public LocalSteps {
   LowBitModel& model_;
   CompressedMomentum& momentum_;
   const Denominator& denominator_;
-  mutable Buffer theta_;       // fp32, of all elements
+  mutable Buffer theta_;       // fp32, for all elements
   Coefficients coefficients_;  // of the step whose exchange is in flight
-  bool differs_ = false;       // parameters from theta, on some rank
-  View params_{};              // those of the last step
-  Buffer restored_;            // of this rank, until the next step or repeat()
+  bool differs_ = false;       // whether parameters differ from theta on any
+                               // rank
+  View params_{};              // parameters of the last step
+  Buffer restored_;            // this rank's, until the next step or repeat()
 };
 
 }  // namespace thinwire::optim
