@@ -12,16 +12,16 @@
 namespace thinwire::comm {
 
 struct HostOptions {
-  /// Ranks on each host, in rank order; >= 0. 1 means flat, as if every rank
-  /// had a host of its own. 0 means THINWIRE_RANKS_PER_HOST or, if that is not
-  /// set, detection.
+  /// Number of ranks on each host, in rank order; >= 0. 1 means flat, as if
+  /// every rank were on a separate host. 0 stands for THINWIRE_RANKS_PER_HOST
+  /// or, if that is not set, for detection.
   int ranks_per_host = 0;
 };
 
 /// Reason why hosts are flat although ranks share some.
 struct WhyFlat {
   enum class Reason {
-    kNone,           ///< Not flat, or every rank has a host of its own.
+    kNone,           ///< Not flat, or every rank is on a separate host.
     kOneHost,        ///< All ranks share one host.
     kUnequalHosts,   ///< Hosts hold unequal numbers of ranks.
     kContradiction,  ///< A launcher announced other hosts than were detected.
@@ -33,47 +33,48 @@ struct WhyFlat {
 };
 
 /// Returns which ranks share a host, and so a network card. Collective. A
-/// number given by `options` or, after it, THINWIRE_RANKS_PER_HOST is used
-/// as it is: ranks 0 .. G-1 are host 0, and so on. If detection would give
+/// number in `options` or else in THINWIRE_RANKS_PER_HOST is used without
+/// detection: ranks 0 .. G-1 are host 0, and so on. If detection would give
 /// another result, rank 0 logs a line. Otherwise ranks with the same boot id
 /// share a host, or those with the same host name if the system has no boot id.
 ///
-/// The result is flat if every rank has a host of its own, all ranks share one
-/// host, or hosts hold unequal numbers of ranks. It is also flat if a launcher
-/// announced another number of ranks on a host than was detected, as for
-/// containers that share a machine. Rank 0 then logs a warning. `why`, if
-/// given, receives the reason. Ranks of the backend "local" share one host.
+/// The result is flat if every rank is on a separate host, if all ranks share
+/// one host, or if hosts have unequal numbers of ranks. It is also flat if a
+/// launcher announced a different number of ranks per host than was detected,
+/// which happens with containers on one machine. Rank 0 then logs a warning.
+/// `why`, if given, receives the reason. Ranks of the backend "local" share one
+/// host.
 ///
 /// Throws Error(kInvalidArgument) on all ranks if an option is out of range or
-/// not the same everywhere. It also does so if the number of ranks is no
+/// differs between ranks. It also does so if the number of ranks is not a
 /// multiple of ranks_per_host.
 [[nodiscard]] Hosts find_hosts(Communicator& comm,
                                const HostOptions& options = {},
                                WhyFlat* why = nullptr);
 
 /// Returns a checksum of the boot id, or of the host name if the system has no
-/// boot id. It is the same in all processes of this machine, whatever hosts
-/// they are configured with. Local.
+/// boot id. It is equal in all processes of this machine, regardless of their
+/// configured hosts. Local.
 [[nodiscard]] std::int64_t machine_id();
 
 /// Returns the rank at each place p = l * H + h: local rank 0 of all hosts,
-/// then local rank 1, and so on. If flat: all of hosts.size ranks, in their
+/// then local rank 1, and so on. If flat, returns all hosts.size ranks in their
 /// order. Local.
 [[nodiscard]] std::vector<int> ranks_by_place(const Hosts& hosts);
 
-/// The two groups that split_by_host() gives a rank.
+/// The two groups of a rank that split_by_host() creates.
 struct HostGroups {
   /// Group of the ranks of this host.
   std::unique_ptr<Communicator> inside;
-  /// Group of one rank of each host: those with this rank's local_rank.
+  /// Group of one rank per host: the ranks with this rank's local_rank.
   std::unique_ptr<Communicator> between;
 };
 
 /// Splits `comm` by comm.hosts(). Collective. comm.counters() includes the
-/// traffic of both groups; nothing that `inside` sends is between hosts. If
-/// flat, `inside` is this rank alone and `between` holds all ranks. The
-/// time-out of `between` is that of `comm` plus `later`, and that of `inside`
-/// is that of `comm` plus twice `later`.
+/// traffic of both groups; that of `inside` does not count as traffic between
+/// hosts. If flat, `inside` contains only this rank, and `between` contains all
+/// ranks. The time-out of `between` is that of `comm` plus `later`, and that of
+/// `inside` is that of `comm` plus twice `later`.
 [[nodiscard]] HostGroups split_by_host(Communicator& comm,
                                        std::chrono::milliseconds later = {});
 

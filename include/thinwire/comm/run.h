@@ -45,19 +45,18 @@ int run(std::unique_ptr<Communicator> comm, const BodyFunction& body,
 /// Runs the main() of a data-parallel program:
 ///   int main() { return thinwire::comm::run(train); }
 /// Calls body(communicator) on from_environment()'s communicator and returns
-/// its result, or 0 if it returns nothing. If it throws, this rank tells the
-/// other ranks why and returns 1. Their next exchange with it throws, so that
-/// all of them end.
+/// its result, or 0 if it returns nothing. If it throws, this rank notifies the
+/// other ranks and returns 1. Their next exchange with it throws, so that all
+/// of them end.
 ///
 /// This is the only function of the library that prints: it reports the
 /// program's failure, with or without a log's sink (core/log.h). A rank that
-/// fails by itself writes "rank 1: ..." to `errors`, or to std::cerr if that is
-/// null. If it is the only rank, it writes "error: ...". It does so after a
-/// second, unless the other ranks fail too before that. If all ranks fail
-/// together, for example because their options differ, only the first one
-/// writes. A rank that another one's failure has ended writes nothing.
-/// Collective. MPI is not finalized after a failure, because that could wait
-/// for ranks that never finish.
+/// fails independently writes "rank 1: ..." to `errors`, or to std::cerr if
+/// that is null. If it is the only rank, it writes "error: ...". It waits for a
+/// second before it writes: if all ranks fail within that time, for example
+/// because their options differ, only rank 0 writes. A rank that ends because
+/// of another rank's failure writes nothing. Collective. MPI is not finalized
+/// after a failure, because that could wait for ranks that never finish.
 template <RankBody Body>
 [[nodiscard]] int run(Body&& body, std::ostream* errors = nullptr) {
   return detail::run(detail::returning_int(body), errors);
@@ -65,8 +64,8 @@ template <RankBody Body>
 
 /// Runs the program on a communicator that the caller has made; after a failure
 /// the caller may only destroy it. If its transport has no split(), the ranks
-/// cannot agree on who reports. Every rank that fails by itself then writes at
-/// once, and tells the others a second later.
+/// cannot agree on which of them reports. Every rank that fails independently
+/// then writes at once, and notifies the others a second later.
 template <RankBody Body>
 [[nodiscard]] int run(Communicator& comm, Body&& body,
                       std::ostream* errors = nullptr) {

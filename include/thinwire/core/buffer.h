@@ -17,10 +17,10 @@ enum class Fill {
   kNone,  ///< Uninitialized: saves a pass over a buffer that is filled at once.
 };
 
-/// Owned flat array, 64-byte aligned; zero-filled, except with Fill::kNone.
-/// Buffers of 4 MiB and more begin on a 2 MiB page and ask for huge pages.
-/// memory_use() counts the allocated bytes: bytes() rounded up to whole lines
-/// of kAlignment.
+/// An owned flat array, 64-byte aligned and zero-filled, unless Fill::kNone is
+/// given. Buffers of 4 MiB and more begin on a 2 MiB page and request huge
+/// pages. memory_use() counts the allocated bytes, which are bytes() rounded up
+/// to a multiple of kAlignment.
 class Buffer {
  public:
   static constexpr std::size_t kAlignment = 64;

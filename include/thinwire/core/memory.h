@@ -11,10 +11,11 @@ namespace thinwire {
 enum class MemoryKind { kOther, kParameters, kGradients, kStates, kBuckets };
 inline constexpr std::size_t kNumMemoryKinds = 5;
 
-/// Bytes that the Buffers and MemoryNotes made on one thread hold, whichever
-/// thread frees them. A rank is a thread or a process, so this is the memory of
-/// a rank. It excludes a communicator's scratch, which its own thread makes: at
-/// most 4.1 MiB, or more if it is hierarchical.
+/// Bytes held by the Buffers and MemoryNotes that one thread has made, even if
+/// another thread frees them. A rank is a thread or a process, so this is the
+/// memory of a rank. It excludes a communicator's scratch memory, which belongs
+/// to the communicator's thread: at most 4.1 MiB, or more if it is
+/// hierarchical.
 struct MemoryUse {
   using Bytes = std::array<std::uint64_t, kNumMemoryKinds>;
 
@@ -34,12 +35,12 @@ struct MemoryUse {
 
 /// Returns the memory of the calling thread.
 [[nodiscard]] MemoryUse memory_use();
-/// Sets the peak of the calling thread to what it holds now.
+/// Sets the calling thread's peak to its present memory.
 void reset_memory_peak();
 
-/// Sets the kind of the Buffers made on this thread while the scope lives; the
-/// innermost scope counts. Without a scope it is kOther. It must end on the
-/// thread that made it.
+/// Sets the kind of Buffers that this thread makes during the scope. The
+/// innermost scope counts; without a scope the kind is kOther. A scope must end
+/// on the thread that made it.
 class MemoryScope {
  public:
   explicit MemoryScope(MemoryKind kind) noexcept;
@@ -51,9 +52,9 @@ class MemoryScope {
   MemoryKind outer_;
 };
 
-/// Counts `bytes` for the thread that made it as long as it lives, whichever
-/// thread destroys it. Every Buffer holds a note; callers make one for other
-/// memory, for example a framework's tensors.
+/// Counts `bytes` for the thread that made the note, until any thread destroys
+/// the note. Every Buffer holds a note. Callers make one for other memory, for
+/// example a framework's tensors.
 class MemoryNote {
  public:
   MemoryNote() = default;
@@ -64,7 +65,7 @@ class MemoryNote {
   explicit MemoryNote(std::size_t bytes);
   ~MemoryNote();
 
-  /// Leaves `other` counting nothing.
+  /// Leaves `other` without any bytes.
   MemoryNote(MemoryNote&& other) noexcept = default;
   MemoryNote& operator=(MemoryNote&& other) noexcept;
 

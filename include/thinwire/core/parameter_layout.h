@@ -34,7 +34,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// The places of a model's parameters in one flat array: in the given order,
+/// Places of a model's parameters in one flat array, in the given order and
 /// without gaps. Gradients and optimizer states use the same offsets.
 /// Immutable.
 class ParameterLayout {
@@ -42,11 +42,11 @@ class ParameterLayout {
   ParameterLayout() = default;
 
   /// Returns the layout of `specs`. If `num_groups` > 0, it is the number of
-  /// groups, and these parameters may leave some out. If it is 0, the groups
-  /// are those that the parameters name, without gaps. Throws
-  /// Error(kInvalidArgument) for an empty, repeated or multi-line name, or a
-  /// total that does not fit std::size_t. Group numbers that have gaps, or are
-  /// not below a `num_groups` > 0, give the same error.
+  /// groups, some of which may have no parameters. If it is 0, the groups are
+  /// those that the parameters name, without gaps. Throws
+  /// Error(kInvalidArgument) for an empty, repeated or multi-line name, and for
+  /// a total that does not fit std::size_t. Throws it also for group numbers
+  /// with gaps or not below a `num_groups` > 0.
   [[nodiscard]] static ParameterLayout of(std::vector<ParameterSpec> specs,
                                           std::size_t num_groups = 0);
 
@@ -57,14 +57,14 @@ class ParameterLayout {
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t num_groups() const noexcept { return num_groups_; }
 
-  /// Returns the parameter of this name. Throws Error(kInvalidArgument) naming
+  /// Returns the parameter of this name. Throws Error(kInvalidArgument) with
   /// the nearest known name.
   [[nodiscard]] const Parameter& parameter(std::string_view name) const;
   /// Returns the parameter that holds element `index`; index < size().
   [[nodiscard]] const Parameter& parameter_at(std::size_t index) const;
 
   /// Returns one line per parameter ("h.0.w 768x3072 group 0"). hash() covers
-  /// this text, and two ranks that disagree compare it.
+  /// this text, and ranks whose hashes differ compare it.
   [[nodiscard]] std::string describe() const;
   /// Returns the XXH3-64 of describe().
   [[nodiscard]] std::uint64_t hash() const;

@@ -35,12 +35,12 @@ void require_range(std::size_t offset, std::size_t count, std::size_t size);
 
 }  // namespace detail
 
-/// Read-only flat array of any DType: pointer, number of elements, dtype.
-/// Owns nothing; the memory must outlive the view.
+/// A read-only flat array of any DType: a pointer, a number of elements and a
+/// dtype. The memory belongs to the caller and must outlive the view.
 ///
 /// joined() makes one view of two arrays of different dtypes, for example
-/// 16-bit parameters followed by fp32 ones. Only subview(), parts() and
-/// dtype_at() reach the second array. Functions that read elements take a view
+/// 16-bit parameters followed by fp32 parameters. Only subview(), parts() and
+/// dtype_at() reach the second array. Functions that read elements accept views
 /// of one dtype and reject others.
 class ConstView {
  public:
@@ -58,8 +58,8 @@ class ConstView {
       : ConstView(std::ranges::data(range), std::ranges::size(range),
                   dtype_of<detail::element_t<R>>) {}
 
-  /// Returns a view of the elements of `first`, then those of `second`. Both
-  /// must have one dtype each. If one is empty, returns the other.
+  /// Returns a view of the elements of `first`, followed by those of `second`.
+  /// Each must have one dtype. If either is empty, returns the other.
   [[nodiscard]] static ConstView joined(ConstView first, ConstView second) {
     detail::require_one_dtype(first.is_joined() || second.is_joined());
     if (second.empty()) return first;
@@ -71,7 +71,8 @@ class ConstView {
     return both;
   }
   [[nodiscard]] bool is_joined() const noexcept { return second_size_ != 0; }
-  /// Returns the elements of the first array: size() unless is_joined().
+  /// Returns the number of elements of the first array, which is size() unless
+  /// is_joined().
   [[nodiscard]] std::size_t first_size() const noexcept {
     return size_ - second_size_;
   }
@@ -96,8 +97,8 @@ class ConstView {
            second_size_ * size_of(second_dtype_);
   }
 
-  /// Returns the elements. Throws Error(kInvalidArgument) if T is not the dtype
-  /// of all of them.
+  /// Returns the elements. Throws Error(kInvalidArgument) unless all of them
+  /// have the type T.
   template <class T>
   [[nodiscard]] std::span<const T> as() const {
     detail::require_one_dtype(is_joined());

@@ -31,7 +31,7 @@ struct AdamArrays {
   float* exp_avg = nullptr;     ///< In and out.
   float* exp_avg_sq = nullptr;  ///< In and out.
   ConstView grads{};            ///< fp32, fp16 or bf16; its size is the length.
-  View low_precision{};  ///< If not empty: params rounded to fp16 or bf16.
+  View low_precision{};  ///< Empty, or receives params rounded to fp16 or bf16.
 };
 
 /// Applies Adam / AdamW in one pass; every operation is rounded to float in
@@ -44,7 +44,8 @@ struct AdamArrays {
 ///   u = (m * exp_avg_scale) / d
 ///   if decoupled_decay != 0:  u = u + decoupled_decay * p
 ///   p = p + minus_learning_rate * u
-/// Single-threaded; callers cut the arrays. 28 bytes per parameter in fp32.
+/// Single-threaded; callers divide the arrays among threads. Moves 28 bytes per
+/// parameter in fp32.
 void adam(const AdamArrays& arrays, const AdamCoefficients& c);
 
 /// Computes m = m * beta1 + one_minus_beta1 * (grad * grad_scale) for
@@ -57,7 +58,7 @@ void moments(float* exp_avg, float* exp_avg_sq, ConstView grads,
 
 /// Arrays of an update whose variance no longer changes:
 ///   p = p + minus_learning_rate * ((m * exp_avg_scale) / d + decay * p)
-/// `denominator` is d of adam(), computed before. The decoupled decay is added
+/// `denominator` is the d of an earlier adam(). The decoupled decay is added
 /// only if it is not 0.
 struct FrozenUpdateArrays {
   float* params = nullptr;  ///< In and out.
@@ -68,8 +69,8 @@ struct FrozenUpdateArrays {
 };
 void frozen_update(const FrozenUpdateArrays& arrays, const AdamCoefficients& c);
 
-/// Computes d[i] = sqrt(v[i] * exp_avg_sq_scale) + eps, or with eps inside.
-/// `denominator` may be `exp_avg_sq`.
+/// Computes d[i] = sqrt(v[i] * exp_avg_sq_scale) + eps, or the same with eps
+/// inside the root. `denominator` may be `exp_avg_sq`.
 void denominator(const float* exp_avg_sq, float* denominator, std::size_t size,
                  const AdamCoefficients& c);
 

@@ -5,10 +5,10 @@
 #include <string_view>
 #include <vector>
 
-/// SIMD instructions of the kernels. They are chosen once, when the first
-/// kernel runs: those of THINWIRE_SIMD (docs/env.md), otherwise the best ones.
-/// All of them give the same bits. If THINWIRE_SIMD names none that are
-/// supported, kernels throw Error(kInvalidArgument).
+/// SIMD instructions of the kernels. They are chosen when the first kernel
+/// runs: those that THINWIRE_SIMD names (docs/env.md), or else the best ones.
+/// All of them give the same bits. If THINWIRE_SIMD names unsupported
+/// instructions, kernels throw Error(kInvalidArgument).
 namespace thinwire::kernels {
 
 /// Returns Highway's name of the target in use, for example "AVX3" or "NEON".
@@ -17,10 +17,10 @@ namespace thinwire::kernels {
 /// Returns the targets that this machine and build support, best first.
 [[nodiscard]] std::vector<std::string> cpu_targets();
 
-/// Makes every kernel of the process use the target `name`, or the first choice
-/// again if it is "". It is for tests and benchmarks. Do not call it while
-/// another thread runs a kernel. Throws Error(kInvalidArgument) naming the
-/// supported targets, if `name` is none of them.
+/// Makes every kernel of the process use the target `name`, or the original
+/// choice if it is "". For tests and benchmarks only; do not call it while
+/// another thread runs a kernel. Throws Error(kInvalidArgument) with the
+/// supported targets if `name` is not among them.
 void force_cpu_target(std::string_view name);
 
 }  // namespace thinwire::kernels

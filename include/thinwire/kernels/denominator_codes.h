@@ -10,17 +10,18 @@
 #include "thinwire/kernels/lamb.h"
 
 /// Denominators in 8 or 4 bits, and the update that multiplies by their
-/// inverses. A cell, of at most 1024 elements, has one range of logarithms.
-/// Code 0 is an element that takes no part, and code 1 + k stands for 2^(low +
-/// k step). Every operation is rounded to its type in the order given.
-/// Logarithms and powers are fixed polynomials, so all processors agree and no
-/// library is needed. Every function works on one cell, on one thread.
+/// inverses. A cell has at most 1024 elements, which share a range of
+/// logarithms. Code 0 marks an element that takes no part, and code 1 + k
+/// stands for 2^(low + k step). Every operation is rounded to its type in the
+/// order given. Logarithms and powers are fixed polynomials, so that results do
+/// not depend on a processor or library. Every function processes one cell on
+/// one thread.
 namespace thinwire::kernels {
 
 /// Range of logarithms of one cell.
 struct CodeRange {
   float low = 0;   ///< log2 of the smallest denominator.
-  float step = 0;  ///< Step between neighbouring codes, >= 0.
+  float step = 0;  ///< Step between adjacent codes, >= 0.
 
   bool operator==(const CodeRange&) const = default;
 };
@@ -30,9 +31,9 @@ struct CodeRange {
   return (1 << bits) - 2;
 }
 
-/// Returns the bytes of a cell's codes. With 8 bits each has one byte. With 4
-/// bits, 32 consecutive codes share 16 bytes. The first 16 are in the lower
-/// halves, the others in the upper halves.
+/// Returns the number of bytes of a cell's codes. An 8-bit code is one byte.
+/// With 4 bits, 32 consecutive codes share 16 bytes: the first 16 are in the
+/// lower halves, the others in the upper halves.
 [[nodiscard]] constexpr std::size_t code_bytes(std::size_t size,
                                                int bits) noexcept {
   return bits == 8 ? size : size / 32 * 16 + (size % 32 < 16 ? size % 32 : 16);
@@ -97,7 +98,7 @@ CodeRange encode_denominators(const float* d, const std::uint32_t* active,
 /// Returns the code, never 0, that `d` has in a cell's range.
 [[nodiscard]] int code_of(float d, const CodeRange& range, int bits);
 
-/// Parameters and codes of a cell; none overlap.
+/// Parameters and codes of a cell. No arrays overlap.
 struct CodedUpdateArrays {
   float* params = nullptr;       ///< In and out, or null if split.
   BFloat16* high = nullptr;      ///< In and out: upper half of split_float().

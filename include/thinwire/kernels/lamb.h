@@ -8,12 +8,13 @@
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/sign_compress.h"
 
-/// LAMB, arXiv:1904.00962, and the fresh variance of 1-bit LAMB,
-/// arXiv:2104.06069. LAMB takes two passes, because its trust ratio needs the
-/// norms of a whole parameter. lamb_moments() computes the sums; lamb_update()
-/// then gets the ratio in minus_learning_rate. Every function works on a part
-/// of one parameter, on one thread. Every operation is rounded to float in the
-/// order given; sums are in double in the order of kernels/norm.h.
+/// LAMB (arXiv:1904.00962) and the fresh variance of 1-bit LAMB
+/// (arXiv:2104.06069). LAMB takes two passes, because its trust ratio needs the
+/// norms of a whole parameter. lamb_moments() computes the sums, and
+/// lamb_update() then gets the ratio in minus_learning_rate. Every function
+/// processes a part of one parameter on one thread. Every operation is rounded
+/// to float in the order given; sums are in double, in the order of
+/// kernels/norm.h.
 namespace thinwire::kernels {
 
 /// Sums of squares of the two norms in a trust ratio.
@@ -36,8 +37,8 @@ void lamb_moments(const AdamArrays& arrays, const AdamCoefficients& c,
 /// Runs the second pass: computes u again, from the present exp_avg and
 /// exp_avg_sq, and
 ///   p = p + minus_learning_rate * u
-/// low_precision is as in adam(). `grads` gives only the length. 16 bytes per
-/// parameter.
+/// low_precision is as in adam(). `grads` only determines the length. Moves 16
+/// bytes per parameter.
 void lamb_update(const AdamArrays& arrays, const AdamCoefficients& c);
 
 /// A momentum in one of its two forms.
@@ -46,7 +47,7 @@ struct MomentumForm {
   Signs signs{};                  ///< Signs, used if `values` is null.
 };
 
-/// Flat arrays of equal length, from one block; none overlap.
+/// Flat arrays of one block, of equal length. None overlap.
 struct LambFactorArrays {
   float* fresh = nullptr;              ///< In and out: the fresh variance.
   const float* denominator = nullptr;  ///< Frozen, > 0 everywhere.
@@ -54,11 +55,12 @@ struct LambFactorArrays {
   MomentumForm exp_avg{};         ///< Momentum after the exchange.
   MomentumForm previous{};        ///< Momentum before the exchange.
   const std::uint32_t* active = nullptr;  ///< Mask of sign_compress.h.
-  float floor = 0;                        ///< Least fresh denominator.
+  float floor = 0;                        ///< Lower limit of the fresh
+                                          ///< denominator.
   std::size_t size = 0;
 };
 
-/// Sums that make up 1-bit LAMB's factor.
+/// Sums from which 1-bit LAMB's factor is computed.
 struct LambFactorSums {
   double plain = 0;   ///< Sum of squares of the update without decay.
   double update = 0;  ///< Sum of squares of the update with decay.
@@ -66,7 +68,7 @@ struct LambFactorSums {
 };
 
 /// Recovers the averaged gradient from the momentum, and updates its variance.
-/// Also measures how far the frozen denominator is from the fresh one. m =
+/// Also measures how far the frozen and the fresh denominator differ. m =
 /// exp_avg; m and previous are 0 if masked:
 ///   g = (m - beta1 * previous) / one_minus_beta1
 ///   fresh = fresh * beta2 + (one_minus_beta2 * g) * g
@@ -75,8 +77,8 @@ struct LambFactorSums {
 /// If decoupled_decay is 0, both sums are 0. Otherwise:
 ///   u0 = (m * exp_avg_scale) / denominator      plain = sum of u0^2
 ///   u = u0 + decoupled_decay * p                update = sum of u^2
-/// Masked elements count in the sums but not in the maximum, which is 0 if
-/// there are no others. The maximum ignores NaN (a NaN in d_fresh is one in
+/// Masked elements count in the sums but not in the maximum, which is 0 if all
+/// elements are masked. The maximum ignores NaN (a NaN in d_fresh is one in
 /// fresh).
 LambFactorSums lamb_factor(const LambFactorArrays& arrays,
                            const AdamCoefficients& c);

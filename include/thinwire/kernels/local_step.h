@@ -8,22 +8,24 @@
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/sign_compress.h"
 
-/// The steps of 0/1 Adam (arXiv:2202.06009) with a frozen variance. In local
-/// steps each rank accumulates updates over a common origin. A sync step moves
+/// Steps of 0/1 Adam (arXiv:2202.06009) with a frozen variance. In local steps
+/// each rank accumulates updates relative to a common origin. A sync step moves
 /// the origin by the average of the accumulated updates.
 ///
-/// One block, one thread; `active` is as in sign_compress.h; arrays do not
-/// overlap. Every operation is rounded to float in the order given.
+/// Each function processes one block on one thread; `active` is as in
+/// sign_compress.h, and arrays do not overlap. Every operation is rounded to
+/// float in the order given.
 namespace thinwire::kernels {
 
 /// Flat arrays of grads.size() elements.
 struct LocalStepArrays {
   float* params = nullptr;        ///< Out.
-  const float* origin = nullptr;  ///< The parameters at the last sync.
+  const float* origin = nullptr;  ///< Parameters at the last sync.
   float* exp_avg = nullptr;       ///< Out; also in, unless mean.words is set.
   Signs mean{};                   ///< If set, the momentum before the step.
   float* accumulated = nullptr;   ///< Out; also in, unless from_zero.
-  bool from_zero = false;         ///< The first step since the last sync.
+  bool from_zero = false;         ///< True in the first step since the last
+                                  ///< sync.
   const float* denominator = nullptr;  ///< > 0 everywhere.
   ConstView grads{};                   ///< fp32, fp16 or bf16.
   const std::uint32_t* active = nullptr;
@@ -34,7 +36,7 @@ struct LocalStepArrays {
 ///   m = m * beta1 + one_minus_beta1 * (g * grad_scale), 0 if masked
 ///   u = u + minus_learning_rate * ((m * exp_avg_scale) / denominator)
 ///   p = origin * origin_scale + u
-/// `origin_scale` holds the decay since the sync. At most 32 bytes per
+/// `origin_scale` holds the decay since the sync. Moves at most 32 bytes per
 /// parameter, and 2 for `low_precision`.
 void local_step(const LocalStepArrays& arrays, float origin_scale,
                 const AdamCoefficients& c);

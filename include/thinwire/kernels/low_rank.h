@@ -7,17 +7,18 @@
 #include "thinwire/core/view.h"
 
 /// Products of a matrix with tall, narrow factors, for averages of low rank
-/// (arXiv:1905.13727). M has `rows` rows of `columns` elements, one row after
-/// the other. A factor has `rank` columns, one column after the other: P has
-/// `rows` elements in each, Q has `columns` elements in each.
+/// (arXiv:1905.13727). M has `rows` rows of `columns` elements, stored row by
+/// row. A factor has `rank` columns, stored column by column: those of P have
+/// `rows` elements, and those of Q have `columns` elements.
 ///
-/// Single-threaded; callers cut the rows or the columns. An element's bits do
-/// not depend on the range in which it is computed. Every operation is rounded
-/// in the order given, and none are fused. Arrays do not overlap. Each function
-/// throws Error(kInvalidArgument) before it writes anything.
+/// The functions are single-threaded; callers divide rows or columns among
+/// threads. An element's bits do not depend on the range in which it is
+/// computed. Every operation is rounded in the order given, without fused
+/// operations. Arrays do not overlap. Each function throws
+/// Error(kInvalidArgument) before it writes anything.
 namespace thinwire::kernels {
 
-/// Most columns of a factor; a rank is in [1, kMostLowRank].
+/// Largest number of columns of a factor. A rank is in [1, kMostLowRank].
 inline constexpr std::size_t kMostLowRank = 64;
 
 /// Some rows of M = values * factor + residual, rounded to float twice.

@@ -17,11 +17,12 @@
 /// exact in double, so a sum of squares is finite exactly if all elements are.
 namespace thinwire::kernels {
 
-/// Elements of a chunk. Shards and buckets end on this grid, so a norm has the
-/// same bits however the array is cut.
+/// Number of elements in a chunk. Shards and buckets end on this grid, so a
+/// norm has the same bits for any division of the array.
 inline constexpr std::size_t kSumChunk = 1024;
 
-/// Chunks of a group, whose sums are added like the elements of a chunk.
+/// Number of chunks in a group. Their sums are added like the elements of a
+/// chunk.
 inline constexpr std::size_t kSumGroup = 1024;
 
 /// Returns the number of chunks of a view of `size` elements.
@@ -36,7 +37,7 @@ void chunk_sums_of_squares(ConstView values, std::span<double> sums);
 /// Writes sums of absolute values in the same way.
 void chunk_sums_of_abs(ConstView values, std::span<double> sums);
 
-/// Totals the sums of chunks in the order above. The caller passes them by
+/// Adds up the sums of chunks in the order above. The caller passes them by
 /// ascending index; omitted chunks count as 0.
 template <class Sum = double>
 class ChunkTotal {
@@ -76,7 +77,7 @@ class ChunkTotal {
   return total.total();
 }
 
-/// Returns the sum of all chunks' sums of squares.
+/// Returns the sum of squares of all chunks.
 [[nodiscard]] double sum_of_squares(ConstView values);
 
 namespace ref {

@@ -3,17 +3,18 @@
 
 #include <string>
 
-/// The processor, and what the kernels do differently because of it.
+/// The processor, and the kernels' choices that depend on it.
 namespace thinwire::kernels {
 
-/// Returns the processor's own name, or "unknown" if it has none.
+/// Returns the processor's name, or "unknown" if it reports none.
 [[nodiscard]] std::string processor_name();
 
-/// Returns whether the kernels' loops use software prefetch. THINWIRE_PREFETCH
-/// or, without it, the processor decides once per process, when this is first
-/// called or a kernel first runs. The results are the same bits either way.
-/// Throws Error(kInvalidArgument) for a malformed THINWIRE_PREFETCH; a kernel
-/// then throws it too, before it has written anything.
+/// Returns whether the kernels' loops use software prefetch. The choice is made
+/// once per process, at the first call or when a kernel first runs: by
+/// THINWIRE_PREFETCH if it is set, otherwise by the processor. The results have
+/// the same bits either way. Throws Error(kInvalidArgument) for a malformed
+/// THINWIRE_PREFETCH. A kernel also throws this, before it has written
+/// anything.
 [[nodiscard]] bool prefetches();
 
 /// Returns the reason: "AMD family 25" or "THINWIRE_PREFETCH=on". Throws like

@@ -16,7 +16,8 @@
 /// end are 0.
 ///
 /// `active` is a mask as in sign_compress.h, null if nothing is masked. A
-/// masked element is in no maximum, has the code of 0 and decodes to 0.
+/// masked element does not affect the maximum, has the code of 0 and decodes to
+/// 0.
 ///
 /// Each function processes one block of `size` elements on one thread; arrays
 /// do not overlap. Each throws Error(kInvalidArgument) for other `bits`.
@@ -28,7 +29,7 @@ namespace thinwire::kernels {
   return (size * static_cast<std::size_t>(bits) + 31) / 32;
 }
 
-/// Codes with their step: the content of messages.
+/// Codes with their step, as messages contain them.
 struct Quantized {
   const std::uint32_t* words = nullptr;  ///< quantized_words(size, bits).
   float step = 0;
@@ -52,7 +53,7 @@ void quantized_average(std::span<const Quantized> received, int bits,
                        float inverse_count, const std::uint32_t* active,
                        float* out, std::size_t size);
 
-/// Arguments of quantize_sum(), all of one size, at most kMostSummed.
+/// Arguments of quantize_sum(), which have the same size, at most kMostSummed.
 struct QuantizedSum {
   ConstView values{};    ///< fp32, fp16 or bf16; if empty, c is the residual.
   float factor = 1;      ///< Factor on the values, applied first.
@@ -61,14 +62,15 @@ struct QuantizedSum {
 };
 inline constexpr std::size_t kMostSummed = 1024;
 
-/// Quantizes c = values * factor + residual, which has two roundings. Words and
-/// the returned step are quantize()'s of c. error = c - q * step, rounded to
-/// its dtype. Throws Error(kInvalidArgument) for other sizes or dtypes.
+/// Quantizes c = values * factor + residual, which is rounded twice. The words
+/// and the returned step are those of quantize(c). error = c - q * step,
+/// rounded to its dtype. Throws Error(kInvalidArgument) for other sizes or
+/// dtypes.
 [[nodiscard]] float quantize_sum(const QuantizedSum& sum, int bits,
                                  std::uint32_t* words);
 
-/// Adds values[i] * factor to sum[i]: c above, kept for later. `sum` is fp32;
-/// `values` is fp32, fp16 or bf16. Throws like quantize_sum().
+/// Adds values[i] * factor to sum[i], which is the c above, kept for later.
+/// `sum` is fp32; `values` is fp32, fp16 or bf16. Throws like quantize_sum().
 void add_scaled(View sum, ConstView values, float factor);
 
 /// Adds q * step to values[i] in float, and rounds once to the dtype of

@@ -17,8 +17,8 @@
 
 namespace thinwire::lean {
 
-/// Settings of LeanOnebitAdam: those of optim::OnebitAdamOptions, except those
-/// that need the variance.
+/// Settings of LeanOnebitAdam, which are those of optim::OnebitAdamOptions
+/// without the ones that need the variance.
 struct LeanOnebitAdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
@@ -26,16 +26,17 @@ struct LeanOnebitAdamOptions {
   double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
   double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
   bool bias_correction = true;
-  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
+  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps) instead of sqrt(v) +
+                                     ///< eps.
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<optim::MaskedGroup> groups{};
 
   optim::FreezeOptions freeze{};  ///< End of the exact steps.
   int denominator_bits = 8;       ///< Bits of a denominator's code: 8 or 4.
-  /// Compressed steps and the exchange.
+  /// Compressed steps and their exchange.
   optim::CompressionOptions compression{};
 
-  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// Checks the options. Throws Error(kInvalidArgument) with the field, its
   /// range and its value.
   void validate(const ParameterLayout& layout) const;
 
@@ -44,12 +45,12 @@ struct LeanOnebitAdamOptions {
 
 /// 1-bit Adam with low-bit state. Exact steps are those of ZeroOptimizer's
 /// stage 1. After the freeze it keeps three states in fewer bits than 1-bit
-/// Adam does. Each denominator is a code of 8 or 4 bits for its logarithm.
-/// Masters beside bf16 parameters are only the 16 bits that those lack.
-/// Momentum is its signs. Compressed steps send the same as optim::OnebitAdam,
-/// but scales are per cell of the grid of sums. Source: arXiv:2102.02888,
-/// Algorithm 1. Departures: the codes and the split of parameters are
-/// Thinwire's own; see docs/algorithms/lean-onebit-adam.md.
+/// Adam does. Each denominator is an 8-bit or 4-bit code for its logarithm. For
+/// masters of bf16 parameters it keeps only the missing 16 bits. The momentum
+/// is stored as signs. Compressed steps send the same data as
+/// optim::OnebitAdam, but with one scale per cell of the grid of sums. Source:
+/// arXiv:2102.02888, Algorithm 1. Departures: the codes and the split of
+/// parameters are Thinwire's own; see docs/algorithms/lean-onebit-adam.md.
 ///
 /// Bytes per parameter and rank after the freeze, for W ranks, without the
 /// caller's gradients:
@@ -67,11 +68,12 @@ struct LeanOnebitAdamOptions {
 /// gradients 4/G.
 class LeanOnebitAdam final : public optim::Optimizer {
  public:
-  /// Collective. `params` has layout.size() elements of fp32 or bf16, the same
-  /// on all ranks. Steps update this memory of the caller. It and `comm` must
-  /// outlive this object. If `initial` is given, full values begin with it:
-  /// fp32 parameters before they were rounded. Throws Error(kInvalidArgument),
-  /// and on all ranks if ranks pass different arguments.
+  /// Creates the optimizer. `params` has layout.size() elements of fp32 or
+  /// bf16, equal on all ranks. Steps update this memory, which belongs to the
+  /// caller; it and `comm` must outlive this object. If `initial` is given, it
+  /// holds the fp32 parameters before they were rounded. Throws
+  /// Error(kInvalidArgument), and on all ranks if ranks pass different
+  /// arguments. Collective.
   LeanOnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
                  View params, const LeanOnebitAdamOptions& options = {},
                  ConstView initial = {});
@@ -79,18 +81,19 @@ class LeanOnebitAdam final : public optim::Optimizer {
   ~LeanOnebitAdam() override;
 
   using Optimizer::step;
-  /// Runs a step. Collective, done on return. `input.params` is the memory
-  /// given at construction, and `input.grads` has any float type. The freeze
-  /// happens within the last exact step.
+  /// Runs a step. `input.params` is the memory given at construction, and
+  /// `input.grads` has any float type. The freeze is part of the last exact
+  /// step. Collective, done on return.
   optim::StepReport step(const optim::StepInput& input) override;
 
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
   [[nodiscard]] double residual_ratio() const override;
-  /// Returns what can begin early. It reduces before the freeze, and always in
-  /// a hierarchical exchange; otherwise it measures. A range is one of
-  /// buckets(), or several adjacent ones. Both stages have the same buckets.
+  /// Returns the work that can begin early. It reduces before the freeze, and
+  /// always in a hierarchical exchange; otherwise it measures. A range must be
+  /// one of buckets() or several adjacent ones. Both stages have the same
+  /// buckets.
   [[nodiscard]] optim::EarlyGradients* early() override;
   using Optimizer::freeze;
   [[nodiscard]] optim::FreezeStage* freeze() override;
@@ -99,23 +102,23 @@ class LeanOnebitAdam final : public optim::Optimizer {
   /// Collective before the freeze, local after it. Throws
   /// Error(kInvalidArgument) for an unknown name.
   [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
-  /// Sets those values, the same on all ranks. Collective before the freeze,
-  /// local after it. Throws Error(kInvalidArgument) for an unknown name and a
-  /// wrong size.
+  /// Sets the fp32 values of a parameter, which must be equal on all ranks.
+  /// Collective before the freeze, local after it. Throws
+  /// Error(kInvalidArgument) for an unknown name or a wrong size.
   void set_full_parameter(std::string_view name, std::span<const float> values);
   /// Rounds `params` to bf16 parameters, and keeps them as the full values.
   /// Half of an ulp is rounded away from zero.
   void set_masters(ConstView params) override;
 
   /// Returns the state of ZeroOptimizer before the freeze, and the following
-  /// arrays after it. momentum [n] is fp32, formed as it is read. worker_error
-  /// and server_error are those of LowBitOptimizer. denominator_codes has [n]
-  /// elements. Per cell there are denominator_lows, denominator_steps,
-  /// denominator_medians and denominator_floors. With bf16 parameters there are
-  /// low_bits_upper and low_bits_lower [n].
+  /// arrays after it. momentum [n] is fp32 and computed while it is read.
+  /// worker_error and server_error are those of LowBitOptimizer.
+  /// denominator_codes has [n] elements. Per cell there are denominator_lows,
+  /// denominator_steps, denominator_medians and denominator_floors. With bf16
+  /// parameters there are low_bits_upper and low_bits_lower [n].
   [[nodiscard]] optim::State state() const override;
-  /// Accepts also states of Adam, sharded or not, and of 1-bit Adam, both
-  /// before a freeze. It is collective if it returns to before the freeze.
+  /// Adopts a state, also of Adam (sharded or not) and of 1-bit Adam, both
+  /// before a freeze. Collective if it returns to the stage before the freeze.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
   /// Loads a state. Collective. The caller restores the parameters, except bf16

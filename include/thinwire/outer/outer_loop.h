@@ -12,29 +12,29 @@
 
 namespace thinwire::outer {
 
-/// Makes the inner optimizer of a rank. Its communicator has this rank only.
+/// Creates the inner optimizer of a rank, with a communicator that contains
+/// only this rank.
 using MakeInner =
     std::function<std::unique_ptr<optim::Optimizer>(comm::Communicator& alone)>;
 
-/// Local training with a rare exchange of parameters. Each rank takes
-/// sync_every steps of an inner optimizer by itself. Then ranks average what
-/// these steps have changed. The anchor a is the parameters of the last sync.
-/// Every element has one owner, which keeps its exact value m and the outer
-/// momentum u:
-///
+/// Local training with infrequent exchanges of parameters. Each rank takes
+/// sync_every steps of an inner optimizer by itself. Then ranks average the
+/// changes that these steps have made. The anchor a holds the parameters of the
+/// last sync. Every element has one owner, which keeps its exact value m and
+/// the outer momentum u:
 ///   warm-up   g = mean over ranks of g_i;  inner step with g
 ///   local     inner step with g_i, clipped by rho |g_i|
 ///   sync      d_i = a - p_i;  y = low-bit mean over ranks of d_i + e_i
 ///             u = momentum u + y;  m = m - learning_rate (y + momentum u)
 ///             a = a + low-bit form of (m - a);  p_i = a
+/// e_i is the error feedback of gradients sent up; m - a is that of results
+/// sent down. rho is the ratio |g| / rms |g_i|, measured in the warm-up. A
+/// zero::ZeroOptimizer performs the exchange and the update of a sync. Its
+/// shards define the owners.
 ///
-/// e_i is the error feedback of the way up; m - a is that of the way down. rho
-/// is the ratio |g| / rms |g_i|, measured in the warm-up. A zero::ZeroOptimizer
-/// makes the exchange and the update of a sync. Its shards define the owners.
-///
-/// In a flat exchange local steps send nothing, except that the first one
-/// compares the ranks' parameters. With fp16 each makes one agreement. In a
-/// hierarchical exchange a host is one worker: its ranks average their
+/// In a flat exchange, only the first local step sends anything: it compares
+/// the ranks' parameters. With fp16, ranks also agree in each local step. In a
+/// hierarchical exchange a host is one worker whose ranks average their
 /// gradients exactly in every local step, so i counts hosts. With
 /// ExchangeOptions::skip_nonfinite, a rank whose gradient is not finite takes
 /// its local step with a gradient of 0. The next sync reports that rank as
@@ -46,16 +46,16 @@ using MakeInner =
 /// warm-up): docs/algorithms/outer-loop.md.
 class OuterLoop final : public optim::Optimizer {
  public:
-  /// Makes the inner optimizer and the owners. Collective. `comm` must outlive
-  /// this object. The workers are the hosts of `comm`, or its ranks if it is
-  /// flat. Steps use num_threads, bucket_elements, verify_every and
-  /// skip_nonfinite of `exchange`. step() needs fp32 parameters, which are
-  /// equal on all ranks in the first step. During local steps state() reads the
-  /// parameters of the last step(): keep that memory valid.
+  /// Creates the inner optimizer and the owners. Collective. `comm` must
+  /// outlive this object. The workers are the hosts of `comm`, or its ranks if
+  /// it is flat. Steps use num_threads, bucket_elements, verify_every and
+  /// skip_nonfinite of `exchange`. step() needs fp32 parameters, which must be
+  /// equal on all ranks in the first step. During local steps, state() reads
+  /// the parameters of the last step(), so that memory must remain valid.
   ///
-  /// Bytes per parameter beside the inner optimizer's: 4 for the anchor, 8/W
-  /// for the owner's values and momentum, and records. The residual takes 4,
-  /// divided by the ranks of a host if the exchange is hierarchical.
+  /// Bytes per parameter in addition to the inner optimizer's: 4 for the
+  /// anchor, 8/W for the owner's values and momentum, and records. The residual
+  /// takes 4, divided by the ranks of a host if the exchange is hierarchical.
   ///
   /// Throws Error(kInvalidArgument) for an option out of range. If ranks pass
   /// different arguments, all ranks throw it.
@@ -70,7 +70,7 @@ class OuterLoop final : public optim::Optimizer {
 
   using Optimizer::step;
   /// Takes a step. In a sync, throws Error(kNonFinite) on all ranks in two
-  /// cases. If parameters of some rank are not finite, nothing has been
+  /// cases. If any rank's parameters are not finite, nothing has been
   /// exchanged. If only the mean change is not finite, the exchange has taken
   /// place.
   optim::StepReport step(const optim::StepInput& input) override;
@@ -86,12 +86,12 @@ class OuterLoop final : public optim::Optimizer {
   using Optimizer::freeze;
   [[nodiscard]] optim::FreezeStage* freeze() override;
   void set_masters(ConstView params) override;
-  /// Returns the inner optimizer's state, whose values are this rank's own
-  /// after the warm-up. After the warm-up it adds the anchor, as the array
-  /// origin [n]. All other names that it adds begin with "outer.", such as
+  /// Returns the inner optimizer's state, whose values differ between ranks
+  /// after the warm-up. The state then also contains the anchor, as the array
+  /// origin [n]. All other added names begin with "outer.", for example
   /// outer.local_params [n], this rank's parameters during local steps.
   [[nodiscard]] optim::State state() const override;
-  /// Also accepts a state of the inner optimizer alone. Adam and LAMB accept a
+  /// Adopts a state, also of the inner optimizer alone. Adam and LAMB accept a
   /// state of an OuterLoop.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;

@@ -6,14 +6,14 @@
 
 namespace thinwire::outer {
 
-/// Settings of OuterLoop. They are the same on all ranks.
+/// Settings of OuterLoop, which must be equal on all ranks.
 struct OuterOptions {
   /// Local steps between two syncs, >= 1. In a Config, 0 means that there is no
-  /// outer loop. Every sync that is left out costs loss, so take the fewest
-  /// steps whose exchange the network can afford.
+  /// outer loop. Longer intervals increase the loss, so choose the smallest
+  /// value for which the network is fast enough.
   std::int64_t sync_every = 0;
-  /// Local steps after which the interval doubles, from 1 up to sync_every;
-  /// >= 0. With 0 it is always sync_every.
+  /// Number of local steps, >= 0, after which the interval doubles, from 1 up
+  /// to sync_every. With 0 the interval is always sync_every.
   std::int64_t sync_growth = 0;
   /// Step size of the outer optimizer, finite, > 0.
   double learning_rate = 1;
@@ -22,11 +22,11 @@ struct OuterOptions {
   double momentum = 0;
   int bits_up = 4;    ///< Bits per element of pseudo-gradients: 0, 4 or 8.
   int bits_down = 4;  ///< Bits per element of their result: 0, 4 or 8.
-  /// First steps, >= 0, in which ranks average gradients instead.
+  /// Number of first steps, >= 0, in which ranks average gradients instead.
   std::int64_t warmup_steps = 0;
   int warmup_bits = 8;  ///< Bits of gradients in those steps: 0, 4 or 8.
 
-  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// Checks the options. Throws Error(kInvalidArgument) with the field, its
   /// range and its value.
   void validate() const;
   /// Returns one line with all options.

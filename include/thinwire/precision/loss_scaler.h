@@ -10,22 +10,23 @@ namespace thinwire::precision {
 
 /// Effect of an overflow when the loss scale cannot fall any further.
 enum class AtMinimum {
-  kStop,  ///< Error(kNonFinite): no scale suits this model any more.
+  kStop,  ///< Throws Error(kNonFinite), because no scale suits this model.
   kHold,  ///< Skips the step and keeps the scale.
 };
 
 /// Settings of a LossScaler. The defaults, except max_scale, are those of
 /// DeepSpeed's configuration files.
 struct LossScalerOptions {
-  double initial_scale = 65536;  ///< In [2^-126, 2^127], as fp32 has it.
-  /// Whether the scale changes. If not, it stays initial_scale, and the fields
-  /// below do not matter.
+  double initial_scale = 65536;  ///< In [2^-126, 2^127], and represented in
+                                 ///< fp32.
+  /// Whether the scale changes. If false, it remains initial_scale, and the
+  /// fields below have no effect.
   bool dynamic = true;
-  /// Steps without overflow, after the first one, until the scale doubles; >=
-  /// 1.
+  /// Number (>= 1) of steps without overflow, after the first one, until the
+  /// scale doubles.
   std::int64_t window = 1000;
-  /// Number of overflows at which the scale halves; >= 1. It then halves at
-  /// every further one until it has grown again.
+  /// Number (>= 1) of overflows at which the scale halves. It then halves at
+  /// every further overflow until it has grown again.
   std::int64_t hysteresis = 2;
   /// Whether any step without overflow resets the count of overflows.
   bool consecutive_hysteresis = false;
@@ -34,10 +35,10 @@ struct LossScalerOptions {
   double max_scale = 4294967296.0;
   AtMinimum at_minimum = AtMinimum::kStop;
 
-  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// Checks the options. Throws Error(kInvalidArgument) with the field, its
   /// range and its value.
   void validate() const;
-  /// Returns all of them in one line, without a newline.
+  /// Returns one line with all options, without a newline.
   [[nodiscard]] std::string describe() const;
 
   bool operator==(const LossScalerOptions&) const = default;
@@ -47,16 +48,18 @@ struct LossScalerOptions {
 /// (arXiv:1710.03740). Local and deterministic: ranks that report the same
 /// overflows have the same scale.
 ///
-/// The first growth after the start or an overflow happens after window + 1
-/// clean steps, every further one after `window`, as in DeepSpeed.
+/// As in DeepSpeed, the scale first grows after window + 1 steps without
+/// overflow, counted from the start or the last overflow. It then grows after
+/// every further `window` steps.
 class LossScaler {
  public:
   /// Starts at the initial scale. Throws Error(kInvalidArgument) like
   /// LossScalerOptions::validate.
   explicit LossScaler(const LossScalerOptions& options = {});
-  /// Makes a scaler of options that the caller has checked, although validate()
-  /// may reject them. With a hysteresis of 0 the scale never falls. With a
-  /// min_scale above initial_scale the first overflow that counts raises it.
+  /// Creates a scaler with options that the caller has checked, even if
+  /// validate() would reject them. With a hysteresis of 0 the scale never
+  /// falls. If min_scale is above initial_scale, the first overflow that counts
+  /// raises the scale.
   [[nodiscard]] static LossScaler unchecked(const LossScalerOptions& options);
 
   [[nodiscard]] const LossScalerOptions& options() const noexcept {
@@ -64,19 +67,19 @@ class LossScaler {
   }
   /// Returns the factor for the next loss.
   [[nodiscard]] double scale() const noexcept { return scale_; }
-  /// Sets the scale, which continues from this value. Throws
+  /// Sets the scale, which changes from this value on. Throws
   /// Error(kInvalidArgument) unless it is in [2^-126, 2^127] and, if the scale
-  /// is dynamic, within min_scale and max_scale.
+  /// is dynamic, between min_scale and max_scale.
   void set_scale(double scale);
-  /// Returns whether another overflow now would meet the policy at the minimum.
+  /// Returns whether another overflow would find the scale at its minimum.
   [[nodiscard]] bool is_at_minimum() const noexcept;
 
   /// Adapts the scale after a step whose gradients were unscaled with scale().
-  /// Throws Error(kNonFinite), and changes nothing, at the minimum with kStop.
+  /// At the minimum with kStop, throws Error(kNonFinite) and changes nothing.
   void update(bool overflow);
 
   void save(StateDict& state) const;
-  /// Restores the numbers that change, not the settings. Throws
+  /// Restores the scale and the counters, but not the settings. Throws
   /// Error(kCorruptCheckpoint) before anything changes.
   void load(const StateDict& state);
 

@@ -7,19 +7,20 @@
 
 namespace thinwire::precision {
 
-/// An optimizer of 16-bit parameters that keeps its own masters and a loss
-/// scale. The interface has what programs need beside an Optimizer.
+/// An optimizer of 16-bit parameters that keeps masters and a loss scale. The
+/// interface contains the functions that programs need in addition to
+/// Optimizer's.
 class LowPrecisionOptimizer : public optim::Optimizer {
  public:
-  /// Returns the factor by which the caller multiplies the next loss, in fp32;
-  /// 1 with bf16.
+  /// Returns the factor by which the caller multiplies the next loss, in fp32.
+  /// It is 1 with bf16.
   [[nodiscard]] virtual double loss_scale() const noexcept = 0;
-  /// Sets the loss scale; a dynamic scale continues from it. Local, between two
-  /// steps. All ranks pass the same value, in [2^-126, 2^127]. Throws
+  /// Sets the loss scale; a dynamic scale continues from it. All ranks must
+  /// pass the same value, in [2^-126, 2^127], between two steps. Local. Throws
   /// Error(kInvalidArgument), and Error(kFailedPrecondition) unless parameters
   /// are fp16.
   virtual void set_loss_scale(double scale) = 0;
-  /// Returns the fp32 parameters, layout.size() elements; empty if the
+  /// Returns the fp32 parameters, with layout.size() elements; empty if the
   /// parameters are their own masters.
   [[nodiscard]] virtual ConstView masters() const noexcept = 0;
   /// Rounds the masters to `params`, which has the parameters' dtype. Throws
