@@ -10,7 +10,7 @@ namespace thinwire::apps {
 /// Adds `bench`, which compares kernels, whole steps and exchanges with this
 /// machine's own limits.
 void add_bench(CLI::App& app);
-/// Adds `checkpoint`: ls, show, verify, diff and export.
+/// Adds `checkpoint`: ls, show, verify and export.
 void add_checkpoint(CLI::App& app);
 /// Adds `replay`, which repeats recorded trajectories with the library, bit for
 /// bit.

@@ -20,7 +20,6 @@ namespace thinwire::apps {
 
 namespace {
 
-using bench::CheckpointRow;
 using bench::ExchangeRow;
 using bench::Printer;
 using bench::Row;
@@ -46,8 +45,8 @@ std::vector<const AnyRow*> chosen(std::span<const AnyRow> rows,
 }
 
 template <class AnyRow>
-std::size_t longest_name(const std::vector<const AnyRow*>& rows,
-                         std::size_t longest = 0) {
+std::size_t longest_name(const std::vector<const AnyRow*>& rows) {
+  std::size_t longest = 0;
   for (const AnyRow* row : rows) longest = std::max(longest, row->name.size());
   return longest;
 }
@@ -76,8 +75,6 @@ std::vector<Row> pairs_of(const std::vector<const Row*>& rows) {
         "--filter '{}' names only rows that {}", flags.filter, how));
   std::string names;
   for (const Row& row : bench::rows()) names += row.name + ", ";
-  for (const CheckpointRow& row : bench::checkpoint_rows())
-    names += row.name + ", ";
   for (const ExchangeRow& row : bench::exchange_rows())
     names += row.name + ", ";
   names.resize(names.size() - 2);
@@ -95,15 +92,12 @@ void run_alone(const BenchFlags& flags) {
   auto rows = chosen(bench::rows(), flags.filter);
   const auto pairs = flags.by_prefetch ? pairs_of(rows) : std::vector<Row>();
   if (flags.by_prefetch) rows = chosen<Row>(pairs, "");
-  auto files = chosen(bench::checkpoint_rows(), flags.filter);
-  if (flags.by_prefetch) files.clear();
-  if (rows.empty() && files.empty())
+  if (rows.empty())
     complain_nothing_chosen(
         flags, !chosen(bench::exchange_rows(), flags.filter).empty(),
         "exchange with other ranks: start it with mpirun, as in mpirun -np 2 "
         "thinwire bench --filter exchange");
-  Printer printer(std::cout, flags.json,
-                  longest_name(files, longest_name(rows)),
+  Printer printer(std::cout, flags.json, longest_name(rows),
                   bench::this_machine());
   for (const auto& group : bench::in_groups(rows))
     for (const int threads : thread_counts(flags))
@@ -112,16 +106,6 @@ void run_alone(const BenchFlags& flags) {
                                  .threads = threads,
                                  .rounds = flags.rounds}))
         printer.print(result);
-  for (const CheckpointRow* row : files) {
-    const std::string problem = bench::why_not(*row, flags.elements);
-    if (problem.empty())
-      printer.print(bench::measure(
-          *row, {.elements = flags.elements, .rounds = flags.rounds}));
-    else if (flags.filter.empty())
-      std::cerr << fmt::format("thinwire: left out: {}\n", problem);
-    else
-      throw std::runtime_error(problem);
-  }
 }
 
 void run_in_job(const BenchFlags& flags) {
@@ -132,11 +116,8 @@ void run_in_job(const BenchFlags& flags) {
   const auto comm = comm::from_environment();
   const auto rows = chosen(bench::exchange_rows(), flags.filter);
   if (rows.empty())
-    complain_nothing_chosen(
-        flags,
-        !chosen(bench::rows(), flags.filter).empty() ||
-            !chosen(bench::checkpoint_rows(), flags.filter).empty(),
-        "need one rank alone: start it without mpirun");
+    complain_nothing_chosen(flags, !chosen(bench::rows(), flags.filter).empty(),
+                            "need one rank alone: start it without mpirun");
   Printer printer(std::cout, flags.json, longest_name(rows),
                   bench::this_machine());
   for (const ExchangeRow* row : rows) {

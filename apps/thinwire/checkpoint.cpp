@@ -15,7 +15,6 @@ using namespace checkpoint_tool;
 
 struct CheckpointFlags {
   std::string path;
-  std::string other;
   bool json = false;
   ExportFlags export_to;
 };
@@ -29,7 +28,7 @@ CLI::App* add(CLI::App& parent, const std::string& name,
   command
       ->add_option(argument, flags->path,
                    argument == "ROOT" ? "a directory of checkpoints"
-                   : argument == "DIR" || argument == "A"
+                   : argument == "DIR"
                        ? "a checkpoint, or a directory for its newest one"
                        : "a checkpoint, or a directory for all in it")
       ->required();
@@ -58,6 +57,20 @@ void add_export(CLI::App& parent,
       [flags] { export_to(flags->path, flags->export_to, flags->json); });
 }
 
+// The command that versions before 0.16 had.
+void reject_diff(CLI::App& parent) {
+  CLI::App* const command = parent.add_subcommand("diff", "")->group("");
+  command->set_help_flag();
+  command->prefix_command();
+  command->callback([] {
+    throw CLI::ParseError(
+        "checkpoint diff no longer exists: export both checkpoints with "
+        "'thinwire checkpoint export DIR --out D --states' and compare the "
+        "tensors of D/*.safetensors by name",
+        CLI::ExitCodes::InvalidError);
+  });
+}
+
 }  // namespace
 
 void add_checkpoint(CLI::App& app) {
@@ -74,15 +87,8 @@ void add_checkpoint(CLI::App& app) {
       "wrong",
       flags, "DIR|ROOT")
       ->callback([flags] { verify(flags->path, flags->json); });
-  CLI::App* const compare =
-      add(*group, "diff",
-          "Compare two checkpoints parameter by parameter, whatever number of "
-          "ranks saved them; exit code 1 if they differ",
-          flags, "A");
-  compare->add_option("B", flags->other, "the checkpoint to compare A with")
-      ->required();
-  compare->callback([flags] { diff(flags->path, flags->other, flags->json); });
   add_export(*group, flags);
+  reject_diff(*group);
 }
 
 }  // namespace thinwire::apps

@@ -11,7 +11,7 @@
 
 namespace thinwire::apps::bench {
 
-/// How a row is measured; rows of one rank, or of files, ignore some.
+/// How a row is measured; rows of one rank ignore some.
 struct Settings {
   std::size_t elements = 0;
   int threads = 1;

@@ -14,8 +14,6 @@ void list(const std::string& root, bool json);
 void show(const std::string& path, bool json);
 /// Throws if something is damaged, after a line for each.
 void verify(const std::string& path, bool json);
-/// Throws if they differ, after a line for each difference.
-void diff(const std::string& a, const std::string& b, bool json);
 
 struct ExportFlags {
   std::string out;

@@ -39,7 +39,7 @@ const SavedArray* masters_of(Opened& from, std::size_t number) {
   for (const SavedArray& array : from.manifest().arrays)
     if (array.is_parameters && array.axis == optim::Axis::kElement &&
         !checkpoint::SavedArrays::is_per_rank(array) &&
-        from.has_all(array, -1, number))
+        from.has_all(array, number))
       return &array;
   return nullptr;
 }
@@ -68,7 +68,7 @@ PlannedTensor weight_tensor(Opened& from, std::size_t number,
   const SavedArray* const masters =
       type == parameter.type ? nullptr : masters_of(from, number);
   return tensor_of(parameter.name, type, parameter.shape,
-                   masters != nullptr ? from.elements(*masters, -1, number)
+                   masters != nullptr ? from.elements(*masters, number)
                                       : from.weight(parameter.name));
 }
 
@@ -94,10 +94,10 @@ std::vector<PlannedTensor> state_tensors(Opened& from) {
     for (std::size_t i = 0; i < from.manifest().parameters.size(); ++i) {
       const auto& parameter = from.manifest().parameters[i];
       if (checkpoint::elements_of(parameter.shape) != 0u &&
-          from.has_all(array, -1, i))
+          from.has_all(array, i))
         tensors.push_back(tensor_of(array.name + "/" + parameter.name,
                                     {array.dtype}, parameter.shape,
-                                    from.elements(array, -1, i)));
+                                    from.elements(array, i)));
     }
   }
   const StateDict& scalars = from.manifest().scalars;

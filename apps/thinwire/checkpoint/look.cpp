@@ -9,10 +9,10 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "apps/thinwire/checkpoint/commands.h"
-#include "apps/thinwire/checkpoint/opened.h"
 #include "checkpoint/commit/find_checkpoints.h"
 #include "checkpoint/format/fields.h"
 #include "checkpoint/read/verified_file.h"
@@ -80,6 +80,12 @@ OrderedJson to_json(const checkpoint::Description& d) {
                {"run", d.run},
                {"library", d.library}});
   return json;
+}
+
+// Returns a text with all bits of the scalar.
+std::string text_of(const StateDict::Scalar& scalar) {
+  return std::visit([](const auto& value) { return fmt::format("{}", value); },
+                    scalar);
 }
 
 void print_scalars(std::string_view title, const StateDict& state) {

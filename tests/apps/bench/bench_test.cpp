@@ -41,8 +41,6 @@ TEST(Rows, HaveNamesOfTheirOwn) {
   for (const Row& row : rows()) EXPECT_TRUE(names.insert(row.name).second);
   for (const ExchangeRow& row : exchange_rows())
     EXPECT_TRUE(names.insert(row.name).second);
-  for (const CheckpointRow& row : checkpoint_rows())
-    EXPECT_TRUE(names.insert(row.name).second);
 }
 
 // The norm is formed before: one pass more would show.
