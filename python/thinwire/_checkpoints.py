@@ -140,8 +140,6 @@ def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
     for name, value in _checked(given, chosen, "save"):
         if name == "local_steps":
             value = _member(_core.LocalSteps, name, value)
-        elif name == "residuals":
-            value = _member(_core.Residuals, name, value)
         elif name == "attachments":
             value = list(_mapping(name, value).items())
         _set(chosen, name, value)
@@ -227,11 +225,19 @@ def _users(values: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if not k.startswith(OWN_NAMES)}
 
 
+# Options that earlier versions had, and what to do instead.
+_REMOVED = {"residuals": "leave it out; each rank's residuals are always saved"}
+
+
 def _checked(
     given: Mapping[str, Any], options: object, what: str
 ) -> list[tuple[str, Any]]:
     known = [name for name in dir(options) if not name.startswith("_")]
     for name in given:
+        if name in _REMOVED:
+            raise TypeError(
+                f"{what}() has no option '{name}' any more: {_REMOVED[name]}"
+            )
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
             hint = f"; did you mean '{near[0]}'?" if near else ""

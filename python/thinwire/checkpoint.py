@@ -69,8 +69,8 @@ def save(
     module: the module of an optimizer, if its buffers and frozen parameters are to be
       saved too.
     options: asynchronous (engines only), durable, check_replicas, frozen; local_steps
-      is "as_is" or "synchronize", residuals is "per_rank" or "mean", and attachments is
-      {name: bytes}. "next_sync" acts like "as_is" here.
+      is "as_is" or "synchronize", and attachments is {name: bytes}. "next_sync" acts
+      like "as_is" here.
 
     Raises InvalidArgument if ranks differ where they must be equal. Raises Unavailable
     with path and cause if a file cannot be written, and FailedPrecondition inside a

@@ -52,11 +52,10 @@ std::string description(const Training& training, const optim::State& state,
                         const Extra& extra, const SaveOptions& options) {
   std::string text = fmt::format(
       "step {}\ndtype {}\nasynchronous {}\ndurable {}\ncheck_replicas {}\n"
-      "residuals {}\nstorage {}\nfrozen {}\n",
+      "storage {}\nfrozen {}\n",
       training.step, dtypes_of(training.params), options.asynchronous,
       options.durable, options.check_replicas,
-      static_cast<int>(options.residuals), static_cast<int>(options.storage),
-      options.frozen);
+      static_cast<int>(options.storage), options.frozen);
   text += lines_of("scalar", state.common);
   text += lines_of("scalar", training.scalars);
   text += lines_of("extra", extra.common);

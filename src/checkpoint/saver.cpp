@@ -13,7 +13,6 @@
 
 #include "checkpoint/commit/root.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/mean.h"
 #include "checkpoint/replicas.h"
 #include "checkpoint/rows.h"
 #include "checkpoint/save_plan.h"
@@ -236,8 +235,6 @@ SaveReport Saver::save(const Training& training, const std::string& root,
     add_own_parameters(training, state);
   });
   require_same_replicas(impl_->own_comm(), training, state, extra, options);
-  if (options.residuals == Residuals::kMean)
-    replace_by_means(impl_->own_comm(), state);
   Root::Contents contents = impl_->contents(training, state, extra, options);
   contents.manifest.finite = are_usable(impl_->own_comm(), training, state);
   Root& to = impl_->root_at(root, options);

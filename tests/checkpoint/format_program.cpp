@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What others_test.py asks of this library:
 //   format_program tiny DIR WORLD STEP OFFSET [masters]  writes a checkpoint
-//   format_program full ROOT WORLD SEEN [mean] writes one as training does
+//   format_program full ROOT WORLD SEEN        writes one as training does
 //   format_program files DIR                   writes safetensors files
 //   format_program read PATH...                a line of JSON for each: its
 //                                              weights, or why it is refused
@@ -87,12 +87,9 @@ int main(int argc, char** argv) {
                                             .step = std::stoi(words[3]),
                                             .offset = std::stod(words[4]),
                                             .has_masters = words.size() > 5});
-  } else if (words.size() >= 4 && words[0] == "full") {
+  } else if (words.size() == 4 && words[0] == "full") {
     checkpoint::test::write_full(
-        words[1], {.world = std::stoi(words[2]),
-                   .seen = std::stoi(words[3]),
-                   .residuals = words.size() > 4 ? Residuals::kMean
-                                                 : Residuals::kPerRank});
+        words[1], {.world = std::stoi(words[2]), .seen = std::stoi(words[3])});
   } else if (words.size() == 2 && words[0] == "files") {
     write_files(words[1]);
   } else if (words.size() >= 2 && words[0] == "read") {

@@ -283,9 +283,8 @@ std::string write_full(const std::string& root, const Full& full) {
                             .others = {{"frozen", {3, 4}, View(frozen)},
                                        {"mask", {3}, View(mask), "BOOL"}},
                             .aliases = {{"tied", "w"}}};
-    const SaveReport report =
-        save(training, root, extra_of(comm.rank(), full.seen),
-             {.durable = false, .residuals = full.residuals});
+    const SaveReport report = save(
+        training, root, extra_of(comm.rank(), full.seen), {.durable = false});
     if (comm.rank() == 0) path = report.path;
   });
   return path;

@@ -77,7 +77,6 @@ void read_all(const std::string& directory);
 struct Full {
   int world = 2;
   std::int64_t seen = 3;  ///< The application's numbers begin with it.
-  Residuals residuals = Residuals::kPerRank;
   float frozen = 0.5f;
 };
 

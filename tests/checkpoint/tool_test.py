@@ -117,14 +117,9 @@ class Tool(unittest.TestCase):
         manifest.write_text(manifest.read_text().replace("1000", "1001", 1))
         self.assertIn("manifest.json", self.run_tool("verify", one, code=1))
 
-    def full(self, name, world, seen, *more):
-        command = [FORMAT, "full", self.root / name, world, seen, *more]
-        subprocess.run([str(word) for word in command], check=True)
-        (path,) = (self.root / name).glob("step-*")
-        return path
-
     def test_what_training_saves_is_good_and_shown(self):
-        a = self.full("a", 2, 3)
+        subprocess.run([FORMAT, "full", str(self.root), "2", "3"], check=True)
+        (a,) = self.root.glob("step-*")
         self.assertIn("good", self.run_tool("verify", a))
         text = self.run_tool("show", a)
         self.assertRegex(text, "weights +2 local steps behind")

@@ -20,14 +20,6 @@ enum class LocalSteps {
   kSynchronize,  ///< Exchanges now, as before an evaluation.
 };
 
-/// Handling of residuals and, between exchanges, of other values that differ
-/// between ranks.
-enum class Residuals {
-  kPerRank,  ///< Writes each rank's: 4n bytes per rank.
-  kMean,     ///< Writes their mean: 4n bytes in all; resuming is not bitwise
-             ///< equal.
-};
-
 /// Location of the ranks' files.
 enum class Storage {
   kShared,     ///< All ranks see the same directory.
@@ -57,7 +49,6 @@ struct SaveOptions {
   /// writing.
   bool check_replicas = true;
   LocalSteps local_steps = LocalSteps::kAsIs;
-  Residuals residuals = Residuals::kPerRank;
   Storage storage = Storage::kShared;
   /// Whether frozen parameters and buffers are written with the weights.
   bool frozen = true;

@@ -43,14 +43,10 @@ void attach(SaveOptions& self, const std::vector<Named>& all) {
 
 void bind_enums(nb::module_& module) {
   using checkpoint::LocalSteps;
-  using checkpoint::Residuals;
   nb::enum_<LocalSteps>(module, "LocalSteps")
       .value("as_is", LocalSteps::kAsIs)
       .value("next_sync", LocalSteps::kNextSync)
       .value("synchronize", LocalSteps::kSynchronize);
-  nb::enum_<Residuals>(module, "Residuals")
-      .value("per_rank", Residuals::kPerRank)
-      .value("mean", Residuals::kMean);
 }
 
 void bind_load_options(nb::module_& module) {
@@ -91,7 +87,6 @@ void bind_checkpoint_options(nb::module_& module) {
       .def_rw("durable", &SaveOptions::durable)
       .def_rw("check_replicas", &SaveOptions::check_replicas)
       .def_rw("local_steps", &SaveOptions::local_steps)
-      .def_rw("residuals", &SaveOptions::residuals)
       .def_rw("frozen", &SaveOptions::frozen)
       .def_prop_rw("attachments", &attachments, &attach);
   bind_load_options(module);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/mean.h"
+#include "checkpoint/read/mean_of_ranks.h"
 #include "checkpoint/read/state_reader.h"
 #include "thinwire/core/error.h"
 

@@ -175,5 +175,11 @@ TEST(CheckpointFixtures, OfEveryVersionLoad) {
   EXPECT_GE(versions, 1);
 }
 
+TEST(CheckpointFixtures, WithMeansOfResidualsLoad) {
+  for (const char* name : {"onebit_adam", "zero_one_adam"})
+    expect_loads({name, name},
+                 fmt::format("{}_with_means/{}", THINWIRE_CHECKPOINTS, name));
+}
+
 }  // namespace
 }  // namespace thinwire::engine::test::checkpoint_fixtures_test
