@@ -14,8 +14,8 @@ import engines
 import optim_cases as cases
 import thinwire
 import torch
+from device_uses import exact_loss
 from thinwire import _core
-from thinwire._device_uses import exact_loss
 from thinwire.comm import communicator_for, init_distributed
 
 STEPS = 50

@@ -218,6 +218,10 @@ def test_exit_codes_of_the_program(start: str) -> None:
         done = run(*program, *wrong)
         assert (done.returncode, done.stdout) == (2, ""), wrong
         assert f"{name}: " in done.stderr
+    gone = run(*program, "device-report")
+    assert gone.returncode == 2
+    instead = "there is no device-report; run python/tests/device_report.py of a clone"
+    assert gone.stderr == f"{name}: {instead}\n"
 
 
 def test_mypy_strict_finds_nothing() -> None:

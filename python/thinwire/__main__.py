@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""thinwire doctor | plan | config check FILE | device-report | telemetry …
+"""thinwire doctor | plan | config check FILE | telemetry …
 
 The same as `python -m thinwire …`.
 """
@@ -21,12 +21,18 @@ _SHARED = {
     "plan": "predict the time of a step with each way to average",
     "config": "show the effect of each key of a configuration file",
 }
+# Commands of earlier versions, and what to run instead.
+_GONE = {"device-report": "run python/tests/device_report.py of a clone"}
 
 
 def main() -> int:
     """Exits with 0: done; 1: it failed, with a line on stderr; 2: wrong usage."""
     if sys.argv[1:] and sys.argv[1] in _SHARED:
         return _run_shared(sys.argv[1:])
+    if sys.argv[1:] and sys.argv[1] in _GONE:
+        instead = _GONE[sys.argv[1]]
+        print(f"{_PROGRAM}: there is no {sys.argv[1]}; {instead}", file=sys.stderr)
+        return 2
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         description="Checks an installation of Thinwire, and shows what runs wrote",
@@ -39,25 +45,6 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, purpose in _SHARED.items():
         commands.add_parser(name, help=purpose)
-    report = commands.add_parser(
-        "device-report",
-        help="compare the device of this machine with the CPU",
-        description="Trains small models on the device that torch finds and on the CPU, with "
-        "two ranks, compares results bit by bit and measures copies and a step. Writes a "
-        "file that can be sent in an issue; it names the device, its driver and versions, "
-        "and nothing else of the machine. Takes at most ten minutes.",
-    )
-    report.add_argument(
-        "--file",
-        default="thinwire-device-report.txt",
-        help="where the report goes (default: %(default)s)",
-    )
-    report.add_argument(
-        "--params",
-        type=int,
-        default=25_000_000,
-        help="parameters of the measured model",
-    )
     telemetry = commands.add_parser(
         "telemetry", help="turn a file of steps into charts"
     )
@@ -72,10 +59,6 @@ def main() -> int:
     tensorboard.add_argument("directory", metavar="DIR")
     arguments = parser.parse_args()
     try:
-        if arguments.command == "device-report":
-            from ._device_report import run_device_report
-
-            return run_device_report(arguments.file, arguments.params)
         from ._monitors import to_tensorboard
 
         lines = to_tensorboard(arguments.files, arguments.directory)
@@ -135,7 +118,7 @@ def _copies_gbps() -> float:
 
     if why_no_torch():
         return 0.0
-    from ._device_report import copies_gbps
+    from ._staging import copies_gbps
 
     return copies_gbps()
 

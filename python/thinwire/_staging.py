@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -266,6 +267,32 @@ class StagedMarks(Marks):
 def pinned_bytes(size: int) -> int:
     """Returns the power of two that torch's allocator takes for `size` bytes."""
     return 1 << (size - 1).bit_length() if size > 0 else 0
+
+
+def copies_gbps() -> float:
+    """Returns the rate of copies from pinned memory to the device, or 0."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return 0.0
+    there = torch.zeros(16 << 20, device=device)
+    try:
+        here = torch.zeros(there.numel(), pin_memory=True)
+    except RuntimeError:
+        return 0.0
+    seconds = best_time(lambda: there.copy_(here, non_blocking=True))
+    return here.nbytes / 1e9 / seconds
+
+
+def best_time(action: Callable[[], object]) -> float:
+    """Returns the seconds of the fastest of five calls, on the device and the host."""
+    seconds = []
+    for _ in range(5):
+        torch.accelerator.synchronize()
+        begin = time.perf_counter()
+        action()
+        torch.accelerator.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
 
 
 def first_line(error: Exception) -> str:

@@ -215,7 +215,7 @@ def test_a_lost_rank_is_named() -> None:
 def counted(path: str) -> dict[str, Any]:
     """What 6 backwards do after 3, in one bucket and in several."""
     import torch.distributed as dist
-    from thinwire._device_uses import counting
+    from device_uses import counting
 
     place = devices.begin("device")
     rank, found = dist.get_rank(), {}

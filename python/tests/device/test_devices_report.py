@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m thinwire device-report`."""
+"""The program device_report.py."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import time
 from functools import partial
 from pathlib import Path
 
+import device_report
 import devices
 import pytest
 import ranks
 import thinwire
 import torch
-from thinwire import _device_report
+from device_report import run_device_report
 from thinwire.__main__ import main
-from thinwire._device_report import run_device_report
 
 
-def report(file: str, limit: float = _device_report.LIMIT) -> int:
+def report(file: str, limit: float = device_report.LIMIT) -> int:
     if (
         devices.IS_FENCE
     ):  # the ranks of the report are forked, and others cannot be shared
@@ -56,7 +56,7 @@ def test_it_compares_with_the_cpu_and_measures(tmp_path: Path) -> None:
 def broken(file: str) -> int:
     """A report of a device on which a use fails, another one has other bits, and a step keeps
     memory and waits."""
-    from thinwire import _device_uses
+    import device_uses
 
     def fails(rank: int, where: torch.device) -> torch.Tensor:
         raise NotImplementedError("no such thing")
@@ -72,10 +72,10 @@ def broken(file: str) -> int:
         kept[-1].sum().item()
         torch.empty(16).copy_(kept[-1], non_blocking=True)
 
-    _device_report._parts = lambda params: {  # type: ignore[assignment]
-        "fails": partial(_device_report._same_or_error, fails),
-        "other bits": partial(_device_report._same_or_error, differs),
-        "per step": lambda place: _device_uses._used(step, place.device),
+    device_report._parts = lambda params: {  # type: ignore[assignment]
+        "fails": partial(device_report._same_or_error, fails),
+        "other bits": partial(device_report._same_or_error, differs),
+        "per step": lambda place: device_uses._used(step, place.device),
     }
     return report(file)
 
@@ -94,7 +94,7 @@ def test_it_says_what_differs(tmp_path: Path) -> None:
 
 
 def endless(file: str) -> int:
-    _device_report._parts = lambda params: {  # type: ignore[assignment]
+    device_report._parts = lambda params: {  # type: ignore[assignment]
         "first": lambda place: "done",
         "endless": lambda place: str(time.sleep(60)),
         "last": lambda place: "done",
@@ -128,14 +128,14 @@ def killed(file: str) -> None:
     """Ends itself once its ranks run, by the signal that is the file's name. The ranks write
     their numbers beside it."""
 
-    def end(place: _device_report.Place) -> str:
+    def end(place: device_report.Place) -> str:
         Path(f"{file}.{place.rank}").write_text(str(os.getpid()))
         torch.distributed.barrier()
         if place.rank == 0:
             os.kill(os.getppid(), signal.Signals[Path(file).name])
         return str(time.sleep(60))
 
-    _device_report._parts = lambda params: {"end": end}  # type: ignore[assignment]
+    device_report._parts = lambda params: {"end": end}  # type: ignore[assignment]
     tempfile.tempdir = str(Path(file).parent)
     # A shell starts programs in the background without it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -191,7 +191,7 @@ def test_it_names_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
     device = torch.device("xpu", 0)
-    assert _device_report.driver_of(device) == "xpu 1.6.31294"
+    assert device_report.driver_of(device) == "xpu 1.6.31294"
     from torch.utils import collect_env
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -203,8 +203,8 @@ def test_it_names_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         collect_env, "get_nvidia_driver_version", lambda run: found.pop(0)
     )
     device = torch.device("cuda", 0)
-    assert _device_report.driver_of(device) == "NVIDIA 580.159.04, runs CUDA 13.1"
-    assert _device_report.driver_of(device) == "NVIDIA, runs CUDA 13.1"
+    assert device_report.driver_of(device) == "NVIDIA 580.159.04, runs CUDA 13.1"
+    assert device_report.driver_of(device) == "NVIDIA, runs CUDA 13.1"
 
 
 def planned() -> str:

@@ -215,7 +215,7 @@ SAME: dict[str, Case] = {
 
 def all_cases() -> dict[str, str]:
     """Which of them, and of the uses of a device report, differ, and how."""
-    from thinwire._device_uses import USES
+    from device_uses import USES
 
     def of_report(use: Any) -> Case:
         return lambda where: use(0, where).tolist()

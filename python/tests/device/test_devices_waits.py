@@ -27,7 +27,7 @@ def windows() -> dict[str, Any]:
     """Of one window: how many parameters each copy to the device has, then 0 for the end of
     the step; and what was counted."""
     import engines
-    from thinwire._device_uses import counting
+    from device_uses import counting
 
     device, found = devices.device(), {}
     for name, section in CONFIGURATIONS.items():

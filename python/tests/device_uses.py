@@ -83,7 +83,7 @@ def x_of(rank: int, step: int, where: torch.device) -> torch.Tensor:
 
 @contextmanager
 def engine_of(module: nn.Module, config: dict[str, Any]) -> Iterator[Any]:
-    from .engine import initialize
+    from thinwire import initialize
 
     engine, *_ = initialize(model=module, config=config)
     yield engine
@@ -262,7 +262,7 @@ def used_by_engine(config: dict[str, Any], rank: int, device: torch.device) -> s
 
 
 def used_by_optimizer(rank: int, device: torch.device) -> str:
-    from . import optim
+    from thinwire import optim
 
     layers = Layers().to(device)
     optimizer = optim.OnebitAdam(layers.parameters(), lr=0.01, freeze_step=2)

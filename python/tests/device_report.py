@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m thinwire device-report`: trains on the device that torch finds, compares with the
-CPU bit by bit, and measures copies and steps."""
+"""Trains small models on the device that torch finds and on the CPU, with two ranks, compares
+the results bit by bit, and measures copies and a step.
+
+Writes a file that can be sent in an issue. It names the device, its driver and versions, and
+nothing else of the machine. Needs an installed wheel, and takes at most ten minutes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import logging
 import multiprocessing
 import os
 import platform
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -24,10 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
-from . import __version__
-from ._device_uses import (
+from device_uses import (
     USES,
     Elementwise,
     Use,
@@ -36,8 +39,10 @@ from ._device_uses import (
     used_by_engine,
     used_by_optimizer,
 )
-from ._staging import first_line
-from .errors import InvalidArgument
+from thinwire import Error, __version__, optim
+from thinwire._staging import best_time, first_line
+from thinwire.errors import InvalidArgument
+from torch import nn
 
 _NO_DEVICE = "torch finds no device beside the CPU, so there is nothing to report"
 LIMIT = 600.0
@@ -318,8 +323,6 @@ def _engine(config: dict[str, Any], rank: int, where: torch.device) -> torch.Ten
 
 
 def _plain(kind: str, rank: int, where: torch.device) -> torch.Tensor:
-    from . import optim
-
     freeze = {"OnebitAdam": {"freeze_step": 6}, "ZeroOneAdam": {"var_freeze_step": 8}}
     model = Elementwise().to(where, torch.bfloat16)
     made = getattr(optim, kind)
@@ -350,31 +353,7 @@ def _resumed(folder: str, rank: int, *places: torch.device) -> torch.Tensor:
 
 def _passes(place: Place) -> str:
     here, other = torch.zeros(place.params), torch.ones(place.params)
-    return f"{3 * here.nbytes / 1e9 / _best(lambda: here.add_(other)):.1f} GB/s"
-
-
-def _best(action: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(5):
-        torch.accelerator.synchronize()
-        begin = time.perf_counter()
-        action()
-        torch.accelerator.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
-
-
-def copies_gbps() -> float:
-    """Returns the rate of copies from pinned memory to the device, or 0."""
-    device = torch.accelerator.current_accelerator(check_available=True)
-    if device is None:
-        return 0.0
-    there = torch.zeros(16 << 20, device=device)
-    try:
-        here = torch.zeros(there.numel(), pin_memory=True)
-    except RuntimeError:
-        return 0.0
-    return here.nbytes / 1e9 / _best(partial(there.copy_, here, non_blocking=True))
+    return f"{3 * here.nbytes / 1e9 / best_time(lambda: here.add_(other)):.1f} GB/s"
 
 
 def _copies(pin: bool, place: Place) -> str:
@@ -384,7 +363,7 @@ def _copies(pin: bool, place: Place) -> str:
     except RuntimeError as error:
         return f"refused: {first_line(error)}"
     up, down = (
-        here.nbytes / 1e9 / _best(partial(to.copy_, of, non_blocking=True))
+        here.nbytes / 1e9 / best_time(partial(to.copy_, of, non_blocking=True))
         for to, of in ((there, here), (here, there))
     )
     return f"{up:.2f} GB/s to the device, {down:.2f} GB/s to the host"
@@ -402,6 +381,31 @@ def _step(layers: int, place: Place) -> str:
             return loss
 
         take_steps(engine, forward, range(2))
-        whole = _best(lambda: take_steps(engine, forward, range(1)))
-        alone = _best(forward)
+        whole = best_time(lambda: take_steps(engine, forward, range(1)))
+        alone = best_time(forward)
     return f"{1e3 * whole:.1f} ms a step, {1e3 * alone:.1f} ms of it forward"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--file",
+        default="thinwire-device-report.txt",
+        help="where the report goes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--params",
+        type=int,
+        default=25_000_000,
+        help="parameters of the measured model",
+    )
+    arguments = parser.parse_args()
+    try:
+        return run_device_report(arguments.file, arguments.params)
+    except Error as error:
+        print(f"device_report: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
