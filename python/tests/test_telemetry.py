@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import math
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +17,12 @@ import pytest
 import ranks
 import thinwire
 from engines import config_of, loss_of, make
-from thinwire import _event_file, _monitors
+from thinwire import _monitors
 from thinwire.comm import run_local_ranks
 
+needs_tensorboard = pytest.mark.skipif(
+    not importlib.util.find_spec("tensorboard"), reason="pip install tensorboard"
+)
 LINES = [
     {"step": 1, "time": 1.5, "phase": "exact", "applied": True, "grad_norm": None},
     {"step": 2, "time": 2.5, "phase": "compressed", "seconds": {"step": 0.25}},
@@ -38,54 +41,17 @@ CHARTS = [
 ]
 
 
-def fields(message: bytes) -> dict[int, Any]:
-    """Returns the fields of a protobuf message by number; varints are below 2^63."""
-    found: dict[int, Any] = {}
-    while message:
-        kind = message[0] & 7
-        number, message = message[0] >> 3, message[1:]
-        if kind in (0, 2):
-            value = shift = 0
-            while True:
-                byte, message = message[0], message[1:]
-                value |= (byte & 0x7F) << shift
-                shift += 7
-                if byte < 0x80:
-                    break
-            found[number] = value
-            if kind == 2:
-                found[number], message = message[:value], message[value:]
-        else:
-            code, size = {1: ("<d", 8), 5: ("<f", 4)}[kind]
-            (found[number],) = struct.unpack(code, message[:size])
-            message = message[size:]
-    return found
-
-
-def records_in(file: Path) -> list[bytes]:
-    """Checks the checksums of a file's records."""
-    found, data = [], file.read_bytes()
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        for part in (data[:12], data[12 : 16 + length]):
-            crc = _event_file.crc32c(part[:-4])
-            masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-            assert part[-4:] == struct.pack("<I", masked)
-        found.append(data[12 : 12 + length])
-        data = data[16 + length :]
-    return found
-
-
 def charts_in(directory: Path) -> list[list[Any]]:
     """[name, value, step, time] of each point, in the file's order."""
-    points = []
-    for path in sorted(directory.glob("events.out.tfevents.*")):
-        first, *events = map(fields, records_in(path))
-        assert first[3] == b"brain.Event:2"
-        for event in events:
-            point = fields(fields(event[5])[1])
-            points.append([point[1].decode(), point[2], event.get(2, 0), event[1]])
-    return points
+    from tensorboard.backend.event_processing import event_file_loader
+
+    (path,) = directory.glob("events.out.tfevents.*")
+    events = event_file_loader.LegacyEventFileLoader(str(path)).Load()
+    return [
+        [point.tag, point.simple_value, event.step, event.wall_time]
+        for event in events
+        for point in event.summary.value
+    ]
 
 
 def convert(*paths: Path) -> subprocess.CompletedProcess[str]:
@@ -94,6 +60,7 @@ def convert(*paths: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.quick
+@needs_tensorboard
 def test_every_number_of_a_line_becomes_a_point(tmp_path: Path) -> None:
     """Of two files of one run, such as the engine's lines and train_gpt's."""
     file, other = tmp_path / "steps.jsonl", tmp_path / "metrics.jsonl"
@@ -107,7 +74,7 @@ def test_every_number_of_a_line_becomes_a_point(tmp_path: Path) -> None:
             *files, tmp_path / "charts"
         )  # the second time replaces the first
         assert done.returncode == 0, done.stderr
-        assert "pip install tensorboard" in done.stdout
+        assert f"tensorboard --logdir {tmp_path / 'charts'} shows them" in done.stdout
         assert charts_in(tmp_path / "charts") == points
 
 
@@ -128,18 +95,19 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.quick
-def test_records_have_the_bytes_of_the_format(tmp_path: Path) -> None:
-    check = _event_file.crc32c(b"123456789")
-    assert check == 0xE3069283  # the polynomial's check value
-    file = _event_file.EventFile(str(tmp_path), "x")
-    file.add("a", 1.0, -1, 2.0)
-    file.flush()
-    assert records_in(tmp_path / "events.out.tfevents.x")[-1] == (
-        b"\x09\x00\x00\x00\x00\x00\x00\x00\x40"
-        + b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
-        + b"\x2a\x0a\x0a\x08"
-        + b"\x0a\x01a\x15\x00\x00\x80\x3f"
-    )
+def test_without_tensorboard_nothing_is_made_and_the_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    net = cases.model()
+    before = [p.data_ptr() for p in net.parameters()]
+    with pytest.raises(thinwire.Unavailable, match="pip install tensorboard"):
+        thinwire.initialize(model=net, config=config_of(**sections(tmp_path / "out")))
+    assert [p.data_ptr() for p in net.parameters()] == before
+    (tmp_path / "steps.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(thinwire.Unavailable, match="pip install tensorboard"):
+        _monitors.to_tensorboard([str(tmp_path / "steps.jsonl")], str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def sections(directory: Path, **changes: Any) -> dict[str, Any]:
@@ -147,6 +115,7 @@ def sections(directory: Path, **changes: Any) -> dict[str, Any]:
     return {name: base | changes for name in _monitors.SECTIONS}
 
 
+@needs_tensorboard
 def test_an_engine_follows_deepspeeds_keys(tmp_path: Path) -> None:
     config = config_of(**sections(tmp_path), gradient_accumulation_steps=2)
 
@@ -193,6 +162,7 @@ def test_a_wrong_section_is_refused(section: str, given: Any, text: str) -> None
     assert text in str(raised.value)
 
 
+@needs_tensorboard
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     section = {"enabled": True, "output_path": str(tmp_path / "file")}

@@ -68,7 +68,7 @@ def main() -> int:
     _print(
         os.fsencode(
             f"{lines} lines of {', '.join(arguments.files)}: tensorboard --logdir "
-            f"{arguments.directory} shows them (pip install tensorboard)\n"
+            f"{arguments.directory} shows them\n"
         )
     )
     return 0

@@ -23,7 +23,7 @@ def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
         yield "torch", f"yes: {torch.__version__}"
         yield "groups", _process_groups()
         yield "devices", _accelerators()
-    for name in ("mpi4py", "transformers", "accelerate", "lightning"):
+    for name in ("mpi4py", "transformers", "accelerate", "lightning", "tensorboard"):
         found = _version(name)
         yield name, f"yes: {found}" if found else f"no: pip install {name}"
 

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import csv
+import glob
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ._event_file import EventFile
 from .errors import InvalidArgument, Unavailable
 
 
@@ -20,6 +20,7 @@ class Monitor(Protocol):
 
     def add(self, name: str, value: float, at: int) -> None: ...
     def flush(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class CsvFiles:
@@ -31,32 +32,70 @@ class CsvFiles:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        try:
+        with _naming("csv_monitor"):
             os.makedirs(directory, exist_ok=True)
-        except OSError as error:
-            raise Unavailable(f"csv_monitor: {error}") from None
 
     def add(self, name: str, value: float, at: int) -> None:
         path = os.path.join(self._directory, name.replace("/", "_") + ".csv")
-        try:
-            with open(path, "a", newline="", encoding="utf-8") as file:
-                rows = csv.writer(file)
-                if file.tell() == 0:
-                    rows.writerow(["step", name.rpartition("/")[2]])
-                rows.writerow([at, value])
-        except OSError as error:
-            raise Unavailable(f"csv_monitor: {error}") from None
+        with (
+            _naming("csv_monitor"),
+            open(path, "a", newline="", encoding="utf-8") as file,
+        ):
+            rows = csv.writer(file)
+            if file.tell() == 0:
+                rows.writerow(["step", name.rpartition("/")[2]])
+            rows.writerow([at, value])
 
     def flush(self) -> None:
         """Does nothing: nothing is held back."""
 
+    def close(self) -> None:
+        """Does nothing: no file is open."""
 
-def _tensor_board(directory: str) -> EventFile:
-    return EventFile(directory, f"{time.time_ns()}.{os.getpid()}")
+
+class TensorBoard:
+    """A run in `directory`, written by torch.utils.tensorboard.
+
+    Raises Unavailable if the package tensorboard is missing, or a file cannot be written.
+    """
+
+    def __init__(self, directory: str, suffix: str = "") -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise Unavailable(
+                f"tensorboard: torch.utils.tensorboard cannot be imported ({error}): "
+                "pip install tensorboard"
+            ) from None
+        with _naming("tensorboard"):
+            self._writer = SummaryWriter(directory, filename_suffix=suffix)
+
+    def add(self, name: str, value: float, at: int, time: float | None = None) -> None:
+        """`at` is on the axis; `time` in Unix seconds, None: now."""
+        with _naming("tensorboard"):
+            self._writer.add_scalar(name, value, at, time)
+
+    def flush(self) -> None:
+        with _naming("tensorboard"):
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Ends the thread that writes."""
+        with _naming("tensorboard"):
+            self._writer.close()
+
+
+@contextmanager
+def _naming(section: str) -> Iterator[None]:
+    """Turns an OSError into Unavailable that names the section."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"{section}: {error}") from None
 
 
 _KINDS: dict[str, Callable[[str], Monitor]] = {
-    "tensorboard": _tensor_board,
+    "tensorboard": TensorBoard,
     "csv_monitor": CsvFiles,
 }
 SECTIONS = tuple(_KINDS)
@@ -112,7 +151,7 @@ def to_tensorboard(paths: Sequence[str], directory: str) -> int:
     last one counts. Another conversion replaces the run.
 
     Raises InvalidArgument naming the file and the line, and Unavailable if the
-    directory cannot be written.
+    directory cannot be written or the package tensorboard is missing.
     """
     points: dict[tuple[int, str], tuple[float, float | None]] = {}
     lines = 0
@@ -124,10 +163,15 @@ def to_tensorboard(paths: Sequence[str], directory: str) -> int:
             for name, value in _numbers(step):
                 if name not in ("step", "time"):
                     points[step["step"], name] = value, time
-    charts = EventFile(directory, "thinwire")
+    ours = os.path.join(glob.escape(directory), "events.out.tfevents.*thinwire")
+    replaced = glob.glob(ours)
+    charts = TensorBoard(directory, ".thinwire")
     for (at, name), (value, time) in sorted(points.items()):
         charts.add(f"thinwire/{name}", value, at, time)
-    charts.flush()
+    charts.close()
+    with _naming("tensorboard"):
+        for path in replaced:
+            os.remove(path)
     return lines
 
 

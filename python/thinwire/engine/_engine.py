@@ -445,6 +445,7 @@ class Engine(NotHere, Values, Saving):
         """Ends communication. Local, idempotent. The module keeps its parameters."""
         if os.getpid() == self._process:
             self._link.remove()
+            self._monitoring.close()
             self._close()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

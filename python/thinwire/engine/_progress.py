@@ -96,3 +96,8 @@ class Monitoring:
             for name, value in values.items():
                 monitor.add(name, float(value), samples)
             monitor.flush()
+
+    def close(self) -> None:
+        for monitor in self._monitors:
+            monitor.close()
+        self._monitors.clear()
