@@ -235,6 +235,22 @@ def test_mypy_strict_finds_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_type_checkers_know_the_keywords_of_each_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text("""
+import thinwire, torch
+p = [torch.zeros(1)]
+thinwire.OnebitAdam(p, 1e-3, (0.9, 0.999), weight_decay=0.1, freeze_step="auto")
+thinwire.OnebitAdam(p, None, lr=torch.tensor(0.1), warmup_bits=8)
+thinwire.AdamW(p, lr="0.1")
+thinwire.AdamW(p, freeze_step=3)
+""")
+    options = ("--config-file", "", "--cache-dir", "build/mypy-cache")
+    done = run(sys.executable, "-m", "mypy", *options, tmp_path / "use.py")
+    found = re.findall(r"use.py:(\d+): error: (.*)", done.stdout)
+    assert [line for line, _ in found] == ["6", "7"], done.stdout
+    assert '"lr"' in found[0][1] and '"freeze_step"' in found[1][1]
+
+
 DESCRIBED = ("--ranks", "2", "--link-gbps", "0.1")
 
 

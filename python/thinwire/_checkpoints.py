@@ -13,16 +13,18 @@ from typing import Any
 import torch
 
 from . import _core
+from ._memory import tensors
 from ._paths import require_utf8
 from .errors import CorruptCheckpoint, InvalidArgument
 from .optim._options import _member
-from .optim._state import tensors
 
 Values = Mapping[str, Any]
 
 OWN_NAMES = "thinwire/"
 """Prefix of this package's names."""
 RANDOM = OWN_NAMES + "random_state"
+SAVED_AS = OWN_NAMES + "run"
+"""The totals of a run among the values that each rank saves."""
 _OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
 """Name in a leader's own values: its rank, and the own values of its host's other ranks."""
 
@@ -157,6 +159,15 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
             value = [value] if isinstance(value, str) else list(value)
         _set(chosen, name, value)
     return chosen
+
+
+def saved_in(report: Loaded) -> str | None:
+    """Returns this rank's totals, otherwise those of the first rank that saved."""
+    for values in (report.own, *report.own_of_ranks):
+        text = values.get(SAVED_AS)
+        if isinstance(text, str):
+            return text
+    return None
 
 
 def random_state_in(found: Loaded) -> torch.Tensor | None:

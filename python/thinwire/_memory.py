@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -310,3 +311,11 @@ def _apart(
     at = tensor.data_ptr()
     is_inside = any(a.data_ptr() <= at < a.data_ptr() + a.nbytes for a in written)
     return tensor.clone() if is_inside else tensor
+
+
+def tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the native state with its arrays as tensors, without a copy."""
+    return {
+        key: value if isinstance(value, (int, float, str)) else from_dlpack(value)
+        for key, value in state.items()
+    }

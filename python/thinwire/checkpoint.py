@@ -16,6 +16,7 @@ from . import _core, _log
 from ._agreement import agreed
 from ._checkpoints import (
     OWN_NAMES,
+    SAVED_AS,
     Loaded,
     LoadReport,
     Saved,
@@ -25,12 +26,12 @@ from ._checkpoints import (
     load_options,
     random_state_in,
     save_options,
+    saved_in,
 )
 from ._paths import path_of
 from .comm.calls import in_call
 from .errors import CorruptCheckpoint, InvalidArgument, Unavailable
 from .optim._base import _Optimizer
-from .optim._notices import SAVED_AS, saved_in
 from .optim._settings import from_text, numbers_of, parse, to_text
 
 if TYPE_CHECKING:

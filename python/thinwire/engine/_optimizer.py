@@ -13,6 +13,7 @@ import torch
 
 from .. import _core
 from .._agreement import agreed
+from .._memory import tensors
 from ..comm.calls import in_call
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..optim._deepspeed import DeepSpeedNames
@@ -21,7 +22,7 @@ from ..optim._experts import KEY as EXPERTS
 from ..optim._options import names_of_python, number_of, rate_of
 from ..optim._parameters import Place
 from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
-from ..optim._state import saved_number, tensors
+from ..optim._state import saved_number
 from ..optim._torch_state import ParameterState, refuse_deepspeed
 from ._client import Client
 from ._groups import Groups, defaults_of

@@ -16,6 +16,7 @@ import torch
 from .. import _core, _log
 from .._agreement import agreed, gathered
 from .._checkpoints import (
+    SAVED_AS,
     Loaded,
     LoadReport,
     Saved,
@@ -24,12 +25,12 @@ from .._checkpoints import (
     load_options,
     random_state_in,
     save_options,
+    saved_in,
 )
 from .._paths import path_of, require_utf8
 from ..comm.calls import in_call
 from ..errors import Error, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
-from ..optim._notices import SAVED_AS, saved_in
 from ._base import EngineBase
 from ._counters import (
     CLIENT_STATE,

@@ -44,18 +44,14 @@ notes each that differs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Unpack
 
-import torch
 from torch.optim.optimizer import ParamsT
 
 from .. import _core
 from . import _options as names
 from ._base import _Optimizer as _Optimizer
 from ._notices import RunTotals
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 __all__ = [
     "AdamW",
@@ -77,17 +73,10 @@ class AdamW(_Optimizer):
     _options, _group = _core.AdamOptions, _core.AdamGroup
     _keywords = names.AdamWKeywords
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | torch.Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            **keywords: Unpack[names.AdamWKeywords],
-        ) -> None: ...
+    def __init__(
+        self, params: ParamsT, *args: Any, **keywords: Unpack[names.AdamWKeywords]
+    ) -> None:
+        super().__init__(params, *args, **keywords)
 
 
 class Lamb(_Optimizer):
@@ -100,17 +89,10 @@ class Lamb(_Optimizer):
     _options, _group = _core.LambOptions, _core.LambGroup
     _keywords = names.LambKeywords
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | torch.Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            **keywords: Unpack[names.LambKeywords],
-        ) -> None: ...
+    def __init__(
+        self, params: ParamsT, *args: Any, **keywords: Unpack[names.LambKeywords]
+    ) -> None:
+        super().__init__(params, *args, **keywords)
 
 
 class OnebitAdam(_Optimizer):
@@ -140,23 +122,10 @@ class OnebitAdam(_Optimizer):
     _options, _group = _core.OnebitAdamOptions, _core.OnebitAdamGroup
     _keywords = names.OnebitAdamKeywords
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | torch.Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            **keywords: Unpack[names.OnebitAdamKeywords],
-        ) -> None: ...
-        @overload
-        def __init__(
-            self, params: ParamsT, deepspeed: names.Handle | None, **keywords: Any
-        ) -> None: ...
-        def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None: ...
+    def __init__(
+        self, params: ParamsT, *args: Any, **keywords: Unpack[names.OnebitAdamKeywords]
+    ) -> None:
+        super().__init__(params, *args, **keywords)
 
 
 class LeanOnebitAdam(_Optimizer):
@@ -176,17 +145,13 @@ class LeanOnebitAdam(_Optimizer):
     _options, _group = _core.LeanOnebitAdamOptions, _core.MaskedGroup
     _keywords = names.LeanOnebitAdamKeywords
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | torch.Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            **keywords: Unpack[names.LeanOnebitAdamKeywords],
-        ) -> None: ...
+    def __init__(
+        self,
+        params: ParamsT,
+        *args: Any,
+        **keywords: Unpack[names.LeanOnebitAdamKeywords],
+    ) -> None:
+        super().__init__(params, *args, **keywords)
 
 
 class OnebitLamb(_Optimizer):
@@ -203,23 +168,10 @@ class OnebitLamb(_Optimizer):
     _options, _group = _core.OnebitLambOptions, _core.OnebitLambGroup
     _keywords = names.OnebitLambKeywords
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | torch.Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            **keywords: Unpack[names.OnebitLambKeywords],
-        ) -> None: ...
-        @overload
-        def __init__(
-            self, params: ParamsT, deepspeed: names.Handle | None, **keywords: Any
-        ) -> None: ...
-        def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None: ...
+    def __init__(
+        self, params: ParamsT, *args: Any, **keywords: Unpack[names.OnebitLambKeywords]
+    ) -> None:
+        super().__init__(params, *args, **keywords)
 
 
 class ZeroOneAdam(_Optimizer):
@@ -240,23 +192,10 @@ class ZeroOneAdam(_Optimizer):
     _options, _group = _core.ZeroOneAdamOptions, _core.MaskedGroup
     _keywords = names.ZeroOneAdamKeywords
 
-    if TYPE_CHECKING:
-
-        @overload
-        def __init__(
-            self,
-            params: ParamsT,
-            lr: float | torch.Tensor = ...,
-            betas: tuple[float, float] = ...,
-            eps: float = ...,
-            weight_decay: float = ...,
-            **keywords: Unpack[names.ZeroOneAdamKeywords],
-        ) -> None: ...
-        @overload
-        def __init__(
-            self, params: ParamsT, deepspeed: names.Handle | None, **keywords: Any
-        ) -> None: ...
-        def __init__(self, params: ParamsT, *args: Any, **keywords: Any) -> None: ...
+    def __init__(
+        self, params: ParamsT, *args: Any, **keywords: Unpack[names.ZeroOneAdamKeywords]
+    ) -> None:
+        super().__init__(params, *args, **keywords)
 
 
 for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):

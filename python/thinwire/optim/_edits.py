@@ -11,10 +11,10 @@ from torch.utils.dlpack import from_dlpack
 
 from .. import _core
 from .._agreement import gathered
+from .._memory import tensors
 from ..comm.calls import in_part
 from ..errors import CommFailure, FailedPrecondition
 from ._native import Native
-from ._state import tensors
 
 # Share of the larger part of a sum. A smaller difference is rounding in another order.
 _ROUNDING = 2.0**-20

@@ -6,17 +6,10 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .. import _core, _log
 from .._log import logger
 from ..report import StepReport
-
-if TYPE_CHECKING:
-    from .._checkpoints import Loaded
-
-SAVED_AS = "thinwire/run"
-"""Its name among the values that each rank saves."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +99,6 @@ class Run:
         self.announced |= announced
         self._of_exact_step, self._sent, self._if_exact = numbers
         self._exactly, self._ranks_of_exact_step = exactly, ranks
-
-
-def saved_in(report: Loaded) -> str | None:
-    """Returns this rank's text, otherwise that of the first rank that saved."""
-    for values in (report.own, *report.own_of_ranks):
-        text = values.get(SAVED_AS)
-        if isinstance(text, str):
-            return text
-    return None
 
 
 _PHASES = {

@@ -162,8 +162,12 @@ class Handle(Protocol):
 
 
 class CommonKeywords(TypedDict, total=False):
-    """Keywords of all optimizers."""
+    """Keywords of all optimizers. The first four may be given by position, after params."""
 
+    lr: float | torch.Tensor
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
     max_grad_norm: float
     bias_correction: bool
     eps_inside_sqrt: bool
@@ -277,8 +281,9 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
 
 
 def names_of(keywords: Any) -> list[str]:
-    """Returns the keywords of a TypedDict, without torch's switches."""
-    return [name for name in keywords.__annotations__ if name not in REFUSED]
+    """Returns the keywords of a TypedDict, without those of groups and torch's switches."""
+    left_out = (*GROUP_KEYS, *REFUSED)
+    return [name for name in keywords.__annotations__ if name not in left_out]
 
 
 def default(options: Options, name: str) -> Any:

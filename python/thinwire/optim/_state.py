@@ -7,22 +7,20 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from .. import _core
 from .._agreement import agreed
+from .._memory import tensors
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ._experts import KEY as EXPERTS
+from ._flat import FlatOptimizer
 from ._native import KEYWORDS, MASK, Native
 from ._options import REFUSED, rate_of
 from ._settings import same
 from ._torch_state import of_torch, refuse_deepspeed
-
-if TYPE_CHECKING:
-    from ._base import _Optimizer
 
 FORMAT = 1
 # The arrays that are a parameter's state in torch: one value per element, equal on all
@@ -46,7 +44,7 @@ def complete(
     optimizer: torch.optim.Optimizer, packed: dict[str, Any]
 ) -> dict[str, Any]:
     """Adds all arrays and the record "thinwire" to torch's state. Local."""
-    optimizer = cast("_Optimizer", optimizer)
+    optimizer = cast(FlatOptimizer, optimizer)
     native = optimizer._made
     record: dict[str, Any] = {"format": FORMAT}
     if optimizer._states_are_beside:
@@ -92,7 +90,7 @@ def complete(
 
 
 def load(
-    optimizer: _Optimizer,
+    optimizer: FlatOptimizer,
     state_dict: Mapping[str, Any],
     residuals: Literal["keep", "drop"],
 ) -> None:
@@ -135,7 +133,7 @@ def load(
             own = partial(_own, optimizer, record, state, mine, keeps)
             _put(target, agreed(optimizer._comm, own) if is_lean else own())
         elif state:
-            target.optimizer.adopt(of_torch(optimizer, state, mine))
+            target.optimizer.adopt(of_torch(optimizer._made, len(groups), state, mine))
     if record is not None:
         saved_by = record.get("world_size", optimizer._comm.size)
         optimizer._notices.run.continue_from(record.get("run"), saved_by)
@@ -146,16 +144,8 @@ def load(
         after(optimizer)
 
 
-def tensors(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the native state with its arrays as tensors, without a copy."""
-    return {
-        key: value if isinstance(value, (int, float, str)) else from_dlpack(value)
-        for key, value in state.items()
-    }
-
-
 def _saved_ids(
-    optimizer: _Optimizer, saved_groups: list[dict[str, Any]]
+    optimizer: FlatOptimizer, saved_groups: list[dict[str, Any]]
 ) -> dict[int, Hashable]:
     ids: dict[int, Hashable] = {}
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
@@ -206,7 +196,7 @@ def _require_form(saved: Mapping[str, Any]) -> None:
 
 
 def _other_numbers(
-    optimizer: _Optimizer, saved_groups: list[dict[str, Any]]
+    optimizer: FlatOptimizer, saved_groups: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns the numbers of each group that the state has otherwise than the optimizer.
 
@@ -248,7 +238,7 @@ def _other_numbers(
 
 @contextmanager
 def _with_numbers(
-    optimizer: _Optimizer, others: list[dict[str, Any]]
+    optimizer: FlatOptimizer, others: list[dict[str, Any]]
 ) -> Iterator[Native]:
     """Yields the native optimizer. If others[i] of some group i is not empty, it is a new
     one with these numbers, which the optimizer uses from then on. Collective then. If
@@ -282,7 +272,7 @@ def _with_numbers(
     )
 
 
-def _take_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> None:
+def _take_groups(optimizer: FlatOptimizer, saved_groups: list[dict[str, Any]]) -> None:
     native = optimizer._made.optimizer
     for number, (group, saved) in enumerate(
         zip(optimizer.param_groups, saved_groups, strict=True)
@@ -298,7 +288,7 @@ def _take_groups(optimizer: _Optimizer, saved_groups: list[dict[str, Any]]) -> N
 
 
 def _own(
-    optimizer: _Optimizer,
+    optimizer: FlatOptimizer,
     record: Mapping[str, Any],
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
@@ -355,7 +345,7 @@ def _own(
 
 
 def _for_this_rank(
-    optimizer: _Optimizer, record: Mapping[str, Any], keeps: bool
+    optimizer: FlatOptimizer, record: Mapping[str, Any], keeps: bool
 ) -> Mapping[str, Any]:
     """Returns the record, without residuals unless they are this rank's and it `keeps`
     them. The states of exact optimizers are the same on all ranks.

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .. import _core
 from ..errors import CorruptCheckpoint, InvalidArgument
-
-if TYPE_CHECKING:
-    from ._base import _Optimizer
+from ._native import Native
+from ._options import Options
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _CONVERSION = (
@@ -26,7 +25,8 @@ _DEEPSPEED = ("tensor_size", "server_chunk_size", "worker_error", "lamb_coeff_fr
 
 
 def of_torch(
-    optimizer: _Optimizer,
+    native: Native,
+    num_groups: int,
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
@@ -37,8 +37,7 @@ def of_torch(
     Raises InvalidArgument if the state is of no Adam, and CorruptCheckpoint if it does
     not fit.
     """
-    rule = _rule(optimizer._options)
-    native = optimizer._made
+    rule = _rule(native.config.optimizer)
     size = native.layout.size
     state: dict[str, Any] = {name: torch.zeros(size) for name in MOMENTS}
     views = {name: native.memory.views(state[name]) for name in MOMENTS}
@@ -69,8 +68,7 @@ def of_torch(
             f"the state's parameters have taken different numbers of steps ({told}), "
             "and this optimizer counts one for all"
         )
-    groups = range(len(optimizer.param_groups))
-    rates = [native.optimizer.learning_rate(g) for g in groups]
+    rates = [native.optimizer.learning_rate(g) for g in range(num_groups)]
     state |= {"optimizer": rule, "step": next(iter(steps), 0), "skipped_steps": 0}
     state["learning_rates"] = torch.tensor(rates, dtype=torch.float64)
     if native.memory.params.dtype != torch.float32:
@@ -79,13 +77,13 @@ def of_torch(
     return state
 
 
-def _rule(options: type[Any]) -> str:
-    if options is _core.ZeroOneAdamOptions:
+def _rule(options: Options) -> str:
+    if isinstance(options, _core.ZeroOneAdamOptions):
         raise InvalidArgument(
             "0/1 Adam has no exact stage that could begin with the moments of another "
             "optimizer: load the parameters only"
         )
-    is_lamb = options in (_core.LambOptions, _core.OnebitLambOptions)
+    is_lamb = isinstance(options, (_core.LambOptions, _core.OnebitLambOptions))
     return "lamb" if is_lamb else "adam"
 
 
