@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <filesystem>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,8 +14,6 @@
 #include "apps/support/program.h"
 #include "examples/train_gpt/agreed_failure.h"
 #include "examples/train_gpt/options/command_line.h"
-#include "examples/train_gpt/report/report.h"
-#include "examples/train_gpt/report/run_folder.h"
 #include "examples/train_gpt/signals.h"
 #include "examples/train_gpt/trainer.h"
 #include "thinwire/comm/local.h"
@@ -34,16 +30,6 @@ using namespace thinwire::train_gpt;
 constexpr auto kLinger = std::chrono::milliseconds(1500);
 constexpr int kStopped = 3;        // saved; resume with --resume auto
 constexpr int kInterrupted = 128;  // plus the signal's number, as in shells
-
-void compare(const Invocation& asked) {
-  std::vector<RunRecord> runs;
-  for (const auto& folder : asked.compare) runs.push_back(read_run(folder));
-  const std::filesystem::path out = asked.options.out;
-  std::filesystem::create_directories(out);
-  write_file(out / "report.html", render_report(runs));
-  std::cout << render_table(runs)
-            << "report: " << (out / "report.html").string() << '\n';
-}
 
 std::unique_ptr<comm::Communicator> make_communicator(const std::string& name) {
   if (name.empty()) return comm::from_environment();
@@ -121,10 +107,6 @@ int main(int argc, char** argv) {
   Launch launch;
   app.callback([&] {
     const Invocation& asked = command_line.finish();
-    if (!asked.compare.empty()) {
-      compare(asked);
-      return;
-    }
     if (asked.options.quiet)
       apps::log_to_stderr(app.get_name(), LogLevel::kWarning);
     handle_signals(asked.saving.signals);

@@ -9,7 +9,7 @@
 #include <ostream>
 #include <utility>
 
-#include "examples/train_gpt/report/units.h"
+#include "examples/train_gpt/units.h"
 
 namespace thinwire::train_gpt {
 namespace {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "examples/train_gpt/report/run_folder.h"
+#include "examples/train_gpt/run_folder.h"
 
 namespace thinwire::train_gpt {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "examples/train_gpt/options/options.h"
-#include "examples/train_gpt/report/run_folder.h"
+#include "examples/train_gpt/run_folder.h"
 #include "thinwire/checkpoint/options.h"
 
 namespace thinwire::train_gpt {

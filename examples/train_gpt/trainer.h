@@ -11,8 +11,8 @@
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/options/options.h"
 #include "examples/train_gpt/progress.h"
-#include "examples/train_gpt/report/run_folder.h"
 #include "examples/train_gpt/resume.h"
+#include "examples/train_gpt/run_folder.h"
 #include "examples/train_gpt/text_data.h"
 #include "thinwire/comm/communicator.h"
 #include "thinwire/engine/checkpointer.h"
@@ -66,7 +66,7 @@ class Trainer {
   // ---- trainer_ending.cpp
   void tell_memory() const;
   void tell_saved();
-  [[nodiscard]] RunRecord summarize(const Json& more);
+  Json summarize(const Json& more);
   void finish(const std::string& params_checksum);
   [[nodiscard]] std::int64_t stop(std::string_view signal);
 

@@ -2,15 +2,13 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <filesystem>
 #include <iostream>
 #include <numeric>
 
 #include "examples/train_gpt/agreed_failure.h"
-#include "examples/train_gpt/report/report.h"
-#include "examples/train_gpt/report/units.h"
 #include "examples/train_gpt/signals.h"
 #include "examples/train_gpt/trainer.h"
+#include "examples/train_gpt/units.h"
 #include "thinwire/core/dtype.h"
 #include "thinwire/core/memory.h"
 
@@ -59,9 +57,9 @@ void Trainer::tell_saved() {
       cause, newest_step_, options_.steps, checkpointer_->totals().newest);
 }
 
-// Writes summary.json, with `more` at its end, and then report.html, because a
-// launcher may kill soon. Runs on rank 0, without communication.
-RunRecord Trainer::summarize(const Json& more) {
+// Writes summary.json, with `more` at its end, and returns its content. Runs on
+// rank 0, without communication.
+Json Trainer::summarize(const Json& more) {
   Json summary = summary_of(writer_->totals());
   summary["optimizer"] = config::name_of(config_.optimizer);
   summary["semantics"] = to_string(config_.semantics);
@@ -81,10 +79,8 @@ RunRecord Trainer::summarize(const Json& more) {
     summary["zero_bits"] = fmt::format("{}/{}", wire.bits_up, wire.bits_down);
   if (is_resumed_) summary["resumed_from"] = resumed_.step;
   summary.update(more);
-  RunRecord run = writer_->finish(std::move(summary), settings_);
-  write_file(std::filesystem::path(options_.out) / "report.html",
-             render_report({run}));
-  return run;
+  writer_->finish(summary);
+  return summary;
 }
 
 // Writes what steps recorded before a signal ended them, and returns the last
@@ -97,15 +93,21 @@ std::int64_t Trainer::stop(std::string_view signal) {
 }
 
 void Trainer::finish(const std::string& params_checksum) {
-  const RunRecord run = summarize({{"params_checksum", params_checksum}});
-  std::cout << render_table({run});
-  if (const auto skipped = run.summary.at("skipped_steps"); skipped != 0)
+  const Json summary = summarize({{"params_checksum", params_checksum}});
+  const Totals& totals = writer_->totals();
+  const double loss = totals.val_loss.value_or(std::nan(""));
+  std::cout << fmt::format(
+      "{}: {:.4f} nats per byte on held-out text, {} sent per rank, {:.1f} s\n",
+      config::name_of(config_.optimizer), loss,
+      format_bytes(static_cast<double>(totals.bytes_sent)), totals.seconds);
+  if (const auto skipped = summary.at("skipped_steps"); skipped != 0)
     std::cout << fmt::format(
         "{} of {} steps were skipped: a gradient was not finite\n",
         skipped.get<std::int64_t>(), options_.steps);
-  const auto report = std::filesystem::path(options_.out) / "report.html";
-  std::cout << "report: " << report.string() << '\n';
-  if (!std::isfinite(number(run.summary, "final_val_loss")))
+  std::cout << fmt::format(
+      "for figures: .venv/bin/python examples/train_gpt/report.py {}\n",
+      options_.out);
+  if (!std::isfinite(loss))
     throw AgreedFailure(
         "the loss is not finite at the end: give a smaller --lr, or a --clip");
 }

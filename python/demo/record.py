@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder as train_gpt writes it (examples/train_gpt/report/run_folder.h), so that
-`train_gpt --compare` reads both."""
+"""A run's folder as train_gpt writes it (examples/train_gpt/run_folder.h), so that
+examples/train_gpt/report.py reads both."""
 
 import json
 import math

@@ -159,8 +159,6 @@ class TrainGpt(Runs):
         self.assertEqual(validations[-1]["step"], 30)
         self.assertEqual(validations[-1]["val_loss"], summary["final_val_loss"])
         self.assertLess(summary["final_val_loss"], steps[0]["loss"])
-        report = (self.folder / "run" / "report.html").read_text()
-        self.assertIn(summary["params_checksum"], report)
 
     def test_validations_are_as_often_and_as_long_as_asked_for(self):
         def steps_and_losses(name, extra):
@@ -257,7 +255,7 @@ class TrainGpt(Runs):
         self.assertRegex(errors, r"train_gpt: rank \d: ")
 
     def check_stopped(self, name, code, flags=""):
-        """A run that a signal ends leaves a summary, a report and one line."""
+        """A run that a signal ends leaves a summary and one line."""
         process = self.long_run(flags=flags)
         process.send_signal(getattr(signal, name))
         errors = self.end_of(process, code)
@@ -271,25 +269,15 @@ class TrainGpt(Runs):
         line = f"train_gpt: stopped by {name} at step {steps[-1]} of 1000000; {out} "
         self.assertIn(line, errors)
         self.assertNotIn("another rank", errors)
-        mark = f"stopped at step {steps[-1]}"
-        self.assertIn(mark, (out / "report.html").read_text())
-        return mark
 
     def test_sigterm_ends_a_run_with_a_summary(self):
         self.check_stopped("SIGTERM", 143)
 
     def test_sigint_ends_a_run_with_a_summary(self):
-        mark = self.check_stopped("SIGINT", 130)
-        table = self.compare("long")
-        self.assertIn(f"onebit_adam, {mark} ", table)
+        self.check_stopped("SIGINT", 130)
 
     def test_sigint_ends_a_run_of_threads_with_a_summary(self):
         self.check_stopped("SIGINT", 130, "--comm local --ranks 2")
-
-    def compare(self, name):
-        out = self.folder / "comparison"
-        runs = ["--compare", str(self.folder / name), "--out", str(out)]
-        return self.run_program(runs).stdout
 
 
 if __name__ == "__main__":

@@ -32,16 +32,18 @@ constexpr const char* kOptimizers =
 constexpr const char* kKeysOnly =
     "Keys of --set train_gpt.KEY=VALUE, which are not flags";
 
-// Flags of earlier versions, and their replacements.
+// Flags of earlier versions, and what to use instead.
 constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
-    {"accumulate", "gradient_accumulation_steps=N"},
-    {"precision", "bf16.enabled=true or --set fp16.enabled=true"},
-    {"zero", "zero_optimization.stage=N"},
-    {"offload", "zero_optimization.offload_optimizer.device=cpu"},
-    {"var-freeze-step", "optimizer.params.var_freeze_step=N"},
-    {"local-steps", "optimizer.params.local_step_clipper=N"},
-    {"validate-every", "train_gpt.validate_every=N"},
-    {"validate-bytes", "train_gpt.validate_bytes=N"},
+    {"accumulate", "write --set gradient_accumulation_steps=N"},
+    {"precision", "write --set bf16.enabled=true or --set fp16.enabled=true"},
+    {"zero", "write --set zero_optimization.stage=N"},
+    {"offload", "write --set zero_optimization.offload_optimizer.device=cpu"},
+    {"var-freeze-step", "write --set optimizer.params.var_freeze_step=N"},
+    {"local-steps", "write --set optimizer.params.local_step_clipper=N"},
+    {"validate-every", "write --set train_gpt.validate_every=N"},
+    {"validate-bytes", "write --set train_gpt.validate_bytes=N"},
+    {"compare",
+     "run .venv/bin/python examples/train_gpt/report.py RUN... --out DIR"},
 };
 
 // Accepts a value if `holds`; `range` is for the message.
@@ -149,9 +151,8 @@ std::string flag_of(std::string key) {
                                  std::string_view dashes,
                                  const std::string& name) {
   const std::string unknown = fmt::format("{} {}{}", where, dashes, name);
-  for (const auto& [flag, setting] : kReplaced)
-    if (flag == name)
-      reject(fmt::format("{}; write --set {}", unknown, setting));
+  for (const auto& [flag, instead] : kReplaced)
+    if (flag == name) reject(fmt::format("{}; {}", unknown, instead));
   std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options())
     if (dashes.empty() || option->get_group() != kKeysOnly)
@@ -265,7 +266,7 @@ void CommandLine::add_run_options() {
       "file and flags")
       ->allow_extra_args(false);
   add(app_, "--out", o.out, "DIR", "out/train_gpt",
-      "Folder for metrics.jsonl, summary.json, config.json and report.html");
+      "Folder for metrics.jsonl, summary.json and config.json");
   app_.add_flag("--quiet", o.quiet, "Write no progress to stderr");
   add(app_, "--comm", o.comm, "NAME", "what launched this process",
       "local for ranks that are threads of this process, mpi for processes")
@@ -306,9 +307,6 @@ void CommandLine::add_run_options() {
       "interrupts): USR1, USR2, TERM, INT")
       ->delimiter(',')
       ->check(one_of("USR1, USR2, TERM, INT"));
-  add(app_, "--compare", invocation_.compare, "DIR", "",
-      "Compare the runs in these folders instead of training: print a table "
-      "and write DIR/report.html (see --out)");
 }
 
 void CommandLine::refuse_unknown_flags() const {
@@ -354,8 +352,8 @@ void CommandLine::read_own_object(const std::string& section) {
   const nlohmann::json object = nlohmann::json::parse(section);
   for (const auto& [key, value] : object.items()) {
     CLI::Option* option = app_.get_option_no_throw(flag_of(key));
-    const bool is_only_flag = key == "config" || key == "compare" ||
-                              key == "help" || key == "version";
+    const bool is_only_flag =
+        key == "config" || key == "help" || key == "version";
     if (option == nullptr || is_only_flag)
       refuse_unknown(app_, fmt::format("{}: train_gpt has no key", config_), "",
                      flag_of(key).substr(2));
@@ -380,11 +378,6 @@ void CommandLine::read_own_settings() {
 
 void CommandLine::resolve() {
   refuse_unknown_flags();
-  if (!invocation_.compare.empty()) {
-    if (app_.get_option("--out")->count() == 0)
-      reject("--compare needs --out DIR for its report.html");
-    return;
-  }
   if (!config_.empty()) read_config();
   validate(invocation_.options);
   read_own_settings();

@@ -78,8 +78,6 @@ using Settings = std::vector<std::pair<std::string, std::string>>;
 struct Invocation {
   Options options{};
   Saving saving{};
-  /// Folders of earlier runs to compare; if empty, the program trains.
-  std::vector<std::string> compare{};
 };
 
 }  // namespace thinwire::train_gpt

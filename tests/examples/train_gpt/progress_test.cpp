@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "examples/train_gpt/report/units.h"
+#include "examples/train_gpt/units.h"
 
 namespace thinwire::train_gpt::progress_test {
 namespace {

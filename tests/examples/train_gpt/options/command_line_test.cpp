@@ -168,11 +168,9 @@ TEST(CommandLine, NeitherInputNorTelemetryLiesInTheOutput) {
   EXPECT_NO_THROW(parse(folder + ".txt --out " + folder));
 }
 
-TEST(CommandLine, CompareTakesFolders) {
-  const Invocation invocation = parse_all("--compare a b --out c");
-  EXPECT_EQ(invocation.compare, (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(invocation.options.out, "c");
-  expect_usage_error("--compare a b", {"--compare needs --out"});
+TEST(CommandLine, ReportsAreMadeByAScript) {
+  expect_usage_error("--compare a b",
+                     {"no flag --compare; run ", "report.py RUN... --out DIR"});
 }
 
 TEST_F(ConfigFile, GivesWhatFlagsDoNot) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/train_gpt/report/units.h"
+#include "examples/train_gpt/units.h"
 
 #include <fmt/format.h>
 

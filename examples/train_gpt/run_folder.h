@@ -19,8 +19,8 @@ using Json = nlohmann::ordered_json;
 /// One training step: a line of metrics.jsonl.
 struct StepRow {
   std::int64_t step = 0;
-  double loss = 0;    ///< Nats per byte, mean over ranks, before the update.
-  std::string phase;  ///< "exact", "compressed", "local".
+  double loss = 0;      ///< Nats per byte, mean over ranks, before the update.
+  std::string phase{};  ///< "exact", "compressed", "local".
   std::uint64_t tokens = 0;      ///< Bytes predicted, over all ranks.
   std::uint64_t bytes_sent = 0;  ///< The optimizer's, on rank 0.
   double seconds = 0;            ///< The whole step's.
@@ -28,7 +28,7 @@ struct StepRow {
   double wait_seconds = 0;    ///< Waiting for other ranks.
   double update_seconds = 0;  ///< The optimizer's, without waiting.
   /// Telemetry of the engine and more; on equal keys the fields above win.
-  /// Empty if it was read from a file.
+  /// Empty if the row was read from a file.
   Json more = Json::object();
 };
 
@@ -48,25 +48,9 @@ struct Totals {
   void add(const StepRow& row);
 };
 
-/// All data of a run.
-struct RunRecord {
-  /// The content of summary.json; summary_of() has the keys of all. A run that
-  /// did not reach its end also has stopped_at, its last recorded step.
-  Json summary{};
-  Settings settings{};
-  std::vector<StepRow> steps{};
-  std::vector<ValidationRow> validations{};
-
-  /// Returns the sums over all steps.
-  [[nodiscard]] Totals totals() const;
-};
-
-/// Returns a summary that has all keys, and the values that follow from
-/// `totals`.
+/// Returns the content of summary.json with all its keys, and the values that
+/// follow from `totals`.
 [[nodiscard]] Json summary_of(const Totals& totals);
-
-/// Returns the number at `key`, or NaN, which JSON writes as null.
-[[nodiscard]] double number(const Json& object, const char* key);
 
 /// Returns the text of config.json, from which --config repeats the run.
 /// `engine` is JSON with what a configuration file adds to the settings, or
@@ -106,9 +90,8 @@ class RunWriter {
   [[nodiscard]] const std::optional<StepRow>& newest() const noexcept {
     return newest_;
   }
-  /// Writes summary.json and returns the record of the whole run. Its rows are
-  /// read from metrics.jsonl, because memory holds none of them.
-  [[nodiscard]] RunRecord finish(Json summary, Settings settings) const;
+  /// Writes summary.json.
+  void finish(const Json& summary) const;
 
  private:
   void write_config(const std::string& config) const;
@@ -119,11 +102,6 @@ class RunWriter {
   Totals totals_{};
   std::optional<StepRow> newest_{};
 };
-
-/// Reads what RunWriter wrote. If only summary.json is missing, the run was
-/// killed; its summary is made from metrics.jsonl, up to the last whole line.
-/// Throws Error(kUnavailable) naming the file that is missing or torn.
-[[nodiscard]] RunRecord read_run(const std::filesystem::path& folder);
 
 /// Writes a whole file; throws Error(kUnavailable).
 void write_file(const std::filesystem::path& path, const std::string& text);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/train_gpt/report/run_folder.h"
+#include "examples/train_gpt/run_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -46,49 +46,51 @@ std::string line_of(const StepRow& row) {
   return line.dump();
 }
 
-// Python's runs lack the parts of a step's time.
-StepRow step_from(const Json& line) {
-  return {.step = line.at("step"),
-          .loss = number(line, "loss"),
-          .phase = line.at("phase"),
-          .tokens = line.at("tokens"),
-          .bytes_sent = line.at("bytes_sent"),
-          .seconds = line.at("seconds"),
-          .wait_seconds = line.value("wait_seconds", 0.0),
-          .update_seconds = line.value("update_seconds", 0.0)};
+// JSON has null for losses that are not finite.
+double number(const Json& value) {
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                         : value.get<double>();
 }
 
-// Calls `read` with the opened file. An error names the file.
-template <class Read>
-void read_json(const fs::path& path, Read&& read) {
+// Reads what Totals and newest() need.
+StepRow step_from(const Json& line) {
+  return {.step = line.at("step"),
+          .loss = number(line.at("loss")),
+          .tokens = line.at("tokens"),
+          .bytes_sent = line.at("bytes_sent"),
+          .seconds = line.at("seconds")};
+}
+
+// The part of a metrics.jsonl that a resumed run keeps.
+struct Kept {
+  std::string lines{};
+  Totals totals{};
+  std::optional<StepRow> newest{};
+};
+
+// Reads the rows up to step `last`. If the run was killed, the last line may be
+// torn and is left out.
+Kept read_rows(const fs::path& path, std::int64_t last) {
   std::ifstream file(path);
   if (!file)
     fail(path, fmt::format("cannot be read: {}", std::strerror(errno)));
+  Kept kept;
   try {
-    read(file);
+    for (std::string line; std::getline(file, line) && !file.eof();) {
+      const Json row = Json::parse(line);
+      if (row.at("step").get<std::int64_t>() > last) continue;
+      if (row.contains("val_loss")) {
+        kept.totals.val_loss = number(row.at("val_loss"));
+      } else {
+        kept.newest = step_from(row);
+        kept.totals.add(*kept.newest);
+      }
+      kept.lines += line + "\n";
+    }
   } catch (const nlohmann::json::exception& error) {
     fail(path, fmt::format("is not what train_gpt writes: {}", error.what()));
   }
-}
-
-// Adds the rows of a metrics.jsonl up to step `last` to `run` and returns their
-// lines. If the run was killed, the last line may be torn and is left out.
-std::string read_rows(const fs::path& path, bool was_killed, RunRecord& run,
-                      std::int64_t last = INT64_MAX) {
-  std::string text;
-  read_json(path, [&](std::istream& file) {
-    for (std::string line; std::getline(file, line);) {
-      if (file.eof() && was_killed) break;  // killed in the middle of this line
-      const Json row = Json::parse(line);
-      if (row.at("step").get<std::int64_t>() > last) continue;
-      if (row.contains("val_loss"))
-        run.validations.push_back({row.at("step"), number(row, "val_loss")});
-      else
-        run.steps.push_back(step_from(row));
-      text += line + "\n";
-    }
-  });
-  return text;
+  return kept;
 }
 
 // Returns the open file, whose text is the number of the process that holds the
@@ -116,23 +118,10 @@ int lock(const fs::path& folder) {
 
 }  // namespace
 
-double number(const Json& object, const char* key) {
-  const Json& value = object.at(key);
-  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
-                         : value.get<double>();
-}
-
 void Totals::add(const StepRow& row) {
   bytes_sent += row.bytes_sent;
   seconds += row.seconds;
   tokens += static_cast<double>(row.tokens);
-}
-
-Totals RunRecord::totals() const {
-  Totals totals;
-  for (const StepRow& row : steps) totals.add(row);
-  if (!validations.empty()) totals.val_loss = validations.back().val_loss;
-  return totals;
 }
 
 Json summary_of(const Totals& totals) {
@@ -178,19 +167,18 @@ void RunWriter::begin(const std::string& config) {
 void RunWriter::resume(const std::string& config, std::int64_t step,
                        const Totals& totals) {
   const fs::path path = folder_ / kMetrics;
-  RunRecord run;
-  std::string lines;
-  if (fs::exists(path)) lines = read_rows(path, /*was_killed=*/true, run, step);
-  const Totals kept = run.totals();
-  totals_ = {.bytes_sent = std::max(totals.bytes_sent, kept.bytes_sent),
-             .seconds = std::max(totals.seconds, kept.seconds),
-             .tokens = std::max(totals.tokens, kept.tokens),
-             .val_loss = kept.val_loss ? kept.val_loss : totals.val_loss};
-  if (!run.steps.empty()) newest_ = run.steps.back();
+  Kept kept;
+  if (fs::exists(path)) kept = read_rows(path, step);
+  totals_ = {.bytes_sent = std::max(totals.bytes_sent, kept.totals.bytes_sent),
+             .seconds = std::max(totals.seconds, kept.totals.seconds),
+             .tokens = std::max(totals.tokens, kept.totals.tokens),
+             .val_loss =
+                 kept.totals.val_loss ? kept.totals.val_loss : totals.val_loss};
+  newest_ = std::move(kept.newest);
   write_config(config);
   fs::path temporary = path;
   temporary += ".tmp";
-  write_file(temporary, lines);
+  write_file(temporary, kept.lines);
   std::error_code error;
   fs::rename(temporary, path, error);
   if (error) fail(path, fmt::format("cannot be replaced: {}", error.message()));
@@ -208,14 +196,8 @@ void RunWriter::add(ValidationRow row) {
   totals_.val_loss = row.val_loss;
 }
 
-// If metrics.jsonl could not be written, only its rows are missing from the
-// report.
-RunRecord RunWriter::finish(Json summary, Settings settings) const {
-  RunRecord run{.summary = std::move(summary), .settings = std::move(settings)};
-  write_file(folder_ / kSummary, run.summary.dump(2) + "\n");
-  if (fs::is_regular_file(folder_ / kMetrics))
-    read_rows(folder_ / kMetrics, /*was_killed=*/true, run);
-  return run;
+void RunWriter::finish(const Json& summary) const {
+  write_file(folder_ / kSummary, summary.dump(2) + "\n");
 }
 
 std::string config_text(const Settings& settings,
@@ -230,35 +212,6 @@ std::string config_text(const Settings& settings,
   Json all = engine.empty() ? Json::object() : Json::parse(engine);
   all[kOwnObject] = std::move(options);
   return all.dump(2) + "\n";
-}
-
-RunRecord read_run(const fs::path& folder) {
-  RunRecord run;
-  const bool was_killed =
-      !fs::exists(folder / kSummary) && fs::exists(folder / kMetrics);
-  if (!was_killed)
-    read_json(folder / kSummary, [&](std::istream& file) {
-      run.summary = summary_of({});
-      const Json written = Json::parse(file);
-      for (const auto& [key, unused] : run.summary.items())
-        // Python's runs lack only the keys of saves.
-        if (!key.starts_with("save")) static_cast<void>(written.at(key));
-      run.summary.update(written);
-    });
-  read_rows(folder / kMetrics, was_killed, run);
-  read_json(folder / kConfig, [&](std::istream& file) {
-    const Json options = Json::parse(file).at(kOwnObject);
-    for (const auto& [name, value] : options.items())
-      if (name != "data")  // Paths mean nothing on other machines.
-        run.settings.emplace_back(
-            name, value.is_string() ? value.get<std::string>() : value.dump());
-    if (!was_killed) return;
-    run.summary = summary_of(run.totals());
-    for (const char* key : {"optimizer", "semantics", "steps"})
-      if (options.contains(key)) run.summary[key] = options[key];
-    run.summary["stopped_at"] = run.steps.empty() ? 0 : run.steps.back().step;
-  });
-  return run;
 }
 
 void write_file(const fs::path& path, const std::string& text) {
