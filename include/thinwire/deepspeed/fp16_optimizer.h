@@ -16,7 +16,7 @@
 
 namespace thinwire::deepspeed {
 
-/// One of DeepSpeed's FP16 wrappers.
+/// DeepSpeed's two FP16 wrappers.
 enum class Fp16Wrapper {
   kFused,    ///< FP16_Optimizer: every group is one flat tensor.
   kUnfused,  ///< FP16_UnfusedOptimizer: tensors are separate.
@@ -28,20 +28,20 @@ struct Fp16Options {
   Fp16Wrapper wrapper = Fp16Wrapper::kFused;
   /// L2 norm to which gradients are clipped, finite, >= 0; 0 for no clipping.
   double max_grad_norm = 0;
-  /// Whether, in exact averages, each rank divides by the number of ranks
-  /// before the sum.
+  /// Whether each rank divides by the number of ranks before the sum of an
+  /// exact average.
   bool prescale = false;
-  /// Part of the division that comes before the sum, without prescale; finite,
+  /// Part of the division that precedes the sum if `prescale` is false; finite,
   /// > 0.
   double predivide = 1;
 
-  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// Checks the options. Throws Error(kInvalidArgument) with the field, its
   /// range and its value.
   void validate() const;
 };
 
-/// Returns the layout of the wrapped optimizer. It is the parameters' own or,
-/// with kFused, has one tensor per group. With kFused, throws
+/// Returns the layout for the wrapped optimizer, which is `layout` or, with
+/// kFused, has one tensor per group. With kFused, throws
 /// Error(kInvalidArgument) unless parameters are in the order of their groups.
 [[nodiscard]] ParameterLayout wrapped_layout(const ParameterLayout& layout,
                                              Fp16Wrapper wrapper);
@@ -50,14 +50,16 @@ struct Fp16Options {
 /// Gradients are unscaled and clipped by the scale of the next step. In
 /// compressed steps every rank clips by its own norm. The unfused wrapper
 /// reports a norm that is still scaled. Parameters and gradients are fp16,
-/// masters fp32. It serves for comparison: it gathers exact means whole, and
-/// averages nothing early. docs/algorithms/mixed-precision.md has the formulas.
+/// masters fp32. It is meant for comparisons: every rank holds all exact means,
+/// and none is averaged early. docs/algorithms/mixed-precision.md has the
+/// formulas.
 class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
  public:
-  /// Takes the reference's step with gradients of zero. Collective. `optimizer`
-  /// has the layout wrapped_layout(layout, options.wrapper). `initial` has
-  /// layout.size() elements of fp32, fp16 or bf16, and masters are made of it.
-  /// `comm` must outlive this object. Throws Error(kInvalidArgument).
+  /// Takes DeepSpeed's initial step with gradients of zero. Collective.
+  /// `optimizer` has the layout wrapped_layout(layout, options.wrapper).
+  /// `initial` has layout.size() elements of fp32, fp16 or bf16, from which
+  /// masters are made. `comm` must outlive this object. Throws
+  /// Error(kInvalidArgument).
   Fp16Optimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 std::unique_ptr<deepspeed::Optimizer> optimizer,
                 ConstView initial, const Fp16Options& options = {});
@@ -86,19 +88,19 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
     return optimizer_->groups();
   }
   [[nodiscard]] optim::Progress progress() const override;
-  /// Returns the optimizer's state, the array masters [n] and the loss scale's
-  /// numbers.
+  /// Returns the optimizer's state, the array masters [n], and the loss scale
+  /// with its counters.
   [[nodiscard]] optim::State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
-  /// Loads a state like the optimizer inside. DeepSpeed's low-bit ones discard
-  /// part of it.
+  /// Loads a state like the wrapped optimizer. DeepSpeed's low-bit optimizers
+  /// discard part of it.
   optim::Notes load_state_dict(const StateDict& state) override;
   void require_owner(const StateDict& state) const override {
     optimizer_->require_owner(state);
   }
 
-  /// Sets the observer of the overflow flags that ranks exchange from now on;
-  /// null for none. It must outlive its use.
+  /// Sets the observer of the overflow flags that ranks exchange from now on,
+  /// or none if null. It must outlive its use.
   void set_observer(exchange::WireObserver* observer) noexcept {
     observer_ = observer;
   }
@@ -116,7 +118,7 @@ class Fp16Optimizer final : public precision::LowPrecisionOptimizer {
   std::unique_ptr<deepspeed::Optimizer> optimizer_;
   Fp16Options options_;
   precision::LossScaler scaler_;
-  std::int64_t skipped_ = 0;  // Skipped steps that the optimizer has not seen.
+  std::int64_t skipped_ = 0;  // skipped steps that the optimizer has not seen
   Buffer masters_;
   std::vector<float> grads_;
   exchange::WireObserver* observer_ = nullptr;

@@ -14,11 +14,11 @@ namespace thinwire::deepspeed {
 [[nodiscard]] precision::LossScalerOptions wrapper_loss_scaler(
     precision::LossScalerOptions options);
 
-/// Returns DeepSpeed's scaler with these settings; its scale follows the
-/// reference's after every step. Thinwire's own scaler rejects two settings
-/// that this one accepts. With a hysteresis of 0 the scale never falls. With a
-/// min_scale above initial_scale, an overflow raises the scale to it. Throws
-/// Error(kInvalidArgument) naming the field, its range and its value.
+/// Returns DeepSpeed's scaler with these settings; its scale equals DeepSpeed's
+/// after every step. Thinwire's own scaler rejects two settings that this one
+/// accepts. With a hysteresis of 0 the scale never falls. If min_scale exceeds
+/// initial_scale, an overflow raises the scale to min_scale. Throws
+/// Error(kInvalidArgument) with the field, its range and its value.
 [[nodiscard]] precision::LossScaler loss_scaler(
     const precision::LossScalerOptions& options);
 

@@ -22,50 +22,52 @@ namespace thinwire::deepspeed {
 /// Settings of ZeroOptimizer.
 struct ZeroOptions {
   int stage = 1;  ///< 1 or 2.
-  /// Type of the parameters: fp32, fp16 or bf16.
+  /// Dtype of the parameters: fp32, fp16 or bf16.
   DType dtype = DType::kFloat32;
   precision::LossScalerOptions loss_scale{};  ///< Used only with kFloat16.
-  /// Options of the exchange. Only max_grad_norm, skip_nonfinite,
-  /// verify_every and num_threads have an effect, because the reference packs
-  /// its messages differently.
+  /// Options of the exchange. Only max_grad_norm, skip_nonfinite, verify_every
+  /// and num_threads have an effect, because DeepSpeed packs its messages
+  /// differently.
   optim::ExchangeOptions exchange{};
-  /// Type in which sums over the ranks are formed. If unset, it is `dtype`.
+  /// Dtype in which sums over the ranks are computed. If unset, it is `dtype`.
   std::optional<DType> communication_dtype{};
-  /// Type in which stage 1 accumulates several backwards: kFloat32 or `dtype`.
+  /// Dtype in which stage 1 accumulates several backwards: kFloat32 or `dtype`.
   /// Stage 2 always accumulates them in `dtype`.
   DType accumulation_dtype = DType::kFloat32;
-  /// Whether gradients are averaged; if not, summed over the ranks.
+  /// Whether gradients are averaged. Otherwise they are summed over the ranks.
   bool average = true;
-  /// Whether parameters are ordered by their index modulo the ranks.
+  /// Whether parameters are ordered by their index modulo the number of ranks.
   bool round_robin = false;
-  bool reduce_scatter = true;  ///< Whether summands are divided, not sums.
-  /// Whether summands are divided without reduce_scatter, too.
+  bool reduce_scatter = true;  ///< Divide each rank's gradient before the sum
+                               ///< instead of dividing the sum.
+  /// Divide before the sum even if `reduce_scatter` is false.
   bool prescale = false;
-  /// Part of the division that comes before the sum, without reduce_scatter and
-  /// prescale; > 0.
+  /// Part of the division that precedes the sum if `reduce_scatter` and
+  /// `prescale` are false; > 0.
   double predivide = 1;
 
-  /// Checks the options. Throws Error(kInvalidArgument) naming the field, its
+  /// Checks the options. Throws Error(kInvalidArgument) with the field, its
   /// range and its value.
   void validate() const;
-  /// Returns one line with all options that ranks must have in common.
+  /// Returns one line with all options that must be equal on all ranks.
   [[nodiscard]] std::string describe() const;
 };
 
 /// DeepSpeed's stages 1 and 2 around torch's Adam, operation by operation,
 /// including the mistakes in their arithmetic. Gradients are divided before
-/// they are added, and every addition is rounded. They are unscaled and clipped
-/// by the scale of the next step. Stage 2 accumulates backwards in the type of
-/// the parameters. It serves for comparison and is neither fast nor small.
-/// Every rank keeps an array of all gradients, in stage 2 too, and nothing
+/// they are added, and every sum is rounded. They are unscaled and clipped by
+/// the scale of the next step. Stage 2 accumulates backwards in the parameters'
+/// dtype. The class is meant for comparisons and is neither fast nor small:
+/// even at stage 2 every rank keeps an array of all gradients, and nothing
 /// overlaps. docs/algorithms/zero.md has the formulas.
 class ZeroOptimizer final : public zero::ShardedOptimizer {
  public:
-  /// Collective. `params` has layout.size() elements of options.dtype, the same
-  /// on all ranks. Steps update this memory of the caller. It and `comm` must
-  /// outlive this object. If `initial` is given, masters are made of it: fp32
-  /// parameters before they were rounded. Throws Error(kInvalidArgument), and
-  /// on all ranks if ranks pass different arguments.
+  /// Creates the optimizer. Collective. `params` has layout.size() elements of
+  /// options.dtype, equal on all ranks. Steps update this memory, which belongs
+  /// to the caller; it and `comm` must outlive this object. If `initial` is
+  /// given, it has the fp32 parameters before rounding, from which masters
+  /// start. Throws Error(kInvalidArgument), and on all ranks if ranks pass
+  /// different arguments.
   ZeroOptimizer(comm::Communicator& comm, const ParameterLayout& layout,
                 const optim::AdamOptions& adam, View params,
                 const ZeroOptions& options = {}, ConstView initial = {});
@@ -74,7 +76,8 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   [[nodiscard]] const ZeroOptions& options() const noexcept;
   [[nodiscard]] double loss_scale() const noexcept override;
   void set_loss_scale(double scale) override;
-  /// Returns one bucket per group; a rank's piece of it is its slice.
+  /// Returns the layout, which has one bucket per group. A rank's piece of a
+  /// bucket is its slice.
   [[nodiscard]] const zero::ShardLayout& shards() const noexcept override;
   /// Returns the window, whose only bucket is never sent.
   [[nodiscard]] exchange::GradientWindow& gradients() noexcept override;
@@ -91,13 +94,14 @@ class ZeroOptimizer final : public zero::ShardedOptimizer {
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
   /// Returns this rank's slices of masters and of Adam's states, the counters
-  /// and the loss scale. Only the same rank of as many ranks can use them.
+  /// and the loss scale. The state can be loaded only by the same rank in a run
+  /// with the same number of ranks.
   [[nodiscard]] optim::State state() const override;
-  /// Adopts a state. The caller restores the parameters.
+  /// Adopts a state. The caller then restores the parameters.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
-  /// Loads a state. Collective like zero::ZeroOptimizer's: all ranks reject a
-  /// state together.
+  /// Loads a state. Collective, like zero::ZeroOptimizer's: if it does not fit
+  /// on one rank, all ranks reject it.
   optim::Notes load_state_dict(const StateDict& state) override;
 
   struct Impl;

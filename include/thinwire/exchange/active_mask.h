@@ -11,9 +11,9 @@
 
 namespace thinwire::exchange {
 
-/// The elements that take part: bit i of a block's words is 0 if its element i
-/// is masked. Equal on all ranks. It fits every layout of the same units and
-/// block options, except that `bits` may differ.
+/// Elements that take part: bit i of a block's words is 0 if its element i is
+/// masked. Equal on all ranks. A mask fits every layout with the same units and
+/// block options; only `bits` may differ.
 class ActiveMask {
  public:
   ActiveMask() = default;  ///< Every element takes part.
@@ -23,7 +23,7 @@ class ActiveMask {
              const std::function<bool(std::size_t)>& is_active);
 
   /// Adds the elements of a block whose bit is 1 in `words`, which has the
-  /// layout of words(). None of them took part before.
+  /// layout of words(). They must not have taken part before.
   void add(const BlockLayout& layout, std::size_t block,
            std::span<const std::uint32_t> words);
 

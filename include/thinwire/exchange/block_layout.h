@@ -9,16 +9,16 @@
 
 namespace thinwire::exchange {
 
-/// Elements with one scale: the smallest piece that travels.
+/// Elements with one scale, the smallest unit that is sent.
 struct Block {
   Range values;    ///< Elements of the caller's flat array.
-  Range residual;  ///< Elements of the residual, as many.
-  int server = 0;  ///< Server that averages it; if flat, a rank.
+  Range residual;  ///< Elements of the residual, the same number.
+  int server = 0;  ///< Server that averages the block; if flat, a rank.
 };
 
-/// Blocks that travel together in one all-to-all and one all-gather.
+/// Blocks that are sent together, in one all-to-all and one all-gather.
 struct Bucket {
-  /// Blocks [server_begin[r], server_begin[r + 1]) go to server r.
+  /// Server r averages blocks [server_begin[r], server_begin[r + 1]).
   std::vector<std::size_t> server_begin;
 
   [[nodiscard]] std::size_t first_block() const { return server_begin.front(); }
@@ -28,34 +28,36 @@ struct Bucket {
 struct BlockOptions {
   int world_size = 1;                                  ///< >= 1.
   std::size_t bucket_elements = std::size_t{1} << 20;  ///< >= 1.
-  /// Most elements per scale, in [1, 1024], rounded up to a multiple of 32.
+  /// Largest number of elements per scale, in [1, 1024], rounded up to a
+  /// multiple of 32.
   std::size_t block_elements = 1024;
 };
 
-/// The way in which flat ranges ("units": parameters) are cut into blocks,
-/// servers' chunks and buckets. No block crosses a unit. Blocks depend on the
-/// units alone, so results depend neither on the bucket size nor on the
-/// assignment to servers. Chunks are balanced to a block and may be empty.
+/// Division of flat ranges ("units", which are parameters) into blocks,
+/// servers' chunks and buckets. No block crosses a unit. Blocks depend only on
+/// the units, so results depend neither on the bucket size nor on the
+/// assignment to servers. Chunks are balanced to within one block and may be
+/// empty.
 ///
-/// Blocks are ordered by bucket, then by server, so a rank sends one range of
-/// memory to another one.
+/// Blocks are ordered by bucket, then by server, so that a rank sends one range
+/// of memory to each other rank.
 class BlockLayout {
  public:
   BlockLayout() = default;
-  /// Cuts the units. Throws Error(kInvalidArgument) naming an option out of
-  /// range.
+  /// Cuts the units. Throws Error(kInvalidArgument) with an option that is out
+  /// of range.
   BlockLayout(std::span<const Range> units, const BlockOptions& options);
   /// Returns the layout of given buckets and chunks. pieces[k][s], a range of
-  /// the flat array, is server s's chunk of bucket k. The ranges are neighbours
-  /// in the order of s, and all buckets have equally many. A block is the part
-  /// of a piece in one unit and one cell of the grid of sums
+  /// the flat array, is server s's chunk of bucket k. The ranges are adjacent
+  /// in the order of s, and all buckets have the same number of them. A block
+  /// is the part of a piece in one unit and one cell of the grid of sums
   /// (kernels::kSumChunk). Pieces begin and end on that grid, or with the
   /// array.
   [[nodiscard]] static BlockLayout of_pieces(
       std::span<const Range> units, std::span<const std::vector<Range>> pieces);
 
-  /// Returns the layout of given blocks, bucket by bucket, which it orders by
-  /// their servers.
+  /// Returns the layout of given blocks, bucket by bucket, and sorts them by
+  /// server.
   [[nodiscard]] static BlockLayout of_blocks(
       std::vector<std::vector<Block>>&& buckets, int world_size);
 
@@ -66,7 +68,7 @@ class BlockLayout {
     return buckets_;
   }
 
-  /// Returns the elements of a residual that covers every block.
+  /// Returns the number of elements of a residual that covers every block.
   [[nodiscard]] std::size_t residual_size() const noexcept {
     return residual_size_;
   }

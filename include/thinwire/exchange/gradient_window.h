@@ -11,39 +11,39 @@
 
 namespace thinwire::exchange {
 
-/// Place of a backward among those whose gradients one step uses.
+/// Position of a backward among those whose gradients one step uses.
 struct Backward {
-  bool is_first = true;  ///< First one since the last step.
-  /// Last one before the step: gradients do not need to be accumulated further,
-  /// and may be sent as soon as they exist.
+  bool is_first = true;  ///< Whether it is the first since the last step.
+  /// Whether it is the last before the step, so that gradients need no further
+  /// accumulation and may be sent at once.
   bool is_last = true;
 };
 
-/// Deferred gradients: those that could not be sent during backward.
+/// Deferred gradients, which could not be sent during backward.
 struct LateGradients {
-  /// Elements not yet sent when backward ended, and the index of the parameter
-  /// that they waited for, or -1 if there was none.
+  /// Number of elements not yet sent when backward ended, and the index of the
+  /// parameter for which they waited, or -1.
   std::size_t elements = 0;
   std::int64_t parameter = -1;
 };
 
 class BucketSchedule;
 
-/// Part of a gradient that lies in one bucket.
+/// The part of a gradient that lies in one bucket.
 struct GradientPart {
   std::size_t parameter = 0;
   std::size_t bucket = 0;
   Range range{};  ///< Range of the flat array.
-  /// Values of the part. They are empty if GradientWindow::collect() got none,
-  /// and if the parameter has no gradient in this backward and counts as zero.
+  /// Values of the part. Empty if GradientWindow::collect() received none, or
+  /// if the parameter has no gradient in this backward and counts as zero.
   ConstView values{};
-  /// Whether this is the window's first backward. If not, the part is added to
-  /// those of earlier backwards.
+  /// Whether this is the window's first backward. Otherwise the part is added
+  /// to those of earlier backwards.
   bool is_first = true;
 };
 
-/// Receiver of the gradients of a GradientWindow. It keeps them in an array of
-/// all gradients, or in memory of buckets that are reduced and released.
+/// Receiver of a GradientWindow's gradients. It keeps them in an array of all
+/// gradients, or in buckets whose memory is released after their reduction.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
@@ -54,62 +54,62 @@ class GradientSink {
   virtual void check(std::size_t /*parameter*/, ConstView /*gradient*/) const {}
   /// Stores a part, or adds it to those of earlier backwards.
   virtual void store(const GradientPart& part) = 0;
-  /// Queues a bucket for other ranks, which is collective, or only reads it.
-  /// All of it has been stored. Returns whether other ranks may have seen it,
-  /// so that it cannot be taken back.
+  /// Sends the bucket (collective), or inspects it locally if the sink does not
+  /// communicate. All its parts have been stored. Returns whether other ranks
+  /// may have received it, so that it cannot be withdrawn.
   virtual bool send(std::size_t bucket) = 0;
-  /// Finishes a backward whose last part has been stored.
+  /// Ends a backward after its last part has been stored.
   virtual void end() {}
   /// Discards the gradients of the window.
   virtual void clear() {}
 };
 
-/// Gradients between two steps: which backwards there were, which gradients
-/// have been collected, and which of their buckets have been sent.
+/// Gradients between two steps: the backwards so far, the gradients collected,
+/// and the buckets sent.
 ///
-/// Buckets are sent in one order on all ranks, last ones first, whatever the
-/// order of collect(). A bucket is sent as soon as it and all buckets before it
-/// in that order are complete. Calls out of order throw
+/// Buckets are sent in the same order on all ranks, the last bucket first,
+/// independently of the order of collect(). A bucket is sent as soon as it and
+/// all buckets before it in that order are complete. Calls out of order throw
 /// Error(kFailedPrecondition) before anything changes.
-///
-///   window.begin({.is_last = true});
-///   ... window.collect(k, gradient of parameter k) ...
-///   window.end();
+///  window.begin({.is_last = true});
+///  ... window.collect(k, gradient of parameter k) ...
+///  window.end();
 class GradientWindow {
  public:
-  /// Makes a window for `buckets`, ranges of the flat array in its order. The
-  /// layout and the sink must outlive this object.
+  /// Creates a window for `buckets`, which are ranges of the flat array in
+  /// ascending order. The layout and the sink must outlive this object.
   GradientWindow(const ParameterLayout& layout, std::vector<Range> buckets,
                  GradientSink& sink);
   ~GradientWindow();
 
   // ---- gradients one by one
-  /// Begins a backward. Throws inside another backward, after the last one, and
-  /// if the first one is missing or repeated.
+  /// Begins a backward. Throws if a backward is already open, if the window has
+  /// had its last one, or if `which.is_first` does not match.
   void begin(Backward which);
   /// Declares that the gradient of a parameter is complete for this backward.
-  /// At most once per parameter and backward. `gradient` has the parameter's
-  /// size and is copied; it is empty if the sink has the values already.
+  /// Call it at most once per parameter and backward. `gradient` has the
+  /// parameter's size and is copied; it is empty if the sink already has the
+  /// values.
   void collect(std::size_t parameter, ConstView gradient);
   /// Ends the backward. Parameters without a gradient count as zero.
   void end();
-  /// Discards the gradients of a backward that failed, and begins the window
-  /// anew. Returns false if some of them have been sent already; begin() then
-  /// throws from now on. Outside of a backward it does nothing.
+  /// Discards the gradients of a failed backward and restarts the window.
+  /// Returns false if some of them have already been sent; begin() then always
+  /// throws. Does nothing outside of a backward.
   [[nodiscard]] bool cancel();
 
   // ---- gradients of all parameters
   /// Runs one backward with all gradients. Any dtype is accepted.
   void collect_all(ConstView gradients);
-  /// Throws Error(kInvalidArgument) unless `range` is a bucket, or adjacent
-  /// ones, not sent yet.
+  /// Throws Error(kInvalidArgument) unless `range` is a bucket, or several
+  /// adjacent ones, that has not been sent.
   void require_unsent(Range range) const;
-  /// Sends the buckets of a range, whose elements are final.
+  /// Sends the buckets of a range whose elements are final.
   void send(Range range);
   /// Sends all buckets that have not been sent.
   void send_rest();
 
-  /// Makes the last backward the window's last one.
+  /// Declares the last backward to be the window's last one.
   void close() { is_complete_ = backwards_ > 0; }
   /// Begins the next window, after a step has used the gradients.
   void restart();

@@ -18,18 +18,16 @@ class LowBitPieces;
 
 /// Averages gradients in 4 or 8 bits with error feedback, and gives each rank
 /// its own pieces of the average. Per block, with r = 1 / loss scale:
-///
 ///   worker   c = g * r + e;  (q, s) = quantize(c);  e = c - s q
 ///            all-to-all: every block's (q, s) to the rank that gets it
 ///   result   mean over ranks of s q, in rank order, * loss scale
-///
-/// This is the first half of LowBitMean. Results stay where they are formed, so
-/// they are not rounded a second time, and a rank sends
+/// This is the first half of LowBitMean. Each rank keeps the results that it
+/// computes, so they are not rounded a second time, and a rank sends
 ///   (W-1)/W (n bits / 8 + 4 scales)
 /// bytes. A block has at most 1024 elements of one piece.
 class LowBitReduceScatter {
  public:
-  /// Neighbouring elements of a part's gradient that one rank gets.
+  /// Adjacent elements of a part's gradient whose average one rank receives.
   struct Piece {
     std::size_t from = 0;      ///< First element in the gradient.
     std::size_t to = 0;        ///< First element in the owner's result.
@@ -39,11 +37,11 @@ class LowBitReduceScatter {
   };
 
   /// Divides the pieces of all parts into blocks. Local. `residual_size` is the
-  /// number of elements of the residual. All ranks pass the same pieces, and no
-  /// two of them share elements. `comm` and `pool` must outlive this object.
-  /// Throws Error(kInvalidArgument) for an option out of range, and for a piece
-  /// whose owner is no rank or that exceeds the residual. It holds these bytes
-  /// per element:
+  /// number of elements of the residual. All ranks must pass the same pieces,
+  /// which must not overlap. `comm` and `pool` must outlive this object. Throws
+  /// Error(kInvalidArgument) if an option is out of range, if a piece's owner
+  /// is not a rank, or if a piece exceeds the residual. Holds these bytes per
+  /// element:
   ///   4 or 2       residual
   /// and records of two buckets, this rank's and those of other ranks.
   LowBitReduceScatter(comm::Communicator& comm, ThreadPool& pool,
@@ -52,20 +50,21 @@ class LowBitReduceScatter {
                       const LowBitMeanOptions& options);
   ~LowBitReduceScatter();
 
-  /// Averages a part: writes this rank's pieces to `result`, and leaves its
-  /// other elements as they are. Both are fp32, fp16 or bf16. Collective, done
-  /// on return: all ranks pass the parts in the same order. Returns whether
-  /// this rank's result is finite.
+  /// Averages a part. Writes this rank's pieces to `result` and leaves its
+  /// other elements unchanged. Both arrays are fp32, fp16 or bf16. Collective,
+  /// done on return: all ranks must pass the parts in the same order. Returns
+  /// whether this rank's result is finite.
   ///
-  /// If a rank's block is not finite, the result is NaN in it, and that rank's
-  /// residual of it stays. In other blocks, values beyond the range of the
-  /// result's type become its largest finite one. A single rank copies its
-  /// pieces, rounded to the result's type alone, and returns true. Throws
+  /// If a rank's block is not finite, its result is NaN, and that rank keeps
+  /// the block's residual unchanged. In other blocks, values beyond the range
+  /// of the result's dtype become its largest finite value. A single rank only
+  /// rounds its pieces to the result's dtype and returns true. Throws
   /// Error(kInvalidArgument) before anything is sent.
   bool average(std::size_t part, ConstView gradient, View result,
                double loss_scale = 1);
 
-  /// Returns the bytes that this rank sends to others for every part once.
+  /// Returns the number of bytes that this rank sends if every part is averaged
+  /// once.
   [[nodiscard]] std::size_t bytes_per_pass() const noexcept;
   /// Returns the time spent waiting for other ranks since construction.
   [[nodiscard]] double wait_seconds() const noexcept;
@@ -73,7 +72,7 @@ class LowBitReduceScatter {
   /// Returns this rank's residual.
   [[nodiscard]] ConstView error() const noexcept;
   /// Sets the residual. Local. Throws Error(kCorruptCheckpoint) for another
-  /// size or type.
+  /// size or dtype.
   void load_error(ConstView error);
 
  private:

@@ -7,9 +7,9 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/plan/planner.h"
 
-/// Measurements that a planner needs of these machines. They take a second or
-/// two with fast links. A figure is the median over rounds, that of the slowest
-/// rank, so all ranks get the same.
+/// Measurements of machines and network for the planner. They take a second or
+/// two with fast links. A figure is the slowest rank's median over rounds, so
+/// all ranks get the same.
 ///
 /// The spread of a figure is the distance between the quartiles of its rounds,
 /// divided by their median. The widest spread of all ranks counts.
@@ -20,7 +20,7 @@ inline constexpr double kMostSpread = 0.2;
 
 struct MeasureOptions {
   int rounds = 5;  ///< >= 1.
-  /// Elements of the arrays that are computed on, >= 1: more than fit into
+  /// Number of elements in each array, >= 1; the arrays must not fit into
   /// caches.
   std::size_t elements = std::size_t{1} << 22;
   /// Threads per rank, in [0, 1024]; 0 for THINWIRE_NUM_THREADS or, if unset,
@@ -32,7 +32,7 @@ struct MeasureOptions {
 };
 
 /// Spreads of a Network's figures: of its rate, and of messages of 8 bytes and
-/// of 1 KiB. 0 for figures that were not measured.
+/// of 1 KiB. A spread is 0 if its figure was not measured.
 struct LinkSpread {
   double rate = 0;
   double latency = 0;
@@ -52,8 +52,8 @@ struct MeasuredCompute : Compute {
 /// MeasureOptions::message_bytes to all peers, between hosts and inside one,
 /// all groups at once. Collective. `comm` is flat. If all ranks share a host,
 /// ranks count as hosts, and their connection as the link. Figures that cannot
-/// be measured here keep their defaults; a group of one measures nothing. Rates
-/// are those of payload.
+/// be measured here keep their defaults; a group of one rank measures nothing.
+/// Rates refer to the payload.
 [[nodiscard]] MeasuredNetwork measure_network(
     comm::Communicator& comm, const comm::Hosts& hosts,
     const MeasureOptions& options = {});
@@ -64,21 +64,22 @@ struct Processors {
   int ranks = 1;    ///< Ranks on the machine, however hosts are configured.
   int threads = 1;  ///< Computing threads of a rank; 0 with an accelerator.
 
-  /// Returns whether each rank's communication has a core beside those that
-  /// compute.
+  /// Returns whether each rank's communication has a core in addition to those
+  /// that compute.
   [[nodiscard]] bool has_spare_core() const noexcept {
     return threads == 0 || cores >= ranks * (threads + 1);
   }
 };
 
-/// Returns the load of `ranks` ranks on this machine; cores are those of the
-/// affinity mask. `threads` in [0, 1024]; below 0 it is THINWIRE_NUM_THREADS
-/// or, if unset, 1. Throws Error(kInvalidArgument). Local.
+/// Returns the load of `ranks` ranks on this machine, whose cores are those in
+/// the affinity mask. `threads` is in [0, 1024]; a negative number stands for
+/// THINWIRE_NUM_THREADS or, if unset, for 1. Throws Error(kInvalidArgument).
+/// Local.
 [[nodiscard]] Processors processors_for(int ranks, int threads = -1);
 
-/// Returns the machine with the fewest cores to spare. Its cores are those in
-/// the affinity masks of any of its ranks. `threads` is as in processors_for();
-/// if the ranks of a machine differ, the largest number counts. Collective.
+/// Returns the machine with the fewest free cores. Its cores are those in the
+/// affinity masks of any of its ranks. `threads` is as in processors_for(); if
+/// the ranks of a machine differ, the largest number counts. Collective.
 [[nodiscard]] Processors measure_processors(comm::Communicator& comm,
                                             int threads = -1);
 
@@ -86,13 +87,13 @@ struct Processors {
 /// cores, so ...".
 [[nodiscard]] std::string describe(const Processors& processors);
 
-/// Measures the kernels of compressed and exact steps, on all ranks at once, as
+/// Measures the kernels of compressed and exact steps on all ranks at once, as
 /// in a step. Collective.
 [[nodiscard]] MeasuredCompute measure_compute(
     comm::Communicator& comm, const MeasureOptions& options = {});
 
-/// Returns lines for people, with the spread of each figure in brackets, and
-/// last the warning of unstable(), if there is one.
+/// Returns text for people, with the spread of each figure in brackets. The
+/// last line is the warning of unstable(), if any.
 [[nodiscard]] std::string describe(const MeasuredNetwork& network);
 [[nodiscard]] std::string describe(const MeasuredCompute& compute);
 

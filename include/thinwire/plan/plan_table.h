@@ -9,18 +9,18 @@
 namespace thinwire::plan {
 
 /// Returns the fastest prediction, by run if runs were planned, otherwise by
-/// step; if several are equal, the first. An outer loop counts only in runs of
-/// 10,000 steps or more. `all` must not be empty.
+/// step. If several are equal, returns the first. An outer loop counts only in
+/// runs of 10,000 steps or more. `all` must not be empty.
 [[nodiscard]] const Prediction& fastest(std::span<const Prediction> all);
 
 /// Returns text for people: "4 ranks on 2 hosts; card 10 Gbit/s, ...". If hosts
-/// have several ranks, the last line describes their inside.
+/// have several ranks, the last line describes the links inside a host.
 [[nodiscard]] std::string describe(const Network& network);
 
 /// Returns predictions for people: a line per way (milliseconds per step,
 /// bytes, rounds, memory per rank, break-even link), and last the fastest. If
 /// runs were planned, time and bytes of the whole run come first, and lines are
-/// in its order. Lines end in '\n'.
+/// sorted by this time. Lines end in '\n'.
 [[nodiscard]] std::string plan_table(std::span<const Prediction> all);
 
 /// Returns predictions for programs, an object per line:

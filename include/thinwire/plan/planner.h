@@ -23,7 +23,8 @@ struct Network {
   int ranks_per_host = 1;          ///< G, divides `ranks`.
   double gbps = 10;                ///< Rate of a host's card, each direction.
   double latency_seconds = 50e-6;  ///< Per collective between hosts.
-  /// Time of the communication thread to send one message and receive another.
+  /// Time that the communication thread needs to send one message and receive
+  /// another.
   double message_seconds = 5e-6;
   double inner_bytes_per_second = 10e9;  ///< Rate of a rank inside its host.
   double inner_latency_seconds = 5e-6;
@@ -31,10 +32,10 @@ struct Network {
   /// Processor time per byte that a rank sends between hosts, while it receives
   /// another byte.
   double processor_seconds_per_byte = 0;
-  /// The same inside a host.
+  /// Processor time per byte inside a host.
   double inner_processor_seconds_per_byte = 0;
-  /// Whether `gbps` is the rate of the cable, including headers of Ethernet, IP
-  /// and TCP. Otherwise it is the rate of the payload, as a measurement gives
+  /// Whether `gbps` is the rate of the cable, which includes Ethernet, IP and
+  /// TCP headers. Otherwise it is the rate of the payload, as measurements give
   /// it.
   bool is_framed = true;
 
@@ -47,7 +48,8 @@ struct Network {
 /// Computing times of ranks, in seconds.
 struct Compute {
   double encode = 0;  ///< Per element: residual, momentum, records.
-  double serve = 0;   ///< Per element of the model: averaging one's share.
+  double serve = 0;   ///< Per element of the model: averaging this rank's
+                      ///< share.
   double update = 0;  ///< Per element, from received records.
   double turn =
       30e-6;        ///< Threads and queues, per turn of two_phase_seconds().
@@ -68,13 +70,13 @@ struct Compute {
   double quantize = 0;  ///< Encoding a gradient and its residual.
   /// Averaging this rank's share, per element of the model.
   double quantized_mean = 0;
-  /// Encoding how this rank's share differs from its replicas, per element of
-  /// the model.
+  /// Encoding the difference between this rank's share and its replicas, per
+  /// element of the model.
   double difference = 0;
   double dequantize = 0;  ///< Decoding a change and adding it to a replica.
 
   // ---- per element, for low rank
-  static constexpr int kRank = 8;  ///< The rank that is measured.
+  static constexpr int kRank = 8;  ///< Rank that is measured.
   double factor = 0;               ///< Both products of matrices with factors.
   double product = 0;  ///< The product of the factors, and the residual.
 };
@@ -99,8 +101,8 @@ struct Compute {
                                     double bucket_bytes);
 /// Returns the time of the hierarchical all-reduce. Inside each host, `bytes`
 /// are reduced and gathered. Between hosts, each local rank exchanges its
-/// share. On the way up that share is `sum_widening` times as large, because
-/// sums of 16-bit values travel between hosts in fp32.
+/// share. Before the sum that share is `sum_widening` times as large, because
+/// sums of 16-bit values are sent between hosts in fp32.
 [[nodiscard]] double direct_by_host_seconds(const Network& network,
                                             double bytes, double bucket_bytes,
                                             double sum_widening = 1);
@@ -111,12 +113,12 @@ struct LowBitExchange {
   double bucket_elements = 1 << 20;
   int bits_up = 1;
   int bits_down = 1;
-  /// Bytes per element exchanged inside a host first, if hierarchical.
+  /// Bytes per element that are first exchanged inside a host, if hierarchical.
   double inner_bytes = 2;
 };
 
-/// Returns when bucket `k` of `count` may be encoded, in seconds. If null, all
-/// buckets may be encoded immediately.
+/// Returns the time in seconds at which bucket `k` of `count` may be encoded.
+/// If null, all buckets may be encoded immediately.
 using Ready = std::function<double(std::size_t k, std::size_t count)>;
 
 /// Returns the time of a flat exchange. In turn k, bucket k is encoded, k - 2
@@ -135,19 +137,21 @@ using Ready = std::function<double(std::size_t k, std::size_t count)>;
 
 // ---- traffic, memory and time of a step ------------------------------------
 
-/// How ranks average in a step.
+/// Averaging method of a step.
 enum class Way {
   kExact,        ///< Gradients, overlapped with backward.
-  kOnebitAdam,   ///< Compressed steps of 1-bit Adam (1-bit LAMB sends as much).
+  kOnebitAdam,   ///< Compressed steps of 1-bit Adam; 1-bit LAMB sends as much.
   kZeroOneAdam,  ///< Local steps and syncs of 0/1 Adam.
   kZero,         ///< ZeRO stage 2, in full precision.
-  kZero8,        ///< ZeRO stage 2 over 8 bits each way.
-  kZero4,        ///< ZeRO stage 2 over 4 bits each way.
+  kZero8,        ///< ZeRO stage 2 with 8 bits in both directions.
+  kZero4,        ///< ZeRO stage 2 with 4 bits in both directions.
   kLean,         ///< Compressed steps of LeanOnebitAdam.
-  kOuter,        ///< Local steps and syncs of an outer loop, 4 bits each way.
-  kTorchDdp,     ///< torch's DDP over gloo: a ring beside backward. Flat.
-  kDdpHook,      ///< ddp_hook: gradients in 4 bits each way beside backward.
-  kLowRank,      ///< Gradients as factors in 8 bits beside backward.
+  kOuter,        ///< Local steps and syncs of an outer loop, 4 bits in both
+                 ///< directions.
+  kTorchDdp,     ///< torch's DDP with gloo: a ring during backward. Flat.
+  kDdpHook,      ///< ddp_hook: gradients in 4 bits in both directions, during
+                 ///< backward.
+  kLowRank,      ///< Gradients as factors in 8 bits, during backward.
 };
 inline constexpr int kNumWays = 11;
 
@@ -155,7 +159,7 @@ inline constexpr int kNumWays = 11;
 /// 4/4", "lean", "outer 4/4", "torch ddp", "ddp_hook 4/4" or "low rank".
 [[nodiscard]] std::string_view to_string(Way way) noexcept;
 
-/// The length of a run, and the steps at which its stages end.
+/// Length of a run, and the steps at which its stages end.
 struct RunStages {
   static constexpr std::int64_t kMostSteps = 100'000'000;
 
@@ -165,12 +169,12 @@ struct RunStages {
   /// Bits per gradient element in the warm-up: 4, 8, or 0 for full precision.
   int warmup_bits = 0;
   optim::ZeroOneStages zero_one{};
-  /// Steps over 4 bits before low rank, >= 0; by default those of
+  /// Steps with 4 bits before low rank, >= 0. The default is
   /// optim::first_low_rank_steps_of_run().
   std::optional<std::int64_t> first_low_rank_steps{};
 };
 
-/// A model and its step on one rank.
+/// A model, and its step on one rank.
 struct Workload {
   double parameters = 0;  ///< Elements, >= 1.
   DType dtype = DType::kFloat32;
@@ -180,7 +184,7 @@ struct Workload {
   /// Elements of a bucket; 0 for exchange::bucket_rule().
   double bucket_elements = 0;
   double zero_bucket_bound = 5e8;  ///< Largest size of a ZeRO bucket, elements.
-  /// Lean, ZeRO and the outer loop ignore it.
+  /// Dtype of the residuals, which lean, ZeRO and the outer loop ignore.
   DType residual_dtype = DType::kFloat32;
   double steps_per_sync = 16;  ///< Steps of 0/1 Adam per sync.
   /// Number of 0/1 Adam's steps per variance step, before the freeze. 0
@@ -192,10 +196,10 @@ struct Workload {
   bool has_spare_core = true;
   /// Whether compressed exchanges of 1-bit Adam run during backward.
   bool compressed_during_backward = false;
-  /// Bits per element that 1-bit Adam sends each way: 1, or 4 or 8 in a low-bit
-  /// warm-up.
+  /// Bits per element that 1-bit Adam sends in each direction: 1, or 4 or 8 in
+  /// a low-bit warm-up.
   int onebit_bits = 1;
-  int low_rank = 8;  ///< Most columns of a factor, in [1, 64].
+  int low_rank = 8;  ///< Largest number of columns of a factor, in [1, 64].
   /// Matrices of the model, for low rank, in [1, parameters]. The default is
   /// 32, or the number of parameters if that is less. The plan assumes that
   /// they have all elements and one size, three times as long as wide. A
@@ -214,8 +218,8 @@ struct Traffic {
   double bytes = 0;
   double bytes_between_hosts = 0;
   double messages = 0;
-  /// Rounds of messages that follow one another. If a bucket has fewer blocks
-  /// than there are ranks, possibly no single rank takes part in all rounds.
+  /// Rounds of consecutive messages. If a bucket has fewer blocks than there
+  /// are ranks, no single rank may take part in all rounds.
   double rounds = 0;
 
   bool operator==(const Traffic&) const = default;
@@ -233,7 +237,7 @@ struct PlannedMemory {
   }
 };
 
-/// Time and traffic of a whole run, its exact stage included.
+/// Time and traffic of a whole run, including its exact stage.
 struct PlannedRun {
   double seconds = 0;
   double bytes = 0;  ///< Traffic::bytes of all steps.
@@ -257,10 +261,10 @@ struct Prediction {
   double step_seconds = 0;
   Traffic traffic{};
   PlannedMemory memory{};
-  /// The card's rate nearest to the given one, in Gbit/s, at which an exact
-  /// step with the same is_by_host becomes as fast. Infinite if this way is
-  /// faster from the given card up to 1 Tbit/s. 0 if it is not faster from the
-  /// given card down to 1 Mbit/s, and for kExact or one rank.
+  /// Rate of the card, in Gbit/s, at which an exact step with the same
+  /// is_by_host becomes as fast; the nearest to the given rate counts. Infinite
+  /// if this way is faster from the given rate up to 1 Tbit/s. 0 if it is not
+  /// faster from the given rate down to 1 Mbit/s, and for kExact or one rank.
   double break_even_gbps = 0;
   /// Number of steps per compressed exchange. For 0/1 Adam and an outer loop,
   /// it comes from the workload. Otherwise it is 1.
@@ -268,14 +272,14 @@ struct Prediction {
   /// Workload::steps_per_variance_step for 0/1 Adam, otherwise 0.
   double steps_per_variance_step = 0;
   int low_rank = 0;  ///< Workload::low_rank for kLowRank, otherwise 0.
-  /// Whether matrices have factors of low rank. Otherwise all elements travel
+  /// Whether matrices have factors of low rank. Otherwise all elements are sent
   /// in 8 bits.
   bool has_factors = false;
   bool has_spare_core = true;  ///< Workload::has_spare_core.
   double parameters = 0;       ///< Workload::parameters.
 };
 
-/// Returns the way's name, and of kLowRank also the rank: "low rank 8".
+/// Returns the way's name. For kLowRank it includes the rank: "low rank 8".
 [[nodiscard]] std::string name_of(const Prediction& prediction);
 /// Returns the traffic of a step.
 [[nodiscard]] Traffic traffic_of(Way way, bool by_host, const Workload& work,

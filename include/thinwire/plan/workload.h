@@ -10,17 +10,17 @@
 namespace thinwire::plan {
 
 /// Returns `work`, which has the times of one forward and one backward, with
-/// the dtypes, buckets and backwards per step of a configuration. Local. Throws
-/// like Config::validate for so many ranks.
+/// the dtypes, buckets and backwards per step of a configuration. Throws like
+/// Config::validate() for this number of ranks. Local.
 [[nodiscard]] Workload workload_of(const config::Config& config, int ranks,
                                    Workload work);
 
 /// Returns `work` with a run of `total_steps`. Its stages end at `freeze_step`
-/// if it is given, then at the steps that `config` (may be null) names.
-/// Otherwise the rule of optim/run_length.h decides. The same holds for
-/// `warmup_bits`, except that a given `freeze_step` means exact averages.
-/// steps_per_sync is 0/1 Adam's longest interval. Local; values are checked by
-/// Workload::validate().
+/// if it is given, or else at the steps that `config` (may be null) names. If
+/// neither names them, the rule of optim/run_length.h decides. `warmup_bits` is
+/// chosen in the same way, except that a given `freeze_step` means exact
+/// averages. steps_per_sync is 0/1 Adam's longest interval.
+/// Workload::validate() checks the values. Local.
 [[nodiscard]] Workload workload_of_run(Workload work, std::int64_t total_steps,
                                        std::optional<std::int64_t> freeze_step,
                                        std::optional<int> warmup_bits,

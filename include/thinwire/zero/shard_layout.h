@@ -13,10 +13,10 @@ namespace thinwire::zero {
 
 /// Assignment of elements to ranks.
 enum class Placement {
-  /// Cuts the flat array into buckets, and every bucket into as many nearly
-  /// equal pieces as there are ranks. Every bucket's reduction thus loads all
-  /// links alike. The owner of piece j is the server of chunk j in a compressed
-  /// exchange.
+  /// Cuts the flat array into buckets, and every bucket into one piece per
+  /// rank. The pieces are nearly equal, so that every bucket's reduction loads
+  /// all links evenly. The owner of piece j is the server of chunk j in a
+  /// compressed exchange.
   kPerBucket,
   /// DeepSpeed's placement. Concatenates the parameters of each group, pads the
   /// result, and cuts it into equal slices.
@@ -42,39 +42,40 @@ struct ShardLayoutOptions {
   Range part{};
 };
 
-/// Neighbouring elements of one parameter with one owner.
+/// Adjacent elements of one parameter with one owner.
 struct Fragment {
   int owner = 0;
   std::size_t parameter = 0;  ///< Index in the layout.
   Range range{};              ///< Within the parameter.
-  std::size_t position = 0;   ///< Index of the first in the owner's shard.
+  std::size_t position = 0;   ///< Index of its first element in the owner's
+                              ///< shard.
 
   bool operator==(const Fragment&) const = default;
 };
 
-/// Elements that are reduced, and gathered, in one collective.
+/// Elements that are reduced and gathered in one collective.
 struct ShardBucket {
   /// kPerBucket: a range of the flat array. kContiguous: all elements of the
   /// group, in the group's order and without padding.
   Range range{};
-  /// Pieces, indexed by rank. Taken in the order of owners(), they make up
-  /// `range`.
+  /// Pieces by rank. In the order of owners() they form `range`.
   std::vector<Range> pieces{};
-  std::vector<Range> within{};  ///< Pieces, counted from the bucket's start.
+  std::vector<Range> within{};  ///< Pieces relative to the bucket's start.
   std::vector<std::size_t> counts{};     ///< The pieces' sizes.
-  std::vector<std::size_t> positions{};  ///< Offsets in their shards.
+  std::vector<std::size_t> positions{};  ///< Offsets of the pieces in their
+                                         ///< shards.
   /// kContiguous: elements of a slice, including its padding. Otherwise 0.
   std::size_t slice = 0;
 };
 
-/// Distribution of a model's elements over ranks. A rank's shard is its pieces
-/// of all buckets, one after the other; padding is in no shard. Saved states
-/// refer to parameters and fragments, never to placements.
+/// Distribution of a model's elements over ranks. A rank's shard consists of
+/// its pieces of all buckets, one after the other, without padding. Saved
+/// states refer to parameters and fragments, never to placements.
 class ShardLayout {
  public:
   /// Returns the layout of the shards. Throws Error(kInvalidArgument) unless
   /// ranks >= 1 and bucket_elements >= 1. Also throws if the layout lacks a
-  /// group of the options, or if the hosts have another number of ranks.
+  /// group named in the options, or if the hosts have another number of ranks.
   [[nodiscard]] static ShardLayout of(const ParameterLayout& layout, int ranks,
                                       const ShardLayoutOptions& options = {});
 
@@ -104,7 +105,8 @@ class ShardLayout {
   [[nodiscard]] std::size_t padding(std::size_t bucket, int rank) const;
 
   /// Returns a layout whose parameters are the fragments of a rank, in the
-  /// shard's order, with the groups of `layout`. Update rules are made for it.
+  /// shard's order, with the groups of `layout`. Update rules are created for
+  /// this layout.
   [[nodiscard]] ParameterLayout layout_of_shard(const ParameterLayout& layout,
                                                 int rank) const;
   /// Returns one line per bucket. If owners() is not in the order of ranks, the
