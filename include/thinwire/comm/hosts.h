@@ -38,12 +38,11 @@ struct WhyFlat {
 /// another result, rank 0 logs a line. Otherwise ranks with the same boot id
 /// share a host, or those with the same host name if the system has no boot id.
 ///
-/// The result is flat if every rank is on a separate host, if all ranks share
-/// one host, or if hosts have unequal numbers of ranks. It is also flat if a
-/// launcher announced a different number of ranks per host than was detected,
-/// which happens with containers on one machine. Rank 0 then logs a warning.
-/// `why`, if given, receives the reason. Ranks of the backend "local" share one
-/// host.
+/// The result is flat if every rank is on a separate host, all ranks share one
+/// host, or hosts have unequal numbers of ranks. It is also flat if a launcher
+/// announced a different number of ranks per host than was detected, which
+/// happens with containers on one machine. Rank 0 then logs a warning. `why`,
+/// if given, receives the reason. Ranks of the backend "local" share one host.
 ///
 /// Throws Error(kInvalidArgument) on all ranks if an option is out of range or
 /// differs between ranks. It also does so if the number of ranks is not a

@@ -60,9 +60,9 @@ class Transport {
 
   /// Sends and receives all messages, at most one each way per peer. Returns
   /// after all messages were received and the memory of sent messages may be
-  /// reused. Throws Error(kCommFailure), with the operation and the peers
-  /// concerned, at the deadline, after interrupt(), if a peer has left or given
-  /// up, or if a message has an unexpected size.
+  /// reused. Throws Error(kCommFailure) with the operation and the peers
+  /// concerned: at the deadline and after interrupt(). Also throws it if a peer
+  /// has left or given up, or if a message has an unexpected size.
   virtual void exchange(std::span<const SendMessage> sends,
                         std::span<const RecvMessage> receives,
                         const Operation& operation) = 0;

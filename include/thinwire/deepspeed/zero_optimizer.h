@@ -57,8 +57,8 @@ struct ZeroOptions {
 /// including the mistakes in their arithmetic. Gradients are divided before
 /// they are added, and every sum is rounded. They are unscaled and clipped by
 /// the scale of the next step. Stage 2 accumulates backwards in the parameters'
-/// dtype. The class is meant for comparisons and is neither fast nor small:
-/// even at stage 2 every rank keeps an array of all gradients, and nothing
+/// dtype. The class is meant for comparisons and is neither fast nor small.
+/// Even at stage 2 every rank keeps an array of all gradients, and nothing
 /// overlaps. docs/algorithms/zero.md has the formulas.
 class ZeroOptimizer final : public zero::ShardedOptimizer {
  public:

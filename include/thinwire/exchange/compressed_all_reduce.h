@@ -119,11 +119,11 @@ class CompressedAllReduce {
   /// construction.
   [[nodiscard]] double wait_seconds() const noexcept;
 
-  /// Return this rank's residuals, valid until the next run: the worker's, for
-  /// the blocks that it encodes, and the server's, for its blocks one after the
-  /// other. No other thread may use this object meanwhile. After a run, memory
-  /// holds the sums that were sent. The first call converts them to residuals
-  /// in one pass.
+  /// Return this rank's residuals, valid until the next run. The worker's
+  /// residuals belong to the blocks that it encodes, the server's to the blocks
+  /// that it serves, in order. No other thread may use this object meanwhile.
+  /// After a run, memory holds the sums that were sent. The first call converts
+  /// them to residuals in one pass.
   [[nodiscard]] ConstView worker_error() const noexcept;
   [[nodiscard]] ConstView server_error() const noexcept;
   /// Sets the residuals. Throws Error(kCorruptCheckpoint) with the array that

@@ -11,7 +11,7 @@
 
 /// Denominators in 8 or 4 bits, and the update that multiplies by their
 /// inverses. A cell has at most 1024 elements, which share a range of
-/// logarithms. Code 0 marks an element that takes no part, and code 1 + k
+/// logarithms. Code 0 stands for an element that takes no part, and code 1 + k
 /// stands for 2^(low + k step). Every operation is rounded to its type in the
 /// order given. Logarithms and powers are fixed polynomials, so that results do
 /// not depend on a processor or library. Every function processes one cell on

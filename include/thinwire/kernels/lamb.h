@@ -8,8 +8,8 @@
 #include "thinwire/kernels/adam.h"
 #include "thinwire/kernels/sign_compress.h"
 
-/// LAMB (arXiv:1904.00962) and the fresh variance of 1-bit LAMB
-/// (arXiv:2104.06069). LAMB takes two passes, because its trust ratio needs the
+/// LAMB, arXiv:1904.00962, and the fresh variance of 1-bit LAMB,
+/// arXiv:2104.06069. LAMB takes two passes, because its trust ratio needs the
 /// norms of a whole parameter. lamb_moments() computes the sums, and
 /// lamb_update() then gets the ratio in minus_learning_rate. Every function
 /// processes a part of one parameter on one thread. Every operation is rounded

@@ -9,9 +9,9 @@ namespace thinwire::kernels {
 /// Returns the processor's name, or "unknown" if it reports none.
 [[nodiscard]] std::string processor_name();
 
-/// Returns whether the kernels' loops use software prefetch. The choice is made
-/// once per process, at the first call or when a kernel first runs: by
-/// THINWIRE_PREFETCH if it is set, otherwise by the processor. The results have
+/// Returns whether the kernels' loops use software prefetch. THINWIRE_PREFETCH
+/// determines it or, if that is unset, the processor. The choice is made once
+/// per process, at the first call or when a kernel first runs. The results have
 /// the same bits either way. Throws Error(kInvalidArgument) for a malformed
 /// THINWIRE_PREFETCH. A kernel also throws this, before it has written
 /// anything.

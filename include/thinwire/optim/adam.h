@@ -26,7 +26,7 @@ struct AdamGroup {
   std::optional<double> epsilon{};
   std::optional<double> weight_decay{};
   /// For experts, the ranks that hold this group's parameters; null if all
-  /// ranks do. It must outlive everything that is made of the options. Update
+  /// ranks do. It must outlive all objects made from these options. Update
   /// rules ignore it.
   comm::Communicator* communicator = nullptr;
 
@@ -34,9 +34,9 @@ struct AdamGroup {
 };
 
 /// Settings of Adam, written with designated initializers:
-///   Adam rule(layout, {.learning_rate = 1.5e-3, .beta2 = 0.99});
-/// They are doubles, because coefficients such as 1 - beta are formed in double
-/// and rounded to float once.
+///  Adam rule(layout, {.learning_rate = 1.5e-3, .beta2 = 0.99});
+/// They are doubles, because coefficients such as 1 - beta are computed in
+/// double and rounded to float once.
 struct AdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
@@ -49,9 +49,8 @@ struct AdamOptions {
   bool bias_correction = true;
   /// Whether the denominator is sqrt(v + eps) instead of sqrt(v) + eps.
   bool epsilon_inside_sqrt = false;
-  /// Type of exp_avg and exp_avg_sq: kFloat32, or the type of 16-bit
-  /// parameters. Arithmetic is in float, and stored values are rounded to
-  /// nearest even.
+  /// Dtype of exp_avg and exp_avg_sq: kFloat32, or that of 16-bit parameters.
+  /// Arithmetic is in float, and stored values are rounded to nearest even.
   DType state_dtype = DType::kFloat32;
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<AdamGroup> groups{};
@@ -64,7 +63,7 @@ struct AdamOptions {
 };
 
 /// Adam and AdamW. Source: Kingma and Ba, arXiv:1412.6980, Algorithm 1. The
-/// bias-corrected variance is formed before the square root and epsilon.
+/// variance is corrected for bias before the square root and epsilon.
 class Adam final : public UpdateRule {
  public:
   /// Allocates exp_avg and exp_avg_sq, both 0: 8 bytes per parameter, or 4 with
@@ -72,8 +71,8 @@ class Adam final : public UpdateRule {
   /// range.
   Adam(ParameterLayout layout, AdamOptions options)
       : Adam(std::move(layout), std::move(options), Moments::kOwn) {}
-  /// Whether the rule has moments. With kNone it serves only for its options
-  /// and coefficients, and takes no steps.
+  /// Whether the rule has moments. With kNone it only provides its options and
+  /// coefficients, and takes no steps.
   enum class Moments { kOwn, kNone };
   Adam(ParameterLayout layout, AdamOptions options, Moments moments);
 
@@ -82,7 +81,7 @@ class Adam final : public UpdateRule {
   [[nodiscard]] std::string describe() const override;
   void apply_part(std::int64_t step, Range part, const UpdateArrays& arrays,
                   ThreadPool& pool) override;
-  /// Returns whether parameters may have this type. Parameters of 16 bits are
+  /// Returns whether parameters may have this dtype. 16-bit parameters are
   /// rounded at every step, and low_precision is then unused.
   [[nodiscard]] bool takes(DType params) const noexcept override;
   [[nodiscard]] std::size_t num_groups() const noexcept override;
@@ -101,7 +100,7 @@ class Adam final : public UpdateRule {
     return learning_rates_;
   }
   /// Returns the group's options with unset fields filled in. Its weight decay
-  /// is the current one, but its learning rate is that of the options.
+  /// is the present one, but its learning rate is that of the options.
   [[nodiscard]] AdamOptions group_options(std::size_t group) const;
   /// Returns the coefficients of step number `step` for one group.
   [[nodiscard]] kernels::AdamCoefficients coefficients(std::size_t group,
@@ -109,7 +108,8 @@ class Adam final : public UpdateRule {
                                                        float grad_scale) const;
 
   /// Return the first and the second moment, flat arrays of layout().size()
-  /// elements; empty with Moments::kNone, or once they were moved out.
+  /// elements. They are empty with Moments::kNone, and after they were moved
+  /// out.
   [[nodiscard]] Buffer& exp_avg() noexcept { return exp_avg_; }
   [[nodiscard]] Buffer& exp_avg_sq() noexcept { return exp_avg_sq_; }
   [[nodiscard]] const Buffer& exp_avg() const noexcept { return exp_avg_; }

@@ -13,31 +13,31 @@
 
 namespace thinwire::optim {
 
-/// Makes the optimizer of the dense parameters, which have this layout.
+/// Creates the optimizer of the dense parameters, which have this layout.
 using MakeOptimizer =
     std::function<std::unique_ptr<Optimizer>(const ParameterLayout&)>;
 
 /// Any optimizer for the parameters that all ranks hold, and an update rule for
 /// experts. Experts are always averaged exactly, over the ranks that hold them.
-/// In a model of 16 bits the rule also updates the fp32 parameters, which are
+/// In a 16-bit model the rule also updates the fp32 parameters, which are
 /// averaged exactly over all ranks, in fp32.
 ///
-/// Both apply a step, or neither does. They are clipped by one norm, in which
-/// every expert counts once. Gradients of experts are divided by the number of
-/// ranks of the dense parameters, so they are means over the whole batch.
+/// Either both apply a step or neither does. They are clipped by one norm, in
+/// which every expert counts once. Gradients of experts are divided by the
+/// number of ranks of the dense parameters, so they are means over the whole
+/// batch.
 ///
 /// The experts add to the dense optimizer's traffic. Their E ranks send 2
 /// (E-1)/E * 4 bytes per expert parameter, or half of that for 16-bit
 /// gradients, and 8 bytes per rank.
 class ExpertParallel final : public Optimizer {
  public:
-  /// Collective. `layout` has the dense parameters first, then the experts,
-  /// ordered by communicator. `comm` and the experts' communicators must
-  /// outlive this object. The last `num_wide` elements are whole fp32
-  /// parameters beside 16-bit ones; there are then no experts. Gradients may
-  /// then be a View::joined(), and low_precision is one. Throws
-  /// Error(kInvalidArgument), and on all ranks if ranks pass different
-  /// arguments.
+  /// Creates the optimizer. Collective. `layout` has the dense parameters
+  /// first, then the experts, ordered by communicator. `comm` and the experts'
+  /// communicators must outlive this object. In a 16-bit model without experts,
+  /// the last `num_wide` elements may be whole fp32 parameters; gradients and
+  /// low_precision are then a View::joined(). Throws Error(kInvalidArgument),
+  /// and on all ranks if ranks pass different arguments.
   ExpertParallel(comm::Communicator& comm, const ParameterLayout& layout,
                  const std::vector<ExpertGroup>& experts,
                  const MakeOptimizer& make_dense, const MakeRule& make_rule,
@@ -48,7 +48,7 @@ class ExpertParallel final : public Optimizer {
   StepReport step(const StepInput& input) override;
   using Optimizer::groups;
   [[nodiscard]] ParameterGroups& groups() override;
-  /// Returns the dense optimizer's progress, with the lamb_coeffs of all
+  /// Returns the dense optimizer's progress, but with lamb_coeffs of all
   /// parameters.
   [[nodiscard]] Progress progress() const override;
   [[nodiscard]] double residual_ratio() const override;
@@ -58,9 +58,9 @@ class ExpertParallel final : public Optimizer {
   using Optimizer::freeze;
   [[nodiscard]] FreezeStage* freeze() override;
   void set_masters(ConstView params) override;
-  /// Returns the dense optimizer's state. If it is a DataParallel, its arrays
-  /// continue over the experts. Otherwise the experts have arrays of their own,
-  /// with names that begin with "experts.".
+  /// Returns the dense optimizer's state. If that is a DataParallel, its arrays
+  /// continue with the experts. Otherwise the experts have separate arrays,
+  /// whose names begin with "experts.".
   [[nodiscard]] State state() const override;
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;

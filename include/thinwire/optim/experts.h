@@ -12,14 +12,15 @@
 
 namespace thinwire::optim {
 
-/// Experts: parameters whose replicas are not on all ranks.
+/// Experts, which are parameters without replicas on all ranks.
 struct ExpertGroup {
-  std::size_t group = 0;  ///< Group of the layout, as a whole.
-  /// Ranks that hold the same experts; must outlive the optimizer.
+  std::size_t group = 0;  ///< Group of the layout, all of whose parameters are
+                          ///< experts.
+  /// Ranks that hold the same experts. It must outlive the optimizer.
   comm::Communicator* comm = nullptr;
 };
 
-/// Returns the options' groups that name a communicator of their own.
+/// Returns the groups of the options that name a communicator.
 template <class Group>
 [[nodiscard]] std::vector<ExpertGroup> expert_groups(
     const std::vector<Group>& groups) {
@@ -30,7 +31,7 @@ template <class Group>
   return experts;
 }
 
-/// Parameters that the same ranks hold, by their index in the layout.
+/// Parameters that the same ranks hold, by index in the layout.
 struct HeldParameters {
   comm::Communicator* comm = nullptr;
   std::vector<std::size_t> parameters{};
@@ -44,21 +45,21 @@ struct HeldParameters {
 [[nodiscard]] std::size_t dense_size(const ParameterLayout& layout,
                                      const std::vector<ExpertGroup>& experts);
 
-/// Throws Error(kInvalidArgument) unless every group is one of the layout's,
-/// named once and with a communicator, and some groups are dense.
+/// Throws Error(kInvalidArgument) unless every group is in the layout, is named
+/// once and has a communicator, and some groups are dense.
 void require_experts(const ParameterLayout& layout,
                      const std::vector<ExpertGroup>& experts);
-/// Collective: calls body() for the experts of each communicator; every rank
-/// holds some. If body() throws Error(kInvalidArgument) on one rank, all ranks
-/// throw.
+/// Calls body() for the experts of each communicator; every rank holds some
+/// experts. If body() throws Error(kInvalidArgument) on one rank, all ranks
+/// throw. Collective.
 void for_experts(comm::Communicator& comm,
                  const std::vector<HeldParameters>& held,
                  const std::function<void(const HeldParameters&)>& body);
-/// Collective: checks that ranks agree, like comm::require_same(). Ranks that
-/// hold the same parameters must agree on their names, shapes and groups.
-/// Dense parameters must also have the same places. All ranks of `comm`
-/// must pass the same `rest`. Throws Error(kInvalidArgument) on all ranks if
-/// they differ.
+/// Checks that ranks agree, like comm::require_same(). Ranks that hold the same
+/// parameters must agree on their names, shapes and groups. Dense parameters
+/// must also have the same places. All ranks of `comm` must pass the same
+/// `rest`. Throws Error(kInvalidArgument) on all ranks if they differ.
+/// Collective.
 void require_same_parameters(comm::Communicator& comm,
                              const ParameterLayout& layout,
                              const std::vector<ExpertGroup>& experts,

@@ -27,7 +27,8 @@ struct LambOptions {
   double max_coeff = 10;        ///< Largest trust ratio, >= min_coeff.
   double min_coeff = 0.01;      ///< Smallest trust ratio, >= 0.
   bool bias_correction = true;
-  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
+  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps) instead of sqrt(v) +
+                                     ///< eps.
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<LambGroup> groups{};
 
@@ -91,7 +92,7 @@ class Lamb final : public UpdateRule {
   Adam adam_;                        // moments, groups and learning rates
   std::vector<TrustLimits> limits_;  // per group
   std::vector<TrustRatio> ratios_;
-  std::int64_t norms_of_ = 0;  // the step that set_norms() was for
+  std::int64_t norms_of_ = 0;  // the step for which set_norms() was called
 };
 
 /// Returns the ratio of the norms `params` and `update`, clamped to [min_coeff,

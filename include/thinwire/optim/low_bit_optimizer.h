@@ -10,18 +10,20 @@
 
 namespace thinwire::optim {
 
-/// Options of one group of parameters. Unset fields are the optimizer's.
+/// Options of one group of parameters. Unset fields take the optimizer's
+/// values.
 struct MaskedGroup : AdamGroup {
-  /// One value per element of the group, in layout order: 0 if its momentum is
-  /// constantly 0, otherwise 1. Empty for 1 everywhere.
+  /// One value per element of the group, in layout order: 0 if the momentum is
+  /// always 0, otherwise 1. Empty if all are 1.
   std::vector<float> exp_avg_mask{};
 
   bool operator==(const MaskedGroup&) const = default;
 };
 
 /// Common base of 1-bit Adam, 1-bit LAMB and 0/1 Adam. It has moments, groups,
-/// masks, the compressed exchange with its residuals, and state. One scalar
-/// exchange serves finiteness and clipping.
+/// masks, the compressed exchange with its residuals, and the state. One scalar
+/// exchange per step serves both clipping and the check for non-finite
+/// gradients.
 class LowBitOptimizer : public Optimizer {
  public:
   ~LowBitOptimizer() override;
@@ -39,23 +41,22 @@ class LowBitOptimizer : public Optimizer {
   [[nodiscard]] FreezeStage* freeze() final;
   void set_masters(ConstView params) final;
 
-  /// Returns the optimizer's own arrays and scalars, and the following ones.
-  /// The array exp_avg [n] is fp32. worker_error has every compressed element,
-  /// and server_error the elements of State::shard, which this rank serves;
-  /// both have the residuals' dtype. The scalars are step, skipped_steps and
-  /// clip_ratio. Local; forming residuals takes one pass over them.
+  /// Returns the optimizer's own arrays and scalars, and the following. The
+  /// array exp_avg [n] is fp32. worker_error has every compressed element, and
+  /// server_error the elements of State::shard, which this rank serves. Both
+  /// have the residuals' dtype. The scalars are step, skipped_steps and
+  /// clip_ratio. Computing the residuals takes one pass over them. Local.
   [[nodiscard]] State state() const final;
-  /// If worker_error or server_error is missing, as in a state of ZeRO, both
-  /// become 0. A single rank does not
-  /// compress. Its first exchange adds the restored residuals, and state() has
-  /// them until then.
+  /// Adopts a state. If worker_error or server_error is missing, as in a state
+  /// of ZeRO, both become 0. A single rank does not compress: its first
+  /// exchange adds the restored residuals, and state() has them until then.
   [[nodiscard]] Adoption adopt(StateDict state) final;
-  /// Throws Error(kCorruptCheckpoint) unless residuals in memory have the same
-  /// rank, number of ranks and bucket size.
+  /// Throws Error(kCorruptCheckpoint) unless residuals in memory come from the
+  /// same rank, number of ranks and bucket size.
   void require_owner(const StateDict& state) const final;
 
-  /// Sets the observer of the contents of all messages, from the next step on;
-  /// null for none. It must outlive its use.
+  /// Sets the observer of the contents of all messages, from the next step on,
+  /// or none if null. It must outlive its use.
   void set_observer(exchange::WireObserver* observer) noexcept;
 
   struct Impl;

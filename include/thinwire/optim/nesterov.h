@@ -22,15 +22,12 @@ struct NesterovOptions {
   void validate() const;
 };
 
-/// SGD with Nesterov's momentum. Per element, with gradient g, every operation
-/// rounded to fp32:
-///
-///   u = momentum u + g;  p = p - learning_rate (g + momentum u)
-///
+/// SGD with Nesterov's momentum. For each element with gradient g, every
+/// operation is rounded to fp32:
+///  u = momentum u + g;  p = p - learning_rate (g + momentum u)
 /// This is torch.optim.SGD with nesterov=True and dampening=0. Source:
 /// Sutskever et al., "On the importance of initialization and momentum in deep
-/// learning", 2013, in the form in which frameworks compute it. Weight decay is
-/// always 0.
+/// learning", 2013, in the form that frameworks use. Weight decay is always 0.
 class Nesterov final : public UpdateRule {
  public:
   /// Allocates the momentum u, 4 bytes per parameter. Throws
@@ -50,7 +47,7 @@ class Nesterov final : public UpdateRule {
   [[nodiscard]] double weight_decay(std::size_t group) const override;
   /// Returns the array "momentum".
   [[nodiscard]] View state(std::string_view key) override;
-  /// Adds the array "momentum". Learning rates are no part of the state.
+  /// Adds the array "momentum". Learning rates are not part of the state.
   void add_to(State& state, Sharing sharing,
               const std::vector<Range>& elements) const override;
   [[nodiscard]] Adoption adopt(StateDict& state) override;

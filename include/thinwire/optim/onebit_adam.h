@@ -12,7 +12,8 @@
 
 namespace thinwire::optim {
 
-/// Options of one group of parameters. Unset fields are the optimizer's.
+/// Options of one group of parameters. Unset fields take the optimizer's
+/// values.
 struct OnebitAdamGroup : MaskedGroup {
   /// Whether the group stays exact in the compression stage, including its
   /// variance.
@@ -31,7 +32,8 @@ struct OnebitAdamOptions {
   double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
   double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
   bool bias_correction = true;
-  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
+  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps) instead of sqrt(v) +
+                                     ///< eps.
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<OnebitAdamGroup> groups{};
 
@@ -49,28 +51,28 @@ struct OnebitAdamOptions {
 /// Adam that averages momentum over the ranks with one bit per element.
 ///
 /// Up to freeze.step it is exact Adam. Then the variance is frozen, and each
-/// rank forms m_i = beta1 m + (1 - beta1) g_i. The ranks average m_i with the
-/// error-compensated 1-bit all-reduce of exchange/compressed_all_reduce.h. The
-/// next step adds what rounding has removed. A single rank does not compress.
+/// rank computes m_i = beta1 m + (1 - beta1) g_i. The ranks average m_i with
+/// the error-compensated 1-bit all-reduce of exchange/compressed_all_reduce.h,
+/// and the next step adds the rounding errors. A single rank does not compress.
 ///
 /// Source: Tang et al., "1-bit Adam", arXiv:2102.02888, Algorithm 1. Departures
 /// (bias correction, denominator floor, block scales, calibrated clipping,
 /// automatic freeze): docs/algorithms/onebit-adam.md.
 class OnebitAdam final : public LowBitOptimizer {
  public:
-  /// Collective: all ranks pass the same layout and options. Otherwise it
-  /// throws Error(kInvalidArgument) on all ranks, showing the first difference.
-  /// `comm` must outlive this object.
+  /// Creates the optimizer. Collective. If ranks pass different layouts or
+  /// options, throws Error(kInvalidArgument) on all ranks, with the first
+  /// difference. `comm` must outlive this object.
   ///
   /// Memory per parameter: 8 bytes in exact steps, and residuals with
   /// warmup_bits; in compressed steps 8.13 bytes, or 16.13 with a non_freeze
-  /// group. Compressed steps also take 4/W bytes for the chunk that this rank
+  /// group. Compressed steps also need 4/W bytes for the chunk that this rank
   /// serves.
   ///
   /// State: the arrays and scalars of LowBitOptimizer; the arrays exp_avg_sq
-  /// [n] and denominator [n]; the scalar frozen_at and the automatic freeze's
-  /// history. The array exp_avg_sq exists until the freeze, and where the
-  /// variance is kept.
+  /// [n] and denominator [n]; the scalar frozen_at and the history of the
+  /// automatic freeze. The array exp_avg_sq exists until the freeze, and
+  /// afterwards if the variance is kept.
   OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
              const OnebitAdamOptions& options);
   ~OnebitAdam() override;

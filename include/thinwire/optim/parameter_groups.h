@@ -9,11 +9,10 @@
 
 namespace thinwire::optim {
 
-/// Groups of a layout's parameters, and those of their options that may change.
-/// A value that is set takes effect from the next step on. Setters are local,
-/// so all ranks must make the same calls. Functions throw
-/// Error(kInvalidArgument) for a group that does not exist and for a value out
-/// of its range.
+/// Groups of a layout's parameters, with the options that may change. A new
+/// value takes effect in the next step. Setters are local, so all ranks must
+/// make the same calls. Functions throw Error(kInvalidArgument) if a group does
+/// not exist or a value is out of range.
 class ParameterGroups {
  public:
   virtual ~ParameterGroups() = default;
@@ -24,29 +23,32 @@ class ParameterGroups {
   [[nodiscard]] virtual double learning_rate(std::size_t group) const = 0;
   /// Sets the step size of every group.
   void set_learning_rate(double learning_rate);
-  /// Sets the weight decay, instead of that of the options: finite, >= 0.
-  /// Unlike learning rates, it is no part of the state, so loading a state does
-  /// not change it.
+  /// Sets the weight decay, finite and >= 0, in place of the options'. Unlike
+  /// learning rates, it is not part of the state, so loading a state does not
+  /// change it.
   virtual void set_weight_decay(std::size_t group, double weight_decay) = 0;
   [[nodiscard]] virtual double weight_decay(std::size_t group) const = 0;
-  /// Makes the momentum of some elements 0 from now on, instead of those that
-  /// the options mask. `mask` has one value per element in layout order: 0 for
-  /// those elements, 1 otherwise. If it is empty, no element is masked. It is
-  /// no part of the state. If ranks set different masks, the next step with an
-  /// exchange throws Error(kInvalidArgument) on all of them and changes
-  /// nothing. From that step on, masked elements are not compressed. Elements
-  /// that the new mask no longer excludes return with their next gradient, like
-  /// inactive elements. Throws Error(kInvalidArgument) for another size, and
-  /// unless the optimizer compresses.
+  /// Sets the elements whose momentum is 0 from now on, in place of the
+  /// options' mask. `mask` has one value per element in layout order, 0 for
+  /// those elements and 1 otherwise; if it is empty, no element is masked. The
+  /// mask is not part of the state.
+  ///
+  /// If ranks set different masks, the next step with an exchange throws
+  /// Error(kInvalidArgument) on all of them and changes nothing. Otherwise
+  /// masked elements are not compressed from that step on. Elements that the
+  /// new mask no longer excludes become active with their next gradient. Throws
+  /// Error(kInvalidArgument) for another size or if the optimizer does not
+  /// compress.
   virtual void set_exp_avg_mask(std::size_t group, std::span<const float> mask);
 };
 
-/// Several objects with the same groups, as one. Setters set all of them.
+/// Several objects with the same groups as one object. Setters set all of them.
 /// Getters and masks use the first one.
 class JoinedGroups : public ParameterGroups {
  public:
   using Parts = std::function<std::vector<ParameterGroups*>()>;
-  /// Keeps `parts`, which every call uses and which returns at least one.
+  /// Keeps `parts`, which every call uses and which returns at least one
+  /// object.
   explicit JoinedGroups(Parts parts) : parts_(std::move(parts)) {}
 
   [[nodiscard]] std::size_t num_groups() const override;

@@ -16,7 +16,7 @@
 
 namespace thinwire::optim {
 
-/// Unit that each value of an array belongs to.
+/// Unit to which each value of an array belongs.
 enum class Axis {
   kElement,  ///< One value per element of `ranges`, range by range.
   kRange,    ///< One value per range of `ranges`: a block, or a single element.
@@ -25,16 +25,17 @@ enum class Axis {
   kFree,       ///< No unit, for example a history.
 };
 
-/// Distribution of an array's values over the ranks. It determines the result
-/// on another number of ranks.
+/// Distribution of an array's values over the ranks, which determines its
+/// values on another number of ranks.
 enum class Sharing {
   kSame,     ///< Every rank has the same values.
   kSharded,  ///< Every element is on one rank.
-  /// Each rank has its own, which only that rank can use. If the number of
-  /// ranks changes, a kRange array becomes the largest value of any rank.
+  /// Each rank has different values, which only that rank can use. If the
+  /// number of ranks changes, a kRange array becomes the largest value of any
+  /// rank.
   kOwn,
-  /// Each rank has its own. If the number of ranks changes, all get the mean,
-  /// or, of a kFree array, rank 0's values.
+  /// Each rank has different values. If the number of ranks changes, all ranks
+  /// get the mean, or for a kFree array rank 0's values.
   kMean,
 };
 
@@ -53,11 +54,11 @@ struct StateArray {
   DType dtype = DType::kFloat32;
   Axis axis = Axis::kFree;
   Sharing sharing = Sharing::kSame;
-  std::size_t size = 0;  ///< Values on this rank.
-  /// Ranges of the layout's flat array without overlap, for kElement and
+  std::size_t size = 0;  ///< Number of values on this rank.
+  /// Ranges of the layout's flat array, without overlap, for kElement and
   /// kRange.
   std::vector<Range> ranges{};
-  /// Whether these are the parameters or, if those have 16 bits, their fp32
+  /// Whether these are the parameters or, if those are 16-bit, their fp32
   /// masters. A checkpoint omits them if its weights have the same bits.
   bool is_parameters = false;
   Read read{};
@@ -68,8 +69,8 @@ struct StateArray {
   [[nodiscard]] static Read from(Buffer&& values);
 };
 
-/// All that an optimizer keeps. Arrays are read from the optimizer itself, so a
-/// State is valid until its next step.
+/// All data that an optimizer keeps. Arrays are read from the optimizer itself,
+/// so a State is valid until its next step.
 class State {
  public:
   std::vector<StateArray> arrays;
@@ -79,19 +80,19 @@ class State {
   /// kMean array becomes the ranks' mean where this State has kSame or
   /// kSharded.
   bool has_local_steps = false;
-  /// Elements of kSharded arrays that this rank has, also of arrays that do not
-  /// exist yet. They are its shard, or the elements that it serves in a
+  /// Elements of kSharded arrays that this rank has, including arrays that do
+  /// not exist yet. They are its shard, or the elements that it serves in a
   /// compressed exchange.
   std::vector<Range> shard;
-  /// Elements of the array kWorkerError that this rank has, because it encodes
-  /// them.
+  /// Elements of the array kWorkerError on this rank, which are those that it
+  /// encodes.
   std::optional<std::vector<Range>> encoded;
   /// Scalars that identify the owner of a state in memory: its layout and its
   /// rank. Checkpoints do not contain them; see Optimizer::require_owner().
   StateDict owner;
 
-  /// Add arrays in memory, which must outlive this State. Return the array that
-  /// was added, valid until the next one is.
+  /// Add arrays in memory, which must outlive this State. Return the added
+  /// array, which is valid until the next one is added.
   StateArray& add_elements(std::string name, Sharing sharing,
                            std::vector<Range> ranges, ConstView values);
   StateArray& add_ranges(std::string name, Sharing sharing,
@@ -110,13 +111,13 @@ class State {
 inline constexpr const char* kOfExperts = "experts.";
 
 /// Returns elements `range` of an array of elements, or of the experts' array
-/// of this name, in fp32. Returns nothing if there is no such array, or unless
+/// of this name, in fp32. Returns nothing if there is no such array, or if not
 /// every rank has all of it.
 [[nodiscard]] std::optional<std::vector<float>> elements_of(
     const State& state, std::string_view array, Range range);
 
-/// Applies a state that an adopt() has checked, and cannot fail. Unless it is
-/// called, nothing changes.
+/// Applies a state that an adopt() has checked; it cannot fail. Nothing changes
+/// until it is called.
 using Adoption = std::function<void()>;
 /// Lines for the log of a run.
 using Notes = std::vector<std::string>;
@@ -125,24 +126,24 @@ using Notes = std::vector<std::string>;
 /// the offset and the size of each range in turn, ascending.
 [[nodiscard]] std::string ranges_key(std::string_view array);
 
-/// Key in a StateDict of an Axis::kRange array without values: parameters that
-/// the saved run did not have. Their values in all other arrays are 0.
+/// Key in a StateDict of an Axis::kRange array without values. Its ranges are
+/// parameters that the saved run did not have, whose values in all other arrays
+/// are 0.
 inline constexpr const char* kNewParameters = "new_parameters";
 
-/// Key in a StateDict of an integer: the number of ranks that saved it, if
-/// known.
+/// Key in a StateDict of the number of ranks that saved it, if known.
 inline constexpr const char* kSavedWorld = "saved_world";
 
 /// Keys of the integers of a hierarchical state: the number of ranks per host,
 /// a checksum of the hosts' ranks, and this rank's host. They are missing if
 /// hosts are flat. If they exist, each host has one set of values of a
-/// Sharing::kMean array. The array is either split over the host's ranks, or
-/// the same on all of them.
+/// Sharing::kMean array. These are either split over the host's ranks or equal
+/// on all of them.
 inline constexpr const char* kRanksPerHost = "ranks_per_host";
 inline constexpr const char* kHostLayout = "host_layout";
 inline constexpr const char* kHost = "host";
 
-/// Name of the array of this rank's encoder residuals, Sharing::kMean.
+/// Name of the array of this rank's encoder residuals, with Sharing::kMean.
 inline constexpr const char* kWorkerError = "worker_error";
 
 /// Returns a copy of all arrays and of all scalars under their names. kRange

@@ -21,15 +21,16 @@ struct ZeroOneAdamOptions {
   double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
   double weight_decay = 0;      ///< Decoupled (AdamW), finite, >= 0.
   bool bias_correction = true;
-  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps), not sqrt(v) + eps.
+  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps) instead of sqrt(v) +
+                                     ///< eps.
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<MaskedGroup> groups{};
 
-  /// Steps of the run, >= 1. They determine those of the next five options that
-  /// are unset (zero_one_stages_of_run in run_length.h). Without total_steps
-  /// the defaults are DeepSpeed's: 100000, 16, 32678, 16 and exact averages,
-  /// for runs of several 100,000 steps. After a load, options that are set take
-  /// effect. Unset ones give way to the state's.
+  /// Steps of the run, >= 1. This determines those of the next five options
+  /// that are unset (zero_one_stages_of_run in run_length.h). Without
+  /// total_steps the defaults are DeepSpeed's: 100000, 16, 32678, 16 and exact
+  /// averages, for runs of several 100,000 steps. After a load, options that
+  /// are set take effect, and unset ones are replaced by the state's.
   std::optional<std::int64_t> total_steps{};
   /// Last step in which the variance may change, >= 1.
   std::optional<std::int64_t> var_freeze_step{};
@@ -43,9 +44,9 @@ struct ZeroOneAdamOptions {
   std::optional<std::int64_t> local_step_clipper{};
 
   /// Bits per element, 0 (exact), 4 or 8, in which steps that update the
-  /// variance average gradients. They send a quarter (8 bits) or an eighth
-  /// of the bytes of an fp32 average. The rounding error of the gradients,
-  /// times 1 - beta1, joins the residuals of the momentum.
+  /// variance average gradients. 8 bits send a quarter of the bytes of an fp32
+  /// average, and 4 bits an eighth. The rounding error of the gradients, times
+  /// 1 - beta1, is added to the residuals of the momentum.
   std::optional<int> warmup_bits{};
 
   CompressionOptions compression{};  ///< Compressed steps and the exchange.
@@ -58,7 +59,7 @@ struct ZeroOneAdamOptions {
   bool operator==(const ZeroOneAdamOptions&) const = default;
 };
 
-/// Returns the stages for `options`: those that are set, and the rule's.
+/// Returns the stages for `options`, in which the rule fills unset fields.
 [[nodiscard]] constexpr ZeroOneStages zero_one_stages_of(
     const ZeroOneAdamOptions& options) {
   const ZeroOneStages rule = options.total_steps
@@ -75,21 +76,22 @@ struct ZeroOneAdamOptions {
       .warmup_bits = options.warmup_bits.value_or(rule.warmup_bits)};
 }
 
-/// Adam that exchanges one bit per element, and nothing in most steps.
+/// Adam that exchanges one bit per element, and in most steps nothing.
 ///
-/// Until var_freeze_step the variance is updated, at growing intervals.
-/// In the steps between, ranks average momentum with one bit per element.
-/// Afterwards ranks take local steps and accumulate their updates. At growing
-/// intervals they average those updates with one bit per element (a sync).
-/// Between syncs parameters differ from rank to rank. synchronize() makes them
-/// equal for evaluation and saving.
+/// Until var_freeze_step the variance is updated, at growing intervals. In the
+/// steps between, ranks average momentum with one bit per element. Afterwards
+/// ranks take local steps and accumulate their updates. At growing intervals
+/// they average those updates with one bit per element (a sync). Between syncs
+/// parameters differ from rank to rank. synchronize() makes them equal for
+/// evaluation and saving.
 ///
 /// After the freeze every step computes the parameters from those of the last
-/// sync. Changes that the caller has made since then are lost.
+/// sync, so changes that the caller has made since then are lost.
 ///
-/// A flat local step exchanges nothing, or one agreement with fp16. A rank with
-/// a non-finite gradient there does not change its own parameters. The next
-/// sync is applied, and reports that rank as StepReport::nonfinite_rank.
+/// A flat local step exchanges nothing, except that with fp16 the ranks agree
+/// on whether gradients are finite. A rank with a non-finite gradient in a
+/// local step does not change its own parameters. The next sync is applied, and
+/// reports that rank as StepReport::nonfinite_rank.
 ///
 /// Source: Lu et al., "0/1 Adam", arXiv:2202.06009, Algorithm 1. Departures
 /// (bias correction, denominator floor, block scales, calibrated clipping,
@@ -97,10 +99,10 @@ struct ZeroOneAdamOptions {
 /// docs/algorithms/zero-one-adam.md.
 class ZeroOneAdam final : public LowBitOptimizer {
  public:
-  /// Collective, with the conditions of OnebitAdam's constructor. `comm` must
-  /// outlive this object.
+  /// Creates the optimizer under the conditions of OnebitAdam's constructor.
+  /// Collective. `comm` must outlive this object.
   ///
-  /// Memory per parameter: 16 bytes before the freeze and 20 after it, and 4/W
+  /// Memory per parameter: 16 bytes before the freeze and 20 after it, plus 4/W
   /// bytes for the chunk that this rank serves.
   ///
   /// State: the arrays and scalars of LowBitOptimizer, and the array

@@ -48,9 +48,9 @@ struct LossScalerOptions {
 /// (arXiv:1710.03740). Local and deterministic: ranks that report the same
 /// overflows have the same scale.
 ///
-/// As in DeepSpeed, the scale first grows after window + 1 steps without
-/// overflow, counted from the start or the last overflow. It then grows after
-/// every further `window` steps.
+/// The scale first grows after window + 1 steps without overflow, counted from
+/// the start or the last overflow. It then grows after every further `window`
+/// steps, as in DeepSpeed.
 class LossScaler {
  public:
   /// Starts at the initial scale. Throws Error(kInvalidArgument) like

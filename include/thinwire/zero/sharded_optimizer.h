@@ -29,8 +29,8 @@ class ShardedOptimizer : public optim::Optimizer {
   [[nodiscard]] virtual const ShardLayout& shards() const noexcept = 0;
   /// Returns the window that receives gradients one by one. Each is fp32 or has
   /// the parameters' dtype. If a window is cancelled, the residuals that its
-  /// backwards have changed are restored, or set to 0 on this rank if they are
-  /// not kept (AfterSkip).
+  /// backwards have changed are restored. If they are not kept (AfterSkip),
+  /// they become 0 on this rank.
   [[nodiscard]] virtual exchange::GradientWindow& gradients() noexcept = 0;
   /// Returns access to whole values of any owner.
   [[nodiscard]] virtual WholeValues& whole_values() noexcept = 0;

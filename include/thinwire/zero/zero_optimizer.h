@@ -136,8 +136,8 @@ class ZeroOptimizer final : public ShardedOptimizer {
   [[nodiscard]] optim::EarlyGradients* early() override;
   /// Returns this rank's shard: exp_avg, exp_avg_sq, counters, and the masters
   /// if these are separate from the parameters. With fp16 it also has the loss
-  /// scale and its counters. With wire it also has worker_error (this rank's
-  /// residuals) and replicas (its pieces of the parameters). Without wire, each
+  /// scale and its counters. With wire it also has worker_error, this rank's
+  /// residuals, and replicas, its pieces of the parameters. Without wire, each
   /// array ends with the experts' elements. With wire, experts have separate
   /// arrays, whose names have a prefix, and the scalar expert_groups.
   [[nodiscard]] optim::State state() const override;
