@@ -10,15 +10,22 @@ import os
 import signal
 import threading
 import time
+import tracemalloc
+from collections import Counter
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import hook_cases as cases
+import pytest
 import ranks
 import thinwire
 import torch
 import torch.distributed as dist
+from thinwire.comm.device_groups import DeviceGroups
 from thinwire.hooks import _path, _rows
+
+KINDS = ["ddp device", pytest.param("fsdp device", marks=cases.needs_fsdp)]
 
 
 def sends() -> dict[str, Any]:
@@ -156,10 +163,17 @@ def test_groups_of_some_ranks() -> None:
 
 def loses_a_rank(kind: str) -> dict[str, Any]:
     rank, _ = cases.join()
-    module, _hook = cases.hooked(kind)
+    module, hook = cases.hooked(kind)
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     for step in range(4):
         if step == 2 and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "ddp device":
+                die()
+            # During FSDP2's own all-gathers nobody would name the rank.
+            hook._average = die
         begin = time.monotonic()
         text = ranks.failure_of(
             lambda k=step: cases.loss_of(module, rank, k).backward()
@@ -170,8 +184,9 @@ def loses_a_rank(kind: str) -> dict[str, Any]:
     return {}
 
 
-def test_a_lost_rank_is_named() -> None:
-    found = ranks.call(3, __file__, "loses_a_rank", "ddp device", seconds=100)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lost_rank_is_named(kind: str) -> None:
+    found = ranks.call(3, __file__, "loses_a_rank", kind, seconds=100)
     for rank in (0, 2):
         assert not found[rank].timed_out
         value = found[rank].value
@@ -222,15 +237,118 @@ def test_what_one_rank_refuses_the_others_hear_at_once() -> None:
         assert seconds < 20
 
 
+def closes_during_an_exchange(reason: str) -> str:
+    """Rank 1 ends an exchange in which it waits for rank 2, and then joins the others in
+    naming a rank. The exchange itself fails on rank 1 if `reason` is "", without close().
+    Returns this rank's error."""
+    rank, size = cases.join()
+    comm = thinwire.comm.communicator_for(None)
+    hosts = [[k] for k in range(size)]
+    world = dist.group.WORLD
+    groups = DeviceGroups(comm, world, torch.device("cpu"), "gloo", hosts)
+    store, given = world.get_group_store(), torch.zeros(size)
+
+    def exchange() -> None:
+        with groups.waiting():
+            store.set(f"waits {rank}", "")
+            if rank == 1 and not reason:
+                raise RuntimeError("out of memory")
+            dist.all_to_all_single(torch.empty(size), given, group=groups.between)
+
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.append(ranks.failure_of(exchange)))
+    if rank == 2:
+        store.wait(["waits 0", "waits 1", "ended"])
+    thread.start()
+    if rank == 1:
+        # wait() would keep the store from the thread.
+        while not store.check(["waits 0", "waits 1"]):
+            time.sleep(0.01)
+        if reason:
+            groups.close()
+        store.set("ended", "")
+    thread.join()
+    comm.close()
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    "reason, heard",
+    [
+        ("closed", "rank 1 gave up: its hook was closed during an exchange"),
+        ("", "; on rank 1: out of memory"),
+    ],
+)
+def test_a_rank_that_ends_an_exchange_is_named(reason: str, heard: str) -> None:
+    said = ranks.results(3, __file__, "closes_during_an_exchange", reason)
+    assert heard in said[0] and heard in said[2], said
+    assert heard.removeprefix("rank 1") in said[1]
+
+
+def raises_in_backward(kind: str) -> tuple[str, float]:
+    """Rank 1 raises in the second backward, with buckets in flight, and ends."""
+    rank, _ = cases.join()
+    module, _hook = cases.hooked(kind)
+    cases.loss_of(module, rank, 0).backward()
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("no gradient here")
+
+    inner = next(m for name, m in module.named_modules() if name.endswith("first"))
+    inner.register_forward_hook(
+        lambda *given: given[-1].register_hook(fail) and None if rank == 1 else None
+    )
+    loss = cases.loss_of(module, rank, 1)
+    if rank == 1:
+        loss.backward()
+    begin = time.monotonic()
+    return ranks.failure_of(loss.backward), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_raises_in_backward_is_named(kind: str) -> None:
+    found = ranks.call(3, __file__, "raises_in_backward", kind, seconds=60)
+    for rank in (0, 2):
+        text, seconds = found[rank].value
+        assert "rank 1 gave up: ValueError: no gradient here" in text, text
+        assert seconds < 20
+
+
+WARM = 10
+"""Hooks before those that are counted."""
+
+
+def objects() -> Counter[str]:
+    """How many objects of each of Thinwire's classes the garbage collector knows."""
+    gc.collect()
+    names = (f"{type(one).__module__}.{type(one).__name__}" for one in gc.get_objects())
+    return Counter(name for name in names if name.startswith("thinwire."))
+
+
+def traced_bytes() -> int:
+    """What lines of Thinwire have allocated in Python and still hold."""
+    own = tracemalloc.Filter(True, f"{Path(thinwire.__file__).parent}/*")
+    return sum(t.size for t in tracemalloc.take_snapshot().filter_traces([own]).traces)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
 def many(count: int) -> dict[str, Any]:
     """Hooks made and dropped, and the last two at once."""
     from torch.distributed import distributed_c10d as c10d
 
     rank, _ = cases.join()
     seen, began = [], threading.active_count()
-    for _ in range(count):
-        ddp, hook = cases.hooked("ddp device")
-        cases.loss_of(ddp, rank, 0).backward()
+    for k in range(count + WARM):
+        if k == WARM:
+            before, resident = objects(), resident_bytes()
+            tracemalloc.start()
+        ddp = cases.wrapped(torch.nn.Linear(512, 512))
+        hook = thinwire.ddp_hook(ddp, path="device")
+        ddp(torch.ones(2, 512) + rank).sum().backward()
         del ddp, hook
         gc.collect()
         # The other rank may still end its own.
@@ -240,6 +358,14 @@ def many(count: int) -> dict[str, Any]:
     while time.monotonic() < end and threading.active_count() > began + 1:
         time.sleep(0.01)
     left = threading.active_count() - began
+    more = objects()
+    more.subtract(before)
+    memory = {
+        "objects": [name for name, number in more.items() if number > 0],
+        "traced": traced_bytes(),
+        "resident": resident_bytes() - resident,
+    }
+    tracemalloc.stop()
     first, one = cases.hooked("ddp device")
     second, two = cases.hooked("ddp device")
     for step in range(3):
@@ -251,7 +377,7 @@ def many(count: int) -> dict[str, Any]:
     one.close()
     two.close()
     dist.destroy_process_group()
-    return {"groups": seen, "left": left, "sums": sums, "same": same}
+    return {"groups": seen, "left": left, "sums": sums, "same": same, **memory}
 
 
 def test_a_hundred_hooks_leave_nothing() -> None:

@@ -17,12 +17,14 @@ import torch.distributed as dist
 from .. import _core
 from ..errors import CommFailure
 from .groups import transport_of
-from .process_group import member_group
+from .lifetime import reason_of_end
+from .process_group import member_group, short_text
 from .processes import Processes
 from .watcher import LOOK_SECONDS, Watcher
 
 _NEVER_SENT = 1 << 29
 """A tag that no message has."""
+_MOST_TEXTS = 8
 
 
 @dataclass
@@ -78,6 +80,8 @@ class DeviceGroups:
         self._queued: torch.Event | None = None
         self._queued_at = 0.0
         self._has_failed = False
+        self._reason: str | None = None
+        """Why this rank has ended the groups, if it did so on its own account."""
         self._is_given_back = False
         self._taken = _take(comm, group, backend, hosts)
         self.between, self.inside = self._taken.between, self._taken.inside
@@ -111,13 +115,16 @@ class DeviceGroups:
         error that names the rank that is lost, if one is.
         """
         self.end()
+        if self._reason is not None:
+            self._comm.give_up(self._reason)
+            return CommFailure(f"this rank gave up: {self._reason}")
         try:
             # It names ranks; all get here, because their groups have ended, too.
             self._comm.barrier()
+            texts = self._comm.gather_texts(short_text(error))
         except CommFailure as named:
             return named
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        return CommFailure(f"an exchange over {self.backend}: {first[:300]}")
+        return CommFailure(f"an exchange over {self.backend}: {_on_ranks(texts)}")
 
     def look(self) -> bool:
         """Ends the groups if this rank, or its device, waits for one that has given up or
@@ -139,12 +146,15 @@ class DeviceGroups:
             return True
         return self._processes.ended() is not None
 
-    def end(self) -> None:
+    def end(self, reason: str | None = None) -> None:
         """Ends exchanges in flight, here and on other ranks. The groups cannot be used
-        again. Local.
+        again. If a thread of this rank is in an exchange, or enters one later, it tells
+        other ranks the reason, unless it is None. Local.
         """
         if self._is_given_back:
             return
+        if not self._has_failed:
+            self._reason = reason
         self._has_failed = True
         for group in (self.between, self.inside):
             if group is not None:
@@ -165,10 +175,12 @@ class DeviceGroups:
                 _pending.append((work, never))
                 work.wait(datetime.timedelta(milliseconds=1))
 
-    def close(self) -> None:
-        """Gives the groups back, for other hooks. Ends an exchange in flight. Local."""
-        if self._began is not None:
-            self.end()
+    def close(self, *, in_flight: bool = False) -> None:
+        """Gives the groups back, for other hooks. Ends an exchange in flight, such as one
+        that its user has not waited for yet. Local.
+        """
+        if in_flight or self._began is not None:
+            self.end(reason_of_end() or "its hook was closed during an exchange")
         self._queued = None
         self._processes.close()
         self._is_given_back = True
@@ -182,6 +194,15 @@ def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
     with suppress(RuntimeError):
         return str(group._get_backend(torch.device(device.type)).name()).lower()
     return ""
+
+
+def _on_ranks(texts: list[str]) -> str:
+    """Returns different errors of ranks, a few of them, each with the first rank that has
+    it.
+    """
+    ranks = {text: rank for rank, text in reversed([*enumerate(texts)])}
+    some = sorted(ranks.items(), key=lambda item: item[1])[:_MOST_TEXTS]
+    return "; ".join(f"on rank {rank}: {text}" for text, rank in some)
 
 
 def _take(

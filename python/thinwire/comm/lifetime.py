@@ -43,12 +43,17 @@ def reason_of(failure: BaseException) -> str:
     return type(failure).__name__ + (f": {text}" if text else "")
 
 
-def _close_all() -> None:
+def reason_of_end() -> str | None:
+    """Returns the text of the exception that has ended the program, or None."""
     failure: BaseException | None = getattr(sys, "last_value", None)
     # In an interactive session an error has not ended anything.
-    if hasattr(sys, "ps1"):
-        failure = None
-    reason = None if failure is None else reason_of(failure)
+    if failure is None or hasattr(sys, "ps1"):
+        return None
+    return reason_of(failure)
+
+
+def _close_all() -> None:
+    reason = reason_of_end()
     if daemons_are_alive():
         reason = reason or "the program ended while a daemon thread took steps"
     for communicator in list(_open):

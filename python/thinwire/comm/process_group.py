@@ -76,7 +76,7 @@ class ProcessGroupTransport(ChannelTransport):
             )
         except RuntimeError as error:
             raise CommFailure(
-                f"gloo cannot connect the ranks: {_short(error)}"
+                f"gloo cannot connect the ranks: {short_text(error)}"
             ) from None
         self.group = group
         self._gloo = _GlooChannel(gloo, number, store, whereabouts)
@@ -214,11 +214,11 @@ class _GlooChannel:
             if self._elsewhere:
                 raise Broken([peer], None, self._elsewhere) from None
             if self._first_to_give_up is not None:
-                raise Broken([self._first_to_give_up], _short(error)) from None
+                raise Broken([self._first_to_give_up], short_text(error)) from None
             if time.monotonic() < end - 0.002:
                 if _CLOSED_HERE in str(error):
                     self._wait_for_reason()
-                raise Broken([peer], _short(error)) from None
+                raise Broken([peer], short_text(error)) from None
             # gloo would time out in a second wait for a message that is here.
             late = _unfinished(works[done:]) or [peer]
             raise Broken(late, None, self._in_another_call(late)) from None
@@ -348,7 +348,7 @@ def _own_store(group: dist.ProcessGroup, rank: int) -> tuple[int, Store, _Wherea
         count = store.add(f"thinwire/groups/{rank}", 1)
     except RuntimeError as error:
         raise Unavailable(
-            f"process_group: its backend has no store to find the ranks by: {_short(error)}"
+            f"process_group: its backend has no store to find the ranks by: {short_text(error)}"
         ) from None
     of_all = getattr(store, "_underlying_non_prefix_store", store)
     if isinstance(of_all, dist.TCPStore):
@@ -395,7 +395,7 @@ def _meet(
         whereabouts.tell(number, None)
     except dist.DistError as error:
         raise CommFailure(
-            f"the store of torch.distributed is gone: {_short(error)}"
+            f"the store of torch.distributed is gone: {short_text(error)}"
         ) from None
 
 
@@ -432,8 +432,8 @@ def _gave_up(rank: int) -> str:
     return f"gave_up/{rank}"
 
 
-def _short(error: Exception) -> str:
-    """Returns the connection and its failure out of a text of gloo's."""
+def short_text(error: Exception) -> str:
+    """Returns the connection and its failure out of a text of gloo's. Local."""
     first = next(iter(str(error).splitlines()), "")
     return (
         re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0][:200]

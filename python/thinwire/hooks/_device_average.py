@@ -200,7 +200,5 @@ class DeviceAverage:
         return flat
 
     def close(self) -> None:
-        # They are of a backward that has failed, perhaps elsewhere on other ranks.
-        if self._flights:
-            self._groups.end()
-        self._groups.close()
+        # Flights are of a backward that has failed, perhaps elsewhere on other ranks.
+        self._groups.close(in_flight=bool(self._flights))
