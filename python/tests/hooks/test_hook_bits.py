@@ -31,7 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16", "scale": 64.0},
 }
 CASES_OF_FSDP = CASES | {"repacked": {"repacked": True}}
-OF_FSDP = ("unused", "accumulated", "bfloat16", "repacked")
+OF_FSDP = {2: ("unused", "accumulated", "bfloat16", "repacked"), 3: ("bfloat16",)}
+"""By the number of ranks."""
 
 
 class Naive(cases.Naive):
@@ -183,10 +184,10 @@ def test_bits_of_plain_loops(n: int, path: str) -> None:
 
 @cases.needs_fsdp
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_bits_of_plain_loops_with_shards(n: int, path: str) -> None:
     runs = [(f"fsdp{path}", bits, "plain") for bits in (4, 8)]
-    require_equal(n, runs + [(f"fsdp{path}", 4, name) for name in OF_FSDP if n == 2])
+    require_equal(n, runs + [(f"fsdp{path}", 4, name) for name in OF_FSDP.get(n, ())])
 
 
 @pytest.mark.parametrize("path", PATHS)
