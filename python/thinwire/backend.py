@@ -40,6 +40,8 @@ NAME = "thinwire"
 LEAST = 1 << 16
 """The smallest number of elements that travel in 4 or 8 bits."""
 _BACKEND = "THINWIRE_BACKEND"
+_SILENT = "fake"
+"""A backend of torch for tests, which leaves results as they are."""
 _DTYPES = (torch.float32, torch.bfloat16)
 _work_of: Any = _distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
 _OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
@@ -346,10 +348,11 @@ def _names() -> dict[str, str]:
     chosen: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         device, _, name = part.rpartition(":")
-        if not _is_there(name):
+        if why_not := _why_not(device, name):
+            there = ", ".join(n for n in Backend.backend_list if not _why_not("", n))
             raise InvalidArgument(
-                f"{_BACKEND} must be a backend such as gloo, or backends by device such as "
-                f'cpu:gloo,cuda:nccl, that this torch has, got "{text}": it has no "{name}"'
+                f"{_BACKEND} must be a backend of this torch ({there}), or backends by "
+                f'device such as cpu:gloo,cuda:nccl, got "{text}": {why_not}'
             )
         serves = [device] if device else Backend.backend_capability[name]
         chosen |= dict.fromkeys(serves, name)
@@ -358,6 +361,19 @@ def _names() -> dict[str, str]:
         device: chosen.get(device) or (name if _is_there(name) else "gloo")
         for device, name in defaults.items()
     }
+
+
+def _why_not(device: str, name: str) -> str:
+    """Returns why a backend cannot be beneath, for all devices if `device` is ""; else ""."""
+    if name == _SILENT:
+        return f'"{name}" exchanges nothing between ranks'
+    if not _is_there(name):
+        return f'it has no "{name}"'
+    serves = [*Backend.backend_capability[name]]
+    serves += [d for d, n in Backend.default_device_backend_map.items() if n == name]
+    if device and device not in serves:
+        return f'"{name}" is for {", ".join(dict.fromkeys(serves))}, not for "{device}"'
+    return ""
 
 
 def _is_there(name: str) -> bool:

@@ -290,8 +290,23 @@ def refused(of_rank: list[dict[str, str]]) -> str:
             [{"THINWIRE_BITS": "4"}, {}],
             "must be the same on all ranks, got 4 bits over",
         ),
-        ([{"THINWIRE_BACKEND": "gluon"}] * 2, 'THINWIRE_BACKEND .* got "gluon"'),
-        ([{"THINWIRE_BACKEND": "thinwire"}] * 2, 'THINWIRE_BACKEND .* got "thinwire"'),
+        *(
+            (
+                [{"THINWIRE_BACKEND": name}] * 2,
+                rf'THINWIRE_BACKEND must be a backend of this torch \(gloo.*\), .* got "{name}": {why}',
+            )
+            for name, why in (
+                ("gluon", 'it has no "gluon"'),
+                ("thinwire", 'it has no "thinwire"'),
+                ("undefined", 'it has no "undefined"'),
+                ("cpu:", 'it has no ""'),
+                ("fake", '"fake" exchanges nothing between ranks'),
+                ("cpu:gloo,cuda:fake", '"fake" exchanges nothing between ranks'),
+                ("tpu:gloo", '"gloo" is for cpu, cuda.*, not for "tpu"'),
+                ("meta:gloo", '"gloo" is for cpu, cuda.*, not for "meta"'),
+                ("cpu:0:gloo", '"gloo" is for cpu, cuda.*, not for "cpu:0"'),
+            )
+        ),
     ],
 )
 def test_wrong_values_are_refused_by_name(
