@@ -74,7 +74,7 @@ TEST_P(AgreementOfThree, ChoosesTheEarliestLineOfAllRanks) {
 
 // ---- require_everywhere
 
-TEST_P(Agreement, CostsOneGatherWhereNothingIsThrown) {
+TEST_P(Agreement, CostsOneGatherIfNothingIsThrown) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     int calls = 0;
     require_everywhere(comm, [&] { ++calls; });
@@ -102,7 +102,7 @@ TEST_P(AgreementOfTwo, ThrowsOnAllRanksWithTheCodeAndCauseOfOne) {
   });
 }
 
-TEST_P(AgreementOfTwo, PassesTheCauseOfTheLowestRankOn) {
+TEST_P(AgreementOfTwo, PassesOnTheCauseOfTheLowestRank) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const auto check = [&] {
       if (comm.rank() == 0) throw std::runtime_error("disk full");

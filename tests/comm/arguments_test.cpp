@@ -105,7 +105,7 @@ TEST_P(Arguments, DTypesMustAgree) {
   });
 }
 
-TEST_P(Arguments, AMeanIsOfFloats) {
+TEST_P(Arguments, MeansRequireFloats) {
   refuses([](Communicator& comm, std::size_t ranks) {
     std::vector<std::int32_t> words(3);
     std::vector<std::int64_t> longs(3);
@@ -186,7 +186,7 @@ TEST_P(Arguments, CountsOfAReduceScatterMustNameEveryRankAndAddUp) {
   });
 }
 
-TEST_P(Arguments, ReduceScattersOutputIsApartOrItsOwnPlaceInInput) {
+TEST_P(Arguments, ReduceScatterOutputIsSeparateOrItsPieceOfTheInput) {
   refuses([](Communicator& comm, std::size_t ranks) {
     const std::size_t own = kEach * static_cast<std::size_t>(comm.rank());
     std::vector<float> data(kEach * ranks + 1);
@@ -203,7 +203,7 @@ TEST_P(Arguments, ReduceScattersOutputIsApartOrItsOwnPlaceInInput) {
 }
 
 // Pieces of even sizes, so that floats begin where a piece does.
-TEST_P(Arguments, ReduceScattersFloatOutputMustNotOverlapHalves) {
+TEST_P(Arguments, ReduceScatterFloatOutputMustNotOverlapHalves) {
   refuses([](Communicator& comm, std::size_t ranks) {
     const std::size_t each = kEach + 1;
     Buffer data(2 * each * ranks, DType::kFloat16);
@@ -216,7 +216,7 @@ TEST_P(Arguments, ReduceScattersFloatOutputMustNotOverlapHalves) {
   });
 }
 
-TEST_P(Arguments, OnlyHalvesAreReducedIntoAnotherType) {
+TEST_P(Arguments, OnlyHalvesMayBeReducedToAnotherType) {
   refuses([](Communicator& comm, std::size_t ranks) {
     const auto refused = [&](DType from, DType to) {
       const Buffer input(kEach * ranks, from);

@@ -165,7 +165,7 @@ Buffer own_values(const Communicator& comm, DType dtype, std::size_t n) {
       dtype, n, [&](std::size_t i) { return value(dtype, comm.rank(), i); });
 }
 
-TEST_P(ByHost, AllReduceIsThePlainLoopBitForBit) {
+TEST_P(ByHost, AllReduceEqualsThePlainLoopBitForBit) {
   for_each_case(
       [](Communicator& comm, DType dtype, ReduceOp op, std::size_t n) {
         Buffer data = own_values(comm, dtype, n);
@@ -175,7 +175,7 @@ TEST_P(ByHost, AllReduceIsThePlainLoopBitForBit) {
       });
 }
 
-TEST_P(ByHost, ReduceScatterGivesPiecesThatLieInAnyOrder) {
+TEST_P(ByHost, ReduceScatterAcceptsPiecesInAnyOrder) {
   for_each_case([](Communicator& comm, DType dtype, ReduceOp op,
                    std::size_t n) {
     const Buffer want = expected(GetParam(), dtype, dtype, op, n);
@@ -194,7 +194,7 @@ TEST_P(ByHost, ReduceScatterGivesPiecesThatLieInAnyOrder) {
   });
 }
 
-TEST_P(ByHost, SumsOfHalvesAreLeftUnrounded) {
+TEST_P(ByHost, SumsOfHalvesMayStayUnrounded) {
   run([](Communicator& comm) {
     constexpr std::size_t kSize = 4097;
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
@@ -215,7 +215,7 @@ TEST_P(ByHost, SumsOfHalvesAreLeftUnrounded) {
   });
 }
 
-TEST_P(ByHost, AllGatherPutsPiecesInAnyOrder) {
+TEST_P(ByHost, AllGatherAcceptsPiecesInAnyOrder) {
   run([](Communicator& comm) {
     for (const std::size_t n : {0, 1, 7, 33, 1025, 40000}) {
       const Buffer want = test::filled(DType::kInt32, n, [](std::size_t i) {
@@ -233,7 +233,7 @@ TEST_P(ByHost, AllGatherPutsPiecesInAnyOrder) {
 }
 
 // Whole multiples of the places, so that pieces are equal.
-TEST_P(ByHost, SendsWhatTheFormulasSay) {
+TEST_P(ByHost, SendsTheBytesOfTheFormulas) {
   const Shape& shape = GetParam();
   if (shape.ranks_per_host == 1) return;
   run([&](Communicator& comm) {

@@ -65,7 +65,7 @@ TEST_P(Collectives, AllGatherCollectsEveryRanksInput) {
   });
 }
 
-TEST_P(Collectives, AllGatherTakesItsInputFromItsOwnPlaceInOutput) {
+TEST_P(Collectives, AllGatherInputMayBePartOfItsOutput) {
   test::run_ranks(group, [&](Communicator& comm) {
     std::vector<float> output(n * ranks, -1.0f);
     const View own =
@@ -133,7 +133,7 @@ TEST_P(Collectives, BroadcastGivesEveryRankTheRootsValues) {
   });
 }
 
-TEST_P(Collectives, CountersAreTheFormulaOfEachCollective) {
+TEST_P(Collectives, CountersFollowTheFormulaOfEachCollective) {
   test::run_ranks(group, [&](Communicator& comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     const std::size_t others = ranks - 1;
@@ -208,7 +208,7 @@ TEST_P(LongCollectives, IntegerSumsWrapAround) {
 }
 
 // All ranks are on one machine and read the same clock.
-TEST_P(LongCollectives, BarrierReturnsOnlyWhenAllHaveCome) {
+TEST_P(LongCollectives, BarrierWaitsForAllRanks) {
   const auto now = [] {
     return std::int64_t{
         std::chrono::steady_clock::now().time_since_epoch().count()};

@@ -35,7 +35,7 @@ Hosts found(const std::vector<OnHost>& all, int rank, WhyFlat* why) {
 
 Hosts flat(int size, int rank) { return {.size = size, .index = rank}; }
 
-TEST(HostsOf, AreInTheOrderOfTheirLowestRank) {
+TEST(HostsOf, HostsAreOrderedByTheirLowestRank) {
   const auto all = on({70, 30, 30, 70, 70, 30});
   const std::vector<int> ranks{0, 3, 4, 1, 2, 5};
   WhyFlat why;
@@ -51,7 +51,7 @@ TEST(HostsOf, AreInTheOrderOfTheirLowestRank) {
   }
 }
 
-TEST(HostsOf, AreFlatWhereThereIsNothingToGain) {
+TEST(HostsOf, HostsAreFlatIfHierarchyGainsNothing) {
   WhyFlat why;
   EXPECT_EQ(found(on({5}), 0, &why), flat(1, 0));
   EXPECT_EQ(why, WhyFlat());
@@ -64,7 +64,7 @@ TEST(HostsOf, AreFlatWhereThereIsNothingToGain) {
                           "hosts hold unequal numbers of ranks: 2, 1"}));
 }
 
-TEST(HostsOf, WhatRanksAreToldCountsAsItIs) {
+TEST(HostsOf, AGivenNumberOverridesDetection) {
   for (int per_host = 1; per_host <= 8; ++per_host) {
     auto all = on(Names(24, 5));
     for (OnHost& one : all) {
@@ -82,7 +82,7 @@ TEST(HostsOf, WhatRanksAreToldCountsAsItIs) {
   }
 }
 
-TEST(HostsOf, RefusesNumbersThatCannotBe) {
+TEST(HostsOf, RefusesImpossibleNumbers) {
   auto all = on({5, 5, 9, 9});
   for (OnHost& one : all) one.ranks_per_host = 3;
   for (int rank = 0; rank < 4; ++rank) {
@@ -94,7 +94,7 @@ TEST(HostsOf, RefusesNumbersThatCannotBe) {
                        [&] { (void)found(all, 0, nullptr); });
 }
 
-TEST(HostsOf, AreFlatOnAllRanksWhereALauncherContradicts) {
+TEST(HostsOf, HostsAreFlatOnAllRanksIfALauncherContradicts) {
   auto all = on({5, 5, 9, 9});
   for (OnHost& one : all) one.announced = 2;
   EXPECT_EQ(found(all, 1, nullptr).size, 2);
@@ -112,7 +112,7 @@ TEST(HostsOf, AreFlatOnAllRanksWhereALauncherContradicts) {
 }
 
 // Containers of one machine: a launcher in each, one rank in each.
-TEST(HostsOf, ContainersOfOneMachineAreFlatUnlessToldOtherwise) {
+TEST(HostsOf, ContainersOnOneMachineAreFlatByDefault) {
   auto all = on({5, 5, 5, 5});
   for (OnHost& one : all) one.announced = 1;
   WhyFlat why;
@@ -140,7 +140,7 @@ TEST_P(FindHosts, ThisMachineIsOneHost) {
   });
 }
 
-TEST_P(FindHosts, TheOptionWinsOverTheVariable) {
+TEST_P(FindHosts, TheOptionOverridesTheVariable) {
   const int size = GetParam().world_size;
   const test::ScopedVariable variable("THINWIRE_RANKS_PER_HOST", "1");
   test::run_ranks(GetParam(), [&](Communicator& comm) {
@@ -154,7 +154,7 @@ TEST_P(FindHosts, TheOptionWinsOverTheVariable) {
   });
 }
 
-TEST_P(FindHosts, RanksOfHostsMayBeAnyNumber) {
+TEST_P(FindHosts, HostsMayHaveAnyNumberOfRanks) {
   using Ranks = std::vector<std::vector<int>>;
   Ranks together(1);
   Ranks apart;
@@ -169,7 +169,7 @@ TEST_P(FindHosts, RanksOfHostsMayBeAnyNumber) {
 }
 
 // Found out, used, and seen in what is sent.
-TEST_P(FindHosts, TheVariableMakesHostsOfOneMachine) {
+TEST_P(FindHosts, TheVariableDividesOneMachineIntoHosts) {
   const int size = GetParam().world_size;
   if (size < 4 || size % 2 != 0) return;
   const test::ScopedVariable variable("THINWIRE_RANKS_PER_HOST", "2");
@@ -192,7 +192,7 @@ TEST_P(FindHosts, TheVariableMakesHostsOfOneMachine) {
   });
 }
 
-TEST_P(FindHosts, RefusesOnEveryRankAndGoesOn) {
+TEST_P(FindHosts, RefusesOnEveryRankAndStaysUsable) {
   const int size = GetParam().world_size;
   test::run_ranks(GetParam(), [&](Communicator& comm) {
     // What rank 0 alone gives.
@@ -211,7 +211,7 @@ TEST_P(FindHosts, RefusesOnEveryRankAndGoesOn) {
 }
 
 // A launcher counts processes: what it says is of no account for threads.
-TEST_P(FindHosts, IsFlatWhereALaunchersNumberIsNotWhatIsFound) {
+TEST_P(FindHosts, IsFlatIfALauncherContradictsDetection) {
   const auto& group = GetParam();
   const std::string size = std::to_string(group.world_size);
   const test::ScopedVariable all("OMPI_COMM_WORLD_SIZE", size.c_str());
@@ -235,7 +235,7 @@ TEST_P(FindHosts, IsFlatWhereALaunchersNumberIsNotWhatIsFound) {
   });
 }
 
-TEST_P(FindHosts, GroupsAreTheRanksOfAHostAndOneOfEach) {
+TEST_P(FindHosts, GroupsHaveTheRanksOfAHostAndOneRankPerHost) {
   const int size = GetParam().world_size;
   if (size < 4 || size % 2 != 0) return;
   test::run_ranks(GetParam(), [&](Communicator& flat_comm) {

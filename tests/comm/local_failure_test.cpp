@@ -50,7 +50,7 @@ TEST(LocalFailure, TheExceptionOfTheRankThatThrewFirstIsRethrown) {
 }
 
 // In groups of a host's ranks, and of one rank of each host.
-TEST(LocalFailure, ByHostARankIsCalledWhatTheWholeGroupCallsIt) {
+TEST(LocalFailure, InHierarchicalGroupsRanksKeepTheirNumbersInErrors) {
   std::atomic<int> waiting = 3;
   run_local_ranks(
       4,
@@ -92,7 +92,7 @@ TEST(LocalFailure, ARankThatNeverComesIsNamedAfterTheTimeOut) {
                   {.timeout = milliseconds(300)});
 }
 
-TEST(LocalFailure, AnotherSizeIsAFailureThatNamesBoth) {
+TEST(LocalFailure, DifferentSizesFailAndNameBothSizes) {
   end_soon(2, [](Communicator& comm) {
     std::vector<float> data(comm.rank() == 0 ? 10 : 7);
     // Whichever rank sees it first tells the other, with its reason.
@@ -101,7 +101,7 @@ TEST(LocalFailure, AnotherSizeIsAFailureThatNamesBoth) {
   });
 }
 
-TEST(LocalFailure, AnotherCollectiveIsAFailureThatNamesBoth) {
+TEST(LocalFailure, DifferentCollectivesFailAndNameBoth) {
   end_soon(2, [](Communicator& comm) {
     std::vector<float> data(2);
     std::vector<float> all(4);
@@ -114,7 +114,7 @@ TEST(LocalFailure, AnotherCollectiveIsAFailureThatNamesBoth) {
   });
 }
 
-TEST(LocalFailure, ARankThatSendsWhatNobodyExpectsIsToldSo) {
+TEST(LocalFailure, AnUnexpectedMessageFailsItsSender) {
   end_soon(2, [](Communicator& comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     std::vector<float> input(2);
@@ -128,7 +128,7 @@ TEST(LocalFailure, ARankThatSendsWhatNobodyExpectsIsToldSo) {
   });
 }
 
-TEST(LocalFailure, OtherCountsAreAFailureThatNamesBothSizes) {
+TEST(LocalFailure, DifferentCountsFailAndNameBothSizes) {
   end_soon(3, [](Communicator& comm) {
     std::vector<float> input(9);
     std::vector<float> output(3);
@@ -150,7 +150,7 @@ TEST(LocalFailure, ARankThatHasLeftIsNamed) {
   });
 }
 
-TEST(LocalFailure, LeavingDoesNotDisturbWhatIsComplete) {
+TEST(LocalFailure, ARankMayLeaveAfterACompletedCollective) {
   for (int round = 0; round < 50; ++round) {
     run_local_ranks(
         4,
@@ -194,7 +194,7 @@ TEST(LocalFailure, EveryQueuedAndEveryLaterCollectiveFails) {
       kLong);
 }
 
-TEST(LocalFailure, ACallComesInItsTurnAndFailsWhatIsBehindItIfItThrows) {
+TEST(LocalFailure, AQueuedCallRunsInOrderAndIfItThrowsLaterWorkFails) {
   run_local_ranks(
       2,
       [](Communicator& comm) {
@@ -213,7 +213,7 @@ TEST(LocalFailure, ACallComesInItsTurnAndFailsWhatIsBehindItIfItThrows) {
       kLong);
 }
 
-TEST(LocalFailure, ACommunicatorDestroyedByAnExceptionTellsItsPeers) {
+TEST(LocalFailure, ACommunicatorDestroyedByAnExceptionNotifiesItsPeers) {
   expect_soon([] {
     auto group = make_local_group(2, kLong);
     std::thread peer([own = std::move(group[1])]() mutable {
@@ -231,7 +231,7 @@ TEST(LocalFailure, ACommunicatorDestroyedByAnExceptionTellsItsPeers) {
   });
 }
 
-TEST(LocalFailure, AnExceptionDoesNotWaitForCollectivesUnderWay) {
+TEST(LocalFailure, AnExceptionDoesNotWaitForPendingCollectives) {
   expect_soon([] {
     auto group = make_local_group(2, kLong);
     std::vector<std::vector<float>> data(4, std::vector<float>(33));
@@ -260,7 +260,7 @@ TEST(LocalFailure, DestructionEndsWithinTheTimeOutOfAHungPeer) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(30));
 }
 
-TEST(LocalFailure, FailureOfAGroupReachesThoseWhoWaitForItsMembers) {
+TEST(LocalFailure, FailureOfAGroupReachesRanksThatWaitForItsMembers) {
   lose_one(4, [](Communicator& comm) {
     const auto half = comm.split(comm.rank() / 2);
     if (comm.rank() == 3) throw std::runtime_error("disk full");
@@ -271,7 +271,7 @@ TEST(LocalFailure, FailureOfAGroupReachesThoseWhoWaitForItsMembers) {
   });
 }
 
-TEST(LocalFailure, GivingUpReachesThoseWhoWaitInAPart) {
+TEST(LocalFailure, GivingUpReachesRanksThatWaitInASplitGroup) {
   end_soon(4, [](Communicator& comm) {
     const auto half = comm.split(comm.rank() / 2);
     const auto pair = half->split(0);
@@ -283,7 +283,7 @@ TEST(LocalFailure, GivingUpReachesThoseWhoWaitInAPart) {
   });
 }
 
-TEST(LocalFailure, InterruptEndsWhatIsUnderWayAndAllThatComes) {
+TEST(LocalFailure, InterruptFailsPendingAndLaterCollectives) {
   expect_soon([] {
     auto group = make_local_group(2, kLong);
     std::vector<float> data(33);

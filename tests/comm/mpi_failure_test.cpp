@@ -81,7 +81,7 @@ class MpiFailure : public ::testing::TestWithParam<std::string> {
 };
 
 // mpirun ends the job itself, with SIGTERM first.
-TEST_P(MpiFailure, AKilledRankLetsTheOthersSaySo) {
+TEST_P(MpiFailure, AKilledRankIsNamedByTheOthers) {
   expect("kill", "60s", 2, "interrupted (SIGTERM)", 20);
 }
 
@@ -93,16 +93,16 @@ TEST_P(MpiFailure, AHungRankIsNamedAfterTheTimeOut) {
   expect("hang", "2s", 2, "timed out waiting for rank", 20);
 }
 
-TEST_P(MpiFailure, ARankThatThrowsTellsTheOthers) {
+TEST_P(MpiFailure, ARankThatThrowsNotifiesTheOthers) {
   expect("throw", "60s", 3, "rank 1 gave up: its communicator was destroyed",
          20);
 }
 
-TEST_P(MpiFailure, AnotherSizeIsNamedAndReachesAllRanks) {
+TEST_P(MpiFailure, DifferentSizesAreNamedOnAllRanks) {
   expect("size", "60s", 3, "bytes where", 20);
 }
 
-TEST_P(MpiFailure, AnotherCollectiveIsNamedAndReachesAllRanks) {
+TEST_P(MpiFailure, DifferentCollectivesAreNamedOnAllRanks) {
   expect("other", "60s", 3, "bytes where", 20);
 }
 
@@ -110,7 +110,7 @@ TEST_P(MpiFailure, ARankThatHasLeftIsNamed) {
   expect("leave", "60s", 1, "rank 1 has left", 20);
 }
 
-TEST_P(MpiFailure, AnInterruptedRankTellsTheOthers) {
+TEST_P(MpiFailure, AnInterruptedRankNotifiesTheOthers) {
   expect("interrupt", "60s", 3, "rank 1 gave up: all_reduce: interrupted", 20);
 }
 
@@ -143,21 +143,21 @@ TEST_P(MpiFailure, RunPrintsTheCauseOnce) {
   EXPECT_EQ(outcome.exit_code, 1);
 }
 
-TEST_P(MpiFailure, RunPrintsOnceWhereAllRanksFailTogether) {
+TEST_P(MpiFailure, RunPrintsOnceIfAllRanksFailTogether) {
   const Outcome outcome = run_job("disagree " + size + " run", "60s");
   SCOPED_TRACE(outcome.output);
   EXPECT_EQ(count(outcome.output, "options must be the same on all ranks"), 1u);
   EXPECT_EQ(outcome.exit_code, 1);
 }
 
-TEST_P(MpiFailure, RunSaysWhomItWaitedFor) {
+TEST_P(MpiFailure, RunNamesTheRanksItWaitedFor) {
   const Outcome outcome = run_job("hang " + size + " run", "2s");
   SCOPED_TRACE(outcome.output);
   EXPECT_GE(count(outcome.output, "timed out waiting for rank"), 1u);
   EXPECT_EQ(outcome.exit_code, 1);
 }
 
-TEST_P(MpiFailure, NoFailureEndsWell) {
+TEST_P(MpiFailure, WithoutAFailureTheProgramSucceeds) {
   for (const char* const by_run : {"", " run"}) {
     const Outcome outcome = run_job("none " + size + by_run, "60s");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;

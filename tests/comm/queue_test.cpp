@@ -18,7 +18,7 @@ using test::expect_error;
 class QueuedCollectives : public ::testing::TestWithParam<test::Group> {};
 class QueuedCollectivesOfTwo : public ::testing::TestWithParam<test::Group> {};
 
-TEST_P(QueuedCollectives, ManyAtOnceAllComplete) {
+TEST_P(QueuedCollectives, ManyCompleteAtOnce) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     std::vector<std::vector<float>> data;
     std::vector<Work> works;
@@ -57,7 +57,7 @@ TEST_P(QueuedCollectives, RunInTheOrderInWhichTheyWereQueued) {
   });
 }
 
-TEST_P(QueuedCollectives, AreUnderWayWhileTheCallerComputes) {
+TEST_P(QueuedCollectives, ProceedWhileTheCallerComputes) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     std::vector<float> data(4097, 1.0f);
     const Work work = comm.queue_all_reduce(data);
@@ -69,7 +69,7 @@ TEST_P(QueuedCollectives, AreUnderWayWhileTheCallerComputes) {
   });
 }
 
-TEST_P(QueuedCollectivesOfTwo, WaitWithATimeOutGivesUpButTheyGoOn) {
+TEST_P(QueuedCollectivesOfTwo, StayPendingAfterAWaitThatTimesOut) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     std::vector<float> data(7, 1.0f);
     const auto signal = comm.split(0);  // holds the others back
@@ -86,7 +86,7 @@ TEST_P(QueuedCollectivesOfTwo, WaitWithATimeOutGivesUpButTheyGoOn) {
   });
 }
 
-TEST_P(QueuedCollectives, DestructionCompletesWhatIsQueued) {
+TEST_P(QueuedCollectives, AreCompletedByDestruction) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     std::vector<float> data(4097, 1.0f);
     {

@@ -115,7 +115,7 @@ class ReduceScatter : public ::testing::TestWithParam<Param> {
 };
 
 // In place too, where it changes only the own piece of its input.
-TEST_P(ReduceScatter, GivesThePieceThatAllReduceGivesBitForBit) {
+TEST_P(ReduceScatter, EqualsThePieceOfAnAllReduceBitForBit) {
   for_each_case(
       [](Communicator& comm, DType dtype, ReduceOp op, const Counts& counts) {
         const Range own = piece_of(counts, comm.rank());
@@ -153,7 +153,7 @@ TEST_P(ReduceScatter, EqualPiecesNeedNoCounts) {
   });
 }
 
-TEST_P(ReduceScatter, CountsWhatGoesToOthersInTheDTypeOfItsInput) {
+TEST_P(ReduceScatter, CountsBytesInTheDTypeOfItsInput) {
   test::run_ranks(group, [&](Communicator& comm) {
     std::uint64_t sent = 0;
     for (const Counts& counts : all_counts()) {
@@ -208,7 +208,7 @@ TEST_P(LongReduceScatter, LongerThanItsScratchMemoryIsExact) {
   });
 }
 
-TEST_P(LongReduceScatter, KeepsNoHoldOfItsCounts) {
+TEST_P(LongReduceScatter, DoesNotReadItsCountsAfterTheCall) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const Range own = piece_of(counts(), comm.rank());
     std::vector<float> input(sum_of(counts()), 1.0f);

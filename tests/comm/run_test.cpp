@@ -71,7 +71,7 @@ TEST(Run, ReturnsWhatTheBodyReturns) {
   EXPECT_EQ(ended.text, "");
 }
 
-TEST(Run, OnlyTheRankThatFailedSaysSo) {
+TEST(Run, OnlyTheFailedRankReports) {
   const auto body = [](Communicator& comm) {
     comm.barrier();
     if (comm.rank() == 1) throw std::runtime_error("disk full");
@@ -99,7 +99,7 @@ TEST(Run, TheOthersLearnTheCause) {
   EXPECT_EQ(seen, "barrier: rank 1 gave up: disk full");
 }
 
-TEST(Run, OnlyTheFirstRankSaysWhatAllFound) {
+TEST(Run, OnlyRankZeroReportsACommonFailure) {
   const Ended ended = run_all(3, [](Communicator& comm) -> int {
     require_same(comm, "options", std::to_string(comm.rank()));
     return 0;
@@ -110,7 +110,7 @@ TEST(Run, OnlyTheFirstRankSaysWhatAllFound) {
   EXPECT_EQ(ended.text.find(first), ended.text.rfind(first)) << ended.text;
 }
 
-TEST(Run, LeavesAStackOut) {
+TEST(Run, OmitsTheStack) {
   const Ended ended = run_all(1, [](Communicator&) -> int {
     throw std::runtime_error(
         "bad shape\nException raised from check at /x.cpp:3 (most recent "
@@ -119,7 +119,7 @@ TEST(Run, LeavesAStackOut) {
   EXPECT_EQ(ended.text, "error: bad shape\n");
 }
 
-TEST(Run, WhatIsNoExceptionOfTheLibraryEndsTheSameWay) {
+TEST(Run, OtherExceptionsEndTheRunInTheSameWay) {
   const Ended ended = run_all(2, [](Communicator& comm) -> int {
     if (comm.rank() == 0) throw 5;
     comm.barrier();
@@ -129,7 +129,7 @@ TEST(Run, WhatIsNoExceptionOfTheLibraryEndsTheSameWay) {
   EXPECT_EQ(ended.text, "rank 0: an exception that is no std::exception\n");
 }
 
-TEST(Run, TakesABodyThatReturnsNothing) {
+TEST(Run, AcceptsABodyWithoutAResult) {
   std::ostringstream errors;
   int ranks = 0;
   EXPECT_EQ(run([&](Communicator& comm) { ranks = comm.size(); }, &errors), 0);
@@ -140,7 +140,7 @@ TEST(Run, TakesABodyThatReturnsNothing) {
 }
 
 // Each form of run(), with a body of either kind.
-TEST(Run, TakesACommunicatorOfTheCallersAndEitherBody) {
+TEST(Run, AcceptsTheCallersCommunicatorWithEitherBody) {
   int calls = 0;
   const auto nothing = [&](Communicator& comm) { calls += comm.size(); };
   const auto code = [](Communicator& comm) { return 6 + comm.size(); };
@@ -166,7 +166,7 @@ TEST(Run, WorksOnATransportWithoutGroups) {
   EXPECT_EQ(ended.text, "");
 }
 
-TEST(Run, WithoutGroupsEachRankSaysWhatAllFound) {
+TEST(Run, WithoutGroupsEveryRankReportsACommonFailure) {
   const Ended ended = run_without_groups([](Communicator& comm) -> int {
     require_same(comm, "options", std::to_string(comm.rank()));
     return 0;
@@ -188,7 +188,7 @@ TEST(Run, SaysWhyItCannotStart) {
   });
 }
 
-TEST(Failure, KnowsWhichMessagesPassAnothersOn) {
+TEST(Failure, RecognizesMessagesAboutAnotherRanksFailure) {
   EXPECT_TRUE(failure::tells_of_a_peer("all_reduce: rank 12 gave up: no"));
   EXPECT_TRUE(failure::tells_of_a_peer("rank 0: rank 1 gave up: no"));
   EXPECT_FALSE(failure::tells_of_a_peer("all_reduce: this rank gave up: no"));
@@ -197,7 +197,7 @@ TEST(Failure, KnowsWhichMessagesPassAnothersOn) {
   EXPECT_FALSE(failure::tells_of_a_peer("rank 1"));
 }
 
-TEST(Failure, KnowsWhomATextWaitedFor) {
+TEST(Failure, FindsTheRanksThatATextWaitedFor) {
   const std::vector<int> peers{1, 12};
   const Operation operation{.name = "barrier", .sequence = 1, .deadline = {}};
   EXPECT_EQ(failure::waited_for(failure::timed_out(operation, peers)), peers);
@@ -210,7 +210,7 @@ TEST(Failure, KnowsWhomATextWaitedFor) {
 
 // ---- backends, and what the environment chooses
 
-TEST(Registry, KnowsLocalWhichIsAlwaysThere) {
+TEST(Registry, LocalIsAlwaysAvailable) {
   const Backend& local = backends().front();
   EXPECT_EQ(local.name, "local");
   EXPECT_EQ(local.why_unavailable(), "");
@@ -220,7 +220,7 @@ TEST(Registry, KnowsLocalWhichIsAlwaysThere) {
   EXPECT_EQ(comm->backend(), "local");
 }
 
-TEST(Registry, SaysVersionOrReasonOfEveryBackend) {
+TEST(Registry, EveryBackendHasAVersionOrAReason) {
   for (const Backend& backend : backends())
     EXPECT_NE(backend.version().empty(), backend.why_unavailable().empty())
         << backend.name;
@@ -241,7 +241,7 @@ TEST(FromEnvironment, RefusesAnUnknownBackendAndListsTheKnownOnes) {
                        [] { const auto comm = from_environment(); });
 }
 
-TEST(FromEnvironment, RefusesToRunEveryRankOfALaunchAlone) {
+TEST(FromEnvironment, RefusesToRunLaunchedRanksSeparately) {
   const test::ScopedVariable backend("THINWIRE_COMM", "local");
   const test::ScopedVariable launched("OMPI_COMM_WORLD_SIZE", "3");
   test::expect_error(ErrorCode::kUnavailable, {"3 ranks", "local", "alone"},

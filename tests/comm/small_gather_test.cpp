@@ -42,7 +42,7 @@ std::uint64_t log2_up(int ranks) {
   return steps;
 }
 
-TEST(SmallGather, GivesWhatDirectMessagesGive) {
+TEST(SmallGather, EqualsDirectMessages) {
   for (int ranks = 9; ranks <= 17; ++ranks) {
     test::run_ranks("local", ranks, [&](Communicator& comm) {
       for (const std::size_t n : {0, 1, 7, 33})
@@ -53,7 +53,7 @@ TEST(SmallGather, GivesWhatDirectMessagesGive) {
   }
 }
 
-TEST(SmallGather, TakesAMessagePerStepAndTheSameBytes) {
+TEST(SmallGather, SendsOneMessagePerStepAndTheSameBytes) {
   for (const int ranks : {8, 9, 16, 17}) {
     test::run_ranks("local", ranks, [&](Communicator& comm) {
       const double own = comm.rank();
@@ -68,7 +68,7 @@ TEST(SmallGather, TakesAMessagePerStepAndTheSameBytes) {
   }
 }
 
-TEST(SmallGather, LargerOnesGoStraight) {
+TEST(SmallGather, LargerGathersAreDirect) {
   constexpr int kRanks = 9;
   test::run_ranks("local", kRanks, [](Communicator& comm) {
     const std::size_t limit = (64 << 10) / 4 / kRanks;
@@ -79,7 +79,7 @@ TEST(SmallGather, LargerOnesGoStraight) {
   });
 }
 
-TEST(SmallGather, AllReduceGoesStraightHoweverSmall) {
+TEST(SmallGather, SmallAllReducesAreDirect) {
   constexpr int kRanks = 9;
   test::run_ranks("local", kRanks, [](Communicator& comm) {
     std::vector<float> data(2 * kRanks, 1.0f);
@@ -90,7 +90,7 @@ TEST(SmallGather, AllReduceGoesStraightHoweverSmall) {
 }
 
 // Few ranks and few bytes: one exchange, also by host.
-TEST(SmallGather, ByHostSmallOnesGoStraight) {
+TEST(SmallGather, SmallHierarchicalGathersAreDirect) {
   test::run_ranks("local", 4, [](Communicator& comm) {
     const auto grouped =
         comm.by_host(test::hosts_of(4, 2, test::Placing::kBlocks, comm.rank()));

@@ -49,7 +49,7 @@ TEST_P(Split, OrdersRanksByKeyAndThenByRank) {
   });
 }
 
-TEST_P(Split, GivesNothingToRanksWithANegativeColor) {
+TEST_P(Split, ReturnsNullForANegativeColor) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const auto rest = comm.split(comm.rank() == 0 ? -1 : 0);
     EXPECT_EQ(rest == nullptr, comm.rank() == 0);
@@ -61,7 +61,7 @@ TEST_P(Split, GivesNothingToRanksWithANegativeColor) {
   });
 }
 
-TEST_P(Split, GroupsOfOneNeedNobody) {
+TEST_P(Split, GroupsOfOneRankNeedNoPeers) {
   test::run_ranks(GetParam(), [](Communicator& comm) {
     const auto alone = comm.split(comm.rank());
     ASSERT_EQ(alone->size(), 1);

@@ -54,7 +54,7 @@ TEST(Buffers, AreZeroInMemoryThatWasUsed) {
   }
 }
 
-TEST(Buffers, ThatAreNotFilledAreOtherwiseTheSame) {
+TEST(Buffers, WithoutFillDifferOnlyInTheirContents) {
   for (const std::size_t size : {std::size_t{1}, std::size_t{4} << 20}) {
     const std::uint64_t before = memory_use().total();
     const Buffer zeros(size, DType::kFloat32);
@@ -89,7 +89,7 @@ TEST(Buffers, OfNothingHaveNoMemory) {
   EXPECT_TRUE(Buffer().empty());
 }
 
-TEST(Buffers, ThatCannotExistThrowBadAllocAndCountAsNothing) {
+TEST(Buffers, ThatAreTooLargeThrowBadAllocAndAreNotCounted) {
   const std::uint64_t before = memory_use().total();
   constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
   EXPECT_THROW((void)Buffer::of<float>(kMost), std::bad_alloc);

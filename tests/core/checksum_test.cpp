@@ -57,7 +57,7 @@ TEST(Checksum, IsTheSameOnEveryProcessor) {
   }
 }
 
-TEST(Checksum, TellsZeroFromMinusZero) {
+TEST(Checksum, DistinguishesZeroFromMinusZero) {
   const std::vector<float> zero = {0.0f}, minus_zero = {-0.0f};
   EXPECT_NE(checksum(zero), checksum(minus_zero));
 }

@@ -146,7 +146,7 @@ TYPED_TEST(SixteenBits, AreRoundedToNearestTiesToEvenBetweenAllNeighbours) {
 }
 
 // A stride that is prime visits all exponents, signs and last bits.
-TYPED_TEST(SixteenBits, AreRoundedToAsInDouble) {
+TYPED_TEST(SixteenBits, AreRoundedAsInDouble) {
   constexpr std::uint32_t kStride = 4999;
   for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += kStride) {
     const float value = float_of(static_cast<std::uint32_t>(bits));

@@ -51,7 +51,7 @@ TEST(Variables, AreReadAsTheirKind) {
   EXPECT_EQ(comm_backend(), "mpi");
 }
 
-TEST(Variables, RefuseEverythingElseNamingThemselvesAndTheValue) {
+TEST(Variables, RefuseOtherTextsAndNameVariableAndValue) {
   const struct {
     const char* name;
     const char* range;
@@ -95,7 +95,7 @@ TEST(LaunchedRanks, IsTheLargestThatALauncherAnnounces) {
 }
 
 // They are other programs' variables: nothing of ours fails on them.
-TEST(LaunchedRanks, IsOneForWhatIsNoNumber) {
+TEST(LaunchedRanks, IsOneForOtherTexts) {
   const ScopedVariable no_open_mpi("OMPI_COMM_WORLD_SIZE", nullptr);
   const ScopedVariable no_slurm("SLURM_STEP_NUM_TASKS", nullptr);
   for (const char* text : {"", "many", "-3", "0"}) {
@@ -112,7 +112,7 @@ TEST(RanksPerHost, IsAPositiveNumberOrNotSet) {
 }
 
 // A launcher inside another one's job counts the ranks of its own.
-TEST(LaunchedOnHost, IsThatOfAJobOfThisSize) {
+TEST(LaunchedOnHost, ComesFromTheJobOfThisSize) {
   struct Names {
     const char* all;
     const char* on_host;
@@ -139,7 +139,7 @@ TEST(LaunchedOnHost, IsThatOfAJobOfThisSize) {
   }
 }
 
-TEST(LaunchedRank, IsTheOneThatTheLauncherCounted) {
+TEST(LaunchedRank, IsTheLaunchersNumber) {
   const ScopedVariable size("OMPI_COMM_WORLD_SIZE", "4");
   for (const char* name :
        {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
@@ -172,7 +172,7 @@ TEST(Duration, IsWrittenAsItIsRead) {
   EXPECT_EQ(to_text(std::chrono::seconds(3600)), "1h");
 }
 
-TEST(Duration, OtherTextsAreNone) {
+TEST(Duration, OtherTextsAreRejected) {
   for (const char* text : {"",
                            "5",
                            "s",

@@ -74,14 +74,14 @@ std::vector<std::string> pieces(const std::string& text,
   return found;
 }
 
-TEST(Json, MembersAreHandedOverOneByOne) {
+TEST(Json, MembersArePassedOneByOne) {
   EXPECT_EQ(pieces(R"({"a": 1, "b": {"c": [{"d": 2}]}, "e": "f", "g": null})"),
             (std::vector<std::string>{"a: 1", R"(b: {"c": [{"d": 2}]})",
                                       "e: \"f\"", "g: null"}));
   EXPECT_EQ(pieces("{}"), std::vector<std::string>{});
 }
 
-TEST(Json, ElementsThatAreNoPlainValuesComeBeforeTheirArray) {
+TEST(Json, ObjectsInAnArrayArePassedBeforeIt) {
   EXPECT_EQ(pieces(R"({"a": [1, {"b": [{}]}, 2, [[3]]], "c": []})"),
             (std::vector<std::string>{R"(a[]: {"b": [{}]})", "a[]: [[3]]",
                                       "a: [1, 2]", "c: []"}));

@@ -18,7 +18,7 @@ namespace {
 
 using Lines = std::vector<std::pair<LogLevel, std::string>>;
 
-TEST(Log, GoesNowhereWithoutASink) {
+TEST(Log, IsDroppedWithoutASink) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
   log(LogLevel::kWarning, "unheard");
@@ -40,7 +40,7 @@ TEST(Log, GivesLevelAndTextToTheSink) {
                           {LogLevel::kDebug, ""}}));
 }
 
-TEST(Log, GoesToTheLatestSinkOnly) {
+TEST(Log, UsesOnlyTheLatestSink) {
   auto first = std::make_shared<std::string>();
   set_log_sink([first](LogLevel, std::string_view text) { *first += text; });
   log(LogLevel::kInfo, "a");
@@ -60,7 +60,7 @@ TEST(Log, NamesItsLevels) {
   EXPECT_EQ(to_string(LogLevel::kWarning), "warning");
 }
 
-TEST(Log, TakesLinesOfManyThreadsOneAtATime) {
+TEST(Log, PassesLinesOfManyThreadsOneAtATime) {
   constexpr std::size_t kThreads = 8;
   constexpr std::size_t kLines = 500;
   std::vector<std::size_t> next(kThreads);  // per thread: the line to come

@@ -105,7 +105,7 @@ TEST(MemoryUses, KeepTheirKindWhenFreedInAnotherScope) {
   EXPECT_EQ(memory_use().now, before.now);
 }
 
-TEST(MemoryUses, FallForTheThreadThatMadeTheBuffer) {
+TEST(MemoryUses, AreReducedOnTheThreadThatMadeTheBuffer) {
   const MemoryUse before = memory_use();
   const MemoryScope scope(MemoryKind::kBuckets);
   std::thread([buffer = lines(3)]() mutable {
@@ -140,7 +140,7 @@ TEST(MemoryUses, AddUpWhileOtherThreadsFree) {
   EXPECT_EQ(memory_use().now, before.now);
 }
 
-TEST(MemoryPeaks, SayWhatWasHeldThen) {
+TEST(MemoryPeaks, DividePeakMemoryByKind) {
   const MemoryUse before = memory_use();
   std::optional<Buffer> states;
   {

@@ -36,7 +36,7 @@ TEST(ParameterLayouts, MayBeEmpty) {
   }
 }
 
-TEST(ParameterLayouts, RefuseWhatIsNoModel) {
+TEST(ParameterLayouts, RefuseInvalidModels) {
   expect_refused({{"", {3}}}, {"name", "not empty"});
   expect_refused({{"a\nb", {3}}}, {"name", "one line", "a\nb"});
   expect_refused({{"a", {3}}, {"b", {3}}, {"a", {1}}}, {"'a'", "twice"});
@@ -48,14 +48,14 @@ TEST(ParameterLayouts, RefuseWhatIsNoModel) {
   expect_refused({{"big", {kMost}}, {"one", {1}}}, {"'one'", "too many"});
 }
 
-TEST(ParameterLayouts, TakeGroupsInAnyOrder) {
+TEST(ParameterLayouts, AcceptGroupsInAnyOrder) {
   const auto layout =
       ParameterLayout::of({{"a", {1}, 2}, {"b", {1}, 0}, {"c", {1}, 1}});
   EXPECT_EQ(layout.num_groups(), 3u);
 }
 
 // Of a part of a model, whose groups are the model's.
-TEST(ParameterLayouts, TakeGroupsThatAreSaidToBe) {
+TEST(ParameterLayouts, AcceptDeclaredGroups) {
   const auto layout = ParameterLayout::of({{"a", {1}, 2}, {"b", {1}, 1}}, 4);
   EXPECT_EQ(layout.num_groups(), 4u);
   EXPECT_EQ(layout.parameters()[0].group, 2u);

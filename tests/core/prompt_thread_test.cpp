@@ -21,7 +21,7 @@ bool has_timer_slack() {
   return has;
 }
 
-TEST(PromptThread, KeepsItsShareAndEndsItsSleepsInTime) {
+TEST(PromptThread, KeepsItsShareAndWakesOnTime) {
   const int slack = has_timer_slack() ? 1000 : prctl(PR_GET_TIMERSLACK);
   std::thread([slack] {
     const int policy = sched_getscheduler(0);

@@ -17,7 +17,7 @@ namespace {
 
 using test::expect_error;
 
-TEST(StateDicts, GiveBackWhatWasPut) {
+TEST(StateDicts, ReturnTheStoredValues) {
   StateDict state;
   const std::vector<float> values = {1, -0.0f, 3};
   state.put("exp_avg", values);
@@ -34,7 +34,7 @@ TEST(StateDicts, GiveBackWhatWasPut) {
   EXPECT_EQ(state.scalars().size(), 3u);
 }
 
-TEST(StateDicts, SayWhatTheyHave) {
+TEST(StateDicts, ListTheirEntries) {
   StateDict state;
   state.put("a", std::vector<float>(1));
   state.put_integer("i", 1);
@@ -44,7 +44,7 @@ TEST(StateDicts, SayWhatTheyHave) {
   EXPECT_FALSE(state.has_scalar("a"));
 }
 
-TEST(StateDicts, KeepACopyOfWhatTheyAreGiven) {
+TEST(StateDicts, CopyTheirArguments) {
   StateDict state;
   std::vector<float> values = {1, 2};
   state.put("a", values);
@@ -52,7 +52,7 @@ TEST(StateDicts, KeepACopyOfWhatTheyAreGiven) {
   EXPECT_EQ(state.array("a").as<float>()[0], 1);
 }
 
-TEST(StateDicts, ReplaceWhatHasTheSameName) {
+TEST(StateDicts, ReplaceEntriesOfTheSameName) {
   StateDict state;
   state.put("a", std::vector<float>(5));
   state.put("a", std::vector<std::int32_t>{7});
@@ -77,7 +77,7 @@ TEST(StateDicts, HoldEmptyArraysWithTheirType) {
   EXPECT_EQ(state.array("none", DType::kBFloat16, 0).size(), 0u);
 }
 
-TEST(StateDicts, NameTheKeyThatIsMissingOrOfAnotherKind) {
+TEST(StateDicts, NameAMissingKeyOrOneOfAnotherKind) {
   StateDict state;
   state.put("m", std::vector<float>(3));
   state.put_integer("step", 1);

@@ -52,7 +52,7 @@ TEST_P(ThreadPools, MakeWritesVisibleToTheCallerAndTheNextDispatch) {
   }
 }
 
-TEST_P(ThreadPools, GiveEachThreadOneRunOfNeighbours) {
+TEST_P(ThreadPools, GiveEachThreadOneRangeOfAdjacentParts) {
   constexpr std::size_t kParts = 101;
   std::vector<std::thread::id> who(kParts);
   for (int round = 0; round < 50; ++round) {
@@ -176,7 +176,7 @@ TEST(ThreadPoolConstruction, TakesTheNumberOfThreadsFromTheEnvironment) {
   EXPECT_EQ(ThreadPool(2).num_threads(), 2);
 }
 
-TEST(ThreadPoolConstruction, RefusesAPrefetchVariableThatItsLoopsCannotFollow) {
+TEST(ThreadPoolConstruction, RefusesAMalformedPrefetchVariable) {
   const ScopedVariable bad("THINWIRE_PREFETCH", "fast");
   for (const int threads : {0, 1, 3})
     expect_invalid({"THINWIRE_PREFETCH", "auto, on or off", "'fast'"},

@@ -27,7 +27,7 @@ static_assert(!std::is_convertible_v<const std::vector<float>&, View>);
 static_assert(!std::is_convertible_v<std::span<const float>, View>);
 static_assert(!std::is_convertible_v<std::vector<std::uint32_t>&, ConstView>);
 
-TEST(Views, SeeTheMemoryOfContiguousRanges) {
+TEST(Views, ViewTheMemoryOfContiguousRanges) {
   std::vector<float> vector(7);
   std::array<std::int64_t, 3> array{};
   std::vector<Half> halves(5);
@@ -86,7 +86,7 @@ TEST(Subviews, BeginAtTheirElement) {
   }
 }
 
-TEST(Subviews, OfNothingAreNothing) {
+TEST(Subviews, OfEmptyViewsAreEmpty) {
   EXPECT_TRUE(View().subview(0, 0).empty());
   EXPECT_TRUE(ConstView().subview(0, 0).empty());
 }
@@ -130,7 +130,7 @@ TEST(JoinedViews, AreOneArrayOfTwoDtypes) {
   expect_invalid({text}, [&] { (void)View::joined(view, second); });
 }
 
-TEST(JoinedViews, OfNothingAreTheOther) {
+TEST(JoinedViews, WithAnEmptyPartAreTheOtherPart) {
   std::vector<BFloat16> first(5);
   std::vector<float> second(3);
   const View empty;
@@ -143,7 +143,7 @@ TEST(JoinedViews, OfNothingAreTheOther) {
   EXPECT_TRUE(plain.parts()[1].empty());
 }
 
-TEST(JoinedViews, SubviewsAreOfOnePartOrOfBoth) {
+TEST(JoinedViews, SubviewsMaySpanOneOrBothParts) {
   std::vector<Half> first(5);
   std::vector<float> second(3);
   const ConstView view = View::joined(first, second);

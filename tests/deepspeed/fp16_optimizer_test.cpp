@@ -68,7 +68,7 @@ TEST(Fp16Optimizer, Item29AddsAMillionthToTheNorm) {
 }
 
 // The third clean step is unscaled by the scale of the fourth.
-TEST(Fp16Optimizer, Item30HalvesTheGradientWhereTheScaleGrows) {
+TEST(Fp16Optimizer, Item30HalvesTheGradientIfTheScaleGrows) {
   test::alone([](comm::Communicator& comm) {
     Training run(comm, test::layout_of(1), exact_adam(test::seeing_gradients()),
                  reference({.initial_scale = 1024, .window = 2}));
@@ -116,7 +116,7 @@ TEST(Fp16Optimizer, Item12DividesBeforeTheSumIfAsked) {
   EXPECT_TRUE(applied(1, true));
 }
 
-TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
+TEST(Fp16Optimizer, Item53TakesAnInitializationStep) {
   test::alone([](comm::Communicator& comm) {
     Training run(comm, test::layout_of(1), exact_adam({}),
                  reference(fixed(1024)));
@@ -135,7 +135,7 @@ TEST(Fp16Optimizer, Item53TakesAStepBeforeTheFirst) {
   });
 }
 
-TEST(Fp16Optimizer, Item54ReportsAScaledNormWhereTensorsAreApart) {
+TEST(Fp16Optimizer, Item54UnfusedReportsAScaledNorm) {
   test::alone([](comm::Communicator& comm) {
     for (const Fp16Wrapper wrapper :
          {Fp16Wrapper::kFused, Fp16Wrapper::kUnfused}) {
@@ -196,7 +196,7 @@ TEST(Fp16Optimizer, Item27CountsTheStepsThatItSkips) {
     });
 }
 
-TEST(Fp16Optimizer, RefusesWhatItDoesNotKnow) {
+TEST(Fp16Optimizer, RefusesUnknownOptions) {
   test::alone([](comm::Communicator& comm) {
     test::expect_invalid({"max_grad_norm", "-1"},
                          [] { reference(fixed(1), -1).validate(); });
@@ -271,7 +271,7 @@ TEST(DeepSpeedLossScaler, RisesToAMinimumAboveItsFirstScale) {
             (Scales{4, 64, 64}));
 }
 
-TEST(DeepSpeedLossScaler, RefusesWhatNoScalerCanDo) {
+TEST(DeepSpeedLossScaler, RefusesImpossibleSettings) {
   const auto refused = [](const LossScalerOptions& options,
                           std::initializer_list<std::string_view> parts) {
     test::expect_invalid(parts,

@@ -26,7 +26,7 @@ void refused(const Options& options, std::string_view name,
                        [&] { validate(options, layout); });
 }
 
-TEST(DeepSpeedOptions, WhatTheReferenceHasNotIsRefusedByName) {
+TEST(DeepSpeedOptions, OptionsThatDeepSpeedLacksAreRefusedByName) {
   refused(optim::OnebitAdamOptions{.freeze = {.step = optim::kAutoFreeze}},
           "semantics", "deepspeed");
   refused(optim::OnebitLambOptions{.freeze = {.step = optim::kAutoFreeze}},
@@ -69,7 +69,7 @@ TEST(DeepSpeedOptions, TheInitializationStepCounts) {
 }
 
 // Optimizers of the two kinds do not take each other's states.
-TEST(DeepSpeedState, IsNotThatOfTheOtherSemantics) {
+TEST(DeepSpeedState, DiffersFromThatOfTheOtherSemantics) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     OnebitAdam reference(comm, layout, {.freeze = {.step = 1}});
@@ -111,7 +111,7 @@ TEST(DeepSpeedState, LosesResiduals) {
 }
 
 // Only the same rank of as many can use a state.
-TEST(DeepSpeedState, IsTheRanksOwn) {
+TEST(DeepSpeedState, BelongsToOneRank) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     std::vector<std::unique_ptr<Optimizer>> optimizers;
@@ -137,7 +137,7 @@ TEST(DeepSpeedState, IsTheRanksOwn) {
 }
 
 // A multiple of W lcm(8, W); the server's chunks are a W-th of it.
-TEST(DeepSpeedCompressedAllReduce, PadsEachUnitAsTheReferenceDoes) {
+TEST(DeepSpeedCompressedAllReduce, PadsEachUnitAsDeepSpeedDoes) {
   EXPECT_EQ(padded_size(0, 2), 0u);
   EXPECT_EQ(padded_size(1, 1), 8u);
   EXPECT_EQ(padded_size(17, 2), 32u);

@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeepSpeedWeightDecay, ::testing::ValuesIn(all()),
 
 // Also through the 16-bit wrapper, which hands it on; its constructor takes a
 // step, with the decay of before.
-TEST_P(DeepSpeedWeightDecay, ActsAsIfOptionsHadSaidIt) {
+TEST_P(DeepSpeedWeightDecay, ActsLikeTheOption) {
   const ParameterLayout layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto trained = [&](double option, double set) {
@@ -94,7 +94,7 @@ TEST_P(DeepSpeedWeightDecay, ActsAsIfOptionsHadSaidIt) {
   });
 }
 
-TEST(DeepSpeedZeroWeightDecay, ActsAsIfOptionsHadSaidIt) {
+TEST(DeepSpeedZeroWeightDecay, ActsLikeTheOption) {
   const ParameterLayout layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto trained = [&](double option, double set) {

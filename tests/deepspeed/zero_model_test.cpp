@@ -166,7 +166,7 @@ void compare(const Case& c, comm::Communicator& comm) {
   }
 }
 
-TEST_P(DeepSpeedZeroModel, HasItsBits) {
+TEST_P(DeepSpeedZeroModel, HasTheBitsOfTheNaiveModel) {
   Case c = GetParam();
   for (c.variant = 0; c.variant < 16; ++c.variant)
     test::run_ranks("local", c.world,

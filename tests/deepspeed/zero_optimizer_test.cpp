@@ -153,7 +153,7 @@ TEST(RoundedSum, Item12DividesBeforeAndAfter) {
   });
 }
 
-TEST(DeepSpeedZero, Item26SumsUntilTheStepWhereNoBackwardWasTheLast) {
+TEST(DeepSpeedZero, Item26SumsUntilTheStepIfNoBackwardWasTheLast) {
   for (const int stage : {1, 2})
     ranks(2, [&](comm::Communicator& comm) {
       Training run(comm, layout_of({5}), reference(stage));
@@ -184,7 +184,7 @@ TEST(DeepSpeedZero, Item31SkippingInBfloat16IsAChoice) {
     });
 }
 
-TEST(DeepSpeedZero, NamesWhatOverflowsAtTheMinimumOfTheScale) {
+TEST(DeepSpeedZero, NamesTheOverflowingParameterAtTheMinimumScale) {
   ranks(3, [](comm::Communicator& comm) {
     ZeroOptions options = reference(2, DType::kFloat16);
     options.loss_scale = {.initial_scale = 1, .hysteresis = 1, .min_scale = 1};
@@ -226,7 +226,7 @@ TEST(DeepSpeedZero, ForgetsABackwardThatIsCancelled) {
     });
 }
 
-TEST(DeepSpeedZero, TakesWholeValuesAndGivesThemBack) {
+TEST(DeepSpeedZero, SetsAndReturnsWholeValues) {
   ranks(2, [](comm::Communicator& comm) {
     Training run(comm, layout_of({3, 4}), reference(1, DType::kFloat16));
     const std::vector<float> values = {0.1f, -2, 1024, 7};
@@ -250,7 +250,7 @@ TEST(DeepSpeedZero, TakesWholeValuesAndGivesThemBack) {
   });
 }
 
-TEST(DeepSpeedZeroErrors, SayWhatIsNotTheReferences) {
+TEST(DeepSpeedZeroErrors, NameOptionsThatDeepSpeedLacks) {
   ranks(1, [](comm::Communicator& comm) {
     const auto refused = [&](std::initializer_list<std::string_view> parts,
                              AdamOptions rule) {

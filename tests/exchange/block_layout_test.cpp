@@ -102,7 +102,7 @@ TEST(BlockLayout, CutsAnyUnitsIntoBlocksThatNeverCrossOne) {
   }));
 }
 
-TEST(BlockLayout, BalancesServersToABlock) {
+TEST(BlockLayout, BalancesServersToWithinOneBlock) {
   EXPECT_TRUE(rc::check([] {
     const Drawn drawn = draw();
     const BlockLayout layout(drawn.units, drawn.options);
@@ -122,7 +122,7 @@ TEST(BlockLayout, BalancesServersToABlock) {
   }));
 }
 
-TEST(BlockLayout, CutsTheSameBlocksWhateverTheBucketsAndRanks) {
+TEST(BlockLayout, CutsTheSameBlocksForAnyBucketsAndRanks) {
   EXPECT_TRUE(rc::check([] {
     Drawn drawn = draw();
     const BlockLayout one(drawn.units, drawn.options);
@@ -136,7 +136,7 @@ TEST(BlockLayout, CutsTheSameBlocksWhateverTheBucketsAndRanks) {
   }));
 }
 
-TEST(BlockLayout, HasNothingForNoElements) {
+TEST(BlockLayout, IsEmptyWithoutElements) {
   const std::vector<Range> units = {{0, 0}, {0, 0}};
   const BlockLayout layout(units, {.world_size = 3});
   EXPECT_TRUE(layout.blocks().empty());
@@ -180,7 +180,7 @@ TEST(BucketRule, BucketsOf16BitsAreFourTimesAsLarge) {
   EXPECT_EQ(bucket_rule(1000 * kMi, 2, 16), 1000 * kMi / 32);
 }
 
-TEST(BucketRule, IsTheSameByHost) {
+TEST(BucketRule, IsTheSameForHierarchicalRanks) {
   const comm::Hosts flat{.size = 256};
   const comm::Hosts hosts{.size = 32, .ranks_per_host = 8};
   constexpr std::size_t kLarge = 400'000'000;

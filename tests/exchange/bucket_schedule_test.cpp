@@ -64,7 +64,7 @@ std::vector<std::size_t> numbers(std::size_t count) {
   return all;
 }
 
-TEST(BucketSchedule, LieOnTheGridOfSumsAndLeaveFromTheEnd) {
+TEST(BucketSchedule, BucketsLieOnTheGridAndAreSentFromTheEnd) {
   constexpr std::size_t c = kSumChunk;
   using Ranges = std::vector<Range>;
   EXPECT_EQ(cut(0, 1), Ranges{});
@@ -79,7 +79,7 @@ TEST(BucketSchedule, LieOnTheGridOfSumsAndLeaveFromTheEnd) {
             (Ranges{{4 * c, c - 3}, {2 * c, 2 * c}, {0, 2 * c}}));
 }
 
-TEST(BucketSchedule, OneMayHoldEverything) {
+TEST(BucketSchedule, OneBucketMayHoldAllElements) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   for (const std::size_t size : {std::size_t{1}, kSumChunk, 3 * kSumChunk + 1})
     for (const std::size_t elements : {most, most - 1, most / 2, 4 * kSumChunk})
@@ -90,7 +90,7 @@ TEST(BucketSchedule, OneMayHoldEverything) {
 
 // What leaves at which moment, by the definition: the last bucket that is still
 // there, once all parameters with an element in it are ready.
-TEST(BucketSchedule, LeaveInOneOrderWhateverTheOrderOfReadiness) {
+TEST(BucketSchedule, BucketsAreSentInOneOrderForAnyOrderOfReadiness) {
   const ParameterLayout layout = awkward_layout();
   const auto parameters = layout.parameters();
   std::mt19937 random(5);
@@ -131,7 +131,7 @@ TEST(BucketSchedule, LeaveInOneOrderWhateverTheOrderOfReadiness) {
   }
 }
 
-TEST(BucketSchedule, OfNothingWaitsForNothing) {
+TEST(BucketSchedule, WithoutBucketsWaitsForNothing) {
   const ParameterLayout nothing = ParameterLayout::of({{"a", {0}}});
   BucketSchedule none(nothing, {});
   EXPECT_EQ(none.waiting_for(), std::nullopt);
@@ -141,7 +141,7 @@ TEST(BucketSchedule, OfNothingWaitsForNothing) {
   EXPECT_EQ(none.left(), 0u);
 }
 
-TEST(BucketSchedule, SayWhichParameterTheyWaitFor) {
+TEST(BucketSchedule, NamesTheParameterThatABucketWaitsFor) {
   const ParameterLayout layout = awkward_layout();
   BucketSchedule buckets(layout, equal_buckets(layout.size(), 1));
   // From the end on: of the last bucket, which "across_many" and "scalar"
@@ -166,7 +166,7 @@ TEST(BucketSchedule, SayWhichParameterTheyWaitFor) {
   EXPECT_EQ(buckets.waiting_for(), std::nullopt);
 }
 
-TEST(BucketSchedule, BeginAnew) {
+TEST(BucketSchedule, CanBeginAgain) {
   const ParameterLayout layout =
       ParameterLayout::of({{"a", {kSumChunk}}, {"b", {2}}});
   BucketSchedule buckets(layout, equal_buckets(layout.size(), 1));

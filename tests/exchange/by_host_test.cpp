@@ -135,20 +135,20 @@ TEST_P(ByHost, HasTheBitsOfAnExchangeAmongHosts) {
   expect_equal({}, hosts(), ranks());
 }
 
-TEST_P(ByHost, WhateverTheBucketsAndThreads) {
+TEST_P(ByHost, HasTheSameBitsForAnyBucketsAndThreads) {
   for (const std::size_t bucket : {1, 1024, 100'000})
     expect_equal({.bucket_elements = bucket, .threads = 3}, hosts(), ranks());
 }
 
-TEST_P(ByHost, WithMasksAndAResultKeptLonger) {
+TEST_P(ByHost, SupportsMasksAndKeptResults) {
   expect_equal({.masks = true, .keeps_previous = true}, hosts(), ranks());
 }
 
-TEST_P(ByHost, WithResidualsIn16Bits) {
+TEST_P(ByHost, Supports16BitResiduals) {
   expect_equal({.residual_dtype = DType::kBFloat16}, hosts(), ranks());
 }
 
-TEST_P(ByHost, WithOneShortParameterOrNone) {
+TEST_P(ByHost, SupportsOneShortParameterOrNone) {
   for (const std::size_t size : {0, 1, 7, 1025})
     expect_equal({.units = {{0, size}}}, hosts(), ranks());
 }
@@ -198,11 +198,11 @@ void expect_bytes(int hosts, int ranks_per_host, bool is_flat) {
   });
 }
 
-TEST_P(ByHost, SendsWhatTheFormulaSays) {
+TEST_P(ByHost, SendsTheBytesOfTheFormula) {
   expect_bytes(hosts(), ranks(), /*is_flat=*/false);
 }
 
-TEST(CompressedAllReduce, SendsWhatTheFormulaSays) {
+TEST(CompressedAllReduce, SendsTheBytesOfTheFormula) {
   for (const int world : {2, 3, 4, 8}) expect_bytes(world, 1, /*is_flat=*/true);
 }
 
@@ -219,7 +219,7 @@ TEST(ByHostChecks, RefusesOtherRanks) {
   });
 }
 
-TEST(ByHostChecks, AResidualIsAddedToInThePieceOnly) {
+TEST(ByHostChecks, ResidualsAreAddedOnlyInsideThePiece) {
   const std::vector<Range> units = {{0, 8192}};
   comm::run_local_ranks(4, [&](comm::Communicator& comm) {
     const comm::HostGroups groups = test::split_into_hosts(comm, 2);

@@ -41,7 +41,7 @@ std::vector<std::vector<float>> run(
   return results;
 }
 
-TEST_P(Worlds, GetTheSameBitsWhateverTheBucketsAndThreads) {
+TEST_P(Worlds, GetTheSameBitsForAnyBucketsAndThreads) {
   const std::vector<Range> units = test::awkward_units();
   const auto want = run(GetParam(), units);
   for (const auto& of_rank : want) EXPECT_EQ(of_rank, want[0]);
@@ -52,7 +52,7 @@ TEST_P(Worlds, GetTheSameBitsWhateverTheBucketsAndThreads) {
   EXPECT_EQ(run(GetParam(), units, {}, /*threads=*/3), want);
 }
 
-TEST_P(Worlds, ABlockOfZerosComesBackAsZeros) {
+TEST_P(Worlds, ABlockOfZerosStaysZero) {
   const std::vector<Range> units = {{0, 2048}};
   comm::run_local_ranks(GetParam(), [&](comm::Communicator& comm) {
     Exchange exchange(comm, units);
@@ -109,7 +109,7 @@ TEST(CompressedAllReduce, LeavesTheValuesOfAGroupOfOneAlone) {
   });
 }
 
-TEST(CompressedAllReduce, MaskedElementsStayOutOfEverything) {
+TEST(CompressedAllReduce, MaskedElementsAffectNothing) {
   const std::vector<Range> units = {{0, 1024}, {1024, 100}};
   const auto masked = [](std::size_t i) { return i % 5 == 0 || i >= 1024; };
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
@@ -151,7 +151,7 @@ TEST(CompressedAllReduce, MaskedElementsStayOutOfEverything) {
   });
 }
 
-TEST(CompressedAllReduce, HalfResidualsStayCloseAndTheSameOnAllRanks) {
+TEST(CompressedAllReduce, HalfResidualsStayCloseAndEqualOnAllRanks) {
   const std::vector<Range> units = test::awkward_units();
   const auto full = run(4, units);
   const auto half = run(4, units, {.residual_dtype = DType::kBFloat16});
@@ -161,7 +161,7 @@ TEST(CompressedAllReduce, HalfResidualsStayCloseAndTheSameOnAllRanks) {
     ASSERT_EQ(half[0][i], full[0][i]) << i;
 }
 
-TEST(CompressedAllReduce, WorksWithFewerElementsThanRanksAndNone) {
+TEST(CompressedAllReduce, WorksWithFewerElementsThanRanksAndWithout) {
   for (const std::size_t n : {0, 1, 3}) {
     comm::run_local_ranks(8, [&](comm::Communicator& comm) {
       const std::vector<Range> units = {{0, n}};
@@ -173,7 +173,7 @@ TEST(CompressedAllReduce, WorksWithFewerElementsThanRanksAndNone) {
   }
 }
 
-TEST(CompressedAllReduce, LoadedErrorsContinueBitEqual) {
+TEST(CompressedAllReduce, ContinuesBitEqualFromLoadedErrors) {
   const std::vector<Range> units = test::awkward_units();
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     Exchange one(comm, units);
@@ -260,7 +260,7 @@ void expect_same_errors(SignAverage& a, SignAverage& b) {
 }
 
 // Dropped after any number of buckets, or accepted: as a run, or as none.
-TEST_P(EarlyRun, IsARunIfItIsAcceptedAndElseNone) {
+TEST_P(EarlyRun, CountsOnlyIfAccepted) {
   const auto [world, dtype] = GetParam();
   const std::vector<Range> units = test::awkward_units();
   comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
@@ -301,7 +301,7 @@ TEST_P(EarlyRun, IsARunIfItIsAcceptedAndElseNone) {
 }
 
 // The caller's values may change once it is launched.
-TEST_P(EarlyRun, HasTheSameBitsIfAllOfItIsQueuedAtOnce) {
+TEST_P(EarlyRun, HasTheSameBitsIfQueuedAtOnce) {
   const auto [world, dtype] = GetParam();
   const std::vector<Range> units = test::awkward_units();
   comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {

@@ -70,7 +70,7 @@ struct Recorded {
   }
 };
 
-TEST(GradientWindow, SendsBucketsLastFirstAsTheyFill) {
+TEST(GradientWindow, SendsFullBucketsFromTheLastOne) {
   Recorded run;
   run.window.begin({});
   run.collect(0);
@@ -90,7 +90,7 @@ TEST(GradientWindow, SendsBucketsLastFirstAsTheyFill) {
   EXPECT_EQ(run.window.late().parameter, -1);
 }
 
-TEST(GradientWindow, WhatDoesNotComeCountsAsZeroAndIsLate) {
+TEST(GradientWindow, MissingGradientsCountAsZeroAndAreLate) {
   Recorded run;
   run.window.begin({});
   run.collect(3);
@@ -131,7 +131,7 @@ TEST(GradientWindow, LaterBackwardsAreAddedAndTheLastOneSends) {
   EXPECT_TRUE(run.window.is_complete());
 }
 
-TEST(GradientWindow, RefusesWhatIsOutOfOrder) {
+TEST(GradientWindow, RefusesCallsOutOfOrder) {
   Recorded run;
   GradientWindow& window = run.window;
   const auto refused = [](std::string_view text, auto&& call) {
@@ -194,7 +194,7 @@ TEST(GradientWindow, CollectsAllGradientsInOneBackward) {
                [&] { run.window.collect_all(std::span(all)); });
 }
 
-TEST(GradientWindow, IsCancelledUnlessOtherRanksHaveSeenIt) {
+TEST(GradientWindow, MayBeCancelledUnlessOtherRanksHaveSeenIt) {
   for (const bool leaves : {false, true}) {
     Recorded run;
     run.sink.leaves_this_rank = leaves;

@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(All, Mean,
                          ::testing::Combine(::testing::Values(2, 3, 4, 8),
                                             ::testing::Values(4, 8)));
 
-TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
+TEST_P(Mean, EqualsPlainLoopsForAnyParts) {
   const auto ranks = static_cast<std::size_t>(world);
   std::vector<std::vector<Values>> want(kPasses.size());  // [pass][rank]
   std::vector<Values> e(ranks, Values(kElements));
@@ -115,7 +115,7 @@ TEST_P(Mean, IsThatOfPlainLoopsHoweverPartsAreCut) {
   });
 }
 
-TEST_P(Mean, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
+TEST_P(Mean, IsNaNOnAllRanksIfNotFiniteAndChangesNothing) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
                           -std::numeric_limits<float>::infinity()})
     comm::run_local_ranks(world, [&](comm::Communicator& comm) {
@@ -135,7 +135,7 @@ TEST_P(Mean, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
     });
 }
 
-TEST_P(Mean, OnlyThePartThatIsNotFiniteIsWithheld) {
+TEST_P(Mean, IsRejectedOnlyForThePartThatIsNotFinite) {
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     ThreadPool pool(1);
     LowBitMean mean(comm, pool, kSizes, {.bits = bits});
@@ -163,7 +163,7 @@ TEST_P(Mean, OnlyThePartThatIsNotFiniteIsWithheld) {
 }
 
 // Parts of several buckets, flat and by host.
-TEST(MeanOfParts, LargePartsAtOnceHaveTheBitsOfOneByOne) {
+TEST(MeanOfParts, LargePartsAtOnceHaveTheBitsOfSinglePasses) {
   const std::vector<std::size_t> sizes = {1025, (1u << 20) + 7, 33,
                                           (1u << 20) + 1, 5};
   const Parts units = {{4, 3}, {2}, {1}, {0}};
@@ -200,7 +200,7 @@ TEST(MeanOfParts, LargePartsAtOnceHaveTheBitsOfOneByOne) {
 
 // (hosts, ranks of each): as the hosts alone with the means of their ranks, of
 // two, so that no mean is rounded.
-TEST(MeanOfParts, ByHostIsThatOfTheHosts) {
+TEST(MeanOfParts, InHierarchicalGroupsIsThatOfTheHosts) {
   const std::vector<std::size_t> units = {7, 6, 5, 4, 0};
   for (const int hosts : {2, 3}) {
     std::vector<Values> want(static_cast<std::size_t>(hosts));
@@ -275,7 +275,7 @@ TEST_P(Mean, TakesBFloat16) {
   });
 }
 
-TEST(MeanOfParts, OfOneRankIsItsOwn) {
+TEST(MeanOfParts, OfOneRankIsItsGradient) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     ThreadPool pool(1);
     LowBitMean mean(comm, pool, kSizes, {});
@@ -319,7 +319,7 @@ TEST(MeanOfParts, SaturatesFiniteGradientsOf16Bits) {
   expect_saturation(to_bfloat16(0x1.FEp127f), to_bfloat16(0x1.D4p127f), 4096);
 }
 
-TEST(MeanOfParts, RefusesPartsThatAreNone) {
+TEST(MeanOfParts, RefusesInvalidParts) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     ThreadPool pool(1);
     LowBitMean mean(comm, pool, kSizes, {});

@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(All, ReduceScatter,
                          ::testing::Combine(::testing::Values(2, 3, 4, 8),
                                             ::testing::Values(4, 8)));
 
-TEST_P(ReduceScatter, IsThatOfPlainLoops) {
+TEST_P(ReduceScatter, EqualsPlainLoops) {
   const Sharded all = sharded(world);
   const auto inverse = static_cast<float>(1.0 / world);
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
@@ -137,7 +137,7 @@ TEST_P(ReduceScatter, IsThatOfPlainLoops) {
   });
 }
 
-TEST_P(ReduceScatter, OfABlockThatIsNotFiniteIsNaNAndKeepsItsResidual) {
+TEST_P(ReduceScatter, IsNaNAndKeepsTheResidualIfABlockIsNotFinite) {
   const Sharded all = sharded(world);
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
                           -std::numeric_limits<float>::infinity()})
@@ -203,7 +203,7 @@ TEST_P(ReduceScatter, TakesBFloat16) {
   });
 }
 
-TEST(ReduceScatterOfParts, OfOneRankIsItsOwn) {
+TEST(ReduceScatterOfParts, OfOneRankIsItsGradient) {
   const Sharded all = sharded(1);
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     ThreadPool pool(1);
@@ -237,7 +237,7 @@ TEST(ReduceScatterOfParts, SaturatesFiniteGradientsOf16Bits) {
   });
 }
 
-TEST(ReduceScatterOfParts, RefusesWhatDoesNotFit) {
+TEST(ReduceScatterOfParts, RefusesUnfitArguments) {
   const Sharded all = sharded(2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     ThreadPool pool(1);

@@ -90,7 +90,7 @@ class LowRank : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, LowRank, ::testing::Values(2, 3, 4, 8));
 
-TEST_P(LowRank, IsThatOfPlainLoopsHoweverPartsAreCut) {
+TEST_P(LowRank, EqualsPlainLoopsForAnyParts) {
   const auto ranks = static_cast<std::size_t>(world);
   std::vector<std::vector<Values>> want(kPasses.size());  // [pass][rank]
   test::NaiveLowRank naive(kShapes, kOptions, ranks);
@@ -144,7 +144,7 @@ bool average(LowRankMean& mean, Values& values, double loss_scale = 1) {
 
 // (hosts, ranks of each): as the hosts alone with the means of their ranks, of
 // two, so that no mean is rounded.
-TEST(LowRankByHost, IsThatOfTheHosts) {
+TEST(LowRankByHost, EqualsThatOfTheHosts) {
   for (const int hosts : {2, 3}) {
     const auto workers = static_cast<std::size_t>(hosts);
     test::NaiveLowRank naive(kShapes, kOptions, workers);
@@ -214,7 +214,7 @@ TEST_P(LowRank, ResultsAndMeanResidualAddUpToTheMeanGradient) {
   });
 }
 
-TEST_P(LowRank, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
+TEST_P(LowRank, IsNaNOnAllRanksIfNotFiniteAndChangesNothing) {
   for (const std::int64_t first_steps : {0, 20})
     for (const std::size_t unit : {0u, 5u, 9u})
       comm::run_local_ranks(world, [&](comm::Communicator& comm) {
@@ -242,7 +242,7 @@ TEST_P(LowRank, OfWhatIsNotFiniteIsNaNOnAllRanksAndChangesNothing) {
 
 // Of columns of equal values, whose products with Q partly cancel: only those
 // with P overflow.
-TEST(LowRankParts, AnAverageThatOverflowsInItsSecondExchangeIsWithheld) {
+TEST(LowRankParts, AnAverageThatOverflowsInItsSecondExchangeIsRejected) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     ThreadPool pool(1);
     const std::vector<MatrixShape> shapes = {{400, 64}};
@@ -259,7 +259,7 @@ TEST(LowRankParts, AnAverageThatOverflowsInItsSecondExchangeIsWithheld) {
   });
 }
 
-TEST_P(LowRank, OnlyThePartThatIsNotFiniteIsWithheld) {
+TEST_P(LowRank, RejectsOnlyThePartThatIsNotFinite) {
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     ThreadPool pool(2);
     const LowRankMeanOptions options{.low_rank = 4, .first_steps = 0};
@@ -288,7 +288,7 @@ TEST_P(LowRank, OnlyThePartThatIsNotFiniteIsWithheld) {
 }
 
 // The gradients of a layer that begins with zeros, and of one with one row.
-TEST_P(LowRank, GradientsOfZerosDrawFactorsAnew) {
+TEST_P(LowRank, GradientsOfZeroDrawNewFactors) {
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     ThreadPool pool(1);
     const std::vector<MatrixShape> shapes = {{40, 50}};
@@ -334,7 +334,7 @@ void expect_of_type(Convert&& convert, DType dtype) {
   });
 }
 
-TEST(LowRankParts, TakeGradientsOf16Bits) {
+TEST(LowRankParts, AcceptGradientsOf16Bits) {
   expect_of_type<Half>([](float x) { return to_half(x); }, DType::kFloat16);
   expect_of_type<BFloat16>([](float x) { return to_bfloat16(x); },
                            DType::kBFloat16);
@@ -378,7 +378,7 @@ TEST_P(LowRank, SendsTheBytesThatItAnnounces) {
   });
 }
 
-TEST(LowRankParts, OfOneRankAreItsOwn) {
+TEST(LowRankParts, OfOneRankAreItsGradients) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     ThreadPool pool(1);
     LowRankMean mean(comm, pool, kShapes, {});
@@ -389,7 +389,7 @@ TEST(LowRankParts, OfOneRankAreItsOwn) {
   });
 }
 
-TEST(LowRankParts, AreRefusedAsThoseOfLowBitMean) {
+TEST(LowRankParts, AreCheckedLikeThoseOfLowBitMean) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     ThreadPool pool(1);
     LowRankMean mean(comm, pool, kShapes, {});
@@ -422,7 +422,7 @@ TEST(LowRankParts, AreRefusedAsThoseOfLowBitMean) {
   });
 }
 
-TEST(MatrixShape, HasFactorsIfTheyPay) {
+TEST(MatrixShape, HasFactorsIfTheySaveHalf) {
   EXPECT_EQ((MatrixShape{256, 256}.rank(8)), 8u);
   EXPECT_EQ((MatrixShape{256, 256}.rank(64)), 0u);
   EXPECT_EQ((MatrixShape{1024, 1}.rank(1)), 0u);

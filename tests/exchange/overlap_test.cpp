@@ -73,7 +73,7 @@ class HoldingTransport final : public comm::Transport {
   std::size_t index_ = 0;
 };
 
-TEST(Overlap, TheNextBucketIsEncodedWhileThisOneTravels) {
+TEST(Overlap, TheNextBucketIsEncodedWhileOneIsInFlight) {
   Progress progress;
   std::vector<bool> overlapped(kBuckets);
   {

@@ -102,7 +102,7 @@ void expect_cost_of_runs(const World& world, const Codecs& codecs,
 
 class PipelineCost : public testing::TestWithParam<World> {};
 
-TEST_P(PipelineCost, IsWhatEachRankSends) {
+TEST_P(PipelineCost, EqualsTheBytesThatEachRankSends) {
   const Codecs codecs[] = {{codec_of(8), codec_of(8)},
                            {codec_of(4), codec_of(8)},
                            {codec_of(4), codec_of(4)},
@@ -114,7 +114,7 @@ TEST_P(PipelineCost, IsWhatEachRankSends) {
 }
 
 // The planner knows sizes only.
-TEST_P(PipelineCost, OfSizesIsThatOfTheLayoutWithTheSizes) {
+TEST_P(PipelineCost, FollowsFromTheSizesAlone) {
   const World& world = GetParam();
   const auto servers = static_cast<std::size_t>(world.ranks);
   constexpr std::size_t kBucket = 65'536, kFull = 3, kRest = 20'011;
@@ -163,7 +163,7 @@ std::size_t bytes_of(const LayoutCounts& counts) {
 }
 
 // Layers of many sizes, none of which is a multiple of a block's.
-TEST(PipelineCost, CountsOfALargeModelTakeLessThanAMegabyte) {
+TEST(PipelineCost, CountsOfALargeModelNeedLessThanAMegabyte) {
   std::vector<Range> units;
   std::size_t elements = 0;
   for (std::size_t i = 0; elements < 340'000'000; ++i) {

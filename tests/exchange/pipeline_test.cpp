@@ -361,7 +361,7 @@ TEST_P(Ways, ADroppedRunLeavesNoTrace) {
 }
 
 // Each bucket is dropped at every time since it is ready.
-TEST_P(Ways, ADroppedBucketIsNotTakenAndAllOthersAre) {
+TEST_P(Ways, OnlyADroppedBucketIsNotTaken) {
   on_ranks([&](comm::Communicator& comm, const comm::HostGroups* groups) {
     for (const Direction way : directions()) {
       Rank rank(comm, groups, {.up = 4}, {.direction = way});

@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Residuals, Sides,
                                                               DType::kBFloat16),
                                             ::testing::Bool()));
 
-TEST_P(Sides, ARunCountsOnceItIsAccepted) {
+TEST_P(Sides, ARunCountsAfterItIsAccepted) {
   ResidualSide side = make();
   send(side, 1);
   EXPECT_EQ(of(side), after({}));
@@ -109,7 +109,7 @@ TEST_P(Sides, ADroppedRunChangesNothing) {
   EXPECT_EQ(of(side), after({1, 3}));
 }
 
-TEST_P(Sides, WithoutFreshOnesRunsCountAtOnceAndADropLeavesZeros) {
+TEST_P(Sides, WithoutFreshMemoryRunsCountAtOnceAndADropLeavesZeros) {
   ResidualSide side = make(/*can_drop=*/false);
   send(side, 1);
   EXPECT_EQ(of(side), after({1}));
@@ -135,7 +135,7 @@ TEST_P(Sides, KeptErrorsCountAtOnce) {
   EXPECT_EQ(of(side), want);
 }
 
-TEST_P(Sides, ADropRestoresWhatWasSavedBefore) {
+TEST_P(Sides, ADropRestoresTheSavedValues) {
   if (is_part) return;
   ResidualSide side = make();
   send(side, 1);

@@ -63,11 +63,11 @@ class KeptSum : public ::testing::TestWithParam<DType> {
 INSTANTIATE_TEST_SUITE_P(All, KeptSum,
                          ::testing::Values(DType::kFloat32, DType::kBFloat16));
 
-TEST_P(KeptSum, IsAsGoodAsTheResidual) {
+TEST_P(KeptSum, ReplacesTheResidual) {
   compare([](SignAverage&, std::uint32_t, int) {});
 }
 
-TEST_P(KeptSum, HoldsUnderTheMaskThatItWasMadeWith) {
+TEST_P(KeptSum, HoldsUnderTheMaskOfItsEncoding) {
   compare([](SignAverage& all, std::uint32_t step, int) {
     if (step == 4) return all.set_active({});
     if (step % 2 == 0)
@@ -77,14 +77,14 @@ TEST_P(KeptSum, HoldsUnderTheMaskThatItWasMadeWith) {
   });
 }
 
-TEST_P(KeptSum, BecomesTheResidualWhereSomethingIsAdded) {
+TEST_P(KeptSum, BecomesTheResidualWhenSomethingIsAdded) {
   compare([](SignAverage& all, std::uint32_t step, int) {
     const std::vector<float> added = test::layered_values(1024, 99);
     if (step % 2 == 0) all.add_to_worker_error(3, added.data(), 0.5f);
   });
 }
 
-TEST_P(KeptSum, GoesWhenErrorsAreClearedOrLoaded) {
+TEST_P(KeptSum, IsDroppedWhenErrorsAreClearedOrLoaded) {
   std::array<std::size_t, 3> served{};
   compare([&](SignAverage& all, std::uint32_t step, int rank) {
     std::size_t& size = served[static_cast<std::size_t>(rank)];
@@ -112,7 +112,7 @@ class AddedError : public ::testing::TestWithParam<DType> {
 INSTANTIATE_TEST_SUITE_P(All, AddedError,
                          ::testing::Values(DType::kFloat32, DType::kBFloat16));
 
-TEST_P(AddedError, IsAddedWithItsWeightWhereNotMasked) {
+TEST_P(AddedError, IsAddedWithItsWeightUnlessMasked) {
   constexpr float kWeight = 0.125f;
   const std::vector<Range> units = test::awkward_units();
   const auto masked = [](std::size_t i) { return i % 7 == 2; };
@@ -147,7 +147,7 @@ TEST_P(AddedError, IsAddedWithItsWeightWhereNotMasked) {
   });
 }
 
-TEST(AddedErrorOfABlock, IsRefusedIfNotThere) {
+TEST(AddedErrorOfABlock, IsRefusedForAnUnknownBlock) {
   const std::vector<Range> units = {{0, 4096}};
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Exchange exchange(comm, units);
@@ -227,7 +227,7 @@ TEST_P(KeepsPrevious, ASourceReadsTheLastResultOfItsBlock) {
   });
 }
 
-TEST(PreviousMean, IsTheResultOfTheRunBefore) {
+TEST(PreviousMean, IsTheResultOfThePreviousRun) {
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     Exchange exchange(
         comm, test::awkward_units(),

@@ -165,7 +165,7 @@ TEST(AdamValues, SixteenBitGradientsAreWidened) {
   expect_state(after_adam({10, 2, 0}, bfloat16, kExact), {9.5f, 3, 4});
 }
 
-TEST(AdamValues, TheFrozenStageIsTheSameArithmetic) {
+TEST(AdamValues, TheFrozenStageUsesTheSameArithmetic) {
   AdamCoefficients c = kExact;
   c.exp_avg_scale = 2;
   c.decoupled_decay = 0.25f;
@@ -182,7 +182,7 @@ TEST(AdamValues, TheFrozenStageIsTheSameArithmetic) {
   EXPECT_EQ(p, 6.5f);
 }
 
-TEST(AdamValues, MomentsTakeNoDecay) {
+TEST(AdamValues, MomentsAreNotDecayed) {
   AdamCoefficients c = kExact;
   c.grad_scale = 0.5f;
   c.l2_decay = 100;
@@ -205,7 +205,7 @@ TEST(AdamValues, WithoutDecayAnInfiniteParameterStaysInfinite) {
 }
 
 // CastValues tests how stores round.
-TEST(AdamValues, LowPrecisionIsTheNewParametersRounded) {
+TEST(AdamValues, LowPrecisionReceivesTheRoundedParameters) {
   std::vector<float> p = {1 + 3 * 0x1p-11f, -1 - 0x1p-8f, 65520.0f};
   const std::vector<float> m(3, 0.0f);
   const std::vector<float> d(3, 1.0f);
@@ -224,7 +224,7 @@ TEST(AdamValues, LowPrecisionIsTheNewParametersRounded) {
 // the sum: 3 e; v: (1 + 1 + 1 + 1) e and the sum: 5 e; d: (5 + 1) / 2 + the
 // root + the sum: 5 e; u: 3 + 1 + 5 + 1 = 10 e, and 11 e with the decay. Then
 // one for the product with lr, and one of the result's size for the last sum.
-TEST(AdamValues, OneStepIsTheTextbooksWithinItsRoundings) {
+TEST(AdamValues, OneStepEqualsTheTextbookWithinRounding) {
   const std::size_t size = 1000;
   const AdamCoefficients c{.exp_avg_scale = 1 / (1 - 0.9f * 0.9f),
                            .exp_avg_sq_scale = 1 / (1 - 0.999f * 0.999f),

@@ -52,7 +52,7 @@ TEST_P(Casts, EqualReferenceBitForBit) {
 INSTANTIATE_TEST_SUITE_P(All, Casts, test::kernel_cases(), test::case_name);
 
 // Whatever is cut where: as element by element.
-TEST(JoinedCasts, WorkPartByPart) {
+TEST(JoinedCasts, ConvertPartByPart) {
   const std::vector<float> values = test::normal(9, 1);
   for (const std::size_t cut : {0u, 4u, 7u, 9u}) {
     std::vector<BFloat16> first(cut);
@@ -150,7 +150,7 @@ std::vector<float> edges() {
   return values;
 }
 
-TEST_P(CastValues, EveryPatternOf16BitsIsWidenedAsByCoreAndComesBack) {
+TEST_P(CastValues, Every16BitPatternIsWidenedAsByCoreAndRestored) {
   const auto halves = all_patterns<Half>();
   const auto bfloats = all_patterns<BFloat16>();
   const auto from_half = converted<float>(halves);
@@ -201,7 +201,7 @@ TEST_P(CastValues, TheSameTypeIsACopyOfAllBitsAlsoInPlace) {
   EXPECT_EQ(bits_of(converted<float>(signalling)[0]), 0x7f80'0001u);
 }
 
-TEST_P(CastValues, SumsAreFormedInFloatAndRoundedOnce) {
+TEST_P(CastValues, SumsAreComputedInFloatAndRoundedOnce) {
   const Half one{0x3c00};
   const Half half_ulp{0x1000};                    // 2^-11
   EXPECT_EQ(sum_of(one, half_ulp).bits, 0x3c00);  // a tie, to even

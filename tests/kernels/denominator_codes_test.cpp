@@ -104,7 +104,7 @@ TEST_P(DenominatorCodes, TheUpdateHasTheBitsOfTheReference) {
         }
 }
 
-TEST(DenominatorCodesErrors, NameWhatIsWrong) {
+TEST(DenominatorCodesErrors, NameTheInvalidArgument) {
   float p = 0;
   std::uint8_t code = 0;
   const auto update = [&](const MomentumForm& m, CodedUpdateArrays arrays) {
@@ -202,7 +202,7 @@ TEST(DenominatorCodesValues, AreTheNearestOfTheCell) {
   EXPECT_EQ(codes[0], 1);
 }
 
-TEST(DenominatorCodesValues, OfFourBitsLieSixteenApart) {
+TEST(DenominatorCodesValues, OfFourBitsAreStoredSixteenApart) {
   EXPECT_EQ(code_bytes(0, 4), 0u);
   EXPECT_EQ(code_bytes(7, 4), 7u);
   EXPECT_EQ(code_bytes(31, 4), 16u);

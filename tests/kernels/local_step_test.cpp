@@ -133,7 +133,7 @@ TEST(LocalStepValues, LocalStepByHand) {
   EXPECT_EQ(p, (Floats{3, 2, 0.75f}));
 }
 
-TEST(LocalStepValues, NothingIsReadOfArraysThatAreOutOnly) {
+TEST(LocalStepValues, OutputArraysAreNotRead) {
   const Floats grads(40, 4.0f);
   const Floats ones(40, 1.0f);
   const std::vector<std::uint32_t> bits(2, 0xffff'ffffu);
@@ -165,7 +165,7 @@ TEST(LocalStepValues, SyncUpdateByHand) {
 }
 
 // CastValues tests how stores round. b / d and m are 0.
-TEST(LocalStepValues, LowPrecisionIsTheNewParametersRounded) {
+TEST(LocalStepValues, LowPrecisionReceivesTheRoundedParameters) {
   const Floats values = {1 + 0x1p-11f, 1 + 3 * 0x1p-11f, -1 - 0x1p-8f, 65520};
   const Floats ones(4, 1.0f), zeros(4, 0.0f);
   const std::uint32_t bits = 0;
@@ -193,7 +193,7 @@ TEST(LocalStepValues, LowPrecisionIsTheNewParametersRounded) {
 }
 
 // m = {1 + 2, -2 + 1} = {3, -1}
-TEST(LocalStepValues, MomentaAreScaledOrMadeOfUpdates) {
+TEST(LocalStepValues, MomentaAreScaledOrComputedFromUpdates) {
   const Floats grads = {16, 8};
   const Floats exp_avg = {2, -4};
   const Floats d = {2, 4};

@@ -93,7 +93,7 @@ struct Ones {
   std::size_t first = 0;
 };
 
-TEST(Loops, AskMemoryAheadOnceForEveryElementOrNeverAtAll) {
+TEST(Loops, PrefetchEveryElementOnceOrNotAtAll) {
   for (const bool on : {false, true}) {
     const test::ForcedPrefetch forced(on);
     for (const std::size_t size : kSizes) {
@@ -123,7 +123,7 @@ TEST(Loops, AskMemoryAheadOnceForEveryElementOrNeverAtAll) {
   }
 }
 
-TEST(Loops, NeedNoPrefetchOfABody) {
+TEST(Loops, AcceptABodyWithoutPrefetch) {
   const test::ForcedPrefetch forced(true);
   for (const std::size_t size : kSizes) {
     Visits vectors(size), words(size);

@@ -102,7 +102,7 @@ TEST(NormValues, ElementsAreAddedInTheDefinedOrder) {
   EXPECT_EQ(sum(1, 3), 0x1p53 + 2);   // 1 + 3 first
 }
 
-TEST(NormValues, AChunkHoldsItsOwnElementsOnly) {
+TEST(NormValues, AChunkContainsOnlyItsOwnElements) {
   std::vector<float> x(2 * kSumChunk + 1, 0.0f);
   x[kSumChunk - 1] = 3;
   x[kSumChunk] = 4;
@@ -148,7 +148,7 @@ TEST(NormValues, ChunksAreAddedInGroupsAsElementsAreInChunks) {
   EXPECT_EQ(sum_of_chunks({}), 0);
 }
 
-TEST(NormValues, ChunksThatDoNotComeCountAsZero) {
+TEST(NormValues, OmittedChunksCountAsZero) {
   Sums sums(3000);
   ChunkTotal<> some;
   for (const std::size_t chunk : {3u, 18u, 19u, 1023u, 1024u, 2999u}) {

@@ -17,7 +17,7 @@ namespace {
 
 using env::Prefetch;
 
-TEST(PrefetchChoice, IsOnWhereItWasMeasuredToHelp) {
+TEST(PrefetchChoice, IsOnForProcessorsOnWhichItHelps) {
   const struct {
     const char* vendor;
     int family;
@@ -42,7 +42,7 @@ TEST(PrefetchChoice, IsOnWhereItWasMeasuredToHelp) {
   }
 }
 
-TEST(ForcedPrefetch, HoldsUntilItIsTakenBack) {
+TEST(ForcedPrefetch, HoldsUntilItIsReset) {
   const bool chosen = prefetches();
   const std::string reason = prefetch_reason();
   for (const bool on : {true, false}) {

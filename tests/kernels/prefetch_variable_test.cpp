@@ -16,7 +16,7 @@ namespace thinwire::kernels::prefetch_variable_test {
 namespace {
 
 // The first kernel of the process decides, so this test comes first.
-TEST(SimdVariable, IsRefusedByTheFirstKernelAndThenDecidesForGood) {
+TEST(SimdVariable, IsRefusedByTheFirstKernelAndHoldsOnceValid) {
   const std::string worst = cpu_targets().back();
   std::vector<float> values(100, 1.0f);
   const auto add = [&] { accumulate(View(values), ConstView(values)); };
@@ -36,7 +36,7 @@ TEST(SimdVariable, IsRefusedByTheFirstKernelAndThenDecidesForGood) {
 }
 
 // One test, because what is decided first holds for the whole process.
-TEST(PrefetchVariable, IsRefusedBeforeAnythingIsWrittenAndThenDecidesForGood) {
+TEST(PrefetchVariable, IsRefusedBeforeAnythingIsWrittenAndHoldsOnceValid) {
   std::vector<float> values(100, 1.0f);
   std::vector<std::uint32_t> words(100);
   const std::vector<std::uint32_t> none(4);  // every element is masked

@@ -147,7 +147,7 @@ TEST(QuantizeValues, RanksAreAddedInTheOrderGiven) {
   EXPECT_EQ(out, 1);
 }
 
-TEST(QuantizeValues, MaskedElementsAreInNothingAndNothingIsPastTheEnd) {
+TEST(QuantizeValues, MaskedElementsAffectNothingAndBitsPastTheEndAreZero) {
   const std::size_t size = 67;
   const std::vector<std::uint32_t> active = {0xffff'ffffu, 0xffff'fffau, 1};
   const auto masked = [](std::size_t i) {
@@ -177,7 +177,7 @@ TEST(QuantizeValues, MaskedElementsAreInNothingAndNothingIsPastTheEnd) {
   }
 }
 
-TEST(QuantizeValues, ZerosHaveStepZeroAndKeepWhatIsTooSmall) {
+TEST(QuantizeValues, ZerosHaveStepZeroAndTinyValuesAreKept) {
   for (const int bits : kBits) {
     std::vector<std::uint32_t> words(quantized_words(33, bits));
     Floats c(33, 0.0f);
@@ -193,7 +193,7 @@ TEST(QuantizeValues, ZerosHaveStepZeroAndKeepWhatIsTooSmall) {
   EXPECT_EQ(c, Floats(33, 0x1p-149f));
 }
 
-TEST(QuantizeValues, WhatIsNotFiniteShowsEverywhere) {
+TEST(QuantizeValues, ANonFiniteElementAffectsTheWholeBlock) {
   for (const float bad : {INFINITY, -INFINITY, NAN}) {
     Floats c(40, 1.0f);
     c[7] = bad;
@@ -314,7 +314,7 @@ TEST_P(QuantizeSum, EqualsReferenceBitForBit) {
   compare_sums<BFloat16, BFloat16>();
 }
 
-TEST_P(QuantizeSum, WritesItsErrorInPlaceAndTakesResidualsAlone) {
+TEST_P(QuantizeSum, WritesItsErrorInPlaceAndAcceptsResidualsAlone) {
   compare_in_place<float>();
   compare_in_place<BFloat16>();
 }

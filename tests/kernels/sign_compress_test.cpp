@@ -105,7 +105,7 @@ TEST_F(SignValues, ZeroMinusZeroAndNanArePlus) {
   EXPECT_TRUE(std::isnan(error[3]));
 }
 
-TEST_F(SignValues, SplitSubtractsWhatIsSent) {
+TEST_F(SignValues, SplitSubtractsTheSentValue) {
   Floats error = {3, -3, 0.5f, -0.5f};
   std::uint32_t bits = 0;
   ref::sign_split(error.data(), 2.0f, &bits, nullptr, error.size());
@@ -156,7 +156,7 @@ TEST_F(SignValues, EncodeByHand) {
 }
 
 // c went out with a scale: what is added to is what that left of it.
-TEST_F(SignValues, EncodeFormsTheErrorOfTheLastTime) {
+TEST_F(SignValues, EncodeComputesTheErrorOfTheLastCall) {
   Floats kept = {3, -3, 1, -1};
   SignBlock block = block_of(kept);
   block.scale = 2;
@@ -187,13 +187,13 @@ TEST_F(SignValues, RanksAreAddedInTheOrderGiven) {
   EXPECT_EQ(ref::sign_encode_average(kept, 1, block_of(error)), 1);
 }
 
-TEST_F(SignValues, NobodysAverageIsTheErrorAlone) {
+TEST_F(SignValues, TheAverageOfNoRanksIsTheError) {
   Floats error(40, -0.5f);
   EXPECT_EQ(ref::sign_encode_average({}, 1, block_of(error)), 0.5f);
   EXPECT_EQ(error, Floats(40, -0.5f));
 }
 
-TEST_F(SignValues, MaskedElementsAreInNothing) {
+TEST_F(SignValues, MaskedElementsAffectNothing) {
   const std::size_t size = 67;
   const std::vector<std::uint32_t> active = {0xffff'ffffu, 0xffff'fffau, 1};
   const auto masked = [](std::size_t i) {

@@ -133,7 +133,7 @@ TEST_P(SignEncode, OfAnAverageEqualsReference) {
 }
 
 // The steps apart, with the error in memory after each time.
-TEST_P(SignEncode, IsSumScaleAndSplitTimeAfterTime) {
+TEST_P(SignEncode, EqualsSumScaleAndSplitInEveryCall) {
   for (const auto& mask : test::masks(size)) {
     const std::uint32_t* active = test::active(mask);
     std::vector<float> error(size);

@@ -18,7 +18,7 @@ class SplitFloat : public test::KernelTest {};
 INSTANTIATE_TEST_SUITE_P(All, SplitFloat, test::kernel_cases(),
                          test::case_name);
 
-TEST_P(SplitFloat, HasTheBitsOfTheReferenceAndGivesTheFloatsBack) {
+TEST_P(SplitFloat, HasTheBitsOfTheReferenceAndRestoresFloats) {
   const std::vector<float> values = test::normal_and_special(size, 3);
   std::vector<BFloat16> high(size);
   std::vector<std::uint16_t> low(size);
@@ -83,12 +83,12 @@ void go_through(std::uint64_t first, std::uint64_t step, bool rounding) {
   }
 }
 
-TEST(SplitFloatValues, EveryFiniteFloatComesBack) {
+TEST(SplitFloatValues, EveryFiniteFloatIsRestored) {
   if (test::is_long()) return go_through(0, 1, false);
   go_through(0, 4093, false);  // prime: all low halves
 }
 
-TEST(SplitFloatValues, TheHighHalfIsTheNearestAndOfTwoTheFurtherFromZero) {
+TEST(SplitFloatValues, TheHighHalfIsTheNearestWithTiesAwayFromZero) {
   go_through(0, 65'521, true);
   go_through(0x8000, 0x10000, true);      // ties
   go_through(0x8000 - 1, 0x10000, true);  // just below, and above them

@@ -151,7 +151,7 @@ TEST_P(LeanHosts, AGradientThatIsNotFiniteOnOneRankChangesNothing) {
     });
 }
 
-TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
+TEST_P(LeanHosts, EarlyReductionChangesNoBits) {
   for (const DType gradients : {DType::kFloat32, kB16})
     run_lean_ranks(GetParam(), [&](comm::Communicator& comm) {
       LeanRun run(comm, test::late_layout(), kB16, options());
@@ -183,7 +183,7 @@ TEST_P(LeanHosts, WhatIsReducedEarlyChangesNothing) {
 }
 
 // Means of equal values are those values, on 2^k ranks.
-TEST(LeanHostsFreeze, TheAutomaticOneAndItsGateAreThoseOfOneRank) {
+TEST(LeanHostsFreeze, IsAutomaticAndGatedAsOnOneRank) {
   const auto frozen_at = [](const LeanRanks& ranks, bool is_gated) {
     Options o{.freeze = {.step = optim::kAutoFreeze,
                          .min_step = 5,
@@ -225,7 +225,7 @@ ParameterLayout whole_cells() {
       {{"first", {1024}, 0}, {"second", {253, 1024}, 0}, {"last", {2048}, 0}});
 }
 
-TEST(LeanHostsCost, ACardIsCrossedOnce) {
+TEST(LeanHostsCost, EachHostsCardIsCrossedOnce) {
   constexpr double kCells = 256;
   for (const LeanRanks& ranks :
        {LeanRanks{4}, LeanRanks{4, 2}, LeanRanks{8, 4}}) {
@@ -259,7 +259,7 @@ TEST(LeanHostsCost, ACardIsCrossedOnce) {
 }
 
 // Residuals and means are shared by a host.
-TEST(LeanHostsCost, MemoryIsWhatIsPromised) {
+TEST(LeanHostsCost, MemoryIsAsDocumented) {
   const auto layout = ParameterLayout::of({{"all", {512, 1024}, 0}});
   const auto n = static_cast<double>(layout.size());
   const auto in_use = [] { return static_cast<double>(memory_use().total()); };

@@ -47,7 +47,7 @@ void on_ranks(
       test::run_lean_ranks(ranks, [&](auto& comm) { body(comm, dtype); });
 }
 
-TEST(LeanStage, EndsAtOnceWhereTheNamedStepHasPassed) {
+TEST(LeanStage, EndsAtOnceIfTheNamedStepHasPassed) {
   on_ranks([](comm::Communicator& comm, DType dtype) {
     LeanRun named(comm, test::small_layout(), dtype, options(kSteps));
     LeanRun never(comm, test::small_layout(), dtype, options(100));
@@ -67,7 +67,7 @@ TEST(LeanStage, EndsAtOnceWhereTheNamedStepHasPassed) {
   });
 }
 
-TEST(LeanStage, GoesBackWhereTheNamedStepLiesAhead) {
+TEST(LeanStage, ReturnsToExactStepsIfTheNamedStepLiesAhead) {
   on_ranks([](comm::Communicator& comm, DType dtype) {
     LeanRun run(comm, test::small_layout(), dtype, options(2));
     for (std::int64_t t = 1; t <= kSteps; ++t)
@@ -95,7 +95,7 @@ TEST(LeanStage, GoesBackWhereTheNamedStepLiesAhead) {
   });
 }
 
-TEST(LeanStage, IsTheStatesWhereNothingIsNamed) {
+TEST(LeanStage, IsTheStatesIfNoStepIsNamed) {
   on_ranks([](comm::Communicator& comm, DType dtype) {
     LeanRun run(comm, test::small_layout(), dtype, options(4));
     run.step(grads(run, 1, comm.rank()));
@@ -112,7 +112,7 @@ TEST(LeanStage, IsTheStatesWhereNothingIsNamed) {
 
 // Exact steps continue over the saved run's bits, unless the caller names
 // others.
-TEST(LeanStage, HasTheStatesBitsUnlessTheyAreNamed) {
+TEST(LeanStage, UsesTheStatesBitsUnlessTheyAreNamed) {
   const auto made = [](comm::Communicator& comm, DType dtype,
                        const optim::FreezeOptions& freeze) {
     return LeanRun(comm, test::late_layout(), dtype,

@@ -47,7 +47,7 @@ void copy(const Buffer& from, Buffer& to) {
 
 // Warm-ups are exact or, flat, over few bits; states are those of memory, or
 // those that all ranks saved.
-TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
+TEST(LeanState, ARunContinuesWithTheSameBitsFromEveryStep) {
   const auto expect_same = [](const LeanRun& got, const LeanRun& want) {
     EXPECT_EQ(got.optimizer->freeze()->frozen_at(),
               want.optimizer->freeze()->frozen_at());
@@ -95,7 +95,7 @@ TEST(LeanState, ARunGoesOnWithTheSameBitsFromEveryStep) {
       }
 }
 
-TEST(LeanState, AFrozenOptimizerGoesBackToItsExactStage) {
+TEST(LeanState, AFrozenOptimizerReturnsToItsExactStage) {
   for (const DType dtype : kDtypes)
     test::run_ranks("local", 2, [&](comm::Communicator& comm) {
       LeanRun run(comm, test::late_layout(), dtype, options());
@@ -145,7 +145,7 @@ Checkpoint saved_by(int world, DType dtype, std::int64_t steps,
   return saved;
 }
 
-TEST(LeanState, OtherRanksTakeUpAllButResidualsAsTheyAre) {
+TEST(LeanState, OtherRanksRestoreAllExceptResidualsUnchanged) {
   for (const DType dtype : kDtypes)
     for (const std::int64_t steps : {2, 3, 5}) {
       const Checkpoint from = saved_by(3, dtype, steps, options(4));
@@ -266,7 +266,7 @@ void expect_refused(comm::Communicator& comm, const Checkpoint& from,
   EXPECT_EQ(run.optimizer->progress().steps, 0);
 }
 
-TEST(LeanState, SaysWhatDoesNotFit) {
+TEST(LeanState, NamesThePartThatDoesNotFit) {
   const Checkpoint from = saved_by(2, DType::kBFloat16, 4, options());
   const Checkpoint single = saved_by(2, DType::kFloat32, 4, options());
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {

@@ -62,7 +62,7 @@ TEST(LeanSteps, FullValuesAreSetAndReadInBothStages) {
   });
 }
 
-TEST(LeanSteps, RefuseWhatTheyCannotTake) {
+TEST(LeanSteps, RefuseUnfitArguments) {
   test::run_ranks("local", 2, [&](comm::Communicator& comm) {
     const ParameterLayout layout = test::small_layout();
     const auto refused = [&](std::string_view text, DType dtype, Options o) {
@@ -176,7 +176,7 @@ void expect_zeros_steps(comm::Communicator& comm, DType dtype, int bits) {
     EXPECT_TRUE(run.step(grads(layout, t, comm.rank())).applied);
 }
 
-TEST(LeanWarmup, IsLowBitZeroAndHandsOverWhatItHas) {
+TEST(LeanWarmup, EqualsLowBitZeroAndPassesOnItsState) {
   for (const test::LeanRanks& ranks :
        {test::LeanRanks{2}, test::LeanRanks{3}, test::LeanRanks{4},
         test::LeanRanks{4, 2}, test::LeanRanks{8, 4},

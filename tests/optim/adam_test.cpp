@@ -13,7 +13,7 @@
 namespace thinwire::optim::adam_test {
 namespace {
 
-TEST(Adam, GroupsOverrideWhatTheySay) {
+TEST(Adam, GroupsOverrideOnlyTheirSetFields) {
   Adam rule(ParameterLayout::of({{"a", {1}, 0}, {"b", {1}, 1}}),
             {.learning_rate = 0.1,
              .groups = {{}, {.learning_rate = 0.2, .beta1 = 0.5}}});
@@ -30,7 +30,7 @@ TEST(Adam, GroupsOverrideWhatTheySay) {
   EXPECT_EQ(params[1], 1.0f);
 }
 
-TEST(Adam, RefusesGroupsThatItHasNotByName) {
+TEST(Adam, RefusesUnknownGroupsByName) {
   Adam rule(ParameterLayout::of({{"p", {1}}}), {});
   test::expect_invalid({"group", "below 1", "1"},
                        [&] { rule.set_learning_rate(1, 0.1); });
@@ -92,7 +92,7 @@ TEST(Adam, RefusesPartsThatDoNotFit) {
   EXPECT_EQ(params, std::vector<float>(3, 1.0f));
 }
 
-TEST(Adam, StateGoesOutAndIn) {
+TEST(Adam, StateIsSavedAndLoaded) {
   const ParameterLayout layout = test::small_layout();
   Adam one(layout, {.learning_rate = 0.01});
   std::vector<float> params = test::normal(layout.size(), 1);

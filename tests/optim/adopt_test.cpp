@@ -73,7 +73,7 @@ class Warmup : public ::testing::TestWithParam<Pair> {};
 INSTANTIATE_TEST_SUITE_P(All, Warmup, ::testing::ValuesIn(pairs()),
                          [](const auto& tested) { return tested.param.name; });
 
-TEST_P(Warmup, GoesOnWhereTheExactOptimizerEnded) {
+TEST_P(Warmup, ContinuesWhereTheExactOptimizerEnded) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Trained exact = started(comm, GetParam().exact);
     exact.steps(1, 5, comm.rank());
@@ -108,7 +108,7 @@ TEST_P(Warmup, OfAnAutomaticFreezeBeginsItsHistoryNow) {
   });
 }
 
-TEST_P(Warmup, MayBecomeExactAgainBeforeTheFreezeOnly) {
+TEST_P(Warmup, MayBecomeExactAgainOnlyBeforeTheFreeze) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Trained onebit = started(comm, GetParam().onebit(5));
     onebit.steps(1, 5, comm.rank());
@@ -141,7 +141,7 @@ TEST(OtherOptimizers, AreRefused) {
 
 // ---- 16 bits
 
-TEST(StateDtype, OfMomentsWidensAndRoundsWhereItIsAllowed) {
+TEST(StateDtype, OfMomentsWidensAndRoundsIfAllowed) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     const auto of = [](DType dtype) {
       return test::exact_adam({.learning_rate = 0.01, .state_dtype = dtype});
@@ -171,7 +171,7 @@ TEST(StateDtype, OfMomentsWidensAndRoundsWhereItIsAllowed) {
   });
 }
 
-TEST(Adopting, ChangesNothingBeforeItIsCarriedOut) {
+TEST(Adopting, ChangesNothingUntilItIsApplied) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     for (const auto& kind :
          test::all_optimizers({.freeze_step = 2, .var_freeze_step = 2})) {

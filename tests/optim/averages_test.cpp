@@ -235,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(
                          std::get<1>(tested.param));
     });
 
-TEST_P(InFewBits, ARunIsThatOfPlainLoopsWhateverBackwardHandsOver) {
+TEST_P(InFewBits, ARunEqualsPlainLoopsForAnyOrderOfGradients) {
   expect_naive(
       ranks, layout, {.bits = bits},
       [&] { return naive_in(bits, layout, ranks.hosts); },
@@ -263,7 +263,7 @@ INSTANTIATE_TEST_SUITE_P(All, AsProducts,
                          test::name_of_ranks);
 
 // Of the first steps that count one is skipped between.
-TEST_P(AsProducts, ARunIsThatOfPlainLoopsWhateverBackwardHandsOver) {
+TEST_P(AsProducts, ARunEqualsPlainLoopsForAnyOrderOfGradients) {
   const ParameterLayout layout = matrices();
   expect_naive(
       GetParam(), layout, kProducts,
@@ -292,7 +292,7 @@ TEST(AverageInFewBits, SendsAnEighthOfExactBytesInFourBits) {
   });
 }
 
-TEST(AverageInFewBits, AStepWithOtherGradientsThanBackwardHandedOverIsRefused) {
+TEST(AverageInFewBits, AStepWithOtherGradientsThanBackwardPassedIsRefused) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const ParameterLayout layout = test::awkward_layout();
     const auto optimizer = adam_in(8)(comm, layout);
@@ -320,7 +320,7 @@ TEST(AverageInFewBits, AStepWithOtherGradientsThanBackwardHandedOverIsRefused) {
   });
 }
 
-TEST(AverageInFewBits, OptionsOutOfRangeAndOfOtherRanksAreRefused) {
+TEST(AverageInFewBits, OptionsOutOfRangeOrDifferentBetweenRanksAreRefused) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto make = [&](const AverageOptions& average) {
       return test::exact_adam({}, {}, average)(comm, test::small_layout());
@@ -432,7 +432,7 @@ TEST_P(AsProducts, ARunResumesWithTheSameBits) {
                    matrices());
 }
 
-TEST(AverageAsProducts, ContinuesFromOtherAveragesAndNotesOtherFactors) {
+TEST(AverageAsProducts, ContinuesFromOtherAveragesAndNotesDroppedFactors) {
   const auto products = [](int rank) {
     return test::exact_adam({}, kExchange,
                             {.low_rank = rank, .first_steps = 2});
@@ -528,7 +528,7 @@ TEST(AverageInFewBits, OnOtherRanksEachHasTheMeanOfWorkersResiduals) {
 }
 
 // Of other bits, of none, and of other optimizers.
-TEST(AverageInFewBits, StatesOfOtherAveragesAreLoadedAndWhatIsDroppedIsNoted) {
+TEST(AverageInFewBits, StatesOfOtherAveragesAreLoadedAndDroppedPartsNoted) {
   const auto exact = test::exact_adam({.learning_rate = 0.02});
   const auto onebit = test::onebit_adam(
       {.learning_rate = 0.02, .freeze = {.step = 9, .warmup_bits = 4}});

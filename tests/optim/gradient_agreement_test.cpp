@@ -13,7 +13,7 @@
 namespace thinwire::optim::gradient_agreement_test {
 namespace {
 
-TEST(ClipFactor, ShortensOnlyWhatIsTooLong) {
+TEST(ClipFactor, ShortensOnlyLongGradients) {
   EXPECT_EQ(clip_factor(4, 1), 0.25);
   EXPECT_EQ(clip_factor(1, 1), 1);
   EXPECT_EQ(clip_factor(0.5, 1), 1);
@@ -44,7 +44,7 @@ TEST(GradientAgreement, SaysWhetherAllNormsAreEqual) {
   EXPECT_FALSE(on_squares({3}).equal_norms);  // there is nobody else
 }
 
-TEST(GradientAgreement, KnowsWhoLeftOutAStepAndWhetherALateGradientCame) {
+TEST(GradientAgreement, FindsSkippedLocalStepsAndLateGradients) {
   const std::vector<GradientSummary> quiet(3);
   EXPECT_EQ(agreement_on(quiet).left_out_rank, -1);
   EXPECT_FALSE(agreement_on(quiet).any_late);
@@ -88,7 +88,7 @@ TEST(CalibratedNorm, FollowsTheNumberOfRanks) {
 
 // ---- ExchangeOptions::lagged_clipping: what a compressed step is clipped by
 
-TEST(LaggedNorm, OutlivesNormsThatAreNotFinite) {
+TEST(LaggedNorm, IgnoresNormsThatAreNotFinite) {
   LaggedNorm norm;
   norm.begin(1);
   EXPECT_EQ(norm.take(INFINITY), INFINITY);
@@ -97,7 +97,7 @@ TEST(LaggedNorm, OutlivesNormsThatAreNotFinite) {
   EXPECT_EQ(norm.reference(), 4);
 }
 
-TEST(LaggedNorm, IsStateThatMayBeMissing) {
+TEST(LaggedNorm, MayBeMissingInAState) {
   LaggedNorm norm;
   norm.begin(5);
   StateDict state;
@@ -123,7 +123,7 @@ TEST(LaggedNorm, KeepsItsEstimateOnOtherRanks) {
 }
 
 // A rank alone: its norm is the gradient's, and rho is 1.
-TEST(LaggedClipping, ReportsItsOwnNormAndWhatItWasClippedBy) {
+TEST(LaggedClipping, ReportsItsNormAndItsClipFactor) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     OnebitAdam optimizer(
         comm, ParameterLayout::of({{"p", {1}}}),
@@ -206,7 +206,7 @@ TEST_P(EqualGradients, AreReportedInTheFirstTwoSteps) {
   EXPECT_EQ(reported(1, GetParam().make), kNever);
 }
 
-TEST_P(EqualGradients, AreReportedAnewAfterALoad) {
+TEST_P(EqualGradients, AreReportedAgainAfterALoad) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Floats params = test::normal(layout().size(), 3);
     auto optimizer = GetParam().make(comm, layout());
@@ -224,7 +224,7 @@ TEST_P(EqualGradients, AreReportedAnewAfterALoad) {
 
 // Exact data parallelism has the ranks' norms only where it is asked for the
 // rank of a gradient that is not finite.
-TEST(EqualGradientsOfDataParallel, AreReportedWhereNormsAreExchanged) {
+TEST(EqualGradientsOfDataParallel, AreReportedIfNormsAreExchanged) {
   EXPECT_EQ(reported(3, test::exact_adam({}), true), kTwice);
   EXPECT_EQ(reported(3, test::exact_adam({}), false), kNever);
 }

@@ -18,7 +18,7 @@
 namespace thinwire::optim::lamb_test {
 namespace {
 
-TEST(TrustRatio, IsClampedAndOneWhereANormIsZero) {
+TEST(TrustRatio, IsClampedAndOneIfANormIsZero) {
   EXPECT_EQ(trust_ratio(3, 2, 0.01, 10).value, 1.5);
   EXPECT_EQ(trust_ratio(300, 2, 0.01, 10).value, 10);
   EXPECT_EQ(trust_ratio(3, 2000, 0.01, 10).value, 0.01);
@@ -72,7 +72,7 @@ TEST_P(LambWorlds, EqualPlainLoopsWithBothGroups) {
 
 // Small parameters that fill parts, large ones between them, and one that is
 // large only because of where it begins.
-TEST(Lamb, EqualsPlainLoopsWhateverIsSharedOut) {
+TEST(Lamb, EqualsPlainLoopsForAnyDivisionIntoThreads) {
   const auto layout = ParameterLayout::of({{"a", {40'000}},
                                            {"b", {40'000}},
                                            {"c", {3}},

@@ -61,7 +61,7 @@ TEST(Nesterov, HasTheBitsOfPlainLoops) {
   }
 }
 
-TEST(Nesterov, GoesOnFromItsState) {
+TEST(Nesterov, ContinuesFromItsState) {
   const ParameterLayout layout = small_layout();
   ThreadPool pool(1);
   Nesterov rule(layout, {.momentum = 0.5});
@@ -77,7 +77,7 @@ TEST(Nesterov, GoesOnFromItsState) {
                [&] { (void)resumed.adopt(empty); });
 }
 
-TEST(Nesterov, NamesWhatIsOutOfRange) {
+TEST(Nesterov, NamesOptionsOutOfRange) {
   const auto refused = [](const NesterovOptions& options, const char* text) {
     expect_invalid({text}, [&] { Nesterov(small_layout(), options); });
   };

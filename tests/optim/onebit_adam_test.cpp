@@ -78,7 +78,7 @@ TEST(OnebitAdam, MayHaveNothingToCompress) {
   });
 }
 
-TEST(OnebitAdam, NonFreezeGroupsGoOnAsExactAdam) {
+TEST(OnebitAdam, NonFreezeGroupsContinueAsExactAdam) {
   const auto layout = ParameterLayout::of(
       {{"frozen", {700}, 0}, {"exact", {300}, 1}, {"more", {9}, 1}});
   OnebitAdamOptions options{.learning_rate = 0.01, .freeze = {.step = 2}};

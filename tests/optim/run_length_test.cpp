@@ -37,7 +37,7 @@ TEST(RunLength, ZeroOneAdamsStagesScaleWithTheRun) {
             kMost / 100 * 50 + 3);
 }
 
-TEST(RunLength, ANamedFreezeStepWinsOverTheRunsLength) {
+TEST(RunLength, ANamedFreezeStepOverridesTheRunsLength) {
   EXPECT_EQ(freeze_step_of({}), 100'000);
   EXPECT_EQ(freeze_step_of({.total_steps = 300}), 60);
   EXPECT_EQ(freeze_step_of({.step = 7, .total_steps = 300}), 7);
@@ -45,7 +45,7 @@ TEST(RunLength, ANamedFreezeStepWinsOverTheRunsLength) {
             kAutoFreeze);
 }
 
-TEST(RunLength, WhatIsNamedOfZeroOneAdamsStagesStays) {
+TEST(RunLength, NamedStagesOfZeroOneAdamAreKept) {
   EXPECT_EQ(zero_one_stages_of(ZeroOneAdamOptions{}),
             (ZeroOneStages{100'000, 16, 32'678, 16, 0}));
   EXPECT_EQ(zero_one_stages_of(ZeroOneAdamOptions{.total_steps = 500,
@@ -61,7 +61,7 @@ TEST(RunLength, WhatIsNamedOfZeroOneAdamsStagesStays) {
 
 // Twenty steps: a fifth of them are exact, or half of 0/1 Adam's may move the
 // variance.
-TEST(RunLength, DecidesTheStagesOfARunThatNamesNothingElse) {
+TEST(RunLength, DeterminesTheStagesIfNothingElseIsNamed) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     const auto layout = ParameterLayout::of({{.name = "w", .shape = {8}}});
     std::vector<float> params(8, 1);

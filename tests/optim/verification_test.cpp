@@ -84,12 +84,12 @@ TEST_P(Verification, NamesTheFirstTensorThatDiffers) {
         at);
 }
 
-TEST_P(Verification, LooksEverySoManySteps) {
+TEST_P(Verification, ChecksAtTheChosenInterval) {
   EXPECT_EQ(found_at(GetParam().make(4), 2, spoil_w33, {"w33"}), 4);
   EXPECT_EQ(found_at(GetParam().make(0), 2, spoil_w33, {}), 0);
 }
 
-TEST_P(Verification, NamesARateOrADecayThatDiffers) {
+TEST_P(Verification, NamesADifferentRateOrDecay) {
   const auto other_rate = [](Optimizer& optimizer, std::vector<float>&) {
     optimizer.groups().set_learning_rate(1, 0.125);
   };
@@ -144,7 +144,7 @@ TEST(VerificationOfZeroOneAdam, IsStillDueAfterALoad) {
 
 // Local steps start from what was equal at the last sync, so what is done to
 // the parameters in between does not last.
-TEST(VerificationOfZeroOneAdam, FindsNoFaultInWhatALocalStepOverwrites) {
+TEST(VerificationOfZeroOneAdam, AcceptsChangesThatALocalStepOverwrites) {
   ZeroOneAdamOptions options = test::short_zero_one_adam();
   options.compression.exchange.verify_every = 1;
   EXPECT_EQ(found_at(test::zero_one_adam(options), 18, spoil_w33, {}), 0);

@@ -51,7 +51,7 @@ void set_all(Optimizer& optimizer, double decay) {
     optimizer.groups().set_weight_decay(g, decay);
 }
 
-TEST_P(WeightDecay, IsOfOneGroupAndFromTheNextStepOn) {
+TEST_P(WeightDecay, ChangesOneGroupFromTheNextStepOn) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto changed = GetParam().make(0)(comm, layout);
@@ -73,7 +73,7 @@ TEST_P(WeightDecay, IsOfOneGroupAndFromTheNextStepOn) {
 }
 
 // The program sets it after a load, as it gives the same options.
-TEST_P(WeightDecay, IsNoPartOfTheState) {
+TEST_P(WeightDecay, IsNotPartOfTheState) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto first = GetParam().make(0.1)(comm, layout);

@@ -252,7 +252,7 @@ TEST_P(ZeroOneAdamStages, FollowTheSchedule) {
   EXPECT_EQ(got, want);
 }
 
-TEST(ZeroOneAdam, ExchangesNothingWhereNothingMoved) {
+TEST(ZeroOneAdam, ExchangesNothingIfNothingMoved) {
   test::Drive run{.steps = 24};
   run.learning_rate = [](std::int64_t t, std::size_t) {
     return t > 6 ? 0 : 0.01;

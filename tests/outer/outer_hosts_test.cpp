@@ -98,7 +98,7 @@ TEST(OuterHostsOf3, StayEqualInside) {
 }
 
 // All ranks of the host leave the step out, and the sync names the one rank.
-TEST(OuterHostsOf2, LeaveOutAGradientThatIsNotFinite) {
+TEST(OuterHostsOf2, SkipAGradientThatIsNotFinite) {
   std::vector<Floats> params(4);
   run_by_host({2, 2}, [&](comm::Communicator& comm) {
     LoopRun run(comm, {.sync_every = 2}, {.skip_nonfinite = true});
@@ -132,7 +132,7 @@ TEST(OuterHostsOf2, RefuseAStateOfOtherHosts) {
 }
 
 // Ranks of a host would otherwise move apart until the next comparison.
-TEST(OuterHostsOf2, NameOtherCallsAndLearningRatesInsideAHostAtOnce) {
+TEST(OuterHostsOf2, NameDifferentCallsAndLearningRatesInsideAHostAtOnce) {
   for (const bool rate : {true, false})
     run_by_host({2, 2}, [&](comm::Communicator& comm) {
       LoopRun run(comm, {.sync_every = 5}, {}, grouped_layout());

@@ -115,7 +115,7 @@ TEST_P(Naive, HasTheSameBits) {
   }
 }
 
-TEST(OuterLoop, WarmUpAveragesInFewBits) {
+TEST(OuterLoop, WarmUpMayBeLowBit) {
   const ParameterLayout layout = awkward_layout();
   run_ranks("local", 3, [&](comm::Communicator& comm) {
     OuterLoop optimizer(comm, layout, adam_inside(layout),
@@ -164,7 +164,7 @@ TEST(OuterLoop, LocalStepsAreThoseOfTheInnerOptimizerAndSendNothing) {
 
 // ---- values that are not finite
 
-TEST(OuterLoop, NamesARankThatLeftOutAGradient) {
+TEST(OuterLoop, NamesARankThatSkippedAGradient) {
   run_ranks("local", 3, [](comm::Communicator& comm) {
     LoopRun run(comm, {.sync_every = 3});
     LoopRun other(comm, {.sync_every = 3});
@@ -186,7 +186,7 @@ TEST(OuterLoop, NamesARankThatLeftOutAGradient) {
   });
 }
 
-TEST(OuterLoop, SkipsOnAllRanksWhereTheCallerAsksForIt) {
+TEST(OuterLoop, SkipsOnAllRanksIfTheCallerAsksForIt) {
   for (const std::int64_t warmup_steps : {0, 9})
     run_ranks("local", 3, [&](comm::Communicator& comm) {
       LoopRun run(comm, {.sync_every = 3, .warmup_steps = warmup_steps});
@@ -246,7 +246,7 @@ TEST(OuterLoop, SyncsAgainAnIntervalAfterSynchronize) {
 
 // n b/8 bytes and a step per cell each way, 16 bytes of agreement, and the
 // sums of the owners' cells.
-TEST(OuterLoop, SendsFewBitsPerSync) {
+TEST(OuterLoop, SendsLowBitChangesPerSync) {
   const ParameterLayout layout = ParameterLayout::of({{"w", {64, 1024}}});
   run_ranks("local", 4, [&](comm::Communicator& comm) {
     LoopRun run(comm, {.sync_every = 2}, {}, layout);
@@ -264,7 +264,7 @@ TEST(OuterLoop, SendsFewBitsPerSync) {
   });
 }
 
-TEST(OuterLoop, DriftTellsWhetherRanksMoveAlike) {
+TEST(OuterLoop, DriftMeasuresWhetherRanksMoveAlike) {
   const ParameterLayout layout = ParameterLayout::of({{"w", {8192}}});
   for (const bool alike : {true, false})
     run_ranks("local", 4, [&](comm::Communicator& comm) {
@@ -280,7 +280,7 @@ TEST(OuterLoop, DriftTellsWhetherRanksMoveAlike) {
 }
 
 // With SGD inside, the ranks' mean change has the direction of the gradients.
-TEST(OuterLoop, RhoTellsWhetherSyncsMoveAlike) {
+TEST(OuterLoop, RhoMeasuresWhetherSyncsMoveAlike) {
   const ParameterLayout layout = ParameterLayout::of({{"w", {8192}}});
   for (const double momentum : {0.0, 0.5})
     for (const int world : {1, 3})
@@ -351,7 +351,7 @@ TEST(OuterLoop, RefusesCallsThatDifferBetweenRanks) {
 
 // A rank that synchronize() has found to leave out a step is named by the next
 // step.
-TEST(OuterLoop, ReportsWhatAnEvaluationHasFound) {
+TEST(OuterLoop, ReportsARankFoundByAnEvaluation) {
   run_ranks("local", 2, [](comm::Communicator& comm) {
     LoopRun run(comm, {.sync_every = 9}, {.skip_nonfinite = true});
     std::vector<int> named;
@@ -387,7 +387,7 @@ TEST(OuterLoop, ALostRankEndsTheSyncOfTheOthers) {
 
 // ---- arguments
 
-TEST(OuterOptions, NamesWhatIsOutOfRange) {
+TEST(OuterOptions, NamesOptionsOutOfRange) {
   const auto refused = [](const OuterOptions& options, const char* text) {
     expect_invalid({text}, [&] { options.validate(); });
   };

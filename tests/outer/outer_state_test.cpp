@@ -27,7 +27,7 @@ struct Trained {
 };
 
 // A run that is saved at each step, and goes on with the same bits.
-TEST(OuterLoop, GoesOnFromEveryStep) {
+TEST(OuterLoop, ContinuesFromEveryStep) {
   const ParameterLayout layout = awkward_layout();
   const OuterOptions options{.sync_every = 4,
                              .sync_growth = 3,
@@ -76,7 +76,7 @@ TEST(OuterLoop, GoesOnFromEveryStep) {
 
 // What ranks owe the anchor, sum over ranks of (a - p_i + e_i) / W, and the
 // exact values of the owners stay.
-TEST(OuterLoop, GoesOnWithOtherRanks) {
+TEST(OuterLoop, ContinuesWithOtherRanks) {
   const ParameterLayout layout = awkward_layout();
   const OuterOptions options{.sync_every = 3, .warmup_steps = 2};
   for (const int before : {1, 2, 3, 4})
@@ -134,7 +134,7 @@ TEST(OuterLoop, GoesOnWithOtherRanks) {
 }
 
 // A single rank moves on from the owners' exact values.
-TEST(OuterLoop, ASingleRankTakesUpWhatOwnersHad) {
+TEST(OuterLoop, ASingleRankRestoresTheOwnersValues) {
   const ParameterLayout layout = small_layout();
   const OuterOptions options{.sync_every = 2};
   for (const std::int64_t steps : {4, 5}) {

@@ -73,7 +73,7 @@ const std::vector<std::string>& before() {
   return said;
 }
 
-TEST(SixBits, AreRefusedUntilThereIsACodecOfThem) {
+TEST(SixBits, AreRefusedWithoutACodec) {
   for (const std::string& said : before())
     EXPECT_NE(said.find("4 or 8"), std::string::npos) << said;
   for (const std::string& said : answers(6)) EXPECT_EQ(said, "");

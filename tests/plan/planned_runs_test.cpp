@@ -50,7 +50,7 @@ const PlannedRun& run_of(const std::vector<Prediction>& all, Way way) {
 // Seconds per step that an EPYC was measured to take on that link.
 constexpr double kExactStep = 2.359, kZero4Step = .303, kOnebitStep = .116;
 
-TEST(PlannedRuns, WarmUpDecidesShortRunsAndCompressionLongOnes) {
+TEST(PlannedRuns, WarmUpDecidesShortRunsAndCompressionLongRuns) {
   const auto brief = plan_of_run(300), lengthy = plan_of_run(30'000);
   EXPECT_EQ(run_of(brief, Way::kOnebitAdam).exact_steps, 60);
   EXPECT_EQ(run_of(lengthy, Way::kOnebitAdam).exact_steps, 1000);
@@ -63,7 +63,7 @@ TEST(PlannedRuns, WarmUpDecidesShortRunsAndCompressionLongOnes) {
             brief[static_cast<std::size_t>(Way::kZero4)].step_seconds);
 }
 
-TEST(PlannedRuns, TakeWhatMeasuredStepsTakeTimesTheirNumber) {
+TEST(PlannedRuns, AddUpTheTimesOfTheirSteps) {
   for (const auto& [steps, exact] : {std::pair(300, 60), {30'000, 1000}}) {
     const auto all = plan_of_run(steps);
     const auto near = [&](Way way, double measured) {
@@ -77,7 +77,7 @@ TEST(PlannedRuns, TakeWhatMeasuredStepsTakeTimesTheirNumber) {
 }
 
 // A quarter and an eighth of the bytes of exact steps, in about as much time.
-TEST(PlannedRuns, AWarmUpOverFewBitsTakesAFractionOfAnExactOne) {
+TEST(PlannedRuns, ALowBitWarmUpTakesAFractionOfAnExactOne) {
   for (const std::int64_t steps : {300, 30'000}) {
     const PlannedRun exact = run_of(plan_of_run(steps), Way::kOnebitAdam);
     const auto all = plan_of_run(steps);
@@ -161,7 +161,7 @@ TEST(PlannedRuns, OfZeroOneAdamSendItsVarianceStepsInTheirBits) {
   EXPECT_GT(exact.seconds, 4 * run.seconds);
 }
 
-TEST(PlannedRuns, StagesFollowFromTheRunUnlessSomebodyNamesThem) {
+TEST(PlannedRuns, StagesFollowFromTheRunUnlessNamed) {
   const auto run = [](std::optional<std::int64_t> freeze_step,
                       const config::Config* config) {
     return workload_of_run({.parameters = 1}, 20'000, freeze_step, {}, config);
@@ -214,7 +214,7 @@ TEST(PlannedRuns, TheTableRanksByTheWholeRun) {
       << json;
 }
 
-TEST(PlannedRuns, RefuseWhatIsOutOfRange) {
+TEST(PlannedRuns, RefuseValuesOutOfRange) {
   const Workload work{.parameters = 1e6};
   for (const std::int64_t steps : {std::int64_t{0}, RunStages::kMostSteps + 1})
     test::expect_invalid(

@@ -153,7 +153,7 @@ std::unique_ptr<optim::Optimizer> zero(comm::Communicator& comm,
 
 class PlannedTraffic : public testing::TestWithParam<Case> {};
 
-TEST_P(PlannedTraffic, OfExactAveragesIsWhatIsSent) {
+TEST_P(PlannedTraffic, OfExactAveragesEqualsTheBytesSent) {
   const Case& c = GetParam();
   expect_planned(
       Way::kExact, c,
@@ -164,7 +164,7 @@ TEST_P(PlannedTraffic, OfExactAveragesIsWhatIsSent) {
       }));
 }
 
-TEST_P(PlannedTraffic, OfOnebitAdamIsWhatIsSent) {
+TEST_P(PlannedTraffic, OfOnebitAdamEqualsTheBytesSent) {
   const Case& c = GetParam();
   expect_planned(
       Way::kOnebitAdam, c,
@@ -178,7 +178,7 @@ TEST_P(PlannedTraffic, OfOnebitAdamIsWhatIsSent) {
 }
 
 // A sync after the freeze, and a variance step.
-TEST_P(PlannedTraffic, OfZeroOneAdamIsWhatIsSent) {
+TEST_P(PlannedTraffic, OfZeroOneAdamEqualsTheBytesSent) {
   const Case& c = GetParam();
   for (const int variance_steps : {0, 1}) {
     const optim::ZeroOneAdamOptions options{
@@ -198,7 +198,7 @@ TEST_P(PlannedTraffic, OfZeroOneAdamIsWhatIsSent) {
 
 // In full precision each backward sends its gradients; over few bits each does
 // so inside its host, and the last one alone between hosts.
-TEST_P(PlannedTraffic, OfZeroIsWhatIsSent) {
+TEST_P(PlannedTraffic, OfZeroEqualsTheBytesSent) {
   Case c = GetParam();
   for (const int backwards : {1, 3}) {
     c.backwards = backwards;
@@ -213,7 +213,7 @@ TEST_P(PlannedTraffic, OfZeroIsWhatIsSent) {
   }
 }
 
-TEST_P(PlannedTraffic, OfLeanOnebitAdamIsWhatIsSent) {
+TEST_P(PlannedTraffic, OfLeanOnebitAdamEqualsTheBytesSent) {
   const Case& c = GetParam();
   const Traffic sent = counted(
       c, 1, [&](comm::Communicator& comm, const auto& layout, View params) {
@@ -228,7 +228,7 @@ TEST_P(PlannedTraffic, OfLeanOnebitAdamIsWhatIsSent) {
 }
 
 // The second agreement is ZeRO's all-reduce of one integer.
-TEST_P(PlannedTraffic, OfASyncOfAnOuterLoopIsWhatIsSent) {
+TEST_P(PlannedTraffic, OfAnOuterSyncEqualsTheBytesSent) {
   const Case& c = GetParam();
   const Traffic sent =
       counted(c, 0, [&](comm::Communicator& comm, const auto& layout, View) {

@@ -44,7 +44,7 @@ struct OfBytes {
   double bytes, bucket_bytes, seconds;
 };
 
-TEST(Planner, RingsLastAsLongAsInTheOtherProgram) {
+TEST(Planner, RingsTakeAsLongAsInTheSimulation) {
   Network slow = network_of(2, 1, 0.956, false);
   slow.latency_seconds = 100 * kMicro;
   const OfBytes cases[] = {
@@ -57,7 +57,7 @@ TEST(Planner, RingsLastAsLongAsInTheOtherProgram) {
     expect_same(ring_seconds(c.network, c.bytes, c.bucket_bytes), c.seconds);
 }
 
-TEST(Planner, DirectAveragesLastAsLongAsInTheOtherProgram) {
+TEST(Planner, DirectAveragesTakeAsLongAsInTheSimulation) {
   const OfBytes cases[] = {
       {network_of(2, 1, 1), 1e8, 4194304, 0.85780224},
       {network_of(8, 1, 10), 6.8e8, 2097152, 1.04650208},
@@ -74,7 +74,7 @@ TEST(Planner, DirectAveragesLastAsLongAsInTheOtherProgram) {
                 c.seconds);
 }
 
-TEST(Planner, CompressedExchangesLastAsLongAsInTheOtherProgram) {
+TEST(Planner, CompressedExchangesTakeAsLongAsInTheSimulation) {
   Network measured = network_of(2, 1, 0.956, false);
   measured.latency_seconds = 100 * kMicro;
   Network quick = network_of(5, 1, 1);
@@ -109,7 +109,7 @@ TEST(Planner, CompressedExchangesLastAsLongAsInTheOtherProgram) {
   }
 }
 
-TEST(Planner, CompressedExchangesByHostLastAsLongAsInTheOtherProgram) {
+TEST(Planner, HierarchicalExchangesTakeAsLongAsInTheSimulation) {
   const struct {
     Network network;
     LowBitExchange exchange;
@@ -132,7 +132,7 @@ TEST(Planner, CompressedExchangesByHostLastAsLongAsInTheOtherProgram) {
 
 // Computing that takes all the time there is: each rank encodes and serves its
 // piece, and updates everything.
-TEST(Planner, AHostsRanksShareWhatTheyEncodeAndServe) {
+TEST(Planner, AHostsRanksShareEncodingAndServing) {
   Network network = network_of(4, 2, 1e6);
   network.latency_seconds = network.message_seconds = 0;
   network.inner_latency_seconds = network.inner_message_seconds = 0;
@@ -160,7 +160,7 @@ TEST(Planner, OneRankSendsNothing) {
 
 // On 340 M parameters in 16 bits, 16 GPUs: backward hides an exact average from
 // some link on, and few bits pay below it.
-TEST(Planner, TheBreakEvenLinkIsWhereBothStepsTakeAsLong) {
+TEST(Planner, BothStepsTakeEquallyLongOnTheBreakEvenLink) {
   const Workload work{.parameters = 340e6,
                       .dtype = DType::kBFloat16,
                       .forward_seconds = .036,
@@ -202,7 +202,7 @@ TEST(Planner, WithoutABackwardExactAveragesNeverCatchUp) {
 }
 
 // Flat ways against the flat average, those by host against the one by host.
-TEST(Planner, BreakEvenAgreesWithTheStepsOnTheLinkThatIsGiven) {
+TEST(Planner, BreakEvenAgreesWithTheStepsOnTheGivenLink) {
   const Workload work{
       .parameters = 340e6, .forward_seconds = .032, .backward_seconds = .065};
   const Compute compute{.encode = .8e-9,
@@ -256,7 +256,7 @@ Network free_network(double processor_seconds_per_byte) {
 }
 
 // Each of two ranks sends 4 n bytes of fp32.
-TEST(Planner, WhatCommunicationTakesOfAProcessorSlowsBackwardDown) {
+TEST(Planner, CommunicationOnASharedProcessorSlowsBackwardDown) {
   Workload work{.parameters = kElements, .backward_seconds = 1};
   const double busy = 4 * kElements * 1e-7;
   const auto exact = [&] {
@@ -291,7 +291,7 @@ TEST(Planner, AStepOfZeroOneAdamIsTheMeanOfACycle) {
   EXPECT_NEAR(step(4), 5 + 0.001 + (3 * 1 + 7 + 0.5) / 4, 1e-3);
 }
 
-TEST(Planner, VarianceStepsOfZeroOneAdamAreExactOnes) {
+TEST(Planner, VarianceStepsOfZeroOneAdamAreExact) {
   const Compute compute{.encode = 1e-9,
                         .serve = 1e-9,
                         .update = 1e-9,
@@ -313,7 +313,7 @@ TEST(Planner, VarianceStepsOfZeroOneAdamAreExactOnes) {
 }
 
 // Matrices of 3000 x 1000: 8 (3000 + 1000) elements of factors in blocks of 64.
-TEST(Planner, LowRankSendsFactorsBesideBackward) {
+TEST(Planner, LowRankSendsFactorsDuringBackward) {
   const Workload work{.parameters = 30e6,
                       .forward_seconds = .02,
                       .backward_seconds = .08,
@@ -338,7 +338,7 @@ TEST(Planner, LowRankSendsFactorsBesideBackward) {
             (16 + 4. / 2) * 30e6);
 }
 
-TEST(Planner, LowRankGrowsWithItsRankAndEndsWhereFactorsDoNotPay) {
+TEST(Planner, LowRankGrowsWithItsRankWhileFactorsSave) {
   const Network network = network_of(2, 1, 1);
   const auto of = [&](int low_rank, double matrices) {
     const Workload work{.parameters = 6.6e6,
@@ -409,7 +409,7 @@ TEST(Planner, LowRankIsTheFastestOfLargeModelsOnly) {
 }
 
 // A slow link: both averages run beside backward, from an eighth of it on.
-TEST(Planner, TorchsDdpAndItsHookAverageBesideBackward) {
+TEST(Planner, TorchsDdpAndItsHookAverageDuringBackward) {
   Workload work{
       .parameters = 10e6, .forward_seconds = .02, .backward_seconds = .08};
   const Compute compute{.turn = 0, .exact_update = 1e-9};
@@ -441,7 +441,7 @@ TEST(Planner, TorchsDdpAndItsHookAverageBesideBackward) {
 
 // All rounds of a measurement wait for processors that others use, so the
 // rounds agree. Single calls were quicker.
-TEST(Planner, SpreadsSayThatOthersUseTheProcessors) {
+TEST(Planner, SpreadsShowThatOthersUseTheProcessors) {
   thinwire::test::CountingGroup group(2);
   group.before_exchange = [](std::uint64_t call) {
     if (call % 10 != 0)
@@ -455,7 +455,7 @@ TEST(Planner, SpreadsSayThatOthersUseTheProcessors) {
 }
 
 // A slow link: gradients go up beside backward, parameters down after it.
-TEST(Planner, ZeroSendsUpBesideBackwardAndDownWithTheUpdate) {
+TEST(Planner, ZeroSendsUpDuringBackwardAndDownDuringTheUpdate) {
   Workload work{.parameters = 10e6, .backward_seconds = .08};
   const Compute compute{.exact_update = 1e-9};
   const auto step = [&](Way way, double gbps) {
@@ -485,7 +485,7 @@ TEST(Planner, EachBackwardOfExactZeroSendsItsGradients) {
   EXPECT_NEAR(step(Way::kExact, 2) - step(Way::kExact, 1), .08, 1e-9);
 }
 
-TEST(Planner, ReduceBucketSizeBoundsZerosBucketsAlone) {
+TEST(Planner, ReduceBucketSizeBoundsOnlyZerosBuckets) {
   const auto of = [](std::int64_t bucket_elements, std::int64_t bound) {
     config::Config config;
     config.comm.bucket_elements = static_cast<std::size_t>(bucket_elements);
@@ -505,7 +505,7 @@ TEST(Planner, ReduceBucketSizeBoundsZerosBucketsAlone) {
             traffic(Way::kExact, of(0, 500'000)));
 }
 
-TEST(Planner, PlansEveryWayAndByHostWhereThereAreHosts) {
+TEST(Planner, PlansEveryWayFlatAndHierarchical) {
   const Workload work{.parameters = 1e6};
   EXPECT_EQ(plan(work, network_of(4, 1, 1), {}).size(), 11u);
   EXPECT_EQ(plan(work, network_of(4, 4, 1), {}).size(), 11u);
@@ -521,7 +521,7 @@ TEST(Planner, PlansEveryWayAndByHostWhereThereAreHosts) {
 }
 
 // Bytes per element as the pages of the algorithms say.
-TEST(Planner, MemoryIsThatOfTheTables) {
+TEST(Planner, MemoryEqualsTheTables) {
   const double n = 340e6;
   Workload work{.parameters = n, .dtype = DType::kBFloat16};
   const Network network = network_of(8, 4, 10);
@@ -556,7 +556,7 @@ TEST(Planner, MemoryIsThatOfTheTables) {
   EXPECT_NEAR(states(Way::kLean, false), .13 + 1.01 + 2 + 2. / 8, 0.02);
 }
 
-TEST(Planner, RefusesWhatIsOutOfRange) {
+TEST(Planner, RefusesValuesOutOfRange) {
   const struct {
     Workload work;
     Network network;

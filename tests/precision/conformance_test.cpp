@@ -72,7 +72,7 @@ TEST(MixedPrecision, Item31InFp16StepsAreSkippedWhateverIsChosen) {
 }
 
 // 2^16 is no fp16 number, but the scale and fp32 gradients may be above it.
-TEST(MixedPrecision, Item49AScaleAboveFp16IsNoOverflow) {
+TEST(MixedPrecision, Item49AScaleAboveFp16DoesNotOverflow) {
   test::alone([](comm::Communicator& comm) {
     Training run(comm, test::layout_of(3),
                  test::exact_adam(test::seeing_gradients()), {});
@@ -293,7 +293,7 @@ TEST(LossScaler, Item45HysteresisOfZeroIsRefused) {
                        [] { LossScaler scaler({.hysteresis = 0}); });
 }
 
-TEST(LossScaler, Item47BadSettingsAreRefusedOnlyWhereTheyMatter) {
+TEST(LossScaler, Item47BadSettingsAreRefusedOnlyIfTheyMatter) {
   const auto refused = [](LossScalerOptions options, std::string_view field) {
     test::expect_invalid({field}, [&] { options.validate(); });
   };
@@ -323,7 +323,7 @@ TEST(LossScaler, GrowthIsBounded) {
             (Scales{4, 8, 16, 16, 16}));
 }
 
-TEST(LossScaler, ContinuesWhereItWasSaved) {
+TEST(LossScaler, ContinuesFromTheSavedScale) {
   const std::string_view steps = "NNONNNNOONNNNNO";
   for (std::size_t at = 0; at <= steps.size(); ++at) {
     const LossScalerOptions options{.initial_scale = 64, .window = 2};

@@ -95,7 +95,7 @@ constexpr std::size_t kSize = 600;
 const ParameterLayout kLayout =
     ParameterLayout::of({{"a", {256}}, {"b", {300}}, {"c", {44}}});
 
-TEST(MixedPrecision, HandsWeightDecayOnAndReportsEqualGradients) {
+TEST(MixedPrecision, PassesOnWeightDecayAndReportsEqualGradients) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     const auto grads = test::normal(kSize, 5);
     const auto trained = [&](double option, double set) {

@@ -112,14 +112,14 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::ValuesIn(test::every_optimizer())),
     test::kNameAndWorld);
 
-TEST_P(MinimumScale, StopsOnEveryRankSayingWhere) {
+TEST_P(MinimumScale, StopsOnEveryRankAndSaysWhere) {
   const auto& [world, tested] = GetParam();
   comm::run_local_ranks(world, [&, &test_case = tested](auto& comm) {
     expect_spared(comm, test_case, {.loss_scale = kAtMinimum});
   });
 }
 
-TEST(MinimumScale, IsHeldWhereThatIsThePolicy) {
+TEST(MinimumScale, IsHeldIfThatIsThePolicy) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     LossScalerOptions holds = kAtMinimum;
@@ -153,7 +153,7 @@ TEST(MinimumScale, SaysThatOnlyTheSumOverflowed) {
 
 // A local step of 0/1 Adam exchanges nothing in bf16: the rank concerned leaves
 // its part out, and the next sync says so.
-TEST(MixedPrecision, Item57ABfloat16LocalStepIsLeftOutByOneRank) {
+TEST(MixedPrecision, Item57ABfloat16LocalStepIsSkippedByOneRank) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     Training run(comm, layout, test::zero_one_adam(test::short_zero_one_adam()),

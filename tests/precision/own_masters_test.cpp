@@ -100,7 +100,7 @@ TEST_P(TheirOwnMasters, AreRoundedAtEveryStep) {
   });
 }
 
-TEST(TheirOwnMasters, TakeExactAdam) {
+TEST(TheirOwnMasters, RequireExactAdam) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     const ParameterLayout layout = test::grouped_layout();
     for (const auto& tested : test::every_optimizer()) {

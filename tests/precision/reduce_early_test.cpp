@@ -144,7 +144,7 @@ TEST_P(ReduceEarly, GivesTheBitsOfAPlainStep) {
 
 // In the first step ranges that do not fit, later any where nothing is averaged
 // exactly.
-TEST_P(ReduceEarly, RefusesWhatDoesNotFitAndGoesOn) {
+TEST_P(ReduceEarly, RefusesUnfitArgumentsAndContinues) {
   const auto& [world, precision, tested] = GetParam();
   const ParameterLayout layout = chunked_layout();
   const DType dtype = dtype_of_params(precision);

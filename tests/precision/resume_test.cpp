@@ -164,7 +164,7 @@ TEST(ResumedSettings, Item70AreTheNewOnes) {
   });
 }
 
-TEST(Masters, AreMadeOfWhatIsGivenAndOfNothingElse) {
+TEST(Masters, AreMadeOnlyFromTheGivenParameters) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
     const ParameterLayout layout = ParameterLayout::of({{"p", {3}}});
     Training run(comm, layout, test::exact_adam({}), {});
@@ -184,7 +184,7 @@ TEST(Masters, AreMadeOfWhatIsGivenAndOfNothingElse) {
 }
 
 // Nothing has been exchanged when the argument is found wrong.
-TEST(Masters, AreSynchronizedToParametersThatFitOnly) {
+TEST(Masters, AreSynchronizedOnlyToParametersThatFit) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Training run(comm, layout, test::zero_one_adam(test::short_zero_one_adam()),
@@ -243,7 +243,7 @@ TEST(AdoptMasters, ComeFromFp32ParametersWithANewLossScale) {
     });
 }
 
-TEST(AdoptLossScale, IsKeptFromFp16ToFp16Only) {
+TEST(AdoptLossScale, IsKeptOnlyFromFp16ToFp16) {
   const ParameterLayout layout = test::grouped_layout();
   const auto make = test::exact_adam({.learning_rate = 0.01});
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {

@@ -88,7 +88,7 @@ std::vector<float> whole(comm::Communicator& comm, const MakeRule& rule,
   return test::floats_of(params.view());
 }
 
-TEST(ZeroAdopt, EveryWayOfSharingGoesOnAlike) {
+TEST(ZeroAdopt, EveryKindOfSharingContinuesAlike) {
   for (const MakeRule& rule :
        {test::adam_rule({.learning_rate = 0.01, .weight_decay = 0.1}),
         test::lamb_rule({.learning_rate = 0.01})})
@@ -113,7 +113,7 @@ TEST(ZeroAdopt, EveryWayOfSharingGoesOnAlike) {
     }
 }
 
-TEST(ZeroAdopt, TakesWholeStatesAndGivesThemBack) {
+TEST(ZeroAdopt, LoadsAndReturnsWholeStates) {
   const MakeRule rule = test::adam_rule({.learning_rate = 0.01});
   for (const int stage : {1, 2}) {
     const Checkpoint from = saved_by(2, rule, stage, DType::kFloat32);

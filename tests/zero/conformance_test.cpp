@@ -36,7 +36,7 @@ TEST(Zero, Item11TheMeanOfOneAndThreeIsTwoTheSumFour) {
     });
 }
 
-TEST(Zero, Item13DividingBeforeAddingIsNoOption) {
+TEST(Zero, Item13DividingBeforeAddingIsNotAnOption) {
   // Four times the largest number is none, the mean of it is.
   const ParameterLayout layout = test::two_groups();
   test::run_ranks("local", 4, [&](comm::Communicator& comm) {
@@ -63,7 +63,7 @@ std::vector<float> plain_mean(const std::vector<std::vector<float>>& of_ranks,
 }
 
 // fp32 gradients that travel in 16 bits are rounded before, and once after.
-TEST(Zero, Item15Fp32GradientsMayTravelIn16Bits) {
+TEST(Zero, Item15Fp32GradientsMayBeSentIn16Bits) {
   const ParameterLayout layout = test::two_groups();
   constexpr int kWorld = 3;
   std::vector<std::vector<float>> grads;
@@ -86,7 +86,7 @@ TEST(Zero, Item15Fp32GradientsMayTravelIn16Bits) {
 
 // Of parameters of 16 bits too, if that is what is asked for: all stages give
 // what mixed precision without shards gives.
-TEST(Zero, Item15WholeFp32GradientsMayTravelInFp32) {
+TEST(Zero, Item15WholeFp32GradientsMayBeSentInFp32) {
   const ParameterLayout layout = test::two_groups();
   for (const int world : {1, 2, 3})
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16})

@@ -109,7 +109,7 @@ TEST(ZeroErrors, GradientsFitTheirParameters) {
   });
 }
 
-TEST(ZeroErrors, AStepTakesWhatBelongsToIt) {
+TEST(ZeroErrors, AStepRefusesForeignArguments) {
   with_pairs([](ZeroRun& run, Pair& pair) {
     ZeroOptimizer& zero = *run.optimizer;
     const std::size_t n = run.layout.size();
@@ -196,7 +196,7 @@ TEST(ZeroErrors, EarlyRangesAreBucketsOfOneArray) {
   });
 }
 
-TEST(ZeroErrors, WholeValuesAreOfWhatThereIs) {
+TEST(ZeroErrors, WholeValuesRefuseUnknownNames) {
   with_pairs([](ZeroRun& run, Pair& pair) {
     ZeroOptimizer& zero = *run.optimizer;
     WholeValues& whole = zero.whole_values();

@@ -141,7 +141,7 @@ class FailingRule final : public optim::UpdateRule {
 };
 
 // Parameters go with the stack while those of other buckets are gathered.
-TEST(ZeroFailure, ARankLostInAnUpdateLeavesNothingUnderWay) {
+TEST(ZeroFailure, ARankLostInAnUpdateLeavesNothingInFlight) {
   const ParameterLayout layout = ParameterLayout::of({{"all", {20'000}}});
   for (const int stage : {1, 2})
     lose_one(2, [&](comm::Communicator& comm) {
@@ -161,7 +161,7 @@ TEST(ZeroFailure, ARankLostInAnUpdateLeavesNothingUnderWay) {
 
 // ---- backwards and optimizers that are abandoned
 
-TEST(ZeroAbandoned, ABackwardOfWhichNothingHasLeftIsCancelled) {
+TEST(ZeroAbandoned, ABackwardThatHasSentNothingIsCancelled) {
   for (const int world : {1, 2})
     test::run_ranks("local", world, [&](comm::Communicator& comm) {
       for (const int stage : {1, 2}) {
@@ -189,7 +189,7 @@ TEST(ZeroAbandoned, ABackwardOfWhichNothingHasLeftIsCancelled) {
     });
 }
 
-TEST(ZeroAbandoned, ABackwardOfWhichSomeHasLeftIsNot) {
+TEST(ZeroAbandoned, ABackwardThatHasSentABucketIsNotCancelled) {
   for (const int stage : {1, 2})
     end_soon(2, [&](comm::Communicator& comm) {
       ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(stage));
@@ -207,7 +207,7 @@ TEST(ZeroAbandoned, ABackwardOfWhichSomeHasLeftIsNot) {
     });
 }
 
-TEST(ZeroAbandoned, AnOptimizerMayGoWhileGradientsAreUnderWay) {
+TEST(ZeroAbandoned, AnOptimizerMayBeDestroyedWhileGradientsAreInFlight) {
   const int rounds = test::fewer_if_sanitized<int>({20, 5}, 2).back();
   for (const int stage : {1, 2})
     for (int round = 0; round < rounds; ++round)
@@ -221,7 +221,7 @@ TEST(ZeroAbandoned, AnOptimizerMayGoWhileGradientsAreUnderWay) {
 }
 
 // One rank has sent what the others never do.
-TEST(ZeroAbandoned, AnOptimizerMayGoWhereOthersHaveSentNothing) {
+TEST(ZeroAbandoned, AnOptimizerMayBeDestroyedIfOthersHaveSentNothing) {
   for (const int stage : {1, 2})
     end_soon(3, [&](comm::Communicator& comm) {
       ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(stage));

@@ -54,7 +54,7 @@ TEST(LowBitCost, AStepSendsRecordsAndSquares) {
       });
 }
 
-TEST(LowBitCost, MemoryIsThatOfTheTable) {
+TEST(LowBitCost, MemoryEqualsTheTable) {
   const auto n = static_cast<double>(large().size());
   for (const int world : test::fewer_if_sanitized<int>({2, 4}, 1))
     for (const AfterSkip after : {AfterSkip::kClear, AfterSkip::kKeep})
@@ -81,7 +81,7 @@ TEST(LowBitCost, MemoryIsThatOfTheTable) {
       });
 }
 
-TEST(LowBitCost, OfAHostACardIsCrossedOnce) {
+TEST(LowBitCost, EachHostsCardIsCrossedOnce) {
   // Whole buckets: gathers of 64 KiB and less go to all ranks directly.
   const auto layout = ParameterLayout::of({{"a", {400'000}}, {"b", {255'360}}});
   const auto n = static_cast<double>(layout.size());

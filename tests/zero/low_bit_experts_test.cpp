@@ -360,7 +360,7 @@ TEST(LowBitExperts, OfOneRankEachAddTheirShareOfRestoredResiduals) {
   });
 }
 
-TEST_P(LowBitExperts, GoOnFromAState) {
+TEST_P(LowBitExperts, ContinueFromAState) {
   const Case& c = GetParam();
   on_ranks(c, [&](comm::Communicator& all, comm::Communicator& holders) {
     const ZeroOptions options = options_of(c, &holders);

@@ -105,7 +105,7 @@ TEST(LowBitSteps, ACancelledWindowLeavesNothingBehind) {
     });
 }
 
-TEST(LowBitSteps, RefusesWhatCannotBe) {
+TEST(LowBitSteps, RefusesImpossibleOptions) {
   const auto refused = [](ErrorCode code, ZeroOptions options,
                           std::initializer_list<std::string_view> parts) {
     test::expect_error(code, parts, [&] { options.validate(); });

@@ -200,7 +200,7 @@ TEST_P(LowBit, AddsBackwardsUpBeforeItSendsThem) {
     }
 }
 
-TEST(LowBitWire, OfNoBitsOrOneRankIsExact) {
+TEST(LowBitWire, WithoutBitsOrOnOneRankIsExact) {
   for (const int world : {1, 2, 3})
     for (const DType dtype :
          {DType::kFloat32, DType::kFloat16, DType::kBFloat16})

@@ -236,7 +236,7 @@ void adopt(comm::Communicator& comm, ZeroRun& run, const Checkpoint& from) {
 }
 
 // A group of one keeps nothing back: its first gradient that counts is longer.
-TEST(LowBitState, AGroupOfOnePaysWhatOthersKeptBack) {
+TEST(LowBitState, ASingleRankAddsTheResidualsOfSeveralRanks) {
   const Checkpoint from = saved_by(3, DType::kFloat32);
   test::run_ranks("local", 1, [&](comm::Communicator& comm) {
     ZeroRun run(comm, two_groups(), test::adam_rule(),
@@ -262,7 +262,7 @@ TEST(LowBitState, AGroupOfOnePaysWhatOthersKeptBack) {
 }
 
 // fp32 parameters were their own masters; residuals begin at 0.
-TEST(LowBitState, TakesStatesOfExactZeroAndGivesThemBack) {
+TEST(LowBitState, LoadsAndReturnsStatesOfExactZero) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     test::run_ranks("local", 2, [&](comm::Communicator& comm) {
       ZeroOptions exact = few_bits(1, dtype, AfterSkip::kAuto);

@@ -75,7 +75,7 @@ TEST(ShardLayout, Item1SlicesHaveTheirOwnersAndPadding) {
             (std::vector<Fragment>{{2, 1, {2, 5}, 0}, {2, 2, {0, 1}, 5}}));
 }
 
-TEST(ShardLayout, Item5RoundRobinGoesByIndexModuloRanks) {
+TEST(ShardLayout, Item5RoundRobinOrdersByIndexModuloRanks) {
   const auto order = [](std::size_t n, int ranks) {
     return order_of(
         ShardLayout::of(layout_of(Sizes(n, 1)), ranks, kRoundRobin));
@@ -155,7 +155,7 @@ TEST(ShardLayout, Item9ABucketsSizeIsRoundedDownToTheGrid) {
 
 // What is not sharded here parts buckets; what begins between two points of
 // the grid is not cut again where it fits a bucket.
-TEST(ShardLayout, Item9ABucketHoldsNeighboursAlone) {
+TEST(ShardLayout, Item9ABucketContainsOnlyAdjacentElements) {
   const auto layout = ParameterLayout::of(
       {{"a", {9}, 0}, {"b", {kSumChunk}, 1}, {"c", {7}, 0}, {"d", {2}, 0}}, 2);
   ShardLayoutOptions options{.bucket_elements = kSumChunk, .groups = {0}};
@@ -167,7 +167,7 @@ TEST(ShardLayout, Item9ABucketHoldsNeighboursAlone) {
 }
 
 // The pieces of local rank l of all hosts form one range.
-TEST(ShardLayout, ByHostPiecesLieInTheOrderOfPlaces) {
+TEST(ShardLayout, HierarchicalPiecesAreInTheOrderOfPlaces) {
   const auto layout = layout_of({5 * kSumChunk, 4000, 3});
   const comm::Hosts hosts = test::hosts_of(6, 2, test::Placing::kRoundRobin, 0);
   const auto shards = ShardLayout::of(
@@ -213,7 +213,7 @@ TEST(ShardLayout, NamesFragmentsAfterParameters) {
   EXPECT_EQ(shards.describe(), "bucket 0+4 in 2 2\nbucket 0+3 in 2 1\n");
 }
 
-TEST(ShardLayoutErrors, NameWhatIsWrong) {
+TEST(ShardLayoutErrors, NameTheInvalidOption) {
   const auto layout = layout_of({3, 4}, 2);
   const auto refused = [&](int ranks, const ShardLayoutOptions& options,
                            std::initializer_list<std::string_view> parts) {

@@ -152,7 +152,7 @@ class Stages : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, Stages, ::testing::ValuesIn(cases()),
                          ::testing::PrintToStringParamName());
 
-TEST_P(Stages, GiveTheBitsOfNone) {
+TEST_P(Stages, GiveTheBitsOfUnshardedTraining) {
   const Case c = GetParam();
   const std::vector<Way> ways = {
       {.stage = 1},
@@ -177,7 +177,7 @@ TEST_P(Stages, GiveTheBitsOfNone) {
 
 // Sums are formed per host first, in all stages alike, so they are others than
 // those over all ranks in their order.
-TEST(StagesByHost, GiveTheBitsOfNone) {
+TEST(StagesByHost, GiveTheBitsOfUnshardedTraining) {
   const std::vector<Way> ways = {
       {.stage = 1},
       {.stage = 1, .handed = Handed::kEarly, .bucket = 1},

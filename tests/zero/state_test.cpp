@@ -133,7 +133,7 @@ struct Refusing {
   StateDict good;
 };
 
-TEST(ZeroState, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
+TEST(ZeroState, UnfitStatesAreRefusedBeforeAnythingChanges) {
   test::run_ranks("local", 2, [](comm::Communicator& comm) {
     for (const int stage : {1, 2}) {
       Refusing it(comm, stage);
@@ -159,7 +159,7 @@ TEST(ZeroState, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
 }
 
 // Each of the states fits on the other rank alone, or on none.
-TEST(ZeroState, WhatDoesNotFitOnOneRankIsRefusedOnAll) {
+TEST(ZeroState, AStateThatDoesNotFitOneRankIsRefusedOnAll) {
   test::run_ranks("local", 3, [](comm::Communicator& comm) {
     for (const int stage : {1, 2}) {
       Refusing it(comm, stage);

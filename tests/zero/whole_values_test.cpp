@@ -106,7 +106,7 @@ TEST(ZeroWholeValues, GradientsAreThoseOfTheNextStepBeforeClipping) {
   });
 }
 
-TEST(ZeroWholeValues, WholeGradientsAreReadWhereTheyAre) {
+TEST(ZeroWholeValues, WholeGradientsAreReadInPlace) {
   for_all([](comm::Communicator& comm, int stage, DType dtype) {
     if (stage == 2) return;  // it keeps no whole ones
     ZeroRun run(comm, two_groups(), test::seeing_gradients(),
@@ -153,7 +153,7 @@ TEST(ZeroWholeValues, GradientsAreSetBeforeTheStep) {
   });
 }
 
-TEST(ZeroWholeValues, MastersAreTheInitialOnesUntilTheyAreReadAnew) {
+TEST(ZeroWholeValues, MastersKeepTheirInitialValuesUntilTheyAreSet) {
   for_all([](comm::Communicator& comm, int stage, DType dtype) {
     ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(stage, dtype));
     EXPECT_EQ(run.masters(), run.start);

@@ -90,7 +90,7 @@ TEST_P(ByHost, TwoStagesHaveTheBitsOfPlainLoops) {
 }
 
 // Variance steps 1, 2, 4, 6, 1-bit steps 3 and 5, then syncs and local steps.
-TEST_P(ByHost, ZeroOneAdamTakesTheLocalStepsOfAHostTogether) {
+TEST_P(ByHost, ZeroOneAdamTakesEqualLocalStepsInsideAHost) {
   for (ZeroOneAdamOptions o : variants(ZeroOneAdamOptions{.learning_rate = 0.01,
                               .var_freeze_step = 6,
                               .var_update_scaler = 2,
@@ -215,7 +215,7 @@ TEST_P(ByHost, TheCalibratedNormIsThatOfTheMean) {
 
 // ---- what is sent, and early
 
-TEST_P(ByHost, BitsDoNotDependOnWhatIsReducedEarly) {
+TEST_P(ByHost, BitsDoNotDependOnEarlyReduction) {
   const ParameterLayout layout = test::grouped_layout();
   OnebitAdamOptions options{.learning_rate = 0.02, .freeze = {.step = 2}};
   options.groups.resize(2);
@@ -244,7 +244,7 @@ TEST_P(ByHost, BitsDoNotDependOnWhatIsReducedEarly) {
     });
 }
 
-TEST_P(ByHost, SendsBetweenHostsWhatTheFormulaSays) {
+TEST_P(ByHost, SendsTheBytesOfTheFormulaBetweenHosts) {
   constexpr std::size_t kBlocks = 48;  // in balance
   const Ranks ranks = GetParam();
   if (ranks.per_host == 1) return;

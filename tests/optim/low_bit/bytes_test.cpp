@@ -50,7 +50,7 @@ TEST_P(LowBitBytes, OfExactAndCompressedSteps) {
 }
 
 // In few bits: a quarter and an eighth of an exact step, and the scales.
-TEST_P(LowBitBytes, OfAWarmUpOverFewBits) {
+TEST_P(LowBitBytes, OfALowBitWarmUp) {
   const auto w = static_cast<std::uint64_t>(GetParam());
   for (const int bits : {4, 8}) {
     const std::uint64_t want =
@@ -79,7 +79,7 @@ TEST_P(LowBitBytes, OfAWarmUpOverFewBits) {
 // kappa 2, V 8: variance steps 1, 2, 4, 6, 8; alpha 3, clipper 4: the interval
 // is 1 in steps 9 to 11, 2 in 12 to 14, then 4: syncs are 9, 10, 11, 12, 14, 16
 // and 20.
-TEST_P(LowBitBytes, AndRoundsOfZeroOneAdam) {
+TEST_P(LowBitBytes, OfZeroOneAdamAndItsRounds) {
   const Bytes want = formula(GetParam());
   const auto make = test::zero_one_adam({.learning_rate = 0.01,
                                          .var_freeze_step = 8,
@@ -104,7 +104,7 @@ TEST_P(LowBitBytes, AndRoundsOfZeroOneAdam) {
 }
 
 // Elements whose first gradient comes after the freeze.
-TEST_P(LowBitBytes, AreThoseOfOtherStepsUnlessALateElementComes) {
+TEST_P(LowBitBytes, AreTheSameInEveryStepWithoutALateElement) {
   using test::kFirstLate;
   using test::kLateFreeze;
   const FreezeOptions freeze{.step = kLateFreeze};

@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(All, DuringBackward,
                                             ::testing::ValuesIn(cases())),
                          test::kNameAndWorld);
 
-TEST_P(DuringBackward, GivesTheSameBitsInWhateverOrderGradientsCome) {
+TEST_P(DuringBackward, GivesTheSameBitsForAnyOrderOfGradients) {
   const auto& [world, tested] = GetParam();
   const auto want = run(world, tested.options, tested.gradient, nothing);
   OnebitAdamOptions early = tested.options;
@@ -177,7 +177,7 @@ TEST_P(DuringBackward, GivesTheSameBitsInWhateverOrderGradientsCome) {
 }
 
 // Step 4 is the first compressed one; 5 and 9 are spikes, 6 and 7 skipped.
-TEST(DuringBackward, SendsTwiceOnlyWhereItGuessedWrong) {
+TEST(DuringBackward, SendsTwiceOnlyAfterAWrongAssumption) {
   OnebitAdamOptions o{.freeze = {.step = 3},
                       .compression = {.exchange = {.max_grad_norm = 20,
                                                    .lagged_clipping = true,
@@ -201,7 +201,7 @@ TEST(DuringBackward, SendsTwiceOnlyWhereItGuessedWrong) {
   }
 }
 
-TEST(DuringBackward, ReviewsWhatItBeganWhereALateElementArrives) {
+TEST(DuringBackward, RepeatsItsExchangeIfALateElementArrives) {
   OnebitAdamOptions o{.freeze = {.step = test::kLateFreeze},
                       .compression = {.exchange = {.during_backward = true}}};
   const auto got = run(2, o, test::late_gradient, last_first);
@@ -211,7 +211,7 @@ TEST(DuringBackward, ReviewsWhatItBeganWhereALateElementArrives) {
 }
 
 // fp16 gradients, and a loss scale that is not that of the step before.
-TEST(DuringBackward, FindsOutThatTheLossScaleHasChanged) {
+TEST(DuringBackward, NoticesAChangedLossScale) {
   const ParameterLayout layout = test::late_layout();
   std::vector<std::vector<float>> results;
   for (const bool is_early : {false, true})
@@ -239,7 +239,7 @@ TEST(DuringBackward, FindsOutThatTheLossScaleHasChanged) {
 }
 
 // The exchange belongs to a compressed step, or to an exact one of few bits.
-TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
+TEST(DuringBackward, RefusesCallsThatWouldDisturbItAndContinues) {
   const ParameterLayout layout = test::late_layout();
   const Range last{2048, layout.size() - 2048};
   const ExchangeOptions early{.during_backward = true, .bucket_elements = 900};
@@ -275,7 +275,7 @@ TEST(DuringBackward, RefusesWhatWouldDisturbItAndGoesOn) {
     });
 }
 
-TEST(DuringBackward, MayBeDestroyedUnderWay) {
+TEST(DuringBackward, MayBeDestroyedInFlight) {
   const ParameterLayout layout = test::late_layout();
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     std::vector<float> params = test::normal(layout.size(), 3);

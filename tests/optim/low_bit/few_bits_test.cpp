@@ -173,7 +173,7 @@ TEST(WarmUpInFewBits, KeepsResidualsThatAreLoadedWithALossScale) {
 }
 
 // Finite everywhere, but not their sum.
-TEST(WarmUpInFewBits, SkipsWhereASumOverflows) {
+TEST(WarmUpInFewBits, SkipsIfASumOverflows) {
   const ParameterLayout layout = ParameterLayout::of({{"p", {1500}}});
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     OnebitAdam optimizer(comm, layout, with_bits(8));
@@ -200,7 +200,7 @@ std::int64_t bits_in(const Optimizer& optimizer) {
   return state.has_scalar("warmup_bits") ? state.integer("warmup_bits") : 0;
 }
 
-TEST(WarmupBits, FollowFromTheRunsLengthWhereItAloneIsKnown) {
+TEST(WarmupBits, FollowFromTheRunsLengthIfNothingElseIsNamed) {
   EXPECT_EQ(warmup_bits_of({}), 0);
   EXPECT_EQ(warmup_bits_of({.step = 5}), 0);
   EXPECT_EQ(warmup_bits_of({.total_steps = 300}), 8);
@@ -211,7 +211,7 @@ TEST(WarmupBits, FollowFromTheRunsLengthWhereItAloneIsKnown) {
   EXPECT_EQ(warmup_bits_of({.step = 5, .warmup_bits = 4}), 4);
 }
 
-TEST(WarmupBits, ThatNobodyNamedAreToldOnce) {
+TEST(WarmupBits, ThatNobodyNamedAreLoggedOnce) {
   const ParameterLayout layout = test::late_layout();
   const auto told = [&](const FreezeOptions& freeze) {
     test::KeptLog log;
@@ -227,7 +227,7 @@ TEST(WarmupBits, ThatNobodyNamedAreToldOnce) {
   EXPECT_TRUE(told({.total_steps = 300, .warmup_bits = 0}).empty());
 }
 
-TEST(WarmupBits, OfZeroOneAdamFollowFromTheRunsLengthAndAreToldOnce) {
+TEST(WarmupBits, OfZeroOneAdamFollowFromTheRunsLengthAndAreLoggedOnce) {
   const ParameterLayout layout = test::late_layout();
   const auto told = [&](const ZeroOneAdamOptions& options) {
     test::KeptLog log;
@@ -317,7 +317,7 @@ TEST(WarmupBits, AreThoseOfTheStateUnlessTheyAreNamed) {
 
 // If a run continues under another freeze_step, its residuals become those of
 // the momentum at once, or are dropped with the compressed steps.
-TEST(WarmupBits, GoWithTheStageThatOptionsName) {
+TEST(WarmupBits, BelongToTheStageThatOptionsName) {
   const ParameterLayout layout = test::late_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     OnebitAdam one(comm, layout, with_bits(8, 4));
@@ -352,7 +352,7 @@ TEST(WarmupBits, GoWithTheStageThatOptionsName) {
 }
 
 // A single rank adds the residuals of several ranks to its first step.
-TEST(WarmupBits, OfMoreRanksAreAGroupOfOnesDebt) {
+TEST(WarmupBits, OfSeveralRanksLeaveResidualsForASingleRank) {
   const ParameterLayout layout = test::grouped_layout();
   std::vector<test::Saved> saved(3);
   OnebitAdamOptions o = with_bits(4);

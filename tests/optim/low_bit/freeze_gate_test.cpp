@@ -40,7 +40,7 @@ class FreezeGates : public ::testing::TestWithParam<Kind> {};
 INSTANTIATE_TEST_SUITE_P(All, FreezeGates, ::testing::ValuesIn(kinds()),
                          [](const auto& tested) { return tested.param.name; });
 
-TEST_P(FreezeGates, AnExchangeThatIsTimedChangesNoBit) {
+TEST_P(FreezeGates, MeasuringAnExchangeChangesNoBits) {
   for (const int world : {2, 3})
     comm::run_local_ranks(world, [](comm::Communicator& comm) {
       Trained plain(comm, GetParam().make(4));
@@ -65,7 +65,7 @@ TEST_P(FreezeGates, AnExchangeThatIsTimedChangesNoBit) {
     });
 }
 
-TEST_P(FreezeGates, ANoPutsTheFreezeOffForATenthOfTheSteps) {
+TEST_P(FreezeGates, ARefusalDelaysTheFreezeByATenthOfTheSteps) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Trained run(comm, GetParam().make(18));
     std::vector<std::int64_t> asked;
@@ -79,7 +79,7 @@ TEST_P(FreezeGates, ANoPutsTheFreezeOffForATenthOfTheSteps) {
   });
 }
 
-TEST_P(FreezeGates, ThatItIsPutOffIsPartOfTheState) {
+TEST_P(FreezeGates, ADelayIsPartOfTheState) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Trained run(comm, GetParam().make(30));
     run.optimizer->freeze()->set_gate(

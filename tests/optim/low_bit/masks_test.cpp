@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(All, ScriptMasks,
                          test::kNameAndWorld);
 
 // After a load, or from one step to the next.
-TEST_P(ScriptMasks, AnElementThatTheScriptMasksNoMoreTakesPart) {
+TEST_P(ScriptMasks, AnElementThatIsNoLongerMaskedTakesPart) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     const auto first = make(comm, true);
     for (std::int64_t t = 1; t <= 8; ++t)
@@ -117,7 +117,7 @@ TEST_P(ScriptMasks, AnElementThatTheScriptMasksNoMoreTakesPart) {
 }
 
 // Whether it is set between two steps or a load brings it.
-TEST_P(ScriptMasks, SettingOneIsLoadingIntoAnOptimizerThatHasIt) {
+TEST_P(ScriptMasks, SettingAMaskEqualsConstructingWithIt) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     const auto first = make(comm, false);
     for (std::int64_t t = 1; t <= 9; ++t)
@@ -150,7 +150,7 @@ TEST_P(ScriptMasks, SettingOneIsLoadingIntoAnOptimizerThatHasIt) {
   });
 }
 
-TEST_P(ScriptMasks, RanksThatDisagreeHearOfItBeforeAnythingChanges) {
+TEST_P(ScriptMasks, DifferentMasksAreRefusedBeforeAnythingChanges) {
   const auto& [world, kind] = GetParam();
   if (world == 1) return;  // nobody to disagree with
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {

@@ -54,7 +54,7 @@ std::pair<std::vector<float>, std::vector<double>> run(
   return {result, norms};
 }
 
-TEST_P(MeasureEarly, GivesTheSameBitsWhateverWasMeasured) {
+TEST_P(MeasureEarly, GivesTheSameBitsForAnyMeasurements) {
   const std::size_t n = layout().size();
   const auto plain = run(GetParam(), [](auto&, auto&, auto) {});
   const auto whole = run(GetParam(), [&](Optimizer& o, auto& grads, auto) {
@@ -78,7 +78,7 @@ TEST_P(MeasureEarly, GivesTheSameBitsWhateverWasMeasured) {
   EXPECT_NE(other(false).second, plain.second);
 }
 
-TEST_P(MeasureEarly, RefusesWhatItCannotMeasure) {
+TEST_P(MeasureEarly, RefusesUnfitRanges) {
   const std::size_t n = layout().size();
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     const auto optimizer = GetParam().make(comm, layout());

@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(
                          ranks.hosts, ranks.per_host);
     });
 
-TEST_P(LowBitNonfinite, ChangesNothingWhereRanksSkipTogether) {
+TEST_P(LowBitNonfinite, ChangesNothingIfRanksSkipTogether) {
   const auto& [ranks, tested] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   const int per_host = ranks.per_host;
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(All, LeftOut,
                          ::testing::Combine(::testing::Values(1, 2, 3),
                                             ::testing::Values(17, 18, 19)));
 
-TEST_P(LeftOut, IsReportedByTheNextSyncAlone) {
+TEST_P(LeftOut, IsReportedOnlyByTheNextSync) {
   const auto& [world, left_out] = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(world, [&, at = left_out](comm::Communicator& comm) {

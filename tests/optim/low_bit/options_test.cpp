@@ -101,7 +101,7 @@ TYPED_TEST(FreezingOptions, OutOfRangeAreRefusedByName) {
   EXPECT_NO_THROW(Options{.freeze = {.step = kAutoFreeze}}.validate(layout()));
 }
 
-TEST(DuringBackward, IsRefusedWhereItCannotBe) {
+TEST(DuringBackward, IsRefusedIfUnsupported) {
   const ExchangeOptions early{.during_backward = true};
   refused(
       OnebitAdamOptions{.compression = {.exchange = {.max_grad_norm = 1,
@@ -172,7 +172,7 @@ TEST(ZeroOneAdamOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.local_step_clipper = 0}, "local_step_clipper", "got 0");
 }
 
-TEST(LowBitOptimizers, RanksThatDisagreeAllSayWhere) {
+TEST(LowBitOptimizers, DifferentOptionsAreNamedOnAllRanks) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const bool first = comm.rank() == 0;
     test::expect_invalid({"factor_max=4 ", "factor_max=3 "}, [&] {

@@ -80,7 +80,7 @@ Trained resumed(comm::Communicator& comm, const Kind& tested,
   return run;
 }
 
-TEST_P(OtherRanks, AsManyGoOnBitEqualWithOtherBuckets) {
+TEST_P(OtherRanks, TheSameNumberContinuesBitEqualWithOtherBuckets) {
   const Kind& tested = GetParam();
   for (const int world : {1, 2, 3}) {
     Board board(world);
@@ -106,7 +106,7 @@ TEST_P(OtherRanks, AsManyGoOnBitEqualWithOtherBuckets) {
   }
 }
 
-TEST_P(OtherRanks, MoreOrFewerGoOnTogether) {
+TEST_P(OtherRanks, MoreOrFewerRanksContinueWithEqualParameters) {
   const Kind& tested = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   Board board(3);
@@ -168,7 +168,7 @@ void expect_described(const State& state, const StateDict& values,
   }
 }
 
-TEST_P(OtherRanks, SeeWhatEveryArrayIs) {
+TEST_P(OtherRanks, EveryArrayHasItsAxisAndSharing) {
   const Kind& tested = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   constexpr int kWorld = 3;

@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Without an outlier they are 0.36 away in the end; neighbours that stand still
 // after the freeze would be 3.5 away.
-TEST_P(NeighboursOfAnOutlier, GoOnAsIfItHadNotBeen) {
+TEST_P(NeighboursOfAnOutlier, AreTrainedAsWithoutIt) {
   const auto all =
       distances_after(1000, [](std::vector<float>& grads, int t, int rank) {
         if (t == GetParam().step && rank == 0)
@@ -80,7 +80,7 @@ TEST_P(NeighboursOfAnOutlier, GoOnAsIfItHadNotBeen) {
 
 // What is cut from the denominator is cut from the momentum too: how much
 // heavier it is makes no difference, to itself and to its neighbours.
-TEST(HeavyElements, AreTrainedWhateverTheirSize) {
+TEST(HeavyElements, AreTrainedAtAnySize) {
   const auto distances = [](float size) {
     return distances_after(600, [size](std::vector<float>& grads, int, int) {
       grads[kOutlier] *= size;

@@ -115,7 +115,7 @@ TEST(RestoredResiduals, OfOnebitAdamAreAddedOnce) {
   });
 }
 
-TEST(RestoredResiduals, OfOnebitLambAreInTheCommonSizeOfMomenta) {
+TEST(RestoredResiduals, OfOnebitLambAreScaledLikeItsMomenta) {
   const auto make =
       test::onebit_lamb({.learning_rate = 0.01, .freeze = {.step = 2}});
   const Saved saved = saved_after(make, 4);

@@ -133,7 +133,7 @@ void expect_refused(Optimizer& optimizer, const StateDict& state,
   EXPECT_TRUE(test::same_state(copy_of(optimizer.state()), before));
 }
 
-TEST_P(LowBitStates, RefuseToLackAnything) {
+TEST_P(LowBitStates, RefuseMissingParts) {
   // Their absence says something: nothing masked, nothing compressed yet, or a
   // state of a version that did not save what was planned.
   const std::set<std::string> optional = {
@@ -161,7 +161,7 @@ TEST_P(LowBitStates, RefuseToLackAnything) {
   });
 }
 
-TEST_P(LowBitStates, RefuseToBeOfAnotherRankWorldLayoutOrOptimizer) {
+TEST_P(LowBitStates, RefuseAnotherRankWorldLayoutOrOptimizer) {
   const auto states = states_of(GetParam(), 2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto optimizer = GetParam().make(comm, test::grouped_layout());
@@ -228,7 +228,7 @@ TEST(AlteredStates, AreRefused) {
 
 // Of four equal blocks a rank serves two in either bucket size, but not the
 // same two.
-TEST(LowBitResiduals, KeepToTheirBuckets) {
+TEST(LowBitResiduals, RequireTheirBuckets) {
   const ParameterLayout layout =
       ParameterLayout::of({{"a", {32}}, {"b", {32}}, {"c", {32}}, {"d", {32}}});
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {

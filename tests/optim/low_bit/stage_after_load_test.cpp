@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(All, StageAfterLoad,
                          test::kNameAndWorld);
 
 // The run has the bits of one that has always named this step.
-TEST_P(StageAfterLoad, EndsAtOnceWhereTheNamedStepHasPassed) {
+TEST_P(StageAfterLoad, EndsAtOnceIfTheNamedStepHasPassed) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     auto same = params;
     const auto named = of(kSteps)(comm, layout);
@@ -95,7 +95,7 @@ TEST_P(StageAfterLoad, EndsAtOnceWhereTheNamedStepHasPassed) {
   });
 }
 
-TEST_P(StageAfterLoad, IsTheStatesWhereNothingIsNamed) {
+TEST_P(StageAfterLoad, IsTheStatesIfNoStepIsNamed) {
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     auto same = params;
     const auto unbroken = of(kSteps)(comm, layout);
@@ -114,7 +114,7 @@ TEST_P(StageAfterLoad, IsTheStatesWhereNothingIsNamed) {
 }
 
 // Exact steps go on up to the named one, and the last of them ends the stage.
-TEST_P(StageAfterLoad, GoesBackWhereTheNamedStepLiesAhead) {
+TEST_P(StageAfterLoad, ReturnsToExactStepsIfTheNamedStepLiesAhead) {
   constexpr std::int64_t kNamed = 13;
   on_ranks([&](comm::Communicator& comm, std::vector<float>& params) {
     auto optimizer = of(3)(comm, layout);
@@ -217,7 +217,7 @@ TEST(StageAfterLoadOfOnebitAdam, AnAutomaticFreezeThatHasHappenedStays) {
 
 // Until 0.8 the variance could go on moving after the freeze. States tell only
 // where it was kept.
-TEST(StageAfterLoadOfOnebitAdam, AVarianceThatWentOnMovingIsRefused) {
+TEST(StageAfterLoadOfOnebitAdam, AStateWhoseVarianceKeptMovingIsRefused) {
   const auto layout = test::small_layout();
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const OnebitAdamOptions o{.freeze = {.step = 2}};

@@ -214,7 +214,7 @@ TEST(UnderNextStep, ComparesTheCommonParameters) {
   });
 }
 
-TEST(UnderNextStep, MayBeDestroyedUnderWay) {
+TEST(UnderNextStep, MayBeDestroyedInFlight) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(3, [&](comm::Communicator& comm) {
     {
@@ -316,7 +316,7 @@ TEST(UnderNextStep, NamesARankThatDies) {
   }
 }
 
-TEST(UnderNextStep, TakesOneMoreArray) {
+TEST(UnderNextStep, NeedsOneMoreArray) {
   const ParameterLayout layout = ParameterLayout::of({{"p", {256, 1024}}});
   std::vector<double> used;
   for (const bool goes_under : {false, true})
@@ -334,7 +334,7 @@ TEST(UnderNextStep, TakesOneMoreArray) {
   EXPECT_NEAR((used[1] - used[0]) / static_cast<double>(layout.size()), 4, 0.1);
 }
 
-TEST(UnderNextStep, IsRefusedWithWhatExcludesIt) {
+TEST(UnderNextStep, IsRefusedWithExcludedOptions) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
     OnebitAdamOptions o = plain_options();
