@@ -175,15 +175,14 @@ void Collectives::all_gather(ConstView input, View output,
 }
 
 // Implements Bruck's algorithm. After k steps a rank has the values of 2^k
-// ranks, counted cyclically from itself, and sends them all in one message in
+// ranks, counted cyclically from itself. It sends them all in one message in
 // the next step.
 void Collectives::gather_in_steps(View data, std::span<const Range> places) {
   const std::size_t element = size_of(data.dtype());
   const auto place = [&](int after) {
     return places[static_cast<std::size_t>((rank_ + after) % size_)];
   };
-  std::vector<std::size_t> ends{0};  // byte offsets of the values in cyclic
-                                     // order
+  std::vector<std::size_t> ends{0};  // byte offsets in cyclic order
   for (int i = 0; i < size_; ++i)
     ends.push_back(ends.back() + place(i).size * element);
   if (scratch_.size() < ends.back())

@@ -12,8 +12,7 @@ namespace thinwire::comm {
 /// A rank's knowledge of its host.
 struct OnHost {
   std::int64_t host = 0;            ///< Equal on ranks that share a host.
-  std::int64_t ranks_per_host = 0;  ///< From the variable, or 0 if it is not
-                                    ///< set.
+  std::int64_t ranks_per_host = 0;  ///< From the variable, or 0 if unset.
   std::int64_t announced = 0;       ///< From the launcher, or 0 if unknown.
 };
 

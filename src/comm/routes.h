@@ -172,8 +172,7 @@ class Routes {
   const Hosts hosts_;
   int rank_ = 0;
   const int size_;
-  const bool by_host_;        // true if there are several hosts with several
-                              // ranks each
+  const bool by_host_;        // several hosts with several ranks each
   std::vector<int> host_of_;  // of every rank
   Peers everyone_;
   Peers inside_;

@@ -57,8 +57,7 @@ class Ending {
  private:
   std::vector<std::uint8_t> own_ = std::vector<std::uint8_t>(1);
   std::vector<std::uint8_t> all_;
-  std::unique_ptr<Communicator> comm_;  // last, because it uses the other
-                                        // members
+  std::unique_ptr<Communicator> comm_;  // last: it uses the other members
 };
 
 std::ostream& stream(std::ostream* errors) {

@@ -19,7 +19,7 @@ constexpr std::size_t kFewMembers = 16;
 // Receives every piece of the text from nlohmann-json's parser.
 class Builder final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  // With `take`, the outermost object is handed over and not kept.
+  // With `take`, members of the outermost object are passed on and not kept.
   Builder(std::string_view text, const JsonLimits& limits,
           const TakeMember* take)
       : text_(text), limits_(limits), take_(take) {}

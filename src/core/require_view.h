@@ -33,8 +33,7 @@ inline void require_aligned(std::string_view name, ConstView view) {
 
 /// Returns whether the arrays share memory.
 [[nodiscard]] inline bool overlap(ConstView a, ConstView b) {
-  const std::less<const std::byte*> before;  // a total order, even between
-                                             // arrays
+  const std::less<const std::byte*> before;  // total, even between arrays
   for (const ConstView one : a.parts())
     for (const ConstView other : b.parts()) {
       if (one.empty() || other.empty()) continue;

@@ -57,8 +57,7 @@ struct ThreadPool::Impl {
   std::exception_ptr error;
   std::size_t error_part = 0;
 
-  std::vector<std::jthread> workers;  // last, so that they are joined before
-                                      // the other members are destroyed
+  std::vector<std::jthread> workers;  // last: joined before the rest
 
   void run_parts_of(std::size_t thread) {
     const std::size_t begin = num_parts * thread / threads;

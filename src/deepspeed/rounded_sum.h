@@ -14,7 +14,8 @@ struct SumScaling {
   float divisor = 1;  ///< Divisor that each rank applies before the sum.
   float before = 1;   ///< Factor that each rank applies before the sum.
   float factor = 1;   ///< Factor that is applied to the sum.
-  /// Whether values are scaled in the dtype of the wire instead of their own.
+  /// Whether values are scaled in the dtype of the wire instead of that of
+  /// `values`.
   bool on_wire = false;
 };
 

@@ -20,8 +20,7 @@ namespace thinwire::deepspeed {
 /// computed in double and rounded once.
 struct TorchAdamStep {
   float decay = 1;     ///< Factor applied to parameters first (AdamW).
-  float l2_decay = 0;  ///< Factor of the parameter that is added to the
-                       ///< gradient (Adam).
+  float l2_decay = 0;  ///< Factor of p that is added to the gradient (Adam).
   float beta1 = 0;
   float one_minus_beta1 = 1;
   float beta2 = 0;

@@ -58,8 +58,7 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   bool frozen = false;
   Buffer denominator;
   Buffer accumulator;       // the updates since the last sync
-  std::vector<double> lrs;  // per group, the sum of the learning rates since
-                            // then
+  std::vector<double> lrs;  // per group, sum of learning rates
 
   void take_step(const StepInput& in, bool averaged, StepMeter& step) override {
     if (!initialized) {

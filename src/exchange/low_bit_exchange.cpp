@@ -78,8 +78,7 @@ void LowBitExchange::average(std::size_t b, SentRecords sent,
   Values values;
   const auto mean = std::span(values).first(layout_.blocks()[b].values.size);
   codec_.average(sent, mean);
-  if (!goes_down_)  // NaN if any rank's scale is not finite, because 0 * NaN is
-                    // NaN
+  if (!goes_down_)  // 0 * NaN is NaN, so this sees any rank's scale
     return write(b, mean, std::isfinite(mean.front()));
   kernels::QuantizedSum sum = residuals.server.sum(b);
   sum.values = mean;

@@ -64,9 +64,8 @@ struct KeptResidual {
 
 /// One rank's residuals in one direction: the errors of encoded blocks, which
 /// are added when the blocks are next encoded. If a run can be dropped, it ends
-/// with accept() or drop(). A run writes residuals in one of four ways: to
-/// fresh memory, over the old values, over old values that are saved first, or
-/// block by block with keep().
+/// with accept() or drop(). A run writes residuals to fresh memory, over the
+/// old values (which may be saved first), or block by block with keep().
 class ResidualSide {
  public:
   /// Holds the residuals, initially 0, of the blocks that servers [begin, end)

@@ -279,8 +279,7 @@ namespace {
 constexpr const char* kCodes = "denominator_codes";
 constexpr const char* kLows = "denominator_lows";
 constexpr const char* kSteps = "denominator_steps";
-constexpr float kMostLog2 = 150;  // more than the logarithm of any fp32
-                                  // denominator
+constexpr float kMostLog2 = 150;  // above any fp32 denominator's
 
 void add_floats(State& state, const char* name, std::vector<Range> ranges,
                 std::span<const float> values) {

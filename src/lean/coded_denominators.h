@@ -35,8 +35,8 @@ class CodedDenominators {
   /// factor of each element's momentum.
   std::vector<float> encode(std::size_t b, std::span<float> d,
                             std::span<std::uint8_t> participation);
-  /// Gathers the blocks of the other ranks, after this rank has encoded all of
-  /// its own. Collective.
+  /// Gathers the blocks of the other ranks, after this rank has encoded its own
+  /// blocks. Collective.
   void gather(optim::StepMeter& step);
   /// Returns the participation of every element, from its code and the caller's
   /// mask. Empty if all elements take part.
@@ -112,8 +112,7 @@ class CodedDenominators {
   std::vector<kernels::CodeRange> ranges_;  // per block
   optim::BlockDenominators blocks_;
   std::mutex mutex_;
-  std::vector<Exception> exceptions_;  // this rank's until gather(), then all
-                                       // ranks'
+  std::vector<Exception> exceptions_;  // after gather(), all ranks'
 };
 
 }  // namespace thinwire::lean

@@ -59,8 +59,7 @@ struct LeanOnebitAdam::Impl final : optim::EarlyGradients {
 
   comm::Communicator& comm;
   const ParameterLayout layout;
-  const optim::ExchangeOptions exchange;  // with its buckets, which both stages
-                                          // use
+  const optim::ExchangeOptions exchange;  // with the buckets of both stages
   const int denominator_bits;
   const optim::WarmupBits bits_of_options;
   // Bits of gradients and parameters until the freeze. On a single rank they

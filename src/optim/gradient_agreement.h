@@ -11,12 +11,10 @@ namespace thinwire::optim {
 
 /// A rank's summary of its gradients in the scalar exchange of a step.
 struct GradientSummary {
-  double squares = 0;  ///< Sum of the gradients' squares, which is not finite
-                       ///< if one of them is not.
+  double squares = 0;  ///< Sum of squares; not finite if a gradient is not.
   std::uint32_t optimizer = 0;     ///< The number from optimizer_number().
-  std::uint32_t left_out : 1 = 0;  ///< Whether this rank left out a local step.
-  std::uint32_t late : 1 = 0;      ///< Whether an inactive element has a
-                                   ///< gradient here.
+  std::uint32_t left_out : 1 = 0;  ///< This rank left out a local step.
+  std::uint32_t late : 1 = 0;      ///< An inactive element has a gradient here.
   /// Whether this step differs from the step that this rank has begun early.
   std::uint32_t unlike_early : 1 = 0;
   std::uint32_t masks : 29 = 0;  ///< The masks' Masks::fingerprint().
@@ -27,15 +25,9 @@ struct GradientSummary {
 struct Agreement {
   int nonfinite_rank = -1;  ///< Lowest rank with a non-finite gradient, or -1.
   int left_out_rank = -1;   ///< Lowest rank that left out a local step, or -1.
-  bool any_late = false;  ///< Whether an inactive element has a gradient on any
-                          ///< rank.
-  bool any_unlike_early = false;  ///< Whether any rank has begun a different
-                                  ///< step early.
-  double squares = 0;             ///< Sum of
-                                  ///<
-                                  ///< g_i
-                                  ///<
-                                  ///< ^2 over the ranks.
+  bool any_late = false;  ///< An inactive element has a gradient on some rank.
+  bool any_unlike_early = false;  ///< Some rank has begun another step early.
+  double squares = 0;             ///< Sum of ||g_i||^2 over the ranks.
   double rms_norm = 0;            ///< a = sqrt(mean over ranks of ||g_i||^2).
   /// Whether there are several ranks, whose squares are all equal, finite and >
   /// 0.
@@ -74,11 +66,8 @@ class FirstAgreements {
 [[nodiscard]] double clip_factor(double norm, double max_norm) noexcept;
 
 /// Estimates the norm of the averaged gradient in steps that do not compute the
-/// average. Exact steps measure rho =
-///
-/// mean g
-///
-/// / a; compressed steps estimate the norm as rho * a. a alone is up to sqrt(W)
+/// average. Exact steps measure rho = ||mean g|| / a; compressed steps estimate
+/// the norm as rho * a. a alone is up to sqrt(W)
 /// times too large, so that clipping by it would shorten most steps.
 class CalibratedNorm {
  public:
@@ -91,7 +80,7 @@ class CalibratedNorm {
   void save(StateDict& state) const;
   void load(const StateDict& state);
   /// Converts a measurement of `from` ranks to `to` ranks with the same samples
-  /// per step. For a gradient of signal S and a batch whose noise is x S,
+  /// per step. For a gradient of signal S and a batch whose noise is x S:
   ///  rho^2 = (1 + x) / (1 + ranks x).
   /// A single rank knows its norm exactly, which says nothing about several
   /// ranks.

@@ -120,8 +120,7 @@ struct Units {
 
 Units units_of(Cells cells) {
   Units units;
-  std::size_t begin = 0;  // first cell of the unit to which small parameters
-                          // are added
+  std::size_t begin = 0;  // of the unit that is being filled
   const auto end_small = [&](std::size_t end) {
     if (begin < end) units.small.push_back(cells.subspan(begin, end - begin));
   };

@@ -32,15 +32,7 @@ class LambCoefficients {
   /// Compression stage: returns the factor r, limited to its bounds and to the
   /// neighbourhood of the last step's. `drift` is the largest ratio of a frozen
   /// to a fresh denominator. `decayed` is the part of the update that is not
-  /// decay, min(1,
-  ///
-  /// u0
-  ///
-  /// /
-  ///
-  /// u
-  ///
-  /// ).
+  /// decay, min(1, ||u0|| / ||u||).
   [[nodiscard]] double factor(std::size_t parameter, double drift,
                               double decayed, bool has_decay);
   /// Returns c_avg, corrected for its start at 0, or 1 if no ratio was

@@ -95,9 +95,7 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
 
 void OnebitAdamImpl::take_step(const StepInput& in, StepMeter& step) {
   const bool goes_under = freeze.is_frozen() && under.is_on();
-  if (!goes_under)
-    under.rejoin(in);  // after a load from other ranks or a
-                       // return to exact steps
+  if (!goes_under) under.rejoin(in);  // after a load
   if (goes_under)
     step_under_next(in, step);
   else if (freeze.is_frozen())
@@ -134,8 +132,7 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   const auto scale = clip(in, step);
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
-  const bool is_early = early.has_begun();  // during backward, under correct
-                                            // assumptions
+  const bool is_early = early.has_begun();  // its assumptions held
   if (!is_early) (void)prepare_gradients(in, *scale, step);
   exact_groups.begin(in.grads);
   // m_i = beta1 m + (1 - beta1) g_i

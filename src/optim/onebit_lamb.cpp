@@ -65,8 +65,7 @@ struct OnebitLambImpl final : LowBitOptimizer::Impl {
   std::vector<TrustLimits> limits;  // per group
   const LambCoefficients first_coefficients;
   LambCoefficients coefficients;
-  std::vector<double> momentum_scales;  // k, per parameter; empty during
-                                        // warm-up
+  std::vector<double> momentum_scales;  // k, per parameter; empty in warm-up
   // The variance that continues to adapt. It is empty during warm-up, except
   // from the load of a compressed DeepSpeed state until the first step.
   Buffer fresh;

@@ -24,8 +24,7 @@ namespace thinwire::outer {
 /// after every sync.
 struct Schedule {
   std::int64_t behind = 0;   ///< Local steps since the last sync.
-  std::int64_t length = 1;   ///< Length of the present interval, if intervals
-                             ///< grow.
+  std::int64_t length = 1;   ///< Present interval, if intervals grow.
   std::int64_t counter = 0;  ///< Local steps since the length was last doubled.
   std::int64_t syncs = 0;    ///< Syncs since the warm-up.
 
@@ -85,8 +84,7 @@ struct OuterLoop::Impl final : optim::LocalSteps {
   const OuterOptions options;
   const optim::ExchangeOptions exchange;
   ThreadPool pool;
-  const std::unique_ptr<const comm::HostGroups> groups;  // null if hosts are
-                                                         // flat
+  const std::unique_ptr<const comm::HostGroups> groups;  // null if flat
   // Averages gradients inside a host, whose ranks form one worker.
   const std::unique_ptr<exchange::ExactAverage> inside;
   std::unique_ptr<comm::Communicator> own_comm;  // contains only this rank

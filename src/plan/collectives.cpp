@@ -35,9 +35,9 @@ MeanTraffic MeanTraffic::anew() const {
 }
 
 // Groups ranks with equal costs. Without steps, ranks are alike if their pieces
-// are equal, and so are those of their host and of the ranks in their place on
-// all hosts. In steps, a rank sends the pieces of the ranks after it. If there
-// are very many ranks, neighbours count as alike.
+// are equal. The pieces of their hosts, and of the ranks in their place on all
+// hosts, must also be equal. In steps, a rank sends the pieces of the ranks
+// after it. If there are very many ranks, neighbours count as alike.
 void MeanTraffic::add(std::span<const Range> pieces, const CostOfRank& cost,
                       double gathered_bytes) {
   // Limits the number of groups, because the cost of asking one rank grows with

@@ -16,10 +16,8 @@ namespace {
 // Bytes of Ethernet, IP and TCP headers; TCP's payload; MPI's envelope.
 constexpr double kHeaders = 90, kSegment = 1448, kEnvelope = 48;
 
-constexpr double kLength = 3;             // length of a matrix relative to its
-                                          // width
-constexpr std::size_t kFactorBlock = 64;  // rows of a column that share one
-                                          // scale
+constexpr double kLength = 3;             // of a matrix, in widths
+constexpr std::size_t kFactorBlock = 64;  // rows that share a scale
 constexpr double kMatrices = 32;
 
 double matrices_of(const Workload& work) noexcept {
@@ -152,8 +150,7 @@ double two_phase_seconds(const Network& network, const LowBitExchange& exchange,
   std::vector<double> up(count);
   std::vector<double> down(count);
   for (std::size_t turn = 0; turn < count + 4; ++turn) {
-    const std::size_t averaged = turn - 2;  // wraps to a number above `count`,
-                                            // like turn
+    const std::size_t averaged = turn - 2;  // wraps to a number above count
     const std::size_t applied = turn - 4;
     if (turn < count && ready) threads = std::max(threads, ready(turn, count));
     if (averaged < count) threads = std::max(threads, up[averaged]);

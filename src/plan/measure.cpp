@@ -23,8 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kShort = 8, kLong = 1024;  // bytes of a message
-constexpr int kRepeats = 20;                     // repetitions of a short
-                                                 // message per round
+constexpr int kRepeats = 20;                     // of a short message per round
 
 void validate(const MeasureOptions& options) {
   require(options.rounds >= 1, "rounds", ">= 1", options.rounds);
@@ -183,8 +182,8 @@ MeasuredCompute measure_compute(comm::Communicator& comm,
   validate(options);
   MeasuredKernels kernels(options.elements, comm.size(), options.num_threads);
   std::vector<std::vector<double>> seconds(std::size(kFigures));
-  // Runs all kernels in every round. As in a step, the data of one kernel has
-  // then left the caches before it is used again. The first round warms up.
+  // Runs all kernels in every round. The data of one kernel has then left the
+  // caches before it is used again, as in a step. The first round warms up.
   for (int round = 0; round <= options.rounds; ++round)
     for (std::size_t k = 0; k < std::size(kFigures); ++k) {
       comm.barrier();

@@ -23,8 +23,7 @@ class MeasuredKernels {
   MeasuredKernels(std::size_t elements, int ranks, int num_threads);
 
   void norm();    ///< Sums the squares of gradients.
-  void encode();  ///< Computes momentum, residual and records from signs and
-                  ///< gradients.
+  void encode();  ///< Computes momentum, residual and records.
   void serve();   ///< Serves this rank's share, 1/ranks of the elements.
   void update();  ///< Updates parameters from records and denominators.
   void adam();    ///< Runs an exact step.

@@ -47,8 +47,7 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
       memory.states = (masters + 2 * kFloat + residuals) * n;
       memory.buckets = (compresses ? dtype * n : 0) + slots;
       break;
-    case Way::kLowRank:  // m, v, e, matrices, servers; the mean of 16-bit
-                         // gradients
+    case Way::kLowRank:  // m, v, e, matrices, servers, means
       memory.gradients += compresses && dtype < kFloat ? kFloat * n : 0;
       memory.states = (masters + 2 * kFloat +
                        (compresses ? 2 * kFloat + kFloat / ranks : 0)) *
@@ -74,8 +73,7 @@ PlannedMemory memory_of(Way way, bool by_host, const Workload& work,
       memory.buckets = compresses ? 2 * bucket * dtype : 0;
       break;
     case Way::kZero8:
-    case Way::kZero4: {  // bf16 residuals, and the mean of the shard's
-                         // gradients
+    case Way::kZero4: {  // bf16 residuals, the shard's mean
       const double own = compresses ? 2 / local : 0;
       memory.gradients = kFloat * n / ranks;
       memory.states = own * n + 3 * kFloat * n / ranks;

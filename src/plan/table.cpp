@@ -14,8 +14,7 @@ namespace thinwire::plan {
 namespace {
 
 constexpr std::int64_t kLongRun = 10000;
-constexpr double kLargeModel = 5e6;  // elements of a model for which low rank
-                                     // saves enough
+constexpr double kLargeModel = 5e6;  // for which low rank saves enough
 
 std::string_view exchange_of(const Prediction& p) {
   return p.is_by_host ? "by_host" : "flat";

@@ -39,8 +39,7 @@ class GradientShard final : public GradientReduction {
     Buffer reduced;  // this rank's piece, unless it is reduced in place
     View result;     // memory of the piece
     std::size_t bucket = 0;
-    bool adds = false;  // whether the piece is added to those of earlier
-                        // backwards
+    bool adds = false;  // add the piece to earlier backwards'
     comm::Work work;
   };
   using SlotPointer = std::unique_ptr<Slot>;

@@ -85,16 +85,14 @@ struct ZeroOptimizer::Impl final : exchange::GradientSink, WholeValues {
   Buffer sums;
   const std::vector<std::unique_ptr<ShardGroup>> groups;  // dense group first
   optim::JoinedGroups rules;                              // of all groups
-  const std::vector<std::size_t> num_squares;  // per rank, summed over its
-                                               // groups
+  const std::vector<std::size_t> num_squares;  // per rank, of all its groups
 
   const std::vector<BucketOfGroup> buckets;  // in flat order
   exchange::GradientWindow window;
   EarlyBuckets early;
   View whole;  // stage 1: gradients whose buckets are being reduced
   DType arriving = options.dtype;  // dtype of the gradients of this window
-  bool has_agreed = false;         // whether agree_on_finite() has run in this
-                                   // window
+  bool has_agreed = false;         // agree_on_finite() has run in it
 
  private:
   [[nodiscard]] std::vector<std::unique_ptr<ShardGroup>> make_groups(

@@ -130,8 +130,7 @@ class ShardGroup {
     std::vector<Run> runs;
     std::vector<std::size_t> counts;   // cells per rank
     std::vector<optim::NormCell> all;  // of the whole layout, in flat order
-    std::vector<std::size_t> places;   // position of each of `all` among the
-                                       // gathered sums
+    std::vector<std::size_t> places;   // of `all` among the gathered sums
   };
 
   void make_reduction(const ShardGroupParts& parts);
@@ -169,8 +168,7 @@ class ShardGroup {
   const std::vector<bool> holds_;
   const std::vector<Range> units_;  // parameters of this group
   std::unique_ptr<GradientReduction> gradients_;
-  std::unique_ptr<Replicas> replicas_;  // null if parameters are gathered
-                                        // instead
+  std::unique_ptr<Replicas> replicas_;  // null: parameters are gathered
   int bits_up_ = 0;                   // requested bits, kept even with one rank
   Buffer restored_residuals_;         // fp32, until applied; only with one rank
   bool has_added_residuals_ = false;  // whether this window has them

@@ -48,10 +48,8 @@ struct CommunicatorOptions {
 /// Traffic that this rank has passed to its transport since construction.
 /// barrier() and split() have no payload.
 struct Counters {
-  std::uint64_t bytes_sent = 0;   ///< Payload sent to other ranks, without
-                                  ///< headers.
-  std::uint64_t collectives = 0;  ///< Calls, regardless of the number of their
-                                  ///< messages.
+  std::uint64_t bytes_sent = 0;   ///< Payload to other ranks, without headers.
+  std::uint64_t collectives = 0;  ///< Calls, not messages.
   std::uint64_t messages = 0;     ///< Messages to other ranks.
   /// Part of bytes_sent that went to other hosts; all of it if flat.
   std::uint64_t bytes_between_hosts = 0;

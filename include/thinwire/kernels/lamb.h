@@ -55,8 +55,7 @@ struct LambFactorArrays {
   MomentumForm exp_avg{};         ///< Momentum after the exchange.
   MomentumForm previous{};        ///< Momentum before the exchange.
   const std::uint32_t* active = nullptr;  ///< Mask of sign_compress.h.
-  float floor = 0;                        ///< Lower limit of the fresh
-                                          ///< denominator.
+  float floor = 0;                        ///< Least fresh denominator.
   std::size_t size = 0;
 };
 

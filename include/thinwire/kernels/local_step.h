@@ -24,8 +24,7 @@ struct LocalStepArrays {
   float* exp_avg = nullptr;       ///< Out; also in, unless mean.words is set.
   Signs mean{};                   ///< If set, the momentum before the step.
   float* accumulated = nullptr;   ///< Out; also in, unless from_zero.
-  bool from_zero = false;         ///< True in the first step since the last
-                                  ///< sync.
+  bool from_zero = false;         ///< True in the first step after a sync.
   const float* denominator = nullptr;  ///< > 0 everywhere.
   ConstView grads{};                   ///< fp32, fp16 or bf16.
   const std::uint32_t* active = nullptr;

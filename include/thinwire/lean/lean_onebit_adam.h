@@ -26,8 +26,7 @@ struct LeanOnebitAdamOptions {
   double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
   double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
   bool bias_correction = true;
-  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps) instead of sqrt(v) +
-                                     ///< eps.
+  bool epsilon_inside_sqrt = false;  ///< Use sqrt(v + eps).
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<optim::MaskedGroup> groups{};
 

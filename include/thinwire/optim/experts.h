@@ -14,8 +14,7 @@ namespace thinwire::optim {
 
 /// Experts, which are parameters without replicas on all ranks.
 struct ExpertGroup {
-  std::size_t group = 0;  ///< Group of the layout, all of whose parameters are
-                          ///< experts.
+  std::size_t group = 0;  ///< Group of the layout; all of it is experts.
   /// Ranks that hold the same experts. It must outlive the optimizer.
   comm::Communicator* comm = nullptr;
 };

@@ -27,8 +27,7 @@ struct LambOptions {
   double max_coeff = 10;        ///< Largest trust ratio, >= min_coeff.
   double min_coeff = 0.01;      ///< Smallest trust ratio, >= 0.
   bool bias_correction = true;
-  bool epsilon_inside_sqrt = false;  ///< sqrt(v + eps) instead of sqrt(v) +
-                                     ///< eps.
+  bool epsilon_inside_sqrt = false;  ///< Use sqrt(v + eps).
   /// One entry per group of the layout, or none if all groups are alike.
   std::vector<LambGroup> groups{};
 

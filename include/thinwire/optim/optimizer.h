@@ -141,8 +141,7 @@ struct StepReport {
 /// Progress of the training, equal on all ranks.
 struct Progress {
   std::int64_t steps = 0;       ///< Number of steps without skipped ones.
-  std::int64_t skipped = 0;     ///< Number of steps skipped because a gradient
-                                ///< was not finite.
+  std::int64_t skipped = 0;     ///< Steps with a gradient that was not finite.
   Phase phase = Phase::kExact;  ///< Kind of average in the next step.
   /// Planned last exact step, from options or a state. In 1-bit optimizers it
   /// may be kAutoFreeze. In 0/1 Adam the variance may change up to this step.

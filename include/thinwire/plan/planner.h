@@ -48,8 +48,7 @@ struct Network {
 /// Computing times of ranks, in seconds.
 struct Compute {
   double encode = 0;  ///< Per element: residual, momentum, records.
-  double serve = 0;   ///< Per element of the model: averaging this rank's
-                      ///< share.
+  double serve = 0;   ///< Per element of the model: averaging a share.
   double update = 0;  ///< Per element, from received records.
   double turn =
       30e-6;        ///< Threads and queues, per turn of two_phase_seconds().
@@ -146,11 +145,9 @@ enum class Way {
   kZero8,        ///< ZeRO stage 2 with 8 bits in both directions.
   kZero4,        ///< ZeRO stage 2 with 4 bits in both directions.
   kLean,         ///< Compressed steps of LeanOnebitAdam.
-  kOuter,        ///< Local steps and syncs of an outer loop, 4 bits in both
-                 ///< directions.
+  kOuter,        ///< Local steps and syncs of an outer loop in 4 bits.
   kTorchDdp,     ///< torch's DDP with gloo: a ring during backward. Flat.
-  kDdpHook,      ///< ddp_hook: gradients in 4 bits in both directions, during
-                 ///< backward.
+  kDdpHook,      ///< ddp_hook: gradients in 4 bits, during backward.
   kLowRank,      ///< Gradients as factors in 8 bits, during backward.
 };
 inline constexpr int kNumWays = 11;

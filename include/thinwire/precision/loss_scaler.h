@@ -17,8 +17,7 @@ enum class AtMinimum {
 /// Settings of a LossScaler. The defaults, except max_scale, are those of
 /// DeepSpeed's configuration files.
 struct LossScalerOptions {
-  double initial_scale = 65536;  ///< In [2^-126, 2^127], and represented in
-                                 ///< fp32.
+  double initial_scale = 65536;  ///< In [2^-126, 2^127], rounded to fp32.
   /// Whether the scale changes. If false, it remains initial_scale, and the
   /// fields below have no effect.
   bool dynamic = true;

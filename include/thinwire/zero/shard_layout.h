@@ -47,8 +47,7 @@ struct Fragment {
   int owner = 0;
   std::size_t parameter = 0;  ///< Index in the layout.
   Range range{};              ///< Within the parameter.
-  std::size_t position = 0;   ///< Index of its first element in the owner's
-                              ///< shard.
+  std::size_t position = 0;   ///< First element in the owner's shard.
 
   bool operator==(const Fragment&) const = default;
 };
@@ -62,8 +61,7 @@ struct ShardBucket {
   std::vector<Range> pieces{};
   std::vector<Range> within{};  ///< Pieces relative to the bucket's start.
   std::vector<std::size_t> counts{};     ///< The pieces' sizes.
-  std::vector<std::size_t> positions{};  ///< Offsets of the pieces in their
-                                         ///< shards.
+  std::vector<std::size_t> positions{};  ///< Offsets in their shards.
   /// kContiguous: elements of a slice, including its padding. Otherwise 0.
   std::size_t slice = 0;
 };

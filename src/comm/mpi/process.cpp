@@ -65,9 +65,9 @@ namespace {
 
 // Raises the limits below which Open MPI over TCP sends at once, unless the
 // user has set them. Above 64 KiB it first asks the receiver. The answer queues
-// behind traffic in the other direction, which halves a link's bandwidth, and
-// waits until a thread looks, which may take long while others compute. The new
-// limits cover messages of a bucket's size.
+// behind traffic in the other direction, which halves a link's bandwidth. It
+// also waits until a thread looks, which may take long while others compute.
+// The new limits cover messages of a bucket's size.
 void tune_tcp() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", "8454144", /*overwrite=*/0);
   setenv("OMPI_MCA_btl_tcp_rdma_pipeline_frag_size", "65536", 0);

@@ -90,8 +90,7 @@ class Process {
   int next_group_ = 1;
   int transports_ = 0;
   std::list<MPI_Comm> adopted_;
-  std::list<Notice> notices_;  ///< A list, because MPI reads the texts in
-                               ///< place.
+  std::list<Notice> notices_;  ///< A list: MPI reads the texts in place.
 };
 
 }  // namespace thinwire::comm::mpi

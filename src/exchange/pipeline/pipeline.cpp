@@ -140,8 +140,8 @@ void Pipeline::launch(RunSteps steps) {
 }
 
 // Queues all stages of one bucket. A bucket finds the slot of received records
-// free, because collectives of one communicator run one after the other. Those
-// inside the host use another communicator.
+// free, because collectives of one communicator run one after the other.
+// Collectives inside the host use another communicator.
 void Pipeline::launch_bucket(std::size_t k) {
   compute(k, kNone, kNone);
   show(steps_.encoded, going_up(k), places_.piece_of(bucket(k)));
@@ -224,11 +224,11 @@ void Pipeline::drop(std::size_t bucket) noexcept {
   *at = kNone;
 }
 
-// Runs turn k: bucket k is encoded, bucket k - 2 averaged and bucket k - 4
-// taken, in one pass of the pool's threads, while buckets k - 1 and k - 3 are
-// in flight. With only one direction, bucket k - 2 is averaged or taken. All
-// ranks queue collectives in the same order: bucket k up, then bucket k - 2
-// down. In a hierarchical pipeline, results need one more turn: bucket k - 4 is
+// Runs turn k, in which buckets k - 1 and k - 3 are in flight. One pass of the
+// pool's threads encodes bucket k, averages bucket k - 2 and takes bucket k -
+// 4. With only one direction, bucket k - 2 is averaged or taken. All ranks
+// queue collectives in the same order: bucket k up, then bucket k - 2 down. In
+// a hierarchical pipeline, results need one more turn: bucket k - 4 is
 // exchanged inside the host while bucket k - 5 is taken.
 void Pipeline::take_turn(std::size_t k) {
   // Differences below 0 wrap around to buckets that do not exist.
@@ -244,8 +244,7 @@ void Pipeline::take_turn(std::size_t k) {
     wait(down_works_[back]);
     if (inside_ != nullptr) inside_work_ = queue_inside(back);
   }
-  if (options_.direction == Direction::kDown) {  // both use one slot, so
-                                                 // results are taken first
+  if (options_.direction == Direction::kDown) {  // both share a slot
     compute(kNone, kNone, taken);
     compute(encoded, kNone, kNone);
   } else {

@@ -38,9 +38,9 @@ struct RunSteps {
       average{};
   /// Receives the result of a block.
   std::function<void(std::size_t block, const std::uint8_t* record)> take{};
-  /// If set, called on the pipeline's thread just before records are sent: with
-  /// each encoded record of a bucket, and with each record that this rank has
-  /// averaged.
+  /// If set, called on the pipeline's thread just before records are sent.
+  /// `encoded` receives each record that this rank has encoded, `averaged` each
+  /// record that it has averaged.
   std::function<void(std::size_t block, const std::uint8_t* record)> encoded{};
   std::function<void(std::size_t block, const std::uint8_t* record)> averaged{};
   /// If set, called on that thread after the results of a bucket have been
@@ -52,7 +52,7 @@ struct RunSteps {
 
 /// The ranks of a pipeline. A hierarchical route has `groups`, requires kBoth,
 /// and its workers are hosts. Each rank of a host exchanges its piece of a
-/// bucket with the ranks that have the same piece, and hosts then exchange the
+/// bucket with the ranks that have the same piece. Hosts then exchange the
 /// results internally. All members must outlive the pipeline.
 struct Route {
   comm::Communicator& comm;
@@ -213,8 +213,7 @@ class Pipeline {
   const BlockLayout& layout_;
   const Options options_;
   const Places places_;
-  const std::shared_ptr<const RecordMap> up_;  // same object as down_ if the
-                                               // codecs are equal
+  const std::shared_ptr<const RecordMap> up_;  // down_ if codecs are equal
   const std::shared_ptr<const RecordMap> down_;
   const std::shared_ptr<PipelineMemory> memory_;
   // With kBoth, the records of all blocks. If both directions use one codec,

@@ -35,8 +35,7 @@ struct Places {
   }
 
   std::size_t first;    ///< First place of this rank's piece.
-  std::size_t workers;  ///< Places of the piece: as many as hosts, or ranks if
-                        ///< flat.
+  std::size_t workers;  ///< Places of the piece: hosts, or ranks if flat.
   std::size_t own;      ///< The place that this rank serves.
 
   [[nodiscard]] std::size_t end() const { return first + workers; }

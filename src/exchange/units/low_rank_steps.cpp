@@ -134,8 +134,7 @@ void LowRankSteps::load(const LowRankMean::Saved& saved) {
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the passes must be >= 0, got {}", saved.passes));
   low_rank_.check(saved.factors, saved.generators);
-  static_cast<void>(low_rank_.worker_error());  // allocates the memory into
-                                                // which residuals are loaded
+  static_cast<void>(low_rank_.worker_error());  // allocates the memory
   residuals_.load(saved.worker, saved.server);
   low_rank_.load(saved.factors, saved.generators);
   passes_ = std::min(saved.passes, options_.first_steps);

@@ -58,12 +58,10 @@ class LowRankUnits final : public PartsInFlight {
     Range range;          // in the flat array
     std::size_t factor;   // index of Q's first element in factors_
     std::size_t number;   // index in generators_
-    std::size_t owner;    // index of the rank in each host that has its
-                          // residual
+    std::size_t owner;    // index, in each host, of the rank with its residual
     std::size_t first_p;  // indices of its first blocks
     std::size_t first_q;
-    bool in_spare = false;  // whether its residual is in spare_ instead of
-                            // residuals_
+    bool in_spare = false;  // whether spare_ has its residual
 
     [[nodiscard]] std::size_t p_size() const { return shape.rows * rank; }
     [[nodiscard]] std::size_t q_size() const { return shape.columns * rank; }

@@ -143,8 +143,7 @@ void LowRankUnits::Way::run(Pipeline& pipeline, const BlockLayout& layout,
 void LowRankUnits::Way::encode_values(std::span<const float> values,
                                       std::uint8_t* record) {
   constexpr std::array<float, kFactorRows> kNothing{};
-  std::array<float, kFactorRows> error;  // unused, because the matrix's
-                                         // residual contains this error
+  std::array<float, kFactorRows> error;  // unused
   owner_.codec_.encode({.values = values,
                         .residual = std::span(kNothing).first(values.size()),
                         .error = std::span(error).first(values.size())},

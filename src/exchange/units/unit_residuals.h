@@ -22,8 +22,7 @@ class UnitResiduals {
   struct Cut {
     Range range;
     std::size_t place;   ///< Place of its server.
-    std::size_t served;  ///< Index of its first element in server(), if this
-                         ///< rank serves it.
+    std::size_t served;  ///< Its first element in server(), if served here.
 
     [[nodiscard]] Range in_server() const { return {served, range.size}; }
   };

@@ -26,7 +26,7 @@ inline constexpr std::size_t kVectors = 16 / kLanes;
 inline constexpr bool kManyRegisters = kLanes == 16;
 
 /// Calls body.run<n>(first) for groups of n columns of a factor. Groups have
-/// kColumns columns while enough remain, and then repeatedly half as many.
+/// kColumns columns while enough remain; then n is halved repeatedly.
 template <std::size_t kColumns, class Body>
 HWY_INLINE void for_column_groups(std::size_t first, std::size_t rank,
                                   const Body& body) {

@@ -141,8 +141,7 @@ HWY_INLINE void two_sums_loop(std::size_t size, std::size_t first_chunk,
                               Word& word, const Sink& sink) {
   alignas(64) float first[kSumChunk + 32];
   alignas(64) float second[kSumChunk + 32];
-  std::size_t k = 0;  // number of buffered terms, some of which belong to the
-                      // next chunk
+  std::size_t k = 0;  // buffered terms, partly of the next chunk
   std::size_t count = first_chunk;
   for (std::size_t begin = 0; begin < size; begin += count) {
     if (begin > 0) count = kSumChunk;

@@ -38,8 +38,7 @@ struct LowBitLayout {
   std::vector<Range> units;
   exchange::BlockLayout blocks;
   std::vector<std::size_t> block_group;      ///< Per block.
-  std::vector<std::size_t> block_parameter;  ///< Index of each block's
-                                             ///< parameter.
+  std::vector<std::size_t> block_parameter;  ///< Per block, its index.
 };
 
 /// The caller's masks (exp_avg_mask), which select elements whose momentum is

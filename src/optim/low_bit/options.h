@@ -27,10 +27,8 @@ struct WarmupBits {
 
 /// Options of every low-bit optimizer, in the form that its parts use.
 struct LowBitSettings {
-  std::string name;         ///< Name in messages and saved state, such as
-                            ///< "onebit_adam".
-  std::string own_options;  ///< A line with the options that only this
-                            ///< optimizer has.
+  std::string name;         ///< "onebit_adam", in messages and saved state.
+  std::string own_options;  ///< Line with the options of this optimizer alone.
   AdamOptions adam;
   std::vector<LowBitGroup> groups;
   DType residual_dtype = DType::kFloat32;

@@ -19,8 +19,7 @@ namespace thinwire::optim {
 struct RankResiduals {
   Buffer worker;
   Buffer server;
-  double clip = 1;  ///< Clip factor of the last step, for residuals of
-                    ///< gradients.
+  double clip = 1;  ///< Clip factor of the last step, for gradients'.
 };
 
 struct ResidualViews {

@@ -104,8 +104,7 @@ class EncodedGradients final : public GradientReduction {
   std::vector<Range> parts_;
   exchange::ResidualSide residuals_;
   Buffer means_;                      // for this rank's shard
-  std::vector<std::size_t> mean_at_;  // offset of each block in means_; 0 if
-                                      // another rank owns it
+  std::vector<std::size_t> mean_at_;  // per block in means_; 0 if not owned
   std::optional<FillingBuckets> filling_;  // stage 2
 
   // ---- the window

@@ -21,10 +21,8 @@ namespace thinwire::optim {
 enum Participation : std::uint8_t {
   kOut = 0,    ///< Excluded as long as the caller masks it.
   kTakesPart,  ///< Live.
-  kLate,       ///< Inactive until its first gradient; it had none when v was
-               ///< frozen.
-  kUnfit,      ///< Permanently excluded, because its variance overflowed. Was
-               ///< kOut until version 0.7.
+  kLate,       ///< Inactive: it had no gradient when v was frozen.
+  kUnfit,      ///< Excluded for good: its variance overflowed.
 };
 /// One Participation per element of the layout; empty if all elements take
 /// part.
@@ -145,7 +143,7 @@ class BlockDenominators {
 
 /// Takes the denominators of all elements from a saved state. Throws
 /// Error(kCorruptCheckpoint) unless those of compressed parameters are above 0.
-/// Those of exact groups are unused and may be 0.
+/// Denominators of exact groups are unused and may be 0.
 [[nodiscard]] Buffer take_denominators(StateDict& state,
                                        const LowBitLayout& parts,
                                        std::size_t num_elements);

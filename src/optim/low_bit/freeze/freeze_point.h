@@ -21,15 +21,16 @@
 namespace thinwire::optim {
 
 /// Decides when the variance has settled enough to be frozen. It compares the
-/// bias-corrected L1 norm with the norm half of the steps ago, but at least 50,
-/// because a running mean hardly moves over a shorter window. All ranks see the
-/// same norms, because exact steps leave the same variance everywhere.
+/// bias-corrected L1 norm with that of an earlier step. The distance is half of
+/// the steps so far, but at least 50, because a running mean hardly moves over
+/// a shorter window. All ranks see the same norms, because exact steps leave
+/// the same variance everywhere.
 class AutoFreeze {
  public:
   explicit AutoFreeze(const FreezeOptions& options = {});
 
-  /// Records the bias-corrected L1 norm of the variance in step 1, 2, ....
-  /// Returns true if this step, which is still exact, is the last one.
+  /// Records the bias-corrected L1 norm of the variance in steps 1, 2, and so
+  /// on. Returns true if this step, which is still exact, is the last one.
   [[nodiscard]] bool observe(double norm);
 
   void list(StateParts& parts);
@@ -38,7 +39,7 @@ class AutoFreeze {
   std::int64_t earliest_;  // the freeze is not before this step
   std::int64_t latest_;    // the freeze is not after this step
   double ratio_;
-  std::vector<double> norms_;  // norms of steps 1, 2, ...
+  std::vector<double> norms_;  // norms of all steps so far
 };
 
 /// The last step of the first stage, according to options and state. A number

@@ -65,8 +65,7 @@ class HostGradients {
     std::vector<std::size_t> counts;  // per rank of the host
     bool stays_exact = false;
     Range own{};               // in the flat array
-    std::size_t in_means = 0;  // offset of its own mean in means_, if stored
-                               // there
+    std::size_t in_means = 0;  // offset of its mean in means_, if any
     bool has_begun = false;
   };
 
@@ -81,8 +80,7 @@ class HostGradients {
   std::vector<Run> runs_;
   std::size_t exact_size_ = 0;  // own elements of exact runs
   std::size_t own_size_ = 0;    // own elements of all runs
-  Buffer means_;                // exact runs, followed by the others if
-                                // gradients are 16-bit
+  Buffer means_;                // exact runs, then (with 16 bits) the others
   std::vector<std::size_t> block_in_means_;
   std::vector<double> squares_;        // per block
   std::vector<double> exact_squares_;  // per exact run

@@ -125,9 +125,9 @@ Agreement LocalGradients::among_hosts(Agreement agreement) const {
 }
 
 // Estimates the RMS norm of the hosts' means from the norms of the ranks'
-// gradients and of the mean of all. If the ranks' noise is independent, the
-// square of a mean of G lies between the two squares as 1 / G lies between 1
-// and 1 / W.
+// gradients and of the mean of all. The ranks' noise is assumed to be
+// independent. The square of a mean of G then lies between the two squares as 1
+// / G lies between 1 and 1 / W.
 double LocalGradients::rms_of_workers(double rms_norm, double mean_norm) const {
   if (!model_.host) return rms_norm;
   const double noise =
@@ -175,8 +175,7 @@ std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
       divisor;
   report.grad_norm = whole_norm(in, own);
   if (skips(in) && !std::isfinite(report.grad_norm)) {
-    report.applied = false;  // all gradients are finite, but their sum
-                             // overflows
+    report.applied = false;  // all are finite, but their sum is not
     few_bits_.clear(report);
     return std::nullopt;
   }

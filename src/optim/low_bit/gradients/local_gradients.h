@@ -46,9 +46,9 @@ class LocalGradients {
   [[nodiscard]] std::optional<double> agree_on_norm(
       const StepInput& in, bool has_late, StepMeter& step,
       bool is_unlike_early = false);
-  /// Records the norms of an exact step, from which later ones are estimated:
-  /// `rms_norm` of agree_on_norm(), `mean_norm` of the mean, and `counted_norm`
-  /// of the mean without StepInput::uncounted.
+  /// Records the norms of an exact step, from which later ones are estimated.
+  /// `rms_norm` comes from agree_on_norm(), `mean_norm` from the mean, and
+  /// `counted_norm` from the mean without StepInput::uncounted.
   void remember(double rms_norm, double mean_norm, double counted_norm);
   /// Averages the gradients over the ranks in an exact step. Returns the arrays
   /// for the update rule, with clip * mean_i g_i, or nothing if a gradient was

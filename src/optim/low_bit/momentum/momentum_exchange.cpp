@@ -33,7 +33,7 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
                       in.final_range);
     return;
   }
-  const auto own = [&](std::size_t b) {  // k (beta1 m + (1 - beta1) g_i)
+  const auto own = [&](std::size_t b) {  // x = k (beta1 m + (1 - beta1) g_i)
     auto input = form_.input(b, in.grads, c[model_.layout.block_group[b]]);
     input.factor = form_.unit(b);
     return input;
@@ -158,9 +158,9 @@ std::int64_t residual_layout(const LowBitModel& model,
 }
 
 // Refuses residuals of other buckets. Until version 0.5 a bucket had 2^20
-// elements by default, and until 0.7.0 at least as many for each rank of a host
-// in a hierarchical exchange. A rank does not have the residuals of blocks that
-// another rank served then.
+// elements by default. Until 0.7.0 it had at least this number for each rank of
+// a host in a hierarchical exchange. A rank does not have the residuals of
+// blocks that another rank served then.
 [[noreturn]] void refuse_residual_layout(const LowBitModel& model,
                                          std::int64_t saved) {
   const std::size_t own = model.settings.exchange.bucket_elements;

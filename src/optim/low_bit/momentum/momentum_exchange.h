@@ -29,7 +29,7 @@ class MomentumExchange {
   /// values. Several threads may call it at once.
   using Apply =
       std::function<void(std::size_t block, const kernels::MomentumForm& m)>;
-  /// Computes, for each block with unit k,
+  /// Computes for each block with unit k:
   ///  m <- (1-bit mean over the ranks of k (beta1 m + (1 - beta1) g_i)) / k
   /// and applies each block when it arrives. A single rank computes
   ///  m = beta1 m + (1 - beta1) g, plus restored residuals over k
@@ -91,8 +91,7 @@ class MomentumExchange {
               const std::optional<ResidualViews>& of_gradients) const;
   struct Saved {
     std::optional<RankResiduals> residuals;
-    std::unique_ptr<exchange::SignExchange> all;  // null if `all` exists
-                                                  // already
+    std::unique_ptr<exchange::SignExchange> all;  // null if there is one
   };
   /// Takes the residuals from a state. Throws Error(kCorruptCheckpoint).
   [[nodiscard]] Saved read(StateDict& state) const;

@@ -46,8 +46,7 @@ class MomentumParticipation {
   void add_to(State& state) const;
   struct Saved {
     std::vector<std::uint8_t> elements;
-    std::vector<std::size_t> late;  // elements for the next admit_late(),
-                                    // ascending
+    std::vector<std::size_t> late;  // for the next admit_late(), ascending
   };
   /// Throws Error(kCorruptCheckpoint).
   [[nodiscard]] Saved read(const StateDict& state) const;
@@ -61,9 +60,8 @@ class MomentumParticipation {
   struct Waiting {
     std::size_t block = 0;
     Bits late{};        // inactive elements
-    Bits seen{};        // inactive elements with a gradient in the last
-                        // has_late()
-    Bits remembered{};  // inactive elements with a gradient in earlier steps
+    Bits seen{};        // those with a gradient in the last has_late()
+    Bits remembered{};  // those with a gradient in earlier steps
 
     [[nodiscard]] std::uint32_t arrived(std::size_t word) const {
       return seen[word] | remembered[word];

@@ -48,8 +48,7 @@ void UnderNextStep::begin(const StepInput& in, const Coefficients& c) {
   params_ = in.params;
   coefficients_ = c;
   const auto blocks = model_.layout.blocks.blocks();
-  if (model_.groups)  // because the exchange reads the other blocks of this
-                      // rank
+  if (model_.groups)  // the exchange does this for its own blocks
     model_.for_blocks([&](std::size_t b) {
       if (!model_.places.has(blocks[b])) take_own_step(b, in);
     });

@@ -33,7 +33,7 @@ class UnderNextStep final : public LocalSteps {
     return model_.settings.exchange.under_next_step && model_.compresses();
   }
   /// Begins the exchange of a step whose coefficients are `c`. For the blocks'
-  /// elements computes, on this rank,
+  /// elements computes on this rank:
   ///  m_i = beta1 m + (1 - beta1) g_i,
   ///  params = theta - lr (m_i / (1 - beta1^t) / d + wd theta)
   /// Other elements of `in.params` are already equal on all ranks. Collective,
@@ -70,8 +70,7 @@ class UnderNextStep final : public LocalSteps {
   const Denominator& denominator_;
   mutable Buffer theta_;       // fp32, for all elements
   Coefficients coefficients_;  // of the step whose exchange is in flight
-  bool differs_ = false;       // whether parameters differ from theta on any
-                               // rank
+  bool differs_ = false;       // parameters differ from theta on some rank
   View params_{};              // parameters of the last step
   Buffer restored_;            // this rank's, until the next step or repeat()
 };
