@@ -213,7 +213,7 @@ std::vector<BruckStep> Routes::bruck_steps() const {
   return steps;
 }
 
-// ---- costs: the communicator's counters, pipelines and the planner ask here
+// ---- costs, for the communicator's counters, pipelines and the planner
 
 Cost Routes::message(int peer, std::size_t bytes) const {
   Cost cost;

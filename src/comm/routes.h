@@ -143,7 +143,7 @@ class Routes {
   [[nodiscard]] bool takes_steps(std::size_t bytes) const noexcept;
   [[nodiscard]] std::vector<BruckStep> bruck_steps() const;
 
-  // ---- what this rank sends in collectives; sizes of elements in bytes
+  // ---- cost of collectives on this rank; sizes of elements in bytes
   [[nodiscard]] Cost message(int peer, std::size_t bytes) const;
   [[nodiscard]] Cost of_all_reduce(std::size_t size, std::size_t element,
                                    std::size_t sum) const;

@@ -54,7 +54,7 @@ struct LowBitOptimizer::Impl {
   std::int64_t steps = 0;
   bool initialized = false;  // the first step() has been taken
 
-  // ---- what each optimizer adds
+  // ---- parts of each optimizer
   /// `averaged` says that a wrapper has already averaged the gradients.
   virtual void take_step(const optim::StepInput& in, bool averaged,
                          optim::StepMeter& step) = 0;

@@ -120,7 +120,7 @@ StepReport ZeroOptimizer::step() {
   return step({.params = impl_->params, .grads = {}});
 }
 
-// ---- what it is
+// ---- properties
 
 const ZeroOptions& ZeroOptimizer::options() const noexcept {
   return impl_->options;

@@ -51,7 +51,7 @@ class SignExchange {
   /// queued.
   void launch(const Source& source, const Delivered& queued = {});
 
-  // ---- the same bucket by bucket, with can_drop
+  // ---- runs bucket by bucket, with can_drop
   /// Begins a run that can be dropped: until finish(), this object keeps the
   /// state of the previous run. `source` must live until then. Local.
   void begin(const Source& source);

@@ -169,8 +169,8 @@ void LeanOnebitAdam::Impl::gather_parameters(StepMeter& step) {
   }
 }
 
-// ---- If the options name another stage than a loaded state has,
-// ranks exchange what that takes in the next step
+// ---- another stage than a loaded state has; ranks exchange its data in the
+// next step
 
 void LeanOnebitAdam::Impl::set_stage(StepMeter& step) {
   if (will_be_frozen() == is_frozen()) return;

@@ -140,7 +140,7 @@ StepCounts StepCounts::load(const StateDict& state) {
           .skipped = saved_count(state, "skipped_steps")};
 }
 
-// ---- whose state it is
+// ---- owners of states
 
 StateDict layout_owner(const ParameterLayout& layout) {
   StateDict owner;

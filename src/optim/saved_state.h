@@ -61,7 +61,7 @@ struct StepCounts {
   [[nodiscard]] static StepCounts load(const StateDict& state);
 };
 
-// ---- whose state it is
+// ---- owners of states
 /// Returns a state with the scalar `layout`.
 [[nodiscard]] StateDict layout_owner(const ParameterLayout& layout);
 void require_layout(const StateDict& state, const ParameterLayout& layout);

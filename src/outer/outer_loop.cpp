@@ -259,7 +259,7 @@ void OuterLoop::Impl::repeat(View now) {
   begin_local_steps(now);
 }
 
-// ---- the rest
+// ---- other functions
 
 const OuterOptions& OuterLoop::options() const noexcept {
   return impl_->options;

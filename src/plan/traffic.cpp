@@ -61,7 +61,7 @@ std::size_t elements_of(const Workload& work) {
   return static_cast<std::size_t>(work.parameters);
 }
 
-// ---- what the ways do with a bucket
+// ---- traffic of a bucket by way
 
 // Adds an all-reduce. In hierarchical mode it runs in slices whose sums fit the
 // communicator's memory.

@@ -59,7 +59,7 @@ struct MixedPrecision::Impl final : optim::EarlyGradients, optim::LocalSteps {
     if (has_masters()) kernels::convert(masters.view(), params);
   }
 
-  // ---- those of the optimizer, adapted
+  // ---- the optimizer's interfaces, adapted
   // At the smallest scale, gradients must not change until all ranks know which
   // of them overflowed.
   [[nodiscard]] bool reduces() const noexcept override {

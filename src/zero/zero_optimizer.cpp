@@ -189,7 +189,7 @@ exchange::GradientWindow& ZeroOptimizer::gradients() noexcept {
 
 WholeValues& ZeroOptimizer::whole_values() noexcept { return *impl_; }
 
-// ---- the rest
+// ---- other functions
 
 optim::ParameterGroups& ZeroOptimizer::groups() { return impl_->rules; }
 

@@ -51,7 +51,7 @@ struct ExpertParallel::Impl final : EarlyGradients, LocalSteps {
           return all;
         }) {}
 
-  // ---- those of the dense optimizer, adapted
+  // ---- the dense optimizer's interfaces, adapted
   [[nodiscard]] bool reduces() const noexcept override;
   void reduce(View grads, Range range) override;
   [[nodiscard]] std::vector<Range> buckets() const override;

@@ -48,7 +48,7 @@ struct LowBitOptimizer::Impl {
   FreezeStage* freeze_stage = nullptr;
   const std::vector<double>* lamb_coeffs = nullptr;
 
-  // ---- what each optimizer adds
+  // ---- parts of each optimizer
   /// Takes one step of the optimizer's paper. A skipped step returns early and
   /// sets the report.
   virtual void take_step(const StepInput& in, StepMeter& step) = 0;

@@ -118,7 +118,7 @@ class FreezePoint : public FreezeStage {
   /// Returns the step of the freeze in the state.
   std::int64_t list(StateParts& parts);
 
-  // ---- after a load: does the caller want another stage than the state's?
+  // ---- after a load: another stage than the state's
   [[nodiscard]] bool must_return(std::int64_t steps) const {
     return is_frozen() && plan_.names_later(steps);
   }

@@ -43,7 +43,7 @@ class HostGradients {
   /// Local.
   void begin_step() noexcept { pieces_only_ = false; }
 
-  // ---- after these
+  // ---- after average() or average_all()
   /// Returns whether this step has averaged only the blocks that this rank
   /// encodes.
   [[nodiscard]] bool has_pieces_only() const noexcept { return pieces_only_; }

@@ -44,7 +44,7 @@ class EarlyMomentum {
     return momentum_.exchange.has_begun_early();
   }
 
-  // ---- the step, in this order, if it has begun
+  // ---- a step that has begun, in this order
   /// Adds the remaining gradients. Returns false if `in` has another loss scale
   /// than the exchange began with. Collective, queued.
   [[nodiscard]] bool complete(const StepInput& in);

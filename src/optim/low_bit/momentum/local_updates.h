@@ -37,8 +37,8 @@ class LocalUpdates final : public LocalSteps {
   void leave_out();
   /// Moves elements that masks exclude back to theta.
   void leave_out(std::span<const std::size_t> elements);
-  /// Takes a step, part of which the other ranks send, followed by a sync:
-  /// theta = decay theta + mean_i u_i,  p = theta,  u = 0. Collective.
+  /// Takes a step whose update is part of the exchange, and syncs: theta =
+  /// decay theta + mean_i u_i, p = theta, u = 0. Collective.
   void sync(const StepInput& in, const Coefficients& c, StepMeter& step);
   /// Performs the sync of a single rank, which has already taken its step.
   void sync_alone(View params, View low_precision);
@@ -74,8 +74,8 @@ class LocalUpdates final : public LocalSteps {
   struct Interval {
     bool accumulated = false;  // if false, u counts as 0, whatever it contains
     bool momenta_differ = false;
-    std::int64_t steps = 0;           // taken by all ranks together
-    std::int64_t taken = 0;           // number of them that this rank has taken
+    std::int64_t steps = 0;           // equal on all ranks
+    std::int64_t taken = 0;           // steps that this rank has not left out
     std::vector<double> lrs;          // per group, sum of the learning rates
     std::vector<double> decay;        // per group
     std::vector<double> decay_taken;  // decay at the last step taken
