@@ -96,7 +96,7 @@ def led(names: list[str], per_host: int) -> list[Any]:
     for name in names:
         model = net_of(name, comm.rank).to(device)
         engine = engines.make(comm, config_of(name, per_host, True), model=model)
-        assert engine._hosts is not None
+        assert engine._training.hosts is not None
         losses = []
         for step in range(STEPS):
             window = []
@@ -110,7 +110,10 @@ def led(names: list[str], per_host: int) -> list[Any]:
                 # The next hooks run on this backward's stream while its graph lives.
                 del loss
             if devices.IS_FENCE and step > 1:
-                assert used["host_waits"] <= engine._hosts.is_leader, (name, used)
+                assert used["host_waits"] <= engine._training.hosts.is_leader, (
+                    name,
+                    used,
+                )
                 assert used["unpinned_async"] == 0, (name, used)
             losses += [loss.item() for loss in window]
         assert engine.report is not None

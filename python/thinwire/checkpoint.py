@@ -188,8 +188,7 @@ def _resume(
 
     chosen, found_at = agreed(trained._comm, checked)
     if not isinstance(trained, _Optimizer):
-        loaded = trained._restored(found_at, chosen, not chosen.weights_only)
-        return None if loaded is None else loaded[0]
+        return trained._resume(found_at, chosen)
     native, beside = agreed(
         trained._comm, lambda: (_at_home(trained), _beside(module, trained))
     )
@@ -248,7 +247,7 @@ def _save_options(
     module: torch.nn.Module | None,
 ) -> _core.SaveOptions:
     if not isinstance(trained, _Optimizer):
-        steps = trained._native.steps
+        steps = trained._training.native.steps
         if module is not None or step not in (None, steps):
             raise InvalidArgument(
                 f"save: an engine's step is {steps}, and its module its own; got step "

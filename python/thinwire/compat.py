@@ -18,7 +18,7 @@ import torch
 from . import _core
 from ._agreement import agreed, gathered
 from .comm import communicator_for
-from .engine._values import engine_of
+from .engine._values import values_of
 from .optim._attributes import model_parallel_group
 
 __all__ = [
@@ -36,38 +36,38 @@ __all__ = [
 
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
     """Calls Engine.full_parameter()."""
-    return engine_of(param).full_parameter(param)
+    return values_of(param).full_parameter(param)
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor:
     """Calls Engine.full_gradient(): with ZeRO, between a window's last backward and
     step().
     """
-    return engine_of(param).full_gradient(param)
+    return values_of(param).full_gradient(param)
 
 
 def safe_get_full_optimizer_state(
     param: torch.Tensor, optim_state_key: str
 ) -> torch.Tensor:
     """Calls Engine.full_state(), for "exp_avg" and "exp_avg_sq"."""
-    return engine_of(param).full_state(param, optim_state_key)
+    return values_of(param).full_state(param, optim_state_key)
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
     """Calls Engine.set_full_parameter(). All ranks pass the same value."""
-    engine_of(param).set_full_parameter(param, value)
+    values_of(param).set_full_parameter(param, value)
 
 
 def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
     """Calls Engine.set_full_gradient(), only with ZeRO. All ranks pass the same value."""
-    engine_of(param).set_full_gradient(param, value)
+    values_of(param).set_full_gradient(param, value)
 
 
 def safe_set_full_optimizer_state(
     param: torch.Tensor, value: torch.Tensor, optim_state_key: str
 ) -> None:
     """Calls Engine.set_full_state(), only with ZeRO. All ranks pass the same value."""
-    engine_of(param).set_full_state(param, optim_state_key, value)
+    values_of(param).set_full_state(param, optim_state_key, value)
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:

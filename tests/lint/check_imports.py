@@ -5,9 +5,8 @@
 usage: check_imports.py [ROOT]
 
 Folders of python/thinwire import only those to their left in FOLDERS, and no modules
-import each other in a circle. Imports inside functions count; those under
-`if TYPE_CHECKING` do not, because they never run. Prints one line per violation and
-exits with 1 if there was one.
+import each other in a circle. Imports inside functions count, and so do those that only
+type checkers follow. Prints one line per violation and exits with 1 if there was one.
 """
 
 import ast
@@ -18,15 +17,6 @@ import check_sources
 
 PACKAGE = "thinwire"
 FOLDERS = ("comm", "optim", "hooks", "engine", "integrations")
-
-
-def running_imports(tree):
-    """All import statements of a module that can run."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-            yield from running_imports(node)
 
 
 def imported(module, is_package, node):
@@ -52,7 +42,8 @@ def imports_of(root):
         is_package = file.name == "__init__.py"
         names = {
             name
-            for node in running_imports(ast.parse(file.read_text(encoding="utf-8")))
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
             for name in imported(module, is_package, node)
         }
         # `from . import x` names the package above, which does not import x's users.

@@ -80,7 +80,7 @@ def test_what_the_engine_keeps_is_checked_before_anything_changes(
 ) -> None:
     broken, match = BROKEN[name]
     pack = _saving.pack
-    monkeypatch.setattr(_saving, "pack", lambda engine: pack(engine) | broken)
+    monkeypatch.setattr(_saving, "pack", lambda *own: pack(*own) | broken)
 
     def run(comm: Any) -> None:
         engine = engine_of(comm)
@@ -173,7 +173,7 @@ def test_whatever_rank_0_raises_is_told_to_all_ranks(comm: Any) -> None:
         raise LookupError("nothing there")
 
     with pytest.raises(thinwire.Unavailable, match="LookupError: nothing there"):
-        engine._on_rank_0(fail)
+        engine._checkpoints.on_rank_0(fail)
 
 
 # ---- arguments

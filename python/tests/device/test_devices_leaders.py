@@ -62,7 +62,7 @@ def with_gradients_of(
     """A loss whose gradients are the means of all others', added in their order in each
     window, and then in the order of windows."""
     parameters = [p for p in engine.module.parameters() if p.requires_grad]
-    factor = engine._native.loss_factor
+    factor = engine._training.native.loss_factor
     count = sum(map(len, windows))
 
     def plus(sums: list[Any], found: Iterable[Any]) -> list[Any]:
@@ -147,8 +147,8 @@ def named(name: str) -> list[str]:
         model, engine = cases.made(comm, device, config)
         for step in range(3):
             cases.step(engine, step)
-        assert engine._hosts is not None
-        found += [engine._hosts.backend, str(parameters_of(model))]
+        assert engine._training.hosts is not None
+        found += [engine._training.hosts.backend, str(parameters_of(model))]
         engine.destroy()
     comm.close()
     return found
@@ -233,7 +233,7 @@ def crossed(folder: str) -> list[int]:
             "thinwire": {"ranks_per_host": 2, "hierarchy": hierarchy}
         }
         _, engine = cases.made(comm, device, engines.config_of(**config))
-        assert (engine._hosts is not None) == (hierarchy == "auto")
+        assert (engine._training.hosts is not None) == (hierarchy == "auto")
         root = f"{folder}/{hierarchy}"
         thinwire.save(root, engine, own={"rank": comm.rank}, durable=False)
         of_kinds.append((engine, root))
@@ -349,9 +349,9 @@ def lost(what: str) -> dict[str, Any]:
             if step == 5 and is_victim and moment == "hangs":
                 time.sleep(2 * TIMEOUT)
             if step == 5 and is_victim and moment == "group":
-                engine._hosts._group._get_backend(device).abort()
+                engine._training.hosts._group._get_backend(device).abort()
             if step == 5 and is_victim and moment == "inside":
-                hosts = engine._hosts
+                hosts = engine._training.hosts
 
                 def die(flat: torch.Tensor) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)

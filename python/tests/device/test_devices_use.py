@@ -191,7 +191,7 @@ def small_ring(device: torch.device) -> Any:
     engine = engine_of(model, ADAM | {"zero_optimization": {"stage": 2}})
     _staging._RING_BYTES = before
     if device.type != "cpu":
-        assert engine._link._ring.bytes.numel() == 16 * 8 * 4
+        assert engine._training.link._ring.bytes.numel() == 16 * 8 * 4
     losses = [
         step_with(engine, engine(x_of(k, device)).square().mean()) for k in range(5)
     ]

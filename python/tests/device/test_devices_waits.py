@@ -43,7 +43,7 @@ def windows() -> dict[str, Any]:
             config["optimizer"] = {"type": "AdamW"}
         model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         engine = engines.alone(config, model=model)
-        memory = engine._memory
+        memory = engine._training.memory
         copies: list[int] = []
         to_device, publish = memory.staging.to_device, memory.publish
 

@@ -285,7 +285,7 @@ def test_weights_into_a_running_engine(comm: Any) -> None:
         engine.load_module_state_dict(other.state_dict())
         assert same_bits(flat(engine.module), flat(other))
         name = "first.weight"
-        master = torch.from_dlpack(engine._native.full_parameter(name))
+        master = torch.from_dlpack(engine._training.native.full_parameter(name))
         assert torch.equal(master, other.first.weight.detach().float().view(-1))
         train(engine, range(2, 3))
         moved = (flat(engine.module) - flat(other)).abs().max()
@@ -424,11 +424,11 @@ def test_a_tag_that_is_used_again_has_the_newest(tmp_path: Path) -> None:
 def test_weights_alone_have_the_saved_masters(comm: Any, tmp_path: Path) -> None:
     engine = trained(comm, 3, **BF16)
     engine.save_checkpoint(tmp_path, "a")
-    masters = torch.from_dlpack(engine._native.masters())
+    masters = torch.from_dlpack(engine._training.native.masters())
     for changes in ({"load_optimizer_states": False}, {"load_module_only": True}):
         other = make(comm, config_of(**BF16))
         other.load_checkpoint(tmp_path, "a", **changes)
-        assert same_bits(torch.from_dlpack(other._native.masters()), masters)
+        assert same_bits(torch.from_dlpack(other._training.native.masters()), masters)
         assert other.global_steps == (3 if "load_optimizer_states" in changes else 0)
         assert other.optimizer.state_dict()["thinwire"]["engine_steps"] == 0
         train(other, range(3, 4))

@@ -307,10 +307,10 @@ def test_an_engine_goes_when_nobody_has_it(comm: Any) -> None:
 @by_ranks(1)
 def test_an_engine_of_another_process_refuses(comm: Any) -> None:
     engine = make(comm, config_of())
-    engine._process -= 1  # as after os.fork()
+    engine._training.process -= 1  # as after os.fork()
     refused("FailedPrecondition: .*that forked this one", engine.step)
     engine.destroy()
-    engine._process += 1
+    engine._training.process += 1
     train(engine, range(1))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.dlpack
@@ -14,73 +14,57 @@ import torch.utils.dlpack
 from .._checkpoints import OWN_NAMES, Loaded
 from ..errors import CorruptCheckpoint, InvalidArgument
 
-if TYPE_CHECKING:
-    from ._base import EngineBase
-
+Counts = dict[str, int]
+"""Numbers of an engine's calls, by the names of its attributes."""
 _COUNTERS = OWN_NAMES + "counters"
 _SCHEDULER = OWN_NAMES + "lr_scheduler"
-_NAMES = ("global_steps", "micro_steps", "global_samples")
+NAMES = ("global_steps", "micro_steps", "global_samples")
 _MOST = 1 << 53
 
 
-def pack(engine: EngineBase) -> dict[str, Any]:
-    """Returns the counters, equal on all ranks if they have made the same calls. Local."""
-    values: dict[str, Any] = {
-        _COUNTERS: json.dumps({name: getattr(engine, name) for name in _NAMES})
-    }
-    if engine._own_scheduler and hasattr(engine.lr_scheduler, "state_dict"):
+def pack(counts: Counts, scheduler: Any) -> dict[str, Any]:
+    """Returns what is saved of both, equal on all ranks if they have made the same calls.
+    Local.
+    """
+    values: dict[str, Any] = {_COUNTERS: json.dumps(counts)}
+    if hasattr(scheduler, "state_dict"):
         file = io.BytesIO()
-        torch.save(engine.lr_scheduler.state_dict(), file)
+        torch.save(scheduler.state_dict(), file)
         values[_SCHEDULER] = torch.frombuffer(
             bytearray(file.getvalue()), dtype=torch.uint8
         )
     return values
 
 
-def require_restorable(engine: EngineBase, found: Loaded, with_scheduler: bool) -> None:
-    """Checks the values before anything changes. Local. Raises CorruptCheckpoint unless
-    counters are whole numbers of 0 .. 2^53, and a scheduler's state has only numbers
-    and text.
+def counts_in(found: Loaded, samples_per_step: int) -> Counts:
+    """Returns the saved counts. Local. A checkpoint of another program has none, and then
+    steps count as backwards. Raises CorruptCheckpoint unless they are whole numbers in
+    0 .. 2^53.
     """
-    _counters_in(engine, found)
-    if with_scheduler:
-        _scheduler_state_in(engine, found)
-
-
-def restore(engine: EngineBase, report: Loaded, with_scheduler: bool) -> None:
-    """Sets the counters, which require_restorable() has accepted. Local, after the
-    parameters and the optimizer. A checkpoint of another program has no counters, and
-    then steps count as backwards.
-    """
-    for name, value in _counters_in(engine, report).items():
-        setattr(engine, name, value)
-    state = _scheduler_state_in(engine, report) if with_scheduler else None
-    if state is not None:
-        engine.lr_scheduler.load_state_dict(state)
-
-
-def _counters_in(engine: EngineBase, found: Loaded) -> dict[str, int]:
     text = found.common.get(_COUNTERS)
     if text is None:
-        samples = found.step * engine._batch[0]
-        return dict(zip(_NAMES, (found.step, found.step, samples), strict=True))
+        samples = found.step * samples_per_step
+        return dict(zip(NAMES, (found.step, found.step, samples), strict=True))
     try:
         saved = json.loads(text)
-        counters = {name: saved[name] for name in _NAMES if name in dict(saved)}
+        counts = {name: saved[name] for name in NAMES if name in dict(saved)}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptCheckpoint(f"{_COUNTERS}: {error}") from None
-    for name, value in counters.items():
+    for name, value in counts.items():
         if type(value) is not int or not 0 <= value <= _MOST:
             raise CorruptCheckpoint(
                 f"{_COUNTERS}: {name} must be a whole number in 0 .. 2^53, got "
                 f"{value!r:.60}"
             )
-    return counters
+    return counts
 
 
-def _scheduler_state_in(engine: EngineBase, found: Loaded) -> dict[str, Any] | None:
+def scheduler_state_in(found: Loaded) -> dict[str, Any] | None:
+    """Returns the saved state of a scheduler. Local. Raises CorruptCheckpoint unless it has
+    only numbers and text.
+    """
     saved = found.common.get(_SCHEDULER)
-    if saved is None or not engine._own_scheduler:
+    if saved is None:
         return None
     try:
         data = bytes(torch.utils.dlpack.from_dlpack(saved).tolist())

@@ -6,43 +6,39 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from .. import _core, _log
-from .._agreement import agreed, telling_others
+from .._agreement import agreed
+from .._checkpoints import LoadReport, Saved, load_options
 from ..comm import communicator_for
 from ..comm.calls import in_call
+from ..comm.host_group import HostGroup
 from ..comm.lifetime import note_daemon, reason_of
 from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim import _attributes
-from ..optim._edits import undoes_edits
 from ..optim._experts import Experts
-from ..optim._lifetime import closing
+from ..optim._notices import RunTotals
 from ..optim._settings import set_rate
 from ..report import EngineReport
-from ._build import (
-    Plan,
-    leaders_for,
-    link_for,
-    make_parts,
-    make_plan,
-    require_shareable,
-)
+from ._build import Plan, leaders_for, make_parts, make_plan, require_shareable
+from ._counters import NAMES, Counts
+from ._module_view import ModuleView
 from ._optimizer import ConfigSchedule, EngineOptimizer
-from ._others import ModuleOthers
 from ._progress import Monitoring, Progress
-from ._saving import Saving
-from ._unavailable import NotHere
+from ._saving import Checkpoints, require_no_function
+from ._training import Training
+from ._unavailable import set_refusals
 from ._values import Values
 
 
-class Engine(NotHere, Values, Saving):
+class Engine(ModuleView):
     """Trains a module by a configuration; initialize() makes it.
 
         loss = engine(batch)
@@ -62,6 +58,20 @@ class Engine(NotHere, Values, Saving):
     (full_parameter() and its like).
     """
 
+    optimizer: EngineOptimizer
+    lr_scheduler: Any
+    training_dataloader: DataLoader[Any] | None
+    device: torch.device
+    global_rank: int
+    local_rank: int
+    world_size: int
+    dp_world_size: int
+    global_steps: int
+    """Windows of accumulation that were completed, including skipped steps."""
+    micro_steps: int
+    """Calls of step()."""
+    global_samples: int
+
     def __init__(
         self,
         model: Any,
@@ -78,16 +88,16 @@ class Engine(NotHere, Values, Saving):
     ) -> None:
         """Makes the engine; initialize() explains the arguments. Collective."""
         super().__init__()
-        self._process = os.getpid()
         owns_comm = not isinstance(process_group, _core.Communicator)
         backend = named_backend(config)
         self._comm = comm = communicator_for(process_group, backend=backend)
         experts = Experts()
-        self._hosts = None
-        self._together = None
+        hosts: HostGroup | None = None
+        together: _core.Communicator | None = None
         model_parallel_group = _attributes.model_parallel_group(mpu)
 
         def prepare() -> Plan:
+            nonlocal hosts
             plan = agreed(
                 comm,
                 lambda: make_plan(
@@ -102,17 +112,14 @@ class Engine(NotHere, Values, Saving):
                     process_group is not None,
                 ),
             )
-            self._config = plan.config
             self._monitoring = Monitoring(plan.monitors)
-            self._client = plan.client
             self.optimizer = EngineOptimizer(
-                self, plan.groups, plan.client, plan.places
+                plan.config, plan.groups, plan.client, plan.places
             )
-            self._split = plan.split
-            agreed(comm, lambda: self._set_scheduler(lr_scheduler, optimizer))
+            agreed(comm, lambda: self._set_scheduler(plan, lr_scheduler, optimizer))
             experts.join(comm, plan.groups)
             if model_parallel_group is None:
-                self._hosts = leaders_for(comm, plan)
+                hosts = leaders_for(comm, plan)
             else:
                 agreed(comm, lambda: _attributes.require_model_parallel(plan.config))
             return plan
@@ -126,37 +133,41 @@ class Engine(NotHere, Values, Saving):
                 f"mpu has no model-parallel group: {model_parallel_group is None}\n",
             )
             if model_parallel_group is not None:
-                self._together = experts.of(model_parallel_group)
+                together = experts.of(model_parallel_group)
             # If this raises for a part of a model, ranks of other parts raise too.
-            plan = agreed(self._together, prepare)
-            core, memory, buffers = agreed(
-                self._together,
-                lambda: make_parts(comm, model, plan, experts, self._hosts),
+            plan = agreed(together, prepare)
+            parts = agreed(
+                together, lambda: make_parts(comm, model, plan, experts, hosts)
             )
             if model_parallel_group is not None:
-                assert isinstance(core, _core.Engine) and self._together is not None
+                assert isinstance(parts[0], _core.Engine) and together is not None
                 alike = _attributes.counted_elsewhere(mpu, experts, plan.places)
-                core.set_model_parallel(self._together, alike)
+                parts[0].set_model_parallel(together, alike)
         except BaseException:
-            if self._hosts is not None:
-                self._hosts.close()
+            if hosts is not None:
+                hosts.close()
             for owned in (*experts.owned, *((comm,) if owns_comm else ())):
                 owned.close()
             raise
         self.module = model
-        self._native, self._memory, self._buffers_of_module = core, memory, buffers
-        self._left_out = set(plan.left_out)
-        owned = (*experts.owned, *((comm,) if owns_comm else ()))
-        self._close = closing(self, core, *owned)
-        self._told = (comm, *experts.all)
+        closes = (*experts.owned, *((comm,) if owns_comm else ()))
+        self._training = training = Training(
+            model, plan, comm, together, hosts, experts, closes, parts
+        )
+        self._values = Values(training)
+        self.optimizer.begin(self._values, self.backward, self._has_own_schedule)
+        self._progress = Progress(comm, plan.config, training.native)
+        self._checkpoints = Checkpoints(training, self.optimizer, self._progress)
         self._batch = plan.config.batch(comm.size)
-        self._marks = memory.marks() if undoes_edits(plan.config) else None
-        self._is_behind = False
-        self._link = link_for(core, memory, plan.config)
-        self._others = ModuleOthers(model, memory.parameters, memory.names, comm.rank)
-        core.set_others(self._others.describe)
-        self._register_parameters()
-        self._set_numbers(local_rank)
+        self.global_steps = 0
+        self.micro_steps = 0
+        self.global_samples = 0
+        self.global_rank = comm.rank
+        self.world_size = self.dp_world_size = comm.size
+        from_launcher = os.environ.get("LOCAL_RANK", str(self.global_rank))
+        given = -1 if local_rank is None else local_rank
+        self.local_rank = given if given >= 0 else int(from_launcher)
+        self.device = training.memory.parameters[0].device
         self.training_dataloader = None
         if training_data is not None:
             self.training_dataloader = self.deepspeed_io(
@@ -164,22 +175,9 @@ class Engine(NotHere, Values, Saving):
             )
         _log.forward(comm)
 
-    def _set_numbers(self, local_rank: int | None) -> None:
-        self.global_steps = 0
-        self.micro_steps = 0
-        self.global_samples = 0
-        self.global_rank = self._comm.rank
-        self.world_size = self.dp_world_size = self._comm.size
-        from_launcher = os.environ.get("LOCAL_RANK", str(self.global_rank))
-        given = -1 if local_rank is None else local_rank
-        self.local_rank = given if given >= 0 else int(from_launcher)
-        self.device = self._memory.parameters[0].device
-        self.report = None
-        self._progress = Progress(self._comm, self._config, self._native)
-        self._backwards = 0  # since the last boundary
-
-    def _set_scheduler(self, lr_scheduler: Any, given: Any) -> None:
-        self._own_scheduler = lr_scheduler is not None
+    def _set_scheduler(self, plan: Plan, lr_scheduler: Any, given: Any) -> None:
+        self._has_own_schedule = lr_scheduler is not None
+        self._split = plan.split
         self.lr_scheduler = None
         if lr_scheduler is not None:
             if not hasattr(lr_scheduler, "step") and callable(lr_scheduler):
@@ -191,9 +189,9 @@ class Engine(NotHere, Values, Saving):
                 )
             self._require_known(getattr(lr_scheduler, "optimizer", None), given)
             self.lr_scheduler = lr_scheduler
-        elif not self._config.schedule.is_constant:
+        elif not plan.config.schedule.is_constant:
             self.lr_scheduler = ConfigSchedule(self.optimizer)
-            self.optimizer.show_rates(self._config, 0)
+            self.optimizer.show_rates(plan.config, 0)
 
     def _require_known(self, of_scheduler: Any, given: Any) -> None:
         groups = getattr(of_scheduler, "param_groups", None)
@@ -246,12 +244,13 @@ class Engine(NotHere, Values, Saving):
         the cause of a CommFailure, and the other ranks learn of it.
         """
         loss = self._widened(loss)
-        core, link = self._made, self._link
-        with self._telling_others("backward()"):
-            self._require_same_parameters(at_start=self._backwards == 0)
-            if self._backwards == 0:  # before anything is exchanged
+        training = self._training
+        core, link = training.made, training.link
+        with training.telling_others("backward()"):
+            training.require_same_parameters(at_start=training.backwards == 0)
+            if training.backwards == 0:  # before anything is exchanged
                 self.optimizer.tell_rates(core)
-        self._take_in_edits()
+        training.take_in_edits()
         factor = core.loss_factor if scale_wrt_gas else core.loss_scale
         core.begin_backward()
         link.begin()
@@ -262,7 +261,7 @@ class Engine(NotHere, Values, Saving):
             link.cancel()
             self._cancel_backward(error)
             raise
-        self._backwards += 1
+        training.backwards += 1
         core.end_backward()
         self._monitoring.backward(loss)
         steps = self.gradient_accumulation_steps() if scale_wrt_gas else 1
@@ -284,55 +283,60 @@ class Engine(NotHere, Values, Saving):
         the errors of a client optimizer's step(). Raises CommFailure if a rank was lost;
         then only destroy() is allowed.
         """
-        core = self._made
+        training = self._training
+        core = training.made
         note_daemon()
-        with self._telling_others("step()"):
-            self._require_own_gradients()
-            if self._backwards:
-                self._require_same_parameters(at_start=False)
+        with training.telling_others("step()"):
+            training.require_own_gradients()
+            if training.backwards:
+                training.require_same_parameters(at_start=False)
             self.optimizer.tell_rates(core)
-        if self._backwards:
-            self._take_in_edits()
+        if training.backwards:
+            training.take_in_edits()
         with _interrupts_afterwards():
-            native = core.step(self._memory.final_range())
-            if self._client is not None:
-                self._client.raise_error(self._comm)
-            if not isinstance(native, EngineReport):
-                native = EngineReport.of(native)
-            self.report = native
+            report = core.step(training.memory.final_range())
+            if training.client is not None:
+                training.client.raise_error(self._comm)
+            if not isinstance(report, EngineReport):
+                report = EngineReport.of(report)
+            training.report = report
             self.micro_steps += 1
-            if native.at_boundary:
-                self._at_boundary(native.applied, lr_kwargs or {})
+            if report.at_boundary:
+                self._at_boundary(report, lr_kwargs or {})
 
-    def _at_boundary(self, applied: bool, lr_kwargs: dict[str, Any]) -> None:
-        self._backwards = 0
+    def _at_boundary(self, report: EngineReport, lr_kwargs: dict[str, Any]) -> None:
+        training = self._training
+        training.backwards = 0
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
-        assert self.report is not None
-        goes_under = self._config.comm.compressed_under_next_step
-        differ = self.report.phase == "local" or (
-            self.report.phase == "compressed"
+        goes_under = training.config.comm.compressed_under_next_step
+        differ = report.phase == "local" or (
+            report.phase == "compressed"
             and goes_under
-            and applied
+            and report.applied
             and self._comm.size > 1
         )
-        self._written(is_behind=differ)
+        training.written(is_behind=differ)
         # Schedulers of torch check that a step precedes theirs.
         for holder in (self.optimizer, getattr(self.lr_scheduler, "optimizer", None)):
             if holder is not None:
                 setattr(holder, "_opt_called", True)  # noqa: B010
-        if self._own_scheduler and applied:
+        if self._has_own_schedule and report.applied:
             self.lr_scheduler.step(**lr_kwargs)
             self._follow_scheduler()
-        self.optimizer.show_rates(self._config, self._native.steps)
-        assert self.report is not None
-        self._progress.after(self, self.report)
-        self._monitoring.after(self.report, self.global_samples)
+        self.optimizer.show_rates(training.config, training.native.steps)
+        self._progress.after(report, self.global_steps, self.get_lr(), self.get_mom())
+        self._monitoring.after(report, self.global_samples)
+
+    @property
+    def report(self) -> EngineReport | None:
+        """Results of the last step(); None before the first."""
+        return self._training.report
 
     @property
     def skipped_steps(self) -> int:
         """Number of steps that all ranks skipped because of a non-finite gradient."""
-        return self._native.skipped_steps
+        return self._training.native.skipped_steps
 
     @in_call("mean()")
     def mean(self, value: float | torch.Tensor) -> float:
@@ -343,7 +347,7 @@ class Engine(NotHere, Values, Saving):
             raise InvalidArgument(
                 f"mean: value must be a tensor of one element, got {value.numel()}"
             )
-        return self._made.mean(float(value))
+        return self._training.made.mean(float(value))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Does nothing, because step() has set gradients to 0; for scripts that call
@@ -351,11 +355,7 @@ class Engine(NotHere, Values, Saving):
 
         Raises FailedPrecondition inside a window of accumulation.
         """
-        if self._backwards:
-            raise FailedPrecondition(
-                f"zero_grad: the gradients of {self._backwards} backward(s) would be "
-                "lost; engine.step() sets gradients to 0: remove that call"
-            )
+        self._training.require_no_window("zero_grad")
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -370,7 +370,7 @@ class Engine(NotHere, Values, Saving):
         """Sets whether the next step is at a boundary, until the next call. Local,
         before backward. With None, gradient_accumulation_steps decides.
         """
-        self._made.set_accumulation_boundary(is_boundary)
+        self._training.made.set_accumulation_boundary(is_boundary)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -382,20 +382,285 @@ class Engine(NotHere, Values, Saving):
         common ones. Training continues from the result, so its bits differ from those
         without it. The module's eval() changes no parameters.
         """
-        core = self._made
+        training = self._training
+        core = training.made
         with in_call("evaluation()"):
-            with self._telling_others("evaluation()"):
-                self._memory.make_writable()
-            self._take_in_edits()
+            with training.telling_others("evaluation()"):
+                training.memory.make_writable()
+            training.take_in_edits()
             core.begin_evaluation()
         try:
             with in_call("evaluation()"):
-                self._written(is_behind=False)
-                self._buffers_of_module.make_equal(self._config.buffers)
+                training.written(is_behind=False)
+                training.buffers.make_equal(training.config.buffers)
             with torch.no_grad():
                 yield
         finally:
             core.end_evaluation()
+
+    # ---- weights and checkpoints
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Loads weights like load_module_state_dict(). Raises FailedPrecondition for
+        `assign`.
+        """
+        if assign:
+            raise FailedPrecondition(
+                "load_state_dict: assign=True would replace the parameters that the "
+                "engine trains; leave it out"
+            )
+        return self.load_module_state_dict(state_dict, strict)
+
+    @in_call("load_module_state_dict()")
+    def load_module_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Any = None,
+        fetch_z3_params: bool = False,
+    ) -> Any:
+        """Loads weights into the module and into masters; moments do not change. Between
+        windows, with the same values on all ranks. Local; with ZeRO collective.
+
+        Raises FailedPrecondition inside a window of accumulation, and Unavailable for
+        `custom_load_fn`.
+        """
+        require_no_function(custom_load_fn)
+        if self._training.backwards:
+            raise FailedPrecondition(
+                "load_module_state_dict: inside a window of accumulation; call step() first"
+            )
+
+        def take() -> Any:
+            return self.module.load_state_dict(state_dict, strict)
+
+        is_collective = self._training.is_sharded
+        result = agreed(self._comm, take) if is_collective else take()
+        self._training.read_masters()
+        return result
+
+    @in_call("save_checkpoint()")
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Saves under a name, done on return; returns True. Collective.
+
+        SAVE_DIR/<tag>/ is a directory of Thinwire's checkpoints with one step-<steps>
+        in it. A later one of the same tag replaces it. With `save_latest`,
+        SAVE_DIR/latest has the tag, like DeepSpeed's. Any number of ranks can load it.
+        With a model-parallel group all its ranks pass the same SAVE_DIR, and rank N of it
+        saves its part of the model in SAVE_DIR/<tag>/mp_rank_NN/.
+
+        tag: a file name, the same on all ranks; None for global_step<N>.
+        client_state: values that JSON can hold; tuples become lists. Rank 0's is saved.
+        exclude_frozen_parameters: whether to omit frozen parameters and buffers.
+
+        Raises KeyError for a name that DeepSpeed's checkpoints use themselves. Raises
+        InvalidArgument for values that JSON cannot hold or tags that differ. Raises
+        Unavailable if a file cannot be written, and FailedPrecondition inside a window
+        of accumulation. All ranks raise together.
+        """
+        tag = f"global_step{self.global_steps}" if tag is None else str(tag)
+        self._checkpoints.save_tagged(
+            save_dir,
+            tag,
+            client_state or {},
+            save_latest,
+            not exclude_frozen_parameters,
+            self._own_values(),
+        )
+        return True
+
+    @in_call("load_checkpoint()")
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., Any] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Resumes from what save_checkpoint() wrote on any number of ranks. Collective.
+
+        Returns its path and the client_state. If `tag` is None and LOAD_DIR has no file
+        `latest`, it warns and returns (None, None).
+
+        load_module_strict: if False, parameters may be missing in either, but not all.
+          One warning names them.
+        load_optimizer_states: if False, loads weights, and masters as they were saved.
+          Moments and the number of applied steps begin anew, and so does the
+          configuration's schedule.
+        load_module_only: does the same, and does not change the engine's counters.
+
+        Raises the errors of thinwire.load(), Unavailable for `custom_load_fn`, and
+        InvalidArgument for tags that differ from rank to rank. A directory of DeepSpeed
+        is refused with the command that converts it.
+        """
+        root = self._checkpoints.find_tagged(
+            load_dir, tag, bool(load_module_strict), custom_load_fn
+        )
+        if root is None:
+            return None, None
+        only_weights = load_module_only or not load_optimizer_states
+        options = load_options(
+            {"weights_only": only_weights, "strict": bool(load_module_strict)}
+        )
+        scheduler = self._own_values()[1] if load_lr_scheduler_states else None
+        report, state, counts = self._checkpoints.load_tagged(
+            root, options, not load_module_only, scheduler
+        )
+        self._count_on(counts)
+        return report.path, state
+
+    @in_call("save_16bit_model()")
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Writes the module's state_dict() with torch.save(), in the parameters'
+        precision. Collective; rank 0 writes. With a model-parallel group rank N of it
+        writes its part to SAVE_DIR/mp_rank_NN/. Returns True. Raises Unavailable on all
+        ranks if rank 0's file cannot be written.
+        """
+        self._checkpoints.save_16bit(
+            save_dir,
+            save_filename,
+            lambda: self.module_state_dict(
+                exclude_frozen_parameters=exclude_frozen_parameters
+            ),
+        )
+        return True
+
+    @in_call("wait_for_save()")
+    def wait_for_save(self) -> None:
+        """Blocks until an asynchronous save is done, and raises its error. Collective."""
+        self._training.made.wait_for_save()
+
+    def _own_values(self) -> tuple[Counts, Any]:
+        """Returns the counts, and the program's scheduler if there is one, for a save."""
+        counts = {name: getattr(self, name) for name in NAMES}
+        return counts, self.lr_scheduler if self._has_own_schedule else None
+
+    def _count_on(self, counts: Counts) -> None:
+        for name, value in counts.items():
+            setattr(self, name, value)
+
+    def _save(
+        self,
+        root: str,
+        extra: tuple[dict[str, Any], dict[str, Any]],
+        options: _core.SaveOptions,
+    ) -> Saved:
+        """Does what thinwire.save() says."""
+        return self._checkpoints.save(root, extra, options, self._own_values())
+
+    def _resume(self, path: str, options: _core.LoadOptions) -> LoadReport | None:
+        """Does what thinwire.resume() says."""
+        counts = not options.weights_only
+        loaded = self._checkpoints.load(path, options, counts, self._own_values()[1])
+        if loaded is None:
+            return None
+        self._count_on(loaded[2])
+        return loaded[0]
+
+    # ---- whole values
+
+    def full_parameter(self, parameter: torch.Tensor | str) -> torch.Tensor:
+        """Returns a copy of a parameter's fp32 master, or of the parameter if it has
+        none.
+
+        The copy has the parameter's shape. `parameter` is the tensor or its name.
+        Collective with ZeRO, lean 1-bit Adam and a leader per host, otherwise local. Raises
+        InvalidArgument if the engine does not train it.
+        """
+        return self._values.full_parameter(parameter)
+
+    def set_full_parameter(
+        self, parameter: torch.Tensor | str, value: torch.Tensor
+    ) -> None:
+        """Sets the master and, rounded to its dtype, the parameter.
+
+        Collective with ZeRO, lean 1-bit Adam and a leader per host, otherwise local. All
+        ranks pass the same value. Local steps since the last exchange are discarded.
+
+        Raises InvalidArgument for a value that is no tensor of the parameter's shape.
+        """
+        self._values.set_full_parameter(parameter, value)
+
+    def full_gradient(self, parameter: torch.Tensor | str) -> torch.Tensor:
+        """Returns the averaged gradient in fp32, without the loss scale and not
+        clipped.
+
+        Collective; only with ZeRO. Call it between a window's last backward and step().
+        No backward may follow before that step().
+
+        Raises FailedPrecondition at other times and without ZeRO.
+        """
+        return self._values.full_gradient(parameter)
+
+    def set_full_gradient(
+        self, parameter: torch.Tensor | str, value: torch.Tensor
+    ) -> None:
+        """Sets the gradient that the next step() uses, under the conditions of
+        full_gradient(). All ranks pass the same value.
+        """
+        self._values.set_full_gradient(parameter, value)
+
+    def full_state(self, parameter: torch.Tensor | str, key: str) -> torch.Tensor:
+        """Returns a copy of a parameter's part of the optimizer's array `key`.
+
+        The copy is fp32 and has the parameter's shape. `key` is "exp_avg" or
+        "exp_avg_sq". An optimizer of torch that makes its own steps has keys of its
+        own. Collective with ZeRO and a leader per host, otherwise local.
+
+        Raises InvalidArgument for a key that the optimizer's present stage lacks: after
+        its freeze 1-bit Adam has no exp_avg_sq.
+        """
+        return self._values.full_state(parameter, key)
+
+    def set_full_state(
+        self, parameter: torch.Tensor | str, key: str, value: torch.Tensor
+    ) -> None:
+        """Sets a parameter's part of a state. Collective, only with ZeRO; all ranks
+        pass the same value.
+
+        Raises InvalidArgument like set_full_parameter(), and for a value that is not
+        finite or a negative exp_avg_sq.
+        """
+        self._values.set_full_state(parameter, key, value)
+
+    def get_lamb_coeffs(self) -> list[float]:
+        """Returns the factors by which the last step multiplied the learning rates.
+        Local.
+
+        There is one per parameter, in the engine's order. They are LAMB's trust ratios
+        or, in compressed steps of 1-bit LAMB, its scaling coefficients. They are 0
+        before the first step, and empty unless the optimizer is LAMB or 1-bit LAMB.
+        """
+        return self._training.made.lamb_coeffs()
+
+    def memory_use(self) -> dict[str, int]:
+        """Returns the bytes that this rank holds. Local.
+
+        The keys are parameters, gradients, states, buckets, other, and peak, the
+        largest sum of them so far. All memory that this thread made counts, so another
+        engine of the same thread does, too. Activations do not count.
+        """
+        use = _core.memory_use()
+        for kind, size in self._training.link.use.items():
+            use[kind] += size
+        return use
 
     # ---- data, end
 
@@ -443,21 +708,17 @@ class Engine(NotHere, Values, Saving):
 
     def destroy(self) -> None:
         """Ends communication. Local, idempotent. The module keeps its parameters."""
-        if os.getpid() == self._process:
-            self._link.remove()
+        training = self._training
+        if os.getpid() == training.process:
+            training.link.remove()
             self._monitoring.close()
-            self._close()
+            training.close()
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "Engine cannot be copied or pickled, it holds connections; save_checkpoint() "
             "writes its state, and module.state_dict() has the weights"
         )
-
-    # ---- checks
-
-    def _telling_others(self, call: str) -> AbstractContextManager[None]:
-        return telling_others(self._told, call)
 
     def _widened(self, loss: torch.Tensor) -> torch.Tensor:
         if not isinstance(loss, torch.Tensor):
@@ -475,13 +736,128 @@ class Engine(NotHere, Values, Saving):
         return loss
 
     def _cancel_backward(self, error: BaseException) -> None:
-        self._backwards = 0
+        self._training.backwards = 0
         self._monitoring.forget()
         try:
-            self._made.cancel_backward(reason_of(error))
+            self._training.made.cancel_backward(reason_of(error))
         except CommFailure as lost:
             if not isinstance(error, CommFailure):
                 raise lost from error
+
+    # ---- values by DeepSpeed's names; all of it is local
+
+    def gradient_accumulation_steps(self) -> int:
+        """Returns the number of backwards per step."""
+        return self._batch[2]
+
+    def train_batch_size(self) -> int:
+        """Returns the samples per step of all ranks; 0 if the configuration has no
+        number.
+        """
+        return self._batch[0]
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Returns the samples per backward of one rank; 0 if the configuration has no
+        number.
+        """
+        return self._batch[1]
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Returns train_batch_size, train_micro_batch_size_per_gpu and
+        gradient_accumulation_steps.
+        """
+        return self._batch
+
+    def get_lr(self) -> list[float]:
+        """Returns the learning rates of the next step, one per group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_mom(self) -> list[Any]:
+        """Returns the betas, one pair per group. For an optimizer without betas,
+        returns its momentum, or 0.
+        """
+        return [
+            tuple(group["betas"]) if "betas" in group else group.get("momentum", 0.0)
+            for group in self.optimizer.param_groups
+        ]
+
+    @property
+    def totals(self) -> RunTotals:
+        """Traffic of this rank in this run, and what compression has saved."""
+        return self._progress.run.totals
+
+    def get_global_grad_norm(self) -> float | None:
+        """Returns the L2 norm of the last step's averaged gradient before clipping.
+        Returns None before the first step. In compressed steps it is an estimate; see
+        `report`.
+        """
+        return None if self.report is None else self.report.grad_norm
+
+    def loss_scale(self) -> float:
+        """Returns the factor on the next loss; 1 unless parameters are fp16."""
+        return self._training.native.loss_scale
+
+    @property
+    def cur_scale(self) -> float:
+        """Returns loss_scale()."""
+        return self._training.native.loss_scale
+
+    def was_step_applied(self) -> bool:
+        """Returns whether the last step() updated parameters: it was at a boundary, and
+        not skipped.
+        """
+        return self.report is not None and self.report.applied
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Returns whether the next step() takes effect after this backward, or did
+        after the last.
+        """
+        return self._training.native.is_boundary
+
+    def zero_optimization(self) -> bool:
+        """Returns whether states are sharded."""
+        return self._training.is_sharded
+
+    def zero_optimization_stage(self) -> int:
+        """Returns the stage: 0, 1 or 2."""
+        return self._training.config.zero.stage
+
+    def zero_cpu_offload(self) -> bool:
+        """Returns whether masters and states are updated in host memory."""
+        asked = self._training.config.zero.offload_optimizer != _core.OffloadDevice.none
+        return asked or self.device.type != "cpu"
+
+    def fp16_enabled(self) -> bool:
+        """Returns whether parameters are float16."""
+        return self._training.config.precision.dtype == _core.DType.float16
+
+    def bfloat16_enabled(self) -> bool:
+        """Returns whether parameters are bfloat16."""
+        return self._training.config.precision.dtype == _core.DType.bfloat16
+
+    def gradient_clipping(self) -> float:
+        """Returns the global norm to which gradients are clipped; 0 for no clipping."""
+        return self._training.config.gradient_clipping
+
+    def dynamic_loss_scale(self) -> bool:
+        """Returns whether the loss scale changes from step to step."""
+        return self._training.has_dynamic_scale
+
+    def steps_per_print(self) -> int:
+        """Returns the steps per line of the log; 0 for no lines."""
+        return self._training.config.steps_per_print
+
+    def optimizer_name(self) -> str:
+        """Returns a name such as "adam" or "onebit_adam". For a client optimizer this
+        is the name of its class.
+        """
+        client = self._training.client
+        if client is not None:
+            return type(client.optimizer).__name__
+        return self._training.config.optimizer_name()
+
+
+set_refusals(Engine)
 
 
 @contextmanager

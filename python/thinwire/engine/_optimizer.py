@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,14 +26,13 @@ from ..optim._state import saved_number
 from ..optim._torch_state import ParameterState, refuse_deepspeed
 from ._client import Client
 from ._groups import Groups, defaults_of
+from ._training import Training
 from ._unavailable import refusal
+from ._values import Values
 from .leaders import Core
 
 # In states: the rates of groups that do not follow a schedule, otherwise NaN.
 _BY_HAND = "engine_learning_rates"
-
-if TYPE_CHECKING:
-    from ._engine import Engine
 
 
 class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
@@ -45,15 +44,16 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     def __init__(
         self,
-        engine: Engine,
+        config: _core.Config,
         groups: Groups,
         client: Client | None,
         places: list[Place],
     ) -> None:
         """Shares `groups` with the object that made them; `client` reads them. Local."""
-        self._engine = weakref.ref(engine)
+        self._values: weakref.ref[Values] | None = None
+        self._backward: weakref.WeakMethod[Callable[..., Any]] | None = None
+        self._has_own_schedule = False
         self._is_made = False
-        config: _core.Config = engine._config
         of_ours = client is None
         super().__init__(groups, defaults_of(config.optimizer) if of_ours else {})
         self._is_made = True
@@ -72,14 +72,24 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self._parameters = parameters
         self._step_tensor = step
 
+    def begin(
+        self, values: Values, backward: Callable[..., Any], has_own_schedule: bool
+    ) -> None:
+        """Takes the values of an engine that was made, and its backward(), a method.
+        `has_own_schedule` says whether the program sets rates. Local.
+        """
+        self._values = weakref.ref(values)
+        self._backward = weakref.WeakMethod(backward)
+        self._has_own_schedule = has_own_schedule
+
     def _moment(self, number: int, key: str) -> torch.Tensor | None:
-        engine = self._made
+        training = self._made
         parameter = self._parameters[number]
-        is_collective = engine.zero_optimization() or engine._hosts is not None
+        is_collective = training.is_sharded or training.hosts is not None
         if is_collective or not parameter.requires_grad:
             return None  # Engine.full_state() has it
         try:
-            return engine.full_state(parameter, key)
+            return self._whole.full_state(parameter, key)
         except InvalidArgument:
             return None
 
@@ -115,17 +125,17 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Does the same as Engine.zero_grad()."""
-        self._made.zero_grad(set_to_none)
+        self._made.require_no_window("zero_grad")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, with ZeRO this rank's part. Local. For files use
         Engine.save_checkpoint(). The keys cur_scale, dynamic_loss_scale, overflow and
         clip_grad are DeepSpeed's; a load ignores them.
         """
-        engine = self._made
-        core = engine._native
-        engine._memory.make_writable()
-        engine._take_in_edits()
+        training = self._made
+        core = training.native
+        training.memory.make_writable()
+        training.take_in_edits()
         self.tell_rates(core)
         groups = [
             {k: v for k, v in group.items() if k not in ("params", EXPERTS)}
@@ -154,20 +164,20 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         Raises InvalidArgument for another optimizer's state, and CorruptCheckpoint if a
         part does not fit.
         """
-        engine = self._made
-        core = engine._native
+        training = self._made
+        core = training.native
 
         def check() -> tuple[list[float], dict[str, Any]]:
             rates = self._saved_rates(state_dict)
-            engine._memory.make_writable()
+            training.memory.make_writable()
             return rates, dict(state_dict["thinwire"])
 
-        is_collective = engine.zero_optimization()
-        rates, state = agreed(engine._comm, check) if is_collective else check()
+        is_collective = training.is_sharded
+        rates, state = agreed(training.comm, check) if is_collective else check()
         core.load_state_dict(state)
-        engine._written(may_be_behind(engine._config, core.phase))
+        training.written(may_be_behind(training.config, core.phase))
         self._take_rates(rates, state.get(_BY_HAND))
-        self.show_rates(engine._config, core.steps)
+        self.show_rates(training.config, core.steps)
 
     def _saved_rates(self, state_dict: dict[str, Any]) -> list[float]:
         """Returns a state's rates. Raises InvalidArgument and CorruptCheckpoint."""
@@ -191,7 +201,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     def _take_rates(self, rates: list[float], by_hand: torch.Tensor | None) -> None:
         # Otherwise the next step would take the state's rates for rates set by hand.
-        follows_schedule = not self._made._config.schedule.is_constant
+        follows_schedule = not self._made.config.schedule.is_constant
         self._by_hand.clear()
         self._seen = list(rates if follows_schedule else self._bases)
         for number, group in enumerate(self.param_groups):
@@ -226,11 +236,11 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         InvalidArgument outside the scale's limits and if ranks set different values,
         and TypeError if the value is no number.
         """
-        return self._made.loss_scale()
+        return self._made.native.loss_scale
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
-        core = self._made._made
+        core = self._made.made
         try:
             number = number_of("loss_scale", scale)
         except (TypeError, InvalidArgument):
@@ -244,14 +254,15 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     @property
     def dynamic_loss_scale(self) -> bool:
         """Whether the loss scale changes from step to step."""
-        return self._made.dynamic_loss_scale()
+        return self._made.has_dynamic_scale
 
     dynamic = dynamic_loss_scale
 
     @property
     def _global_grad_norm(self) -> float | None:
         """Result of Engine.get_global_grad_norm()."""
-        return self._made.get_global_grad_norm()
+        report = self._made.report
+        return None if report is None else report.grad_norm
 
     @property
     def optimizer(self) -> EngineOptimizer:
@@ -265,12 +276,12 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     @property
     def _stepper(self) -> Core:
-        return self._made._native
+        return self._made.native
 
     @property
     def clip_grad(self) -> float:
         """Global norm to which gradients are clipped; 0 for no clipping."""
-        return self._made.gradient_clipping()
+        return self._made.config.gradient_clipping
 
     def set_lr(self, lr: float) -> None:
         """Sets the learning rate of every group from the next step on, as if it were
@@ -301,16 +312,16 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
                 "torch.autograd.grad(loss, inputs, create_graph=True) before it gives those "
                 "of higher order"
             )
-        self._made.backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
+        _ = self._made
+        backward = self._backward() if self._backward is not None else None
+        assert backward is not None
+        backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
     def refresh_fp32_params(self) -> None:
         """Sets masters to the present parameters, without the bits that 16 bits do not
         have. Local, between two windows; all ranks must make the same call.
         """
-        engine = self._made
-        engine._memory.make_writable()
-        engine._made.read_masters()
-        engine._written(is_behind=False)
+        self._made.read_masters()
 
     @property
     def fp16_groups(self) -> list[list[torch.Tensor]]:
@@ -323,15 +334,15 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         Engine.full_parameter(). Writing into them has no effect: use
         engine.set_full_parameter().
         """
-        engine = self._made
+        values = self._whole
         return [
-            [engine.full_parameter(p) for p in group["params"] if p.requires_grad]
+            [values.full_parameter(p) for p in group["params"] if p.requires_grad]
             for group in self.param_groups
         ]
 
     def get_lamb_coeffs(self) -> list[float]:
         """Returns Engine.get_lamb_coeffs()."""
-        return self._made.get_lamb_coeffs()
+        return self._made.made.lamb_coeffs()
 
     # ---- called by the engine
 
@@ -355,10 +366,10 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
                 self._by_hand.add(number)
 
     def _tell_settings(self, settings: Settings, core: Core) -> None:
-        engine = self._made
+        training = self._made
         settings.apply_decays(self.param_groups, core)
-        exchanges_early = engine._config.comm.compressed_during_backward
-        if engine._backwards == 0 or not exchanges_early:
+        exchanges_early = training.config.comm.compressed_during_backward
+        if training.backwards == 0 or not exchanges_early:
             settings.apply_masks(self.param_groups, core, self._places)
 
     def show_rates(self, config: _core.Config, steps: int) -> None:
@@ -376,7 +387,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self._by_hand.clear()
         if self._settings is None:
             self._loaded_client(core)
-        elif not self._made._own_scheduler:  # otherwise load() writes its first rates
+        elif not self._has_own_schedule:  # otherwise load() writes its first rates
             self._seen = [float(group["lr"]) for group in self.param_groups]
         for number, group in enumerate(self.param_groups):
             if f"learning_rate/{number}" in scalars:
@@ -388,17 +399,21 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         # Its groups are the state's; a schedule of the configuration continues.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)
-            if not self._made._config.schedule.is_constant:
+            if not self._made.config.schedule.is_constant:
                 set_rate(group, self._seen[number])
 
     @property
-    def _made(self) -> Engine:
-        engine = self._engine()
-        if engine is None:
+    def _whole(self) -> Values:
+        values = None if self._values is None else self._values()
+        if values is None:
             raise FailedPrecondition(
                 "this optimizer's engine is no more: make a new one"
             )
-        return engine
+        return values
+
+    @property
+    def _made(self) -> Training:
+        return self._whole.training
 
 
 _INSTEAD = {

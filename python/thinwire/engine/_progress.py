@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,9 +14,6 @@ from .._monitors import Monitor
 from ..optim._notices import Notices
 from ..report import EngineReport
 from .leaders import Core
-
-if TYPE_CHECKING:
-    from ._base import EngineBase
 
 
 class Progress:
@@ -33,17 +30,16 @@ class Progress:
         self.run = self.notices.run
         self._noted_loss = False
 
-    def after(self, engine: EngineBase, report: EngineReport) -> None:
+    def after(
+        self, report: EngineReport, global_steps: int, rates: list[float], momenta: Any
+    ) -> None:
         skipped = self._core.skipped_steps
         self.notices.after_step(report, report.steps, self._core.freeze_step)
         if not report.applied:
             scale = self._core.loss_scale
             self.notices.skipped(report, report.steps, skipped, scale)
-        if self._speaks and self._every and engine.global_steps % self._every == 0:
-            tell(
-                f"step={engine.global_steps}, skipped={skipped}, "
-                f"lr={engine.get_lr()}, mom={engine.get_mom()}"
-            )
+        if self._speaks and self._every and global_steps % self._every == 0:
+            tell(f"step={global_steps}, skipped={skipped}, lr={rates}, mom={momenta}")
 
     def note_narrow_loss(self, dtype: torch.dtype) -> None:
         if self._speaks and not self._noted_loss:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of an Engine, with DeepSpeed's names."""
+"""Checkpoints of an Engine: what they hold, and directories with DeepSpeed's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -22,63 +22,54 @@ from .._checkpoints import (
     Saved,
     extras_of,
     finish_load,
-    load_options,
     random_state_in,
     save_options,
     saved_in,
 )
 from .._paths import path_of, require_utf8
-from ..comm.calls import in_call
 from ..errors import Error, InvalidArgument, Unavailable
 from ..optim._edits import may_be_behind
-from ._base import EngineBase
 from ._counters import (
     CLIENT_STATE,
+    Counts,
+    counts_in,
     from_text,
     pack,
-    require_restorable,
-    restore,
+    scheduler_state_in,
     to_text,
 )
+from ._optimizer import EngineOptimizer
+from ._progress import Progress
+from ._training import Training
 from .leaders.core import LedCore
 
-T = TypeVar("T")
 
+class Checkpoints:
+    """Saves and loads all that an engine trains. All calls are collective."""
 
-class Saving(EngineBase):
-    """save_checkpoint(), load_checkpoint() and save_16bit_model() of Engine."""
+    def __init__(
+        self, training: Training, optimizer: EngineOptimizer, progress: Progress
+    ) -> None:
+        self._training, self._optimizer = training, optimizer
+        self._progress = progress
+        self._comm, self._together = training.comm, training.together
 
-    @in_call("save_checkpoint()")
-    def save_checkpoint(
+    # ---- directories by tag: SAVE_DIR/<tag>/step-<steps>, and the file `latest`
+
+    def save_tagged(
         self,
         save_dir: str | os.PathLike[str],
-        tag: str | None = None,
-        client_state: Mapping[str, Any] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Saves under a name, done on return; returns True. Collective.
-
-        SAVE_DIR/<tag>/ is a directory of Thinwire's checkpoints with one step-<steps>
-        in it. A later one of the same tag replaces it. With `save_latest`,
-        SAVE_DIR/latest has the tag, like DeepSpeed's. Any number of ranks can load it.
-        With a model-parallel group all its ranks pass the same SAVE_DIR, and rank N of it
-        saves its part of the model in SAVE_DIR/<tag>/mp_rank_NN/.
-
-        tag: a file name, the same on all ranks; None for global_step<N>.
-        client_state: values that JSON can hold; tuples become lists. Rank 0's is saved.
-        exclude_frozen_parameters: whether to omit frozen parameters and buffers.
-
-        Raises KeyError for a name that DeepSpeed's checkpoints use themselves. Raises
-        InvalidArgument for values that JSON cannot hold or tags that differ. Raises
-        Unavailable if a file cannot be written, and FailedPrecondition inside a window
-        of accumulation. All ranks raise together.
-        """
-        tag = f"global_step{self.global_steps}" if tag is None else str(tag)
+        tag: str,
+        client_state: Mapping[str, Any],
+        save_latest: bool,
+        frozen: bool,
+        own: tuple[Counts, Any],
+    ) -> None:
+        """Does what Engine.save_checkpoint() says; `own` as in save()."""
 
         def checked() -> tuple[str, str]:
             require_tag(tag)
-            return to_text(client_state or {}), path_of("save_dir", save_dir)
+            return to_text(client_state), path_of("save_dir", save_dir)
 
         def of_part() -> tuple[str, str]:
             text, directory = agreed(self._comm, checked)
@@ -88,66 +79,46 @@ class Saving(EngineBase):
         text, directory = agreed(self._together, of_part)
         self._require_same_in_parts("save_checkpoint: tag", tag)
         root = self._in_part(os.path.join(directory, tag))
-        options = save_options({"frozen": not exclude_frozen_parameters})
-        common, own = extras_of(None, None)
-        extra = ({**common, CLIENT_STATE: text}, own)
+        options = save_options({"frozen": frozen})
+        common, of_rank = extras_of(None, None)
+        extra = ({**common, CLIENT_STATE: text}, of_rank)
         is_first = self._together is None or self._together.rank == 0
 
         def save() -> None:
-            self._save(root, extra, options)
-            self._native.retain(root, 1)
+            self.save(root, extra, options, own)
+            self._training.native.retain(root, 1)
 
         def name_latest() -> None:
             if save_latest and is_first:
-                self._on_rank_0(lambda: write_latest(directory, tag))
+                self.on_rank_0(lambda: write_latest(directory, tag))
 
         agreed(self._together, save)
         agreed(self._together, name_latest)
-        return True
 
-    @in_call("load_checkpoint()")
-    def load_checkpoint(
+    def find_tagged(
         self,
         load_dir: str | os.PathLike[str],
-        tag: str | None = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: Callable[..., Any] | None = None,
-    ) -> tuple[str | None, dict[str, Any] | None]:
-        """Resumes from what save_checkpoint() wrote on any number of ranks. Collective.
-
-        Returns its path and the client_state. If `tag` is None and LOAD_DIR has no file
-        `latest`, it warns and returns (None, None).
-
-        load_module_strict: if False, parameters may be missing in either, but not all.
-          One warning names them.
-        load_optimizer_states: if False, loads weights, and masters as they were saved.
-          Moments and the number of applied steps begin anew, and so does the
-          configuration's schedule.
-        load_module_only: does the same, and does not change the engine's counters.
-
-        Raises the errors of thinwire.load(), Unavailable for `custom_load_fn`, and
-        InvalidArgument for tags that differ from rank to rank. A directory of DeepSpeed
-        is refused with the command that converts it.
+        tag: str | None,
+        strict: bool,
+        custom_load_fn: Any,
+    ) -> str | None:
+        """Returns the directory that load_checkpoint() is to load. Without `tag` and a file
+        `latest` it warns and returns None.
         """
 
         def checked() -> str:
-            if custom_load_fn is not None:
-                raise Unavailable("custom_load_fn: must be None, it is not supported")
+            require_no_function(custom_load_fn)
             return path_of("load_dir", load_dir)
 
         def of_part() -> tuple[str, str | None]:
             directory = agreed(self._comm, checked)
             named = "none" if tag is None else f"'{tag}'"
             self._comm.require_same(
-                "load_checkpoint: tag and load_module_strict",
-                f"{named}\n{bool(load_module_strict)}",
+                "load_checkpoint: tag and load_module_strict", f"{named}\n{strict}"
             )
             name = str(tag)
             if tag is None:
-                name = self._on_rank_0(lambda: read_latest(directory))
+                name = self.on_rank_0(lambda: read_latest(directory))
                 if not name:
                     agreed(self._comm, lambda: refuse_foreign(directory))
                     return directory, None
@@ -156,55 +127,42 @@ class Saving(EngineBase):
 
         directory, name = agreed(self._together, of_part)
         self._require_same_in_parts("load_checkpoint: tag", name or "")
-        if name is None:
-            if self.global_rank == 0:
-                _log.logger.warning(
-                    "nothing was loaded: %s has no file 'latest'. If it has a "
-                    "checkpoint, pass its tag",
-                    directory,
-                )
-            return None, None
-        root = self._on_rank_0(lambda: self._root_of(os.path.join(directory, name)))
-        only_weights = load_module_only or not load_optimizer_states
-        options = load_options(
-            {"weights_only": only_weights, "strict": bool(load_module_strict)}
-        )
-
-        def load() -> tuple[LoadReport, dict[str, Any]]:
-            loaded = self._restored(
-                root, options, not load_module_only, load_lr_scheduler_states
+        if name is not None:
+            tagged = os.path.join(directory, name)
+            return self.on_rank_0(lambda: self._root_of(tagged))
+        if self._comm.rank == 0:
+            _log.logger.warning(
+                "nothing was loaded: %s has no file 'latest'. If it has a checkpoint, pass "
+                "its tag",
+                directory,
             )
+        return None
+
+    def load_tagged(
+        self, root: str, options: _core.LoadOptions, counts: bool, scheduler: Any
+    ) -> tuple[LoadReport, dict[str, Any], Counts]:
+        """Does load() in all parts of the model. Raises Unavailable if there is nothing."""
+
+        def load() -> tuple[LoadReport, dict[str, Any], Counts]:
+            loaded = self.load(root, options, counts, scheduler)
             if loaded is None:
                 raise Unavailable(f"{root}: there is no complete checkpoint")
             return loaded
 
-        report, state = agreed(self._together, load)
-        return report.path, state
+        return agreed(self._together, load)
 
-    @in_call("save_16bit_model()")
-    def save_16bit_model(
-        self,
-        save_dir: str | os.PathLike[str],
-        save_filename: str = "pytorch_model.bin",
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Writes the module's state_dict() with torch.save(), in the parameters'
-        precision. Collective; rank 0 writes. With a model-parallel group rank N of it
-        writes its part to SAVE_DIR/mp_rank_NN/. Returns True. Raises Unavailable on all
-        ranks if rank 0's file cannot be written.
-        """
+    def save_16bit(
+        self, save_dir: Any, filename: str, state: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Writes the result of `state` with torch.save(), on rank 0."""
 
         def write() -> str:
             folder = self._in_part(path_of("save_dir", save_dir))
             os.makedirs(folder, exist_ok=True)
-            state = self.module_state_dict(
-                exclude_frozen_parameters=exclude_frozen_parameters
-            )
-            torch.save(state, os.path.join(folder, save_filename))
+            torch.save(state(), os.path.join(folder, filename))
             return ""
 
-        self._on_rank_0(write)
-        return True
+        self.on_rank_0(write)
 
     # ---- parts of a model that several ranks hold together
 
@@ -224,93 +182,99 @@ class Saving(EngineBase):
         if self._together is not None:
             self._together.require_same(what, text)
 
-    # ---- for thinwire.save and thinwire.load
+    # ---- one checkpoint
 
-    def _save(
+    def save(
         self,
         root: str,
         extra: tuple[dict[str, Any], dict[str, Any]],
         options: _core.SaveOptions,
+        own: tuple[Counts, Any],
     ) -> Saved:
-        core = self._made
+        """Writes ROOT/step-<steps>. `own` are the engine's counts, and its scheduler if it
+        has one of the program.
+        """
+        training = self._training
+        core = training.made
 
         def check() -> None:
-            if self._backwards == 0:  # otherwise the engine refuses, on all ranks
-                self._require_same_parameters(at_start=True)
-                self._take_in_edits()
-            self.optimizer.tell_rates(core)
+            if training.backwards == 0:  # otherwise the engine refuses, on all ranks
+                training.require_same_parameters(at_start=True)
+                training.take_in_edits()
+            self._optimizer.tell_rates(core)
 
         agreed(self._comm, check)
         if options.frozen:
-            self._others.warn_at_save(self._progress.notices)
-        common, own = extra
-        own = {**own, SAVED_AS: self._progress.run.to_text()}
-        common = {**common, **pack(self)}
+            training.others.warn_at_save(self._progress.notices)
+        common, of_rank = extra
+        of_rank = {**of_rank, SAVED_AS: self._progress.run.to_text()}
+        common = {**common, **pack(*own)}
         report: Saved
         if isinstance(core, LedCore):
-            report = core.save(root, common, own, options)
+            report = core.save(root, common, of_rank, options)
         else:
-            report = core.save(root, (common, own), options)
+            report = core.save(root, (common, of_rank), options)
         if options.local_steps == _core.LocalSteps.synchronize:
-            self._written(is_behind=False)
+            training.written(is_behind=False)
         _log.forward(self._comm)
         return report
 
-    @in_call("wait_for_save()")
-    def wait_for_save(self) -> None:
-        """Blocks until an asynchronous save is done, and raises its error. Collective."""
-        self._made.wait_for_save()
-
-    def _restored(
-        self,
-        path: str,
-        options: _core.LoadOptions,
-        counters: bool,
-        with_scheduler: bool = True,
-    ) -> tuple[LoadReport, dict[str, Any]] | None:
-        """Loads the newest checkpoint, if there is one, and its client_state. Collective."""
+    def load(
+        self, path: str, options: _core.LoadOptions, counts: bool, scheduler: Any
+    ) -> tuple[LoadReport, dict[str, Any], Counts] | None:
+        """Loads the newest checkpoint, if there is one. Returns its client_state and, if
+        `counts`, the engine's counts. `scheduler` gets its state then, unless it is None.
+        """
+        training, rank = self._training, self._comm.rank
+        samples = training.config.batch(self._comm.size)[0]
+        scheduler = scheduler if counts else None
 
         def accept(native: dict[str, Any]) -> None:
-            found = Loaded.of(native, self.global_rank)
+            found = Loaded.of(native, rank)
             from_text(found)
             if not options.weights_only:
                 random_state_in(found)
-            if counters:
-                require_restorable(self, found, with_scheduler)
+            if counts:
+                counts_in(found, samples)
+            if scheduler is not None:
+                scheduler_state_in(found)
 
         # Otherwise a relocated parameter would overwrite the loaded values.
-        agreed(self._comm, self._memory.make_writable)
-        native = self._made.resume(path, options, accept=accept)
-        if native is None:
+        agreed(self._comm, training.memory.make_writable)
+        found = training.made.resume(path, options, accept=accept)
+        if found is None:
             _log.forward(self._comm)
             return None
-        found = native
         if not isinstance(found, Loaded):
-            found = Loaded.of(found, self.global_rank)
-        report = self._loaded(found, options.weights_only)
-        if counters:
-            restore(self, found, with_scheduler)
-        return report, from_text(found)
+            found = Loaded.of(found, rank)
+        report = self._follow(found, options.weights_only)
+        if scheduler is not None:
+            state = scheduler_state_in(found)
+            if state is not None:
+                scheduler.load_state_dict(state)
+        return report, from_text(found), counts_in(found, samples) if counts else {}
 
-    def _loaded(self, found: Loaded, only_weights: bool) -> LoadReport:
-        self._others.write_back()
-        if self._hosts is not None:  # followers have not read the file
-            trained = self._memory.parameters
-            self._buffers_of_module.send_frozen(self.module, trained)
-            self._buffers_of_module.make_equal(_core.Buffers.broadcast)
-        self._written(is_behind=may_be_behind(self._config, self._native.phase))
+    def _follow(self, found: Loaded, only_weights: bool) -> LoadReport:
+        training = self._training
+        native, config = training.native, training.config
+        training.others.write_back()
+        if training.hosts is not None:  # followers have not read the file
+            trained = training.memory.parameters
+            training.buffers.send_frozen(training.module, trained)
+            training.buffers.make_equal(_core.Buffers.broadcast)
+        training.written(is_behind=may_be_behind(config, native.phase))
         if not only_weights:
-            self.optimizer.loaded(self._native, found.scalars)
+            self._optimizer.loaded(native, found.scalars)
             ranks = len(found.own_of_ranks)
             self._progress.run.continue_from(saved_in(found), ranks)
-        self.optimizer.show_rates(self._config, self._native.steps)
+        self._optimizer.show_rates(config, native.steps)
         _log.forward(self._comm)
         report = finish_load(found, sets_random_state=not only_weights)
-        self._others.add_note_of_load(report.notes)
+        training.others.add_note_of_load(report.notes)
         return report
 
-    def _on_rank_0(self, action: Callable[[], str]) -> str:
-        """Returns rank 0's result, or raises its error as Unavailable. Collective."""
+    def on_rank_0(self, action: Callable[[], str]) -> str:
+        """Returns rank 0's result, or raises its error as Unavailable."""
         done: dict[str, str] = {"result": "", "error": ""}
         interrupt: BaseException | None = None
         if self._comm.rank == 0:
@@ -334,6 +298,11 @@ LATEST = "latest"
 _PART = "mp_rank_"
 """Begins the names of directories of parts of a model."""
 _MOST_BYTES = 200
+
+
+def require_no_function(custom_load_fn: Any) -> None:
+    if custom_load_fn is not None:
+        raise Unavailable("custom_load_fn: must be None, it is not supported")
 
 
 def require_tag(tag: str) -> None:

@@ -41,10 +41,6 @@ _CURES = {
 }
 
 
-class NotHere:
-    """Methods that raise Unavailable."""
-
-
 def refusal(name: str, why: str) -> Callable[..., NoReturn]:
     """Returns a method of this name that raises Unavailable and says why."""
 
@@ -56,7 +52,9 @@ def refusal(name: str, why: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _feature, _names in _FEATURES.items():
-    for _name in _names:
-        _why = f"Thinwire has no {_feature}{_CURES.get(_name, '')}"
-        setattr(NotHere, _name, refusal(_name, _why))
+def set_refusals(owner: type[object]) -> None:
+    """Gives a class a method for each of these features."""
+    for feature, names in _FEATURES.items():
+        for name in names:
+            why = f"Thinwire has no {feature}{_CURES.get(name, '')}"
+            setattr(owner, name, refusal(name, why))
