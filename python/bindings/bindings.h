@@ -12,6 +12,10 @@
 /// also be a tuple of two arrays, which counts as one: the first of 16 bits and
 /// the second of fp32. Calls that can wait for other ranks release the GIL.
 /// Failures of the library are raised as the classes of thinwire.errors.
+namespace thinwire::config {
+struct Config;
+}
+
 namespace thinwire::python {
 
 namespace nb = nanobind;
@@ -25,8 +29,8 @@ void bind_layout(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_means(nb::module_& module);
 void bind_low_bit_reduce_scatter(nb::module_& module);
-void bind_options(nb::module_& module);
 void bind_config(nb::module_& module);
+void bind_keywords(nb::class_<config::Config>& kind);
 void bind_reports(nb::module_& module);
 void bind_optimizer(nb::module_& module);
 void bind_checkpoint_options(nb::module_& module);

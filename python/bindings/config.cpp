@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "config.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <string>
@@ -13,23 +10,26 @@
 #include <utility>
 #include <vector>
 
+#include "bindings.h"
+#include "thinwire/config/config.h"
+
 namespace thinwire::python {
 namespace {
 
 using config::Config;
 
-using Read = std::pair<Settings, std::vector<config::KeyNote>>;
+using Read = std::pair<Config, std::vector<config::KeyNote>>;
 
 Read from_json(const std::string& text) {
   std::vector<config::KeyNote> notes;
-  const Config config = Config::from_json(text, &notes);
-  return {Settings(config), std::move(notes)};
+  Config config = Config::from_json(text, &notes);
+  return {std::move(config), std::move(notes)};
 }
 
 Read from_file(const std::string& path) {
   std::vector<config::KeyNote> notes;
-  const Config config = Config::from_file(path, &notes);
-  return {Settings(config), std::move(notes)};
+  Config config = Config::from_file(path, &notes);
+  return {std::move(config), std::move(notes)};
 }
 
 void bind_note(nb::module_& module) {
@@ -131,35 +131,31 @@ void bind_outer(nb::module_& module) {
       .def_rw("warmup_bits", &OuterOptions::warmup_bits);
 }
 
-void bind_fields(nb::class_<Settings>& kind) {
-  kind.def_prop_rw("optimizer", &Settings::chosen_optimizer,
-                   &Settings::choose_optimizer)
-      .def_rw("precision", &Settings::precision)
-      .def_rw("gradient_clipping", &Settings::gradient_clipping)
-      .def_rw("lagged_clipping", &Settings::lagged_clipping)
-      .def_rw("train_batch_size", &Settings::train_batch_size)
+void bind_fields(nb::class_<Config>& kind) {
+  kind.def_rw("precision", &Config::precision)
+      .def_rw("gradient_clipping", &Config::gradient_clipping)
+      .def_rw("lagged_clipping", &Config::lagged_clipping)
+      .def_rw("train_batch_size", &Config::train_batch_size)
       .def_rw("train_micro_batch_size_per_gpu",
-              &Settings::train_micro_batch_size_per_gpu)
+              &Config::train_micro_batch_size_per_gpu)
       .def_rw("gradient_accumulation_steps",
-              &Settings::gradient_accumulation_steps)
+              &Config::gradient_accumulation_steps)
       .def_rw("managed_gradient_accumulation",
-              &Settings::managed_gradient_accumulation)
-      .def_rw("accumulation_dtype", &Settings::accumulation_dtype)
-      .def_rw("schedule", &Settings::schedule)
-      .def_rw("zero", &Settings::zero)
-      .def_rw("average", &Settings::average)
-      .def_rw("comm", &Settings::comm)
-      .def_rw("outer", &Settings::outer)
-      .def_rw("buffers", &Settings::buffers)
-      .def_rw("steps_per_print", &Settings::steps_per_print)
-      .def_rw("semantics", &Settings::semantics);
+              &Config::managed_gradient_accumulation)
+      .def_rw("accumulation_dtype", &Config::accumulation_dtype)
+      .def_rw("schedule", &Config::schedule)
+      .def_rw("zero", &Config::zero)
+      .def_rw("average", &Config::average)
+      .def_rw("comm", &Config::comm)
+      .def_rw("outer", &Config::outer)
+      .def_rw("buffers", &Config::buffers)
+      .def_rw("steps_per_print", &Config::steps_per_print)
+      .def_rw("semantics", &Config::semantics);
 }
 
-void bind_methods(nb::class_<Settings>& kind) {
-  using Self = const Settings;
-  kind.def(
-          "validate", [](Self& self, int world) { self.get().validate(world); },
-          "world"_a)
+void bind_methods(nb::class_<Config>& kind) {
+  using Self = const Config;
+  kind.def("validate", &Config::validate, "world"_a)
       .def(
           "batch",
           [](Self& self, int world) {
@@ -170,46 +166,20 @@ void bind_methods(nb::class_<Settings>& kind) {
           "world"_a)
       .def("optimizer_name",
            [](Self& self) {
-             return std::string(config::name_of(self.get().optimizer));
+             return std::string(config::name_of(self.optimizer));
            })
-      .def("to_json", [](Self& self) { return self.get().to_json(); })
-      .def("describe", [](Self& self) { return self.get().describe(); })
-      .def("__copy__", [](Self& self) { return Settings(self.get()); })
+      .def("to_json", &Config::to_json)
+      .def("describe", &Config::describe)
+      .def("__copy__", [](Self& self) { return Config(self); })
       .def(
           "__deepcopy__",
-          [](Self& self, nb::handle /*memo*/) { return Settings(self.get()); },
+          [](Self& self, nb::handle /*memo*/) { return Config(self); },
           "memo"_a)
       .def_static("from_json", &from_json, "text"_a)
       .def_static("from_file", &from_file, "path"_a);
 }
 
 }  // namespace
-
-Settings::Settings(const Config& config)
-    : Config(config),
-      optimizer_(std::visit(
-          [](const auto& options) {
-            return nb::cast(options, nb::rv_policy::copy);
-          },
-          config.optimizer)) {}
-
-void Settings::choose_optimizer(OptimizerObject options) {
-  config::OptimizerConfig value;
-  if (!nb::try_cast(options, value, false))
-    throw nb::type_error(
-        (std::string("optimizer must be one of AdamOptions, LambOptions, "
-                     "OnebitAdamOptions, OnebitLambOptions, "
-                     "ZeroOneAdamOptions and LeanOnebitAdamOptions, got ") +
-         nb::inst_name(options).c_str())
-            .c_str());
-  optimizer_ = std::move(options);
-}
-
-Config Settings::get() const {
-  Config config = *this;
-  config.optimizer = nb::cast<config::OptimizerConfig>(optimizer_);
-  return config;
-}
 
 void bind_config(nb::module_& module) {
   using config::Buffers;
@@ -221,6 +191,7 @@ void bind_config(nb::module_& module) {
       .value("broadcast", Buffers::kBroadcast)
       .value("average", Buffers::kAverage)
       .value("as_they_are", Buffers::kAsTheyAre);
+  module.attr("AUTO_FREEZE") = optim::kAutoFreeze;
   bind_note(module);
   bind_zero(module);
   bind_precision(module);
@@ -228,10 +199,11 @@ void bind_config(nb::module_& module) {
   bind_comm(module);
   bind_average(module);
   bind_outer(module);
-  nb::class_<Settings> kind(module, "Config");
+  nb::class_<Config> kind(module, "Config");
   kind.def(nb::init<>());
   bind_fields(kind);
   bind_methods(kind);
+  bind_keywords(kind);
 }
 
 }  // namespace thinwire::python

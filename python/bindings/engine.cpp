@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "communicator.h"
-#include "config.h"
 #include "core/require.h"
 #include "optimizer.h"
 #include "support/errors.h"
@@ -28,10 +27,11 @@ using engine::Engine;
 using Self = const EngineHandle;
 
 void construct_engine(EngineHandle* self, const CommunicatorHandle& comm,
-                      const ParameterLayout& layout, const Settings& config,
-                      nb::handle params, nb::handle grads, nb::handle initial,
-                      nb::handle experts, const nb::object& client) {
-  config::Config settings = config.get();
+                      const ParameterLayout& layout,
+                      const config::Config& config, nb::handle params,
+                      nb::handle grads, nb::handle initial, nb::handle experts,
+                      const nb::object& client) {
+  config::Config settings = config;
   const std::shared_ptr<EngineParts> parts(
       new EngineParts{.comm = comm.get(),
                       .experts = take_experts(experts, settings),
@@ -263,15 +263,14 @@ void bind_engine(nb::module_& module) {
   bind_engine_checkpoints(kind);
   module.def(
       "keeps_gradients",
-      [](const Settings& config, int world) {
-        return engine::keeps_gradients(config.get(), world);
+      [](const config::Config& config, int world) {
+        return engine::keeps_gradients(config, world);
       },
       "config"_a, "world"_a);
   module.def(
       "config_of_leaders",
-      [](const Settings& config, int world, int ranks_per_host) {
-        return Settings(
-            engine::config_of_leaders(config.get(), world, ranks_per_host));
+      [](const config::Config& config, int world, int ranks_per_host) {
+        return engine::config_of_leaders(config, world, ranks_per_host);
       },
       "config"_a, "world"_a, "ranks_per_host"_a);
 }

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "communicator.h"
-#include "config.h"
 #include "engine/hierarchy.h"
 #include "exchange/codec/codec.h"
 #include "support/arrays.h"

@@ -22,7 +22,6 @@ NB_MODULE(_core, module) {
   py::bind_codec(module);
   py::bind_means(module);
   py::bind_low_bit_reduce_scatter(module);
-  py::bind_options(module);
   py::bind_config(module);
   py::bind_reports(module);
   py::bind_optimizer(module);

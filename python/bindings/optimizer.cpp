@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "communicator.h"
-#include "config.h"
 #include "core/require.h"
 #include "engine/hierarchy.h"
 #include "support/errors.h"
@@ -32,13 +31,13 @@ void require(const char* name, ConstView view, DType dtype, std::size_t size) {
 
 // If one rank's construction fails, the others must not wait for it.
 void construct_optimizer(OptimizerHandle* self, const CommunicatorHandle& comm,
-                         const ParameterLayout& layout, const Settings& config,
-                         nb::handle params, nb::handle initial,
-                         nb::handle experts) {
+                         const ParameterLayout& layout,
+                         const config::Config& config, nb::handle params,
+                         nb::handle initial, nb::handle experts) {
   const std::shared_ptr<OptimizerParts> parts(
       new OptimizerParts{.comm = comm.get(),
                          .layout = layout,
-                         .config = config.get(),
+                         .config = config,
                          .params = Array(params, "params")});
   parts->experts = take_experts(experts, parts->config);
   ConstArray masters;

@@ -25,11 +25,8 @@ class Training:
 
     def __init__(self, group: _core.Communicator, shapes: Any = SHAPES) -> None:
         layout = _core.Layout([(name, shape, 0) for name, shape in shapes])
-        options = _core.OnebitAdamOptions()
-        options.freeze_step = 4
-        options.weight_decay = 0.01
         config = _core.Config()
-        config.optimizer = options
+        config.set_optimizer("OnebitAdam", {"freeze_step": 4, "weight_decay": 0.01})
         config.gradient_clipping = 1.0
         self.params = torch.randn(
             layout.size, generator=torch.Generator().manual_seed(1)

@@ -291,7 +291,7 @@ def _to_save(optimizer: _Optimizer) -> Native:
 
 def _text_of(config: _core.Config) -> str:
     plain = copy.copy(config)
-    plain.optimizer.groups = []  # groups are the program's, and no file has them
+    plain.set_groups([])  # groups are the program's, and no file has them
     return plain.to_json()
 
 

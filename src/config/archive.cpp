@@ -34,8 +34,9 @@ std::string Limits::integer_text(double given) const {
   if (std::isfinite(most))
     return fmt::format("integer in [{}, {}]", least, most);
   return fmt::format(
-      "integer >= {}{}", least,
-      given > 0x1p53 ? " and < 2^63, written in digits if above 2^53" : "");
+      "integer >= {}{}{}", least,
+      given > 0x1p53 ? " and < 2^63, written in digits if above 2^53" : "",
+      word.empty() ? "" : fmt::format(" or \"{}\"", word));
 }
 
 std::string lower(std::string_view text) {
@@ -45,16 +46,18 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-Reader::Reader(const Json* object, std::string path)
-    : object_(object), path_(std::move(path)) {}
+Reader::Reader(const Json* object, std::string path, Paths paths)
+    : object_(object), path_(std::move(path)), paths_(paths) {}
 
 std::string Reader::path_of(std::string_view name) const {
-  return path_.empty() ? std::string(name) : fmt::format("{}.{}", path_, name);
+  if (path_.empty()) return std::string(name);
+  return paths_ == Paths::kFile ? fmt::format("{}.{}", path_, name)
+                                : fmt::format("{}['{}']", path_, name);
 }
 
 Reader Reader::section(std::string_view name) const {
   Reader found(object_ == nullptr ? nullptr : object_->find(name),
-               path_of(name));
+               path_of(name), paths_);
   found.lenient_ = lenient_;
   return found;
 }
@@ -78,6 +81,10 @@ void Reader::reject(std::string_view name, std::string_view range) const {
   thinwire::reject(refusal(name, range));
 }
 
+void Reader::reject_type(std::string_view name, std::string_view range) const {
+  throw WrongType(ErrorCode::kInvalidArgument, refusal(name, range));
+}
+
 void Reader::exclude(std::string_view name, std::string_view range) const {
   throw Conflict(ErrorCode::kInvalidArgument, refusal(name, range));
 }
@@ -88,16 +95,18 @@ void Reader::field(std::string_view name, bool& value) const {
   if (json.is(Json::Kind::kBoolean))
     value = json.boolean;
   else if (!lenient_)
-    reject(name, "true or false");
+    reject_type(name, "true or false");
 }
 
 std::optional<double> Reader::number(std::string_view name, const Json& value,
                                      const Limits& limits, bool of_pair) const {
   if (value.is(Json::Kind::kNumber) && limits.allow(value.number))
     return value.number;
-  if (!lenient_)
-    reject(name, (of_pair ? "an array of two " : "a ") + limits.text(of_pair));
-  return std::nullopt;
+  if (lenient_) return std::nullopt;
+  const std::string range =
+      (of_pair ? "an array of two " : "a ") + limits.text(of_pair);
+  if (!value.is(Json::Kind::kNumber)) reject_type(name, range);
+  reject(name, range);
 }
 
 void Reader::field(std::string_view name, double& value,
@@ -110,6 +119,10 @@ void Reader::field(std::string_view name, std::int64_t& value,
                    const Limits& limits) const {
   if (!has(name)) return;
   const Json& json = *object_->find(name);
+  if (!limits.word.empty() && is_text(name, limits.word)) {
+    value = -1;
+    return;
+  }
   // 5e8 is an integer too. Beyond 2^53 a double may be another number.
   std::int64_t whole = 0;
   const char* end = json.text.data() + json.text.size();
@@ -120,8 +133,12 @@ void Reader::field(std::string_view name, std::int64_t& value,
     whole = static_cast<std::int64_t>(json.number);
     exact = true;
   }
-  if (json.is(Json::Kind::kNumber) && exact && limits.allow(json.number))
+  const bool is_whole =
+      json.is(Json::Kind::kNumber) && json.number == std::floor(json.number);
+  if (is_whole && exact && limits.allow(json.number))
     value = whole;
+  else if (!lenient_ && !is_whole)
+    reject_type(name, "an " + limits.integer_text(json.number));
   else if (!lenient_)
     reject(name, "an " + limits.integer_text(json.number));
 }

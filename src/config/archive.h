@@ -24,6 +24,7 @@ struct Limits {
   double most = std::numeric_limits<double>::infinity();
   bool above_least = false;  ///< `least` itself is excluded.
   bool below_most = false;   ///< `most` itself is excluded.
+  std::string_view word{};   ///< A text that counts as the integer -1.
 
   [[nodiscard]] bool allow(double value) const;
   /// "number in [0, 1)"; several: "numbers in [0, 1)".
@@ -37,6 +38,8 @@ inline constexpr Limits kAtLeastOne{.least = 1};
 inline constexpr Limits kFraction{.least = 0, .most = 1};
 inline constexpr Limits kStages{.least = 0, .most = 2};
 inline constexpr Limits kDecayRate{.least = 0, .most = 1, .below_most = true};
+/// A count of steps, or kAutoFreeze.
+inline constexpr Limits kFreezeSteps{.least = 1, .word = "auto"};
 
 /// The texts of an enumeration, which a file may have in any case. Several may
 /// mean the same; the first is written.
@@ -52,16 +55,27 @@ class Conflict : public Error {
   using Error::Error;
 };
 
+/// A value is of another type than its field.
+class WrongType : public Error {
+ public:
+  using Error::Error;
+};
+
+/// How errors name a member: as a path of a file, "outer.momentum", or as in
+/// Python, "outer['momentum']".
+enum class Paths { kFile, kPython };
+
 /// Sets fields from an object's members and leaves those alone that it has not.
-/// Throws Error(kInvalidArgument) with the path for other types and values out
-/// of range.
+/// Throws Error(kInvalidArgument) with the path for values out of range, and
+/// WrongType for other types.
 class Reader {
  public:
   /// `object` may be null: it has nothing then.
-  Reader(const Json* object, std::string path);
+  Reader(const Json* object, std::string path, Paths paths = Paths::kFile);
 
   [[nodiscard]] Reader section(std::string_view name) const;
   [[nodiscard]] bool has(std::string_view name) const;
+  [[nodiscard]] std::string path_of(std::string_view name) const;
   /// The member is this text, which is in lower case.
   [[nodiscard]] bool is_text(std::string_view name,
                              std::string_view text) const;
@@ -70,6 +84,9 @@ class Reader {
   void be_lenient() noexcept { lenient_ = true; }
   /// Throws Error("PATH must be RANGE, got VALUE").
   [[noreturn]] void reject(std::string_view name, std::string_view range) const;
+  /// Throws the same text as a WrongType.
+  [[noreturn]] void reject_type(std::string_view name,
+                                std::string_view range) const;
   /// Throws the same text as a Conflict.
   [[noreturn]] void exclude(std::string_view name,
                             std::string_view range) const;
@@ -88,6 +105,10 @@ class Reader {
   /// Two numbers in an array.
   void pair(std::string_view name, double& first, double& second,
             const Limits& limits) const;
+  void pair(std::string_view name, std::optional<double>& first,
+            std::optional<double>& second, const Limits& limits) const {
+    if (has(name)) pair(name, first.emplace(), second.emplace(), limits);
+  }
   template <class T>
   void field(std::string_view name, std::optional<T>& value,
              const Limits& limits) const {
@@ -120,7 +141,6 @@ class Reader {
   }
 
  private:
-  [[nodiscard]] std::string path_of(std::string_view name) const;
   [[nodiscard]] std::string refusal(std::string_view name,
                                     std::string_view range) const;
   /// The text of a member, in lower case; empty if it is none.
@@ -133,6 +153,7 @@ class Reader {
 
   const Json* object_;
   std::string path_;
+  Paths paths_;
   bool lenient_ = false;
 };
 
@@ -158,6 +179,10 @@ class Writer {
   void duration(std::string_view name, std::chrono::milliseconds value) const;
   void pair(std::string_view name, double first, double second,
             const Limits& = {}) const;
+  void pair(std::string_view name, const std::optional<double>& first,
+            const std::optional<double>& second, const Limits& = {}) const {
+    if (first && second) pair(name, *first, *second);
+  }
   template <class T>
   void field(std::string_view name, const std::optional<T>& value,
              const Limits& limits) const {

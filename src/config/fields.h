@@ -4,8 +4,10 @@
 #include "config/archive.h"
 #include "thinwire/config/config.h"
 
-/// Which key of a file is which field: each function is used with a Reader and
-/// with a Writer, whose options are const.
+/// The table of options: an entry has the name of a field, in files and among
+/// keywords, the field, and its range or words. A Reader reads fields from a
+/// file or from keywords, a Writer writes them, and the bindings of Python list
+/// and show them. Options are const unless they are read.
 namespace thinwire::config {
 
 template <class E>
@@ -55,15 +57,18 @@ inline constexpr Choice<Buffers> kBuffers[] = {
     {"average", Buffers::kAverage},
     {"as_they_are", Buffers::kAsTheyAre}};
 
-/// optimizer.params, and `own` = thinwire, of each optimizer.
+/// optimizer.params, and `own` = thinwire, of each optimizer. Groups of
+/// parameters have the first four, too.
 template <class Archive, class Options>
 void adam_fields(const Archive& params, Options& o) {
   params.field("lr", o.learning_rate, kNotNegative);
   params.pair("betas", o.beta1, o.beta2, kDecayRate);
   params.field("eps", o.epsilon, kPositive);
   params.field("weight_decay", o.weight_decay, kNotNegative);
-  params.field("bias_correction", o.bias_correction);
-  params.field("eps_inside_sqrt", o.epsilon_inside_sqrt);
+  if constexpr (requires { o.bias_correction; }) {
+    params.field("bias_correction", o.bias_correction);
+    params.field("eps_inside_sqrt", o.epsilon_inside_sqrt);
+  }
 }
 
 template <class Archive, class Options>
@@ -203,15 +208,21 @@ void zero_fields(const Archive& section, Zero& z) {
   section.field("round_robin_gradients", z.round_robin_gradients);
 }
 
+/// thinwire, the exchange of every optimizer.
+template <class Archive, class Comm>
+void comm_fields(const Archive& own, Comm& c) {
+  own.choice("hierarchy", c.hierarchy, Choices<Hierarchy>(kHierarchies));
+  own.field("ranks_per_host", c.ranks_per_host, kNotNegative);
+  own.field("bucket_elements", c.bucket_elements, kNotNegative);
+  own.field("threads", c.num_threads, Limits{.least = 0, .most = 1024});
+  own.field("verify_every", c.verify_every, kNotNegative);
+}
+
 /// thinwire, what is the same for every optimizer.
 template <class Archive, class AnyConfig>
 void own_fields(const Archive& own, AnyConfig& c) {
   own.choice("semantics", c.semantics, Choices<Semantics>(kSemantics));
-  own.choice("hierarchy", c.comm.hierarchy, Choices<Hierarchy>(kHierarchies));
-  own.field("ranks_per_host", c.comm.ranks_per_host, kNotNegative);
-  own.field("bucket_elements", c.comm.bucket_elements, kNotNegative);
-  own.field("threads", c.comm.num_threads, Limits{.least = 0, .most = 1024});
-  own.field("verify_every", c.comm.verify_every, kNotNegative);
+  comm_fields(own, c.comm);
   own.field("overlap", c.comm.overlap);
   own.field("compressed_during_backward", c.comm.compressed_during_backward);
   own.field("compressed_under_next_step", c.comm.compressed_under_next_step);
@@ -263,6 +274,38 @@ void general_fields(const Archive& file, AnyConfig& c) {
              kAtLeastOne);
   file.field("managed_gradient_accumulation", c.managed_gradient_accumulation);
   file.field("gradient_clipping", c.gradient_clipping, kNotNegative);
+}
+
+/// Keywords of an optimizer that a program makes without a file, except the
+/// object `outer`.
+template <class Archive, class AnyConfig, class Options>
+void keyword_fields(const Archive& given, AnyConfig& c, Options& o) {
+  optimizer_fields(given, given, o);
+  given.field("max_grad_norm", c.gradient_clipping, kNotNegative);
+  given.field("skip_nonfinite", c.precision.check_grad_overflow);
+  comm_fields(given, c.comm);
+  if constexpr (requires { o.freeze; })
+    given.field("freeze_step", o.freeze.step, kFreezeSteps);
+  if constexpr (requires { o.compression; }) {
+    given.field("lagged_clipping", c.lagged_clipping);
+    given.choice("comm_backend_name", c.comm.backend,
+                 Choices<CommBackend>(kCommBackends));
+  } else {
+    average_fields(given, c.average);
+  }
+  if constexpr (std::is_same_v<std::remove_const_t<Options>,
+                               optim::OnebitAdamOptions>)
+    given.field("compressed_under_next_step",
+                c.comm.compressed_under_next_step);
+}
+
+/// Keywords of a group of parameters.
+template <class Archive, class Group>
+void group_fields(const Archive& given, Group& g) {
+  adam_fields(given, g);
+  if constexpr (requires { g.max_coeff; }) trust_fields(given, g);
+  if constexpr (requires { g.non_freeze; })
+    given.field("non_freeze", g.non_freeze);
 }
 
 }  // namespace thinwire::config

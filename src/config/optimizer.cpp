@@ -54,6 +54,16 @@ void read_freeze(const Reader& params, const Reader& own, Semantics semantics,
 
 }  // namespace
 
+OptimizerConfig default_optimizer(std::size_t index) {
+  const OptimizerConfig all[] = {
+      optim::AdamOptions{},        optim::LambOptions{},
+      optim::OnebitAdamOptions{},  optim::OnebitLambOptions{},
+      optim::ZeroOneAdamOptions{}, lean::LeanOnebitAdamOptions{}};
+  static_assert(std::extent_v<decltype(all)> ==
+                std::variant_size_v<OptimizerConfig>);
+  return all[index];
+}
+
 void read_optimizer(const Reader& file, Config& config) {
   const Reader section = file.section("optimizer");
   const Reader params = section.section("params");
@@ -61,13 +71,7 @@ void read_optimizer(const Reader& file, Config& config) {
   std::size_t index = 0;
   section.choice("type", index, Choices<std::size_t>(kOptimizerTypes));
   if (index == kOnebitAdamIndex && is_lean(own)) index = kLeanIndex;
-  const OptimizerConfig all[] = {
-      optim::AdamOptions{},        optim::LambOptions{},
-      optim::OnebitAdamOptions{},  optim::OnebitLambOptions{},
-      optim::ZeroOneAdamOptions{}, lean::LeanOnebitAdamOptions{}};
-  static_assert(std::extent_v<decltype(all)> ==
-                std::variant_size_v<OptimizerConfig>);
-  config.optimizer = all[index];
+  config.optimizer = default_optimizer(index);
   std::visit(
       [&]<class Options>(Options& options) {
         optimizer_fields(params, own, options);

@@ -34,6 +34,9 @@ inline constexpr NamedType kSchedulerTypes[] = {{"WarmupLR", 1},
                                                 {"OneCycle", 4},
                                                 {"LRRangeTest", 5}};
 
+/// Returns the options of an index of OptimizerConfig, with their defaults.
+[[nodiscard]] OptimizerConfig default_optimizer(std::size_t index);
+
 void read_optimizer(const Reader& file, Config& config);
 /// Says in `notes` which keys have no effect, because their section is off.
 void read_precision(const Reader& file, Config& config,

@@ -250,7 +250,10 @@ def test_states_that_do_not_fit_change_nothing() -> None:
     for text, change in (
         ("number of parameter groups", {"param_groups": groups * 2}),
         ("doesn't match the size", {"param_groups": [{**group, "params": [0]}]}),
-        (r"betas\[0\] must be in", {"param_groups": [{**group, "betas": (2, 0.6)}]}),
+        (
+            r"betas must be an array of two numbers in \[0, 1\)",
+            {"param_groups": [{**group, "betas": (2, 0.6)}]},
+        ),
         ("eps: must be a number", {"param_groups": [{**group, "eps": torch.ones(2)}]}),
         (
             "another parameter layout",

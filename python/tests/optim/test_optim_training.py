@@ -190,8 +190,8 @@ def test_local_steps_send_nothing_and_the_log_says_what_travels(
         ({"sync_evry": 3}, TypeError, "'sync_evry'; did you mean 'sync_every'"),
         ({"momentum": 0.5}, InvalidArgument, "outer must have the key 'sync_every'"),
         ({"sync_every": 0}, InvalidArgument, r"outer\['sync_every'\] must be >= 1"),
-        ({"sync_every": 2.5}, TypeError, r"outer\['sync_every'\]: must be int"),
-        (3, TypeError, "outer: must be a dict or None, got 3"),
+        ({"sync_every": 2.5}, TypeError, r"outer\['sync_every'\] must be an integer"),
+        (3, TypeError, "outer must be a dict or None, got 3"),
     ],
 )
 def test_bad_options_are_named(outer: Any, error: type[Exception], text: str) -> None:

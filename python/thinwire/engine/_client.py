@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import io
@@ -18,6 +17,7 @@ from .._log import logger
 from ..comm.lifetime import reason_of
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ..optim._base import _Optimizer
+from ..optim._options import GROUP_KEYS, plain
 from ._groups import Groups
 
 _UNSUPPORTED = ("capturable", "differentiable")
@@ -95,14 +95,9 @@ class Client:
                 "into the parameters, so the precision must be float32, got "
                 f"{config.precision.dtype.name}"
             )
-        options = _core.AdamOptions()
-        options.learning_rate = self.learning_rates[0]
-        groups = []
-        for rate in self.learning_rates:
-            groups.append(_core.AdamGroup())
-            groups[-1].learning_rate = rate
-        options.groups = groups
-        config.optimizer = options
+        rates = [{"lr": rate} for rate in self.learning_rates]
+        config.set_optimizer("AdamW", rates[0])
+        config.set_groups(rates)
 
     def begin(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
         self._offsets = list(offsets)
@@ -342,9 +337,7 @@ def _has_more(adam: torch.optim.Optimizer) -> bool:
 def _of_ours(optimizer: _Optimizer, config: _core.Config) -> None:
     optimizer._require_no_step("initialize")
     own = optimizer._made.config
-    options = copy.copy(own.optimizer)
-    options.groups = []
-    config.optimizer = options
+    config.copy_optimizer(own)
     config.lagged_clipping = own.lagged_clipping
     if own.gradient_clipping > 0:
         config.gradient_clipping = own.gradient_clipping
@@ -362,18 +355,13 @@ def _of_torch(
             "the first step"
         )
     first = optimizer.param_groups[0]
-    options = _core.AdamOptions()
-    options.learning_rate = float(first["lr"])
-    options.beta1, options.beta2 = first["betas"]
-    options.epsilon = first["eps"]
-    options.weight_decay = first["weight_decay"]
     decoupled = {_is_decoupled(optimizer, group) for group in optimizer.param_groups}
     if len(decoupled) > 1:
         raise InvalidArgument(
             "optimizer: decoupled_weight_decay must be the same in all groups"
         )
-    options.decoupled_decay = decoupled.pop()
-    config.optimizer = options
+    keywords = {key: plain(first[key]) for key in GROUP_KEYS}
+    config.set_optimizer("Adam", keywords | {"adam_w_mode": decoupled.pop()})
     if rank == 0:
         logger.info(
             "optimizer: torch's %s becomes Thinwire's, with the same settings",

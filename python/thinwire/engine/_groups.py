@@ -12,13 +12,10 @@ from .. import _core
 from .._log import logger
 from ..errors import FailedPrecondition, InvalidArgument
 from ..optim import _native, _parameters
-from ..optim._base import _Optimizer
-from ..optim._options import Options
 from ..optim._parameters import Place
 
 Groups = list[dict[str, Any]]
 
-_KINDS = {kind._options: kind._group for kind in _Optimizer.__subclasses__()}
 _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _native.MASK)
 
 
@@ -88,15 +85,10 @@ def left_out(model: torch.nn.Module, places: list[Place]) -> list[str]:
     ]
 
 
-def defaults_of(options: Options) -> dict[str, Any]:
-    of_lamb = ("max_coeff", "min_coeff")
-    return {
-        "lr": options.learning_rate,
-        "betas": (options.beta1, options.beta2),
-        "eps": options.epsilon,
-        "weight_decay": options.weight_decay,
-        **{key: getattr(options, key) for key in of_lamb if hasattr(options, key)},
-    }
+def defaults_of(config: _core.Config) -> dict[str, Any]:
+    own = config.keywords()
+    keys = ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff")
+    return {key: own[key] for key in keys if key in own}
 
 
 def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> None:
@@ -104,25 +96,14 @@ def tell_groups(config: _core.Config, groups: Groups, places: list[Place]) -> No
 
     Raises InvalidArgument naming the group and the key.
     """
-    options = config.optimizer
-    if len(options.groups) > 0:
-        raise InvalidArgument(
-            "config.optimizer.groups: must be empty; give groups of parameters by "
-            "model_parameters"
-        )
-    _native.require_own_keys(groups, config.gradient_clipping, options.bias_correction)
+    _native.require_own_keys(groups, config)
     plain = len(groups) == 1 and not any(key in groups[0] for key in _GROUP_KEYS)
-    defaults = defaults_of(options)
+    defaults = defaults_of(config)
     for group in groups:
         for key, value in defaults.items():
             group.setdefault(key, value)
     if not plain:
-        kind = _KINDS[type(options)]
-        options.groups = [
-            _native._group(kind(), number, group, places)
-            for number, group in enumerate(groups)
-        ]
-        config.optimizer = options
+        _native.set_groups(config, groups, places)
 
 
 def warn_of(names: list[str]) -> None:

@@ -55,7 +55,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self._has_own_schedule = False
         self._is_made = False
         of_ours = client is None
-        super().__init__(groups, defaults_of(config.optimizer) if of_ours else {})
+        super().__init__(groups, defaults_of(config) if of_ours else {})
         self._is_made = True
         self._settings = Settings(self.param_groups) if of_ours else None
         self._sizes = sizes_of(self.param_groups)

@@ -48,7 +48,6 @@ from typing import Any, Unpack
 
 from torch.optim.optimizer import ParamsT
 
-from .. import _core
 from . import _options as names
 from ._base import _Optimizer as _Optimizer
 from ._notices import RunTotals
@@ -70,8 +69,7 @@ class AdamW(_Optimizer):
     Memory: 8 bytes per parameter, and 4 for masters of parameters of 16 bits.
     """
 
-    _options, _group = _core.AdamOptions, _core.AdamGroup
-    _keywords = names.AdamWKeywords
+    _kind = "AdamW"
 
     def __init__(
         self, params: ParamsT, *args: Any, **keywords: Unpack[names.AdamWKeywords]
@@ -86,8 +84,7 @@ class Lamb(_Optimizer):
     [min_coeff, max_coeff]. Memory is that of AdamW.
     """
 
-    _options, _group = _core.LambOptions, _core.LambGroup
-    _keywords = names.LambKeywords
+    _kind = "Lamb"
 
     def __init__(
         self, params: ParamsT, *args: Any, **keywords: Unpack[names.LambKeywords]
@@ -119,8 +116,7 @@ class OnebitAdam(_Optimizer):
     compressed_under_next_step.
     """
 
-    _options, _group = _core.OnebitAdamOptions, _core.OnebitAdamGroup
-    _keywords = names.OnebitAdamKeywords
+    _kind = "OnebitAdam"
 
     def __init__(
         self, params: ParamsT, *args: Any, **keywords: Unpack[names.OnebitAdamKeywords]
@@ -142,8 +138,7 @@ class LeanOnebitAdam(_Optimizer):
     ranks. Beside float32 parameters: 8 / ranks, then 3.15 and 2 / ranks.
     """
 
-    _options, _group = _core.LeanOnebitAdamOptions, _core.MaskedGroup
-    _keywords = names.LeanOnebitAdamKeywords
+    _kind = "LeanOnebitAdam"
 
     def __init__(
         self,
@@ -165,8 +160,7 @@ class OnebitLamb(_Optimizer):
     Memory: 8 bytes per parameter, then 12.26 and 4 / ranks.
     """
 
-    _options, _group = _core.OnebitLambOptions, _core.OnebitLambGroup
-    _keywords = names.OnebitLambKeywords
+    _kind = "OnebitLamb"
 
     def __init__(
         self, params: ParamsT, *args: Any, **keywords: Unpack[names.OnebitLambKeywords]
@@ -189,8 +183,7 @@ class ZeroOneAdam(_Optimizer):
     Memory: 16 bytes per parameter, then 20, and 4 / ranks.
     """
 
-    _options, _group = _core.ZeroOneAdamOptions, _core.MaskedGroup
-    _keywords = names.ZeroOneAdamKeywords
+    _kind = "ZeroOneAdam"
 
     def __init__(
         self, params: ParamsT, *args: Any, **keywords: Unpack[names.ZeroOneAdamKeywords]
@@ -200,7 +193,7 @@ class ZeroOneAdam(_Optimizer):
 
 for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):
     # help() and inspect show this; type checkers have the classes' own.
-    setattr(_kind, "__signature__", names.signature(_kind._options(), _kind._keywords))  # noqa: B010
+    setattr(_kind, "__signature__", names.signature(_kind._kind))  # noqa: B010
     _parts = [_kind.__doc__ or "", names.COMMON]
     if issubclass(_kind, (LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam)):
         _parts.append(names.LOW_BIT)

@@ -33,7 +33,7 @@ class Edits:
         self._marks = memory.marks() if undoes_edits(config) else None
         self._moved = False
         self._was_loaded = False
-        is_lean = isinstance(config.optimizer, _core.LeanOnebitAdamOptions)
+        is_lean = config.optimizer_name() == "lean_onebit_adam"
         has_masters = memory.params.dtype != torch.float32
         # Then the marks alone tell what was written.
         self._keeps_no_array = is_lean or (
@@ -179,7 +179,7 @@ def undoes_edits(config: _core.Config) -> bool:
 
 def _has_local_steps(config: _core.Config) -> bool:
     return (
-        isinstance(config.optimizer, _core.ZeroOneAdamOptions)
+        config.optimizer_name() == "zero_one_adam"
         or config.outer.sync_every > 0
         or config.comm.compressed_under_next_step
     )

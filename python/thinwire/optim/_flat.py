@@ -28,11 +28,9 @@ from ._notices import Notices
 from ._options import (
     GROUP_KEYS,
     OF_DEEPSPEED,
-    CommonKeywords,
     by_name,
-    check_keywords,
-    default,
-    names_of,
+    defaults,
+    refuse_switches,
 )
 from ._parameters import (
     Place,
@@ -57,9 +55,8 @@ class FlatOptimizer(torch.optim.Optimizer):
     follows both. The class of users, _Optimizer, adds steps and states.
     """
 
-    _options: ClassVar[type[Any]]
-    _group: ClassVar[type[Any]]
-    _keywords: ClassVar[Any] = CommonKeywords
+    _kind: ClassVar[str]
+    """Name of the class in C++'s errors."""
     # A trainer saves the result of state_dict(); the states are saved beside it.
     _states_are_beside = False
 
@@ -117,16 +114,16 @@ class FlatOptimizer(torch.optim.Optimizer):
         return [*self._experts.owned, *own]
 
     def _take(self, params: ParamsT, given: dict[str, Any]) -> None:
-        check_keywords(type(self).__name__, self._given, names_of(self._keywords))
+        refuse_switches(self._given)
         _attributes.require_mpu(self._mpu, "deepspeed.mpu")
         refuse_module(params)
         params = with_names(params)
-        for name, value in given.items():
-            given[name] = default(self._options(), name) if value is None else value
+        own = defaults(self._kind)
         for name in ("max_coeff", "min_coeff"):
-            if name in names_of(self._keywords):
-                value = self._given.get(name)
-                given[name] = default(self._options(), name) if value is None else value
+            if name in own:
+                given[name] = self._given.get(name)
+        for name, value in given.items():
+            given[name] = own[name] if value is None else value
         super().__init__(params, given)
         self._step_tensor = torch.zeros(())
         path = self._given.get("telemetry")
@@ -145,8 +142,7 @@ class FlatOptimizer(torch.optim.Optimizer):
             _averages.require_free((place.tensor for place in places), "optimizer")
         backend = self._comm.backend
         given, groups = self._given, self.param_groups
-        options = self._options()
-        return places, make_config(options, self._group, given, groups, places, backend)
+        return places, make_config(self._kind, given, groups, places, backend)
 
     def _build(self) -> None:
         """Makes the native optimizer anew, on all ranks or none. Collective."""

@@ -17,19 +17,14 @@ from ._experts import KEY as EXPERTS
 from ._experts import Experts
 from ._options import (
     DTYPES,
-    FIELDS,
-    ExactKeywords,
-    LeanOnebitAdamKeywords,
-    OnebitAdamKeywords,
-    OnebitLambKeywords,
-    Options,
-    ZeroOneAdamKeywords,
+    GROUP_KEYS,
+    KINDS,
+    defaults,
     names_of,
     names_of_python,
-    number_of,
+    plain,
     rate_of,
-    set_field,
-    set_keyword,
+    set_optimizer,
 )
 from ._parameters import Place
 
@@ -42,24 +37,13 @@ WHOLE = {
     "bias_correction": "optimizer.params.bias_correction",
 }
 # Other options of the whole optimizer, which no group may have as a key.
-KEYWORDS = {
-    name
-    for keywords in (
-        *(ExactKeywords, OnebitAdamKeywords, OnebitLambKeywords),
-        *(LeanOnebitAdamKeywords, ZeroOneAdamKeywords),
-    )
-    for name in names_of(keywords)
-}.difference(FIXED_KEYS, WHOLE)
+KEYWORDS = {name for kind in KINDS for name in names_of(kind)}.difference(
+    FIXED_KEYS, WHOLE
+)
 # This key may change.
 MASK = "exp_avg_mask"
 # An exchange through Python costs more, so exchanges are fewer and larger.
 PYTHON_BUCKET = 1 << 23
-_WITH_MASKS = (
-    _core.OnebitAdamOptions,
-    _core.LeanOnebitAdamOptions,
-    _core.OnebitLambOptions,
-    _core.ZeroOneAdamOptions,
-)
 _CPP_BACKENDS = ("local", "mpi")
 
 Spec = tuple[str, tuple[int, ...], int]
@@ -84,7 +68,7 @@ class Native:
         """
         if (
             comm.size == 1
-            or not isinstance(self.config.optimizer, _WITH_MASKS)
+            or self.config.optimizer_name() in ("adam", "lamb")
             or self.config.semantics != _core.Semantics.corrected
             or self.optimizer.phase == "local"
         ):
@@ -99,8 +83,7 @@ class Native:
 
 
 def make_config(
-    options: Options,
-    group_kind: type[Any],
+    kind: str,
     keywords: Mapping[str, Any],
     groups: list[dict[str, Any]],
     places: list[Place],
@@ -111,42 +94,35 @@ def make_config(
     Raises TypeError and InvalidArgument naming the keyword.
     """
     config = _core.Config()
-    dtype = places[0].tensor.dtype
-    config.precision.dtype = DTYPES[dtype]
+    config.precision.dtype = DTYPES[places[0].tensor.dtype]
     # Only GradScaler scales.
     config.precision.loss_scale.initial_scale = 1.0
     config.precision.loss_scale.dynamic = False
-    for name, value in keywords.items():
-        set_keyword(config, options, name, value)
-    if keywords.get("bucket_elements") is None and backend not in _CPP_BACKENDS:
-        config.comm.bucket_elements = PYTHON_BUCKET
-    require_own_keys(groups, config.gradient_clipping, options.bias_correction)
+    own = defaults(kind) | {k: v for k, v in keywords.items() if v is not None}
     of_groups = (*FIXED_KEYS[2:], MASK)
-    plain = len(groups) == 1 and not any(
-        key in groups[0] and groups[0][key] != getattr(options, key, None)
-        for key in of_groups
+    is_plain = len(groups) == 1 and not any(
+        key in groups[0] and groups[0][key] != own.get(key) for key in of_groups
     )
-    _set_numbers(options, groups[0], None if plain else 0)
-    if not plain:
-        options.groups = [
-            _group(group_kind(), index, group, places)
-            for index, group in enumerate(groups)
-        ]
-    config.optimizer = options
+    numbers = _numbers(groups[0], None if is_plain else 0)
+    set_optimizer(config, kind, {**keywords, **numbers})
+    if own["bucket_elements"] is None and backend not in _CPP_BACKENDS:
+        config.comm.bucket_elements = PYTHON_BUCKET
+    require_own_keys(groups, config)
+    if not is_plain:
+        set_groups(config, groups, places)
     return config
 
 
-def require_own_keys(
-    groups: list[dict[str, Any]], max_grad_norm: float, bias_correction: bool
-) -> None:
+def require_own_keys(groups: list[dict[str, Any]], config: _core.Config) -> None:
     """Raises InvalidArgument for a whole optimizer's option in a group."""
+    own = config.keywords()
     for index, group in enumerate(groups):
-        for key, value in zip(WHOLE, (max_grad_norm, bias_correction), strict=True):
-            if key in group and group[key] != value:
+        for key, in_file in WHOLE.items():
+            if key in group and group[key] != own[key]:
                 raise InvalidArgument(
-                    f"param_groups[{index}]['{key}'] must be {value}, as the optimizer's: it "
+                    f"param_groups[{index}]['{key}'] must be {own[key]}, as the optimizer's: it "
                     f"holds for all groups; give {key}= to the optimizer, or "
-                    f"{WHOLE[key]} in a configuration"
+                    f"{in_file} in a configuration"
                 )
         for key in sorted(KEYWORDS & group.keys()):
             raise InvalidArgument(
@@ -191,42 +167,37 @@ def make_native(
     return Native(made, memory, layout, config, places)
 
 
-def _set_numbers(target: Any, group: Mapping[str, Any], index: int | None) -> None:
-    """Sets a group's numbers. Its index is None if its keys are the constructor's."""
-    betas = group["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise InvalidArgument(f"betas: must be two numbers in [0, 1), got {betas!r}")
-    for name in ("lr", "eps", "weight_decay"):
-        what = name if index is None else f"param_groups[{index}]['{name}']"
-        number = (number_of if name == "eps" else rate_of)(what, group[name])
-        setattr(target, FIELDS.get(name, name), number)
-    target.beta1, target.beta2 = (number_of("betas", value) for value in betas)
+def _numbers(group: Mapping[str, Any], index: int | None) -> dict[str, Any]:
+    """Returns a group's numbers. Its index is None if its keys are the constructor's."""
+    numbers = {key: plain(group[key]) for key in GROUP_KEYS}
+    for key in ("lr", "weight_decay"):
+        what = key if index is None else f"param_groups[{index}]['{key}']"
+        numbers[key] = rate_of(what, group[key])
+    return numbers
 
 
-def _group(
-    target: Any, index: int, group: Mapping[str, Any], places: list[Place]
-) -> Any:
-    _set_numbers(target, group, index)
-    for key in ("non_freeze", "max_coeff", "min_coeff"):
-        if key in group:
-            if not hasattr(target, key):
-                raise InvalidArgument(
-                    f"param_groups[{index}]['{key}']: this optimizer has no such option"
-                )
-            set_field(target, key, group[key], f"param_groups[{index}]['{key}']")
-    if group.get(MASK) is not None and group.get(EXPERTS) is not None:
-        raise InvalidArgument(
-            f"param_groups[{index}]['exp_avg_mask']: must be None with '{EXPERTS}', such "
-            "a group is averaged exactly"
-        )
+def set_groups(
+    config: _core.Config, groups: list[dict[str, Any]], places: list[Place]
+) -> None:
+    """Writes the groups' settings into the configuration's optimizer. Local.
+
+    Raises TypeError and InvalidArgument naming the group and the key.
+    """
+    config.set_groups([_group(k, group, places) for k, group in enumerate(groups)])
+
+
+def _group(index: int, group: Mapping[str, Any], places: list[Place]) -> dict[str, Any]:
+    given = _numbers(group, index)
+    keys = ("non_freeze", "max_coeff", "min_coeff")
+    given |= {key: plain(group[key]) for key in keys if key in group}
     if group.get(MASK) is not None:
-        if not hasattr(target, MASK):
+        if group.get(EXPERTS) is not None:
             raise InvalidArgument(
-                f"param_groups[{index}]['exp_avg_mask']: this optimizer has no masks, "
-                "it compresses nothing"
+                f"param_groups[{index}]['exp_avg_mask']: must be None with '{EXPERTS}', such "
+                "a group is averaged exactly"
             )
-        target.exp_avg_mask = mask_of(index, group, places)
-    return target
+        given[MASK] = mask_of(index, group, places)
+    return given
 
 
 def masks_in(group: Mapping[str, Any]) -> list[Any]:

@@ -124,11 +124,11 @@ class Notices:
         """
         self._sync_every = config.outer.sync_every
         self._compare_first_steps(config.average)
-        options = config.optimizer
-        total = getattr(options, "total_steps", None)
+        options = config.keywords()
+        total = options.get("total_steps")
         if planned is None or total is None or planned < total or self._comm.size == 1:
             return
-        name = "freeze_step" if hasattr(options, "freeze_step") else "var_freeze_step"
+        name = "freeze_step" if "freeze_step" in options else "var_freeze_step"
         loss = (
             "nothing will be compressed"
             if name == "freeze_step"

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keyword arguments of the optimizers, in torch's names, and the C++ options they set.
-
-Every default is read from the C++ structs, so only they have it.
+"""Keyword arguments of the optimizers: their types, their texts, and what only Python
+can read of them. C++ has their ranges and defaults (src/config/fields.h), and checks them.
 """
 
 from __future__ import annotations
 
-import difflib
+import functools
 import inspect
 import math
 import re
@@ -20,47 +19,23 @@ from .. import _core
 from ..errors import Error, InvalidArgument
 from ._telemetry import Given
 
-Options = (
-    _core.AdamOptions
-    | _core.LambOptions
-    | _core.OnebitAdamOptions
-    | _core.OnebitLambOptions
-    | _core.ZeroOneAdamOptions
-    | _core.LeanOnebitAdamOptions
-)
-
 DTYPES = {
     torch.float32: _core.DType.float32,
     torch.float16: _core.DType.float16,
     torch.bfloat16: _core.DType.bfloat16,
 }
 
-# Python's name of an option and the field's, if they differ.
-FIELDS = {
-    "lr": "learning_rate",
-    "eps": "epsilon",
-    "eps_inside_sqrt": "epsilon_inside_sqrt",
-}
-# Options of the run, not of the optimizer, and their places in _core.Config.
-OF_CONFIG = {
-    **{name: f"average.{name}" for name in ("bits", "low_rank", "first_steps")},
-    "first_bits": "average.first_bits",
-    "max_grad_norm": "gradient_clipping",
-    "lagged_clipping": "lagged_clipping",
-    "compressed_under_next_step": "comm.compressed_under_next_step",
-    "threads": "comm.num_threads",
-    "bucket_elements": "comm.bucket_elements",
-    "hierarchy": "comm.hierarchy",
-    "ranks_per_host": "comm.ranks_per_host",
-    "verify_every": "comm.verify_every",
-    "skip_nonfinite": "precision.check_grad_overflow",
-    "comm_backend_name": "comm.backend",
-}
 # Python's names for the terms in C++'s errors.
 _IN_PYTHON = {
-    **{field.rpartition(".")[2]: name for name, field in (FIELDS | OF_CONFIG).items()},
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "epsilon_inside_sqrt": "eps_inside_sqrt",
     "beta1": "betas[0]",
     "beta2": "betas[1]",
+    "gradient_clipping": "max_grad_norm",
+    "num_threads": "threads",
+    "check_grad_overflow": "skip_nonfinite",
+    "backend": "comm_backend_name",
     "kAutoFreeze (-1)": "'auto'",
 }
 _CPP_NAME = re.compile(
@@ -75,18 +50,10 @@ REFUSED = {
     "capturable": "a step communicates and cannot be captured in a graph",
     "differentiable": "autograd does not see a step",
 }
-# Keywords of earlier versions, and their replacements.
-GONE = {
-    "variance_refresh": "leave it out; for a long run choose a later freeze_step",
-    "calibrated_clipping": "leave it out; compressed steps are clipped by an estimate "
-    "that exact steps calibrate",
-    "scale": "leave it out; a block's scale is the RMS of its elements",
-    "exchanged": "leave it out; before the freeze the momentum is exchanged",
-    "semantics": "set thinwire.semantics in a configuration of thinwire.initialize",
-}
 # Keywords of DeepSpeed's optimizers that are accepted with one line of the log.
 OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
-BACKENDS = ("nccl", "hccl", "mpi", "gloo")
+# Keywords that C++ does not know.
+_OF_PYTHON = ("process_group", "broadcast", "telemetry", "cuda_aware", "deepspeed")
 GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 
 
@@ -280,55 +247,45 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     warmup_bits: Literal[0, 4, 8] | None
 
 
-def names_of(keywords: Any) -> list[str]:
-    """Returns the keywords of a TypedDict, without those of groups and torch's switches."""
+# By the name of the optimizer's class.
+KINDS: dict[str, Any] = {
+    "AdamW": AdamWKeywords,
+    "Lamb": LambKeywords,
+    "OnebitAdam": OnebitAdamKeywords,
+    "OnebitLamb": OnebitLambKeywords,
+    "LeanOnebitAdam": LeanOnebitAdamKeywords,
+    "ZeroOneAdam": ZeroOneAdamKeywords,
+}
+
+
+def names_of(kind: str) -> list[str]:
+    """Returns the keywords of a kind of optimizer, without those of groups and torch's
+    switches.
+    """
     left_out = (*GROUP_KEYS, *REFUSED)
-    return [name for name in keywords.__annotations__ if name not in left_out]
+    return [name for name in KINDS[kind].__annotations__ if name not in left_out]
 
 
-def default(options: Options, name: str) -> Any:
-    if name in (
-        *("process_group", "bucket_elements", "telemetry", "outer"),
-        *OF_DEEPSPEED,
-    ):
-        return None
-    if name == "broadcast":
-        return True
-    if name == "betas":
-        return (_get(options, "beta1"), _get(options, "beta2"))
-    if (place := _place_in_config(options, name)) is not None:
-        value = _get(_core.Config(), place)
-    else:
-        value = _get(options, FIELDS.get(name, name))
-    if isinstance(value, _core.DType):
-        return next(t for t, native in DTYPES.items() if native == value)
-    if name == "hierarchy":
-        return value.name
-    return value
+@functools.cache
+def defaults(kind: str) -> dict[str, Any]:
+    """Returns the defaults of all arguments of a kind of optimizer, except params."""
+    config = _core.Config()
+    config.set_optimizer(kind)
+    known = config.keywords() | {"broadcast": True, "bucket_elements": None}
+    values = {name: known.get(name) for name in (*GROUP_KEYS, *names_of(kind))}
+    if "residual_dtype" in values:
+        lean = kind == "LeanOnebitAdam"
+        values["residual_dtype"] = torch.bfloat16 if lean else torch.float32
+    return values
 
 
-def _place_in_config(options: Options, name: str) -> str | None:
-    """Returns the place of a keyword in _core.Config; None: it is one of `options`."""
-    if name == "total_steps" and not hasattr(options, name):
-        return "average.total_steps"
-    return OF_CONFIG.get(name)
-
-
-def signature(options: Options, keywords: Any) -> inspect.Signature:
-    both, only = (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
-    first = [inspect.Parameter("params", both)]
-    first += [
-        inspect.Parameter(name, both, default=default(options, name))
-        for name in GROUP_KEYS
-    ]
-    last = [
-        inspect.Parameter(name, only, default=default(options, name))
-        for name in names_of(keywords)
-    ]
-    return inspect.Signature(first + last)
+def signature(kind: str) -> inspect.Signature:
+    both = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter("params", both)]
+    for name, value in defaults(kind).items():
+        how = both if name in GROUP_KEYS else inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, how, default=value))
+    return inspect.Signature(parameters)
 
 
 def by_name(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
@@ -353,23 +310,11 @@ def by_name(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> dict[st
     return {**keywords, **given}
 
 
-def check_keywords(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    """Checks the names. Raises TypeError for an unknown keyword, with the nearest name
-    or what to write instead. Raises InvalidArgument for a switch of torch's that
-    Thinwire cannot follow.
-    """
-    for name, value in given.items():
-        if name in REFUSED:
-            if value:
-                raise InvalidArgument(f"{name}: must be False or None, {REFUSED[name]}")
-        elif name in GONE:
-            raise TypeError(f"{kind}() has no keyword '{name}' any more: {GONE[name]}")
-        elif name not in known:
-            near = difflib.get_close_matches(name, [*known, *GROUP_KEYS], 1, 0.5)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise TypeError(
-                f"{kind}() got an unexpected keyword argument '{name}'{hint}"
-            )
+def refuse_switches(given: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for a switch of torch's that Thinwire cannot follow."""
+    for name, text in REFUSED.items():
+        if given.get(name):
+            raise InvalidArgument(f"{name}: must be False or None, {text}")
 
 
 @contextmanager
@@ -382,69 +327,43 @@ def names_of_python() -> Iterator[None]:
         raise type(error)(text) from None
 
 
-def set_keyword(config: _core.Config, options: Options, name: str, value: Any) -> None:
-    """Writes one keyword to the C++ options. None keeps the default."""
-    if value is None or name in REFUSED:
-        return
-    if name in ("process_group", "telemetry", "cuda_aware", "deepspeed"):
-        return
-    if name == "outer":
-        _set_outer(config, value)
-        return
-    if name == "broadcast":
-        if not isinstance(value, bool):
-            raise TypeError(
-                f"broadcast: must be bool, got {value!r} of {type(value).__name__}"
-            )
-        return
-    if (place := _place_in_config(options, name)) is not None:
-        if name == "hierarchy":
-            value = _member(_core.Hierarchy, name, value)
-        elif name == "comm_backend_name":
-            if value not in BACKENDS:
-                known = ", ".join(f"'{key}'" for key in BACKENDS)
-                raise InvalidArgument(f"{name}: must be one of {known}, got {value!r}")
-            value = _core.CommBackend[value]
-        set_field(config, place, value, name)
-        return
-    if name == "residual_dtype":
-        if not isinstance(value, torch.dtype) or value not in DTYPES:
-            raise InvalidArgument(
-                f"residual_dtype: must be torch.float32 or torch.bfloat16, got {value}"
-            )
-        value = DTYPES[value]
-    elif name == "freeze_step":
-        value = _freeze_step(value)
-    set_field(options, FIELDS.get(name, name), value, name)
-
-
-def _set_outer(config: _core.Config, given: Any) -> None:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"outer: must be a dict or None, got {given!r:.60}")
-    known = list(OuterOptions.__annotations__)
-    for name, value in given.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1, 0.5)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise TypeError(f"outer: got an unexpected key '{name}'{hint}")
-        set_field(config, f"outer.{name}", value, f"outer['{name}']")
-    if "sync_every" not in given:
-        raise InvalidArgument("outer must have the key 'sync_every', >= 1")
-    if config.outer.sync_every < 1:
-        raise InvalidArgument(
-            f"outer['sync_every'] must be >= 1, got {config.outer.sync_every}"
-        )
-
-
-def _freeze_step(value: Any) -> int:
-    if value == "auto":
-        return int(_core.AUTO_FREEZE)
-    if isinstance(value, bool) or not isinstance(value, int):
+def set_optimizer(config: _core.Config, kind: str, keywords: Mapping[str, Any]) -> None:
+    """Writes the keywords to C++'s settings, which refuse what is wrong. None keeps the
+    default. Raises TypeError and InvalidArgument naming the keyword.
+    """
+    broadcast, dtype = keywords.get("broadcast"), keywords.get("residual_dtype")
+    if not isinstance(broadcast, bool | None):
         raise TypeError(
-            f"freeze_step: must be int or 'auto', got {value!r} of {type(value).__name__}"
+            f"broadcast: must be bool, got {broadcast!r} of {type(broadcast).__name__}"
         )
-    if value == _core.AUTO_FREEZE:
-        raise InvalidArgument(f"freeze_step must be >= 1 or 'auto', got {value}")
+    if dtype is not None and (
+        not isinstance(dtype, torch.dtype) or dtype not in _RESIDUALS
+    ):
+        raise InvalidArgument(
+            f"residual_dtype: must be torch.float32 or torch.bfloat16, got {dtype}"
+        )
+    of_python = [name for name in names_of(kind) if name in _OF_PYTHON]
+    passed = {
+        name: plain(value)
+        for name, value in keywords.items()
+        if name not in of_python and name not in REFUSED
+    }
+    config.set_optimizer(kind, passed, of_python)
+
+
+_RESIDUALS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+def plain(value: Any) -> Any:
+    """Returns a value in Python's own types, of which torch's and numpy's become some."""
+    if isinstance(value, torch.dtype):
+        return _RESIDUALS.get(value)
+    if isinstance(value, Mapping):
+        return {name: plain(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(element) for element in value]
+    with suppress(AttributeError, ValueError, RuntimeError):
+        return value.item()
     return value
 
 
@@ -454,12 +373,6 @@ def _member(kind: Any, name: str, value: Any) -> Any:
         known = " or ".join(f"'{key}'" for key in members)
         raise InvalidArgument(f"{name}: must be {known}, got {value!r}")
     return members[value]
-
-
-def _get(holder: Any, path: str) -> Any:
-    for part in path.split("."):
-        holder = getattr(holder, part)
-    return holder
 
 
 def number_of(name: str, value: Any) -> float:
@@ -481,43 +394,3 @@ def rate_of(name: str, value: Any) -> float:
         where = " in fp32" if 0 < rate < math.inf else ""
         raise InvalidArgument(f"{name} must be finite and >= 0{where}, got {rate:g}")
     return rate
-
-
-# Optional integers that may be 0.
-_INTEGERS = {
-    **{name: "an integer >= 0" for name in ("lr_warmup_steps", "first_steps")},
-    "warmup_bits": "0, 4, 8",
-}
-
-
-def _bits_of(holder: Any, field: str) -> int:
-    """Returns the exponent of the power of two below which an integer field must be."""
-    before = getattr(holder, field)
-    for bits in (64, 63, 32):
-        with suppress(TypeError, RuntimeError, OverflowError):
-            setattr(holder, field, 2**bits - 1)
-            setattr(holder, field, before)
-            return bits
-    return 31
-
-
-def set_field(holder: Any, path: str, value: Any, name: str) -> None:
-    """Writes into a C++ struct, or raises naming the keyword."""
-    *outer, field = path.split(".")
-    for part in outer:
-        holder = getattr(holder, part)
-    now, cause = getattr(holder, field), None
-    if isinstance(now, bool) or not isinstance(value, bool):
-        try:
-            setattr(holder, field, value)
-            return
-        except (TypeError, RuntimeError, OverflowError) as error:
-            cause = error  # its text names C++ types
-    if (now is None or type(now) is int) and type(value) is int:
-        wanted = ">= 0" if value < 0 else f"below 2^{_bits_of(holder, field)}"
-        raise InvalidArgument(f"{name} must be {wanted}, got {value}") from cause
-    whole = _INTEGERS.get(field, "an integer >= 1")
-    wanted = f"{whole} or None" if now is None else type(now).__name__
-    raise TypeError(
-        f"{name}: must be {wanted}, got {value!r} of {type(value).__name__}"
-    ) from cause

@@ -11,7 +11,6 @@ from typing import Any, Literal, cast
 
 import torch
 
-from .. import _core
 from .._agreement import agreed
 from .._memory import tensors
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
@@ -129,7 +128,7 @@ def load(
         )
     with _with_numbers(optimizer, others) as target:
         if record is not None:
-            is_lean = isinstance(target.config.optimizer, _core.LeanOnebitAdamOptions)
+            is_lean = target.config.optimizer_name() == "lean_onebit_adam"
             own = partial(_own, optimizer, record, state, mine, keeps)
             _put(target, agreed(optimizer._comm, own) if is_lean else own())
         elif state:
@@ -202,8 +201,8 @@ def _other_numbers(
 
     Raises ValueError or InvalidArgument for groups that do not fit.
     """
-    options = optimizer._made.config.optimizer
-    limits = {key: getattr(options, key) for key in _LIMITS if hasattr(options, key)}
+    own = optimizer._made.config.keywords()
+    limits = {key: own[key] for key in _LIMITS if key in own}
     others: list[dict[str, Any]] = []
     groups = optimizer.param_groups
     if len(groups) != len(saved_groups):

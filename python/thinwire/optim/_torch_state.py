@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from .. import _core
 from ..errors import CorruptCheckpoint, InvalidArgument
 from ._native import Native
-from ._options import Options
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _CONVERSION = (
@@ -37,7 +35,7 @@ def of_torch(
     Raises InvalidArgument if the state is of no Adam, and CorruptCheckpoint if it does
     not fit.
     """
-    rule = _rule(native.config.optimizer)
+    rule = _rule(native.config.optimizer_name())
     size = native.layout.size
     state: dict[str, Any] = {name: torch.zeros(size) for name in MOMENTS}
     views = {name: native.memory.views(state[name]) for name in MOMENTS}
@@ -77,14 +75,13 @@ def of_torch(
     return state
 
 
-def _rule(options: Options) -> str:
-    if isinstance(options, _core.ZeroOneAdamOptions):
+def _rule(name: str) -> str:
+    if name == "zero_one_adam":
         raise InvalidArgument(
             "0/1 Adam has no exact stage that could begin with the moments of another "
             "optimizer: load the parameters only"
         )
-    is_lamb = isinstance(options, (_core.LambOptions, _core.OnebitLambOptions))
-    return "lamb" if is_lamb else "adam"
+    return "lamb" if name in ("lamb", "onebit_lamb") else "adam"
 
 
 def refuse_deepspeed(state_dict: Mapping[str, Any]) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import array
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -74,7 +72,7 @@ class LedCore:
         # The engines compare these too, but only those of the leaders.
         comm.require_same(
             "parameter layout and configuration",
-            layout.describe() + kinds + config.describe() + _groups(config),
+            layout.describe() + kinds + config.describe() + config.describe_groups(),
         )
 
         def construct() -> None:
@@ -273,23 +271,6 @@ class LedCore:
                 raise FailedPrecondition(f"the leader of this host: {code}: {text}")
             raise BY_CODE[code](text)
         return said["result"]
-
-
-def _groups(config: _core.Config) -> str:
-    lines: list[str] = []
-    for group in config.optimizer.groups:
-        names = [name for name in dir(group) if not name.startswith("_")]
-        values = {name: _brief(getattr(group, name)) for name in names}
-        lines.append(f"group {len(lines)} {values}\n")
-    return "".join(lines)
-
-
-def _brief(value: Any) -> Any:
-    """Returns a checksum instead of a mask, which has a value for each element."""
-    if not isinstance(value, list):
-        return value
-    checksum = zlib.crc32(array.array("f", value).tobytes())
-    return f"{len(value)} values, checksum {checksum:08x}"
 
 
 def _as_tensor(result: Any) -> Any:

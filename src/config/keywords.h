@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/archive.h"
+#include "core/json.h"
+#include "thinwire/config/config.h"
+
+/// Optimizers whose options are given by name and without a file, as Python's
+/// keywords are.
+namespace thinwire::config {
+
+/// A group of parameters: its options by name, and its
+/// MaskedGroup::exp_avg_mask.
+struct GroupKeywords {
+  Json options = Json::object();
+  std::vector<float> exp_avg_mask{};
+};
+
+/// Makes an optimizer of `type` ("OnebitAdam") that of `config`, and sets the
+/// fields that `given` names: those of keyword_fields(), and `outer`. A null
+/// keeps what `config` has. `others` are keywords that the caller reads by
+/// itself. Throws Error(kInvalidArgument) naming the keyword, its range and its
+/// value, and WrongType for unknown keywords and wrong types; nothing has
+/// changed then.
+void set_optimizer(Config& config, std::string_view type, const Json& given,
+                   const std::vector<std::string>& others = {});
+
+/// Sets the groups of `config.optimizer`. Errors are those of set_optimizer(),
+/// and name the option as "param_groups[1]['lr']".
+void set_groups(Config& config, const std::vector<GroupKeywords>& groups);
+
+/// Returns a text of the groups, with a checksum of each mask.
+[[nodiscard]] std::string describe_groups(const OptimizerConfig& optimizer);
+
+}  // namespace thinwire::config
