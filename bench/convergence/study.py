@@ -46,7 +46,7 @@ WAYS = {
 
 # Ends of a row's name and title, and more flags.
 PLAIN = ("", "", "")
-AUTO = ("_auto", ", freeze auto", " --freeze-step auto")
+AUTO = ("_auto", ", freeze auto", " --set auto_freeze=true")
 LAGGED = ("_lagged", ", lagged clipping", " --set lagged_clipping=true")
 WARM = [
     (f"_warm{bits}", f", warm-up over {bits} bits", f" --set warmup_bits={bits}")
@@ -66,7 +66,7 @@ def adam_row(lr, way, change=PLAIN, against=""):
     return Row(
         f"{way}{end}_{lr}",
         f"{title}{more_title}, lr {lr}",
-        f"{flags}{more} --lr {lr}",
+        f"{flags}{more} --set optimizer.params.lr={lr}",
         f"adam_{lr}",
         f"{against}_{lr}" if against else "",
     )
@@ -78,7 +78,8 @@ def lamb_row(lr, way, clip, change=PLAIN, against=""):
     return Row(
         f"{way}{name}{end}",
         f"{'LAMB' if way == 'lamb' else '1-bit LAMB'}{title}{more_title}, lr {lr}",
-        f"--optimizer {way} --clip {norm}{more} --lr {lr}",
+        f"--optimizer {way} --set gradient_clipping={norm}{more}"
+        f" --set optimizer.params.lr={lr}",
         f"lamb{name}",
         against,
     )
@@ -138,7 +139,7 @@ def outer_rows(lr):
             " ".join(
                 (
                     f"--optimizer {'adam' if name.endswith('adam') else 'onebit_adam'}",
-                    f"--lr {lr}",
+                    f"--set optimizer.params.lr={lr}",
                     *(f"--set outer.{key}={value}" for key, value in options.items()),
                 )
             ),
@@ -179,7 +180,8 @@ class Study:
             return True
         given, out = self.given, self.folder / row.name / f"seed_{seed}"
         command = ["mpirun", "-np", given.ranks, given.program, *row.flags.split()]
-        command += ["--steps", given.steps, "--seed", seed, "--quiet"]
+        command += ["--steps", given.steps, "--seed", seed]
+        command += ["--set", "train_gpt.quiet=true"]
         command += ["--out", out, "--data", *self.data]
         if kept_runs.launch(command, row, seed, LAUNCH) is None:
             return False

@@ -76,7 +76,10 @@ config::Config config_of(const What& what) {
   options.set = what.settings;
   options.steps = 100'000;
   options.warmup_steps = 0;
-  options.freeze_step = kExactSteps;
+  if (what.optimizer.find("onebit") != std::string::npos)
+    options.set.insert(
+        options.set.begin(),
+        fmt::format("optimizer.params.freeze_step={}", kExactSteps));
   config::Config config = train_gpt::training_config(options);
   config.train_micro_batch_size_per_gpu.reset();
   // The fallback would measure exchanges of its own.

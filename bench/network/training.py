@@ -107,11 +107,12 @@ def commands(recipe, variant, until):
         return [[*command, "--steps", str(steps)]]
     layers, width, sequences = recipe.setting.sizes()
     command = [str(BUILD / "bin" / "train_gpt"), *run_flags(variant)]
-    command += [f"--layers={layers}", f"--width={width}", f"--batch={sequences}"]
+    command += [f"--set=train_gpt.layers={layers}", f"--set=train_gpt.width={width}"]
+    command += [f"--set=train_micro_batch_size_per_gpu={sequences}"]
     command += [f"--set=train_gpt.validate_bytes={VALIDATION_BYTES}"]
     command += [f"--set=train_gpt.validate_every={VALIDATE_EVERY}"]
     command += [f"--set=schedule.total_steps={steps}"]
-    command += ["--resume", f"--save-every={steps}", "--quiet"]
+    command += ["--resume", f"--save-every={steps}", "--set=train_gpt.quiet=true"]
     lengths = (steps, steps * 6 // 5, longest(steps))
     return [[*command, f"--steps={length}"] for length in lengths]
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -31,15 +30,6 @@ constexpr auto kLinger = std::chrono::milliseconds(1500);
 constexpr int kStopped = 3;        // saved; resume with --resume auto
 constexpr int kInterrupted = 128;  // plus the signal's number, as in shells
 
-std::unique_ptr<comm::Communicator> make_communicator(const std::string& name) {
-  if (name.empty()) return comm::from_environment();
-  const auto all = comm::backends();
-  const auto named =
-      std::find_if(all.begin(), all.end(),
-                   [&](const auto& backend) { return backend.name == name; });
-  return named->make({.timeout = env::timeout()});
-}
-
 // The ranks of this process, and how they end.
 class Launch {
  public:
@@ -48,10 +38,9 @@ class Launch {
   // Calls `body` once for every rank of this process. Throws the first error of
   // a rank, with its number in front of the message.
   void run(const Options& options, const Body& body) {
-    if (options.comm != "local") return run_process(options, body);
+    if (!options.ranks) return run_process(body);
     comm::run_local_ranks(
-        options.ranks.value_or(1),
-        [&](comm::Communicator& comm) { run_rank(comm, body); },
+        *options.ranks, [&](comm::Communicator& comm) { run_rank(comm, body); },
         {.timeout = env::timeout()});
   }
 
@@ -76,10 +65,10 @@ class Launch {
     }
   }
 
-  void run_process(const Options& options, const Body& body) {
+  void run_process(const Body& body) {
     std::exception_ptr agreed;
     {
-      const auto comm = make_communicator(options.comm);
+      const auto comm = comm::from_environment();
       is_broken_ = comm->size() > 1;
       try {
         run_rank(*comm, body);

@@ -27,6 +27,8 @@ PARTS = 50  # of a run; a curve has the mean of each
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 3)))
 MARKERS = "os^Dv"
+# Keys of summary.json with the sums of keys of metrics.jsonl.
+TOTALS = {"bytes_sent": "bytes_sent_per_rank", "seconds": "seconds"}
 
 
 class RunError(Exception):
@@ -78,8 +80,12 @@ class Run:
         return middles, [sum(number(r[key]) for r in part) / len(part) for part in rows]
 
     def held_out(self, key=None):
-        """Returns the sums of `key` up to each validation, or its step, and the losses."""
+        """Returns the sums of `key` up to each validation, or its step, and the losses.
+        Sums of a resumed run include those of the steps before."""
         sums = list(accumulate(row[key] if key else 1 for row in self.steps))
+        if key and "resumed_from" in self.summary:
+            before = max(0, self.known(TOTALS[key]) - sums[-1])
+            sums = [total + before for total in sums]
         at = {row["step"]: total for row, total in zip(self.steps, sums)}
         rows = [row for row in self.validations if row["step"] in at]
         where = [at[row["step"]] if key else row["step"] for row in rows]

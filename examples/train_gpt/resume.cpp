@@ -70,12 +70,13 @@ void require_resumable(const Position& saved, const Position& now,
   if (!options.resume_new_data && saved.data_hash != now.data_hash)
     reject(
         fmt::format("--resume: {} was trained on other data than --data "
-                    "names; give the same, or --resume-new-data",
+                    "names; give the same, or --set "
+                    "train_gpt.resume_new_data=true",
                     path));
   if (!options.resume_new_data && saved.seed != now.seed)
     reject(
         fmt::format("--resume: {} was trained with --seed {}, now it is {}; "
-                    "give the same, or --resume-new-data",
+                    "give the same, or --set train_gpt.resume_new_data=true",
                     path, saved.seed, now.seed));
   if (saved.step > options.steps)
     reject(fmt::format("--steps must be at least {}, the step of {}, got {}",

@@ -33,7 +33,7 @@ struct Position {
 
 /// Throws Error(kInvalidArgument) if a run cannot continue from `saved`. Then
 /// `saved` has other data or another seed than `now`, without
-/// --resume-new-data, or is past the last step already.
+/// resume_new_data, or is past the last step already.
 void require_resumable(const Position& saved, const Position& now,
                        const Options& options, const std::string& path);
 

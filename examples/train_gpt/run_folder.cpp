@@ -206,10 +206,9 @@ std::string config_text(const Settings& settings,
   Json options = {{"data", data}};
   for (const auto& [name, value] : settings) {
     Json parsed = Json::parse(value, nullptr, /*allow_exceptions=*/false);
-    options[name] = parsed.is_number() || parsed.is_array() ? std::move(parsed)
-                                                            : Json(value);
+    options[name] = parsed.is_number() ? std::move(parsed) : Json(value);
   }
-  Json all = engine.empty() ? Json::object() : Json::parse(engine);
+  Json all = Json::parse(engine);
   all[kOwnObject] = std::move(options);
   return all.dump(2) + "\n";
 }

@@ -53,11 +53,10 @@ struct Totals {
 [[nodiscard]] Json summary_of(const Totals& totals);
 
 /// Returns the text of config.json, from which --config repeats the run.
-/// `engine` is JSON with what a configuration file adds to the settings, or
-/// empty.
+/// `engine` is the engine's configuration as JSON, with its defaults.
 [[nodiscard]] std::string config_text(const Settings& settings,
                                       const std::vector<std::string>& data,
-                                      const std::string& engine = {});
+                                      const std::string& engine);
 
 /// Writes a run's folder while the run lasts. A failure to write throws
 /// Error(kUnavailable) naming the file. If the disk is full, a line of

@@ -16,7 +16,6 @@
 #include "thinwire/core/checksum.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
-#include "thinwire/core/log.h"
 #include "thinwire/core/memory.h"
 #include "thinwire/engine/telemetry.h"
 
@@ -68,8 +67,7 @@ Trainer::Trainer(const Invocation& asked, comm::Communicator& comm)
                 config_.steps_per_print) {}
 
 std::string Trainer::config_text() const {
-  return train_gpt::config_text(settings_, options_.data,
-                                options_.file ? config_.to_json() : "");
+  return train_gpt::config_text(settings_, options_.data, config_.to_json());
 }
 
 void Trainer::prepare() {
@@ -80,17 +78,11 @@ void Trainer::prepare() {
   if (saving_.is_periodic() && optimizer == "zero_one_adam" &&
       config_.semantics == config::Semantics::kDeepSpeed)
     throw Error(ErrorCode::kInvalidArgument,
-                "--save-every must not be given with --semantics deepspeed "
+                "--save-every must not be given with semantics=deepspeed and "
                 "--optimizer zero_one_adam: its ranks' parameters differ");
   if (!is_first()) return;
   for (const config::KeyNote& key : options_.file_keys)
     std::cerr << fmt::format("config: {}\n", config::describe(key));
-  if (options_.freeze_step &&
-      std::ranges::none_of(settings_, [](const auto& setting) {
-        return setting.first == "freeze_step";
-      }))
-    log(LogLevel::kWarning,
-        fmt::format("--freeze-step has no effect with {}", optimizer));
   writer_.emplace(options_.out);
   if (!options_.resume) writer_->begin(config_text());
 }
@@ -99,10 +91,10 @@ void Trainer::prepare() {
 bool Trainer::begin() {
   comm::require_same(
       comm_, "settings and data of train_gpt",
-      fmt::format("data {:016x}\n{}resume {} {} {}\n{}", data_hash_,
-                  train_gpt::config_text(settings_, {}),
+      fmt::format("data {:016x}\n{}resume {} {} {}\n", data_hash_,
+                  train_gpt::config_text(settings_, {}, config_.to_json()),
                   options_.resume.value_or(""), options_.resume_fallback,
-                  options_.resume_new_data, config_.to_json()));
+                  options_.resume_new_data));
   if (is_first()) model_.initialize(options_.seed);
   model_.train_with(comm_, will_resume()
                                ? training_config(options_, Start::kResumed)
@@ -271,7 +263,7 @@ Ending Trainer::run() {
     const std::string_view signal = signal_name(stop_signal());
     progress_.finish();
     if (signal.empty()) throw;
-    if (options_.comm == "local" && !is_first()) return Ending::kInterrupted;
+    if (options_.ranks && !is_first()) return Ending::kInterrupted;
     const std::int64_t step = is_first() ? stop(signal) : newest_step_;
     const std::string text =
         fmt::format("stopped by {} at step {} of {}; {} has what was recorded",

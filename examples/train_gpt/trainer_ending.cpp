@@ -109,7 +109,8 @@ void Trainer::finish(const std::string& params_checksum) {
       options_.out);
   if (!std::isfinite(loss))
     throw AgreedFailure(
-        "the loss is not finite at the end: give a smaller --lr, or a --clip");
+        "the loss is not finite at the end: set a smaller optimizer.params.lr, "
+        "or gradient_clipping");
 }
 
 }  // namespace thinwire::train_gpt

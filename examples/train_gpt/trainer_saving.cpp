@@ -63,7 +63,7 @@ bool Trainer::resume() {
           ErrorCode::kUnavailable,
           fmt::format("--resume: there is no complete checkpoint in {}; name "
                       "another, or give --resume auto, which begins anew if "
-                      "--checkpoints has none",
+                      "this run has none",
                       *options_.resume));
   });
   if (!is_loaded) return false;

@@ -280,9 +280,10 @@ def test_the_demo_in_python_trains_as_train_gpt_does(tmp_path: Path) -> None:
     for folder in folders:
         summary = train_in_python(folder.name.removeprefix("python-"), data, folder)
         assert summary["optimizer"] == folder.name
-    command = [program, "--comm", "local", "--ranks", "2", "--data", data, "--out", own]
-    command += ["--optimizer", "onebit_adam", "--set", "warmup_bits=8"]
-    command += map(str, SMALL)
+    command = [program, "--ranks", "2", "--data", data, "--out", own, "--steps", "60"]
+    command += ["--optimizer", "onebit_adam", "--set=warmup_bits=8"]
+    command += ["--set=train_gpt.layers=1", "--set=train_gpt.width=16"]
+    command += ["--set=train_micro_batch_size_per_gpu=2"]
     subprocess.run(command, capture_output=True, check=True)
     assert summary["params_checksum"] == summary_of(own)["params_checksum"]
     report = ROOT / "examples" / "train_gpt" / "report.py"

@@ -21,14 +21,14 @@ import time
 
 import train_gpt_runs
 from mpi_launcher import run
-from train_gpt_runs import Runs
+from train_gpt_runs import QUIET, TINY, Runs, batch
 
 # linux/fs.h, and the flag that drops the journal's unwritten part too.
 FS_IOC_SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 FLAGS = (
-    "--optimizer zero_one_adam --freeze-step 2 --batch 2 --save-every 3 --steps 60 "
-    "--comm local --ranks 2 --layers 1 --width 32 --heads 2 --context 16 --quiet"
+    f"--optimizer zero_one_adam --save-every 3 --steps 60 --ranks 2 {batch(2)} "
+    f"{TINY} {QUIET}"
 )
 CUTS = 40 if "THINWIRE_TEST_LONG" in os.environ else 3
 
@@ -81,7 +81,7 @@ class TrainGpt(Runs):
             self.skipTest("needs mkfs.ext4")
         whole, _ = self.complete("whole")
         checkpoints = self.place / "checkpoints"
-        on_disk = f"--checkpoints {checkpoints} --resume auto"
+        on_disk = f"--set checkpoint.root={checkpoints} --resume auto"
         moments = random.Random(11)
         resumed = 0
         for cut in range(CUTS):
@@ -115,7 +115,8 @@ class TrainGpt(Runs):
             with self.subTest(size=size):
                 self.mount("-t", "tmpfs", "-o", f"size={size}", "none")
                 checkpoints = self.place / "checkpoints"
-                where = f"--checkpoints {checkpoints} --keep-last 0 --resume auto"
+                where = f"--set checkpoint.root={checkpoints} --resume auto"
+                where += " --set checkpoint.keep_last=0"
                 errors = self.end_of(self.start(size, where), code=1, seconds=300)
                 self.assertRegex(
                     errors,
@@ -123,9 +124,10 @@ class TrainGpt(Runs):
                 )
                 self.assertEqual(any(checkpoints.glob("step-*")), holds_some)
                 if holds_some:
-                    elsewhere = f"--resume {self.newest(checkpoints)} --checkpoints"
+                    elsewhere = f"--resume {self.newest(checkpoints)}"
                     checksum, errors = self.complete(
-                        "end", f"{elsewhere} {self.folder / 'elsewhere'}"
+                        "end",
+                        f"{elsewhere} --set checkpoint.root={self.folder / 'elsewhere'}",
                     )
                     self.assertEqual(checksum, whole, errors)
                 self.unmount()

@@ -16,15 +16,13 @@ import random
 import sys
 
 import train_gpt_runs
-from train_gpt_runs import Runs
+from train_gpt_runs import Runs, batch, freeze, size
 
 LONG = "THINWIRE_TEST_LONG" in os.environ
 SEQUENCES = 120
 STEPS = "--steps 400 --save-every 100" if LONG else "--steps 20 --save-every 10"
-PHASES = "--freeze-step 60 --warmup-steps 40"
-SHORT_PHASES = "--freeze-step 5 --warmup-steps 4"
-SIZE = "--layers 2 --width 48 --heads 2 --context 32" if LONG else "--context 16"
-SMALL = "" if LONG else "--layers 1 --width 16 --heads 1"
+FREEZE, WARMUP = (60, 40) if LONG else (5, 4)
+SIZE = size(2, 48, 2, 32) if LONG else size(1, 16, 1, 16)
 RANKS = (1, 2, 3, 4, 5, 8) if LONG else (1, 3)
 ALLOWED = 0.02 if LONG else 0.05  # nats
 
@@ -54,15 +52,18 @@ class TrainGpt(Runs):
         self.text.write_text("".join(lines))
 
     def loss(self, name, optimizer, ranks, more=""):
-        phases = PHASES if LONG else SHORT_PHASES
+        phases = f"--set train_gpt.warmup_steps={WARMUP}"
         if optimizer == "outer":
             optimizer = "onebit_adam"
             phases += " --set outer.sync_every=3"
         if optimizer == "zero_one_adam":
-            phases += f" --set optimizer.params.var_freeze_step={60 if LONG else 5}"
+            phases += f" --set optimizer.params.var_freeze_step={FREEZE}"
+        elif "onebit" in optimizer:
+            phases += f" {freeze(FREEZE)}"
         flags = (
-            f"--optimizer {optimizer} {STEPS} {phases} {SIZE} {SMALL} --keep-last 0 "
-            f"--comm local --ranks {ranks} --batch {SEQUENCES // ranks} {more}"
+            f"--optimizer {optimizer} {STEPS} {phases} {SIZE} "
+            f"--set checkpoint.keep_last=0 "
+            f"--ranks {ranks} {batch(SEQUENCES // ranks)} {more}"
         )
         return self.train(name, flags)["final_val_loss"]
 

@@ -10,11 +10,11 @@ import sys
 
 import train_gpt_runs
 from mpi_launcher import needs_mpi
-from train_gpt_runs import Runs
+from train_gpt_runs import Runs, batch, freeze
 
-STEPS = "--steps 10 --freeze-step 4 --warmup-steps 2"
+STEPS = "--steps 10 --set train_gpt.warmup_steps=2"
 BY_HOST = "--set hierarchy=by_host --set ranks_per_host=2"
-THREADS = "--comm local --ranks 4"
+THREADS = "--ranks 4"
 # Variance steps, 1-bit steps, then a sync in every second step.
 ZERO_ONE_ADAM = "--optimizer zero_one_adam --set optimizer.params.var_freeze_step=6 --set optimizer.params.local_step_clipper=2"
 # The variable groups processes as BY_HOST does threads.
@@ -62,8 +62,8 @@ class TrainGpt(Runs):
     @needs_mpi
     def test_resumed_onebit_adam(self):
         """Saves after 6 of 10 steps; goes on there as if there were no end, and elsewhere."""
-        extra = f"{STEPS} --optimizer onebit_adam --batch 8"
-        saving = f"{extra} {BY_HOST} --save-every 6 --keep-last 0"
+        extra = f"{STEPS} --optimizer onebit_adam {freeze(4)} {batch(8)}"
+        saving = f"{extra} {BY_HOST} --save-every 6 --set checkpoint.keep_last=0"
         whole = self.train("whole", saving, ranks=4)
         saved = self.folder / "whole" / "checkpoints" / "step-0000000006"
         resume = f"{extra} --resume {saved}"
@@ -72,8 +72,8 @@ class TrainGpt(Runs):
         self.assertEqual(same["resumed_from"], 6)
         for name, others, ranks in (
             ("flat", "--set hierarchy=flat", 4),
-            ("threads", f"{BY_HOST} --comm local --ranks 8 --batch 4", 0),
-            ("two", "--batch 16", 2),
+            ("threads", f"{BY_HOST} --ranks 8 {batch(4)}", 0),
+            ("two", batch(16), 2),
         ):
             with self.subTest(to=name):
                 run = self.train(name, f"{resume} {others}", ranks=ranks)

@@ -137,7 +137,7 @@ class TrainGpt(SavedRuns):
         in_the_way = self.folder / "file"
         in_the_way.write_text("no directory\n")
         errors = self.complete(
-            "run", f"--steps 9 --checkpoints {in_the_way} {THREADS}", code=1
+            "run", f"--steps 9 --set checkpoint.root={in_the_way} {THREADS}", code=1
         )
         beside = "memory per rank|freeze_step is"
         lines = [line for line in errors.splitlines() if not re.search(beside, line)]
@@ -179,7 +179,7 @@ class TrainGpt(SavedRuns):
         for part in (state.name, older.name):
             self.assertIn(part, errors)
         self.assertEqual(len(steps_of(self.rows("run"))), 30, "nothing changed")
-        errors = self.complete("run", f"{more} --resume-fallback")
+        errors = self.complete("run", f"{more} --set train_gpt.resume_fallback=true")
         self.assertIn(f"{older}: step 28 of 40", errors)
 
     def test_a_fresh_start_in_an_existing_folder_without_checkpoints(self):
@@ -191,7 +191,7 @@ class TrainGpt(SavedRuns):
                 root.mkdir()
                 for file in left:
                     (root / file).write_text("step-0000000001\n")
-                flags = f"--steps 9 --checkpoints {root} {THREADS}"
+                flags = f"--steps 9 --set checkpoint.root={root} {THREADS}"
                 self.assertNotIn("another run", self.complete(name, flags))
                 self.assertTrue((root / "step-0000000009/manifest.json").exists())
 
@@ -208,7 +208,8 @@ class TrainGpt(SavedRuns):
         errors = self.complete("run", f"{flags} --resume", code=1)
         self.assertIn("other data", errors)
         self.assertEqual(len(steps_of(self.rows("run"))), 9, "nothing changed")
-        self.complete("run", f"{THREADS} --steps 12 --resume --resume-new-data")
+        anyway = "--resume --set train_gpt.resume_new_data=true"
+        self.complete("run", f"{THREADS} --steps 12 {anyway}")
         self.assertEqual(len(steps_of(self.rows("run"))), 12)
 
     def test_a_fresh_start_over_another_runs_checkpoints_warns(self):

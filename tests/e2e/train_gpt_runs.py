@@ -19,7 +19,30 @@ import mpi_launcher
 from mpi_launcher import launcher, run
 
 PROGRAM = ""
-SMALL = "--steps 30 --freeze-step 10 --layers 1 --width 32 --heads 2 --context 16"
+QUIET = "--set train_gpt.quiet=true"
+
+
+def size(layers, width, heads, context):
+    """Returns the flags for a model of this size."""
+    return (
+        f"--set train_gpt.layers={layers} --set train_gpt.width={width} "
+        f"--set train_gpt.heads={heads} --set train_gpt.context={context}"
+    )
+
+
+def batch(sequences):
+    """Returns the flags for so many sequences per rank and backward."""
+    return f"--set train_micro_batch_size_per_gpu={sequences}"
+
+
+def freeze(step):
+    """Returns the flags for the last exact step of 1-bit optimizers."""
+    return f"--set optimizer.params.freeze_step={step}"
+
+
+TINY = size(1, 32, 2, 16)
+# The warm-up of the learning rate ends at step 10, and so do exact steps.
+SMALL = f"--steps 30 --set train_gpt.warmup_steps=10 {TINY}"
 
 
 class Runs(unittest.TestCase):
@@ -73,8 +96,9 @@ class Runs(unittest.TestCase):
     def train(self, name, extra, **how):
         """A small training run that must succeed; returns its summary."""
         out = self.folder / name
-        arguments = [*SMALL.split(), "--quiet", "--data", str(self.text)]
-        self.run_program([*arguments, "--out", str(out), *extra.split()], **how)
+        arguments = ["--data", str(self.text), "--out", str(out)]
+        flags = f"{SMALL} {QUIET} {extra}".split()
+        self.run_program([*arguments, *flags], **how)
         return self.summary_of(out)
 
     def summary_of(self, out):

@@ -5,13 +5,12 @@ import json
 import os
 import time
 
-from train_gpt_runs import Runs
+from train_gpt_runs import QUIET, Runs, batch, freeze, size
 
 # Steps of some 10 ms, so that a kill comes between two of them.
-STEPS = "--steps 60 --freeze-step 16 --batch 4 --save-every 4"
-STAGES = "--set optimizer.params.var_freeze_step=30"  # of 0/1 Adam
-SIZE = "--layers 2 --width 64 --heads 2 --context 32"
-THREADS = "--comm local --ranks 2"
+STEPS = f"--steps 60 {batch(4)} --save-every 4"
+SIZE = size(2, 64, 2, 32)
+THREADS = "--ranks 2"
 LONG = "THINWIRE_TEST_LONG" in os.environ
 # What differs from run to run.
 MEASURED = (
@@ -42,8 +41,12 @@ class SavedRuns(Runs):
     """Runs that save, and what they leave."""
 
     def arguments(self, name, extra):
-        stages = STAGES if "zero_one_adam" in extra else ""
-        flags = f"{STEPS} {stages} {SIZE} --quiet --out {self.folder / name} {extra}"
+        stages = freeze(16)
+        if "zero_one_adam" in extra:
+            stages = "--set optimizer.params.var_freeze_step=30"
+        elif "--optimizer adam" in extra:
+            stages = ""
+        flags = f"{STEPS} {stages} {SIZE} {QUIET} --out {self.folder / name} {extra}"
         return ["--data", str(self.text), *flags.split()]
 
     def start(self, name, extra, ranks=0, timeout="60s", **how):

@@ -13,6 +13,7 @@ import time
 
 import train_gpt_runs
 from mpi_launcher import needs_mpi
+from train_gpt_runs import QUIET
 from train_gpt_saved_runs import SIZE, STEPS, THREADS, SavedRuns, ranks_of, steps_of
 
 
@@ -108,9 +109,9 @@ class TrainGpt(SavedRuns):
         self.check_stopped("SIGINT", "--optimizer zero_one_adam", signal.SIGINT)
 
     def test_sigusr1_saves_whatever_was_asked_for(self):
-        extra = f"{STEPS} {SIZE}".replace("--save-every 4", "")
+        extra = f"{STEPS} {SIZE} {QUIET}".replace("--save-every 4", "")
         out = self.folder / "run"
-        arguments = f"{extra} --steps 100000 --quiet --data {self.text} --out {out}"
+        arguments = f"{extra} --steps 100000 --data {self.text} --out {out}"
         process = self.begin(arguments.split())
         self.wait_for("run", process, lambda rows: len(rows) > 4)
         process.send_signal(signal.SIGUSR1)
@@ -134,7 +135,7 @@ class TrainGpt(SavedRuns):
         self.assertGreater(before, 0)
 
     def test_a_second_signal_interrupts_at_once(self):
-        extra = "--steps 100000 --save-every 1000000 --save-on USR1,USR2"
+        extra = "--steps 100000 --save-every 1000000 --set train_gpt.save_on=USR1,USR2"
         process = self.start("run", f"{extra} {THREADS}")
         self.wait_for("run", process, lambda rows: len(rows) > 4)
         process.send_signal(signal.SIGSTOP)  # so that both come at once

@@ -16,11 +16,11 @@ import sys
 
 import train_gpt_runs
 from mpi_launcher import run
-from train_gpt_runs import Runs
+from train_gpt_runs import QUIET, TINY, Runs, batch, freeze
 
 FLAGS = (
-    "--freeze-step 2 --batch 2 --save-every 2 --save-sync --comm local --ranks 2 "
-    "--layers 1 --width 32 --heads 2 --context 16 --quiet"
+    f"--save-every 2 --set checkpoint.asynchronous=false --ranks 2 {batch(2)} "
+    f"{freeze(2)} {TINY} {QUIET}"
 )
 CALLS = ("pwrite64", "fsync", "rename")
 LONG = "THINWIRE_TEST_LONG" in os.environ

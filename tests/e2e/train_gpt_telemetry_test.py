@@ -12,7 +12,7 @@ from pathlib import Path
 
 import train_gpt_runs
 from mpi_launcher import needs_mpi
-from train_gpt_runs import Runs
+from train_gpt_runs import Runs, freeze
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "telemetry.md"
 STEPS, RESIDUAL_EVERY = 12, 4
@@ -43,7 +43,8 @@ class TrainGpt(Runs):
     def lines_of(self, name, extra):
         """The lines of a run's telemetry, which rank 0 alone writes."""
         path = self.folder / f"{name}.jsonl"
-        flags = f"--steps {STEPS} --warmup-steps 2 --set telemetry.path={path} {extra}"
+        flags = f"--steps {STEPS} --set train_gpt.warmup_steps=2 {extra}"
+        flags += f" --set telemetry.path={path}"
         self.train(name, flags, ranks=2)
         self.assertEqual([*self.folder.glob(f"{name}.jsonl*")], [path])
         return [json.loads(line) for line in path.read_text().splitlines()]
@@ -86,11 +87,11 @@ class TrainGpt(Runs):
 
     @needs_mpi
     def test_onebit_adam(self):
-        onebit = "--optimizer onebit_adam --freeze-step 3"
+        onebit = f"--optimizer onebit_adam {freeze(3)}"
         for name, extra, warmup_bits in (
             ("onebit", onebit, 0),
             ("warm", f"{onebit} --set warmup_bits=8", 8),
-            ("lean", "--optimizer lean_onebit_adam --freeze-step 3", 0),
+            ("lean", f"--optimizer lean_onebit_adam {freeze(3)}", 0),
         ):
             with self.subTest(name):
                 self.check(name, extra, warmup_bits)

@@ -14,7 +14,7 @@ import time
 
 import train_gpt_runs
 from mpi_launcher import needs_mpi
-from train_gpt_runs import SMALL, Runs
+from train_gpt_runs import SMALL, TINY, Runs, batch, freeze
 from train_gpt_saved_runs import ranks_of
 
 SUMMARY_FIELDS = [
@@ -56,7 +56,7 @@ PRECISION = {
 class TrainGpt(Runs):
     def check_same_bits(self, ranks, optimizer):
         extra = f"--optimizer {optimizer}"
-        local = f"{extra} --comm local --ranks {ranks}"
+        local = f"{extra} --ranks {ranks}"
         threads = self.train("threads", local)
         processes = self.train("processes", extra, ranks=ranks)
         two = {"THINWIRE_NUM_THREADS": "2"}
@@ -113,9 +113,7 @@ class TrainGpt(Runs):
             "wall_clock_breakdown": False,
         }
         config.write_text(json.dumps(keys))
-        arguments = (
-            f"--steps 8 --layers 1 --width 32 --heads 2 --context 16 --data {self.text}"
-        )
+        arguments = f"--steps 8 {TINY} --data {self.text}"
         where = f"--out {self.folder / 'ds'} --config {config}"
         done = self.run_program(f"{arguments} {where}".split(), ranks=2)
         for key in (
@@ -132,7 +130,7 @@ class TrainGpt(Runs):
         self.assertEqual([row["phase"] for row in rows], phases)
 
     def test_writes_all_that_is_promised(self):
-        summary = self.train("run", "--comm local --ranks 2 --seed 3")
+        summary = self.train("run", "--ranks 2 --seed 3")
         self.assertEqual(list(summary), SUMMARY_FIELDS)
         self.assertEqual(summary["optimizer"], "onebit_adam")
         self.assertEqual(summary["semantics"], "corrected")
@@ -182,7 +180,7 @@ class TrainGpt(Runs):
         self.assertEqual(config["train_gpt"]["validate_bytes"], 64)
 
     def test_a_run_can_be_repeated_from_its_config(self):
-        first = self.train("first", "--seed 5")
+        first = self.train("first", f"--seed 5 --set verify_every=5 {batch(4)}")
         config = self.folder / "first" / "config.json"
         out = self.folder / "again"
         self.run_program(["--config", str(config), "--out", str(out)])
@@ -196,16 +194,9 @@ class TrainGpt(Runs):
         done = self.check_fails(arguments, 2, "--steps")
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
-    def test_a_flag_that_the_optimizer_does_not_follow_is_a_warning(self):
-        out = str(self.folder / "run")
-        arguments = f"{SMALL} --steps 1 --optimizer adam --freeze-step 3 --out {out}"
-        done = self.run_program([*arguments.split(), "--data", str(self.text)])
-        line = "train_gpt: warning: --freeze-step has no effect with adam\n"
-        self.assertIn(line, done.stderr)
-
     def test_failures_exit_1_with_one_line(self):
         out = str(self.folder / "run")
-        local = ["--comm", "local", "--ranks", "3", "--out", out]
+        local = ["--ranks", "3", "--out", out]
         done = self.check_fails(["--data", "/no/such/text", *local], 1, "/no/such/text")
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         data = ["--data", str(self.text), "--out", str(self.text / "x")]
@@ -217,13 +208,14 @@ class TrainGpt(Runs):
         self.assertEqual(done.stderr.count("train_gpt: "), 1, done.stderr)
 
     def test_help_and_version_exit_0(self):
-        for flag, part in (("--help", "--freeze-step"), ("--version", "0.")):
+        for flag, part in (("--help", "--save-every"), ("--version", "0.")):
             self.assertIn(part, self.run_program([flag]).stdout)
 
     def long_run(self, ranks=0, flags=""):
         """Starts a run without an end, and waits for its first results."""
         out = self.folder / "long"
-        arguments = f"{SMALL} --steps 1000000 --batch 1 --data {self.text} --out {out}"
+        arguments = f"{SMALL} {freeze(10)} --steps 1000000 {batch(1)} --out {out}"
+        arguments += f" --data {self.text}"
         process = self.begin(f"{arguments} {flags}".split(), ranks, timeout="20s")
         metrics = out / "metrics.jsonl"
         deadline = time.monotonic() + 120
@@ -277,7 +269,7 @@ class TrainGpt(Runs):
         self.check_stopped("SIGINT", 130)
 
     def test_sigint_ends_a_run_of_threads_with_a_summary(self):
-        self.check_stopped("SIGINT", 130, "--comm local --ranks 2")
+        self.check_stopped("SIGINT", 130, "--ranks 2")
 
 
 if __name__ == "__main__":

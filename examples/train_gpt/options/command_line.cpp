@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of options: each is a flag and, with "_" in place of "-", a key of
-// the object "train_gpt" of a configuration file.
+// Two tables: flags, and keys that have none. Each name is, with "_" in place
+// of
+// "-", a key of the object "train_gpt" of a configuration file.
 #include "examples/train_gpt/options/command_line.h"
 
 #include <fmt/format.h>
@@ -8,7 +9,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -19,7 +19,6 @@
 #include "examples/train_gpt/options/training_config.h"
 #include "thinwire/core/env.h"
 #include "thinwire/core/error.h"
-#include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt {
 namespace {
@@ -28,20 +27,25 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
 constexpr int kMostRanks = 1024;
 constexpr const char* kOptimizers =
     "adam, onebit_adam, lamb, onebit_lamb, zero_one_adam, lean_onebit_adam";
-// Options of this group are not flags.
-constexpr const char* kKeysOnly =
-    "Keys of --set train_gpt.KEY=VALUE, which are not flags";
 
-// Flags of earlier versions, and what to use instead.
+// Flags, and keys of the object train_gpt, of earlier versions, and what to
+// write instead.
 constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
-    {"accumulate", "write --set gradient_accumulation_steps=N"},
-    {"precision", "write --set bf16.enabled=true or --set fp16.enabled=true"},
-    {"zero", "write --set zero_optimization.stage=N"},
-    {"offload", "write --set zero_optimization.offload_optimizer.device=cpu"},
-    {"var-freeze-step", "write --set optimizer.params.var_freeze_step=N"},
-    {"local-steps", "write --set optimizer.params.local_step_clipper=N"},
-    {"validate-every", "write --set train_gpt.validate_every=N"},
-    {"validate-bytes", "write --set train_gpt.validate_bytes=N"},
+    {"semantics", "write --set semantics=NAME"},
+    {"freeze-step",
+     "write --set optimizer.params.freeze_step=N or --set auto_freeze=true"},
+    {"batch", "write --set train_micro_batch_size_per_gpu=N"},
+    {"lr", "write --set optimizer.params.lr=RATE"},
+    {"weight-decay", "write --set optimizer.params.weight_decay=RATE"},
+    {"clip", "write --set gradient_clipping=NORM"},
+    {"keep-last", "write --set checkpoint.keep_last=N"},
+    {"keep-every", "write --set checkpoint.keep_every=N"},
+    {"checkpoints", "write --set checkpoint.root=DIR"},
+    {"save-sync", "write --set checkpoint.asynchronous=false"},
+    {"comm",
+     "write --ranks N for ranks that are threads, or start processes with "
+     "mpirun -np N"},
+    {"set", "a file has these keys themselves"},
     {"compare",
      "run .venv/bin/python examples/train_gpt/report.py RUN... --out DIR"},
 };
@@ -74,22 +78,6 @@ CLI::Validator count(std::int64_t least, std::int64_t most = kMost) {
                 });
 }
 
-CLI::Validator count_or_auto() {
-  return within(fmt::format("in 1 .. {} or auto", kMost),
-                [](std::string& text) {
-                  if (text == "auto") text = fmt::to_string(optim::kAutoFreeze);
-                  const auto value = number_from<std::int64_t>(text);
-                  return value && (*value >= 1 || *value == optim::kAutoFreeze);
-                });
-}
-
-CLI::Validator amount() {
-  return within("finite and at least 0", [](const std::string& text) {
-    const auto value = number_from<double>(text);
-    return value && std::isfinite(*value) && *value >= 0;
-  });
-}
-
 CLI::Validator one_of(const std::string& words) {
   return within("one of " + words, [words](const std::string& text) {
     return fmt::format(", {},", words).find(fmt::format(" {},", text)) !=
@@ -100,19 +88,13 @@ CLI::Validator one_of(const std::string& words) {
 void validate(const Options& options) {
   if (options.data.empty())
     reject("--data FILE... is missing: the text to train on");
-  require(options.width % options.heads == 0, "--heads",
-          fmt::format("a divisor of --width {}", options.width), options.heads);
-  for (const std::string& setting : options.set)
-    require(setting.find('=') != std::string::npos && setting.front() != '=',
-            "--set", "KEY=VALUE", fmt::format("'{}'", setting));
-  // The choice of ranks must fit the way the process was launched.
-  const bool is_local = options.comm == "local";
-  if (options.ranks && !is_local)
-    reject("--ranks needs --comm local; processes are started by mpirun -np N");
-  if (const int launched = env::launched_ranks(); is_local && launched > 1)
+  require(options.width % options.heads == 0, "train_gpt.heads",
+          fmt::format("a divisor of train_gpt.width {}", options.width),
+          options.heads);
+  if (const int launched = env::launched_ranks(); options.ranks && launched > 1)
     reject(fmt::format(
-        "--comm local: this is one of {} launched processes, and each would "
-        "train alone; start it without a launcher",
+        "--ranks: this is one of {} launched processes, and each would train "
+        "alone; start it without a launcher",
         launched));
 }
 
@@ -146,18 +128,15 @@ std::string flag_of(std::string key) {
 }
 
 // Says that `where` has no option of this name, and names its replacement or
-// the nearest option. `dashes` precede flags; keys have none.
-[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& where,
+// the nearest of `known`. `dashes` precede flags; keys have none.
+[[noreturn]] void refuse_unknown(const std::string& where,
                                  std::string_view dashes,
-                                 const std::string& name) {
+                                 const std::string& name,
+                                 const std::vector<std::string>& known) {
   const std::string unknown = fmt::format("{} {}{}", where, dashes, name);
-  for (const auto& [flag, instead] : kReplaced)
-    if (flag == name) reject(fmt::format("{}; {}", unknown, instead));
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options())
-    if (dashes.empty() || option->get_group() != kKeysOnly)
-      known.push_back(option->get_lnames().front());
-  // "warmup" means "warmup-steps", and "clip-norm" means "clip".
+  for (const auto& [old, instead] : kReplaced)
+    if (old == name) reject(fmt::format("{}; {}", unknown, instead));
+  // "resume-new" means "resume-new-data", and "width-of-layer" means "width".
   std::string_view nearest;
   for (const std::string& other : known)
     if (!name.empty() && (other.starts_with(name) || name.starts_with(other)))
@@ -165,6 +144,24 @@ std::string flag_of(std::string key) {
   if (nearest.empty()) nearest = nearest_name(name, known);
   if (nearest.empty()) reject(unknown);
   reject(fmt::format("{}; the nearest is {}{}", unknown, dashes, nearest));
+}
+
+// Returns the names of options, without dashes at their beginning.
+std::vector<std::string> names_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    names.push_back(option->get_lnames().front());
+  return names;
+}
+
+// Returns the learning rate that --set gives: also that of a file's "auto".
+std::optional<double> learning_rate_of(const std::vector<std::string>& set) {
+  constexpr std::string_view kKey = "optimizer.params.lr=";
+  std::optional<double> rate;
+  for (const std::string& setting : set)
+    if (setting.starts_with(kKey))
+      rate = number_from<double>(setting.substr(kKey.size()));
+  return rate;
 }
 
 // Sets an option to a value of a file or of --set.
@@ -181,7 +178,11 @@ void set(CLI::Option& option, const std::string& where,
   try {
     option.run_callback();
   } catch (const CLI::Error& error) {
-    reject(fmt::format("{}: {}", where, error.what()));
+    // The text begins with the option's name, and `where` has it already.
+    const std::string name = option.get_name() + ": ";
+    std::string_view text = error.what();
+    if (text.starts_with(name)) text.remove_prefix(name.size());
+    reject(fmt::format("{}: {}", where, text));
   }
 }
 
@@ -194,84 +195,51 @@ CLI::Option* add(CLI::App& app, const char* flag, T& value, const char* type,
       ->default_str(otherwise);
 }
 
-}  // namespace
-
-CommandLine::CommandLine(CLI::App& app) : app_(app) {
-  app_.allow_extras();
-  add_training_options();
-  add_run_options();
-  // If a value is given twice, the later one counts.
-  for (CLI::Option* option : app_.get_options())
-    if (option->get_expected_max() == 1) option->take_last();
+// Lists the keys for --help.
+std::string help_of(const CLI::App& keys) {
+  std::string text = fmt::format("Keys of --set {}.KEY=VALUE:", kOwnObject);
+  for (const CLI::Option* option : keys.get_options()) {
+    std::string key = option->get_lnames().front();
+    std::replace(key.begin(), key.end(), '-', '_');
+    const std::string otherwise = option->get_default_str();
+    text += fmt::format(
+        "\n  {:<27} {}{}", fmt::format("{} {}", key, option->get_type_name()),
+        option->get_description(),
+        otherwise.empty() ? "" : fmt::format(" [{}]", otherwise));
+  }
+  return text;
 }
 
-void CommandLine::add_training_options() {
+}  // namespace
+
+CommandLine::CommandLine(CLI::App& app)
+    : app_(app), keys_(std::make_unique<CLI::App>()) {
+  app_.allow_extras();
+  keys_->set_help_flag();
+  add_flags();
+  add_keys();
+  // If a value is given twice, the later one counts.
+  for (CLI::App* table : {&app_, keys_.get()})
+    for (CLI::Option* option : table->get_options())
+      if (option->get_expected_max() == 1) option->take_last();
+  app_.footer(help_of(*keys_));
+}
+
+CommandLine::~CommandLine() = default;
+
+void CommandLine::add_flags() {
   Options& o = invocation_.options;
   add(app_, "--data", o.data, "FILE", "",
       "Text, or any bytes; the last tenth of each file is held out for "
       "validation");
   add(app_, "--optimizer", o.optimizer, "NAME", "onebit_adam", kOptimizers)
       ->check(one_of(kOptimizers));
-  add(app_, "--semantics", o.semantics, "NAME", "corrected",
-      "corrected, or deepspeed for DeepSpeed's numbers bit for bit")
-      ->check(one_of("corrected, deepspeed"));
-  add(app_, "--freeze-step", o.freeze_step, "N|auto",
-      "steps/5, or the end of the warm-up if that is later",
-      "Last exact step of onebit_adam, lean_onebit_adam and onebit_lamb")
-      ->transform(count_or_auto());
   add(app_, "--steps", o.steps, "N", "500", "Updates")->check(count(1));
-  add(app_, "--batch", o.batch, "N", "8", "Sequences per rank and backward")
-      ->check(count(1));
-  add(app_, "--context", o.context, "N", "64", "Bytes per sequence")
-      ->check(count(1));
-  add(app_, "--layers", o.layers, "N", "4", "Transformer blocks")
-      ->check(count(1));
-  add(app_, "--width", o.width, "N", "128", "Numbers per position")
-      ->check(count(1));
-  add(app_, "--heads", o.heads, "N", "4", "Attention heads")->check(count(1));
-  add(app_, "--lr", o.lr, "RATE", "1.5e-3, LAMB 1e-2", "Highest learning rate")
-      ->check(amount());
-  add(app_, "--warmup-steps", o.warmup_steps, "N", "50",
-      "Steps in which the learning rate rises; then it falls by a cosine to a "
-      "tenth")
-      ->check(count(0));
-  add(app_, "--weight-decay", o.weight_decay, "RATE", "0", "AdamW's")
-      ->check(amount());
-  add(app_, "--clip", o.clip, "NORM", "1",
-      "Largest norm of the gradient, or 0 for no limit (with deepspeed "
-      "semantics low-bit optimizers clip only in fp16)")
-      ->check(amount());
-  add(app_, "--seed", o.seed, "N", "1",
-      "Decides the initial parameters and the order of the text");
-  add(app_, "--validate-every", o.validate_every, "N", "steps/10",
-      "Steps from one validation to the next; 0 validates only after the last "
-      "step, which always has a validation")
-      ->check(count(0))
-      ->group(kKeysOnly);
-  add(app_, "--validate-bytes", o.validate_bytes, "N", "65536",
-      "Held-out bytes that each validation predicts, evenly spaced over all "
-      "files; fewer if there are fewer")
-      ->check(count(1))
-      ->group(kKeysOnly);
-}
-
-void CommandLine::add_run_options() {
-  Options& o = invocation_.options;
-  add(app_, "--config", config_, "FILE", "",
-      "JSON file with DeepSpeed's keys; its object thinwire has Thinwire's "
-      "keys and its object train_gpt these flags; a flag wins over its key");
-  add(app_, "--set", o.set, "KEY=VALUE", "",
-      "A key of such a file, such as zero_optimization.stage=2, or "
-      "zero_bits_up=4 of its object thinwire; may be repeated, and wins over "
-      "file and flags")
-      ->allow_extra_args(false);
   add(app_, "--out", o.out, "DIR", "out/train_gpt",
       "Folder for metrics.jsonl, summary.json and config.json");
-  app_.add_flag("--quiet", o.quiet, "Write no progress to stderr");
-  add(app_, "--comm", o.comm, "NAME", "what launched this process",
-      "local for ranks that are threads of this process, mpi for processes")
-      ->check(one_of("local, mpi"));
-  add(app_, "--ranks", o.ranks, "N", "1", "Threads that --comm local starts")
+  add(app_, "--ranks", o.ranks, "N", "what launched this process",
+      "Ranks that are threads of this process; without it ranks are the "
+      "processes that mpirun or another launcher starts")
       ->check(count(1, kMostRanks));
   add(app_, "--save-every", o.save_every, "N|TIME", "",
       "Save a checkpoint every N steps, or after every TIME such as 10min")
@@ -282,26 +250,55 @@ void CommandLine::add_run_options() {
             const auto steps = number_from<std::int64_t>(text).value_or(0);
             return duration_from(text) || (steps >= 1 && steps <= kMost);
           }));
-  add(app_, "--keep-last", o.keep_last, "N", "2",
-      "Number of newest checkpoints to keep, or 0 for all")
-      ->check(count(0));
-  add(app_, "--keep-every", o.keep_every, "N", "0",
-      "Also keep those of every N-th step, or 0 for none")
-      ->check(count(0));
-  add(app_, "--checkpoints", o.checkpoints, "DIR", "OUT/checkpoints",
-      "Directory of the checkpoints");
-  app_.add_flag("--save-sync", o.save_sync,
-                "Training waits until a checkpoint is written");
   add(app_, "--resume", o.resume, "DIR|auto", kAutoResume,
       "Continue from a checkpoint, or from the newest one in a directory; "
-      "auto, like no value, continues from the newest in --checkpoints, or "
-      "begins anew if there is none")
+      "auto, like no value, continues from the newest of this run, or begins "
+      "anew if there is none")
       ->expected(0, 1);
-  app_.add_flag("--resume-fallback", o.resume_fallback,
-                "If the newest checkpoint is damaged, use the one before it");
-  app_.add_flag("--resume-new-data", o.resume_new_data,
-                "Continue with another --data or --seed than before");
-  add(app_, "--save-on", o.save_on, "SIGNAL,...",
+  add(app_, "--seed", o.seed, "N", "1",
+      "Decides the initial parameters and the order of the text");
+  add(app_, "--config", config_, "FILE", "",
+      "JSON file with DeepSpeed's keys; its object thinwire has Thinwire's "
+      "keys, and its object train_gpt these flags and the keys below; a flag "
+      "wins over its key");
+  add(app_, "--set", o.set, "KEY=VALUE", "",
+      "A key of such a file, such as zero_optimization.stage=2, or "
+      "zero_bits_up=4 of its object thinwire; may be repeated, and wins over "
+      "file and flags")
+      ->allow_extra_args(false);
+}
+
+void CommandLine::add_keys() {
+  Options& o = invocation_.options;
+  CLI::App& keys = *keys_;
+  add(keys, "--context", o.context, "N", "64", "Bytes per sequence")
+      ->check(count(1));
+  add(keys, "--layers", o.layers, "N", "4", "Transformer blocks")
+      ->check(count(1));
+  add(keys, "--width", o.width, "N", "128", "Numbers per position")
+      ->check(count(1));
+  add(keys, "--heads", o.heads, "N", "4", "Attention heads")->check(count(1));
+  add(keys, "--warmup-steps", o.warmup_steps, "N", "50",
+      "Steps in which the learning rate rises; then it falls by a cosine to a "
+      "tenth")
+      ->check(count(0));
+  add(keys, "--validate-every", o.validate_every, "N", "steps/10",
+      "Steps from one validation to the next; 0 validates only after the last "
+      "step, which always has a validation")
+      ->check(count(0));
+  add(keys, "--validate-bytes", o.validate_bytes, "N", "65536",
+      "Held-out bytes that each validation predicts, evenly spaced over all "
+      "files; fewer if there are fewer")
+      ->check(count(1));
+  add(keys, "--quiet", o.quiet, "BOOL", "false", "Write no progress to stderr")
+      ->check(one_of("true, false"));
+  add(keys, "--resume-fallback", o.resume_fallback, "BOOL", "false",
+      "If the newest checkpoint is damaged, resume from the one before it")
+      ->check(one_of("true, false"));
+  add(keys, "--resume-new-data", o.resume_new_data, "BOOL", "false",
+      "Resume with another --data or --seed than before")
+      ->check(one_of("true, false"));
+  add(keys, "--save-on", o.save_on, "SIGNAL,...",
       "USR1, without mpirun also TERM and INT",
       "Signals that save the run and end it with exit code 3 (a second one "
       "interrupts): USR1, USR2, TERM, INT")
@@ -310,14 +307,18 @@ void CommandLine::add_run_options() {
 }
 
 void CommandLine::refuse_unknown_flags() const {
-  for (const CLI::Option* option : app_.get_options())
-    if (option->get_group() == kKeysOnly && option->count() > 0)
-      refuse_unknown(app_, "no flag", "--", option->get_lnames().front());
   if (app_.remaining_size() == 0) return;
   const std::string word = app_.remaining().front();
   if (!word.starts_with("--"))
     reject(fmt::format("'{}' is neither a flag nor a flag's value", word));
-  refuse_unknown(app_, "no flag", "--", word.substr(2, word.find('=') - 2));
+  const std::string name = word.substr(2, word.find('=') - 2);
+  if (keys_->get_option_no_throw("--" + name) != nullptr) {
+    std::string key = name;
+    std::replace(key.begin(), key.end(), '-', '_');
+    reject(fmt::format("no flag --{}; write --set {}.{}=VALUE", name,
+                       kOwnObject, key));
+  }
+  refuse_unknown("no flag", "--", name, names_of(app_));
 }
 
 // Reads the object train_gpt, which holds options; the other keys are the
@@ -336,9 +337,10 @@ void CommandLine::read_config() {
   if (const auto own = file.other_objects.find(kOwnObject);
       own != file.other_objects.end())
     read_own_object(own->second);
+  read_own_settings();
   options.file = read({.total_num_steps = options.steps,
                        .warmup_num_steps = options.warmup_steps,
-                       .learning_rate = options.lr});
+                       .learning_rate = learning_rate_of(options.set)});
   options.file->other_objects.clear();
   std::erase_if(keys, [](const auto& key) { return key.path == kOwnObject; });
   const bool has_keys = std::ranges::any_of(keys, [](const auto& key) {
@@ -351,37 +353,51 @@ void CommandLine::read_config() {
 void CommandLine::read_own_object(const std::string& section) {
   const nlohmann::json object = nlohmann::json::parse(section);
   for (const auto& [key, value] : object.items()) {
-    CLI::Option* option = app_.get_option_no_throw(flag_of(key));
+    const std::string flag = flag_of(key);
+    CLI::Option* option = app_.get_option_no_throw(flag);
     const bool is_only_flag =
-        key == "config" || key == "help" || key == "version";
+        key == "config" || key == "set" || key == "help" || key == "version";
     if (option == nullptr || is_only_flag)
-      refuse_unknown(app_, fmt::format("{}: train_gpt has no key", config_), "",
-                     flag_of(key).substr(2));
+      option = keys_->get_option_no_throw(flag);
+    if (option == nullptr) {
+      std::vector<std::string> known = names_of(app_);
+      for (std::string& name : names_of(*keys_)) known.push_back(name);
+      refuse_unknown(fmt::format("{}: {} has no key", config_, kOwnObject), "",
+                     flag.substr(2), known);
+    }
     if (option->count() == 0)
-      set(*option, fmt::format("{}: train_gpt.{}", config_, key), value);
+      set(*option, fmt::format("{}: {}.{}", config_, kOwnObject, key), value);
   }
 }
 
 // Reads --set train_gpt.KEY=VALUE, for keys that are not flags.
 void CommandLine::read_own_settings() {
   const std::string own = fmt::format("{}.", kOwnObject);
-  for (const std::string& setting : std::vector(invocation_.options.set)) {
+  for (const std::string& setting : invocation_.options.set) {
     if (!setting.starts_with(own)) continue;
-    const std::size_t equals = setting.find('=');
+    const std::size_t equals = std::min(setting.find('='), setting.size());
     const std::string key = setting.substr(own.size(), equals - own.size());
-    CLI::Option* option = app_.get_option_no_throw(flag_of(key));
-    require(option != nullptr && option->get_group() == kKeysOnly,
-            "--set train_gpt.KEY", "validate_every or validate_bytes", key);
-    set(*option, "--set", setting.substr(equals + 1));
+    const std::string flag = flag_of(key);
+    CLI::Option* option = keys_->get_option_no_throw(flag);
+    if (option == nullptr && app_.get_option_no_throw(flag) != nullptr)
+      reject(fmt::format("--set {}{}; write {}", own, key, flag));
+    if (option == nullptr)
+      refuse_unknown(fmt::format("--set: {} has no key", kOwnObject), "",
+                     flag.substr(2), names_of(*keys_));
+    set(*option, fmt::format("--set {}{}", own, key),
+        setting.substr(std::min(equals + 1, setting.size())));
   }
 }
 
 void CommandLine::resolve() {
   refuse_unknown_flags();
-  if (!config_.empty()) read_config();
-  validate(invocation_.options);
-  read_own_settings();
   const Options& options = invocation_.options;
+  for (const std::string& setting : options.set)
+    require(setting.find('=') != std::string::npos && setting.front() != '=',
+            "--set", "KEY=VALUE", fmt::format("'{}'", setting));
+  if (config_.empty()) read_own_settings();
+  if (!config_.empty()) read_config();
+  validate(options);
   const config::Config config = training_config(options);
   for (const std::string& path : options.data)
     require_outside(options.out, "--data", path);
@@ -389,7 +405,7 @@ void CommandLine::resolve() {
     require_outside(options.out, "telemetry.path", path);
   invocation_.saving = saving_of(options, config);
   const std::string& root = invocation_.saving.files.root;
-  require(whole(root) / "" != whole(options.out) / "", "--checkpoints",
+  require(whole(root) / "" != whole(options.out) / "", "checkpoint.root",
           "another directory than --out", root);
 }
 

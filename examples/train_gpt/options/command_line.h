@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "examples/train_gpt/options/options.h"
@@ -16,6 +17,7 @@ class CommandLine {
  public:
   /// Adds the flags to `app`, which must outlive this object.
   explicit CommandLine(CLI::App& app);
+  ~CommandLine();
   CommandLine(const CommandLine&) = delete;
   CommandLine& operator=(const CommandLine&) = delete;
 
@@ -25,8 +27,8 @@ class CommandLine {
   [[nodiscard]] const Invocation& finish();
 
  private:
-  void add_training_options();
-  void add_run_options();
+  void add_flags();
+  void add_keys();
   void resolve();
   void refuse_unknown_flags() const;
   void read_config();
@@ -34,6 +36,7 @@ class CommandLine {
   void read_own_settings();
 
   CLI::App& app_;
+  std::unique_ptr<CLI::App> keys_;  // a table that parses no command line
   Invocation invocation_;
   std::string config_;
 };

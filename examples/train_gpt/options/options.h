@@ -23,33 +23,24 @@ inline constexpr const char* kAutoResume = "auto";
 struct Options {
   std::vector<std::string> data{};
   std::optional<std::string> optimizer{};
-  std::optional<std::string> semantics{};
-  std::optional<std::int64_t> freeze_step{};  ///< Or optim::kAutoFreeze.
   std::int64_t steps = 500;
+  std::string out = "out/train_gpt";
+  /// Number of ranks that are threads. If unset, the launcher decides, or
+  /// THINWIRE_COMM.
+  std::optional<int> ranks{};
+  std::optional<std::string> save_every{};
+  std::optional<std::string> resume{};
+  std::uint64_t seed = 1;
+  std::vector<std::string> set{};
+
   std::size_t context = 64;
   std::size_t layers = 4;
   std::size_t width = 128;
   std::size_t heads = 4;
-  std::optional<double> lr{};
-  std::optional<double> weight_decay{};
-  std::optional<double> clip{};
-  std::uint64_t seed = 1;
-  std::optional<std::int64_t> batch{};
   std::optional<std::int64_t> warmup_steps{};
   std::optional<std::int64_t> validate_every{};
   std::size_t validate_bytes = 64 * 1024;
-  std::vector<std::string> set{};
-
-  std::string out = "out/train_gpt";
   bool quiet = false;
-  std::string comm{};  ///< If empty, the launcher decides, or THINWIRE_COMM.
-  std::optional<int> ranks{};  ///< Number of threads, with comm "local".
-  std::optional<std::string> save_every{};
-  std::optional<std::int64_t> keep_last{};
-  std::optional<std::int64_t> keep_every{};
-  std::optional<std::string> checkpoints{};
-  bool save_sync = false;
-  std::optional<std::string> resume{};
   bool resume_fallback = false;
   bool resume_new_data = false;
   std::vector<std::string> save_on{};

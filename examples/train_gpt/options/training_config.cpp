@@ -24,7 +24,7 @@ using config::OptimizerConfig;
 using nlohmann::json;
 
 constexpr const char* kOptimizer = "onebit_adam";
-// These were measured (docs/algorithms.md) and have no flags.
+// These were measured (docs/algorithms.md).
 constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.99;
 constexpr double kFinalFraction = 0.1;  // share of the learning rate
@@ -69,12 +69,8 @@ struct SetOptimizer {
 
   template <class To>
   void operator()(To& to) const {
-    if (options.lr) to.learning_rate = *options.lr;
-    if (options.weight_decay) to.weight_decay = *options.weight_decay;
     if constexpr (requires { to.freeze; }) {
-      if (options.freeze_step)
-        to.freeze.step = options.freeze_step;
-      else if (start == Start::kAnew)
+      if (start == Start::kAnew)
         to.freeze.step = is_files ? optim::freeze_step_of(to.freeze)
                                   : default_freeze_step(options);
       to.freeze.lr_warmup_steps = warmup_steps(options);
@@ -99,7 +95,7 @@ struct SetOptimizer {
   }
 };
 
-// --warmup-steps selects our schedule, unless the file defers to that flag.
+// train_gpt.warmup_steps selects our schedule, unless the file defers to it.
 bool file_schedules(const Options& options) {
   return options.file &&
          (!options.warmup_steps ||
@@ -109,12 +105,10 @@ bool file_schedules(const Options& options) {
           }));
 }
 
-// --batch overrides the file's number, also one from its train_batch_size.
 bool file_sizes(const Options& options) {
-  return options.file && !options.batch &&
-         (options.file->train_batch_size ||
-          options.file->train_micro_batch_size_per_gpu ||
-          options.file->gradient_accumulation_steps);
+  return options.file && (options.file->train_batch_size ||
+                          options.file->train_micro_batch_size_per_gpu ||
+                          options.file->gradient_accumulation_steps);
 }
 
 // Returns a schedule that rises to the learning rate, then falls by half a
@@ -130,10 +124,6 @@ config::LearningRateSchedule schedule_of(const Options& options) {
 }
 
 void set_checkpoints(const Options& options, config::CheckpointConfig& files) {
-  if (options.keep_last) files.keep_last = *options.keep_last;
-  if (options.keep_every) files.keep_every = *options.keep_every;
-  if (options.checkpoints) files.root = *options.checkpoints;
-  if (options.save_sync) files.asynchronous = false;
   if (!options.save_every) return;
   const auto time = duration_from(*options.save_every);
   files.every = time.value_or(std::chrono::milliseconds(0));
@@ -157,8 +147,12 @@ void put(json& file, const std::string& setting) {
   const std::string text = setting.substr(equals + 1);
   json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (value.is_discarded()) value = text;  // a text without quotes
+  const std::string path = pointer_to(key);
+  // An automatic freeze takes the place of the step that follows from --steps.
+  if (path == "/thinwire/auto_freeze" && value == true)
+    file["optimizer"]["params"].erase("freeze_step");
   try {
-    file[json::json_pointer(pointer_to(key))] = std::move(value);
+    file[json::json_pointer(path)] = std::move(value);
   } catch (const json::exception&) {  // part of the key is not an object
     reject(fmt::format("there is no key {}", key));
   }
@@ -191,7 +185,7 @@ std::vector<int> signals_of(const Options& options, bool is_asked_for) {
   }
   std::vector<int> signals;
   for (const std::string& name : options.save_on) {
-    require(!by_mpirun || name.starts_with("USR"), "--save-on",
+    require(!by_mpirun || name.starts_with("USR"), "train_gpt.save_on",
             "USR1 or USR2 under mpirun, which sends TERM when a rank has died",
             name);
     signals.push_back(kSignals.at(name));
@@ -210,14 +204,11 @@ Config training_config(const Options& options, Start start) {
       options.file && config::name_of(config.optimizer) == name;
   if (!is_files) config.optimizer = make_optimizer(name);
   std::visit(SetOptimizer{options, is_files, start}, config.optimizer);
-  if (options.clip || !options.file)
-    config.gradient_clipping = options.clip.value_or(kClip);
-  if (options.semantics)
-    config.semantics = config::semantics_from(*options.semantics);
+  if (!options.file) config.gradient_clipping = kClip;
   if (!file_schedules(options)) config.schedule = schedule_of(options);
   if (!file_sizes(options)) {
     config.train_batch_size.reset();
-    config.train_micro_batch_size_per_gpu = options.batch.value_or(kBatch);
+    config.train_micro_batch_size_per_gpu = kBatch;
     config.gradient_accumulation_steps =
         config.gradient_accumulation_steps.value_or(1);
   }
@@ -228,15 +219,12 @@ Config training_config(const Options& options, Start start) {
 Saving saving_of(const Options& options, const config::Config& config) {
   Saving saving{.files = config.checkpoint};
   std::string& root = saving.files.root;
-  for (const auto& [flag, directory] :
-       {std::pair{"--checkpoints", options.checkpoints},
-        std::pair{"--resume", options.resume}})
-    require(directory != "", flag, "a directory", "''");
-  for (const auto& [flag, is_given] :
-       {std::pair{"--resume-fallback", options.resume_fallback},
-        std::pair{"--resume-new-data", options.resume_new_data}})
+  require(options.resume != "", "--resume", "a directory", "''");
+  for (const auto& [key, is_given] :
+       {std::pair{"train_gpt.resume_fallback", options.resume_fallback},
+        std::pair{"train_gpt.resume_new_data", options.resume_new_data}})
     if (is_given && !options.resume)
-      reject(fmt::format("{} needs --resume", flag));
+      reject(fmt::format("{} needs --resume", key));
   const bool names_root = !root.empty();
   if (!names_root) root = options.out + "/checkpoints";
   saving.signals =
@@ -250,26 +238,8 @@ Settings settings_of(const Options& options, const Config& config) {
     settings.emplace_back(name, fmt::to_string(value));
   };
   add("optimizer", config::name_of(config.optimizer));
-  add("semantics", to_string(config.semantics));
-  std::visit(
-      [&](const auto& from) {
-        if constexpr (requires { from.freeze; }) {
-          const std::int64_t step = optim::freeze_step_of(from.freeze);
-          if (step == optim::kAutoFreeze)
-            add("freeze_step", "auto");
-          else
-            add("freeze_step", step);
-        }
-        add("lr", from.learning_rate);
-        add("weight_decay", from.weight_decay);
-      },
-      config.optimizer);
-  add("clip", config.gradient_clipping);
   add("steps", options.steps);
-  // Settings that the file decides are written with the file's keys.
   if (!file_schedules(options)) add("warmup_steps", warmup_steps(options));
-  if (!file_sizes(options))
-    add("batch", config.train_micro_batch_size_per_gpu.value_or(kBatch));
   for (const auto& [name, size] :
        {std::pair{"context", options.context},
         std::pair{"layers", options.layers}, std::pair{"width", options.width},
@@ -279,7 +249,6 @@ Settings settings_of(const Options& options, const Config& config) {
   if (options.validate_every) add("validate_every", *options.validate_every);
   if (options.validate_bytes != Options{}.validate_bytes)
     add("validate_bytes", options.validate_bytes);
-  if (!options.set.empty()) add("set", json(options.set).dump());
   return settings;
 }
 

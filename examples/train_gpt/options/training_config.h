@@ -26,8 +26,8 @@ enum class Start { kAnew, kResumed };
 [[nodiscard]] Saving saving_of(const Options& options,
                                const config::Config& config);
 
-/// Returns the settings that decide a run's result, by option, in a fixed
-/// order. Ranks compare them, reports show them and config.json holds them.
+/// Returns the options that decide a run's result and are not in `config`, by
+/// key, in a fixed order. Ranks compare them, and config.json holds them.
 /// `config` is training_config(options).
 [[nodiscard]] Settings settings_of(const Options& options,
                                    const config::Config& config);

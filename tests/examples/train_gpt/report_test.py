@@ -7,6 +7,7 @@ usage: report_test.py
 
 import json
 import math
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -162,6 +163,14 @@ class Report(unittest.TestCase):
         _, done = self.report(resumed)
         self.assertNotIn("×", done.stdout)
         self.assertIn("adam, resumed at step 30", done.stdout)
+
+    def test_sums_of_a_resumed_run_include_those_before(self):
+        read = runpy.run_path(str(REPORT))["read_run"]
+        totals = {"bytes_sent_per_rank": 400_000_000, "seconds": 90.0}
+        resumed = read(self.write("resumed", **totals, resumed_from=30))
+        self.assertEqual(resumed.held_out("bytes_sent")[0][-1], 400_000_000)
+        self.assertAlmostEqual(resumed.held_out("seconds")[0][0], 86.0)
+        self.assertEqual(resumed.held_out()[0], [10, 20, 30, 40, 50])
 
     def test_low_bit_zero_is_told_from_exact_zero(self):
         low_bit = self.write("zero", zero=2, zero_bits="4/4")

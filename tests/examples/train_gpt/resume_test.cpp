@@ -76,11 +76,11 @@ TEST(Resumable, OnlyWithTheSameDataAndSeed) {
           99);
   now.seed = 2;
   refused({"out/step-1", "--seed 18446744073709551615, now it is 2",
-           "--resume-new-data"},
+           "train_gpt.resume_new_data=true"},
           now);
   now = kPosition;
   now.data_hash = 1;
-  refused({"out/step-1", "other data", "--resume-new-data"}, now);
+  refused({"out/step-1", "other data", "train_gpt.resume_new_data=true"}, now);
   now.seed = 2;
   require_resumable(kPosition, now, {.steps = 100, .resume_new_data = true},
                     "");

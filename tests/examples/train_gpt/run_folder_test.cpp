@@ -49,8 +49,8 @@ class RunFolder : public ::testing::Test {
   }
   void write_run() const {
     RunWriter writer(folder);
-    writer.begin(
-        config_text({{"optimizer", "onebit_adam"}, {"steps", "2"}}, {"a.txt"}));
+    writer.begin(config_text({{"optimizer", "onebit_adam"}, {"steps", "2"}},
+                             {"a.txt"}, R"({"fp16": {"enabled": true}})"));
     StepRow first = row(1);
     first.more["lr"] = 0.001;
     first.more["seconds"] = 7;  // the row's own wins
@@ -86,6 +86,9 @@ TEST_F(RunFolder, HasTheFieldsThatOthersRelyOn) {
               1e-12);
   EXPECT_EQ(text("config.json"),
             "{\n"
+            "  \"fp16\": {\n"
+            "    \"enabled\": true\n"
+            "  },\n"
             "  \"train_gpt\": {\n"
             "    \"data\": [\n"
             "      \"a.txt\"\n"
@@ -103,15 +106,6 @@ TEST_F(RunFolder, LosesItsResultsWhenAnotherRunBegins) {
   EXPECT_FALSE(fs::exists(folder / "summary.json"));
   EXPECT_FALSE(fs::exists(folder / "report.html"));
   EXPECT_EQ(text("metrics.jsonl"), "");
-}
-
-TEST_F(RunFolder, KeepsListsAndWhatAConfigurationFileSays) {
-  const Json config = Json::parse(
-      config_text({{"set", R"(["hierarchy=flat","zero_bits_up=4"])"}}, {},
-                  R"({"fp16": {"enabled": true}})"));
-  EXPECT_EQ(config.at("train_gpt").at("set"),
-            Json({"hierarchy=flat", "zero_bits_up=4"}));
-  EXPECT_EQ(config.at("fp16").at("enabled"), true);
 }
 
 TEST_F(RunFolder, OfAResumedRunKeepsWhatWasBefore) {

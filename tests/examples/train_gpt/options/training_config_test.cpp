@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "examples/train_gpt/options/parsing.h"
+#include "examples/train_gpt/run_folder.h"
 #include "thinwire/optim/onebit_adam.h"
 
 namespace thinwire::train_gpt::training_config_test {
@@ -52,10 +53,11 @@ TEST(TrainingConfig, OfTheFlagsAloneIsValidForEveryOptimizer) {
   EXPECT_EQ(config::name_of(config_of("").optimizer), "onebit_adam");
 }
 
-TEST(TrainingConfig, FlagsSayWhatTheDefaultsDoNot) {
+TEST(TrainingConfig, SettingsWinOverDefaults) {
   const Config config = config_of(
-      "--lr 2e-3 --weight-decay 0.1 --clip 0 --batch 2 --semantics "
-      "deepspeed");
+      "--set optimizer.params.lr=2e-3 --set optimizer.params.weight_decay=0.1 "
+      "--set gradient_clipping=0 --set train_micro_batch_size_per_gpu=2 "
+      "--set semantics=deepspeed");
   const auto adam = optimizer_of<optim::OnebitAdamOptions>(config);
   EXPECT_EQ(adam.learning_rate, 2e-3);
   EXPECT_EQ(adam.weight_decay, 0.1);
@@ -71,9 +73,9 @@ TEST(TrainingConfig, PhasesFollowFromTheSteps) {
   EXPECT_EQ(freeze_step(""), 100);
   EXPECT_EQ(freeze_step("--steps 20000"), 4000);
   EXPECT_EQ(freeze_step("--steps 200"), 50) << "the warm-up ends then";
-  EXPECT_EQ(freeze_step("--steps 1 --warmup-steps 0"), 1);
-  EXPECT_EQ(freeze_step("--freeze-step 30"), 30);
-  EXPECT_EQ(freeze_step("--freeze-step auto"), optim::kAutoFreeze);
+  EXPECT_EQ(freeze_step("--steps 1 --set train_gpt.warmup_steps=0"), 1);
+  EXPECT_EQ(freeze_step("--set optimizer.params.freeze_step=30"), 30);
+  EXPECT_EQ(freeze_step("--set auto_freeze=true"), optim::kAutoFreeze);
   const auto stages = [](const std::string& flags) {
     const auto options = optimizer_of<optim::ZeroOneAdamOptions>(
         config_of("--optimizer zero_one_adam " + flags));
@@ -94,7 +96,7 @@ TEST(TrainingConfig, OfAResumedRunNamesNoStageThatNobodyNames) {
         .freeze.step;
   };
   EXPECT_EQ(freeze_step(""), std::nullopt);
-  EXPECT_EQ(freeze_step("--freeze-step 30"), 30);
+  EXPECT_EQ(freeze_step("--set auto_freeze=true"), optim::kAutoFreeze);
   EXPECT_EQ(freeze_step("--set optimizer.params.freeze_step=31"), 31);
   EXPECT_EQ(optimizer_of<optim::ZeroOneAdamOptions>(
                 config_of("--optimizer zero_one_adam", Start::kResumed))
@@ -102,7 +104,7 @@ TEST(TrainingConfig, OfAResumedRunNamesNoStageThatNobodyNames) {
             std::nullopt);
 }
 
-TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
+TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNothingElseGives) {
   write(R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4,
             "optimizer": {"type": "OneBitAdam",
                           "params": {"lr": 4e-4, "freeze_step": 23,
@@ -122,14 +124,13 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
   EXPECT_TRUE(std::holds_alternative<config::WarmupLr>(read.schedule.shape));
   const Settings settings = settings_of(options, read);
   for (const auto& [name, value] : settings)
-    EXPECT_TRUE(name != "batch" && name != "warmup_steps") << "the file's";
+    EXPECT_NE(name, "warmup_steps") << "the file's";
 
-  read = config_of(config +
-                   "--batch 2 --lr 0.1 --warmup-steps 7 --freeze-step 9 --clip "
-                   "0.5");
+  read = config_of(
+      config +
+      "--set optimizer.params.lr=0.1 --set train_gpt.warmup_steps=7 "
+      "--set optimizer.params.freeze_step=9 --set gradient_clipping=0.5");
   read.validate(2);
-  EXPECT_EQ(read.batch(2).micro, 2);
-  EXPECT_EQ(read.batch(2).accumulation_steps, 1);
   EXPECT_EQ(read.gradient_clipping, 0.5);
   adam = optimizer_of<optim::OnebitAdamOptions>(read);
   EXPECT_EQ(adam.learning_rate, 0.1);
@@ -139,7 +140,7 @@ TEST_F(ConfigFile, OfDeepSpeedDecidesWhatNoFlagGives) {
       std::holds_alternative<config::WarmupAndDecay>(read.schedule.shape));
 }
 
-TEST_F(ConfigFile, KeepsTheSizeThatNoFlagGives) {
+TEST_F(ConfigFile, KeepsTheSizeThatNoSettingGives) {
   write(R"({"train_micro_batch_size_per_gpu": 6,
             "gradient_accumulation_steps": 3,
             "optimizer": {"type": "Adam"}})");
@@ -147,17 +148,19 @@ TEST_F(ConfigFile, KeepsTheSizeThatNoFlagGives) {
     const auto batch = config_of(config + flags).batch(2);
     return Counts(batch.micro, batch.accumulation_steps);
   };
-  EXPECT_EQ(sizes("--batch 2"), Counts(2, 3));
+  EXPECT_EQ(sizes("--set train_micro_batch_size_per_gpu=2"), Counts(2, 3));
   EXPECT_EQ(sizes("--set gradient_accumulation_steps=4"), Counts(6, 4));
 }
 
-TEST_F(ConfigFile, AutoStandsForWhatFlagsSay) {
+TEST_F(ConfigFile, AutoStandsForWhatTheRunSays) {
   write(R"({"optimizer": {"type": "Adam", "params": {"lr": "auto"}},
             "scheduler": {"type": "WarmupDecayLR", "params":
                 {"total_num_steps": "auto", "warmup_num_steps": "auto",
                  "warmup_max_lr": "auto"}},
             "train_gpt": {"steps": 300}})");
-  const Config read = config_of(config + "--warmup-steps 20 --lr 0.25");
+  const Config read = config_of(
+      config +
+      "--set train_gpt.warmup_steps=20 --set optimizer.params.lr=0.25");
   EXPECT_EQ(std::get<config::WarmupDecayLr>(read.schedule.shape),
             (config::WarmupDecayLr{.total_num_steps = 300,
                                    .warmup_max_lr = 0.25,
@@ -194,7 +197,7 @@ TEST(Settings, AreKeysOfAFile) {
 
 TEST(Settings, LeaveTheRestAsItIs) {
   for (const char* name : kOptimizers) {
-    Options options{.optimizer = name, .steps = 321, .lr = 1.25e-3};
+    Options options{.optimizer = name, .steps = 321};
     Config expected = training_config(options);
     expected.comm.verify_every = 7;
     options.set = {"verify_every=7"};
@@ -203,20 +206,34 @@ TEST(Settings, LeaveTheRestAsItIs) {
 }
 
 TEST(Settings, AndTheFlagOfTheSameAgree) {
-  for (const auto& [setting, flag] :
-       {std::pair{"lean=true", "--optimizer lean_onebit_adam"},
-        std::pair{"semantics=deepspeed", "--semantics deepspeed"},
-        std::pair{"optimizer.params.lr=0.25", "--lr 0.25"}})
-    EXPECT_EQ(config_of(std::string("--set ") + setting), config_of(flag));
+  EXPECT_EQ(config_of("--set lean=true"),
+            config_of("--optimizer lean_onebit_adam"));
 }
 
 TEST_F(ConfigFile, IsOverruledBySettings) {
-  write(R"({"thinwire": {"hierarchy": "flat", "verify_every": 3},
-            "train_gpt": {"set": ["verify_every=5"]}})");
+  write(R"({"thinwire": {"hierarchy": "flat", "verify_every": 3}})");
   const Config read = config_of(config + "--set hierarchy=by_host");
   EXPECT_EQ(read.comm.hierarchy, config::Hierarchy::kByHost);
-  EXPECT_EQ(read.comm.verify_every, 3) << "the flag replaces the file's";
-  EXPECT_EQ(config_of(config).comm.verify_every, 5);
+  EXPECT_EQ(read.comm.verify_every, 3);
+}
+
+// What a run writes as its config.json gives the same run again.
+TEST_F(ConfigFile, OfARunRepeatsIt) {
+  for (const char* name : kOptimizers) {
+    const std::string flags =
+        std::string("--optimizer ") + name +
+        " --steps 321 --seed 4 --set train_gpt.warmup_steps=20 "
+        "--set train_gpt.width=16 --set verify_every=7 "
+        "--set optimizer.params.lr=0.25 --set checkpoint.keep_last=5";
+    const Options first = parse(flags);
+    const Config expected = training_config(first);
+    const Settings settings = settings_of(first, expected);
+    write(config_text(settings, first.data, expected.to_json()));
+    const Options again = parse_all(config).options;
+    EXPECT_EQ(training_config(again), expected) << name;
+    EXPECT_EQ(settings_of(again, expected), settings) << name;
+    EXPECT_EQ(again.data, first.data);
+  }
 }
 
 TEST(Settings, NameTheKeyThatIsWrong) {
@@ -237,26 +254,17 @@ TEST(Settings, NameTheKeyThatIsWrong) {
 }
 
 TEST(Settings, OfARunDecideItsResult) {
-  const Options options = parse(
-      "--freeze-step auto --set hierarchy=flat --set "
-      "train_gpt.validate_every=5");
-  const Settings expected = {
-      {"optimizer", "onebit_adam"},
-      {"semantics", "corrected"},
-      {"freeze_step", "auto"},
-      {"lr", "0.0015"},
-      {"weight_decay", "0"},
-      {"clip", "1"},
-      {"steps", "500"},
-      {"warmup_steps", "50"},
-      {"batch", "8"},
-      {"context", "64"},
-      {"layers", "4"},
-      {"width", "128"},
-      {"heads", "4"},
-      {"seed", "1"},
-      {"validate_every", "5"},
-      {"set", R"(["hierarchy=flat","train_gpt.validate_every=5"])"}};
+  const Options options =
+      parse("--set hierarchy=flat --set train_gpt.validate_every=5");
+  const Settings expected = {{"optimizer", "onebit_adam"},
+                             {"steps", "500"},
+                             {"warmup_steps", "50"},
+                             {"context", "64"},
+                             {"layers", "4"},
+                             {"width", "128"},
+                             {"heads", "4"},
+                             {"seed", "1"},
+                             {"validate_every", "5"}};
   EXPECT_EQ(settings_of(options, training_config(options)), expected);
 }
 
