@@ -136,9 +136,9 @@ class KeptRuns(Case):
         self.assertEqual((self.runs / "table.md").read_text(), done.stdout)
 
     def test_a_run_that_fails_is_named_and_one_that_was_stopped_is_made_again(self):
-        done = self.kept("^lamb$")
+        done = self.kept("^lamb_clip$")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("lamb, seed 2: failed", done.stderr)
+        self.assertIn("lamb_clip, seed 2: failed", done.stderr)
         stopped = {"stopped_at": 1, "stopped_by": "SIGTERM"}
         self.write_run("adam_1.5e-3", 1, 2.3, [2_000_000], **stopped)
         done = self.kept("^adam_1.5e-3$")
