@@ -8,7 +8,6 @@ from results import of_flat, runs_to_loss, sets, settings
 from training import MAIN
 from variants import PEER, PLANNED, PLANNED_RUNS, WAYS, base, title
 
-PARTS_AT = 100  # Mbit/s, where parts of a step are shown
 SHARES = 6  # moments at which long runs are compared
 
 
@@ -114,32 +113,6 @@ def hosts_table(results, one):
     return heading + table(head, lines)
 
 
-def parts_table(found):
-    """Returns the parts of a step of Thinwire's."""
-    where = f"{rate(found[0].mbit)}, {found[0].ranks} ranks"
-    head = [
-        *(f"ms of a step at {where}", "all", "forward and backward"),
-        *("optimizer, without waiting", "waiting for others", "wire alone"),
-    ]
-    lines = []
-    for one in found:
-        for row in in_order(one.rows):
-            if "waiting" not in row.parts:
-                continue
-            parts = row.parts
-            times = (
-                *(row.seconds, parts["backward"], parts["update"] - parts["waiting"]),
-                *(parts["waiting"], row.wire),
-            )
-            lines.append(
-                [
-                    title(row.variant),
-                    *(digits(seconds * 1e3) for seconds in times),
-                ]
-            )
-    return table(head, lines)
-
-
 def planned_ways(results, names, measured):
     """Yields each flat way of `thinwire plan` whose variant was measured at its rate,
     with the rate and what was measured."""
@@ -150,6 +123,17 @@ def planned_ways(results, names, measured):
                 yield way, plan["mbit"], found
 
 
+def by_rate(heading, cells):
+    """Returns a table of (way, rate, text) with a row per way and a column per rate."""
+    rates = dict.fromkeys(mbit for _, mbit, _ in cells)
+    texts = {(way, mbit): text for way, mbit, text in cells}
+    lines = [
+        [way, *(texts.get((way, mbit), "") for mbit in rates)]
+        for way in dict.fromkeys(way for way, _, _ in cells)
+    ]
+    return table([heading, *map(rate, rates)], lines)
+
+
 def plan_table(results):
     """Returns the times of `thinwire plan` for each link beside the measured ones."""
     measured = {
@@ -158,14 +142,13 @@ def plan_table(results):
         if one.ranks == 2
         for row in one.rows
     }
-    head = ["`thinwire plan`, 2 ranks", "rate", "planned, ms", "measured, ms"]
-    head.append("planned over measured")
-    lines = []
+    cells = []
     for way, mbit, own in planned_ways(results, PLANNED, measured):
         planned = way["ms_per_step"]
-        times = [digits(planned), digits(own)]
-        lines.append([way["way"], rate(mbit), *times, f"{planned / own:.2f}"])
-    return table(head, lines)
+        text = f"{digits(planned)}, {digits(own)} ({planned / own:.2f})"
+        cells.append((way["way"], mbit, text))
+    heading = "`thinwire plan`, 2 ranks: ms planned, measured (ratio)"
+    return by_rate(heading, cells)
 
 
 def planned_runs_table(results):
@@ -176,14 +159,13 @@ def planned_runs_table(results):
         for run in runs_to_loss(results)
         for mbit, seconds in run.whole.items()
     }
-    head = ["`thinwire plan --steps`, 2 ranks", "rate", "planned", "measured steps"]
-    head.append("planned over measured")
-    lines = []
+    cells = []
     for way, mbit, own in planned_ways(results, PLANNED_RUNS, measured):
         planned = way["run_seconds"]
         times = [duration(seconds, max(planned, own)) for seconds in (planned, own)]
-        lines.append([way["way"], rate(mbit), *times, f"{planned / own:.2f}"])
-    return table(head, lines)
+        cells.append((way["way"], mbit, f"{', '.join(times)} ({planned / own:.2f})"))
+    heading = "`thinwire plan --steps`, 2 ranks: planned, measured steps (ratio)"
+    return by_rate(heading, cells)
 
 
 def runs_table(results, setting):
@@ -269,8 +251,6 @@ def curve_of(run):
 def markdown(results):
     found = sets(results, "steps")
     parts = [*steps_tables(found)]
-    if shown := [one for one in found if one.mbit == PARTS_AT and one.ranks == 2]:
-        parts.append(parts_table(shown))
     parts += [hosts_table(results, one) for one in sets(results, "hosts")]
     if results["plans"]:
         parts.append(plan_table(results))

@@ -265,11 +265,11 @@ class Results(Case):
             "`thinwire plan`, 2 ranks",
             "`thinwire plan --steps`, 2 ranks",
             "100 Mbit/s, 2 hosts of 2 ranks, medians of 3 rounds of 4 steps",
-            "ms of a step at 100 Mbit/s, 2 ranks",
             "8x256, 2 ranks, 1 sequence, until the loss of exact Adam after 400 steps",
             "4x128, 4 ranks, 8 sequences, until the loss of exact Adam after 400 steps",
         ):
             self.assertIn(heading, self.shown)
+        self.assertIn("| exact | 2310, ", self.shown)
         # Ratios are taken in each round: 20, 20 and 10 times.
         self.assertIn("| 800 KB | 60.0 | 110 (20.0×) |", self.shown)
         svg = (self.out / "network.svg").read_text()

@@ -7,7 +7,7 @@ C++ is an excerpt of a file of examples/, and one of Python, C or Rust of
 examples/python/, examples/c/ or examples/rust/. tests/install compiles and runs the
 examples of C++ and C against an installed tree, python/tests those of Python, and
 tests/c those of Rust. So what the documents show is run as well. README.md has at most
-100 lines, and CHANGELOG.md 60 for each version. A link leads to a file or folder of this
+100 lines, CHANGELOG.md 60 for each version, and bench/README.md 30 KB. A link leads to a file or folder of this
 repository, and to a heading that is there. Links to the web are not followed. Below its
 title, which has its number, a page of docs/design/ has the lines
 "* Date: YYYY-MM-DD" and "* Status: holds (YYYY-MM-DD)" or "* Status: replaced by
@@ -41,6 +41,7 @@ DECISION = re.compile(
 )
 README_LINES = 100
 VERSION_LINES = 60
+BENCH_BYTES = 30_000
 NOT_OURS = {".git", ".venv", "build", "out"}
 
 
@@ -138,6 +139,8 @@ def problems(root):
             found += decision_problems(name, text)
         if name == "CHANGELOG.md":
             found += changelog_problems(name, text)
+        if name == "bench/README.md" and len(text.encode()) > BENCH_BYTES:
+            found.append(f"{name}: more than {BENCH_BYTES} bytes")
     readme = (root / "README.md").read_text()
     if not blocks(readme, CPP):
         found.append("README.md has no C++ block")

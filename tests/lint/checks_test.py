@@ -347,6 +347,13 @@ class CheckDocs(PlantedTree):
         self.plant("CHANGELOG.md", f"# Log\n\n## 2.0\n{longest}\n## 1.0\n{longest}")
         self.expect("docs", "CHANGELOG.md: more than 60 lines of 2.0")
 
+    def test_the_page_of_figures_has_thirty_kilobytes(self):
+        self.plant_documents("# Title\n\n```cpp\nint a;\n```\n", 9, "int b;", "d = 2")
+        self.plant("bench/README.md", "# F\n\n" + "é" * 14_997 + "\n")
+        self.expect("docs")
+        self.plant("bench/README.md", "# F\n\n" + "é" * 14_998 + "\n")
+        self.expect("docs", "bench/README.md: more than 30000 bytes")
+
 
 class CheckEmptyTrees(PlantedTree):
     def test_are_refused(self):
