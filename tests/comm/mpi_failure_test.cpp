@@ -123,9 +123,11 @@ TEST_P(MpiFailure, ARankThatNeverStartsIsNoticedAfterTheTimeOut) {
   EXPECT_NE(outcome.exit_code, 124) << "the job hung";
 }
 
-// ---- the same under comm::run()
+// ---- the same under comm::run(), which knows no sizes of messages
 
-TEST_P(MpiFailure, RunSaysWhichRankCannotStart) {
+class MpiRunFailure : public MpiFailure {};
+
+TEST_P(MpiRunFailure, SaysWhichRankCannotStart) {
   const Outcome outcome = run_job("absent " + size + " run", "2s");
   SCOPED_TRACE(outcome.output);
   EXPECT_GE(count(outcome.output, "rank 0: MPI_Init_thread: timed out") +
@@ -134,7 +136,7 @@ TEST_P(MpiFailure, RunSaysWhichRankCannotStart) {
   EXPECT_EQ(outcome.exit_code, 1);
 }
 
-TEST_P(MpiFailure, RunPrintsTheCauseOnce) {
+TEST_P(MpiRunFailure, PrintsTheCauseOnce) {
   const Outcome outcome = run_job("throw " + size + " run", "60s");
   SCOPED_TRACE(outcome.output);
   EXPECT_EQ(count(outcome.output, "rank 1: disk full\n"), 1u);
@@ -143,14 +145,14 @@ TEST_P(MpiFailure, RunPrintsTheCauseOnce) {
   EXPECT_EQ(outcome.exit_code, 1);
 }
 
-TEST_P(MpiFailure, RunPrintsOnceIfAllRanksFailTogether) {
+TEST_P(MpiRunFailure, PrintsOnceIfAllRanksFailTogether) {
   const Outcome outcome = run_job("disagree " + size + " run", "60s");
   SCOPED_TRACE(outcome.output);
   EXPECT_EQ(count(outcome.output, "options must be the same on all ranks"), 1u);
   EXPECT_EQ(outcome.exit_code, 1);
 }
 
-TEST_P(MpiFailure, RunNamesTheRanksItWaitedFor) {
+TEST_P(MpiRunFailure, NamesTheRanksItWaitedFor) {
   const Outcome outcome = run_job("hang " + size + " run", "2s");
   SCOPED_TRACE(outcome.output);
   EXPECT_GE(count(outcome.output, "timed out waiting for rank"), 1u);
@@ -167,6 +169,8 @@ TEST_P(MpiFailure, WithoutAFailureTheProgramSucceeds) {
 
 INSTANTIATE_TEST_SUITE_P(Messages, MpiFailure,
                          ::testing::Values("small", "large"), size_of_messages);
+INSTANTIATE_TEST_SUITE_P(Messages, MpiRunFailure, ::testing::Values("large"),
+                         size_of_messages);
 
 }  // namespace
 }  // namespace thinwire::comm::mpi_failure_test

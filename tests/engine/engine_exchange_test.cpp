@@ -144,7 +144,7 @@ TEST(EngineOverlap, SendsCompressedMomentumInTheLastBackward) {
 }
 
 TEST(EngineBytes, CountWhatBackwardSent) {
-  for (const int world : {1, 2, 3, 4})
+  for (const int world : {1, 3})
     for (const DType dtype : {DType::kFloat32, DType::kFloat16})
       for (const char* optimizer :
            {"adam", "lamb", "onebit_adam", "zero_one_adam"}) {

@@ -39,18 +39,20 @@ struct Loop {
 
 // Compressed and local steps come by the eighth.
 std::vector<Loop> loops() {
-  std::vector<Loop> all;
-  for (const int world : {1, 2, 3})
-    for (const DType dtype : {DType::kFloat32, DType::kFloat16})
-      for (const std::int64_t backwards : {1, 2}) {
-        for (const char* name :
-             {"adam", "onebit_adam", "onebit_lamb", "zero_one_adam"})
-          all.push_back({name, world, dtype, backwards});
-        all.push_back({"adam", world, dtype, backwards, false});
-        all.push_back({"adam", world, dtype, backwards, true, 1});
-        all.push_back({"adam", world, dtype, backwards, true, 2});
-      }
-  return all;
+  constexpr DType kHalf = DType::kFloat16;
+  return {{.world = 1},
+          {.world = 3, .dtype = kHalf, .backwards = 2},
+          {.world = 2, .overlap = false},
+          {.world = 3, .dtype = kHalf, .backwards = 2, .overlap = false},
+          {.optimizer = "onebit_adam", .world = 1, .dtype = kHalf},
+          {.optimizer = "onebit_adam", .world = 3, .backwards = 2},
+          {.optimizer = "onebit_lamb", .dtype = kHalf},
+          {.optimizer = "zero_one_adam", .world = 3},
+          {.optimizer = "zero_one_adam", .dtype = kHalf, .backwards = 2},
+          {.world = 3, .stage = 1},
+          {.dtype = kHalf, .backwards = 2, .stage = 1},
+          {.world = 1, .backwards = 2, .stage = 2},
+          {.world = 3, .dtype = kHalf, .stage = 2}};
 }
 
 Config config_of(const Loop& loop) {

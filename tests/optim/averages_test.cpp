@@ -226,7 +226,6 @@ class InFewBits : public ::testing::TestWithParam<Case> {
 INSTANTIATE_TEST_SUITE_P(
     All, InFewBits,
     ::testing::Combine(::testing::Values(test::Ranks{2, 1}, test::Ranks{3, 1},
-                                         test::Ranks{4, 1}, test::Ranks{8, 1},
                                          test::Ranks{2, 2}),
                        ::testing::Values(4, 8)),
     [](const auto& tested) {
@@ -258,7 +257,6 @@ const AverageOptions kProducts{.low_rank = kRank, .first_steps = kFirst};
 class AsProducts : public ::testing::TestWithParam<test::Ranks> {};
 INSTANTIATE_TEST_SUITE_P(All, AsProducts,
                          ::testing::Values(test::Ranks{2, 1}, test::Ranks{3, 1},
-                                           test::Ranks{4, 1}, test::Ranks{8, 1},
                                            test::Ranks{2, 2}),
                          test::name_of_ranks);
 

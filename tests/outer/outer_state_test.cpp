@@ -34,7 +34,7 @@ TEST(OuterLoop, ContinuesFromEveryStep) {
                              .learning_rate = 0.8,
                              .momentum = 0.5,
                              .warmup_steps = 4};
-  for (const int world : {1, 2, 3})
+  for (const int world : {1, 3})
     run_ranks("local", world, [&](comm::Communicator& comm) {
       const auto make = [&] {
         return std::make_unique<OuterLoop>(
@@ -79,7 +79,7 @@ TEST(OuterLoop, ContinuesFromEveryStep) {
 TEST(OuterLoop, ContinuesWithOtherRanks) {
   const ParameterLayout layout = awkward_layout();
   const OuterOptions options{.sync_every = 3, .warmup_steps = 2};
-  for (const int before : {1, 2, 3, 4})
+  for (const int before : {1, 2, 3})
     for (const std::int64_t steps : {1, 2, 4, 5}) {
       std::vector<Saved> saved(static_cast<std::size_t>(before));
       Floats anchor(layout.size());
@@ -108,7 +108,7 @@ TEST(OuterLoop, ContinuesWithOtherRanks) {
           std::ranges::copy(run.exchanged().as<float>(), anchor.begin());
       });
       for (const Saved& of_rank : saved) add_owed(of_rank, before, owed);
-      for (const int after : {1, 2, 3, 4}) {
+      for (const int after : {1, 2, 3}) {
         std::vector<Saved> loaded(static_cast<std::size_t>(after));
         std::vector<Floats> ends(static_cast<std::size_t>(after));
         run_ranks("local", after, [&](comm::Communicator& comm) {

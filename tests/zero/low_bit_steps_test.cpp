@@ -41,7 +41,7 @@ TEST(LowBitSteps, ReplicasStayEqualAndNearTheirMasters) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr unsigned kSteps = 300;
 #else
-  constexpr unsigned kSteps = 10'000;
+  constexpr unsigned kSteps = 3'000;
 #endif
   const auto layout = ParameterLayout::of({{"a", {31}}, {"b", {1100}}});
   for (const DType dtype : {kFloat32, kBFloat16})

@@ -71,22 +71,23 @@ bool bounds_otherwise(Ranks ranks, DType dtype) {
 
 // Warm-ups are exact or over few bits.
 TEST_P(ByHost, TwoStagesHaveTheBitsOfPlainLoops) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
-    for (const int bits : {0, 4, 8}) {
-      if (bits != 0 && dtype == DType::kFloat16) continue;
-      const Drive run = driven(dtype, bits == 0 ? 3 : 0);
-      const FreezeOptions freeze{.step = 3, .warmup_bits = bits};
-      for (const auto& o :
-           variants(OnebitAdamOptions{.learning_rate = 0.02, .freeze = freeze}))
-        expect_plain_loops<test::naive::OnebitAdam>(GetParam(), run, o,
-                                                    test::onebit_adam);
-      if (bounds_otherwise(GetParam(), dtype) || dtype == DType::kFloat16)
-        continue;
-      for (const auto& o :
-           variants(OnebitLambOptions{.learning_rate = 0.02, .freeze = freeze}))
-        expect_plain_loops<test::naive::OnebitLamb>(GetParam(), run, o,
-                                                    test::onebit_lamb);
-    }
+  using Way = std::pair<DType, int>;  // of gradients, bits of the warm-up
+  for (const auto& [dtype, bits] :
+       {Way(DType::kFloat32, 0), Way(DType::kFloat32, 8),
+        Way(DType::kBFloat16, 4), Way(DType::kFloat16, 0)}) {
+    const Drive run = driven(dtype, bits == 0 ? 3 : 0);
+    const FreezeOptions freeze{.step = 3, .warmup_bits = bits};
+    for (const auto& o :
+         variants(OnebitAdamOptions{.learning_rate = 0.02, .freeze = freeze}))
+      expect_plain_loops<test::naive::OnebitAdam>(GetParam(), run, o,
+                                                  test::onebit_adam);
+    if (bounds_otherwise(GetParam(), dtype) || dtype == DType::kFloat16)
+      continue;
+    for (const auto& o :
+         variants(OnebitLambOptions{.learning_rate = 0.02, .freeze = freeze}))
+      expect_plain_loops<test::naive::OnebitLamb>(GetParam(), run, o,
+                                                  test::onebit_lamb);
+  }
 }
 
 // Variance steps 1, 2, 4, 6, 1-bit steps 3 and 5, then syncs and local steps.

@@ -110,7 +110,7 @@ TEST_P(OtherRanks, MoreOrFewerRanksContinueWithEqualParameters) {
   const Kind& tested = GetParam();
   const ParameterLayout layout = test::grouped_layout();
   Board board(3);
-  for (std::int64_t until = 0; until < tested.steps; ++until) {
+  for (std::int64_t until = 0; until < tested.steps; until += 2) {
     std::vector<float> weights;
     const std::vector<Saved>* saved = nullptr;
     comm::run_local_ranks(3, [&](comm::Communicator& comm) {

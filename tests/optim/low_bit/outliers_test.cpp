@@ -113,7 +113,7 @@ class LargeGradients
     : public ::testing::TestWithParam<std::tuple<int, test::LowBitCase>> {};
 INSTANTIATE_TEST_SUITE_P(
     All, LargeGradients,
-    ::testing::Combine(::testing::Values(1, 2, 3),
+    ::testing::Combine(::testing::Values(1, 3),
                        ::testing::ValuesIn(clipped_or_not())),
     test::kNameAndWorld);
 
@@ -125,7 +125,7 @@ TEST_P(LargeGradients, LeaveParametersFiniteAndStepsShort) {
   const ParameterLayout layout =
       ParameterLayout::of({{"wide", {1100}}, {"narrow", {7}}, {"one", {}}});
   constexpr std::int64_t kSteps = 26;
-  for (const float size : {1e6f, 1e19f, 1e20f, 1e30f, 1e38f})
+  for (const float size : {1e6f, 1e20f, 1e38f})
     for (std::int64_t at = 1; at <= kSteps - 4; at += 2)
       comm::run_local_ranks(
           world, [&, &test_case = tested](comm::Communicator& comm) {
