@@ -244,21 +244,10 @@ TEST(OuterLoop, SyncsAgainAnIntervalAfterSynchronize) {
   });
 }
 
-// n b/8 bytes and a step per cell each way, 16 bytes of agreement, and the
-// sums of the owners' cells.
-TEST(OuterLoop, SendsLowBitChangesPerSync) {
-  const ParameterLayout layout = ParameterLayout::of({{"w", {64, 1024}}});
+TEST(OuterLoop, ReportsTheResidualOfItsSyncs) {
   run_ranks("local", 4, [&](comm::Communicator& comm) {
-    LoopRun run(comm, {.sync_every = 2}, {}, layout);
-    for (std::int64_t t = 1; t <= 4; ++t) {
-      const StepReport report = run.step(t);
-      const std::uint64_t records = 2 * (64 * 1024 / 2 + 64 * 4) * 3 / 4;
-      const std::uint64_t scalars = 3 * (2 * 16 + 1 + 16 * 8);
-      if (t % 2 == 0) {
-        EXPECT_GE(report.bytes_sent, records);
-        EXPECT_LE(report.bytes_sent, records + scalars + 64);
-      }
-    }
+    LoopRun run(comm, {.sync_every = 2});
+    for (std::int64_t t = 1; t <= 4; ++t) run.step(t);
     EXPECT_GT(run.optimizer.residual_ratio(), 0.01);
     EXPECT_LT(run.optimizer.residual_ratio(), 1);
   });

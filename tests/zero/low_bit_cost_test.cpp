@@ -30,30 +30,6 @@ MemoryUse memory_of(comm::Communicator& comm, const ZeroOptions& options) {
   return memory;
 }
 
-TEST(LowBitCost, AStepSendsRecordsAndSquares) {
-  const auto n = static_cast<double>(large().size());
-  const double cells = n / 1024;
-  for (const int world : test::fewer_if_sanitized<int>({2, 4, 8}, 1))
-    for (const auto& [up, down] : {std::pair(4, 4), {8, 4}, {8, 8}})
-      test::run_ranks("local", world, [&](comm::Communicator& comm) {
-        ZeroOptions options{.stage = 2,
-                            .dtype = DType::kBFloat16,
-                            .exchange = {.bucket_elements = 1 << 16},
-                            .wire = {.bits_up = up, .bits_down = down}};
-        const comm::Counters before = comm.counters();
-        ZeroRun run(comm, large(), test::adam_rule(), options);
-        const comm::Counters made = comm.counters();
-        run.step(std::vector<float>(run.layout.size(), 0.25f));
-        const double share = (world - 1.0) / world;
-        const double want =
-            share * (n * (up + down) / 8 + 2 * 4 * cells + 8 * cells);
-        const auto sent =
-            static_cast<double>(comm.counters().bytes_sent - made.bytes_sent);
-        EXPECT_NEAR(sent, want, 0.01 * want) << up << down << world;
-        EXPECT_GT(made.bytes_sent, before.bytes_sent);
-      });
-}
-
 TEST(LowBitCost, MemoryEqualsTheTable) {
   const auto n = static_cast<double>(large().size());
   for (const int world : test::fewer_if_sanitized<int>({2, 4}, 1))
@@ -79,31 +55,6 @@ TEST(LowBitCost, MemoryEqualsTheTable) {
                 bucket * (2 + 2 * (2 * 4 / 8.0) + 2 * 8 / 8.0) +
                     (4 + 2) * 4 * bucket / 1024);
       });
-}
-
-TEST(LowBitCost, EachHostsCardIsCrossedOnce) {
-  // Whole buckets: gathers of 64 KiB and less go to all ranks directly.
-  const auto layout = ParameterLayout::of({{"a", {400'000}}, {"b", {255'360}}});
-  const auto n = static_cast<double>(layout.size());
-  test::run_ranks("local", 4, [&](comm::Communicator& flat) {
-    const auto comm =
-        flat.by_host(comm::find_hosts(flat, {.ranks_per_host = 2}));
-    ZeroRun run(*comm, layout, test::adam_rule(),
-                {.stage = 2,
-                 .dtype = DType::kBFloat16,
-                 .exchange = {.bucket_elements = 1 << 16},
-                 .wire = {.bits_up = 4, .bits_down = 8}});
-    const comm::Counters before = comm->counters();
-    run.step(std::vector<float>(layout.size(), 0.25f));
-    // Half of what a host has, shared out over two ranks; squares, which are
-    // few, to both ranks of the other host.
-    const double cells = n / 1024;
-    const double want =
-        (n * (4 + 8) / 8 + 2 * 4 * cells) / 4 + 2 * 8 * cells / 4;
-    EXPECT_NEAR(static_cast<double>(comm->counters().bytes_between_hosts -
-                                    before.bytes_between_hosts),
-                want, 0.01 * want);
-  });
 }
 
 }  // namespace

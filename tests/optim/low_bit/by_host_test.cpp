@@ -245,26 +245,5 @@ TEST_P(ByHost, BitsDoNotDependOnEarlyReduction) {
     });
 }
 
-TEST_P(ByHost, SendsTheBytesOfTheFormulaBetweenHosts) {
-  constexpr std::size_t kBlocks = 48;  // in balance
-  const Ranks ranks = GetParam();
-  if (ranks.per_host == 1) return;
-  const ParameterLayout layout =
-      ParameterLayout::of({{"p", {kBlocks / 2, 1024}}, {"q", {24 * 1024}}});
-  const auto h = static_cast<double>(ranks.hosts);
-  const double records = kBlocks * 132.0;
-  for (const StepReport& report :
-       reports(ranks, test::onebit_adam({.freeze = {.step = 2}}), layout, 5)) {
-    const bool exact = report.phase == Phase::kExact;
-    const double whole = exact ? kBlocks * 4096.0 : records;
-    // All ranks' scalars, and 1/G of what hosts exchange.
-    const double want = 16.0 * (ranks.size() - ranks.per_host) +
-                        2 * (h - 1) / h * whole / ranks.per_host;
-    EXPECT_NEAR(static_cast<double>(report.bytes_between_hosts), want,
-                0.01 * want)
-        << to_string(report.phase);
-  }
-}
-
 }  // namespace
 }  // namespace thinwire::optim::by_host_test

@@ -2,8 +2,6 @@
 // The bytes of every step, against the formulas of docs/algorithms.md.
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "exchange/codec/sign.h"
 #include "optim/low_bit/late_cases.h"
 #include "optim/naive/drive.h"
@@ -74,33 +72,6 @@ TEST_P(LowBitBytes, OfALowBitWarmUp) {
           .warmup_bits = bits})})
       test::train(GetParam(), full_blocks(), make, 4, expect);
   }
-}
-
-// kappa 2, V 8: variance steps 1, 2, 4, 6, 8; alpha 3, clipper 4: the interval
-// is 1 in steps 9 to 11, 2 in 12 to 14, then 4: syncs are 9, 10, 11, 12, 14, 16
-// and 20.
-TEST_P(LowBitBytes, OfZeroOneAdamAndItsRounds) {
-  const Bytes want = formula(GetParam());
-  const auto make = test::zero_one_adam({.learning_rate = 0.01,
-                                         .var_freeze_step = 8,
-                                         .var_update_scaler = 2,
-                                         .local_step_scaler = 3,
-                                         .local_step_clipper = 4});
-  std::map<Phase, int> steps;
-  test::train(
-      GetParam(), full_blocks(), make, 20,
-      [&](Optimizer&, const StepReport& report) {
-        ++steps[report.phase];
-        const std::uint64_t bytes = report.phase == Phase::kExact ? want.exact
-                                    : report.phase == Phase::kCompressed
-                                        ? want.compressed
-                                        : 0;
-        EXPECT_EQ(report.bytes_sent, bytes);
-        EXPECT_EQ(report.collectives == 0, report.phase == Phase::kLocal);
-      });
-  EXPECT_EQ(steps[Phase::kExact], 5);
-  EXPECT_EQ(steps[Phase::kCompressed], 10);
-  EXPECT_EQ(steps[Phase::kLocal], 5);
 }
 
 // Elements whose first gradient comes after the freeze.
