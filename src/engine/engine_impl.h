@@ -109,7 +109,6 @@ struct Engine::Impl final : exchange::GradientSink {
   void gradient_ready(std::size_t index, ConstView gradient);
   void end_backward();
   [[nodiscard]] EngineReport step(const optim::FinalRange& final_range);
-  [[nodiscard]] double mean(double value);
   [[nodiscard]] View window_gradients() {
     return accumulates_in_fp32 ? sums.view() : grads;
   }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
 #include <cmath>
 #include <set>
 #include <string>
@@ -16,6 +15,7 @@
 #include "exchange/bucket_schedule.h"
 #include "exchange/exact_average.h"
 #include "optim/step_pieces.h"
+#include "thinwire/engine/leaders.h"
 #include "thinwire/exchange/bucket_rule.h"
 #include "zero/checks.h"
 
@@ -244,31 +244,6 @@ void Engine::Impl::explain(const Error& error) const {
           text, gone, steps, kHint));
 }
 
-double Engine::Impl::mean(double value) {
-  // The size and the tag distinguish this exchange from others.
-  constexpr double kTag = 0x6d65616e;
-  const std::array<double, 3> own{kTag, static_cast<double>(steps), value};
-  const auto ranks = static_cast<std::size_t>(comm.size());
-  std::vector<double> all(own.size() * ranks);
-  comm.all_gather(ConstView(own.data(), own.size(), DType::kFloat64),
-                  View(all.data(), all.size(), DType::kFloat64));
-  double sum = 0;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const double* const its = all.data() + own.size() * r;
-    if (its[0] != kTag)
-      throw Error(ErrorCode::kCommFailure,
-                  fmt::format("mean: rank {} is in another call", r));
-    if (its[1] != all[1])
-      refuse(fmt::format(
-          "mean: ranks have made different numbers of steps: {} on rank 0, {} "
-          "on rank {}: if their numbers of batches differ, drop the last ones "
-          "(drop_last), or pad with a sampler",
-          all[1], its[1], r));
-    sum += its[2];
-  }
-  return sum / static_cast<double>(ranks);
-}
-
 // Throws on all ranks if a parameter had no gradient. Experts may have none.
 // Collective.
 void Engine::Impl::require_all_used() const {
@@ -365,7 +340,8 @@ EngineReport Engine::step(const optim::FinalRange& final_range) {
 }
 
 double Engine::mean(double value) {
-  return impl_->exchange([&] { return impl_->mean(value); });
+  return impl_->exchange(
+      [&] { return engine::mean(impl_->comm, impl_->steps, value); });
 }
 
 }  // namespace thinwire::engine

@@ -21,11 +21,6 @@
 /// argument, its range and the value given.
 namespace thinwire::optim {
 
-inline void require_learning_rate(double value) {
-  require(std::isfinite(value) && value >= 0, "learning_rate",
-          "finite and >= 0", value);
-}
-
 inline void require_weight_decay(double value) {
   require(std::isfinite(value) && value >= 0, "weight_decay", "finite and >= 0",
           value);

@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "thinwire/optim/parameter_groups.h"
 
+#include <cmath>
+
+#include "core/require.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::optim {
+
+void require_learning_rate(double learning_rate) {
+  require(std::isfinite(learning_rate) && learning_rate >= 0, "learning_rate",
+          "finite and >= 0", learning_rate);
+}
 
 void ParameterGroups::set_learning_rate(double learning_rate) {
   for (std::size_t group = 0; group < num_groups(); ++group)

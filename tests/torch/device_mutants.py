@@ -24,6 +24,7 @@ FILES = (
     "gradient_copies.h",
     "staged_gradients.h",
     "engine_parts.h",
+    "host_bytes.h",
     "host_checkpoint.h",
     "engine.h",
     "host_group.h",

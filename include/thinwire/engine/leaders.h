@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+
+#include "thinwire/comm/communicator.h"
 #include "thinwire/config/config.h"
 
 namespace thinwire::engine {
@@ -12,5 +15,10 @@ namespace thinwire::engine {
 /// Error(kInvalidArgument) like Config::batch().
 [[nodiscard]] config::Config config_of_leaders(const config::Config& config,
                                                int world, int ranks_per_host);
+
+/// Returns Engine::mean() over ranks that may have no engine, and have made
+/// `steps` steps.
+[[nodiscard]] double mean(comm::Communicator& comm, std::int64_t steps,
+                          double value);
 
 }  // namespace thinwire::engine

@@ -9,6 +9,9 @@
 
 namespace thinwire::optim {
 
+/// Throws Error(kInvalidArgument) unless it is finite and >= 0.
+void require_learning_rate(double learning_rate);
+
 /// Groups of a layout's parameters, with the options that may change. A new
 /// value takes effect in the next step. Setters are local, so all ranks must
 /// make the same calls. Functions throw Error(kInvalidArgument) if a group does

@@ -129,25 +129,7 @@ class Engine {
   };
   [[nodiscard]] Accumulation no_sync() { return Accumulation(own()); }
 
-  /// A scope in which parameters and, by config::Buffers, buffers are equal on
-  /// all ranks, nothing is recorded for a backward, and there is no step.
-  class Evaluation {
-   public:
-    explicit Evaluation(Engine& engine) : Evaluation(engine.at_rest()) {
-      engine.memory_.send_parameters();
-      engine.buffers_.make_equal(engine.own().config().buffers);
-    }
-    ~Evaluation() { engine_.end_evaluation(); }
-    Evaluation(const Evaluation&) = delete;
-    Evaluation& operator=(const Evaluation&) = delete;
-
-   private:
-    explicit Evaluation(engine::Engine& engine) : engine_(engine) {
-      engine_.begin_evaluation();
-    }
-    engine::Engine& engine_;
-    ::torch::NoGradGuard no_grad_;
-  };
+  using Evaluation = EvaluationScope<Engine>;
   /// Begins an evaluation. Collective.
   [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
@@ -222,6 +204,14 @@ class Engine {
     own().set_others([this] { return others_.describe(); });
   }
 
+  friend Evaluation;
+  void begin_evaluation() {
+    at_rest().begin_evaluation();
+    memory_.send_parameters();
+    buffers_.make_equal(own().config().buffers);
+  }
+  void end_evaluation() { own().end_evaluation(); }
+
   static config::Config with(config::Config config,
                              const EngineOptions& options) {
     if (options.buffers) config.buffers = *options.buffers;
@@ -251,12 +241,7 @@ class Engine {
       const at::Tensor gradient = parameter.grad().contiguous();
       parameter.mutable_grad().reset();
       const MemoryNote note(MemoryKind::kGradients, gradient.nbytes());
-      own().gradient_ready(index,
-                           ConstView(gradient.const_data_ptr(),
-                                     static_cast<std::size_t>(gradient.numel()),
-                                     gradient.scalar_type() == at::kFloat
-                                         ? DType::kFloat32
-                                         : own().config().precision.dtype));
+      own().gradient_ready(index, ModuleMemory::view(gradient));
     } else {
       own().gradient_ready(index);
     }

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -141,6 +142,23 @@ inline double number_in(const at::Tensor& value) {
                                      : std::string("none")));
   return value.detach().to(at::kDouble).item<double>();
 }
+
+/// A scope in which parameters and, by config::Buffers, buffers are equal on
+/// all ranks, nothing is recorded for a backward, and there is no step.
+template <class Owner>
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(Owner& engine) : engine_(engine) {
+    engine.begin_evaluation();
+  }
+  ~EvaluationScope() { engine_.end_evaluation(); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+
+ private:
+  Owner& engine_;
+  ::torch::NoGradGuard no_grad_;
+};
 
 /// The backwards of an engine. Each hands its gradients to a function, as soon
 /// as they are complete.

@@ -57,12 +57,7 @@ class GradientCopies {
       if (releases_) {
         const auto bytes = first.view.nbytes();
         const MemoryNote note(MemoryKind::kGradients, bytes);
-        core_.gradient_ready(
-            first.index, ConstView(first.view.const_data_ptr(),
-                                   static_cast<std::size_t>(first.view.numel()),
-                                   first.view.scalar_type() == at::kFloat
-                                       ? DType::kFloat32
-                                       : core_.config().precision.dtype));
+        core_.gradient_ready(first.index, ModuleMemory::view(first.view));
         pending_bytes_ -= bytes;
       } else {
         core_.gradient_ready(first.index);

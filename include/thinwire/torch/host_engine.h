@@ -2,25 +2,23 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "thinwire/comm/agreement.h"
 #include "thinwire/core/env.h"
 #include "thinwire/engine/leaders.h"
+#include "thinwire/optim/parameter_groups.h"
 #include "thinwire/plan/measure.h"
 #include "thinwire/torch/engine_parts.h"
+#include "thinwire/torch/host_bytes.h"
 #include "thinwire/torch/host_checkpoint.h"
 #include "thinwire/torch/host_gradients.h"
 #include "thinwire/torch/host_group.h"
@@ -96,10 +94,7 @@ class HostEngine {
                            " parameters\n" + "bucket_bytes " +
                            std::to_string(options.bucket_bytes) + "\n" +
                            describe_frozen());
-    shared([&] {
-      make_leader();
-      return StateDict();
-    });
+    shared([&] { make_leader(); });
     before_.clear();
     if (config.precision.dtype != DType::kFloat32)
       buffers_.convert(ModuleMemory::scalar_type(config.precision.dtype));
@@ -167,36 +162,21 @@ class HostEngine {
     report.applied = report.at_boundary;
     if (!report.at_boundary) return report;
     in_window_ = 0;
-    optim::StepReport& of_step = report;
-    static_assert(std::is_trivially_copyable_v<optim::StepReport>);
-    const StateDict said = shared([&] {
+    const auto of_leader = [&] {
       report = core_->step(memory_.final_range());
       if (report.nonfinite_rank >= 0)
         report.nonfinite_rank = hosts_.leader_of(report.nonfinite_rank);
-      StateDict found;
-      found.put("report", ConstView(&of_step, sizeof of_step, DType::kUInt8));
-      found.put_real("learning_rate", report.learning_rate);
-      found.put_real("backward_seconds", report.backward_seconds);
-      found.put_integer("late_elements",
-                        static_cast<std::int64_t>(report.late_elements));
-      found.put_text("waited_for", report.waited_for);
-      return found;
-    });
-    std::memcpy(&of_step, said.array("report").data(), sizeof of_step);
+    };
+    optim::StepReport& of_step = report;
+    shared(of_leader, of_step, report.learning_rate, report.backward_seconds,
+           report.late_elements, report.waited_for);
     report.steps = steps_;
-    report.learning_rate = said.real("learning_rate");
-    report.backward_seconds = said.real("backward_seconds");
-    report.late_elements =
-        static_cast<std::size_t>(said.integer("late_elements"));
-    report.waited_for = said.text("waited_for");
     hand_back();
     return report;
   }
-  /// Returns the mean over all ranks. Collective.
+  /// Returns the mean over all ranks like engine::Engine::mean().
   [[nodiscard]] double mean(double value) {
-    std::vector<double> all(static_cast<std::size_t>(comm_.size()));
-    comm_.all_gather(ConstView(&value, 1, DType::kFloat64), all);
-    return std::accumulate(all.begin(), all.end(), 0.0) / comm_.size();
+    return engine::mean(comm_, steps_, value);
   }
   /// Returns the mean of tensors of one element.
   [[nodiscard]] double mean(const at::Tensor& value) {
@@ -206,35 +186,18 @@ class HostEngine {
   /// Call the functions of engine::Engine on the leader. On followers the first
   /// two only check the rate.
   void set_learning_rate(std::size_t group, double learning_rate) {
-    require_rate(learning_rate);
+    optim::require_learning_rate(learning_rate);
     if (core_) core_->learning_rates().set(group, learning_rate);
   }
   void set_learning_rate(double learning_rate) {
-    require_rate(learning_rate);
+    optim::require_learning_rate(learning_rate);
     if (core_) core_->learning_rates().set(learning_rate);
   }
   void set_schedule(config::LearningRateFunction schedule) {
     if (core_) core_->learning_rates().set_schedule(std::move(schedule));
   }
 
-  /// A scope in which parameters and, by config::Buffers, buffers are equal on
-  /// all ranks, nothing is recorded for a backward, and there is no step.
-  class Evaluation {
-   public:
-    explicit Evaluation(HostEngine& engine) : engine_(engine) {
-      engine.begin_evaluation();
-    }
-    ~Evaluation() {
-      if (engine_.core_) engine_.core_->end_evaluation();
-      engine_.in_evaluation_ = false;
-    }
-    Evaluation(const Evaluation&) = delete;
-    Evaluation& operator=(const Evaluation&) = delete;
-
-   private:
-    HostEngine& engine_;
-    ::torch::NoGradGuard no_grad_;
-  };
+  using Evaluation = EvaluationScope<HostEngine>;
   /// Begins an evaluation. Collective.
   [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
@@ -247,25 +210,20 @@ class HostEngine {
                               const checkpoint::SaveOptions& options = {}) {
     require_same_parameters();
     require_between_windows("save");
-    const std::vector<std::string> of_host = hosts_.gather(packed(extra.own));
-    const StateDict said = shared([&] {
+    HostBytes own;
+    StateDict of_rank;
+    of_rank.put_all("", extra.own);
+    own(of_rank);
+    const std::vector<std::string> of_host = hosts_.gather(own.text());
+    checkpoint::SaveReport report;
+    const auto of_leader = [&] {
       checkpoint::Extra all;
       all.common.put_all("", extra.common);
       all.own = own_of_host(hosts_.ranks(), of_host);
-      const checkpoint::SaveReport report = core_->save(root, all, options);
-      StateDict found;
-      found.put_text("path", report.path);
-      found.put_integer("step", report.step);
-      found.put_integer("bytes", static_cast<std::int64_t>(report.bytes));
-      found.put_real("seconds", report.seconds);
-      found.put_real("waited_seconds", report.waited_seconds);
-      return found;
-    });
-    return {.path = said.text("path"),
-            .step = said.integer("step"),
-            .bytes = static_cast<std::uint64_t>(said.integer("bytes")),
-            .seconds = said.real("seconds"),
-            .waited_seconds = said.real("waited_seconds")};
+      report = core_->save(root, all, options);
+    };
+    shared(of_leader, report);
+    return report;
   }
   checkpoint::LoadReport load(const std::string& path,
                               const checkpoint::LoadOptions& options = {}) {
@@ -330,12 +288,6 @@ class HostEngine {
                ? Gradients::kInPlace
                : Gradients::kReleased;
   }
-  static void require_rate(double learning_rate) {
-    if (!std::isfinite(learning_rate) || learning_rate < 0)
-      throw Error(ErrorCode::kInvalidArgument,
-                  "learning_rate must be finite and >= 0, got " +
-                      std::to_string(learning_rate));
-  }
   void make_leader() {
     comm::Communicator& leaders = hosts_.between();
     config::Config config = of_leaders();
@@ -348,23 +300,22 @@ class HostEngine {
     core_->set_accumulation_boundary(true);
     core_->set_others([this] { return others_.describe(); });
   }
-  // Runs `action` on the leader, and tells all ranks of the host what they need
-  // of its engine.
-  StateDict shared(const std::function<StateDict()>& action) {
-    StateDict said = hosts_.shared([&] {
-      StateDict found = action();
-      found.put_real("loss_factor", core_->loss_factor());
-      found.put_real("loss_scale", core_->loss_scale());
+  // Runs `action` on the leader. All ranks of the host get its `values`, and
+  // what they need of its engine.
+  template <class... Values>
+  void shared(const std::function<void()>& action, Values&... values) {
+    HostBytes said(hosts_.shared([&] {
+      action();
+      loss_factor_ = core_->loss_factor();
+      loss_scale_ = core_->loss_scale();
       const optim::Progress progress = core_->optimizer().progress();
-      found.put_integer("steps", progress.steps);
-      found.put_integer("phase", static_cast<std::int64_t>(progress.phase));
-      return found;
-    });
-    loss_factor_ = said.real("loss_factor");
-    loss_scale_ = said.real("loss_scale");
-    steps_ = said.integer("steps");
-    phase_ = static_cast<optim::Phase>(said.integer("phase"));
-    return said;
+      steps_ = progress.steps;
+      phase_ = progress.phase;
+      HostBytes bytes;
+      bytes(values..., loss_factor_, loss_scale_, steps_, phase_);
+      return bytes.text();
+    }));
+    said(values..., loss_factor_, loss_scale_, steps_, phase_);
   }
   void require_same_parameters() {
     backwards_->require_own();
@@ -382,17 +333,19 @@ class HostEngine {
                                       : ": inside a window of accumulation; "
                                         "call step() first"));
   }
+  friend Evaluation;
   void begin_evaluation() {
     require_same_parameters();
     require_between_windows("evaluation");
     memory_.wait();
-    shared([&] {
-      core_->begin_evaluation();
-      return StateDict();
-    });
+    shared([&] { core_->begin_evaluation(); });
     hand_back();
     buffers_.make_equal(config_.buffers);
     in_evaluation_ = true;
+  }
+  void end_evaluation() {
+    if (core_) core_->end_evaluation();
+    in_evaluation_ = false;
   }
   // Loads on the leader. Returns nothing if there is no checkpoint.
   using Load = std::function<std::optional<checkpoint::LoadReport>()>;
@@ -401,16 +354,17 @@ class HostEngine {
     require_same_parameters();
     require_between_windows(call);
     memory_.wait();
-    const StateDict said = shared([&] {
-      const auto report = load();
-      if (!report) return StateDict();
-      others_.write_back();
-      return described(*report);
-    });
-    if (!said.has_scalar("path")) return std::nullopt;
+    std::optional<checkpoint::LoadReport> report;
+    const auto of_leader = [&] {
+      report = load();
+      if (report) others_.write_back();
+    };
+    shared(of_leader, report);
+    if (!report) return report;
     hand_back();
     hand_back_others();
-    return report_of(said, comm_.rank());
+    divide_own(*report, comm_.rank());
+    return report;
   }
   // Gives the leader's parameters to all ranks of the host.
   void hand_back() {

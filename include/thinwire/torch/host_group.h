@@ -19,8 +19,6 @@
 #include "thinwire/comm/communicator.h"
 #include "thinwire/comm/hosts.h"
 #include "thinwire/core/error.h"
-#include "thinwire/core/state_dict.h"
-#include "thinwire/torch/host_checkpoint.h"
 
 namespace thinwire::torch {
 
@@ -158,19 +156,19 @@ class HostGroup {
   }
   /// Runs `action` on the leader, and returns its result on all ranks of the
   /// host, or throws its error there. Collective in the host.
-  StateDict shared(const std::function<StateDict()>& action) {
+  std::string shared(const std::function<std::string()>& action) {
     meet();
     if (!is_leader()) {
       const std::string said = gather("")[0];
-      if (said.front() == kDone) return unpacked(said.substr(1));
+      if (said.front() == kDone) return said.substr(1);
       throw Error(static_cast<ErrorCode>(said.front()), said.substr(1));
     }
-    StateDict found;
-    std::string said(1, kDone);
+    std::string found;
+    std::string said;
     std::exception_ptr failure;
     try {
       found = action();
-      said += packed(found);
+      said = kDone + found;
     } catch (const Error& error) {
       failure = std::current_exception();
       said = static_cast<char>(error.code()) + std::string(error.what());

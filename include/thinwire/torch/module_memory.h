@@ -302,6 +302,15 @@ class ModuleMemory {
     if (dtype == DType::kBFloat16) return at::kBFloat16;
     return at::kFloat;
   }
+  /// Returns a contiguous tensor on the host, of fp32 or 16 bits, as a view.
+  static View view(const at::Tensor& flat) {
+    const at::ScalarType type = flat.scalar_type();
+    const DType dtype = type == at::kHalf       ? DType::kFloat16
+                        : type == at::kBFloat16 ? DType::kBFloat16
+                                                : DType::kFloat32;
+    return View(flat.mutable_data_ptr(), static_cast<std::size_t>(flat.numel()),
+                dtype);
+  }
 
  private:
   // Arrays of parameters of one type, whose elements begin there in the layout.
@@ -479,14 +488,6 @@ class ModuleMemory {
   }
   static Sent sent(const at::Tensor& tensor) {
     return {tensor.const_data_ptr(), tensor._version()};
-  }
-  static View view(const at::Tensor& flat) {
-    const at::ScalarType type = flat.scalar_type();
-    const DType dtype = type == at::kHalf       ? DType::kFloat16
-                        : type == at::kBFloat16 ? DType::kBFloat16
-                                                : DType::kFloat32;
-    return View(flat.mutable_data_ptr(), static_cast<std::size_t>(flat.numel()),
-                dtype);
   }
   static at::Tensor wrap(const std::shared_ptr<Buffer>& buffer) {
     // The deleter's copy keeps the memory for tensors that outlive this object.
