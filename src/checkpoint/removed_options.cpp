@@ -4,9 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
@@ -25,9 +26,9 @@ constexpr RemovedOption kRemoved[] = {{"variance_refresh", "0"},
                                       {"scale", "\"rms\""},
                                       {"calibrated_clipping", "true"}};
 
-std::optional<Json> parsed(const std::string& config) {
+std::optional<JsonValue> parsed(const std::string& config) {
   try {
-    return parse_json(config);
+    return read_json(config);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -42,11 +43,11 @@ bool is_removed_option(std::string_view path) {
 }
 
 void require_no_removed_option(const std::string& config) {
-  const std::optional<Json> file = parsed(config);
-  const Json* const own = file ? file->find(kSection) : nullptr;
+  const std::optional<JsonValue> file = parsed(config);
+  const JsonValue* const own = file ? find_member(*file, kSection) : nullptr;
   if (own == nullptr) return;
   for (const RemovedOption& option : kRemoved) {
-    const Json* const value = own->find(option.name);
+    const JsonValue* const value = find_member(*own, option.name);
     if (value == nullptr || brief_json(*value) == option.kept) continue;
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the checkpoint was saved with {} = {}, an option "

@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 
 #include "checkpoint/matching.h"
 #include "checkpoint/read/saved_arrays.h"
 #include "checkpoint/rows.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "core/ranges.h"
 #include "core/require.h"
 #include "thinwire/kernels/cast.h"
@@ -137,18 +138,16 @@ class SavePlan {
     std::size_t bytes = 0;
     for (const Parameter& p : whole_.layout.parameters())
       bytes += p.size * size_of(dtype_of_whole(p));
-    Json index = Json::object();
-    Json metadata = Json::object();
-    metadata.add("total_size", Json::of(static_cast<std::int64_t>(bytes)));
-    index.add("metadata", std::move(metadata));
-    Json map = Json::object();
+    JsonValue map = JsonValue::object();
+    auto& members = map.get_ref<JsonValue::object_t&>();
     for (const WeightFile& file : weight_files_)
       for (std::size_t i = file.first; i < file.end; ++i)
-        map.add(whole_.layout.parameters()[i].name, Json::of(file.name));
+        members.emplace_back(whole_.layout.parameters()[i].name, file.name);
     for (const OtherTensor& other : others())
-      map.add(other.name, Json::of(weight_files_.front().name));
-    index.add("weight_map", std::move(map));
-    all.push_back({"model.safetensors.index.json", write_json(index)});
+      members.emplace_back(other.name, weight_files_.front().name);
+    all.push_back({"model.safetensors.index.json",
+                   write_json({{"metadata", {{"total_size", bytes}}},
+                               {"weight_map", std::move(map)}})});
     return all;
   }
 

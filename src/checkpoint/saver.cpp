@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -16,7 +17,7 @@
 #include "checkpoint/replicas.h"
 #include "checkpoint/rows.h"
 #include "checkpoint/save_plan.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "core/require.h"
 #include "thinwire/checkpoint/checkpoint.h"
 #include "thinwire/comm/agreement.h"
@@ -70,9 +71,9 @@ std::string description_of(const std::vector<Attachment>& attachments) {
   return text;
 }
 
-StateDict scalars_in(const Json& of_rank, std::string_view member) {
+StateDict scalars_in(const JsonValue& of_rank, const char* member) {
   StateDict scalars;
-  for (const Json& scalar : of_rank.find(member)->elements)
+  for (const JsonValue& scalar : of_rank.at(member))
     add_scalar(scalars, scalar, "what a rank sent", member);
   return scalars;
 }
@@ -151,17 +152,16 @@ Root::Contents Saver::Impl::contents(const Training& training,
   const WholeModel whole = whole_model(own_comm(), training);
   everywhere(own_comm(), [&] {
     all = plan_save(training, whole, state, extra, options);
-    Json own = Json::object();
-    own.add("scalars", scalars_to_json(state.own));
-    own.add("extra", scalars_to_json(extra.own));
-    own.add("attachments", Json::of(description_of(options.attachments)));
-    text_of_own = write_json(own);
+    text_of_own = compact_json(
+        JsonValue{{"scalars", scalars_to_json(state.own)},
+                  {"extra", scalars_to_json(extra.own)},
+                  {"attachments", description_of(options.attachments)}});
   });
   const std::vector<std::string> texts = gather_texts(own_comm(), text_of_own);
   std::string attached;  // by rank 0
   for (std::size_t r = 0; r < texts.size(); ++r) {
-    const Json of_rank = parse_json(texts[r]);
-    const std::string& its = of_rank.find("attachments")->text;
+    const JsonValue of_rank = read_json(texts[r]);
+    const auto& its = of_rank.at("attachments").get_ref<const std::string&>();
     if (r == 0) attached = its;
     if (comm.rank() == 0 && !its.empty() && its != attached)
       log(LogLevel::kWarning,

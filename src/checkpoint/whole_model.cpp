@@ -6,11 +6,12 @@
 
 #include <cstdint>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
 #include "checkpoint/format/fields.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "core/require.h"
 #include "thinwire/comm/agreement.h"
 
@@ -18,19 +19,11 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-std::vector<std::int64_t> values_of(const Json& list) {
-  std::vector<std::int64_t> values;
-  for (const Json& value : list.elements)
-    values.push_back(static_cast<std::int64_t>(value.number));
-  return values;
-}
-
 // This rank's experts, and which ranks hold each. Collective.
 std::string text_of_experts(const comm::Communicator& comm,
                             const ParameterLayout& layout,
                             const std::vector<optim::HeldParameters>& held) {
-  Json all;
-  all.kind = Json::Kind::kArray;
+  JsonValue all = JsonValue::array();
   const std::int64_t rank = comm.rank();
   for (std::size_t h = 1; h < held.size(); ++h) {
     std::vector<std::int64_t> ranks(
@@ -38,12 +31,10 @@ std::string text_of_experts(const comm::Communicator& comm,
     held[h].comm->all_gather(std::span(&rank, 1), ranks);
     for (const std::size_t p : held[h].parameters) {
       const Parameter& parameter = layout.parameters()[p];
-      Json one = Json::object();
-      one.add("name", Json::of(std::string_view(parameter.name)));
-      one.add("shape", to_json(parameter.shape));
-      one.add("group", Json::of(static_cast<std::int64_t>(parameter.group)));
-      one.add("ranks", list_of(ranks, [](auto r) { return Json::of(r); }));
-      all.elements.push_back(std::move(one));
+      all.push_back({{"name", parameter.name},
+                     {"shape", parameter.shape},
+                     {"group", parameter.group},
+                     {"ranks", ranks}});
     }
   }
   return compact_json(all);
@@ -55,13 +46,12 @@ struct Expert {
   std::vector<std::int64_t> ranks;
 };
 
-Expert expert_in(const Json& one) {
+Expert expert_in(const JsonValue& one) {
   Expert expert;
-  expert.spec.name = one.find("name")->text;
-  for (const std::int64_t n : values_of(*one.find("shape")))
-    expert.spec.shape.push_back(static_cast<std::size_t>(n));
-  expert.spec.group = static_cast<std::size_t>(one.find("group")->number);
-  expert.ranks = values_of(*one.find("ranks"));
+  one.at("name").get_to(expert.spec.name);
+  one.at("shape").get_to(expert.spec.shape);
+  one.at("group").get_to(expert.spec.group);
+  one.at("ranks").get_to(expert.ranks);
   return expert;
 }
 
@@ -82,7 +72,7 @@ WholeModel whole_model(comm::Communicator& comm, const Training& training) {
     std::map<std::string, std::vector<std::int64_t>> known;
     for (const std::string& text :
          comm::gather_texts(comm, text_of_experts(comm, layout, whole.held)))
-      for (const Json& one : parse_json(text).elements) {
+      for (const JsonValue& one : read_json(text)) {
         Expert expert = expert_in(one);
         const auto [at, is_new] = known.emplace(expert.spec.name, expert.ranks);
         if (at->second != expert.ranks)

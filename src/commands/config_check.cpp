@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "commands/commands.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/config/config.h"
 #include "thinwire/core/error.h"
 
@@ -39,17 +40,17 @@ std::string line_of(const KeyNote& note) {
   // The sentence of a rejection names the key and its value.
   if (note.kind == KeyNote::Kind::kRejected) return text + note.note + '\n';
   text += note.path;
-  if (!note.value.empty()) text += " = " + brief_json(parse_json(note.value));
+  if (!note.value.empty()) text += " = " + brief_json(read_json(note.value));
   if (!note.note.empty()) text += ": " + note.note;
   return text + '\n';
 }
 
 std::string json_line_of(const KeyNote& note) {
-  Json line = Json::object();
-  line.add("key", note.path.empty() ? Json{} : Json::of(note.path));
-  line.add("status", Json::of(status_of(note)));
-  if (!note.value.empty()) line.add("value", parse_json(note.value));
-  line.add("note", Json::of(note.note));
+  JsonValue line{
+      {"key", note.path.empty() ? JsonValue() : JsonValue(note.path)},
+      {"status", status_of(note)}};
+  if (!note.value.empty()) line["value"] = read_json(note.value);
+  line["note"] = note.note;
   return compact_json(line) + '\n';
 }
 
@@ -67,11 +68,9 @@ std::string_view not_checked(bool is_rejected, bool has_ranks) {
 std::string not_checked_line(std::string_view what, bool as_json) {
   if (what.empty()) return {};
   if (!as_json) return fmt::format("not checked: {}\n", what);
-  Json line = Json::object();
-  line.add("key", {});
-  line.add("status", Json::of(std::string_view("not checked")));
-  line.add("note", Json::of(what));
-  return compact_json(line) + '\n';
+  return compact_json(JsonValue{
+             {"key", nullptr}, {"status", "not checked"}, {"note", what}}) +
+         '\n';
 }
 
 void check(const Front& front, const CheckFlags& flags) {

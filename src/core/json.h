@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/json_text.h"
+
 /// A JSON value that others may look at without the parser's headers. Numbers
 /// keep the text they were written as, so that a value passed on is untouched.
 namespace thinwire {
@@ -35,14 +37,6 @@ struct Json {
   [[nodiscard]] const Json* find(std::string_view name) const noexcept;
   /// Appends a member and gives it.
   Json& add(std::string name, Json value);
-};
-
-/// Limits on what a text may contain.
-struct JsonLimits {
-  std::size_t members = 4096;  ///< Members of one object.
-  std::size_t depth = 32;      ///< Levels of nesting.
-  /// Values in the tree that is kept: each takes a hundred bytes or so.
-  std::size_t values = ~std::size_t{0};
 };
 
 /// Throws Error(kInvalidArgument) with place and reason if the text is not one

@@ -2,11 +2,12 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "checkpoint/removed_options.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "engine/engine_impl.h"
 #include "optim/saved_state.h"
 #include "thinwire/comm/agreement.h"
@@ -16,9 +17,9 @@ namespace thinwire::engine {
 
 namespace {
 
-Json parse_saved_config(const std::string& text) {
+JsonValue parse_saved_config(const std::string& text) {
   try {
-    return parse_json(text);
+    return read_json(text);
   } catch (const Error& error) {
     throw Error(
         ErrorCode::kCorruptCheckpoint,
@@ -27,13 +28,13 @@ Json parse_saved_config(const std::string& text) {
 }
 
 // Adds every value of a configuration by its path, for example "optimizer.lr".
-void flatten(const Json& value, const std::string& path,
+void flatten(const JsonValue& value, const std::string& path,
              std::map<std::string, std::string>& values) {
-  if (!value.is(Json::Kind::kObject)) {
+  if (!value.is_object()) {
     values[path] = brief_json(value);
     return;
   }
-  for (const auto& [name, member] : value.members)
+  for (const auto& [name, member] : value.items())
     flatten(member, path.empty() ? name : path + '.' + name, values);
 }
 
@@ -59,7 +60,7 @@ std::vector<std::string> changed_settings(const std::string& saved,
   std::map<std::string, std::string> now;
   if (saved.empty()) return {};
   flatten(parse_saved_config(saved), "", before);
-  flatten(parse_json(present), "", now);
+  flatten(read_json(present), "", now);
   std::vector<std::string> lines;
   for (const auto& [name, value] : now) {
     if (is_of_reports(name)) continue;
@@ -82,10 +83,8 @@ std::vector<std::string> changed_settings(const std::string& saved,
 std::string text_of(config::Config config, bool has_own_rule) {
   std::visit([](auto& options) { options.groups.clear(); }, config.optimizer);
   if (!has_own_rule) return config.to_json();
-  Json text = parse_json(config.to_json());
-  std::erase_if(text.members, [](const Json::Member& member) {
-    return member.first == "optimizer";
-  });
+  JsonValue text = read_json(config.to_json());
+  text.erase("optimizer");
   return write_json(text);
 }
 

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_text.h"
 
 namespace thinwire::plan {
 
@@ -125,15 +126,14 @@ std::string line_of(const Prediction& p) {
                             bytes_text(p.memory.total()), break_even_text(p));
 }
 
-void add_run(const PlannedRun& run, Json& line) {
-  line.add("run_seconds", Json::of(run.seconds));
-  line.add("run_bytes_sent", Json::of(run.bytes));
-  Json steps = Json::object();
-  steps.add("exact", Json::of(run.exact_steps));
-  steps.add("compressed", Json::of(run.compressed_steps));
-  steps.add("local", Json::of(run.local_steps));
-  line.add("run_steps", std::move(steps));
-  line.add("warmup_bits", Json::of(std::int64_t{run.warmup_bits}));
+JsonValue json_of_run(const PlannedRun& run) {
+  return {{"run_seconds", short_number(run.seconds)},
+          {"run_bytes_sent", short_number(run.bytes)},
+          {"run_steps",
+           {{"exact", run.exact_steps},
+            {"compressed", run.compressed_steps},
+            {"local", run.local_steps}}},
+          {"warmup_bits", run.warmup_bits}};
 }
 
 bool is_faster(const Prediction& a, const Prediction& b) {
@@ -188,27 +188,27 @@ std::string plan_table(std::span<const Prediction> all) {
 std::string plan_json(std::span<const Prediction> all) {
   std::string text;
   for (const Prediction& p : ranked(all)) {
-    Json line = Json::object();
-    line.add("way", Json::of(name_of(p)));
-    line.add("exchange", Json::of(exchange_of(p)));
-    line.add("ms_per_step", Json::of(p.step_seconds * 1e3));
-    line.add("bytes_sent", Json::of(p.traffic.bytes));
-    line.add("bytes_between_hosts", Json::of(p.traffic.bytes_between_hosts));
-    line.add("messages", Json::of(p.traffic.messages));
-    line.add("rounds", Json::of(p.traffic.rounds));
-    line.add("memory_bytes", Json::of(p.memory.total()));
-    line.add("break_even_gbps", std::isinf(p.break_even_gbps)
-                                    ? Json{}
-                                    : Json::of(p.break_even_gbps));
-    if (p.run) add_run(*p.run, line);
+    JsonValue line{
+        {"way", name_of(p)},
+        {"exchange", exchange_of(p)},
+        {"ms_per_step", short_number(p.step_seconds * 1e3)},
+        {"bytes_sent", short_number(p.traffic.bytes)},
+        {"bytes_between_hosts", short_number(p.traffic.bytes_between_hosts)},
+        {"messages", short_number(p.traffic.messages)},
+        {"rounds", short_number(p.traffic.rounds)},
+        {"memory_bytes", short_number(p.memory.total())},
+        {"break_even_gbps", std::isinf(p.break_even_gbps)
+                                ? JsonValue()
+                                : short_number(p.break_even_gbps)}};
+    if (p.run) line.update(json_of_run(*p.run));
     text += compact_json(line) + '\n';
   }
   const Prediction& best = fastest(all);
-  Json last = Json::object();
-  last.add("fastest", Json::of(name_of(best)));
-  last.add("exchange", Json::of(exchange_of(best)));
-  last.add("has_spare_core", Json::of(best.has_spare_core));
-  return text + compact_json(last) + '\n';
+  return text +
+         compact_json(JsonValue{{"fastest", name_of(best)},
+                                {"exchange", exchange_of(best)},
+                                {"has_spare_core", best.has_spare_core}}) +
+         '\n';
 }
 
 }  // namespace thinwire::plan

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <span>
@@ -20,7 +21,7 @@
 #include "checkpoint/format/fields.h"
 #include "checkpoint/format/manifest.h"
 #include "comm/host_name.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "core/require.h"
 #include "thinwire/core/log.h"
 
@@ -48,10 +49,11 @@ void require_attachments(std::span<const Attachment> attachments,
 // Collective.
 std::vector<SavedFile> gather_files(comm::Communicator& comm,
                                     const std::vector<SavedFile>& own) {
-  const Json list = list_of(own, file_to_json);
+  JsonValue list = JsonValue::array();
+  for (const SavedFile& file : own) list.push_back(file_to_json(file));
   std::vector<SavedFile> all;
   for (const std::string& text : gather_texts(comm, compact_json(list)))
-    for (const Json& file : parse_json(text).elements)
+    for (const JsonValue& file : read_json(text))
       all.push_back(file_from_json(file, "what a rank sent"));
   return all;
 }

@@ -2,7 +2,6 @@
 #include "checkpoint/format/fields.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "thinwire/core/error.h"
@@ -42,16 +41,7 @@ bool is_file_name(std::string_view name) noexcept {
          });
 }
 
-std::optional<std::int64_t> integer_in(const Json& value) {
-  if (!value.is(Json::Kind::kNumber)) return std::nullopt;
-  std::int64_t integer = 0;
-  const char* const end = value.text.data() + value.text.size();
-  const auto read = std::from_chars(value.text.data(), end, integer);
-  if (read.ec != std::errc() || read.ptr != end) return std::nullopt;
-  return integer;
-}
-
-std::optional<std::uint64_t> size_in(const Json& value) {
+std::optional<std::uint64_t> size_in(const JsonValue& value) {
   const auto integer = integer_in(value);
   if (!integer || *integer < 0 ||
       static_cast<std::uint64_t>(*integer) > kMostSize)
@@ -59,11 +49,10 @@ std::optional<std::uint64_t> size_in(const Json& value) {
   return static_cast<std::uint64_t>(*integer);
 }
 
-std::optional<std::vector<std::size_t>> shape_in(const Json& value) {
-  if (!value.is(Json::Kind::kArray) || value.elements.size() > kMostDimensions)
-    return std::nullopt;
+std::optional<std::vector<std::size_t>> shape_in(const JsonValue& value) {
+  if (!value.is_array() || value.size() > kMostDimensions) return std::nullopt;
   std::vector<std::size_t> shape;
-  for (const Json& element : value.elements) {
+  for (const JsonValue& element : value) {
     const auto size = size_in(element);
     if (!size) return std::nullopt;
     shape.push_back(*size);
@@ -78,12 +67,6 @@ std::optional<std::uint64_t> elements_of(
     if (__builtin_mul_overflow(elements, size, &elements)) return std::nullopt;
   if (elements > kMostSize) return std::nullopt;
   return elements;
-}
-
-Json to_json(std::span<const std::size_t> shape) {
-  return list_of(shape, [](std::size_t size) {
-    return Json::of(static_cast<std::int64_t>(size));
-  });
 }
 
 }  // namespace thinwire::checkpoint

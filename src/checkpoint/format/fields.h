@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_text.h"
 
 /// Values of headers and manifests. A value of another type than required is
 /// refused.
@@ -30,25 +30,13 @@ inline constexpr std::size_t kMostNameBytes = 1024;
 /// cannot leave a directory.
 [[nodiscard]] bool is_file_name(std::string_view name) noexcept;
 
-/// A whole number written as one (1.0 and 1e3 are not), within the type.
-[[nodiscard]] std::optional<std::int64_t> integer_in(const Json& value);
 /// One of 0 ... kMostSize.
-[[nodiscard]] std::optional<std::uint64_t> size_in(const Json& value);
+[[nodiscard]] std::optional<std::uint64_t> size_in(const JsonValue& value);
 /// An array of up to kMostDimensions sizes.
 [[nodiscard]] std::optional<std::vector<std::size_t>> shape_in(
-    const Json& value);
+    const JsonValue& value);
 /// Elements, if they are at most kMostSize.
 [[nodiscard]] std::optional<std::uint64_t> elements_of(
     std::span<const std::size_t> shape) noexcept;
-/// An array of what `to_json` makes of each item.
-template <class Items, class ToJson>
-[[nodiscard]] Json list_of(const Items& items, const ToJson& to_json) {
-  Json list;
-  list.kind = Json::Kind::kArray;
-  for (const auto& item : items) list.elements.push_back(to_json(item));
-  return list;
-}
-/// "[768, 3072]"
-[[nodiscard]] Json to_json(std::span<const std::size_t> shape);
 
 }  // namespace thinwire::checkpoint

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "checkpoint/format/safetensors.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/core/state_dict.h"
 #include "thinwire/optim/state.h"
 
@@ -117,15 +117,15 @@ inline constexpr int kManifestMinor = 0;
 
 /// One of the list of files. file_from_json() throws Error(kCorruptCheckpoint),
 /// which names `from`.
-[[nodiscard]] Json file_to_json(const SavedFile& file);
-[[nodiscard]] SavedFile file_from_json(const Json& value,
+[[nodiscard]] JsonValue file_to_json(const SavedFile& file);
+[[nodiscard]] SavedFile file_from_json(const JsonValue& value,
                                        const std::string& from);
 /// [{"name": ..., "integer" | "real" | "text": ...}], by name. Throws
 /// Error(kInvalidArgument) for a name or a text that is not UTF-8.
-[[nodiscard]] Json scalars_to_json(const StateDict& state);
+[[nodiscard]] JsonValue scalars_to_json(const StateDict& state);
 /// Adds one of that list. Throws Error(kCorruptCheckpoint) naming file and
 /// member.
-void add_scalar(StateDict& state, const Json& scalar, const std::string& file,
-                std::string_view member);
+void add_scalar(StateDict& state, const JsonValue& scalar,
+                const std::string& file, std::string_view member);
 
 }  // namespace thinwire::checkpoint

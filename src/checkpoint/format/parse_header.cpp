@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "checkpoint/format/fields.h"
 #include "checkpoint/format/safetensors.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
@@ -22,7 +23,7 @@ class HeaderReader {
   HeaderReader(const std::string& file, Writer writer)
       : file_(file), writer_(writer) {}
 
-  void take(const std::string& name, const Json& value) {
+  void take(const std::string& name, const JsonValue& value) {
     if (name == kMetadataKey)
       take_metadata(value);
     else
@@ -62,42 +63,43 @@ class HeaderReader {
  private:
   [[noreturn]] void fail(std::string_view tensor,
                          const std::string& what) const {
-    corrupt(file_,
-            fmt::format("tensor {} {}", brief_json(Json::of(tensor)), what));
+    corrupt(file_, fmt::format("tensor {} {}", brief_json(tensor), what));
   }
 
-  void take_metadata(const Json& value) {
-    if (!value.is(Json::Kind::kObject))
+  void take_metadata(const JsonValue& value) {
+    if (!value.is_object())
       corrupt(file_, "__metadata__ must be an object of texts");
-    for (const auto& [key, text] : value.members) {
-      if (!text.is(Json::Kind::kText))
+    for (const auto& [key, text] : value.items()) {
+      if (!text.is_string())
         corrupt(file_, "__metadata__ must be an object of texts");
-      header_.metadata.emplace_back(key, text.text);
+      header_.metadata.emplace_back(key, text.get<std::string>());
     }
   }
 
-  const Json& member(std::string_view tensor, const Json& value,
-                     std::string_view name) const {
-    const Json* const found = value.find(name);
+  const JsonValue& member(std::string_view tensor, const JsonValue& value,
+                          std::string_view name) const {
+    const JsonValue* const found = find_member(value, name);
     if (found == nullptr) fail(tensor, fmt::format("has no {}", name));
     return *found;
   }
 
   // Its begin counts from the end of the header.
-  TensorEntry tensor(const std::string& name, const Json& value) const {
+  TensorEntry tensor(const std::string& name, const JsonValue& value) const {
     if (const auto problem = problem_of_name(name); !problem.empty())
       fail(name, std::string(problem));
-    if (!value.is(Json::Kind::kObject)) fail(name, "must be an object");
-    if (writer_ == Writer::kThis && value.members.size() > 3)
+    if (!value.is_object()) fail(name, "must be an object");
+    if (writer_ == Writer::kThis && value.size() > 3)
       fail(name, "has members beside dtype, shape and data_offsets");
     TensorEntry entry{name};
-    const Json& dtype = member(name, value, "dtype");
-    const auto type = dtype.is(Json::Kind::kText) ? tensor_type_from(dtype.text)
-                                                  : std::nullopt;
+    const JsonValue& dtype = member(name, value, "dtype");
+    const auto type =
+        dtype.is_string()
+            ? tensor_type_from(dtype.get_ref<const std::string&>())
+            : std::nullopt;
     if (!type)
       fail(name, fmt::format("has the unknown dtype {}", brief_json(dtype)));
     entry.type = *type;
-    const Json& shape = member(name, value, "shape");
+    const JsonValue& shape = member(name, value, "shape");
     auto sizes = shape_in(shape);
     const auto elements = sizes ? elements_of(*sizes) : std::nullopt;
     if (!elements)
@@ -110,11 +112,10 @@ class HeaderReader {
   }
 
   void place(TensorEntry& entry, std::uint64_t elements,
-             const Json& offsets) const {
-    const bool are_two =
-        offsets.is(Json::Kind::kArray) && offsets.elements.size() == 2;
-    const auto begin = are_two ? size_in(offsets.elements[0]) : std::nullopt;
-    const auto end = are_two ? size_in(offsets.elements[1]) : std::nullopt;
+             const JsonValue& offsets) const {
+    const bool are_two = offsets.is_array() && offsets.size() == 2;
+    const auto begin = are_two ? size_in(offsets[0]) : std::nullopt;
+    const auto end = are_two ? size_in(offsets[1]) : std::nullopt;
     if (!begin || !end || *begin > *end)
       fail(entry.name, fmt::format("has the data_offsets {}: not two sizes, "
                                    "the second no smaller",
@@ -160,9 +161,9 @@ SafetensorsHeader parse_header(std::string_view json, std::uint64_t file_bytes,
   if (!json.starts_with('{')) corrupt(file, "the header is not a JSON object");
   HeaderReader reader(file, writer);
   try {
-    parse_json_members(
+    read_json_members(
         json, kHeaderLimits,
-        [&](const std::string& name, const Json& value, bool is_element) {
+        [&](const std::string& name, const JsonValue& value, bool is_element) {
           if (!is_element) reader.take(name, value);
         });
   } catch (const Error& error) {

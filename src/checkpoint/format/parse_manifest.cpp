@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include "checkpoint/format/fields.h"
 #include "checkpoint/format/manifest.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::checkpoint {
@@ -30,31 +31,32 @@ struct Place {
   [[noreturn]] void fail(std::string_view what) const {
     corrupt(file, fmt::format("{} {}", member, what));
   }
-  [[noreturn]] void fail(const Json& value, std::string_view what) const {
+  [[noreturn]] void fail(const JsonValue& value, std::string_view what) const {
     corrupt(file, fmt::format("{}: {} {}", member, brief_json(value), what));
   }
 };
 
-const Json& part(const Place& at, const Json& object, std::string_view name) {
-  const Json* const found = object.find(name);
+const JsonValue& part(const Place& at, const JsonValue& object,
+                      std::string_view name) {
+  const JsonValue* const found = find_member(object, name);
   if (found == nullptr) at.fail(object, fmt::format("has no {}", name));
   return *found;
 }
 
-const std::string& text(const Place& at, const Json& value) {
-  if (!value.is(Json::Kind::kText)) at.fail(value, "is not a text");
-  return value.text;
+const std::string& text(const Place& at, const JsonValue& value) {
+  if (!value.is_string()) at.fail(value, "is not a text");
+  return value.get_ref<const std::string&>();
 }
 
-const std::string& name(const Place& at, const Json& value) {
+const std::string& name(const Place& at, const JsonValue& value) {
   const std::string& found = text(at, value);
   if (const auto problem = problem_of_name(found); !problem.empty())
     at.fail(value, problem);
   return found;
 }
 
-std::int64_t integer(const Place& at, const Json& value, std::int64_t least,
-                     std::int64_t most) {
+std::int64_t integer(const Place& at, const JsonValue& value,
+                     std::int64_t least, std::int64_t most) {
   const auto found = integer_in(value);
   if (!found || *found < least || *found > most)
     at.fail(value,
@@ -63,37 +65,39 @@ std::int64_t integer(const Place& at, const Json& value, std::int64_t least,
 }
 
 // Larger ones could wrap around in a run that continues.
-std::int64_t count(const Place& at, const Json& value) {
+std::int64_t count(const Place& at, const JsonValue& value) {
   return integer(at, value, 0, static_cast<std::int64_t>(kMostSize));
 }
 
-std::uint64_t size(const Place& at, const Json& value) {
+std::uint64_t size(const Place& at, const JsonValue& value) {
   return static_cast<std::uint64_t>(count(at, value));
 }
 
-bool boolean(const Place& at, const Json& value) {
-  if (!value.is(Json::Kind::kBoolean)) at.fail(value, "is not true or false");
-  return value.boolean;
+bool boolean(const Place& at, const JsonValue& value) {
+  if (!value.is_boolean()) at.fail(value, "is not true or false");
+  return value.get<bool>();
 }
 
-const std::vector<Json>& array(const Place& at, const Json& value) {
-  if (!value.is(Json::Kind::kArray)) at.fail(value, "is not an array");
-  return value.elements;
+const JsonValue& array(const Place& at, const JsonValue& value) {
+  if (!value.is_array()) at.fail(value, "is not an array");
+  return value;
 }
 
-std::pair<std::string, std::string> pair(const Place& at, const Json& value) {
+std::pair<std::string, std::string> pair(const Place& at,
+                                         const JsonValue& value) {
   const auto& two = array(at, value);
   if (two.size() != 2) at.fail(value, "is not a pair");
   return {name(at, two[0]), name(at, two[1])};
 }
 
-std::string file_name(const Place& at, const Json& value) {
-  if (!is_file_name(text(at, value)))
+const std::string& file_name(const Place& at, const JsonValue& value) {
+  const std::string& found = text(at, value);
+  if (!is_file_name(found))
     at.fail(value, "is not a file name of [A-Za-z0-9][A-Za-z0-9._-]{0,127}");
-  return value.text;
+  return found;
 }
 
-std::string hexadecimal(const Place& at, const Json& value,
+std::string hexadecimal(const Place& at, const JsonValue& value,
                         std::size_t digits) {
   const std::string& found = text(at, value);
   const auto is_digit = [](char c) {
@@ -105,7 +109,7 @@ std::string hexadecimal(const Place& at, const Json& value,
   return found;
 }
 
-TensorType tensor_type(const Place& at, const Json& value) {
+TensorType tensor_type(const Place& at, const JsonValue& value) {
   const auto type = tensor_type_from(text(at, value));
   if (!type) at.fail(value, "is not a dtype");
   return *type;
@@ -113,13 +117,13 @@ TensorType tensor_type(const Place& at, const Json& value) {
 
 // The one of these whose text it is.
 template <class T, std::size_t N>
-T one_of(const Place& at, const Json& value, const std::array<T, N>& all) {
+T one_of(const Place& at, const JsonValue& value, const std::array<T, N>& all) {
   for (const T one : all)
     if (optim::to_string(one) == text(at, value)) return one;
   at.fail(value, "is not known");
 }
 
-SavedParameter parameter(const Place& at, const Json& value) {
+SavedParameter parameter(const Place& at, const JsonValue& value) {
   SavedParameter found{name(at, part(at, value, "name"))};
   auto shape = shape_in(part(at, value, "shape"));
   if (!shape || !elements_of(*shape))
@@ -129,7 +133,7 @@ SavedParameter parameter(const Place& at, const Json& value) {
   return found;
 }
 
-SavedArray saved_array(const Place& at, const Json& value) {
+SavedArray saved_array(const Place& at, const JsonValue& value) {
   using optim::Axis;
   using optim::Sharing;
   SavedArray found{name(at, part(at, value, "name"))};
@@ -142,34 +146,36 @@ SavedArray saved_array(const Place& at, const Json& value) {
   const TensorType type = tensor_type(at, part(at, value, "dtype"));
   if (!type.other.empty()) at.fail(value, "is not of an array's dtype");
   found.dtype = type.dtype;
-  if (const Json* const is_parameters = value.find("is_parameters"))
+  if (const JsonValue* const is_parameters =
+          find_member(value, "is_parameters"))
     found.is_parameters = boolean(at, *is_parameters);
   return found;
 }
 
-SavedFile saved_file(const Place& at, const Json& value) {
+SavedFile saved_file(const Place& at, const JsonValue& value) {
   SavedFile found{file_name(at, part(at, value, "name"))};
   found.bytes = size(at, part(at, value, "bytes"));
   const auto& hashes = array(at, part(at, value, "xxh3"));
   if (hashes.size() != (found.bytes + kChunkBytes - 1) / kChunkBytes)
     at.fail(value, fmt::format("has {} hashes for {} bytes", hashes.size(),
                                found.bytes));
-  for (const Json& hash : hashes)
+  for (const JsonValue& hash : hashes)
     found.chunk_hashes.push_back(
         std::stoull(hexadecimal(at, hash, 16), nullptr, 16));
-  for (const Json& item : array(at, part(at, value, "tensors")))
+  for (const JsonValue& item : array(at, part(at, value, "tensors")))
     found.tensors.push_back(pair(at, item));
-  if (const Json* const host = value.find("host")) found.host = name(at, *host);
+  if (const JsonValue* const host = find_member(value, "host"))
+    found.host = name(at, *host);
   return found;
 }
 
-void weights(Manifest& m, const Place& at, const Json& value) {
-  for (const Json& item : array(at, part(at, value, "files")))
+void weights(Manifest& m, const Place& at, const JsonValue& value) {
+  for (const JsonValue& item : array(at, part(at, value, "files")))
     m.weight_files.push_back(file_name(at, item));
   m.steps_behind = count(at, part(at, value, "steps_behind"));
 }
 
-void version(Manifest&, const Place& at, const Json& value) {
+void version(Manifest&, const Place& at, const JsonValue& value) {
   const auto& two = array(at, value);
   if (two.size() != 2) at.fail(value, "is not a pair of numbers");
   const std::int64_t major = integer(at, two[0], 0, 1 << 30);
@@ -180,18 +186,18 @@ void version(Manifest&, const Place& at, const Json& value) {
                                kManifestMajor));
 }
 
-void features(Manifest&, const Place& at, const Json& value) {
-  for (const Json& feature : array(at, value))
+void features(Manifest&, const Place& at, const JsonValue& value) {
+  for (const JsonValue& feature : array(at, value))
     at.fail(feature, "is a feature that this version of Thinwire lacks");
 }
 
-void format(Manifest&, const Place& at, const Json& value) {
+void format(Manifest&, const Place& at, const JsonValue& value) {
   if (text(at, value) != kManifestFormat)
     at.fail(value, fmt::format("is not \"{}\"", kManifestFormat));
 }
 
 // Handles a member, or each element of a list of objects or arrays.
-using Take = void (*)(Manifest& m, const Place& at, const Json& value);
+using Take = void (*)(Manifest& m, const Place& at, const JsonValue& value);
 struct Member {
   std::string_view name;
   Take take;
@@ -200,38 +206,39 @@ struct Member {
 };
 
 template <std::string Manifest::*field>
-void take_text(Manifest& m, const Place& at, const Json& value) {
+void take_text(Manifest& m, const Place& at, const JsonValue& value) {
   m.*field = text(at, value);
 }
 template <std::string Manifest::*field>
-void take_id(Manifest& m, const Place& at, const Json& value) {
+void take_id(Manifest& m, const Place& at, const JsonValue& value) {
   m.*field = hexadecimal(at, value, 32);
 }
 template <bool Manifest::*field>
-void take_boolean(Manifest& m, const Place& at, const Json& value) {
+void take_boolean(Manifest& m, const Place& at, const JsonValue& value) {
   m.*field = boolean(at, value);
 }
 template <std::int64_t Manifest::*field>
-void take_count(Manifest& m, const Place& at, const Json& value) {
+void take_count(Manifest& m, const Place& at, const JsonValue& value) {
   m.*field = count(at, value);
 }
 template <int Manifest::*field, int least, int most>
-void take_int(Manifest& m, const Place& at, const Json& value) {
+void take_int(Manifest& m, const Place& at, const JsonValue& value) {
   m.*field = static_cast<int>(integer(at, value, least, most));
 }
 // Its elements have been taken.
-void take_list(Manifest&, const Place& at, const Json& value) {
+void take_list(Manifest&, const Place& at, const JsonValue& value) {
   if (!array(at, value).empty())
-    at.fail(value.elements[0], "is not an object or an array");
+    at.fail(value[0], "is not an object or an array");
 }
 template <StateDict Manifest::*field>
-void take_scalar(Manifest& m, const Place& at, const Json& value) {
+void take_scalar(Manifest& m, const Place& at, const JsonValue& value) {
   add_scalar(m.*field, value, at.file, at.member);
 }
 template <std::vector<StateDict> Manifest::*field>
-void take_scalars_of_rank(Manifest& m, const Place& at, const Json& value) {
+void take_scalars_of_rank(Manifest& m, const Place& at,
+                          const JsonValue& value) {
   StateDict& state = (m.*field).emplace_back();
-  for (const Json& scalar : array(at, value))
+  for (const JsonValue& scalar : array(at, value))
     add_scalar(state, scalar, at.file, at.member);
 }
 
@@ -254,24 +261,24 @@ const Member kMembers[] = {
     {"precision", take_text<&Manifest::precision>},
     {"zero_stage", take_int<&Manifest::zero_stage, 0, 3>},
     {"parameters", take_list,
-     [](Manifest& m, const Place& at, const Json& value) {
+     [](Manifest& m, const Place& at, const JsonValue& value) {
        m.parameters.push_back(parameter(at, value));
        m.parameters.back().group = size(at, part(at, value, "group"));
      }},
     {"aliases", take_list,
-     [](Manifest& m, const Place& at, const Json& value) {
+     [](Manifest& m, const Place& at, const JsonValue& value) {
        m.aliases.push_back(pair(at, value));
      }},
     {"others", take_list,
-     [](Manifest& m, const Place& at, const Json& value) {
+     [](Manifest& m, const Place& at, const JsonValue& value) {
        m.others.push_back(parameter(at, value));
      }},
     {"arrays", take_list,
-     [](Manifest& m, const Place& at, const Json& value) {
+     [](Manifest& m, const Place& at, const JsonValue& value) {
        m.arrays.push_back(saved_array(at, value));
      }},
     {"files", take_list,
-     [](Manifest& m, const Place& at, const Json& value) {
+     [](Manifest& m, const Place& at, const JsonValue& value) {
        m.files.push_back(saved_file(at, value));
      }},
     {"scalars", take_list, take_scalar<&Manifest::scalars>},
@@ -289,8 +296,7 @@ template <class Items>
 void require_unique(const Items& items, const Place& at) {
   std::unordered_set<std::string_view> names;
   for (const auto& item : items)
-    if (!names.insert(item.name).second)
-      at.fail(Json::of(std::string_view(item.name)), "appears twice");
+    if (!names.insert(item.name).second) at.fail(item.name, "appears twice");
 }
 
 // Checks members against each other.
@@ -324,7 +330,7 @@ void require_end(std::string_view text, const std::string& file) {
 
 }  // namespace
 
-SavedFile file_from_json(const Json& value, const std::string& from) {
+SavedFile file_from_json(const JsonValue& value, const std::string& from) {
   return saved_file({from, "files"}, value);
 }
 
@@ -335,7 +341,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
   require_end(text, file);
   Manifest manifest;
   std::unordered_set<std::string_view> seen;
-  const auto take = [&](const std::string& member, const Json& value,
+  const auto take = [&](const std::string& member, const JsonValue& value,
                         bool is_element) {
     const auto* const known =
         std::find_if(std::begin(kMembers), std::end(kMembers),
@@ -348,7 +354,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     act(manifest, at, value);
   };
   try {
-    parse_json_members(text, kManifestLimits, take);
+    read_json_members(text, kManifestLimits, take);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kCorruptCheckpoint) throw;
     corrupt(file, error.what());

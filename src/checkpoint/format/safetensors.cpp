@@ -7,10 +7,11 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "checkpoint/format/fields.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "core/require.h"
 #include "thinwire/core/error.h"
 
@@ -49,14 +50,12 @@ constexpr std::array kTypes{NamedType{"F32", {DType::kFloat32}},
                             without_dtype("U64", DType::kInt64),
                             without_dtype("C64", DType::kInt64)};
 
-std::string json_text(std::string_view text) {
-  return compact_json(Json::of(text));
-}
+std::string json_text(std::string_view text) { return compact_json(text); }
 
 void require_name(std::string_view kind, std::string_view name) {
   if (const std::string_view problem = problem_of_name(name); !problem.empty())
-    reject(fmt::format("{} name {} {}", kind,
-                       brief_json(Json::of(name.substr(0, 40))), problem));
+    reject(fmt::format("{} name {} {}", kind, brief_json(name.substr(0, 40)),
+                       problem));
 }
 
 // The JSON text, padded so that tensors begin at a multiple of kDataAlignment.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,7 +13,7 @@
 
 #include "checkpoint/format/fields.h"
 #include "checkpoint/format/manifest.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "core/require.h"
 #include "optim/parameters_differ.h"
 #include "thinwire/core/checksum.h"
@@ -21,30 +22,24 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// The shortest text that is read as the same bits; JSON has no other reals than
-// finite ones.
-Json real_to_json(double value) {
-  if (std::isnan(value)) return Json::of(std::string_view("nan"));
-  if (std::isinf(value))
-    return Json::of(std::string_view(value > 0 ? "inf" : "-inf"));
-  Json json = Json::of(value);
-  json.text = fmt::format("{}", value);
-  if (json.text.find_first_of(".e") == std::string::npos) json.text += ".0";
-  return json;
+// JSON has no other reals than finite ones.
+JsonValue real_to_json(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
 }
 
-std::optional<double> real_from_json(const Json& value) {
-  if (value.is(Json::Kind::kNumber)) return value.number;
-  if (!value.is(Json::Kind::kText)) return std::nullopt;
-  if (value.text == "nan") return std::numeric_limits<double>::quiet_NaN();
-  if (value.text == "inf") return std::numeric_limits<double>::infinity();
-  if (value.text == "-inf") return -std::numeric_limits<double>::infinity();
+std::optional<double> real_from_json(const JsonValue& value) {
+  if (value.is_number()) return value.get<double>();
+  if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (value == "inf") return std::numeric_limits<double>::infinity();
+  if (value == "-inf") return -std::numeric_limits<double>::infinity();
   return std::nullopt;
 }
 
 // Puts what `value` is under the name; false if it is nothing of the kind.
 bool put_scalar(StateDict& state, const std::string& name,
-                const std::string& kind, const Json& value) {
+                const std::string& kind, const JsonValue& value) {
   if (kind == "integer") {
     const auto integer = integer_in(value);
     if (integer) state.put_integer(name, *integer);
@@ -55,41 +50,24 @@ bool put_scalar(StateDict& state, const std::string& name,
     if (real) state.put_real(name, *real);
     return real.has_value();
   }
-  if (!value.is(Json::Kind::kText)) return false;
-  state.put_text(name, value.text);
+  if (!value.is_string()) return false;
+  state.put_text(name, value.get<std::string>());
   return true;
 }
 
-Json text(std::string_view value) { return Json::of(value); }
-
-Json list_of_texts(const std::vector<std::string>& texts) {
-  return list_of(texts, [](const std::string& one) { return text(one); });
-}
-
-Json pairs_to_json(
-    const std::vector<std::pair<std::string, std::string>>& pairs) {
-  return list_of(pairs, [](const auto& pair) {
-    return list_of_texts({pair.first, pair.second});
-  });
-}
-
-Json parameter_to_json(const SavedParameter& parameter, bool has_group) {
-  Json json = Json::object();
-  json.add("name", text(parameter.name));
-  json.add("shape", to_json(parameter.shape));
-  if (has_group)
-    json.add("group", Json::of(static_cast<std::int64_t>(parameter.group)));
-  json.add("dtype", text(safetensors_name(parameter.type)));
+JsonValue parameter_to_json(const SavedParameter& parameter, bool has_group) {
+  JsonValue json{{"name", parameter.name}, {"shape", parameter.shape}};
+  if (has_group) json["group"] = parameter.group;
+  json["dtype"] = safetensors_name(parameter.type);
   return json;
 }
 
-Json array_to_json(const SavedArray& array) {
-  Json json = Json::object();
-  json.add("name", text(array.name));
-  json.add("axis", text(optim::to_string(array.axis)));
-  json.add("sharing", text(optim::to_string(array.sharing)));
-  json.add("dtype", text(safetensors_name({array.dtype})));
-  if (array.is_parameters) json.add("is_parameters", Json::of(true));
+JsonValue array_to_json(const SavedArray& array) {
+  JsonValue json{{"name", array.name},
+                 {"axis", optim::to_string(array.axis)},
+                 {"sharing", optim::to_string(array.sharing)},
+                 {"dtype", safetensors_name({array.dtype})}};
+  if (array.is_parameters) json["is_parameters"] = true;
   return json;
 }
 
@@ -101,16 +79,11 @@ Json array_to_json(const SavedArray& array) {
 //   ],
 class Lines {
  public:
-  void member(std::string_view name, const Json& value) {
+  void member(std::string_view name, const JsonValue& value) {
+    if (value.is_string() && !is_utf8(value.get_ref<const std::string&>()))
+      reject(fmt::format("{} must be UTF-8", name));
     begin(name);
     text_ += compact_json(value) + ",\n";
-  }
-  void member(std::string_view name, std::string_view value) {
-    if (!is_utf8(value)) reject(fmt::format("{} must be UTF-8", name));
-    member(name, Json::of(value));
-  }
-  void member(std::string_view name, std::int64_t value) {
-    member(name, Json::of(value));
   }
   // An element in each line.
   template <class Items, class ToJson>
@@ -139,17 +112,16 @@ class Lines {
 
 void write_identity(const Manifest& manifest, Lines& writer) {
   writer.member("format", kManifestFormat);
-  const std::vector<std::size_t> version{kManifestMajor, kManifestMinor};
-  writer.member("version", to_json(version));
-  writer.member("requires", list_of_texts({}));
+  writer.member("version", {kManifestMajor, kManifestMinor});
+  writer.member("requires", JsonValue::array());
   writer.member("id", manifest.id);
   writer.member("run", manifest.run);
   writer.member("save_index", manifest.save_index);
   writer.member("step", manifest.step);
   writer.member("written", manifest.written);
   writer.member("library", manifest.library);
-  if (!manifest.durable) writer.member("durable", Json::of(false));
-  if (!manifest.finite) writer.member("finite", Json::of(false));
+  if (!manifest.durable) writer.member("durable", false);
+  if (!manifest.finite) writer.member("finite", false);
   writer.member("world", manifest.world);
   writer.member("optimizer", manifest.optimizer);
   writer.member("semantics", manifest.semantics);
@@ -180,58 +152,56 @@ std::string manifest_end(std::string_view text) {
                      hash_text(checksum(text)));
 }
 
-Json scalars_to_json(const StateDict& state) {
-  Json list;
-  list.kind = Json::Kind::kArray;
+JsonValue scalars_to_json(const StateDict& state) {
+  JsonValue list = JsonValue::array();
   for (const auto& [name, value] : state.scalars()) {
     if (!problem_of_name(name).empty())
-      reject(fmt::format("scalar {}: the name {}",
-                         brief_json(Json::of(std::string_view(name))),
+      reject(fmt::format("scalar {}: the name {}", brief_json(name),
                          problem_of_name(name)));
-    Json& scalar = list.elements.emplace_back(Json::object());
-    scalar.add("name", Json::of(std::string_view(name)));
+    JsonValue scalar{{"name", name}};
     if (const auto* integer = std::get_if<std::int64_t>(&value)) {
-      scalar.add("integer", Json::of(*integer));
+      scalar["integer"] = *integer;
     } else if (const auto* real = std::get_if<double>(&value)) {
-      scalar.add("real", real_to_json(*real));
+      scalar["real"] = real_to_json(*real);
     } else {
-      const std::string_view text = std::get<std::string>(value);
+      const std::string& text = std::get<std::string>(value);
       if (!is_utf8(text))
         reject(fmt::format(
             "text '{}' must be UTF-8; use an array of bytes for other data",
             name));
-      scalar.add("text", Json::of(text));
+      scalar["text"] = text;
     }
+    list.push_back(std::move(scalar));
   }
   return list;
 }
 
-void add_scalar(StateDict& state, const Json& scalar, const std::string& file,
-                std::string_view member) {
+void add_scalar(StateDict& state, const JsonValue& scalar,
+                const std::string& file, std::string_view member) {
   const auto fail = [&](std::string_view what) {
     corrupt(file, fmt::format("{}: {} {}", member, brief_json(scalar), what));
   };
-  const Json* const name = scalar.find("name");
-  if (name == nullptr || !name->is(Json::Kind::kText) ||
-      !problem_of_name(name->text).empty())
-    fail("has no name");
-  if (state.has_scalar(name->text)) fail("appears twice");
+  const JsonValue* const found = find_member(scalar, "name");
+  if (found == nullptr || !found->is_string()) fail("has no name");
+  const auto& name = found->get_ref<const std::string&>();
+  if (!problem_of_name(name).empty()) fail("has no name");
+  if (state.has_scalar(name)) fail("appears twice");
   for (const char* const kind : {"integer", "real", "text"})
-    if (const Json* const value = scalar.find(kind);
-        value != nullptr && !put_scalar(state, name->text, kind, *value))
+    if (const JsonValue* const value = find_member(scalar, kind);
+        value != nullptr && !put_scalar(state, name, kind, *value))
       fail("is not of its kind");
-  if (!state.has_scalar(name->text)) fail("has no value");
+  if (!state.has_scalar(name)) fail("has no value");
 }
 
-Json file_to_json(const SavedFile& file) {
-  Json json = Json::object();
-  json.add("name", text(file.name));
-  json.add("bytes", Json::of(static_cast<std::int64_t>(file.bytes)));
-  json.add("xxh3", list_of(file.chunk_hashes, [](std::uint64_t hash) {
-             return text(hash_text(hash));
-           }));
-  json.add("tensors", pairs_to_json(file.tensors));
-  if (!file.host.empty()) json.add("host", text(file.host));
+JsonValue file_to_json(const SavedFile& file) {
+  std::vector<std::string> hashes;
+  for (const std::uint64_t hash : file.chunk_hashes)
+    hashes.push_back(hash_text(hash));
+  JsonValue json{{"name", file.name},
+                 {"bytes", file.bytes},
+                 {"xxh3", std::move(hashes)},
+                 {"tensors", file.tensors}};
+  if (!file.host.empty()) json["host"] = file.host;
   return json;
 }
 
@@ -240,7 +210,7 @@ std::string write_manifest(const Manifest& manifest) {
   write_identity(manifest, writer);
   writer.list("parameters", manifest.parameters,
               [](const auto& p) { return parameter_to_json(p, true); });
-  writer.member("aliases", pairs_to_json(manifest.aliases));
+  writer.member("aliases", manifest.aliases);
   writer.list("others", manifest.others,
               [](const auto& p) { return parameter_to_json(p, false); });
   writer.list("arrays", manifest.arrays, array_to_json);
@@ -251,10 +221,8 @@ std::string write_manifest(const Manifest& manifest) {
   writer.member("extra", scalars_to_json(manifest.extra));
   writer.list("extra_of_ranks", manifest.extra_of_ranks, scalars_to_json);
   writer.member("config", manifest.config);
-  Json weights = Json::object();
-  weights.add("files", list_of_texts(manifest.weight_files));
-  weights.add("steps_behind", Json::of(manifest.steps_behind));
-  writer.member("weights", weights);
+  writer.member("weights", {{"files", manifest.weight_files},
+                            {"steps_behind", manifest.steps_behind}});
   std::string all = writer.finish();
   if (all.size() > kMostManifestBytes)
     reject(fmt::format("the manifest must have at most {} bytes, got {}",

@@ -3,11 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "checkpoint/format/fields.h"
 #include "checkpoint/read/verified_file.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "core/require.h"
 
 namespace thinwire::checkpoint {
@@ -22,22 +23,21 @@ std::set<std::string> files_of_index(const std::string& text,
                                      const std::string& path) {
   constexpr JsonLimits kLimits{std::size_t{1} << 22, 16, std::size_t{1} << 22};
   std::set<std::string> names;
-  const auto take = [&](const std::string& member, const Json& value,
+  const auto take = [&](const std::string& member, const JsonValue& value,
                         bool is_element) {
     if (member != "weight_map") return;
-    if (is_element || !value.is(Json::Kind::kObject))
+    if (is_element || !value.is_object())
       corrupt(path, "weight_map must be an object of file names");
-    for (const auto& [tensor, name] : value.members) {
-      if (!name.is(Json::Kind::kText) || !is_file_name(name.text))
-        corrupt(path,
-                fmt::format("weight_map: {} of {} is not a file name",
-                            brief_json(name),
-                            brief_json(Json::of(std::string_view(tensor)))));
-      names.insert(name.text);
+    for (const auto& [tensor, name] : value.items()) {
+      if (!name.is_string() ||
+          !is_file_name(name.get_ref<const std::string&>()))
+        corrupt(path, fmt::format("weight_map: {} of {} is not a file name",
+                                  brief_json(name), brief_json(tensor)));
+      names.insert(name.get<std::string>());
     }
   };
   try {
-    parse_json_members(text, kLimits, take);
+    read_json_members(text, kLimits, take);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kCorruptCheckpoint) throw;
     corrupt(path, error.what());

@@ -8,9 +8,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/tiny_checkpoint.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "engine/by_hand.h"
 #include "engine/checkpoint/saved.h"
 #include "support/folder.h"
@@ -83,8 +84,8 @@ bool is_per_rank(const Saved& saved, const char* name) {
 
 // Of the checkpoint at `path`: what its ranks have once it is loaded, and after
 // more steps. On another number of ranks only what is the same there.
-Json observed(const Fixture& of, const std::string& path, int world) {
-  Json all = Json::object();
+JsonValue observed(const Fixture& of, const std::string& path, int world) {
+  JsonValue all;
   const Folder folder;
   comm::run_local_ranks(world, [&](comm::Communicator& comm) {
     Small run(comm, of);
@@ -97,16 +98,16 @@ Json observed(const Fixture& of, const std::string& path, int world) {
     const auto later = comm::gather_texts(comm, run.checksum_of_params());
     if (comm.rank() != 0) return;
     Saved saved(again);
-    all.add("step", Json::of(loaded.step));
-    all.add("weights", Json::of(checksum_of_weights(saved)));
+    all["step"] = loaded.step;
+    all["weights"] = checksum_of_weights(saved);
     const bool differ = is_per_rank(saved, "exp_avg");
     for (int r = 0; r < world && (differ ? world == kRanks : r == 0); ++r)
-      all.add(fmt::format("exp_avg_{}", r),
-              Json::of(checksum_of_array(saved, "exp_avg", r)));
+      all[fmt::format("exp_avg_{}", r)] =
+          checksum_of_array(saved, "exp_avg", r);
     if (world != kRanks) return;
     for (std::size_t r = 0; r < texts.size(); ++r) {
-      all.add(fmt::format("params_{}", r), Json::of(texts[r]));
-      all.add(fmt::format("params_{}_later", r), Json::of(later[r]));
+      all[fmt::format("params_{}", r)] = texts[r];
+      all[fmt::format("params_{}_later", r)] = later[r];
     }
   });
   return all;
@@ -128,24 +129,22 @@ void write_fixture(const Fixture& of, const std::string& folder) {
     fs::rename(saved.path, to);
   });
   fs::remove_all(to + ".root");
-  const Json want = observed(of, to, kRanks);
+  const JsonValue want = observed(of, to, kRanks);
   // Like the run that was not interrupted.
   for (std::size_t r = 0; r < later.size(); ++r)
-    EXPECT_EQ(want.find(fmt::format("params_{}_later", r))->text, later[r]);
+    EXPECT_EQ(want.at(fmt::format("params_{}_later", r)), later[r]);
   std::ofstream(to + ".json") << write_json(want) << '\n';
 }
 
 void expect_loads(const Fixture& of, const std::string& path) {
   SCOPED_TRACE(path);
   EXPECT_TRUE(checkpoint::verify(path).good());
-  const Json want = parse_json(checkpoint::test::read_file(path + ".json"));
-  EXPECT_EQ(write_json(observed(of, path, kRanks)), write_json(want));
-  const Json on_three = observed(of, path, 3);
-  EXPECT_GE(on_three.members.size(), 2u);
-  for (const auto& [name, value] : on_three.members) {
-    ASSERT_NE(want.find(name), nullptr) << name;
-    EXPECT_EQ(brief_json(value), brief_json(*want.find(name))) << name;
-  }
+  const JsonValue want = read_json(checkpoint::test::read_file(path + ".json"));
+  EXPECT_EQ(observed(of, path, kRanks), want);
+  const JsonValue on_three = observed(of, path, 3);
+  EXPECT_GE(on_three.size(), 2u);
+  for (const auto& [name, value] : on_three.items())
+    EXPECT_EQ(value, want.at(name)) << name;
 }
 
 void expect_all_load(const std::string& folder) {
