@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -26,34 +27,35 @@ using Keywords = nb::typed<nb::dict, nb::str, nb::any>;
 
 std::string text_of(nb::handle value) { return nb::str(value).c_str(); }
 
-// Numbers keep their digits. An object of another kind becomes a text of its
-// repr(), which no field takes.
-Json to_json(nb::handle value) {
-  if (nb::isinstance<nb::bool_>(value)) return Json::of(nb::cast<bool>(value));
-  if (nb::isinstance<nb::str>(value))
-    return Json::of(std::string_view(nb::cast<std::string>(value)));
-  if (nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value)) {
-    const double number = PyFloat_AsDouble(value.ptr());
-    const bool is_too_large = number == -1.0 && PyErr_Occurred() != nullptr;
-    if (is_too_large) PyErr_Clear();
-    return {.kind = Json::Kind::kNumber,
-            .number = is_too_large ? HUGE_VAL : number,
-            .text = text_of(value)};
-  }
-  Json json;
+// Integers above 64 bits become doubles. An object of another kind becomes a
+// text of its repr(), which no field takes.
+JsonValue number_of(nb::handle value) {
+  std::int64_t integer = 0;
+  if (nb::isinstance<nb::int_>(value) && nb::try_cast(value, integer))
+    return integer;
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (number != -1.0 || PyErr_Occurred() == nullptr) return number;
+  PyErr_Clear();
+  return HUGE_VAL;
+}
+
+JsonValue to_json(nb::handle value) {
+  if (value.is_none()) return nullptr;
+  if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value);
+  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
+  if (nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value))
+    return number_of(value);
   if (nb::isinstance<nb::dict>(value)) {
-    json.kind = Json::Kind::kObject;
+    JsonValue object = JsonValue::object();
     for (const auto& [name, member] : nb::borrow<nb::dict>(value))
-      json.add(text_of(name), to_json(member));
-  } else if (nb::isinstance<nb::tuple>(value) ||
-             nb::isinstance<nb::list>(value)) {
-    json.kind = Json::Kind::kArray;
-    for (const nb::handle element : value)
-      json.elements.push_back(to_json(element));
-  } else if (!value.is_none()) {
-    json = Json::of(std::string_view(text_of(nb::repr(value))));
+      object[text_of(name)] = to_json(member);
+    return object;
   }
-  return json;
+  if (!nb::isinstance<nb::tuple>(value) && !nb::isinstance<nb::list>(value))
+    return text_of(nb::repr(value));
+  JsonValue array = JsonValue::array();
+  for (const nb::handle element : value) array.push_back(to_json(element));
+  return array;
 }
 
 // An archive (fields.h) that shows values as Python's.
@@ -114,10 +116,10 @@ std::vector<float> to_mask(nb::handle values) {
 config::GroupKeywords to_group(const Keywords& given) {
   config::GroupKeywords group;
   for (const auto& [name, value] : given) {
-    if (std::string key = text_of(name); key == "exp_avg_mask")
+    if (const std::string key = text_of(name); key == "exp_avg_mask")
       group.exp_avg_mask = to_mask(value);
     else
-      group.options.add(std::move(key), to_json(value));
+      group.options[key] = to_json(value);
   }
   return group;
 }

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 
 #include "core/duration.h"
@@ -46,7 +45,7 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-Reader::Reader(const Json* object, std::string path, Paths paths)
+Reader::Reader(const JsonValue* object, std::string path, Paths paths)
     : object_(object), path_(std::move(path)), paths_(paths) {}
 
 std::string Reader::path_of(std::string_view name) const {
@@ -56,14 +55,14 @@ std::string Reader::path_of(std::string_view name) const {
 }
 
 Reader Reader::section(std::string_view name) const {
-  Reader found(object_ == nullptr ? nullptr : object_->find(name),
+  Reader found(object_ == nullptr ? nullptr : find_member(*object_, name),
                path_of(name), paths_);
   found.lenient_ = lenient_;
   return found;
 }
 
 bool Reader::has(std::string_view name) const {
-  return object_ != nullptr && object_->find(name) != nullptr;
+  return object_ != nullptr && find_member(*object_, name) != nullptr;
 }
 
 bool Reader::is_text(std::string_view name, std::string_view text) const {
@@ -72,7 +71,8 @@ bool Reader::is_text(std::string_view name, std::string_view text) const {
 
 std::string Reader::refusal(std::string_view name,
                             std::string_view range) const {
-  const Json* value = object_ == nullptr ? nullptr : object_->find(name);
+  const JsonValue* value =
+      object_ == nullptr ? nullptr : find_member(*object_, name);
   return fmt::format("{} must be {}, got {}", path_of(name), range,
                      value == nullptr ? "nothing" : brief_json(*value));
 }
@@ -91,56 +91,51 @@ void Reader::exclude(std::string_view name, std::string_view range) const {
 
 void Reader::field(std::string_view name, bool& value) const {
   if (!has(name)) return;
-  const Json& json = *object_->find(name);
-  if (json.is(Json::Kind::kBoolean))
-    value = json.boolean;
+  const JsonValue& json = *find_member(*object_, name);
+  if (json.is_boolean())
+    value = json.get<bool>();
   else if (!lenient_)
     reject_type(name, "true or false");
 }
 
-std::optional<double> Reader::number(std::string_view name, const Json& value,
+std::optional<double> Reader::number(std::string_view name,
+                                     const JsonValue& value,
                                      const Limits& limits, bool of_pair) const {
-  if (value.is(Json::Kind::kNumber) && limits.allow(value.number))
-    return value.number;
+  if (value.is_number() && limits.allow(value.get<double>()))
+    return value.get<double>();
   if (lenient_) return std::nullopt;
   const std::string range =
       (of_pair ? "an array of two " : "a ") + limits.text(of_pair);
-  if (!value.is(Json::Kind::kNumber)) reject_type(name, range);
+  if (!value.is_number()) reject_type(name, range);
   reject(name, range);
 }
 
 void Reader::field(std::string_view name, double& value,
                    const Limits& limits) const {
   if (!has(name)) return;
-  value = number(name, *object_->find(name), limits).value_or(value);
+  value = number(name, *find_member(*object_, name), limits).value_or(value);
 }
 
 void Reader::field(std::string_view name, std::int64_t& value,
                    const Limits& limits) const {
   if (!has(name)) return;
-  const Json& json = *object_->find(name);
+  const JsonValue& json = *find_member(*object_, name);
   if (!limits.word.empty() && is_text(name, limits.word)) {
     value = -1;
     return;
   }
+  const double number = json.is_number() ? json.get<double>() : 0;
+  const bool is_whole = json.is_number() && number == std::floor(number);
+  std::optional<std::int64_t> whole = integer_in(json);
   // 5e8 is an integer too. Beyond 2^53 a double may be another number.
-  std::int64_t whole = 0;
-  const char* end = json.text.data() + json.text.size();
-  const auto [last, error] = std::from_chars(json.text.data(), end, whole);
-  bool exact = error == std::errc{} && last == end;
-  if (!exact && std::abs(json.number) <= 0x1p53 &&
-      json.number == std::floor(json.number)) {
-    whole = static_cast<std::int64_t>(json.number);
-    exact = true;
-  }
-  const bool is_whole =
-      json.is(Json::Kind::kNumber) && json.number == std::floor(json.number);
-  if (is_whole && exact && limits.allow(json.number))
-    value = whole;
+  if (is_whole && json.is_number_float() && std::abs(number) <= 0x1p53)
+    whole = static_cast<std::int64_t>(number);
+  if (whole && limits.allow(number))
+    value = *whole;
   else if (!lenient_ && !is_whole)
-    reject_type(name, "an " + limits.integer_text(json.number));
+    reject_type(name, "an " + limits.integer_text(number));
   else if (!lenient_)
-    reject(name, "an " + limits.integer_text(json.number));
+    reject(name, "an " + limits.integer_text(number));
 }
 
 void Reader::field(std::string_view name, std::size_t& value,
@@ -163,18 +158,19 @@ void Reader::field(std::string_view name, int& value,
 
 void Reader::text(std::string_view name, std::string& value) const {
   if (!has(name)) return;
-  const Json& json = *object_->find(name);
-  if (!json.is(Json::Kind::kText) || json.text.empty())
+  const JsonValue& json = *find_member(*object_, name);
+  if (!json.is_string() || json.get_ref<const std::string&>().empty())
     reject(name, "a text that is not empty");
-  value = json.text;
+  value = json.get<std::string>();
 }
 
 void Reader::duration(std::string_view name,
                       std::chrono::milliseconds& value) const {
   if (!has(name)) return;
-  const Json& json = *object_->find(name);
-  const auto read =
-      json.is(Json::Kind::kText) ? duration_from(json.text) : std::nullopt;
+  const JsonValue& json = *find_member(*object_, name);
+  const auto read = json.is_string()
+                        ? duration_from(json.get_ref<const std::string&>())
+                        : std::nullopt;
   if (!read) reject(name, kDurations);
   value = *read;
 }
@@ -182,20 +178,20 @@ void Reader::duration(std::string_view name,
 void Reader::pair(std::string_view name, double& first, double& second,
                   const Limits& limits) const {
   if (!has(name)) return;
-  const Json& json = *object_->find(name);
-  if (!json.is(Json::Kind::kArray) || json.elements.size() != 2)
+  const JsonValue& json = *find_member(*object_, name);
+  if (!json.is_array() || json.size() != 2)
     reject(name, "an array of two " + limits.text(true));
-  first = number(name, json.elements[0], limits, true).value_or(first);
-  second = number(name, json.elements[1], limits, true).value_or(second);
+  first = number(name, json[0], limits, true).value_or(first);
+  second = number(name, json[1], limits, true).value_or(second);
 }
 
 std::string Reader::text_of(std::string_view name) const {
-  const Json& json = *object_->find(name);
-  return json.is(Json::Kind::kText) ? lower(json.text) : "";
+  const JsonValue& json = *find_member(*object_, name);
+  return json.is_string() ? lower(json.get_ref<const std::string&>()) : "";
 }
 
 Writer Writer::section(std::string_view name) const {
-  return Writer(object_->add(std::string(name), Json::object()));
+  return Writer((*object_)[std::string(name)] = JsonValue::object());
 }
 
 void Writer::text(std::string_view name, std::string_view value) const {
@@ -209,9 +205,7 @@ void Writer::duration(std::string_view name,
 
 void Writer::pair(std::string_view name, double first, double second,
                   const Limits&) const {
-  object_->add(std::string(name),
-               {.kind = Json::Kind::kArray,
-                .elements = {Json::of(first), Json::of(second)}});
+  (*object_)[std::string(name)] = {short_number(first), short_number(second)};
 }
 
 }  // namespace thinwire::config

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/core/error.h"
 
 /// Reader and Writer have the same members, so that one function per section
@@ -71,7 +72,7 @@ enum class Paths { kFile, kPython };
 class Reader {
  public:
   /// `object` may be null: it has nothing then.
-  Reader(const Json* object, std::string path, Paths paths = Paths::kFile);
+  Reader(const JsonValue* object, std::string path, Paths paths = Paths::kFile);
 
   [[nodiscard]] Reader section(std::string_view name) const;
   [[nodiscard]] bool has(std::string_view name) const;
@@ -147,11 +148,11 @@ class Reader {
   [[nodiscard]] std::string text_of(std::string_view name) const;
   /// A number within the limits, or nothing where it is to be left alone.
   [[nodiscard]] std::optional<double> number(std::string_view name,
-                                             const Json& value,
+                                             const JsonValue& value,
                                              const Limits& limits,
                                              bool of_pair = false) const;
 
-  const Json* object_;
+  const JsonValue* object_;
   std::string path_;
   Paths paths_;
   bool lenient_ = false;
@@ -160,7 +161,7 @@ class Reader {
 /// Adds fields to an object.
 class Writer {
  public:
-  explicit Writer(Json& object) : object_(&object) {}
+  explicit Writer(JsonValue& object) : object_(&object) {}
 
   /// Only once; what is written to it appears at this place.
   [[nodiscard]] Writer section(std::string_view name) const;
@@ -168,11 +169,11 @@ class Writer {
   /// A bool, a number or a text.
   template <class T>
   void field(std::string_view name, const T& value, const Limits& = {}) const {
-    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
-      object_->add(std::string(name),
-                   Json::of(static_cast<std::int64_t>(value)));
+    JsonValue& member = (*object_)[std::string(name)];
+    if constexpr (std::is_same_v<T, double>)
+      member = short_number(value);
     else
-      object_->add(std::string(name), Json::of(value));
+      member = value;
   }
   /// Empty ones, and durations of 0, are left out.
   void text(std::string_view name, std::string_view value) const;
@@ -203,7 +204,7 @@ class Writer {
   }
 
  private:
-  Json* object_;
+  JsonValue* object_;
 };
 
 }  // namespace thinwire::config

@@ -21,9 +21,13 @@ std::string joined(std::string_view section, std::string_view name) {
                          : fmt::format("{}.{}", section, name);
 }
 
-bool is_auto(const Json* value) {
-  return value != nullptr && value->is(Json::Kind::kText) &&
-         value->text == "auto";
+bool is_auto(const JsonValue* value) {
+  return value != nullptr && *value == "auto";
+}
+
+// A text in lower case; empty if the value is none.
+std::string lower_text(const JsonValue& value) {
+  return value.is_string() ? lower(value.get_ref<const std::string&>()) : "";
 }
 
 const KeyRule* find_rule(std::string_view path) {
@@ -117,36 +121,33 @@ struct SectionType {
 };
 
 template <std::size_t N>
-SectionType type_in(const Json& file, std::string_view section,
+SectionType type_in(const JsonValue& file, std::string_view section,
                     const NamedType (&types)[N]) {
-  const Json* object = file.find(section);
-  const Json* type = object == nullptr ? nullptr : object->find("type");
-  if (type == nullptr || type->is(Json::Kind::kNull) || is_auto(type))
-    return {};
-  const bool is_text = type->is(Json::Kind::kText);
+  const JsonValue* object = find_member(file, section);
+  const JsonValue* type =
+      object == nullptr ? nullptr : find_member(*object, "type");
+  if (type == nullptr || type->is_null() || is_auto(type)) return {};
+  const std::string given = lower_text(*type);
   std::vector<std::string_view> names;
   for (const auto& [known, index] : types) {
-    if (is_text && lower(known) == lower(type->text)) return {known, ""};
+    if (lower(known) == given) return {known, ""};
     names.push_back(known);
   }
   return {"", fmt::format("{}.type must be one of {}, got {}", section,
                           fmt::join(names, ", "), brief_json(*type))};
 }
 
-bool is_disabled(const Json& value) {
-  if (value.is(Json::Kind::kBoolean)) return !value.boolean;
-  const Json* enabled = value.find("enabled");
-  return value.is(Json::Kind::kObject) &&
-         (enabled == nullptr ||
-          (enabled->is(Json::Kind::kBoolean) && !enabled->boolean));
+bool is_disabled(const JsonValue& value) {
+  if (value.is_boolean()) return value == false;
+  const JsonValue* enabled = find_member(value, "enabled");
+  return value.is_object() && (enabled == nullptr || *enabled == false);
 }
 
-bool is_harmless(const KeyRule& rule, const Json& value) {
+bool is_harmless(const KeyRule& rule, const JsonValue& value) {
   if (rule.harmless.empty()) return false;
   if (rule.harmless == kDisabled) return is_disabled(value);
-  const Json accepted = parse_json(rule.harmless);
-  if (accepted.is(Json::Kind::kNumber))
-    return value.is(Json::Kind::kNumber) && value.number == accepted.number;
+  const JsonValue accepted = read_json(rule.harmless);
+  if (accepted.is_number()) return value == accepted;
   return lower(brief_json(value)) == rule.harmless;
 }
 
@@ -157,7 +158,7 @@ std::string accepted_value(const KeyRule& rule) {
 
 class Checker {
  public:
-  Checker(const Json& file, const std::vector<std::string>& taken,
+  Checker(const JsonValue& file, const std::vector<std::string>& taken,
           bool notes_rejected, std::vector<KeyNote>& notes)
       : optimizer_(type_in(file, "optimizer", kOptimizerTypes)),
         scheduler_(type_in(file, "scheduler", kSchedulerTypes)),
@@ -168,9 +169,9 @@ class Checker {
     if (optimizer_.name.empty()) optimizer_.name = kAdamW;
   }
 
-  Json check(const std::string& section, const Json& object) {
-    Json kept = Json::object();
-    for (const auto& [name, value] : object.members) {
+  JsonValue check(const std::string& section, const JsonValue& object) {
+    JsonValue kept = JsonValue::object();
+    for (const auto& [name, value] : object.items()) {
       try {
         check_member(section, object, name, value, kept);
       } catch (const Error& error) {
@@ -184,8 +185,9 @@ class Checker {
   }
 
  private:
-  void check_member(const std::string& section, const Json& object,
-                    const std::string& name, const Json& value, Json& kept) {
+  void check_member(const std::string& section, const JsonValue& object,
+                    const std::string& name, const JsonValue& value,
+                    JsonValue& kept) {
     const std::string path = joined(section, name);
     for (const SectionType* type : {&optimizer_, &scheduler_})
       if (!type->error.empty() && type->error.starts_with(path + " "))
@@ -197,16 +199,16 @@ class Checker {
       reject_unknown(section, name, taken_);
     if (is_absent(value)) {
       note(path, KeyNote::Kind::kIgnored, "as if absent", value);
-    } else if (nested && value.is(Json::Kind::kObject)) {
-      kept.add(name, check(path, value));
-    } else if (others && value.is(Json::Kind::kObject)) {
+    } else if (nested && value.is_object()) {
+      kept[name] = check(path, value);
+    } else if (others && value.is_object()) {
       note(path, KeyNote::Kind::kSupported, "", value);
-      kept.add(name, value);
+      kept[name] = value;
     } else if (rule == nullptr) {
       reject(
           fmt::format("{} must be an object, got {}", path, brief_json(value)));
     } else if (keeps(*rule, value)) {
-      kept.add(name, value);
+      kept[name] = value;
     } else {
       bool either = false;
       if (rule->is_switch && why_off(path).empty())
@@ -218,27 +220,25 @@ class Checker {
     return std::find(taken_.begin(), taken_.end(), name) != taken_.end();
   }
 
-  static bool is_absent(const Json& value) {
-    return value.is(Json::Kind::kNull) || is_auto(&value);
+  static bool is_absent(const JsonValue& value) {
+    return value.is_null() || is_auto(&value);
   }
 
   // Returns why a key has no effect because its section is off, or nothing.
   [[nodiscard]] std::string_view why_off(std::string_view path) const {
     const std::string_view name = path.substr(0, path.find('.'));
-    const Json* section = file_.find(name);
+    const JsonValue* section = find_member(file_, name);
     if (section == nullptr || path == name) return {};
     const bool is_zero = name == "zero_optimization";
     if (!is_zero && name != "fp16" && name != "bf16") return {};
-    const Json* on = section->find(is_zero ? "stage" : "enabled");
+    const JsonValue* on = find_member(*section, is_zero ? "stage" : "enabled");
     const bool is_off =
-        on == nullptr || is_absent(*on) ||
-        (is_zero ? on->is(Json::Kind::kNumber) && on->number == 0
-                 : on->is(Json::Kind::kBoolean) && !on->boolean);
+        on == nullptr || is_absent(*on) || (is_zero ? *on == 0 : *on == false);
     if (!is_off) return {};
     return is_zero ? kNoZero : kNotEnabled;
   }
 
-  bool keeps(const KeyRule& rule, const Json& value) {
+  bool keeps(const KeyRule& rule, const JsonValue& value) {
     require_type(rule);
     if (rule.status == KeyStatus::kRejected) {
       const std::string_view off = why_off(rule.path);
@@ -276,35 +276,31 @@ class Checker {
   }
 
   void note(std::string_view path, KeyNote::Kind kind, std::string_view text,
-            const Json& value) {
+            const JsonValue& value) {
     notes_.push_back(
         {std::string(path), kind, std::string(text), compact_json(value)});
   }
 
   SectionType optimizer_;
   SectionType scheduler_;
-  const Json& file_;
+  const JsonValue& file_;
   const std::vector<std::string>& taken_;
   bool notes_rejected_;
   std::vector<KeyNote>& notes_;
 };
 
 // "bfloat16" is DeepSpeed's old name of "bf16".
-Json with_new_names(Json file) {
-  for (auto& [name, value] : file.members) {
-    if (name != "bfloat16") continue;
-    if (file.find("bf16") != nullptr)
-      reject("bf16 and bfloat16 are two names of one section; give one");
-    name = "bf16";
-  }
-  return file;
+JsonValue with_new_names(const JsonValue& file) {
+  if (file.contains("bf16") && file.contains("bfloat16"))
+    reject("bf16 and bfloat16 are two names of one section; give one");
+  JsonValue renamed = JsonValue::object();
+  for (const auto& [name, value] : file.items())
+    renamed[name == "bfloat16" ? "bf16" : name] = value;
+  return renamed;
 }
 
-Json* member(Json* object, std::string_view name) {
-  if (object == nullptr) return nullptr;
-  for (auto& [key, value] : object->members)
-    if (key == name) return &value;
-  return nullptr;
+JsonValue* member(JsonValue* object, std::string_view name) {
+  return object == nullptr ? nullptr : find_member(*object, name);
 }
 
 // The "auto" of a scheduler's params, which only the program can resolve.
@@ -321,41 +317,41 @@ std::int64_t steps_of(std::string_view name,
 // A file with the program's values in place of "auto" where there are some, and
 // their paths.
 struct Resolved {
-  Json file;
+  JsonValue file;
   std::vector<std::string> paths;
 };
 
-Resolved with_auto_values(Json file, const AutoValues& autos) {
+Resolved with_auto_values(JsonValue file, const AutoValues& autos) {
   std::vector<std::string> paths;
-  const auto put = [&](std::string path, Json* to, Json value) {
+  const auto put = [&](std::string path, JsonValue* to, JsonValue value) {
     *to = std::move(value);
     paths.push_back(std::move(path));
   };
-  Json* rate = member(member(member(&file, "optimizer"), "params"), "lr");
+  JsonValue* rate = member(member(member(&file, "optimizer"), "params"), "lr");
   if (is_auto(rate) && autos.learning_rate)
-    put("optimizer.params.lr", rate, Json::of(*autos.learning_rate));
+    put("optimizer.params.lr", rate, short_number(*autos.learning_rate));
 
-  Json* scheduler = member(&file, "scheduler");
-  Json* params = member(scheduler, "params");
-  Json* total = member(params, "total_num_steps");
+  JsonValue* scheduler = member(&file, "scheduler");
+  JsonValue* params = member(scheduler, "params");
+  JsonValue* total = member(params, "total_num_steps");
   if (is_auto(total))
     put("scheduler.params.total_num_steps", total,
-        Json::of(steps_of("total_num_steps", autos.total_num_steps)));
-  Json* warmup = member(params, "warmup_num_steps");
+        steps_of("total_num_steps", autos.total_num_steps));
+  JsonValue* warmup = member(params, "warmup_num_steps");
   if (is_auto(warmup)) {
     const auto steps = steps_of("warmup_num_steps", autos.warmup_num_steps);
     put("scheduler.params.warmup_num_steps", warmup,
-        Json::of(steps == 0 ? std::int64_t{1} : steps));
+        steps == 0 ? std::int64_t{1} : steps);
   }
   // Absent it is the optimizer's with WarmupLR, but 0.001 with WarmupDecayLR.
-  Json* highest = member(params, "warmup_max_lr");
-  const Json* type = member(scheduler, "type");
+  JsonValue* highest = member(params, "warmup_max_lr");
+  const JsonValue* type = member(scheduler, "type");
   if (is_auto(highest) && type != nullptr &&
-      lower(type->text) == "warmupdecaylr") {
+      lower_text(*type) == "warmupdecaylr") {
     if (autos.learning_rate)
       put("scheduler.params.warmup_max_lr", highest,
-          Json::of(*autos.learning_rate));
-    else if (rate != nullptr && rate->is(Json::Kind::kNumber))
+          short_number(*autos.learning_rate));
+    else if (rate != nullptr && rate->is_number())
       *highest = *rate;
   }
   return {std::move(file), std::move(paths)};
@@ -367,17 +363,17 @@ bool is_known_key(std::string_view path) {
   return find_rule(path) != nullptr || is_section(path);
 }
 
-Json check_keys(const Json& file, const AutoValues& autos,
-                const std::vector<std::string>& taken,
-                std::vector<KeyNote>& notes, bool notes_rejected) {
+JsonValue check_keys(const JsonValue& file, const AutoValues& autos,
+                     const std::vector<std::string>& taken,
+                     std::vector<KeyNote>& notes, bool notes_rejected) {
   for (const std::string& name : taken)
     require(!is_known_key(name), "taken", "names that are no keys",
             fmt::format("'{}'", name));
-  if (!file.is(Json::Kind::kObject))
+  if (!file.is_object())
     reject(fmt::format("a configuration must be a JSON object, got {}",
                        brief_json(file)));
   const auto [resolved, paths] = with_auto_values(with_new_names(file), autos);
-  Json kept =
+  JsonValue kept =
       Checker(resolved, taken, notes_rejected, notes).check("", resolved);
   for (KeyNote& note : notes) {
     if (note.kind != KeyNote::Kind::kSupported ||

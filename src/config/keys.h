@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/config/config.h"
 
 /// The effect of each key of a configuration file, in one table. The reader
@@ -51,10 +51,11 @@ inline constexpr std::string_view kNoZero = "at stage 0 there is no ZeRO";
 /// out. Throws Error(kInvalidArgument) for other rejected keys and for unknown
 /// ones, except objects at the top that the caller takes. If `notes_rejected`,
 /// notes why a key is rejected, leaves it out and continues.
-[[nodiscard]] Json check_keys(const Json& file, const AutoValues& autos,
-                              const std::vector<std::string>& taken,
-                              std::vector<KeyNote>& notes,
-                              bool notes_rejected = false);
+[[nodiscard]] JsonValue check_keys(const JsonValue& file,
+                                   const AutoValues& autos,
+                                   const std::vector<std::string>& taken,
+                                   std::vector<KeyNote>& notes,
+                                   bool notes_rejected = false);
 
 /// Turns supported keys whose path begins with `path` into ignored ones, except
 /// those that switch a section on. Does nothing if such a switch is rejected.

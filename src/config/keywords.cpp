@@ -45,11 +45,11 @@ inline constexpr bool kMayLoop = !requires(Options o) {
 || std::is_same_v<Options, optim::OnebitAdamOptions>;
 
 // Keywords that are null keep the default.
-Json without_nulls(Json given) {
-  std::erase_if(given.members, [](const Json::Member& member) {
-    return member.second.is(Json::Kind::kNull);
-  });
-  return given;
+JsonValue without_nulls(const JsonValue& given) {
+  JsonValue kept = JsonValue::object();
+  for (const auto& [name, value] : given.items())
+    if (!value.is_null()) kept[name] = value;
+  return kept;
 }
 
 [[noreturn]] void reject_type(const std::string& message) {
@@ -80,18 +80,18 @@ std::string suggestion(std::string_view name,
                           type, name, suggestion(name, known)));
 }
 
-void read_outer(const Json& given, outer::OuterOptions& options) {
-  if (!given.is(Json::Kind::kObject))
+void read_outer(const JsonValue& given, outer::OuterOptions& options) {
+  if (!given.is_object())
     reject_type(
         fmt::format("outer must be a dict or None, got {}", brief_json(given)));
   std::vector<std::string_view> known;
   outer_fields(Names(known), options);
-  for (const auto& [name, value] : given.members)
+  for (const auto& [name, value] : given.items())
     if (std::ranges::find(known, name) == known.end())
       reject_type(fmt::format("outer: got an unexpected key '{}'{}", name,
                               suggestion(name, known)));
   outer_fields(Reader(&given, "outer", Paths::kPython), options);
-  if (given.find("sync_every") == nullptr)
+  if (!given.contains("sync_every"))
     reject("outer must have the key 'sync_every', >= 1");
   require(options.sync_every >= 1, "outer['sync_every']", ">= 1",
           options.sync_every);
@@ -106,33 +106,34 @@ OptimizerConfig optimizer_of(std::string_view type) {
 
 template <class Options>
 void read_keywords(Config& config, Options& options, std::string_view type,
-                   const Json& given, const std::vector<std::string>& others) {
+                   const JsonValue& given,
+                   const std::vector<std::string>& others) {
   std::vector<std::string_view> known;
   keyword_fields(Names(known), config, options);
   const bool is_plain_adam = type == "Adam";
   if (is_plain_adam) known.push_back("adam_w_mode");
   if (kMayLoop<Options>) known.push_back("outer");
   known.insert(known.end(), others.begin(), others.end());
-  for (const auto& [name, value] : given.members)
+  for (const auto& [name, value] : given.items())
     if (std::ranges::find(known, name) == known.end())
       reject_keyword(type, name, known);
-  const Json values = without_nulls(given);
+  const JsonValue values = without_nulls(given);
   const Reader reader(&values, "", Paths::kPython);
   keyword_fields(reader, config, options);
   if constexpr (requires { options.decoupled_decay; })
     if (is_plain_adam) reader.field("adam_w_mode", options.decoupled_decay);
-  if (const Json* outer = values.find("outer"))
+  if (const JsonValue* outer = find_member(values, "outer"))
     if (kMayLoop<Options>) read_outer(*outer, config.outer);
 }
 
 template <class Group>
 void read_group(const GroupKeywords& given, std::size_t index, Group& group) {
-  const Json values = without_nulls(given.options);
+  const JsonValue values = without_nulls(given.options);
   const Reader reader(&values, fmt::format("param_groups[{}]", index),
                       Paths::kPython);
   std::vector<std::string_view> known;
   group_fields(Names(known), group);
-  for (const auto& [name, value] : given.options.members)
+  for (const auto& [name, value] : given.options.items())
     if (std::ranges::find(known, name) == known.end())
       reject(fmt::format("{}: this optimizer has no such option",
                          reader.path_of(name)));
@@ -146,7 +147,8 @@ void read_group(const GroupKeywords& given, std::size_t index, Group& group) {
 
 }  // namespace
 
-void set_optimizer(Config& config, std::string_view type, const Json& given,
+void set_optimizer(Config& config, std::string_view type,
+                   const JsonValue& given,
                    const std::vector<std::string>& others) {
   Config made = config;
   made.optimizer = optimizer_of(type);
@@ -172,7 +174,7 @@ void set_groups(Config& config, const std::vector<GroupKeywords>& groups) {
 std::string describe_groups(const OptimizerConfig& optimizer) {
   std::string text;
   const auto describe = [&text](const auto& group) {
-    Json fields = Json::object();
+    JsonValue fields = JsonValue::object();
     group_fields(Writer(fields), group);
     text += compact_json(fields);
     if constexpr (requires { group.exp_avg_mask; })

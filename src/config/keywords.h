@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "config/archive.h"
-#include "core/json.h"
+#include "core/json_text.h"
 #include "thinwire/config/config.h"
 
 /// Optimizers whose options are given by name and without a file, as Python's
@@ -16,7 +16,7 @@ namespace thinwire::config {
 /// A group of parameters: its options by name, and its
 /// MaskedGroup::exp_avg_mask.
 struct GroupKeywords {
-  Json options = Json::object();
+  JsonValue options = JsonValue::object();
   std::vector<float> exp_avg_mask{};
 };
 
@@ -26,7 +26,8 @@ struct GroupKeywords {
 /// itself. Throws Error(kInvalidArgument) naming the keyword, its range and its
 /// value, and WrongType for unknown keywords and wrong types; nothing has
 /// changed then.
-void set_optimizer(Config& config, std::string_view type, const Json& given,
+void set_optimizer(Config& config, std::string_view type,
+                   const JsonValue& given,
                    const std::vector<std::string>& others = {});
 
 /// Sets the groups of `config.optimizer`. Errors are those of set_optimizer(),

@@ -34,17 +34,18 @@ void read_general(const Reader& file, Config& config) {
   }
 }
 
-void read_zero(const Json& tree, const Reader& file, ZeroConfig& zero) {
-  const Json* value = tree.find("zero_optimization");
-  if (value != nullptr && value->is(Json::Kind::kBoolean)) {
-    zero.stage = value->boolean ? 1 : 0;
+void read_zero(const JsonValue& tree, const Reader& file, ZeroConfig& zero) {
+  const JsonValue* value = find_member(tree, "zero_optimization");
+  if (value != nullptr && value->is_boolean()) {
+    zero.stage = value->get<bool>() ? 1 : 0;
     return;
   }
-  if (value != nullptr && !value->is(Json::Kind::kObject))
+  if (value != nullptr && !value->is_object())
     file.reject("zero_optimization", "an object, true or false");
   Reader section = file.section("zero_optimization");
-  const Json* stage = value == nullptr ? nullptr : value->find("stage");
-  if (stage != nullptr && stage->is(Json::Kind::kNumber) && stage->number == 3)
+  const JsonValue* stage =
+      value == nullptr ? nullptr : find_member(*value, "stage");
+  if (stage != nullptr && *stage == 3)
     section.reject("stage",
                    "an integer in [0, 2] (Thinwire has no ZeRO stage 3)");
   section.field("stage", zero.stage, kStages);
@@ -137,8 +138,8 @@ void note_without_effect(std::vector<KeyNote>& notes, const Config& config) {
 }
 
 // Notes absent keys whose default differs from DeepSpeed's.
-void note_absent(const Json& tree, std::vector<KeyNote>& notes) {
-  if (tree.find("gradient_clipping") == nullptr)
+void note_absent(const JsonValue& tree, std::vector<KeyNote>& notes) {
+  if (!tree.contains("gradient_clipping"))
     notes.push_back({"gradient_clipping", KeyNote::Kind::kAbsent,
                      "it is 0, and gradients are not clipped; DeepSpeed's "
                      "default is 1.0 since version 0.19.3"});
@@ -152,7 +153,7 @@ void log_notes(const std::vector<KeyNote>& notes) {
 }
 
 // Reads what check_keys() has kept of a file, without check_without_ranks().
-Config read(const Json& tree, std::vector<KeyNote>& notes) {
+Config read(const JsonValue& tree, std::vector<KeyNote>& notes) {
   const Reader file(&tree, "");
   Config config;
   read_general(file, config);
@@ -205,30 +206,24 @@ void note_rejected(std::vector<KeyNote>& notes, const std::string& key,
 
 // Removes a key. If it is missing and its section is not, removes the section
 // at the top level.
-bool remove(Json& tree, const std::string& key) {
+bool remove(JsonValue& tree, const std::string& key) {
   const std::string section = key.substr(0, key.find('.'));
-  Json* object = &tree;
+  JsonValue* object = &tree;
   std::string rest = key;
   while (true) {
     const std::size_t dot = rest.find('.');
-    const auto found = std::ranges::find(object->members, rest.substr(0, dot),
-                                         &Json::Member::first);
-    if (found == object->members.end()) break;
-    if (dot == std::string::npos) {
-      object->members.erase(found);
-      return true;
-    }
-    object = &found->second;
+    const std::string name = rest.substr(0, dot);
+    JsonValue* const found = find_member(*object, name);
+    if (found == nullptr) return tree.erase(section) > 0;
+    if (dot == std::string::npos) return object->erase(name) > 0;
+    object = found;
     rest.erase(0, dot + 1);
   }
-  return std::erase_if(tree.members, [&](const Json::Member& member) {
-           return member.first == section;
-         }) > 0;
 }
 
 // Reads a tree. Notes and removes each key whose value is rejected, and reads
 // the rest again. A conflict with a key that may be removed proves nothing.
-Config read_rest(Json& tree, std::vector<KeyNote>& notes) {
+Config read_rest(JsonValue& tree, std::vector<KeyNote>& notes) {
   while (true) {
     std::string key;
     try {
@@ -295,10 +290,10 @@ Config Config::from_json(std::string_view text, std::vector<KeyNote>* notes,
                 fmt::format("a configuration must be at most {} bytes, got {}",
                             kMostBytes, text.size()));
   std::vector<KeyNote> met;
-  const Json tree = check_keys(parse_json(text), autos, taken, met);
+  const JsonValue tree = check_keys(read_json(text), autos, taken, met);
   Config config = read(tree, met);
   for (const std::string& name : taken)
-    if (const Json* object = tree.find(name))
+    if (const JsonValue* object = find_member(tree, name))
       config.other_objects[name] = write_json(*object);
   check_without_ranks(config);
   note_without_effect(met, config);
@@ -326,7 +321,7 @@ std::vector<KeyNote> check_file(const std::string& path,
       .total_num_steps = 1000, .warmup_num_steps = 1, .learning_rate = 1e-3};
   return with_file(path, [&](const std::string& text) {
     std::vector<KeyNote> notes;
-    Json tree = check_keys(parse_json(text), kAutos, taken, notes, true);
+    JsonValue tree = check_keys(read_json(text), kAutos, taken, notes, true);
     note_absent(tree, notes);
     const Config config = read_rest(tree, notes);
     if (has_rejected(notes)) return notes;

@@ -33,8 +33,8 @@ void write_newer(const Writer& file, const Config& config) {
 // and a section is complete before the next begins.
 std::string Config::to_json() const {
   check_without_ranks(*this);
-  Json tree = Json::object();
-  Json own_tree = Json::object();
+  JsonValue tree = JsonValue::object();
+  JsonValue own_tree = JsonValue::object();
   const Writer file(tree);
   const Writer own(own_tree);
 
@@ -61,9 +61,8 @@ std::string Config::to_json() const {
   write_precision(file, own, *this);
   write_zero(file, zero);
   write_schedule(file, own, *this);
-  tree.add("thinwire", std::move(own_tree));
-  for (const auto& [name, text] : other_objects)
-    tree.add(name, parse_json(text));
+  tree["thinwire"] = std::move(own_tree);
+  for (const auto& [name, text] : other_objects) tree[name] = read_json(text);
   return write_json(tree) + "\n";
 }
 

@@ -29,7 +29,7 @@ const Members& members_of(const JsonValue& object) {
 // Receives every piece of the text from nlohmann-json's parser.
 class TreeBuilder final : public nlohmann::json_sax<JsonValue> {
  public:
-  // With `take`, the outermost object is handed over and not kept.
+  // With `take`, members of the outermost object are passed on and not kept.
   TreeBuilder(std::string_view text, const JsonLimits& limits,
               const TakeJsonMember* take)
       : text_(text), limits_(limits), take_(take) {}
@@ -166,7 +166,8 @@ void read(std::string_view text, TreeBuilder& builder) {
 // Returns the shortest text that is read as the same bits, and as a double.
 std::string real_text(double value) {
   std::string text = fmt::format("{}", value);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  if (std::isfinite(value) && text.find_first_of(".e") == std::string::npos)
+    text += ".0";
   return text;
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 Config with(std::string_view type, std::string_view given) {
   Config config;
-  set_optimizer(config, type, parse_json(given), {"telemetry"});
+  set_optimizer(config, type, read_json(given), {"telemetry"});
   return config;
 }
 
@@ -48,7 +48,7 @@ TEST(Keywords, OfAnotherTypeAreNamedWithTheRange) {
        }) {
     Config config;
     try {
-      set_optimizer(config, "OnebitAdam", parse_json(given));
+      set_optimizer(config, "OnebitAdam", read_json(given));
       ADD_FAILURE() << given;
     } catch (const WrongType& error) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
@@ -88,7 +88,7 @@ TEST(Keywords, ThatAreUnknownAreNamedWithWhatToWrite) {
 TEST(Keywords, OfGroupsAreNamedWithTheirNumber) {
   Config config = with("Lamb", "{}");
   const auto group = [](std::string_view text) {
-    return GroupKeywords{.options = parse_json(text)};
+    return GroupKeywords{.options = read_json(text)};
   };
   set_groups(config, {group(R"({"lr": 0.5})"), group(R"({"max_coeff": 3})")});
   const auto& groups = std::get<optim::LambOptions>(config.optimizer).groups;

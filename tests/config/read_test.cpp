@@ -222,7 +222,7 @@ TEST(ConfigFile, HandsBackObjectsThatAProgramTakes) {
       Config::from_json(text, &notes, {}, {"another", "a program"});
   ASSERT_EQ(config.other_objects.size(), 1u);
   EXPECT_EQ(config.other_objects.at("a program"),
-            "{\n  \"steps\": 1e2,\n  \"x\": null,\n  \"y\": \"auto\",\n"
+            "{\n  \"steps\": 100.0,\n  \"x\": null,\n  \"y\": \"auto\",\n"
             "  \"z\": [\n    1,\n    {}\n  ],\n"
             "  \"seed\": 18446744073709551615,\n"
             "  \"fp16\": {\n    \"no\": \"key\"\n  }\n}");

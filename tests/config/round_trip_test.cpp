@@ -288,7 +288,7 @@ Config any_config() {
   c.wall_clock_breakdown = any_bool();
   c.memory_breakdown = any_bool();
   if (any_bool())
-    c.other_objects[kTaken[0]] = "{\n  \"a\": 1e2,\n  \"b\": []\n}";
+    c.other_objects[kTaken[0]] = "{\n  \"a\": 100.0,\n  \"b\": []\n}";
   if (any_bool())
     c.other_objects[kTaken[1]] = "{\n  \"data\": \"é \\\\ \\\"\"\n}";
   return c;
