@@ -26,8 +26,8 @@ namespace {
 
 constexpr const char* kWorkerError = "worker_error";
 constexpr const char* kServerError = "server_error";
-// Marks states whose residuals are in the order of worker_error(). States
-// before version 0.7 do not have it.
+// Marks states whose residuals are in the order of worker_error(). States of
+// version 0.8 do not have it.
 constexpr const char* kOrder = "residual_order";
 
 }  // namespace
@@ -124,7 +124,7 @@ optim::State LowBitOptimizer::Impl::state() const {
   return own_state(std::move(state));
 }
 
-// States before version 0.7 do not give the order of their residuals, so these
+// States of version 0.8 do not give the order of their residuals, so these
 // are dropped, as they were then.
 optim::Adoption LowBitOptimizer::Impl::adopt_residuals(StateDict& state,
                                                        bool goes_on) {

@@ -256,14 +256,10 @@ Phase ZeroOneAdamImpl::next_phase() const {
 }
 
 void ZeroOneAdamImpl::list_own(StateParts& parts) {
-  const StateDict* const saved = parts.saved();
-  const std::int64_t freeze_step = plan.list(parts, kVarFreezeStep);
+  plan.list(parts, kVarFreezeStep);
   schedule.list(parts);
   const std::int64_t updated = parts.count({"var_updates"}, var_updates);
-  const std::int64_t past =
-      saved != nullptr && saved_count(*saved, "step") >= freeze_step ? 1 : 0;
-  const bool frozen =
-      parts.integer({.name = "frozen", .missing = past}, is_frozen);
+  const bool frozen = parts.integer({.name = "frozen"}, is_frozen);
   if (!frozen && model.size() > 0) parts.require("exp_avg_sq");
   if (updated > 0 && model.num_blocks() > 0)
     parts.require("denominator_medians");

@@ -124,9 +124,6 @@ void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
 
 // Adds the data that the state of the exact rule lacks.
 void LowBitOptimizer::Impl::require_optimizer(StateDict& state) const {
-  // States of version 0.2 use names that DeepSpeed's have, too.
-  if (state.has_scalar("semantics"))
-    require_text(state, "semantics", "corrected");
   const std::string saved = state.text("optimizer");
   if (saved == model.settings.name) return;
   if (!begins_in(state, saved)) refuse_optimizer(saved, model.settings.name);

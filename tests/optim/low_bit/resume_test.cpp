@@ -134,13 +134,13 @@ void expect_refused(Optimizer& optimizer, const StateDict& state,
 }
 
 TEST_P(LowBitStates, RefuseMissingParts) {
-  // Their absence says something: nothing masked, nothing compressed yet, or a
-  // state of a version that did not save what was planned.
+  // Their absence says something: nothing masked, nothing compressed yet, or
+  // the state of an optimizer without that option.
   const std::set<std::string> optional = {
-      "participation",     "worker_error",      "frozen",
-      "exp_avg_sq",        "freeze_step",       "var_freeze_step",
-      "var_update_scaler", "local_step_scaler", "local_step_clipper",
-      "warmup_bits",       "clip_reference",    "last_loss_scale"};
+      "participation",     "worker_error",       "exp_avg_sq",
+      "freeze_step",       "var_freeze_step",    "var_update_scaler",
+      "local_step_scaler", "local_step_clipper", "warmup_bits",
+      "clip_reference",    "last_loss_scale"};
   const auto states = states_of(GetParam(), 2);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     const auto optimizer = GetParam().make(comm, test::grouped_layout());
@@ -245,26 +245,6 @@ TEST(LowBitResiduals, RequireTheirBuckets) {
     options.compression.exchange.bucket_elements = 70;  // the same buckets
     ZeroOneAdam three(comm, layout, options);
     EXPECT_NO_THROW(three.load_state_dict(copy_of(one.state())));
-  });
-}
-
-// Earlier versions had buckets of 2^20 elements by default.
-TEST(LowBitResiduals, OfEarlierVersionsNeedTheirBuckets) {
-  const ParameterLayout layout = ParameterLayout::of({{"a", {5000}}});
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    OnebitAdamOptions options{.freeze = {.step = 1}};
-    options.compression.exchange.bucket_elements = std::size_t{1} << 20;
-    OnebitAdam earlier(comm, layout, options);
-    std::vector<float> params(layout.size());
-    for (std::int64_t t = 1; t <= 3; ++t)
-      (void)test::step_of(earlier, params, t, comm.rank());
-    options.compression.exchange.bucket_elements = 2048;
-    OnebitAdam now(comm, layout, options);
-    expect_refused(now, copy_of(earlier.state()),
-                   {"bucket_elements 2048", "set it to 1048576"});
-    options.compression.exchange.bucket_elements = 1 << 20;
-    OnebitAdam as_told(comm, layout, options);
-    EXPECT_NO_THROW(as_told.load_state_dict(copy_of(earlier.state())));
   });
 }
 

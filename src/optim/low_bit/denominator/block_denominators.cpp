@@ -221,7 +221,6 @@ BlockDenominators BlockDenominators::load(const StateDict& state,
     of_late.push_back(loaded.of_late(b));
   require_usable("denominator_medians", std::as_const(of_late),
                  Sign::kPositive);
-  if (!state.has_array("heavy_factors")) return loaded;
   const std::vector<std::size_t> indices =
       saved_elements(state, "heavy_factors", num_elements);
   const auto factors = saved_values<float>(state, "heavy_factors",

@@ -43,17 +43,16 @@ void AutoFreeze::list(StateParts& parts) {
                saved != nullptr ? saved->array(kName).size() : 0);
 }
 
-std::int64_t StagePlan::list(StateParts& parts, const char* key) {
+void StagePlan::list(StateParts& parts, const char* key) {
   if (parts.saved() != nullptr && named_) {
     parts.set(step_, std::int64_t{own_});
-    return own_;
+    return;
   }
   const std::int64_t step =
       parts.integer({.name = key, .missing = own_}, step_);
   if (parts.saved() != nullptr && step < 1 && step != kAutoFreeze)
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the state's {} must be >= 1, got {}", key, step));
-  return step;
 }
 
 bool StagePlan::names_later(std::int64_t steps) const {

@@ -55,9 +55,8 @@ class StagePlan {
   /// Returns the step, which may be kAutoFreeze.
   [[nodiscard]] std::int64_t step() const { return step_; }
   /// Lists the step as `key`, the option's name. A load sets the saved step,
-  /// unless the caller names one. States of versions before 0.8 have none.
-  /// Returns the step.
-  std::int64_t list(StateParts& parts, const char* key);
+  /// unless the caller names one. States of Adam and LAMB have none.
+  void list(StateParts& parts, const char* key);
 
   /// Returns whether the caller has named a step after `steps`.
   [[nodiscard]] bool names_later(std::int64_t steps) const;

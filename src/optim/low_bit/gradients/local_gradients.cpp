@@ -283,8 +283,7 @@ LocalGradients::Memory LocalGradients::saved_memory(
   Memory saved;
   saved.norm.load(state);
   saved.lagged.load(state);
-  saved.left_out_a_step = state.has_scalar("left_out_a_step") &&
-                          state.integer("left_out_a_step") != 0;
+  saved.left_out_a_step = state.integer("left_out_a_step") != 0;
   saved.loss_scale = saved_loss_scale(state);
   if (!state.has_scalar(kSavedWorld)) return saved;
   const CalibratedNorm before = saved.norm;

@@ -280,9 +280,8 @@ void LocalUpdates::list(StateParts& parts, bool is_frozen) {
   groups({.name = "decay"}, now.decay);
   const bool accumulated = parts.integer({"accumulated"}, now.accumulated);
   parts.integer({"momenta_differ"}, now.momenta_differ);
-  const std::int64_t steps = parts.count({"local_steps"}, now.steps);
-  parts.count({.name = "local_steps_taken", .is_own = true, .missing = steps},
-              now.taken);
+  parts.count({"local_steps"}, now.steps);
+  parts.count({.name = "local_steps_taken", .is_own = true}, now.taken);
   const std::vector<Range> whole = {{0, model_.size()}};
   if (is_frozen)
     parts.elements({.name = "origin", .ranges = whole, .is_parameters = true},

@@ -147,39 +147,13 @@ namespace {
 
 // Returns a checksum of the blocks that each rank serves. They depend on the
 // buckets and on the hosts, even if their number of elements does not.
-std::int64_t residual_layout(const LowBitModel& model,
-                             const exchange::BlockLayout& layout) {
+std::int64_t residual_layout(const LowBitModel& model) {
   std::vector<std::int32_t> servers;
-  for (const exchange::Block& block : layout.blocks())
+  for (const exchange::Block& block : model.layout.blocks.blocks())
     servers.push_back(block.server);
   const std::vector<int>& ranks = model.comm.hosts().ranks;
   servers.insert(servers.end(), ranks.begin(), ranks.end());
   return static_cast<std::int64_t>(checksum(servers));
-}
-
-// Refuses residuals of other buckets. Until version 0.5 a bucket had 2^20
-// elements by default. Until 0.7.0 it had at least this number for each rank of
-// a host in a hierarchical exchange. A rank does not have the residuals of
-// blocks that another rank served then.
-[[noreturn]] void refuse_residual_layout(const LowBitModel& model,
-                                         std::int64_t saved) {
-  const std::size_t own = model.settings.exchange.bucket_elements;
-  const std::string what = fmt::format(
-      "the state's residual_layout is of another bucket size than this "
-      "optimizer's bucket_elements {}",
-      own);
-  for (const int ranks : {1, model.comm.hosts().ranks_per_host}) {
-    exchange::BlockOptions former = model.block_options();
-    former.bucket_elements = static_cast<std::size_t>(ranks) << 20;
-    if (!model.has_given_blocks &&
-        saved == residual_layout(
-                     model, exchange::BlockLayout(model.layout.units, former)))
-      throw Error(
-          ErrorCode::kCorruptCheckpoint,
-          fmt::format("{}: set it to {}, the default of earlier versions", what,
-                      former.bucket_elements));
-  }
-  throw Error(ErrorCode::kCorruptCheckpoint, what + ", or of other hosts");
 }
 
 // Returns the elements of some servers' blocks as joined ranges.
@@ -318,8 +292,7 @@ void add_residual_owner(State& state, const LowBitModel& model) {
   if (state.find(kWorkerError) == nullptr) return;
   state.owner.put_integer("world_size", model.comm.size());
   state.owner.put_integer("rank", model.comm.rank());
-  state.owner.put_integer("residual_layout",
-                          residual_layout(model, model.layout.blocks));
+  state.owner.put_integer("residual_layout", residual_layout(model));
 }
 
 void require_residual_owner(const StateDict& state, const LowBitModel& model) {
@@ -337,9 +310,13 @@ void require_residual_owner(const StateDict& state, const LowBitModel& model) {
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("residuals of {} ranks per host do not fit {}",
                             saved, comm.hosts().ranks_per_host));
-  if (const std::int64_t layout = state.integer("residual_layout");
-      layout != residual_layout(model, model.layout.blocks))
-    refuse_residual_layout(model, layout);
+  if (state.integer("residual_layout") != residual_layout(model))
+    throw Error(
+        ErrorCode::kCorruptCheckpoint,
+        fmt::format("the state's residual_layout is of another bucket size "
+                    "than this optimizer's bucket_elements {}, or of other "
+                    "hosts",
+                    model.settings.exchange.bucket_elements));
 }
 
 }  // namespace thinwire::optim
