@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collective calls that the program is in, for errors of ranks in different ones."""
+"""Names of the collective calls that the program is in, for errors about ranks in
+different calls."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _calls: dict[int, str] = {}
 
 @contextmanager
 def in_call(name: str) -> Iterator[None]:
-    """Names the collective call within it, for example "save()"; also a decorator. If
-    calls are nested, the outermost name counts. Local.
+    """Names the collective call in its body, for example "save()". Also usable as a
+    decorator. If calls are nested, the outermost name counts. Local.
     """
     thread = threading.get_ident()
     is_outermost = thread not in _calls
@@ -29,7 +30,7 @@ def in_call(name: str) -> Iterator[None]:
 
 @contextmanager
 def in_part(of_call: str) -> Iterator[None]:
-    """Adds to the name of this thread's call within it, if it is in one. Local."""
+    """Extends the name of this thread's call, if any, in its body. Local."""
     thread = threading.get_ident()
     name = _calls.get(thread)
     if name is not None:
@@ -47,8 +48,8 @@ def name_of_call() -> str:
 
 
 def names_of_calls() -> str:
-    """Returns the calls that all threads are in, or "". Another thread moves the bytes of
-    a call.
+    """Returns the calls that all threads are in, or "". All threads count, because
+    another thread moves the bytes of a call.
     """
     return " and ".join(sorted(set(filter(None, _calls.values()))))
 

@@ -29,8 +29,8 @@ _MOST_TEXTS = 8
 
 @dataclass
 class _Made:
-    """Groups of one set of hosts. Hooks use them one after the other, since torch keeps
-    the groups that it has made.
+    """Groups of one set of hosts. Hooks use them one after the other, because torch
+    keeps all groups that it has made.
     """
 
     between: dist.ProcessGroup
@@ -52,8 +52,9 @@ class DeviceGroups:
     """The groups of one hook: the ranks of this rank's host, and the ranks with the same
     number on all hosts. If hosts are flat, each rank is a host.
 
-    A rank that waits for others learns within a second that one of them has given up. It
-    waits no longer than the time-out, and as long again until it can name a rank.
+    A rank that waits for others notices within a second that one of them has given up.
+    It waits no longer than the time-out, and then at most as long again until it can
+    name a rank.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class DeviceGroups:
         backend: str,
         hosts: list[list[int]],
     ) -> None:
-        """Makes the groups, or takes those of a hook that has ended. Collective over
-        `comm`, whose ranks are those of `group`. `hosts` has the ranks of each host, and
-        is empty if hosts are flat.
+        """Creates the groups, or takes over those of a hook that has ended. Collective
+        over `comm`, which has the ranks of `group`. `hosts` has the ranks of each host,
+        and is empty if hosts are flat.
         """
         hosts = hosts or [[rank] for rank in range(comm.size)]
         self.host = next(k for k, ranks in enumerate(hosts) if comm.rank in ranks)
@@ -92,8 +93,8 @@ class DeviceGroups:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts the time within it. Raises CommFailure if other ranks have given up or
-        left, and if anything within it raises RuntimeError.
+        """Counts the time of its body. Raises CommFailure if other ranks have given up
+        or left, or if the body raises RuntimeError.
         """
         if self._has_failed:
             raise self.failure(RuntimeError("an earlier one has failed"))
@@ -111,15 +112,16 @@ class DeviceGroups:
             self._queued_at = time.monotonic()
 
     def failure(self, error: Exception) -> CommFailure:
-        """Ends the groups after an error, so that no rank waits for this one. Returns the
-        error that names the rank that is lost, if one is.
+        """Ends the groups after an error, so that no rank waits for this one. Returns
+        an error that names the lost rank, if any.
         """
         self.end()
         if self._reason is not None:
             self._comm.give_up(self._reason)
             return CommFailure(f"this rank gave up: {self._reason}")
         try:
-            # It names ranks; all get here, because their groups have ended, too.
+            # This names ranks. All ranks get here, because their groups have also
+            # ended.
             self._comm.barrier()
             texts = self._comm.gather_texts(short_text(error))
         except CommFailure as named:
@@ -127,8 +129,8 @@ class DeviceGroups:
         return CommFailure(f"an exchange over {self.backend}: {_on_ranks(texts)}")
 
     def look(self) -> bool:
-        """Ends the groups if this rank, or its device, waits for one that has given up or
-        ended, or waits for longer than the time-out.
+        """Ends the groups if this rank or its device waits for a rank that has given up
+        or ended, or longer than the time-out.
         """
         began, queued = self._began, self._queued
         if began is None:
@@ -148,8 +150,8 @@ class DeviceGroups:
 
     def end(self, reason: str | None = None) -> None:
         """Ends exchanges in flight, here and on other ranks. The groups cannot be used
-        again. If a thread of this rank is in an exchange, or enters one later, it tells
-        other ranks the reason, unless it is None. Local.
+        again. If a thread of this rank is in an exchange, or enters one later, other
+        ranks get the reason, unless it is None. Local.
         """
         if self._is_given_back:
             return
@@ -165,7 +167,7 @@ class DeviceGroups:
         if self.backend != "gloo":
             group._get_backend(self.device).abort()
             return
-        # Its abort() does nothing, but a wait that times out closes the connection.
+        # gloo's abort() does nothing, but a wait that times out closes the connection.
         never = torch.empty(1, dtype=torch.uint8)
         for peer in range(group.size()):
             if peer == group.rank():
@@ -176,8 +178,8 @@ class DeviceGroups:
                 work.wait(datetime.timedelta(milliseconds=1))
 
     def close(self, *, in_flight: bool = False) -> None:
-        """Gives the groups back, for other hooks. Ends an exchange in flight, such as one
-        that its user has not waited for yet. Local.
+        """Returns the groups for use by other hooks. Ends an exchange in flight, for
+        example if its user has not waited for it yet. Local.
         """
         if in_flight or self._began is not None:
             self.end(reason_of_end() or "its hook was closed during an exchange")
@@ -197,9 +199,7 @@ def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def _on_ranks(texts: list[str]) -> str:
-    """Returns different errors of ranks, a few of them, each with the first rank that has
-    it.
-    """
+    """Returns up to a few different errors, each with the first rank that has it."""
     ranks = {text: rank for rank, text in reversed([*enumerate(texts)])}
     some = sorted(ranks.items(), key=lambda item: item[1])[:_MOST_TEXTS]
     return "; ".join(f"on rank {rank}: {text}" for text, rank in some)
@@ -242,7 +242,7 @@ def _group_with(
     """
     own = dist.get_rank()
     is_world = group.size() == dist.get_world_size()
-    # Longer than the watcher's, after which an error names the rank that is missing.
+    # Longer than the watcher's limit, after which an error names the missing rank.
     timeout = datetime.timedelta(seconds=2 * comm.timeout + 60)
     found = None
     for ranks in sets:

@@ -15,7 +15,8 @@ from ..errors import InvalidArgument
 def timeout_of(
     timeout: float | datetime.timedelta | None, group: dist.ProcessGroup | None = None
 ) -> float:
-    """Returns seconds: `timeout`, else THINWIRE_TIMEOUT, else the group's, else 600."""
+    """Returns the first of these that is set, in seconds: `timeout`, THINWIRE_TIMEOUT,
+    the group's time-out, 600."""
     if isinstance(timeout, datetime.timedelta):
         timeout = timeout.total_seconds()
     if timeout is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the argument process_group to a communicator."""
+"""Converts the argument process_group to a communicator."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def communicator_for(
     """Returns the communicator of an optimizer or an engine. Collective over the group.
 
     process_group: a ProcessGroup of torch.distributed, an object with the members of
-      Transport in comm/transport.py, or a _core.Communicator. The last is returned as
-      it is, and the caller closes it. None is what THINWIRE_COMM names (torch, mpi4py,
-      mpi, local). Otherwise it is the world of torch.distributed, or this process
-      alone.
+      Transport in comm/transport.py, or a _core.Communicator. A communicator is
+      returned unchanged, and the caller closes it. None selects the transport that
+      THINWIRE_COMM names (torch, mpi4py, mpi, local). If that is unset, it selects the
+      world of torch.distributed, or this process alone.
     backend: DeepSpeed's comm_backend_name, used if neither process_group nor
       THINWIRE_COMM is set. "mpi" is mpi4py, and any other value is like None.
-    timeout: seconds that one collective may take; None: THINWIRE_TIMEOUT, else the
-      group's.
-    names_world_ranks: whether errors about lost ranks give the world's numbers, not
-      those in the ProcessGroup.
+    timeout: limit of one collective in seconds. None means THINWIRE_TIMEOUT or, if that
+      is unset, the group's time-out.
+    names_world_ranks: whether errors about lost ranks use the world's numbers instead
+      of those in the ProcessGroup.
 
     The communicator is closed at the latest when the program ends. If an exception ends
-    the program, the other ranks receive it. Waiting releases the GIL, but Ctrl-C
+    the program, the other ranks get its text. Waiting releases the GIL, but Ctrl-C
     interrupts it only after the exchange. Over Python transports every exchange needs
     the GIL for a moment. A thread that runs Python code without pause delays it by up
     to sys.getswitchinterval().
@@ -66,7 +66,8 @@ def communicator_for(
 
 
 def require_group(process_group: Any) -> None:
-    """Raises InvalidArgument for what communicator_for() cannot take. Local."""
+    """Raises InvalidArgument for an argument that communicator_for() does not accept.
+    Local."""
     if process_group is None or isinstance(
         process_group, _core.Communicator | dist.ProcessGroup
     ):
@@ -145,7 +146,7 @@ def _over_group(
 
 
 def transport_of(comm: _core.Communicator) -> ProcessGroupTransport | None:
-    """Returns the transport over torch.distributed, or None if it is another one."""
+    """Returns the transport if it uses torch.distributed, otherwise None."""
     found = _transports.get(comm)
     return None if found is None else found()
 

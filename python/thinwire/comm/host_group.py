@@ -37,11 +37,11 @@ is made after another one has ended the other one's name, and so its addresses."
 
 class HostGroup:
     """The ranks of one host, of which the first is the leader. They sum and share
-    tensors of their devices in the device's own process group, such as NCCL's. It is a
-    group that the program does not know. Texts travel over gloo.
+    tensors of their devices in a process group of the device's backend, such as NCCL,
+    which the program does not see. Texts are sent over gloo.
 
-    A rank that waits for the device's group learns within a second that another one has
-    died or given up. It then ends the device's group, and all ranks learn of that.
+    A rank that waits for the device's group notices within a second that another rank
+    has died or given up. It then ends the device's group, which all ranks notice.
     """
 
     ranks: list[int]
@@ -74,9 +74,9 @@ class HostGroup:
         self._failure: str | None = None
         self._queued: torch.Event | None = None
         self._timeout = comm.timeout
-        # A rank that waits for a device names the missing rank before others miss this
-        # one. The ranks of its host time out first, then other hosts' leaders, last the
-        # ranks that wait for their leader.
+        # A rank that waits for a device must name the missing rank before other ranks
+        # miss this one. The ranks of its host therefore time out first, then other
+        # hosts' leaders, and finally the ranks that wait for their leader.
         part = transport.split(host, comm.rank, "ranks of a host", 0, comm.timeout)
         assert part is not None
         self.inside = close_at_exit(_core.over(part, comm.timeout + 2 * _LATER_SECONDS))
@@ -132,10 +132,11 @@ class HostGroup:
         self._require_alive()
 
     def look(self) -> bool:
-        """Ends the device's group if its ranks wait in vain, or one has died."""
+        """Ends the device's group if one of its ranks has died, or if its ranks would
+        wait forever."""
         began = self._began
         if began is None:
-            # The program itself may wait for the operation, anywhere.
+            # The program itself may wait for the operation, at any place.
             if self._queued is not None and not self._queued.query():
                 why = self._transport.failure() or self._dead()
                 if why is not None:
@@ -184,7 +185,7 @@ class HostGroup:
         return f"{self._what} of the ranks {ranks} over {self.backend}"
 
     def _dead(self, seconds: float = 0.0) -> str | None:
-        """Returns which other rank's process has ended, or ends within `seconds`."""
+        """Returns another rank whose process has ended, or ends within `seconds`."""
         rank = self._processes.ended(seconds)
         if rank is None:
             return None
@@ -194,7 +195,7 @@ class HostGroup:
         world = member_group(None)
         of_world = dist.get_process_group_ranks(self._transport.group)
         known = _made.setdefault(world, {})
-        # Longer than ours, which names the rank that is missing.
+        # Longer than Thinwire's own time-out, whose error names the missing rank.
         timeout = datetime.timedelta(seconds=2 * self._timeout + 60)
         is_world = len(of_world) == dist.get_world_size()
         own = (self.backend, tuple(of_world[rank] for rank in self.ranks))
@@ -219,8 +220,8 @@ def host_group_for(
     """Returns the group of this rank's host. Collective, over all ranks of `comm`.
 
     Returns None unless several hosts hold several ranks each. All must be on devices of
-    one kind that has a process group. `preferred` names the backend, if it is there and
-    serves the device.
+    one kind that has a process group. `preferred` names the backend to use if it exists
+    and serves the device.
     """
     transport = transport_of(comm)
     if transport is None:
@@ -245,9 +246,9 @@ def host_group_for(
 
 
 def threads_of_leader(asked: int, leaders: int = 1) -> int:
-    """Returns with how many threads a leader computes. That is as many as asked for, or all
-    cores that it may use, divided by the leaders of its machine. Returns 0 if
-    THINWIRE_NUM_THREADS says it. Local.
+    """Returns the number of threads of a leader: `asked` or, if that is unset, the
+    cores that it may use divided by the leaders on its machine. Returns 0 if
+    THINWIRE_NUM_THREADS sets it. Local.
     """
     if asked > 0 or os.environ.get("THINWIRE_NUM_THREADS"):
         return asked
@@ -255,7 +256,7 @@ def threads_of_leader(asked: int, leaders: int = 1) -> int:
 
 
 def leaders_here(between: _core.Communicator) -> int:
-    """Returns how many leaders are on this machine. Collective over `between`."""
+    """Returns the number of leaders on this machine. Collective over `between`."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

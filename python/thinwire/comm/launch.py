@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Setup of torch.distributed from a launcher's variables, with DeepSpeed's arguments."""
+"""Initialization of torch.distributed from a launcher's variables, with DeepSpeed's
+arguments."""
 
 from __future__ import annotations
 
@@ -35,19 +36,18 @@ def init_distributed(
 
     Ranks come from torchrun's variables, or from mpirun's if `auto_mpi_discovery`.
     Without a launcher this process is a world of one. Ranks that torchrun has restarted
-    (`--max-restarts`) find each other, and not what the previous attempt has left in
-    the store. torch's own init_process_group() can hang there.
+    (`--max-restarts`) ignore data that the previous attempt has left in the store.
+    torch's own init_process_group() can hang in this case.
 
-    dist_backend: None is torch's own choice by device.
+    dist_backend: None lets torch choose by device.
     timeout: limit of the start, and of torch's own collectives. None is
       THINWIRE_TIMEOUT, or torch's own limit if that is unset.
     dist_init_required: False rejects initialization.
-    config: ignored, because nothing of it concerns the start; DeepSpeed's scripts pass
-      it.
+    config: accepted for DeepSpeed's scripts, but ignored.
 
     Raises FailedPrecondition naming the variable that is missing, and InvalidArgument
-    for a THINWIRE_TIMEOUT that is no duration. Raises CommFailure naming the ranks that
-    do not arrive within `timeout`.
+    if THINWIRE_TIMEOUT is not a duration. Raises CommFailure naming the ranks that do
+    not arrive within `timeout`.
     """
     if dist.is_initialized():
         return
@@ -76,7 +76,7 @@ def init_distributed(
             arguments |= _of_this_attempt(timeout or dist.default_pg_timeout)
     dist.init_process_group(**arguments)
     if verbose and dist.get_rank() == 0:
-        backend = dist.get_backend()  # "undefined" means one for each kind of device
+        backend = dist.get_backend()  # "undefined": one for each kind
         logger.info(
             "torch.distributed: %s, %d ranks",
             "default backends" if backend in ("", "undefined") else backend,
@@ -131,11 +131,11 @@ def store_of_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> 
     """Returns the part of `store` that the `size` ranks of this attempt share.
     Collective.
 
-    torchrun keeps one store over all restarts of a run. Without an own part, new ranks
-    would use the addresses that dead ranks have left there. TORCHELASTIC_RESTART_COUNT
-    does not name an attempt: if one machine restarts because another one did, its own
-    count does not change. So rank 0 chooses a name. Each rank asks for it under a name
-    of its own that has not been used before, and rank 0 answers.
+    torchrun keeps one store over all restarts of a run. Without a separate part, new
+    ranks would use the addresses that dead ranks have left there.
+    TORCHELASTIC_RESTART_COUNT does not name an attempt: if one machine restarts because
+    another one did, its own count does not change. Rank 0 therefore chooses a name.
+    Each rank asks for it under a key that has not been used before, and rank 0 answers.
 
     Raises CommFailure naming the ranks that do not arrive within `timeout`.
     """
@@ -159,7 +159,8 @@ def _ask(store: Store, own: str, rank: int, timeout: timedelta) -> str:
 
 
 def _answer(store: Store, attempt: str, size: int, timeout: timedelta) -> str:
-    """Answers the other ranks until each has its answer; dead ones do no harm."""
+    """Answers the other ranks until each has its answer. Requests of dead ranks do no
+    harm."""
     end = time.monotonic() + timeout.total_seconds()
     answered: set[bytes] = set()
     while late := [

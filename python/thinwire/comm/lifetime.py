@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communicators that are open when the interpreter ends, and groups in forked children."""
+"""Closes communicators when the interpreter ends, and protects groups in forked
+children."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def close_at_exit(communicator: _core.Communicator) -> _core.Communicator:
 
 
 def reason_of(failure: BaseException) -> str:
-    """Returns the text of a rank that gives up because of this: "ValueError: ...".
-    Surrogates are escaped, because texts reach other ranks as UTF-8.
+    """Returns the text with which a rank gives up because of this failure: "ValueError:
+    ...". Surrogates are escaped, because texts are sent as UTF-8.
     """
     text = str(failure).encode(errors="backslashreplace").decode()
     return type(failure).__name__ + (f": {text}" if text else "")
@@ -46,7 +47,7 @@ def reason_of(failure: BaseException) -> str:
 def reason_of_end() -> str | None:
     """Returns the text of the exception that has ended the program, or None."""
     failure: BaseException | None = getattr(sys, "last_value", None)
-    # In an interactive session an error has not ended anything.
+    # In an interactive session an error does not end the program.
     if failure is None or hasattr(sys, "ps1"):
         return None
     return reason_of(failure)
@@ -70,7 +71,8 @@ def _close_all() -> None:
 
 
 def keep_in_children(group: T) -> T:
-    """Returns `group`, which no child of os.fork() ends; it lacks the threads."""
+    """Returns `group` and prevents children of os.fork(), which lack its threads, from
+    ending it."""
     _groups.add(group)
     return group
 
@@ -88,9 +90,9 @@ atexit.register(_close_all)
 os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
-# A daemon that came back from native code when the interpreter has ended would end the
-# process by a signal. So those that take steps are waited for at exit, and then, when
-# communicators are closed, those and the package's own.
+# If a daemon returned from native code after the interpreter has ended, a signal would
+# end the process. Exit therefore waits first for daemons that take steps and, after
+# communicators are closed, for the package's own daemons, too.
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _helpers: weakref.WeakKeyDictionary[threading.Thread, Callable[[], None]] = (
     weakref.WeakKeyDictionary()
@@ -102,7 +104,7 @@ _SECONDS_AFTER_REMEDY = 1.0
 
 
 def note_daemon() -> None:
-    """Local: this thread takes steps."""
+    """Records that this thread takes steps. Local."""
     thread = threading.current_thread()
     if thread.daemon:
         _threads.add(thread)
@@ -113,19 +115,19 @@ def daemons_are_alive() -> bool:
 
 
 def wait_for_daemons() -> None:
-    """Blocks until all of them have ended, for some seconds at most."""
+    """Blocks until all of these daemons have ended, but at most for some seconds."""
     _have_ended(_threads, _EXIT_SECONDS)
 
 
 def end_at_exit(thread: threading.Thread, wake: Callable[[], None]) -> None:
-    """Waits at exit until this daemon has ended, which it does once wake() is called after
-    `is_ending` is set.
+    """Makes exit wait until this daemon has ended. It must end when wake() is called
+    after `is_ending` is set.
     """
     _helpers[thread] = wake
 
 
 def call_if_helpers_hang(remedy: Callable[[], None]) -> Callable[[], None]:
-    """Returns `remedy`, which is called if such a daemon does not end by itself."""
+    """Returns `remedy`, which is called if one of these daemons does not end."""
     _remedies.append(remedy)
     return remedy
 

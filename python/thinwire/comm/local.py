@@ -24,10 +24,10 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
     order.
 
     Optimizers and initialize() accept the communicator as process_group. Every rank
-    makes a model of its own, inside of `with seeded(...)` if it is random. If a rank
-    raises, the others learn of it, and its exception is raised here. If others still
-    exchange with a rank that has returned, they raise CommFailure, which names it. One
-    collective may take THINWIRE_TIMEOUT, or 600 s if that is unset.
+    makes its own model, inside `with seeded(...)` if it is random. If a rank raises,
+    the others are notified, and its exception is raised here. Ranks that still exchange
+    with a rank that has returned raise CommFailure, which names it. One collective may
+    take THINWIRE_TIMEOUT, or 600 s if that is unset.
     """
     if not isinstance(n, int) or n < 1:
         raise InvalidArgument(f"n must be a number of ranks >= 1, got {n!r}")
@@ -71,10 +71,9 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
 def seeded(seed: int) -> Iterator[None]:
     """Seeds torch's CPU generator within `with seeded(1): model = ...`. Local.
 
-    No other thread is in such a block meanwhile. Afterwards the generator is as it was
-    before. Ranks of run_local_ranks() share that generator. Without this each of them
-    would take some of the numbers of the others, in an order that changes from run to
-    run.
+    Only one thread at a time can be in such a block. Afterwards the generator's
+    previous state is restored. Ranks of run_local_ranks() share that generator. Without
+    this block they would draw from it in an order that changes from run to run.
     """
     with _generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions for a module, beside its optimizer."""
+"""Functions for modules that are independent of the optimizer."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def local_gradients(ddp: DistributedDataParallel) -> None:
     """Switches off the averaging of gradients by DistributedDataParallel. Local; before
     the first backward.
 
-    Optimizers of this package need each rank's own gradients, and average them
-    themselves.
+    Optimizers of this package need each rank's own gradients, because they do the
+    averaging.
 
-    Raises FailedPrecondition if there is a communication hook already.
+    Raises FailedPrecondition if `ddp` already has a communication hook.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
 
@@ -102,14 +102,14 @@ def register_hook(
 
 
 def _reached_by(group: dist.ProcessGroup, device: torch.device) -> torch.device:
-    """Returns `device`, or the CPU if the group has a backend only for that."""
+    """Returns `device`, or the CPU if the group has a backend only for the CPU."""
     config = dist.BackendConfig(dist.Backend(dist.get_backend_config(group)))
     known = config.get_device_backend_map()
     return device if device.type in known or "cpu" not in known else torch.device("cpu")
 
 
 def bytes_of(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the bytes of the tensors, also of dtypes that a backend does not know."""
+    """Returns the tensors as bytes, so that a backend need not support their dtypes."""
     return torch.cat(
         [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI through mpi4py, which knows each MPI's binary interface."""
+"""MPI through mpi4py, which is built for the installed MPI's binary interface."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Mpi4pyTransport(ChannelTransport):
     """A transport over a duplicate of `comm`, an mpi4py.MPI.Intracomm; None is
     MPI.COMM_WORLD. The constructor is collective over `comm`.
 
-    Raises InvalidArgument unless `comm` is one that has this rank. It needs
-    MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable without it
-    or without mpi4py. A rank that dies is noticed at the time limit, or by
+    Raises InvalidArgument unless `comm` is such a communicator and contains this rank.
+    It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
+    without it or without mpi4py. A rank that dies is noticed at the time limit, or by
     mpirun. If a rank hangs, programs that end would wait for it in MPI_Finalize. They
     wait for one more time limit instead, and then call MPI_Abort.
     """
@@ -54,7 +54,7 @@ class _MpiChannel:
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.given_up: str | None = None
         self._mpi, self._comm = mpi, comm
-        # Reasons to give up have tag 0. Only MPI_COMM_WORLD has the attribute.
+        # Reasons to give up are sent with tag 0. Only MPI_COMM_WORLD has the attribute.
         self._tags = min(int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB)), 0x3FFFFFFF)
         self._reasons: dict[int, str] = {}
         self._kept: list[Any] = []
@@ -109,7 +109,7 @@ class _MpiChannel:
                 self._kept.append(self._comm.Isend([text, self._mpi.BYTE], peer, 0))
 
     def _end_together(self) -> None:
-        """Waits until all ranks end, as MPI_Finalize would, or ends them."""
+        """Waits until all ranks end, as MPI_Finalize would, or aborts them."""
         if self._mpi.Is_finalized():
             return
         end = time.monotonic() + self._patience

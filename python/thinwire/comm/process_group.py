@@ -41,14 +41,16 @@ _store_ports: set[int] = set()
 
 
 class ProcessGroupTransport(ChannelTransport):
-    """A gloo group of its own beside `process_group` (None: the world of
+    """A separate gloo group with the ranks of `process_group` (None: the world of
     torch.distributed).
 
-    Collective over that group. Messages are CPU memory, so this is gloo also beside
-    NCCL, HCCL and XCCL. The user's collectives stay on the user's group. The new one is
-    not registered in torch.distributed, so destroy_process_group() does not touch it.
+    Collective over that group. Messages are in CPU memory, so this uses gloo even if
+    `process_group` uses NCCL, HCCL or XCCL. The user's collectives remain on the user's
+    group. The new one is not registered in torch.distributed, so
+    destroy_process_group() does not touch it.
 
-    timeout: seconds to find the other ranks; None: THINWIRE_TIMEOUT, else the group's.
+    timeout: seconds to find the other ranks. None means THINWIRE_TIMEOUT or, if that is
+      unset, the group's time-out.
 
     Raises InvalidArgument unless this rank is in the group, Unavailable without gloo or
     a store, and CommFailure if a rank does not arrive.
@@ -84,7 +86,7 @@ class ProcessGroupTransport(ChannelTransport):
         self._gloo.names = self.names
 
     def failure(self) -> str | None:
-        """Returns why all ranks must end, if one has given up; asks the store."""
+        """Returns the reason of a rank that has given up, if any. Asks the store."""
         if self._gloo.given_up is not None:
             return f"this rank gave up: {self._gloo.given_up}"
         peer = self._gloo.watcher.briefly(self._gloo.first_to_give_up)
@@ -107,7 +109,8 @@ class _Flight:
 
 
 class _Whereabouts:
-    """The exchanges in which ranks of a process group have waited for a while."""
+    """The exchanges in which ranks of a process group have been waiting for some
+    time."""
 
     def __init__(self, store: Store, rank: int) -> None:
         self.rank = rank
@@ -140,21 +143,22 @@ class _Whereabouts:
             self._store.set(str(self.rank), json.dumps(own))
 
     def leave(self, channel: int) -> None:
-        """Keeps what is published of a channel that has failed, for ranks that time out
-        later, until this rank tells where it is next.
+        """Keeps the published data of a channel that has failed, for ranks that time
+        out later, until this rank publishes its next place.
         """
         with self._lock:
             self._left.add(channel)
 
     def of(self, peer: int) -> dict[str, list[Any]]:
-        """Returns place, operation, calls, and the least and most bytes from one rank that
-        another rank waits for, by channel.
+        """Returns, by channel, the place, the operation, the calls, and the smallest
+        and largest number of bytes that the rank expects from another.
         """
         key = str(peer)
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
 
     def in_another_call(self, peer: int) -> str:
-        """Returns the calls of a rank that is in others than this one, else ""."""
+        """Returns the calls that a rank is in if they differ from this rank's,
+        otherwise ""."""
         calls = [where[2] for where in self.of(peer).values()]
         own = names_of_calls()
         return str(calls[0]) if own and calls and calls[0] and own not in calls else ""
@@ -166,7 +170,8 @@ _whereabouts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Whereabouts] = (
 
 
 class _GlooChannel:
-    """A channel through the group's own send() and recv(), which cost half."""
+    """A channel through the group's own send() and recv(), which take half the time of
+    torch.distributed's."""
 
     def __init__(
         self, group: Any, number: int, store: Store, whereabouts: _Whereabouts
@@ -208,8 +213,9 @@ class _GlooChannel:
                 left = max(end - time.monotonic(), 0.001)
                 work.wait(datetime.timedelta(seconds=left))
         except RuntimeError as error:
-            # gloo ends the process if a pending operation is destroyed. So they live on
-            # here, and do nothing after give_up() has closed the connections.
+            # gloo ends the process if a pending operation is destroyed. Pending
+            # operations are therefore kept here; they do nothing after give_up() has
+            # closed the connections.
             self._broken.append(works)
             if self._elsewhere:
                 raise Broken([peer], None, self._elsewhere) from None
@@ -219,15 +225,15 @@ class _GlooChannel:
                 if _CLOSED_HERE in str(error):
                     self._wait_for_reason()
                 raise Broken([peer], short_text(error)) from None
-            # gloo would time out in a second wait for a message that is here.
+            # gloo would time out in a second wait for a message that has arrived.
             late = _unfinished(works[done:]) or [peer]
             raise Broken(late, None, self._in_another_call(late)) from None
         finally:
             del self._flights[thread]
 
     def _wait_for_reason(self) -> None:
-        """Waits until another thread has said why it ended this one's exchange: with its
-        own, at the time limit of that, gloo ends all.
+        """Waits until another thread has given the reason why it ended this thread's
+        exchange. When one exchange reaches its time limit, gloo ends all of them.
         """
         end = time.monotonic() + _REASON_SECONDS
         while self.given_up is None and time.monotonic() < end:
@@ -250,8 +256,8 @@ class _GlooChannel:
         self._whereabouts.leave(self._number)
 
     def look(self) -> bool:
-        """Ends exchanges in flight if a rank has given up, or is in another call. True:
-        look again.
+        """Ends exchanges in flight if a rank has given up or is in another call.
+        Returns whether to look again.
         """
         now = time.monotonic()
         flights = [
@@ -273,8 +279,8 @@ class _GlooChannel:
 
     def _is_elsewhere(self, flight: _Flight) -> bool:
         """Returns whether a peer waits at the same place for another operation or size,
-        so that both wait in vain. The first peers are enough: a rank that is alone
-        elsewhere finds one itself.
+        so that both would wait forever. It suffices to ask the first peers, because a
+        single rank in another call finds a peer itself.
         """
         for peer in sorted(flight.sends)[:_PEERS_TO_LOOK_AT]:
             there = self._whereabouts.of(peer).get(str(self._number))
@@ -309,13 +315,14 @@ class _GlooChannel:
         return ""
 
     def first_to_give_up(self) -> int | None:
-        """Returns the rank, if there is one. Raises RuntimeError if the store is gone."""
+        """Returns the first rank that gave up, if any. Raises RuntimeError if the store
+        is gone."""
         if self._first_to_give_up is None and self._store.check([_FIRST]):
             self._first_to_give_up = int(self._store.get(_FIRST))
         return self._first_to_give_up
 
     def _close_connections(self) -> None:
-        """Ends all exchanges by a wait that times out, since abort() does nothing."""
+        """Ends all exchanges by a wait that times out, because abort() does nothing."""
         never = torch.empty(1, dtype=torch.uint8)
         for peer in range(self._group.size()):
             if peer == self._rank:
@@ -325,7 +332,7 @@ class _GlooChannel:
                 self._broken.append((work, never))
                 work.wait(datetime.timedelta(milliseconds=1))
             except RuntimeError:
-                pass  # this connection is already closed, or all are
+                pass  # this connection is already closed, or all of them
 
 
 def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -339,9 +346,9 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def _own_store(group: dist.ProcessGroup, rank: int) -> tuple[int, Store, _Whereabouts]:
-    """Returns the number of a new group, its part of the store, and what ranks tell of
-    themselves. Numbers are counted per group and rank. A second group, or one after
-    another has been closed, thus does not find the first one's addresses.
+    """Returns the number of a new group, its part of the store, and the ranks'
+    whereabouts. Numbers are counted per group and rank, so that a later group does not
+    find the addresses of an earlier one.
     """
     try:
         store = group.get_group_store()
@@ -365,7 +372,7 @@ def _disconnect_from_stores() -> None:
     the process by a signal if it came back after the interpreter's end.
     """
     for name in os.listdir("/proc/self/fd"):
-        # It may be closed meanwhile, or no socket.
+        # It may have been closed, or it may not be a socket.
         with (
             suppress(OSError, ValueError),
             socket.socket(fileno=os.dup(int(name))) as connection,
@@ -378,7 +385,7 @@ def _disconnect_from_stores() -> None:
 def _meet(
     number: int, store: Store, whereabouts: _Whereabouts, size: int, seconds: float
 ) -> None:
-    """Waits for all ranks; gloo alone would not name those that are missing."""
+    """Waits for all ranks, because gloo would not name missing ranks."""
     begin = time.monotonic()
     here = [f"here/{peer}" for peer in range(size)]
     try:
@@ -409,12 +416,13 @@ def _missing(late: list[int], whereabouts: _Whereabouts) -> str:
 
 
 def _parts(data: torch.Tensor) -> list[torch.Tensor]:
-    """Cuts off the last byte; gloo does not interrupt a message that has begun."""
+    """Separates the last byte, because gloo does not interrupt a message that has
+    begun."""
     return [data] if data.numel() < _LONG else [data[:-1], data[-1:]]
 
 
 def _tag(salt: int, size: int) -> int:
-    """Returns a tag for the size, since gloo ends the process if sizes differ."""
+    """Returns a tag for the size, because gloo ends the process if sizes differ."""
     return (salt ^ size * 40503) & 0x3FFFFFFF
 
 
@@ -433,7 +441,7 @@ def _gave_up(rank: int) -> str:
 
 
 def short_text(error: Exception) -> str:
-    """Returns the connection and its failure out of a text of gloo's. Local."""
+    """Extracts the connection and its failure from a text of gloo's. Local."""
     first = next(iter(str(error).splitlines()), "")
     return (
         re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0][:200]

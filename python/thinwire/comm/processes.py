@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of other ranks on this machine, whose end is noticed at once."""
+"""Watches the processes of other ranks on this machine, whose end it notices at
+once."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class Processes:
 
 
 def _space() -> str:
-    """Returns a text that is the same for processes with the same numbers."""
+    """Returns a text that identifies the namespace of process numbers."""
     found = ""
     with suppress(OSError):
         found = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -21,15 +21,15 @@ class Broken(Exception):
     """A channel could not move the messages of some peers."""
 
     def __init__(self, peers: list[int], cause: str | None, text: str = "") -> None:
-        """Makes the exception; a `cause` of None is the time limit. `text` is all that is
-        to be said, if the channel knows more.
+        """Creates the exception. A `cause` of None stands for the time limit. `text`,
+        if given, is the complete message.
         """
         super().__init__(peers, cause)
         self.peers, self.cause, self.text = peers, cause, text
 
 
 class Exchange(NamedTuple):
-    """The parts of an exchange that all of its ranks have in common."""
+    """The properties of an exchange that are equal on all of its ranks."""
 
     salt: int
     place: str
@@ -46,7 +46,8 @@ class Channel(Protocol):
     def move(
         self, receives: Messages, sends: Messages, of: Exchange, seconds: float
     ) -> None:
-        """Returns when all are done. Messages match by peer, size and salt."""
+        """Blocks until all messages have been moved. Messages match by peer, size and
+        salt."""
 
     def reason_of(self, peer: int) -> str | None:
         """Returns why that rank gave up, if it did."""
@@ -56,7 +57,7 @@ class Channel(Protocol):
 
 
 class Transport(Protocol):
-    """Moves bytes for _core.over(), called by one thread at a time."""
+    """Moves bytes for _core.over(). Only one thread at a time calls it."""
 
     name: str
     rank: int
@@ -77,7 +78,7 @@ class Transport(Protocol):
 
 
 class ChannelTransport:
-    """A Transport over a channel, which the parts of split() share."""
+    """A Transport over a channel, which it shares with the results of split()."""
 
     def __init__(self, name: str, channel: Channel, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
@@ -110,7 +111,8 @@ class ChannelTransport:
             )
         if self._channel.given_up is not None:
             raise CommFailure(f"this rank gave up: {self._channel.given_up}")
-        # Ranks in different calls must time out, and not receive each other's messages.
+        # Ranks in different calls must time out instead of receiving each other's
+        # messages.
         salt = self._space ^ sequence * 2654435761 ^ zlib.crc32(operation.encode())
         try:
             of = Exchange(salt, f"{self._space} {sequence}", operation)
@@ -156,7 +158,8 @@ class ChannelTransport:
         return part
 
     def give_up(self, reason: str) -> None:
-        """Tells all ranks that this one cannot continue. Any thread; does not block."""
+        """Notifies all ranks that this one cannot continue. Does not block. Any thread
+        may call it."""
         if self._channel.given_up is None and os.getpid() == self._process:
             self._channel.given_up = reason
             self._channel.give_up(reason)
@@ -169,7 +172,7 @@ class ChannelTransport:
             return f"this rank gave up: {self._channel.given_up}"
         if broken.text:
             return broken.text
-        # These are ranks of the process group, of which this group may be a part.
+        # These numbers refer to the process group, of which this group may be a part.
         peers = sorted(broken.peers)
         for peer in peers:
             reason = self._channel.reason_of(peer)

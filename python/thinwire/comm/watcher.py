@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that interrupt waits for lost ranks, and look into stores."""
+"""Threads that interrupt waits for lost ranks and query stores."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ may be the one that has died.
 
 
 class Watched(Protocol):
-    """An object that a thread looks at until it is gone."""
+    """An object whose look() a thread calls until the object is destroyed."""
 
     def look(self) -> bool:
         """Returns whether to look again."""
 
 
 class Watcher:
-    """A daemon that calls look() until the object is gone, to interrupt waits for living
-    ranks. It also makes calls that may block. It exists before they are needed, since no
-    thread starts while the interpreter ends.
+    """A daemon that calls look() until the object is destroyed, to interrupt waits for
+    lost ranks. It also makes calls that may block. It is started in advance, because no
+    thread can start while the interpreter ends.
     """
 
     def __init__(self, watched: weakref.ref[Watched]) -> None:
@@ -45,9 +45,7 @@ class Watcher:
         thread.start()
 
     def briefly(self, action: Callable[[], T]) -> T | None:
-        """Returns action(). Returns None if it raises, or if the thread is not done with
-        it in time.
-        """
+        """Returns action(), or None if it raises or does not return in time."""
         results: list[T] = []
         done = threading.Event()
 

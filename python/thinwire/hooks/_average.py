@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of the averages of gradients that hooks use."""
+"""Interface of the averages that hooks use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @dataclass
 class Averaged:
-    """The average of a bucket, which is in place of the bucket's values."""
+    """The average of a bucket, which has replaced the bucket's values."""
 
     norm: float | torch.Tensor
     is_finite: bool | torch.Tensor
@@ -23,35 +23,36 @@ class Averaged:
 class Average(Protocol):
     """Averages buckets in low bits, with residuals per parameter ("unit").
 
-    take() is called on the thread of backward, and all others on the thread of the
-    exchanges. Arrays of residuals are flat, on the CPU, and have all units.
+    Backward's thread calls take(), and the thread of the exchanges calls all other
+    methods. Arrays of residuals are flat, on the CPU, and contain all units.
     """
 
     path: str
     """The place of the average: "host" or "device"."""
 
     def take(self, number: int, values: torch.Tensor) -> Any:
-        """Takes bucket `number`, flat and dense, in its state of now. Queued. Returns what
-        begin() needs.
+        """Takes the present values of bucket `number`, flat and dense. Queued. Returns
+        the argument of begin().
         """
 
     def begin(self, taken: Any, units: Sequence[int], scale: float) -> list[Averaged]:
-        """Begins to average a bucket. Completes the one that was begun two calls before.
-        Collective. Returns what it has completed, the oldest first.
+        """Begins to average a bucket, and completes the bucket begun two calls before.
+        Collective. Returns the completed averages, oldest first.
         """
 
     def finish(self) -> list[Averaged]:
         """Completes all buckets. Collective."""
 
     def running(self) -> AbstractContextManager[Any]:
-        """Makes operations see completed buckets."""
+        """Makes later operations wait for completed buckets."""
 
     def give_up(self) -> None:
         """Ends exchanges in flight on all ranks. Local."""
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """This rank's host and their number; if flat, its rank and the number of ranks."""
+        """Returns this rank's host and the number of hosts or, if flat, its rank and
+        the number of ranks."""
 
     @property
     def bytes_per_pass(self) -> int: ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The codec of 4 and 8 bits in operations of torch, which run on every device.
+"""The 4-bit and 8-bit codec in operations of torch, which run on every device.
 
 Values are matrices: a row is a block of at most 1024 elements. A row of records has the
 bytes of the C++ codec: the step in fp32, then the codes in words of 32 bits. Every operation
@@ -20,21 +20,21 @@ def record_bytes(elements: int, bits: int) -> int:
 
 
 def encode(c: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the records of blocks, in uint8, and what they lack of `c`, in its memory,
-    which is fp32.
+    """Returns the records of blocks in uint8, and their rounding errors, which
+    overwrite `c` (fp32).
 
-    A NaN or an infinite element makes the step of its block not finite, and all of the
-    block's errors NaN.
+    If an element is NaN or infinite, the step of its block is not finite, and all
+    errors of the block are NaN.
     """
     levels = 2 ** (bits - 1) - 1
     largest = c.abs().amax(1, keepdim=True)
-    # CUDA would multiply by the inverse of a number.
+    # CUDA would multiply by the inverse of a Python number.
     step = largest / torch.full_like(largest, levels)
     # If a step is 0, all elements of the block are so small that they round to 0.
     sums = (c / step.masked_fill(step == 0, 1)).round_().add_(levels)
     codes = sums.clamp_(0, 2 * levels).to(torch.uint8)
     codes.masked_fill_(~step.isfinite(), levels)
-    # Integers that are 0 have no sign.
+    # An integer 0 has no sign.
     error = c.sub_(sums.sub_(levels).mul_(step))
     columns = (record_bytes(c.shape[1], bits) - _STEP_BYTES) * 8 // bits
     if columns > c.shape[1]:
@@ -57,7 +57,7 @@ def opened(
 
 
 def decode(records: torch.Tensor, elements: int, bits: int) -> torch.Tensor:
-    """Returns the values that records stand for, NaN if a step is not finite."""
+    """Returns the decoded values of records, which are NaN if a step is not finite."""
     q, step = opened(records, elements, bits)
     return q.mul_(step)
 

@@ -49,7 +49,7 @@ class _Pass:
     averages: list[Averaged] = field(default_factory=list)
     bytes_sent: int = 0
     wait_seconds: float = 0
-    before: tuple[int, float] = (0, 0)  # both, of all backwards before
+    before: tuple[int, float] = (0, 0)  # both from all previous backwards
 
     def count(self, average: Average) -> None:
         sent, waited = self.before
@@ -58,7 +58,7 @@ class _Pass:
 
     @property
     def squares(self) -> float:
-        """The squared norm of the averages. Waits for a device."""
+        """Returns the squared norm of the averages. Waits for the device."""
         return sum((float(a.norm) / self.scale) ** 2 for a in self.averages)
 
     @property
@@ -89,7 +89,7 @@ class _Part:
 
 
 class _Registration:
-    """The hook, as DDP knows it. In a copy of the DDP, or after pickle, there is none."""
+    """The hook in the form that DDP calls. A copied or unpickled DDP has no hook."""
 
     def __init__(self, hook: "Hook | None" = None) -> None:
         self.hook = hook
@@ -105,18 +105,19 @@ def _take(registration: _Registration, bucket: dist.GradBucket) -> Future[torch.
 
 class Hook(ScaledHook):
     """Averages the gradients of a DistributedDataParallel in 8 or 4 bits, or as factors
-    of low rank; ddp_hook() makes it.
+    of low rank. Made by ddp_hook().
 
-    A residual has what an average lacks of a gradient, and is added to the next one.
-    Residuals belong to parameters, so DDP may rebuild its buckets. They are where
-    gradients are averaged: 4 bytes per element, or 2 in bf16, and on N ranks 1/N of that
-    for servers. With low_rank, matrices of the same size take 4 bytes more.
+    A residual is the rounding error of an average, and is added to the next gradient.
+    Residuals belong to parameters, so DDP may rebuild its buckets. They are stored
+    where gradients are averaged. They need 4 bytes per element, or 2 in bf16, and on N
+    ranks 1/N of that for servers. With low_rank, matrices of the same size need another
+    4 bytes.
     """
 
     def __init__(
         self, ddp: DistributedDataParallel, given: Options, process_group: Any
     ) -> None:
-        """Makes and registers the hook; ddp_hook() explains `given`. Collective."""
+        """Creates and registers the hook. ddp_hook() explains `given`. Collective."""
         comm = _communicator(ddp, process_group)
         own_comm = comm is not process_group
         try:
@@ -156,7 +157,7 @@ class Hook(ScaledHook):
             raise
 
     def _make_average(self, group: Any, parameters: list[torch.Tensor]) -> Average:
-        """Makes the average on the path that all ranks can take. Collective."""
+        """Creates the average on a path that all ranks support. Collective."""
         options = self._options
         refusal = "low_rank averages factors in host memory" if options.low_rank else ""
         groups = device_groups(
@@ -189,7 +190,7 @@ class Hook(ScaledHook):
 
     @property
     def path(self) -> str:
-        """The place of the averages: "host" or "device"."""
+        """Returns the place of the averages, "host" or "device"."""
         return self._average.path
 
     def __repr__(self) -> str:
@@ -216,8 +217,8 @@ class Hook(ScaledHook):
 
     @property
     def report(self) -> HookReport | None:
-        """Results of the last backward in which ranks averaged; None before the first.
-        Reading it takes a pass over the residuals. Local.
+        """Returns the results of the last backward in which ranks averaged, or None
+        before the first. Reads the residuals once. Local.
         """
         last = self._pass
         if last.number == 0:
@@ -238,21 +239,23 @@ class Hook(ScaledHook):
     def state_dict(self, *, mean: bool = False) -> dict[str, Any]:
         """Returns the residuals by parameter name. Collective; the same on all ranks.
 
-        worker: per name, one residual of each rank, with the ranks as first dimension;
-          of each host in a hierarchical exchange.
-          With `mean`, the first dimension is 1 and has the mean, so the state does not
-          grow with the number of ranks. The mean over ranks stays the same.
-        server: per name, the servers' residual. Both are by index, whatever memory format
-          the parameters have.
-        backwards: how many backwards there were, which exact_steps counts.
+        worker: for each name the residuals of all ranks, or of all hosts in a
+          hierarchical exchange, along the first dimension. With `mean`, that dimension
+          is 1 and contains the mean, so the state does not grow with the number of
+          ranks. The mean over ranks stays the same.
+        server: for each name the servers' residual. Both are in the order of indices,
+          regardless of the parameters' memory format.
+        backwards: the number of backwards so far, which exact_steps counts.
 
-        With low_rank also, of the parameters that have factors,
-        factors: per name, the factor Q of the next backward, transposed. Its shape is
-          [r, columns], where columns is the product of the dimensions after the first.
-        generators: per name, the state of the generator of new columns, an int64.
-        first_passes: how many of the first_steps there were.
+        With low_rank, it also has for parameters with factors:
+        factors: for each name the factor Q of the next backward, transposed. Its shape
+          is [r, columns], where columns is the product of the dimensions after the
+          first.
+        generators: for each name the state of the generator of new columns, an int64.
+        first_passes: the number of first_steps so far.
 
-        After a backward that has failed halfway, some residuals are those of that one.
+        If the last backward has failed, some residuals come from it and others from the
+        previous one.
         """
 
         def saved() -> dict[str, Any]:
@@ -270,20 +273,21 @@ class Hook(ScaledHook):
 
     @in_call("load_state_dict()")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what state_dict() has returned on any number of ranks. Collective: all
-        ranks pass the same.
+        """Loads a state that state_dict() has returned on any number of ranks. All
+        ranks must pass the same state. Collective.
 
-        On the same number of ranks, or hosts, each gets its own residual. On another
-        number, all get the mean. A single rank adds the residuals to its first gradient.
+        With the same number of ranks, or hosts, each gets its own residual. With
+        another number, all get the mean. A single rank adds the residuals to its first
+        gradient.
 
-        A hook with low_rank takes the residuals of a state of bits, and begins with new
-        factors and its first_steps. A hook of bits takes only the residuals of a state
-        with factors. Rank 0 logs both.
+        From a state without factors, a hook with low_rank takes the residuals, and
+        starts with new factors and its first_steps. From a state with factors, a hook
+        without low_rank takes only the residuals. Rank 0 logs both.
 
         Raises CorruptCheckpoint naming what does not fit, and InvalidArgument if the
-        ranks' states differ, on all ranks, before anything changes. Residuals must not be
-        above 1e30 in magnitude. Raises FailedPrecondition after a backward that has
-        failed halfway.
+        ranks' states differ, on all ranks, before anything changes. Residuals must not
+        exceed 1e30 in magnitude. Raises FailedPrecondition if the last backward has
+        failed.
         """
         dtype = self._options.residual_dtype
 
@@ -313,7 +317,7 @@ class Hook(ScaledHook):
         self._exchanges.call(load)
 
     def _tell_of_other(self, state: Mapping[str, Any]) -> None:
-        """Logs what a state of another kind of average lacks, or has in vain."""
+        """Logs missing and unused parts of a state from another kind of average."""
         has_factors = any(part in state for part in PARTS)
         if self._comm.rank == 0 and has_factors != (self._factors is not None):
             logger.warning(
@@ -353,13 +357,13 @@ class Hook(ScaledHook):
             done.set_result(values)
             return done
         part = self._part(bucket, units, done)
-        # Exceptions from `then` reach backward; those from set_exception() do not.
+        # Backward sees exceptions from `then`, but not those from set_exception().
         result = done.then(lambda future: future.value())
         self._exchanges.put(lambda: self._run(part))
         return result
 
     def _scale(self) -> float:
-        """Returns the loss scale; without one, this rank gives up."""
+        """Returns the loss scale. If it fails, this rank gives up."""
         try:
             return self._scale_now()
         except Exception as failure:
@@ -370,7 +374,7 @@ class Hook(ScaledHook):
     def _exact(self, values: torch.Tensor) -> Future[torch.Tensor]:
         """Averages as DDP does without a hook, with the same bits."""
         values *= 1 / self._group.size()
-        # Sums of the backend "thinwire" are not exact, and those of the one beneath are.
+        # The backend "thinwire" does not sum exactly, but the backend beneath it does.
         group = getattr(self._group, "beneath", self._group)
         work = dist.all_reduce(values, group=group, async_op=True)
         assert work is not None
@@ -396,11 +400,11 @@ class Hook(ScaledHook):
         )
 
     def _views(self, bucket: dist.GradBucket) -> list[torch.Tensor]:
-        """Returns the gradients in a bucket if its memory is not in the order of their
-        indices, and nothing if it is.
+        """Returns the gradients in a bucket, or nothing if the bucket's memory is in
+        the order of their indices.
 
-        DDP lays a gradient out as its parameter was when DDP made the bucket. The views
-        of bucket.gradients() do not follow that.
+        DDP stores a gradient with the strides that its parameter had when the bucket
+        was made. The views of bucket.gradients() do not have these strides.
         """
         buffer, by_index = bucket.buffer(), bucket.gradients()
         parameters, number = bucket.parameters(), bucket.index()
@@ -433,7 +437,7 @@ class Hook(ScaledHook):
                 self._complete(part, completed)
         except Exception as failure:  # noqa: BLE001  backward raises it
             self._failure = self._failure or failure
-            with suppress(FailedPrecondition):  # other ranks know if it is closed
+            with suppress(FailedPrecondition):  # closing has notified the others
                 self._comm.give_up(reason_of(failure))
             self._average.give_up()
             for left in self._parts:
@@ -441,7 +445,8 @@ class Hook(ScaledHook):
             self._parts.clear()
 
     def _complete(self, last: _Part, completed: list[Averaged]) -> None:
-        """Gives backward the oldest averages; after the last the hook may be closed."""
+        """Passes the oldest averages to backward. The hook may be closed after the last
+        one."""
         done = list(zip(self._parts, completed, strict=False))
         for part, average in done:
             part.end(average)
@@ -452,14 +457,15 @@ class Hook(ScaledHook):
             self._parts.popleft()
 
     def _require_same_scale(self, scale: float) -> None:
-        """Compares the ranks' loss scales in calls 1, 2, 4, 8 and so on. Collective then."""
+        """Compares the ranks' loss scales in calls 1, 2, 4, 8 and so on, in which it is
+        collective."""
         self._low_bit_backwards += 1
         if self._low_bit_backwards & (self._low_bit_backwards - 1) == 0:
             self._comm.require_same("the loss scale", repr(scale))
 
     def _tell_of_scale(self, of: _Pass) -> None:
-        """Logs once that gradients seem to have a loss scale that is not known."""
-        # A device has not finished this one, and is not waited for.
+        """Logs once that gradients seem to contain an unknown loss scale."""
+        # The device may still compute this average. Do not wait for it.
         before, self._last = self._last, of
         if self._average.path == "device":
             of = before
@@ -477,7 +483,8 @@ class Hook(ScaledHook):
 
     @torch.no_grad()
     def _pay(self, units: list[int], gradients: list[torch.Tensor]) -> None:
-        """Adds the residuals of a loaded state, on a single rank, which compresses nothing."""
+        """Adds the residuals of a loaded state on a single rank, which does not
+        compress."""
         if self._debt is None:
             return
         owed = torch.split(self._debt, self._sizes)
@@ -503,33 +510,33 @@ def ddp_hook(
     """Makes a DistributedDataParallel average its gradients in 8 or 4 bits each way, or as
     products of thin factors, with error feedback. Collective, between backwards.
 
-    The optimizer, the loop and DDP's options stay as they are. Exchanges run on a group
-    and a thread of their own, during backward.
+    The optimizer, the loop and DDP's options do not change. Exchanges run during
+    backward, on a separate group and thread.
 
     bits: 4 or 8 per element; 4 without low_rank. 8 is closer to DDP, and 4 sends half as
       much.
-    low_rank: the most columns of a factor, in [1, 64]; 0 averages by bits. Factors
-      travel in 8 bits. A parameter is a matrix of a rows, its first dimension, and b
-      columns. With r the least of low_rank, a and b, it has factors if
-      2 r (a + b) < a b. Others travel in 8 bits.
-    first_steps: how many first finite averages are in first_bits bits, with low_rank.
+    low_rank: the largest number of columns of a factor, in [1, 64]; 0 averages in
+      `bits`. Factors are sent in 8 bits. A parameter is a matrix of a rows, its first
+      dimension, and b columns. With r = min(low_rank, a, b), it has factors if 2 r (a +
+      b) < a b. Other parameters are sent in 8 bits.
+    first_steps: number of first finite averages in first_bits bits, with low_rank.
     first_bits: 4 or 8.
-    plain: names of parameters, or patterns as of fnmatch, that have no factors.
-    exact_steps: how many first backwards DDP averages exactly, by its own rule.
+    plain: names of parameters without factors, or fnmatch patterns of such names.
+    exact_steps: number of first backwards that DDP averages exactly, as without a hook.
     residual_dtype: float32 or bfloat16, which takes half the memory and loses the
       remainders of its rounding; float32 with low_rank.
-    hierarchy: as for the optimizers. With "auto", ranks of one host average in fp32
-      first if all hosts hold the same number of ranks, and more than one.
-    path: "host" averages in host memory, on which gradients of other devices are copied.
-      "device" averages on the gradients' device, over the backend that the process group
-      has for it. "auto" takes the latter for devices with a backend of their own, such as
-      NCCL's, unless low_rank is set. Both have the same residuals and, up to the order in
-      which ranks of a host are added, the same bits.
+    hierarchy: as for the optimizers. With "auto", ranks of one host first average in
+      fp32 if all hosts have the same number of ranks, and more than one.
+    path: "host" averages in host memory, to which gradients of other devices are
+      copied. "device" averages on the gradients' device, over the backend that the
+      process group has for it. "auto" chooses "device" for devices that have a backend,
+      such as NCCL, unless low_rank is set. Both have the same residuals and, up to the
+      order in which ranks of a host are added, the same bits.
     process_group: as for the optimizers; None is the group of `ddp`.
 
     If any rank's gradient is not finite, its bucket becomes NaN on all ranks, and its
-    residuals stay. So a GradScaler skips the step on all ranks. Give the scaler to
-    watch() of the result. A single rank changes nothing.
+    residuals do not change. A GradScaler therefore skips the step on all ranks. Pass
+    the scaler to the result's watch(). A single rank changes nothing.
 
     If a rank is lost, backward() raises a RuntimeError with the text of CommFailure,
     which names the rank.
@@ -538,9 +545,9 @@ def ddp_hook(
     ddp_hook() on it for low-bit averages.
 
     Raises InvalidArgument for an argument out of range and for gradients that are
-    sparse, complex or fp64. Raises FailedPrecondition if `ddp` has a communication hook
-    already, or torch.compile's Python reducer, or if a Thinwire optimizer averages the
-    gradients. Then nothing has changed on any rank.
+    sparse, complex or fp64. Raises FailedPrecondition if `ddp` already has a
+    communication hook, or torch.compile's Python reducer, or if a Thinwire optimizer
+    averages the gradients. In these cases nothing has changed on any rank.
     """
     if not isinstance(ddp, DistributedDataParallel):
         refuse_on_all_ranks(
@@ -565,7 +572,8 @@ def ddp_hook(
 def _communicator(
     ddp: DistributedDataParallel, process_group: Any
 ) -> _core.Communicator:
-    """Returns a communicator over the group, on which ranks agree over DDP's first."""
+    """Returns a communicator over the group, after the ranks have agreed on the group
+    over DDP's."""
     comm = communicator_for(ddp.process_group)
     try:
         agreed(comm, lambda: require_group(process_group))

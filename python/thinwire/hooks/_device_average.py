@@ -22,12 +22,12 @@ _Taken = tuple[torch.Tensor, torch.Event | None]
 
 
 class DeviceAverage:
-    """Average over the process groups of a device, with the arithmetic and, between
-    hosts, the bits of _core.LowBitMean. No value goes to the host.
+    """Averages over the process groups of a device, with the arithmetic of
+    _core.LowBitMean and, between hosts, the same bits. No value is copied to the host.
 
-    A bucket takes three stages: up to the servers, down from them, and the results. Each
-    begins when the next younger one has begun the stage before, so the codec of one runs
-    beside the exchange of another.
+    A bucket passes through three stages: up to the servers, down from them, and the
+    results. It enters a stage after the next younger bucket has entered the previous
+    one, so that the codec of one bucket overlaps the exchange of another.
     """
 
     path = "device"
@@ -39,7 +39,7 @@ class DeviceAverage:
         bits: int,
         residual_dtype: torch.dtype,
     ) -> None:
-        """Makes residuals of units of these sizes, which are 0. Local."""
+        """Creates the residuals of units of these sizes, with the value 0. Local."""
         device = groups.device
         self._exchange = Exchange(groups, bits)
         self._groups, self._device = groups, device
@@ -84,7 +84,7 @@ class DeviceAverage:
         return completed
 
     def _advance(self, flights: Any) -> list[Averaged]:
-        """Takes each one stage further. Returns what has completed."""
+        """Advances each flight by one stage. Returns the completed ones."""
         completed = []
         for flight in flights:
             try:
@@ -135,7 +135,8 @@ class DeviceAverage:
     def _plan(self, units: Sequence[int]) -> Plan:
         key = tuple(units)
         if key not in self._plans:
-            # Buckets of before with the same units will not be used again.
+            # Earlier divisions into buckets that contain these units will not be used
+            # again.
             wanted = set(units)
             for other in [k for k in self._plans if wanted.intersection(k)]:
                 del self._plans[other]
@@ -151,7 +152,8 @@ class DeviceAverage:
 
     @property
     def bytes_per_pass(self) -> int:
-        """Without what buckets add whose blocks are not a multiple of the ranks."""
+        """Returns the bytes without padding, which buckets have if their number of
+        blocks is not a multiple of the ranks."""
         _, rows = self._places.rows(self._cuts)
         each = record_bytes(BLOCK, self._exchange.bits)
         return 2 * (self._groups.hosts - 1) * (rows - 1) * each
@@ -190,7 +192,7 @@ class DeviceAverage:
     def _flat(
         self, kept: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Returns residuals of all units, 0 where another rank has them."""
+        """Returns the residuals of all units, with 0 for those on other ranks."""
         with self.running():
             here = kept.cpu()
         whole = torch.zeros(self._cuts.total, BLOCK, dtype=kept.dtype)
@@ -200,5 +202,6 @@ class DeviceAverage:
         return flat
 
     def close(self) -> None:
-        # Flights are of a backward that has failed, perhaps elsewhere on other ranks.
+        # These flights belong to a backward that has failed, perhaps at different
+        # places on other ranks.
         self._groups.close(in_flight=bool(self._flights))

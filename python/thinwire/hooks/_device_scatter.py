@@ -17,7 +17,7 @@ from ._shards import Piece
 
 @dataclass
 class _Slice:
-    """Elements of a piece, and where they begin in its rows."""
+    """Elements of a piece and their offset in its rows."""
 
     row: int
     begin: int
@@ -32,12 +32,12 @@ class _Slice:
 
 
 class _Part:
-    """The rows of one reduce-scatter: an equal number for each owner, whose last ones may
-    be no block's.
+    """The rows of one reduce-scatter. Each owner has the same number of rows, the last
+    of which may be empty.
     """
 
     def __init__(self, pieces: Sequence[Piece], ranks: int, own: int, row: int) -> None:
-        """`row` is the first of its rows among those of the residual."""
+        """`row` is the index of its first row in the residual."""
         counts = [0] * ranks
         places: list[tuple[int, int, Piece]] = []
         for piece in pieces:
@@ -70,7 +70,7 @@ class DeviceReduceScatter:
         bits: int,
         residual_dtype: torch.dtype,
     ) -> None:
-        """Makes the residual, which is 0. Local. `groups` are flat."""
+        """Creates the residual with the value 0. `groups` must be flat. Local."""
         self._exchange, self._groups = Exchange(groups, bits), groups
         self._size = residual_size
         self._parts: list[_Part] = []
@@ -101,7 +101,7 @@ class DeviceReduceScatter:
         if loss_scale != 1:
             rows.mul_(1 / loss_scale)
         up, error = exchange.send_up(rows.add_(residual))
-        # A block that is not finite leaves its residual as it was.
+        # A block that is not finite does not change its residual.
         is_finite = error[:, :1].isfinite()
         residual.copy_(torch.where(is_finite, error.to(residual), residual))
         mean = exchange.mean_between(up)

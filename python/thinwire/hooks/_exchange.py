@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchanges of blocks in the process groups of a device.
 
-Rows are blocks. A place is the rank that serves a block. Local rank l of a host, with the
-number h between H hosts, is at place l H + h.
+Rows are blocks. Ranks have places: local rank l of host h, among H hosts, has place l H
++ h. The rank at a block's place serves it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ..comm.device_groups import DeviceGroups
 from ._codec import BLOCK, average, encode, record_bytes
 
-# torch 2.13 gave them other names.
+# torch 2.13 used other names.
 _all_gather: Any = getattr(dist, "all_gather_single", None)
 _all_gather = _all_gather or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None)
@@ -23,7 +23,7 @@ _reduce_scatter = _reduce_scatter or dist.reduce_scatter_tensor
 
 
 class Sent:
-    """Records on their way. received() makes operations that follow see them."""
+    """Records in flight. received() makes later operations wait for them."""
 
     def __init__(self, groups: DeviceGroups, to: torch.Tensor, work: Any) -> None:
         self._groups, self._to, self._work = groups, to, work
@@ -44,9 +44,9 @@ class Exchange:
         """Bytes of records that this rank has sent to other hosts."""
 
     def mean_of_host(self, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's part of the mean of fp32 rows: `order` has the row at each
-        place's slots. Returns all rows, as they are, if hosts are flat. Collective in the
-        host.
+        """Returns this rank's part of the mean of fp32 rows; `order` has the row of
+        each slot, by place. If hosts are flat, returns all rows unchanged. Collective
+        in the host.
         """
         groups = self.groups
         if groups.inside is None:
@@ -60,11 +60,12 @@ class Exchange:
     def send_up(
         self, c: torch.Tensor, order: torch.Tensor | None = None
     ) -> tuple[Sent, torch.Tensor]:
-        """Sends what mean_of_host() has returned, plus residuals, to the ranks with this
-        rank's number on all hosts, an equal number to each. Returns also the errors, in
-        the memory of `c`. Collective between hosts, queued.
+        """Sends the result of mean_of_host() plus residuals to the ranks with this
+        rank's number on all hosts, the same number of rows to each. Also returns the
+        rounding errors, which overwrite `c`. Collective between hosts, queued.
 
-        `order` has the row at each slot if hosts are flat. None: rows are in this order.
+        If hosts are flat, `order` has the row of each slot. None means that rows are in
+        this order.
         """
         records, error = encode(c, self.bits)
         if self.groups.inside is None and order is not None:
@@ -80,8 +81,8 @@ class Exchange:
         return average(records.view(hosts, -1, records.shape[1]), BLOCK, self.bits)
 
     def send_down(self, c: torch.Tensor) -> tuple[Sent, torch.Tensor]:
-        """Sends blocks to the same ranks, all of them to each. Returns also their errors, in
-        the memory of `c`. Collective between hosts, queued.
+        """Sends all blocks to each of the same ranks. Also returns their rounding
+        errors, which overwrite `c`. Collective between hosts, queued.
         """
         records, error = encode(c, self.bits)
         whole = records.new_empty(len(records) * self.groups.hosts, records.shape[1])

@@ -28,7 +28,8 @@ def matrix_of(shape: torch.Size) -> tuple[int, int]:
 
 
 def matrices_of(shapes: _state.Shapes, plain: Iterable[str]) -> list[tuple[int, int]]:
-    """Returns the matrices of all parameters; those that `plain` matches are columns."""
+    """Returns the matrices of all parameters. Parameters that match `plain` become
+    columns."""
     patterns = tuple(plain)
     return [
         (shape.numel(), 1)
@@ -40,14 +41,15 @@ def matrices_of(shapes: _state.Shapes, plain: Iterable[str]) -> list[tuple[int, 
 
 @dataclass
 class Kept:
-    """Factors of all parameters, one after the other, states of generators, passes."""
+    """Factors of all parameters one after the other, the generators' states, and the
+    number of passes."""
 
     factors: torch.Tensor
     generators: list[int]
     passes: int
 
     def __str__(self) -> str:
-        """Returns a text that is the same on all ranks if these are."""
+        """Returns a text that is equal on all ranks if these values are."""
         return (
             f"first_passes {self.passes}\n"
             f"factors, checksum {_state.checksum(self.factors)}\n"
@@ -95,7 +97,8 @@ class Factors:
         }
 
     def checked(self, state: Mapping[str, Any]) -> Kept:
-        """Returns what the state has, or what a new hook has if it is of `bits`. Local.
+        """Returns the state's factors, or those of a new hook if the state has none.
+        Local.
 
         Raises CorruptCheckpoint naming what does not fit.
         """
@@ -127,7 +130,7 @@ class Factors:
         return Kept(factors, generators, passes)
 
     def _advice(self, given: Any) -> str:
-        """Returns what to do if the state's factors may be of other options."""
+        """Returns advice in case the state's factors come from other options."""
         if not isinstance(given, Mapping) or not all(
             isinstance(factor, torch.Tensor) and factor.dim() == 2
             for factor in given.values()

@@ -28,11 +28,11 @@ from ._shards import Part, Sharded, group_of, require_dtype, sharded, unknown
 
 
 class FsdpHook(ScaledHook):
-    """Averages the gradients of an FSDP2 module in 8 or 4 bits; fsdp_hook() makes it.
+    """Averages the gradients of an FSDP2 module in 8 or 4 bits. Made by fsdp_hook().
 
-    A residual has what rounding took from a gradient, and is added to the next one. Each
-    rank has one for all parameters of the whole module, where gradients are averaged: 4
-    bytes per element, or 2 in bf16.
+    A residual is the rounding error of a gradient, and is added to the next gradient.
+    Each rank stores one for all parameters of the whole module where gradients are
+    averaged: 4 bytes per element, or 2 in bf16.
     """
 
     path: str
@@ -88,15 +88,16 @@ class FsdpHook(ScaledHook):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent to others since construction began, also for
-        agreement and states. On the device's path, bytes of gradients only.
+        """Returns the bytes that this rank has sent to others since construction began,
+        including those for agreement and states. On the path "device" it counts only
+        gradients.
         """
         return self._exchange.bytes_sent
 
     @property
     def wait_seconds(self) -> float:
-        """Time that backward has waited for other ranks since construction. On a device,
-        whose streams wait, about 0.
+        """Returns the time that backward has spent waiting for other ranks since
+        construction. On a device it is about 0, because streams wait.
         """
         return self._exchange.wait_seconds
 
@@ -104,10 +105,10 @@ class FsdpHook(ScaledHook):
     def state_dict(self, *, mean: bool = False) -> dict[str, Any]:
         """Returns the residuals by parameter name. Collective; the same on all ranks.
 
-        worker: per name, one residual of each rank, of the whole parameter, with the ranks
-          as first dimension. With `mean`, the first dimension is 1 and has the mean, so
-          the state does not grow with the number of ranks. The sum over ranks stays the
-          same.
+        worker: for each name the residuals of all ranks, each of the whole parameter,
+          along the first dimension. With `mean`, that dimension is 1 and contains the
+          mean, so the state does not grow with the number of ranks. The sum over ranks
+          stays the same.
         """
         own: torch.Tensor = from_dlpack(self._exchange.error())
         comm = self._comm
@@ -119,9 +120,9 @@ class FsdpHook(ScaledHook):
         """Loads what state_dict() has returned on any number of ranks. Collective: all
         ranks pass the same.
 
-        On the same number of ranks each gets its own residual, and on another number all
-        get the mean. A single rank keeps it for a later state_dict(), because FSDP2 does
-        not call the hook then.
+        With the same number of ranks, each gets its own residual. With another number,
+        all get the mean. FSDP2 does not call the hook on a single rank, which therefore
+        keeps the residual for a later state_dict().
 
         Raises CorruptCheckpoint naming what does not fit, and InvalidArgument if the
         ranks' states differ, on all ranks, before anything changes. Residuals must not be
@@ -154,7 +155,7 @@ class FsdpHook(ScaledHook):
 
 
 class _ReduceScatter:
-    """One module's reduce-scatter, with the members of torch's ReduceScatter."""
+    """One module's reduce-scatter, with the interface of torch's ReduceScatter."""
 
     def __init__(self, hook: FsdpHook, number: int, part: Part) -> None:
         self._hook, self._number, self._part = hook, number, part
@@ -166,7 +167,7 @@ class _ReduceScatter:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        # Padding is not sent, so the result's must not be arbitrary.
+        # Padding is not sent, so it must be set in the result.
         return torch.zeros(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -177,13 +178,13 @@ class _ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Is done on return, because FSDP2 reads the result at once; on the device's path
-        it is queued on the current stream.
+        """Returns after the exchange, because FSDP2 reads the result at once. On the
+        path "device" it is queued on the current stream.
         """
         try:
             self._check(input_tensor, op)
             if not self._is_compared:
-                # torch runs the callback when backward has ended.
+                # torch runs the callback after backward.
                 torch.autograd.Variable._execution_engine.queue_callback(self._compare)
             if self._hook.path == "device" or input_tensor.device.type == "cpu":
                 self._hook._average(self._number, input_tensor, output_tensor)
@@ -209,9 +210,9 @@ class _ReduceScatter:
             )
 
     def _compare(self) -> None:
-        """Raises FailedPrecondition if FSDP2 lays gradients out in another way than the
-        hook has read from it, at the end of the first backward. The hook then is closed.
-        No residual has been added to a gradient yet, unless a state was loaded.
+        """Raises FailedPrecondition at the end of the first backward if FSDP2's layout
+        of gradients differs from the one that the hook has read. The hook is then
+        closed. No residual has been added to a gradient yet, unless a state was loaded.
         """
         self._is_compared = True
         misplaced = self._part.misplaced()
@@ -245,21 +246,22 @@ def fsdp_hook(
 ) -> FsdpHook:
     """Makes the reduce-scatters of an FSDP2 module (torch's fully_shard()) send their
     gradients in 8 or 4 bits, with error feedback. Collective, before the first forward.
-    Experimental: it reads from FSDP2 how it lays out gradients, which torch does not
-    document. It was run with torch 2.13 and 2.14.1.
+    Experimental: it reads the layout of gradients from FSDP2, which torch does not
+      document. Tested with torch 2.13 and 2.14.1.
 
-    The optimizer and the loop stay as they are. All FSDP modules inside `module` are
-    included. All-gathers of parameters stay exact.
+    The optimizer and the loop do not change. All FSDP modules inside `module` are
+    included. All-gathers of parameters remain exact.
 
     bits: 4 or 8 per element. 8 is closer to FSDP2, and 4 sends half as much.
     residual_dtype: float32 or bfloat16, which takes half the memory and loses the
       remainders of its rounding.
     path: as for ddp_hook(). Both have the same residuals and bits.
 
-    A gradient arrives at its rank without a second rounding. If an element of a rank's
-    gradient is not finite, up to 1024 elements around it become NaN on their owner. That
-    rank's residuals of them stay. FSDP2 then fills the gradient of a parameter that was
-    not used with 0, plus its residual. A single rank changes nothing.
+    A gradient is not rounded a second time for its owner. If an element of a rank's
+    gradient is not finite, up to 1024 elements around it become NaN on their owner, and
+    that rank's residuals of them do not change. FSDP2 then fills the gradient of a
+    parameter that was not used with 0, plus its residual. A single rank changes
+    nothing.
 
     FSDP2 reads the result as soon as the hook returns, so on the host exchanges do not
     overlap with backward. On a device they run on FSDP2's stream. If a rank is lost during one, backward() raises CommFailure, which names the
@@ -271,9 +273,10 @@ def fsdp_hook(
     in other types than fp32 and bf16. Also raises it for parameters that are sharded over
     more than one mesh, or over another dimension than 0.
 
-    Raises FailedPrecondition if this torch lacks what the hook needs, or after a forward.
-    Also raises it if a module has a reduce-scatter of its own, or if a Thinwire optimizer
-    averages the gradients. Then nothing has changed on any rank.
+    Raises FailedPrecondition after a forward, or if this torch does not support the
+    hook. Also raises it if a module already has a custom reduce-scatter, or if a
+    Thinwire optimizer averages the gradients. In these cases nothing has changed on any
+    rank.
     """
     if not isinstance(module, FSDPModule):
         refuse_on_all_ranks(

@@ -33,7 +33,8 @@ class _Taken:
 
 
 class HostAverage:
-    """Average over a native mean. It copies values of other devices to the host and back."""
+    """Averages with the native library. Copies values of other devices to the host and
+    back."""
 
     path = "host"
 
@@ -73,7 +74,7 @@ class HostAverage:
         return nullcontext()
 
     def give_up(self) -> None:
-        """Does nothing: the communicator gives up."""
+        """Does nothing, because the communicator gives up."""
 
     @property
     def hosts(self) -> tuple[int, int]:

@@ -33,7 +33,7 @@ def bits_of_environment() -> int | None:
 
 def from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options of ddp_hook(), with THINWIRE_BITS if they have neither `bits` nor
-    `low_rank`. Local. Raises InvalidArgument as bits_of_environment() does.
+    `low_rank`. Local. Raises InvalidArgument like bits_of_environment().
     """
     if options.get("bits") is not None or options.get("low_rank"):
         return dict(options)
@@ -42,7 +42,7 @@ def from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Options:
-    """The options that ddp_hook() takes and explains."""
+    """The options that ddp_hook() documents."""
 
     bits: int | None = None
     low_rank: int = 0
@@ -55,10 +55,10 @@ class Options:
     path: str = "auto"
 
     def checked(self, names: Iterable[str]) -> Options:
-        """Returns the options with `bits`, if they are 4 by default, and a tuple as
-        `plain`. `names` are those of the averaged parameters. Local.
+        """Returns the options with the default of `bits` filled in and `plain` as a
+        tuple. `names` are those of the averaged parameters. Local.
 
-        Raises InvalidArgument for what is out of range.
+        Raises InvalidArgument for an option out of range.
         """
         if type(self.low_rank) is not int or not 0 <= self.low_rank <= 64:
             raise InvalidArgument(
@@ -111,7 +111,7 @@ class Options:
             )
 
     def _found(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns `plain`, each of which matches a name."""
+        """Returns `plain` as a tuple, whose patterns each match a name."""
         if isinstance(self.plain, str) or not isinstance(self.plain, Iterable):
             raise InvalidArgument(f"plain must be names, got {self.plain!r}")
         plain, known = tuple(self.plain), list(names)

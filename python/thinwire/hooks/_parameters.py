@@ -45,7 +45,8 @@ def refuse_on_all_ranks(error: Exception) -> NoReturn:
 
     if dist.is_available() and dist.is_initialized():
         try:
-            # None would be the group of THINWIRE_COMM, over which the others do not wait.
+            # None would be the group of THINWIRE_COMM, in which the other ranks do not
+            # wait.
             comm = communicator_for(dist.group.WORLD)
             try:
                 agreed(comm, refuse)
@@ -100,8 +101,8 @@ def description(parameters: dict[str, torch.nn.Parameter]) -> str:
 
 
 def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Returns the strides that DDP gives a gradient in a bucket: its parameter's if that
-    is dense, and otherwise those of the order of indices.
+    """Returns the strides that DDP gives a gradient in a bucket: those of the parameter
+    if it is dense, otherwise contiguous ones.
     """
     expected = 1
     for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
@@ -112,7 +113,8 @@ def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def norm_of(values: torch.Tensor) -> float:
-    """Returns the norm; in fp64 if fp32 cannot hold its square, which is slower."""
+    """Returns the norm. Uses fp64, which is slower, only if the square overflows
+    fp32."""
     norm = float(torch.linalg.vector_norm(values, dtype=torch.float32))
     if 1e-16 < norm < torch.inf:
         return norm

@@ -35,8 +35,8 @@ def device_groups(
     hierarchy: str = "flat",
     refusal: str = "",
 ) -> DeviceGroups | None:
-    """Returns the groups in which ranks average `tensors` on their device, or None if they
-    average in host memory. Collective over `comm`, whose ranks are those of `group`.
+    """Returns the groups in which ranks average `tensors` on their device, or None for
+    averages in host memory. Collective over `comm`, which has the ranks of `group`.
 
     `refusal` says why the caller itself cannot average on a device; "" if it can.
 
@@ -72,7 +72,8 @@ def device_groups(
 def _why_not(
     path: str, group: Any, tensors: Iterable[torch.Tensor], device: torch.device
 ) -> str:
-    """Returns why this rank cannot average on its device, or should not; else ""."""
+    """Returns the reason why this rank cannot or should not average on its device, or
+    ""."""
     if not isinstance(group, dist.ProcessGroup):
         return "process_group is no group of torch.distributed"
     others = {tensor.device for tensor in tensors} - {device}
@@ -100,7 +101,7 @@ def _hosts(comm: _core.Communicator, hierarchy: str) -> list[list[int]]:
 
 
 def _tried(groups: DeviceGroups) -> str:
-    """Returns why bytes do not get from rank to rank; else "". Collective."""
+    """Returns the reason why ranks cannot exchange bytes, or "". Collective."""
     exchange = Exchange(groups, 8)
     where = groups.device
     try:

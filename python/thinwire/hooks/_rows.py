@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a matrix the blocks of parameters are, and which rank serves each."""
+"""Rows of a matrix that the blocks of parameters occupy, and the rank that serves
+each."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class Cuts:
-    """The blocks of all units: cut k is served at place k mod W, on W ranks, as in the
-    exchange on the host. So results and residuals do not depend on buckets.
+    """The blocks of all units. Place k mod W serves cut k on W ranks, as in the
+    exchange on the host, so results and residuals do not depend on buckets.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -55,7 +56,7 @@ class Layout:
         self.is_padded = sum(self.sizes) < self.count * BLOCK
 
     def rows_of(self, flat: torch.Tensor) -> torch.Tensor:
-        """Returns the values in fp32; the last row of a unit ends with zeros."""
+        """Returns the values in fp32. The last row of a unit is padded with zeros."""
         make = flat.new_zeros if self.is_padded else flat.new_empty
         rows = make(self.count, BLOCK, dtype=torch.float32)
         copy_each(self._parts(rows), flat.split(self.sizes))
@@ -72,7 +73,7 @@ class Layout:
 
 
 class Rows:
-    """Rows of a matrix: a view of it if they follow one another."""
+    """Rows of a matrix, which are a view if they are adjacent."""
 
     def __init__(self, numbers: torch.Tensor, where: torch.device) -> None:
         first, count = int(numbers[0]) if len(numbers) else 0, len(numbers)
@@ -88,7 +89,8 @@ class Rows:
     def keep(
         self, matrix: torch.Tensor, given: torch.Tensor, condition: torch.Tensor
     ) -> None:
-        """Writes `given`, rounded to the matrix's dtype, to the rows if a condition holds."""
+        """If `condition` holds, writes `given` to the rows, rounded to the matrix's
+        dtype."""
         before = self.of(matrix)
         after = torch.where(condition, given.to(before.dtype), before)
         if self._index is None:
@@ -98,8 +100,8 @@ class Rows:
 
 
 class Places:
-    """Which cuts this rank encodes and serves, and which rows of its residuals they are. One
-    row more, the last, is no cut's and 0.
+    """The cuts that this rank encodes and serves, and their rows in its residuals. An
+    additional last row belongs to no cut and is 0.
     """
 
     def __init__(self, groups: DeviceGroups) -> None:
@@ -133,14 +135,14 @@ class Places:
 
 
 class Chunk:
-    """Some rows, in the order in which they travel: by place, and an equal number for each.
-    The last ones of a place may be copies of another row, which nobody reads.
+    """Some rows in the order in which they are sent: by place, the same number for
+    each. The last rows of a place may be copies of another row, which are not read.
     """
 
     def __init__(
         self, cuts: Cuts, numbers: torch.Tensor, places: Places, where: torch.device
     ) -> None:
-        """`numbers` are those of the rows' cuts, in rising order."""
+        """`numbers` are the numbers of the rows' cuts, in ascending order."""
         place = numbers % places.count
         by_place = torch.argsort(place, stable=True)
         counts = torch.bincount(place, minlength=places.count)
@@ -168,7 +170,8 @@ class Chunk:
 
 
 class Plan:
-    """The rows of some units, in chunks: one is encoded while another one travels."""
+    """The rows of some units in chunks, of which one is encoded while another is in
+    flight."""
 
     def __init__(
         self, cuts: Cuts, units: Sequence[int], places: Places, where: torch.device

@@ -17,14 +17,14 @@ _LEAST, _MOST = 2.0**-126, 2.0**127
 
 
 class Scaler(Protocol):
-    """A torch.amp.GradScaler, or an object with these two of its members."""
+    """A torch.amp.GradScaler, or an object that has these two methods."""
 
     def get_scale(self) -> Any: ...
     def is_enabled(self) -> bool: ...
 
 
 class ScaledHook:
-    """A hook that knows the loss scale: set by the program, or a scaler's."""
+    """A hook that knows the loss scale, which the program or a scaler sets."""
 
     _scaler: Scaler | None = None
     _loss_scale = 1.0
@@ -39,8 +39,8 @@ class ScaledHook:
 
     def set_loss_scale(self, scale: float) -> None:
         """Sets the factor that the loss has been multiplied by, from the next backward
-        on. All ranks set the same, which ddp_hook() compares in backwards 1, 2, 4, 8 and
-        so on over low bits. Local.
+        on. All ranks must set the same factor, which ddp_hook() compares in backwards
+        1, 2, 4, 8 and so on. Local.
 
         Raises InvalidArgument unless it is in [2^-126, 2^127].
         """
@@ -49,7 +49,7 @@ class ScaledHook:
         self._scaler, self._loss_scale, self._is_told = None, float(scale), True
 
     def watch(self, grad_scaler: Scaler) -> None:
-        """Takes the loss scale of each backward from this scaler. Local.
+        """Uses this scaler's loss scale in each backward. Local.
 
         Raises InvalidArgument unless it has get_scale() and is_enabled().
         """
@@ -76,14 +76,15 @@ class ScaledHook:
 
 
 class Jumps:
-    """Finds that the norm of gradients has jumped by a power of two, and stays so."""
+    """Detects that the norm of gradients has changed by a power of two and kept the new
+    level."""
 
     def __init__(self) -> None:
         self._logs: deque[float] = deque(maxlen=2 * _WINDOW)
 
     def has_jumped(self, norm: float) -> bool:
-        """Takes a norm. Returns whether the last four are a power of two away from the four
-        before.
+        """Adds a norm. Returns whether the last four norms differ from the previous
+        four by a power of two.
         """
         if not 0 < norm < math.inf:
             return False

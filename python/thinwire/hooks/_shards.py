@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How FSDP2 lays out the gradients of a reduce-scatter.
+"""FSDP2's layout of the gradients in a reduce-scatter.
 
 Dimension 0 of each parameter is padded and cut into one chunk per rank. Row r of the
-buffer has chunk r of all parameters. Versions of torch differ in their order and in who
-holds the mixed-precision policy, and are told apart by the attributes that they have.
+buffer has chunk r of all parameters. Versions of torch differ in the order of
+parameters and in the object that has the mixed-precision policy. The module
+distinguishes them by their attributes.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class Part:
     """Name and FSDPParam of each parameter, and its offset in a rank's result."""
 
     def misplaced(self) -> str | None:
-        """Returns the name of a parameter whose gradient FSDP2 has taken from another
-        place of the result than expected, or None. Local, after a backward.
+        """Returns the name of a parameter whose gradient FSDP2 has read from an
+        unexpected place of the result, or None. Local, after a backward.
 
-        Gradients are views of the result or of a copy of its type. Others are not
-        compared, such as those that FSDP2 has offloaded.
+        Only gradients that are views of the result, or of a copy with its type, are
+        compared. Those that FSDP2 has offloaded, for example, are not.
         """
         row = self.size // self.ranks
         for name, one, offset in self.places:
@@ -73,7 +74,8 @@ def group_of(module: Any) -> dist.ProcessGroup:
     """Returns the group over which the parameters are sharded. Local.
 
     Raises InvalidArgument if there is none, or if the parameters' device mesh has more
-    than one dimension. Raises FailedPrecondition after a forward that has left all parameters whole.
+    than one dimension. Raises FailedPrecondition after a forward that has left all
+    parameters unsharded.
     """
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
@@ -196,7 +198,7 @@ def _groups(module: Any) -> list[tuple[str, Any, Any]]:
                 raise FailedPrecondition(
                     f"module: '{name}' has a reduce-scatter of its own already, {comm}"
                 )
-            if id(group) not in seen:  # fully_shard([a, b]) makes one of two modules
+            if id(group) not in seen:  # fully_shard([a, b]) makes one of two
                 found.append((name, inner, group))
             seen.add(id(group))
     return found

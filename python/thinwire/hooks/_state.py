@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Residuals of a hook by parameter name, for any number of ranks."""
+"""Residuals of a hook by parameter name, which fit any number of ranks."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ def saved_worker(
 def checked(
     state: Mapping[str, Any], shapes: Shapes, place: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Returns the worker residual, all of the servers', and the number of backwards.
-    `place` is this rank's host, or rank if flat, and how many there are. Local.
+    """Returns the worker residual, the residuals of all servers, and the number of
+    backwards. `place` is this rank's host, or its rank if flat, and the number of
+    those. Local.
 
     Raises CorruptCheckpoint naming what does not fit.
     """
@@ -108,8 +109,8 @@ def checked_worker(
 
 
 def description(state: Mapping[str, Any], shapes: Shapes, backwards: int = 0) -> str:
-    """Returns a text that is the same on all ranks if their residuals are. Local; the
-    state has been checked.
+    """Returns a text that is equal on all ranks if their residuals are. The state must
+    have been checked. Local.
     """
     lines = [f"backwards {backwards}\n"]
     for part in ("worker", "server"):

@@ -19,7 +19,8 @@ _Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
 
 class Exchanges:
-    """A queue of calls, and a daemon that runs them: nothing waits for lost ranks."""
+    """A queue of calls that a daemon runs, so that the program's end does not wait for
+    lost ranks."""
 
     def __init__(self, *natives: Any) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
@@ -34,7 +35,8 @@ class Exchanges:
         thread.start()
 
     def put(self, job: Callable[[], None]) -> None:
-        """Queues a job. Raises FailedPrecondition once closed, or in a child."""
+        """Queues a job. Raises FailedPrecondition after close() and in a forked
+        child."""
         with self._closing:
             self.require_open()
             self._jobs.put(job)
@@ -44,7 +46,7 @@ class Exchanges:
         return self._is_closed
 
     def require_open(self) -> None:
-        """Raises as put() does."""
+        """Raises like put()."""
         if self._is_closed or os.getpid() != self._process:
             raise FailedPrecondition(
                 "this hook of DistributedDataParallel is closed"
