@@ -6,14 +6,15 @@
 #include <stdint.h>
 
 /// The C interface, in C99: communicators, and an engine that trains flat
-/// arrays as a configuration in JSON says. Library: libthinwire_c.
+/// arrays according to a JSON configuration. Library: libthinwire_c.
 ///
 /// A function that can fail returns a thinwire_status. If that is not
 /// THINWIRE_OK, thinwire_last_error() has the message, and results are
 /// unchanged. No exception leaves this library. "Collective" means that all
 /// ranks make the same calls in the same order. If such a call fails on one
-/// rank alone, before it has exchanged anything, thinwire_comm_give_up() spares
-/// the others their time-out. One thread at a time uses an object.
+/// rank before any exchange, call thinwire_comm_give_up() so that the other
+/// ranks do not wait for their time-out. Only one thread at a time may use an
+/// object.
 
 #if defined(__GNUC__)
 #define THINWIRE_API __attribute__((visibility("default")))
@@ -25,13 +26,14 @@
 extern "C" {
 #endif
 
-/// Kind of an error; it decides what the caller may still do. The numbers stay.
+/// Kind of an error, which determines what the caller may do next. The numbers
+/// will not change.
 typedef enum thinwire_status {
   THINWIRE_OK = 0,
   /// An argument or a configuration is outside its range. Nothing has changed.
   THINWIRE_INVALID_ARGUMENT = 1,
-  /// The call does not fit the object's present state. Nothing has changed,
-  /// unless thinwire_engine_step() has found changed values.
+  /// The object's present state forbids the call. Nothing has changed, unless
+  /// thinwire_engine_step() has found changed values.
   THINWIRE_FAILED_PRECONDITION = 2,
   /// This build or machine lacks a feature, or a file cannot be read or
   /// written. Nothing has changed.
@@ -39,13 +41,14 @@ typedef enum thinwire_status {
   /// A rank was lost, hung, or made another call. The communicator and its
   /// engines may only be freed.
   THINWIRE_COMM_FAILURE = 4,
-  /// An accelerator failed. Its objects may only be freed.
+  /// An accelerator failed. Objects that use it may only be freed.
   THINWIRE_DEVICE_FAILURE = 5,
-  /// A checkpoint is torn, altered, or of another model. Nothing has changed.
+  /// A checkpoint is incomplete, altered, or from another model. Nothing has
+  /// changed.
   THINWIRE_CORRUPT_CHECKPOINT = 6,
   /// Gradients are not finite at any loss scale. Parameters and states are
-  /// those of the last good step. A sync of an outer loop also reports
-  /// parameters that are not finite; then load a checkpoint.
+  /// those of the last good step. A sync of an outer loop also returns this if
+  /// parameters are not finite; then load a checkpoint.
   THINWIRE_NON_FINITE = 7,
   /// Memory has run out.
   THINWIRE_OUT_OF_MEMORY = 8,
@@ -65,8 +68,9 @@ THINWIRE_API const char* thinwire_last_error(void);
 typedef void (*thinwire_log_function)(void* context, const char* level,
                                       const char* text);
 
-/// Sends the later lines of this process to `log`, or nowhere if it is NULL, as
-/// at the start. After the return the previous function is no longer in use.
+/// Sends the later lines of this process to `log`. If it is NULL, which is the
+/// default, lines are dropped. When this returns, the previous function is no
+/// longer in use.
 THINWIRE_API thinwire_status thinwire_set_log(thinwire_log_function log,
                                               void* context);
 
@@ -108,31 +112,31 @@ typedef struct thinwire_exchange {
   const thinwire_receive* receives;  ///< At most one per peer.
   size_t num_receives;
   const char* operation;  ///< Name for messages, for example "all_to_all".
-  /// Number of the exchange: the same on all ranks, and higher for each next
-  /// one.
+  /// Number of the exchange, which is equal on all ranks and increases with
+  /// every exchange.
   uint64_t sequence;
   /// Time until the exchange must have ended. Only the transport can end it.
   double seconds_left;
 } thinwire_exchange;
 
-/// A transport of the caller: how bytes move between the ranks.
+/// A transport of the caller, which moves bytes between the ranks.
 typedef struct thinwire_transport {
   size_t struct_size;  ///< sizeof(thinwire_transport)
   void* context;       ///< First argument of each function.
   int rank;            ///< In [0, size).
   int size;            ///< Number of ranks, >= 1.
-  /// Moves all messages; a message of 0 bytes is not sent. Returns 0 when the
-  /// received bytes are here and the memory of the sent ones may be reused.
-  /// Returns another number if a peer is lost or the time is over, and may call
-  /// thinwire_exchange_failed() before. One thread at a time calls it, and not
-  /// the one that calls thinwire_*. It must not call functions of this library
-  /// on the same communicator.
+  /// Moves all messages; a message of 0 bytes is not sent. Returns 0 after all
+  /// bytes were received and the memory of sent bytes may be reused. Returns
+  /// another number if a peer is lost or the time is over, and may call
+  /// thinwire_exchange_failed() before. Only one thread at a time calls it,
+  /// which is not the thread that calls thinwire_*. It must not call functions
+  /// of this library on the same communicator.
   int (*exchange)(void* context, const thinwire_exchange* exchange);
-  /// Tells the peers that this rank cannot continue, so that they need not wait
-  /// for their time-out; may be NULL. It must not block. An exchange that is
-  /// running must then return a number other than 0.
+  /// Notifies the peers that this rank cannot continue, so that they do not
+  /// wait for their time-out; may be NULL. It must not block. An exchange in
+  /// progress must then return a number other than 0.
   void (*give_up)(void* context, const char* reason);
-  /// Called once nobody uses the transport any more; may be NULL.
+  /// Called when the transport is no longer used; may be NULL.
   void (*release)(void* context);
 } thinwire_transport;
 
@@ -142,9 +146,9 @@ typedef struct thinwire_transport {
 THINWIRE_API thinwire_status thinwire_comm_from_transport(
     const thinwire_transport* transport, double seconds, thinwire_comm** comm);
 
-/// Sets the reason for which the running exchange of a thinwire_transport
-/// fails, for example the one that a peer gave up with. The error's message
-/// ends with a copy of it. Only for thinwire_transport.exchange.
+/// Sets the reason why the present exchange of a thinwire_transport fails, for
+/// example the reason with which a peer gave up. The error's message ends with
+/// a copy of it. Call it only in thinwire_transport.exchange.
 THINWIRE_API void thinwire_exchange_failed(const char* reason);
 
 /// Makes a communicator over the ranks of an MPI communicator, given as
@@ -162,7 +166,7 @@ THINWIRE_API thinwire_status thinwire_comm_from_mpi(int fortran_handle,
 THINWIRE_API int thinwire_comm_rank(const thinwire_comm* comm);
 THINWIRE_API int thinwire_comm_size(const thinwire_comm* comm);
 
-/// Returns when every rank has called it. Collective.
+/// Blocks until every rank has called it. Collective.
 THINWIRE_API thinwire_status thinwire_comm_barrier(thinwire_comm* comm);
 
 /// Announces that this rank cannot continue. Its peers get
@@ -172,7 +176,7 @@ THINWIRE_API thinwire_status thinwire_comm_barrier(thinwire_comm* comm);
 THINWIRE_API thinwire_status thinwire_comm_give_up(thinwire_comm* comm,
                                                    const char* reason);
 
-/// Frees the handle; NULL is allowed. Engines keep what they need of it.
+/// Frees the handle; NULL is allowed. Existing engines remain usable.
 THINWIRE_API void thinwire_comm_free(thinwire_comm* comm);
 
 /* ---- the engine */
@@ -194,20 +198,20 @@ typedef struct thinwire_parameter {
 /// file (docs/guide/from-deepspeed.md), except thinwire.checkpoint. `params`
 /// and `grads` are arrays of all parameters' elements, in the configuration's
 /// precision: float, or 16 bits. They must outlive the engine, be aligned and
-/// not overlap. `grads` is NULL with ZeRO stage 2, and
-/// with stage 1 if 16-bit gradients of several backwards add up in fp32. Then
-/// thinwire_engine_gradient_ready() gets each gradient.
+/// not overlap. `grads` is NULL with ZeRO stage 2, and with stage 1 if 16-bit
+/// gradients of several backwards are summed in fp32. In these cases pass each
+/// gradient to thinwire_engine_gradient_ready().
 THINWIRE_API thinwire_status
 thinwire_engine_new(thinwire_comm* comm, const char* config,
                     const thinwire_parameter* parameters, size_t num_parameters,
                     void* params, void* grads, thinwire_engine** engine);
 
 /// Waits for pending exchanges and saves, and frees the engine; NULL is
-/// allowed. The arrays are the caller's again.
+/// allowed. Afterwards the caller may reuse the arrays.
 THINWIRE_API void thinwire_engine_free(thinwire_engine* engine);
 
-/// Gives the factor by which the caller multiplies the loss: the loss scale
-/// over the number of accumulated backwards. Local.
+/// Returns the factor by which the caller multiplies the loss: the loss scale
+/// divided by the number of accumulated backwards. Local.
 THINWIRE_API thinwire_status
 thinwire_engine_loss_factor(const thinwire_engine* engine, double* factor);
 
@@ -230,14 +234,14 @@ THINWIRE_API thinwire_status
 thinwire_engine_end_backward(thinwire_engine* engine);
 
 /// Discards the gradients of a backward that failed because of `reason`. If
-/// some have been sent already, returns THINWIRE_COMM_FAILURE, and the other
-/// ranks learn the reason.
+/// some have already been sent, returns THINWIRE_COMM_FAILURE, and the other
+/// ranks get the reason.
 THINWIRE_API thinwire_status
 thinwire_engine_cancel_backward(thinwire_engine* engine, const char* reason);
 
-/// Results of a step. The same on all ranks, except for bytes_sent and the
-/// seconds. In local steps, and in syncs of an outer loop, grad_norm is a
-/// worker's own, too.
+/// Results of a step. They are equal on all ranks except for bytes_sent and the
+/// seconds. In local steps, and in syncs of an outer loop, grad_norm is also
+/// different for each worker.
 typedef struct thinwire_report {
   size_t struct_size;  ///< Set by the caller: sizeof(thinwire_report).
   /// Whether the window of accumulated backwards is complete. If not, nothing
@@ -262,12 +266,12 @@ typedef struct thinwire_report {
 THINWIRE_API thinwire_status thinwire_engine_step(thinwire_engine* engine,
                                                   thinwire_report* report);
 
-/// Sets the learning rate, finite and >= 0, from the next step on, whatever the
-/// schedule says. Local, so all ranks must make the same calls.
+/// Sets the learning rate, finite and >= 0, from the next step on, overriding
+/// the schedule. Local, so all ranks must make the same calls.
 THINWIRE_API thinwire_status thinwire_engine_set_learning_rate(
     thinwire_engine* engine, double learning_rate);
 
-/// Gives the mean of the ranks' values, such as losses. Collective.
+/// Returns the mean of the ranks' values, such as losses. Collective.
 THINWIRE_API thinwire_status thinwire_engine_mean(thinwire_engine* engine,
                                                   double value, double* mean);
 
@@ -279,10 +283,10 @@ thinwire_engine_begin_evaluation(thinwire_engine* engine);
 THINWIRE_API thinwire_status
 thinwire_engine_end_evaluation(thinwire_engine* engine);
 
-/// Gives `size` fp32 values of a parameter in the optimizer's precision, from
-/// whichever rank has them. With `key` NULL they are the parameter itself;
-/// otherwise the state of that name, for example "exp_avg". `size` is the
-/// number of the parameter's elements. Collective.
+/// Returns the `size` fp32 values of a parameter in the optimizer's precision,
+/// from their owners. If `key` is NULL they are the parameter itself, otherwise
+/// the state of that name, for example "exp_avg". `size` is the number of the
+/// parameter's elements. Collective.
 THINWIRE_API thinwire_status thinwire_engine_values(thinwire_engine* engine,
                                                     const char* parameter,
                                                     const char* key,

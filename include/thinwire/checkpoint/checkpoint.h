@@ -17,31 +17,30 @@
 
 namespace thinwire::checkpoint {
 
-/// A tensor beside the trainable parameters: frozen, or a buffer. Rank 0's
-/// values are written.
+/// A frozen parameter or a buffer. Rank 0's values are saved.
 struct OtherTensor {
   std::string name;
   std::vector<std::size_t> shape{};
   View values{};
-  /// Name in safetensors files if it is none of a DType: "BOOL", "I8",
+  /// Dtype's name in safetensors files if DType does not have it: "BOOL", "I8",
   /// "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "U32",
-  /// "U64" or "C64". `values` then have elements of the same size, for 2 bytes
-  /// kFloat16. A literal.
+  /// "U64" or "C64". `values` then have a DType of the same size, kFloat16 for
+  /// 2 bytes. Must be a string literal.
   std::string_view type{};
 };
 
 /// The parts of a run that a checkpoint covers. Everything it points to must
-/// outlive the calls; an asynchronous save needs none of it after the return.
+/// outlive the calls. An asynchronous save does not use it after the return.
 struct Training {
   comm::Communicator& comm;
   const ParameterLayout& layout;
-  /// Flat array of layout.size() elements, the same on all ranks except in
-  /// local steps. Experts are the same on the ranks that hold them.
+  /// Flat array of layout.size() elements, equal on all ranks except during
+  /// local steps. Experts are equal on the ranks that hold them.
   View params;
   optim::Optimizer& optimizer;
   std::int64_t step = 0;  ///< Step in the checkpoint's name.
-  /// Counters that the caller keeps beside the optimizer, equal on all ranks;
-  /// no arrays. load() returns them.
+  /// Additional counters of the caller, equal on all ranks, without arrays.
+  /// load() returns them.
   StateDict scalars{};
 
   // ---- for readers of the checkpoint
@@ -52,15 +51,16 @@ struct Training {
   /// Tied parameters: another name, and the name under which it is saved.
   std::vector<std::pair<std::string, std::string>> aliases{};
 
-  /// Groups whose parameters only some ranks hold. Every expert has a name of
-  /// its own, whichever ranks hold it; other ranks may hold it after a load.
+  /// Groups whose parameters only some ranks hold. Every expert has a unique
+  /// name that does not depend on its ranks; after a load other ranks may hold
+  /// it.
   std::vector<optim::ExpertGroup> experts{};
 };
 
 /// Writes ROOT/step-<step>, all of it or nothing; done on return. Collective.
 /// Throws on all ranks: Error(kInvalidArgument) if values differ that should be
 /// equal on all ranks, Error(kUnavailable) with path and cause if it cannot be
-/// written. Earlier checkpoints stay unchanged.
+/// written. Earlier checkpoints do not change.
 SaveReport save(const Training& training, const std::string& root,
                 const Extra& extra = {}, const SaveOptions& options = {});
 
@@ -74,18 +74,17 @@ LoadReport load(const Training& training, const std::string& path,
                 const LoadOptions& options = {});
 
 /// Loads like load(), or returns nothing if there is no checkpoint yet, as at a
-/// fresh start. Files of an unfinished save do not count as a checkpoint, and
+/// fresh start. Files of an unfinished save do not count as a checkpoint, but
 /// DeepSpeed's do. Collective.
 [[nodiscard]] std::optional<LoadReport> resume(const Training& training,
                                                const std::string& path,
                                                const LoadOptions& options = {});
 
-/// Saves one run repeatedly. It keeps a communicator of its own (if the
-/// transport has groups), the lock of the directory and the memory of
-/// asynchronous saves.
+/// Saves one run repeatedly. It keeps a separate communicator (if the transport
+/// has groups), the lock of the directory and the memory of asynchronous saves.
 class Saver {
  public:
-  /// Makes a saver; the first save() does the collective part.
+  /// Creates a saver. Local; the first save() does the collective part.
   explicit Saver(comm::Communicator& comm);
   /// Waits for a pending save.
   ~Saver();
@@ -100,7 +99,7 @@ class Saver {
   /// Throws Error(kInvalidArgument) if no save can be asynchronous, because the
   /// transport has no groups. Collective.
   void require_asynchronous();
-  /// Returns when the pending save is done. Collective.
+  /// Blocks until the pending save is done. Collective.
   void wait();
   [[nodiscard]] bool is_saving() const;
   /// Frees the memory of asynchronous saves.
@@ -121,10 +120,10 @@ class Saver {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Rule for which checkpoints of a run stay when a newer one is complete.
+/// Rule for the checkpoints of a run to keep after a newer one is complete.
 struct Retention {
-  std::int64_t keep_last = 0;   ///< Newest ones that stay; 0 for all.
-  std::int64_t keep_every = 0;  ///< Every N-th step stays too; 0 for none.
+  std::int64_t keep_last = 0;   ///< Newest checkpoints to keep; 0 for all.
+  std::int64_t keep_every = 0;  ///< Also keep every N-th step; 0 for none.
 };
 
 }  // namespace thinwire::checkpoint

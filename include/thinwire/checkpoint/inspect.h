@@ -28,7 +28,7 @@ struct Description {
   std::uint64_t bytes = 0;        ///< Size of all files.
 };
 
-/// Describes one checkpoint, or all checkpoints in a root: newest first,
+/// Describes one checkpoint, or all checkpoints in a root, newest first and
 /// incomplete ones last. Reads manifests only. Throws Error(kUnavailable) if
 /// there is no checkpoint.
 [[nodiscard]] std::vector<Description> inspect(const std::string& path);

@@ -23,7 +23,7 @@ enum class LocalSteps {
 /// Location of the ranks' files.
 enum class Storage {
   kShared,     ///< All ranks see the same directory.
-  kNodeLocal,  ///< One directory per host; merge them into one before a load.
+  kNodeLocal,  ///< One directory per host, to be merged before a load.
 };
 
 /// A file that is written beside the checkpoint's own, for example config.json.
@@ -33,9 +33,9 @@ struct Attachment {
 };
 
 /// Receives the number of bytes written so far, and the total; in verify(), of
-/// bytes read. In a save the writing thread of rank 0 calls it; in an
-/// asynchronous save that is not the caller's thread. Until all ranks are done,
-/// rank 0 knows its own bytes only.
+/// bytes read. In a save the writing thread of rank 0 calls it, which in an
+/// asynchronous save is not the caller's thread. Until all ranks are done, rank
+/// 0 knows only its own bytes.
 using Progress = std::function<void(std::uint64_t bytes, std::uint64_t total)>;
 
 struct SaveOptions {
@@ -72,11 +72,11 @@ struct LoadOptions {
   /// Whether data that all ranks need is read once, in shares, and exchanged.
   bool share_reads = true;
   /// Whether missing and unexpected parameters are errors. Otherwise one
-  /// warning names them. That no name fits is always an error.
+  /// warning names them. If no name fits, this is always an error.
   bool strict = true;
-  /// Old names of parameters, frozen parameters and buffers, and the new ones.
-  /// Names that differ by "_orig_mod." or by "module." at the beginning, which
-  /// torch.compile and wrappers add, fit without it.
+  /// Pairs of an old and a new name of a parameter, frozen parameter or buffer.
+  /// Unnecessary for names that differ only by "_orig_mod." or a leading
+  /// "module.", which torch.compile and wrappers add.
   std::vector<std::pair<std::string, std::string>> rename{};
   /// Parameters, or globs with *, that the checkpoint may lack.
   std::vector<std::string> allow_missing{};

@@ -29,8 +29,8 @@
 
 namespace thinwire::config {
 
-/// The optimizer and its settings. Leave their `exchange` at its default:
-/// Config has fields of its own for it.
+/// The optimizer and its settings. Leave their `exchange` at its default,
+/// because Config has separate fields for it.
 using OptimizerConfig =
     std::variant<optim::AdamOptions, optim::LambOptions,
                  optim::OnebitAdamOptions, optim::OnebitLambOptions,
@@ -38,17 +38,17 @@ using OptimizerConfig =
 
 /// Number formats of parameters, masters and states.
 struct PrecisionConfig {
-  /// Type of parameters and gradients: kFloat32, kFloat16 or kBFloat16.
+  /// Dtype of parameters and gradients: kFloat32, kFloat16 or kBFloat16.
   DType dtype = DType::kFloat32;
   /// Settings that apply only with kFloat16.
   precision::LossScalerOptions loss_scale{};
   /// Whether all ranks skip a step if any rank has a non-finite gradient. Must
   /// be true with kFloat16.
   bool check_grad_overflow = true;
-  /// Type of the values that the optimizer updates: kFloat32, or `dtype` with
+  /// Dtype of the values that the optimizer updates: kFloat32, or `dtype` with
   /// Adam, which then rounds parameters at every step and needs no masters.
   DType master_dtype = DType::kFloat32;
-  /// Type of moments: kFloat32, or `master_dtype` with Adam.
+  /// Dtype of moments: kFloat32, or `master_dtype` with Adam.
   DType state_dtype = DType::kFloat32;
 
   bool operator==(const PrecisionConfig&) const = default;
@@ -62,20 +62,21 @@ enum class OffloadDevice { kNone, kCpu };
 struct ZeroConfig {
   int stage = 0;               ///< In [0, 2]; 0 unless the optimizer is exact.
   bool reduce_scatter = true;  ///< kDeepSpeed: rounding of sums.
-  /// Most elements that are reduced together, >= 0; an upper bound for
-  /// CommConfig::bucket_elements.
+  /// Largest number of elements, >= 0, that are reduced together; an upper
+  /// bound for CommConfig::bucket_elements.
   std::int64_t reduce_bucket_size = 500'000'000;
-  /// Most parameters that are gathered together, >= 0. Gradients and parameters
-  /// share their buckets, so the smaller of the two bounds holds.
+  /// Largest number of parameters, >= 0, that are gathered together. Gradients
+  /// and parameters share their buckets, so the smaller of the two bounds
+  /// applies.
   std::int64_t allgather_bucket_size = 500'000'000;
   /// Whether parameters without a gradient are allowed. If not, step() throws
   /// Error(kFailedPrecondition) naming a parameter that had none on some rank.
   bool ignore_unused_parameters = true;
   bool round_robin_gradients = false;  ///< kDeepSpeed: order of parameters.
-  /// Changes nothing: masters and states are in host memory and are updated
-  /// there, whatever the device of a front end's tensors.
+  /// Has no effect, because masters and states are always in host memory and
+  /// updated there, even if tensors are on a device.
   OffloadDevice offload_optimizer = OffloadDevice::kNone;
-  /// Low-bit communication; only with an exact optimizer and stage 1 or 2.
+  /// Low-bit communication. Requires an exact optimizer and stage 1 or 2.
   zero::WireOptions wire{};
 
   bool operator==(const ZeroConfig&) const = default;
@@ -85,34 +86,35 @@ struct ZeroConfig {
 /// construction and in evaluations. torch::Engine uses it; engine::Engine has
 /// no buffers.
 enum class Buffers {
-  kBroadcast,  ///< Sends rank 0's to all ranks.
+  kBroadcast,  ///< Sends rank 0's buffers to all ranks.
   kAverage,    ///< Means over the ranks; integers are rank 0's.
   kAsTheyAre,  ///< Lets each rank keep its own.
 };
 
 /// Whether ranks on one host reduce locally first.
 enum class Hierarchy {
-  kAuto,    ///< Hierarchical if hosts hold several ranks each, equally many.
-  kFlat,    ///< Exchanges between all ranks alike.
+  kAuto,    ///< Hierarchical if all hosts have the same number of ranks, at
+            ///< least two.
+  kFlat,    ///< Every rank exchanges with all others.
   kByHost,  ///< Hierarchical, or Error(kInvalidArgument) if impossible.
 };
 
 /// DeepSpeed's comm_backend_name. In C++ the caller passes a communicator, so
-/// this selects nothing: an engine logs a line if its ranks exchange over
-/// another transport. Python's initialize() follows kMpi and kGloo; kNccl and
-/// kHccl name the group that sums inside a host, for models on devices.
+/// this only makes an engine log a line if its ranks use another transport.
+/// Python's initialize() follows kMpi and kGloo; kNccl and kHccl name the group
+/// that sums inside a host, for models on devices.
 enum class CommBackend { kUnset, kNccl, kHccl, kMpi, kGloo };
 
 /// Settings of the exchange between ranks. If it is hierarchical, results
-/// depend on which ranks share a host, because sums are formed per host first.
-/// They depend on nothing else here.
+/// depend on which ranks share a host, because each host first computes its own
+/// sum. No other field here affects results.
 struct CommConfig {
   CommBackend backend = CommBackend::kUnset;
   Hierarchy hierarchy = Hierarchy::kAuto;
   /// Ranks per host, >= 0; 0 for detection (comm::find_hosts), 1 for flat.
   int ranks_per_host = 0;
-  /// Elements that travel together, with ZeRO at most reduce_bucket_size; 0 for
-  /// the rule of exchange/bucket_rule.h.
+  /// Number of elements that are sent together, with ZeRO at most
+  /// reduce_bucket_size; 0 for the rule of exchange/bucket_rule.h.
   std::size_t bucket_elements = 0;
   /// Threads per rank, in [0, 1024]; 0 for THINWIRE_NUM_THREADS or, if unset,
   /// 1.
@@ -146,14 +148,15 @@ enum class Fallback {
   kHold,  ///< Delays the freeze and tries again later.
 };
 
-/// Place and times of a program's checkpoints, if it saves any, for
-/// engine::checkpointer_options(). DeepSpeed's files have no such keys.
+/// Place and times of a program's checkpoints, which
+/// engine::checkpointer_options() uses. DeepSpeed's files have no such keys.
 struct CheckpointConfig {
   std::string root{};            ///< Directory; empty for the program's choice.
   std::int64_t every_steps = 0;  ///< Steps per save, >= 0; 0 for none by steps.
   std::chrono::milliseconds every{0};  ///< In [0, 1000h]; 0 for none by time.
-  std::int64_t keep_last = 2;          ///< Newest ones that stay, >= 0; 0: all.
-  std::int64_t keep_every = 0;         ///< Every N-th step stays too, >= 0.
+  std::int64_t keep_last = 2;          ///< Newest checkpoints to keep, >= 0; 0:
+                                       ///< all.
+  std::int64_t keep_every = 0;         ///< Also keep every N-th step, >= 0.
   bool asynchronous = true;            ///< Training continues during a save.
 
   bool operator==(const CheckpointConfig&) const = default;
@@ -172,8 +175,8 @@ struct BatchSizes {
 struct KeyNote {
   enum class Kind {
     kSupported,
-    kIgnored,   ///< Accepted, but it has no effect: `note` says why.
-    kAbsent,    ///< Not in the file: `note` says what holds instead.
+    kIgnored,   ///< Accepted without effect; `note` says why.
+    kAbsent,    ///< Not in the file; `note` has its replacement.
     kRejected,  ///< `note` says why; only from check_file().
   };
   std::string path;  ///< Path of the key, for example "fp16.loss_scale".
@@ -201,7 +204,7 @@ struct AutoValues {
 
 /// The settings of an Engine, written with designated initializers or read from
 /// a DeepSpeed configuration file. docs/guide/from-deepspeed.md lists every
-/// key. The defaults here are ours; a file's are DeepSpeed's.
+/// key. The defaults here are Thinwire's; those of a file are DeepSpeed's.
 struct Config {
   OptimizerConfig optimizer{};
   PrecisionConfig precision{};
@@ -209,8 +212,8 @@ struct Config {
   double gradient_clipping = 0;
   bool lagged_clipping = false;  ///< See ExchangeOptions.
 
-  /// Samples per step of all ranks; each >= 1. Any two of these three, or one
-  /// of the first two, determine the rest.
+  /// Samples of all ranks per step. Any two of this field and the next two, or
+  /// one of the first two, determine the rest. Each is >= 1.
   std::optional<std::int64_t> train_batch_size{};
   /// Samples per backward of one rank.
   std::optional<std::int64_t> train_micro_batch_size_per_gpu{};
@@ -220,20 +223,21 @@ struct Config {
   /// false, every step() does, and the caller decides when.
   bool managed_gradient_accumulation = true;
 
-  /// Type in which gradients are accumulated: kFloat32 or precision.dtype.
+  /// Dtype in which gradients are accumulated: kFloat32 or precision.dtype.
   DType accumulation_dtype = DType::kFloat32;
-  /// Type in which exact averages travel: kFloat32, kFloat16 or kBFloat16; if
-  /// unset, precision.dtype.
+  /// Dtype in which exact averages are sent: kFloat32, kFloat16 or kBFloat16;
+  /// if unset, precision.dtype.
   std::optional<DType> communication_dtype{};
-  /// Whether each rank divides by the number of ranks before the sum, not after
-  /// it. Used with kDeepSpeed if sums are rounded to 16 bits or formed by ZeRO.
+  /// Whether each rank divides by the number of ranks before the sum instead of
+  /// after it. Used with kDeepSpeed if sums are rounded to 16 bits or ZeRO
+  /// computes them.
   bool prescale_gradients = false;
   /// If such sums are not prescaled, the part of that division which comes
   /// before the sum. Finite, > 0.
   double gradient_predivide_factor = 1;
   LearningRateSchedule schedule{};
   ZeroConfig zero{};
-  /// How Adam and LAMB average gradients without ZeRO.
+  /// Averaging of gradients by Adam and LAMB without ZeRO.
   optim::AverageOptions average{};
   CommConfig comm{};
   /// An outer loop around Adam, LAMB or 1-bit Adam, if sync_every is above 0.
@@ -264,27 +268,28 @@ struct Config {
   [[nodiscard]] BatchSizes batch(int world) const;
   /// Returns the optimizer's settings for ranks and clipping.
   [[nodiscard]] optim::ExchangeOptions exchange_options() const;
-  /// Returns zero.wire. Residuals of no given type are kFloat32 if they
-  /// accumulate several backwards. `world` and errors are those of batch().
+  /// Returns zero.wire. If residual_dtype is unset and residuals accumulate
+  /// several backwards, it becomes kFloat32. `world` and errors are those of
+  /// batch().
   [[nodiscard]] zero::WireOptions wire_options(int world) const;
   /// Returns `optimizer` with this Config's exchange_options().
   [[nodiscard]] OptimizerConfig optimizer_options() const;
   /// Returns `outer`. With 1-bit Adam its warm-up ends at the freeze.
   [[nodiscard]] outer::OuterOptions outer_options() const;
-  /// Returns the groups of `optimizer` that name a communicator of their own.
+  /// Returns the groups of `optimizer` that name a communicator.
   [[nodiscard]] std::vector<optim::ExpertGroup> experts() const;
 
-  /// Reads DeepSpeed's keys at the top level, ours in the object "thinwire".
-  /// Every key is supported, ignored (no effect) or rejected. Appends a note
-  /// for each to `notes` in the order of the file; without `notes`, logs the
-  /// ignored keys (core/log.h). Throws Error(kInvalidArgument) with the key's
-  /// path for text that is not JSON, for unknown and rejected keys, for wrong
-  /// types and numbers out of range. validate() checks ZeRO and whatever
-  /// depends on the number of ranks. "auto" becomes the value in `autos`. If
-  /// there is none, a scheduler's numbers of steps are rejected, and other keys
-  /// count as absent. `taken` names objects at the top level that are the
-  /// caller's own; they go to `other_objects` unchanged. No key may have such a
-  /// name.
+  /// Reads DeepSpeed's keys at the top level and Thinwire's in the object
+  /// "thinwire". Every key is supported, ignored (no effect) or rejected.
+  /// Appends a note for each to `notes` in the order of the file; without
+  /// `notes`, logs the ignored keys (core/log.h). Throws
+  /// Error(kInvalidArgument) with the key's path for text that is not JSON, for
+  /// unknown and rejected keys, for wrong types and numbers out of range.
+  /// validate() checks ZeRO and settings that depend on the number of ranks.
+  /// "auto" becomes the value in `autos`. If there is none, a scheduler's
+  /// numbers of steps are rejected, and other keys count as absent. `taken`
+  /// names top-level objects that belong to the caller and are stored in
+  /// `other_objects` unchanged. No key may have such a name.
   [[nodiscard]] static Config from_json(
       std::string_view text, std::vector<KeyNote>* notes = nullptr,
       const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
@@ -293,25 +298,25 @@ struct Config {
       const std::string& path, std::vector<KeyNote>* notes = nullptr,
       const AutoValues& autos = {}, const std::vector<std::string>& taken = {});
   /// Returns a text from which from_json() makes an equal Config, if this one
-  /// is valid and the names of `other_objects` are taken. It lacks what no file
-  /// can contain: moments in fp16, and comm.backend of exact optimizers. Throws
-  /// Error(kInvalidArgument) for settings per group of parameters, which no
-  /// file can contain.
+  /// is valid and `taken` has the names of `other_objects`. It omits moments in
+  /// fp16 and comm.backend of exact optimizers, which no file can contain.
+  /// Throws Error(kInvalidArgument) for settings per group of parameters, which
+  /// no file can contain.
   [[nodiscard]] std::string to_json() const;
-  /// Returns a text of the settings that all ranks must have alike. It leaves
-  /// out threads, `other_objects` and the optimizer's groups of parameters.
+  /// Returns a text with the settings that must be equal on all ranks. It omits
+  /// threads, `other_objects` and the optimizer's groups of parameters.
   [[nodiscard]] std::string describe() const;
 
   bool operator==(const Config&) const = default;
 };
 
-/// Returns what becomes of each key of a file, in its order. A rejected key
-/// does not end it: the others are then read without that key. "auto" counts as
-/// known to the program, and `taken` is as for from_json(). If `ranks` is set,
-/// also rejects what validate() refuses on so many ranks, otherwise what it
-/// refuses on any number of them. Combinations are checked only if no key is
+/// Returns the treatment of each key of a file, in the file's order. After a
+/// rejected key, it continues without that key. "auto" counts as known to the
+/// program, and `taken` is as for from_json(). If `ranks` is set, also rejects
+/// settings that validate() refuses for this number of ranks, otherwise those
+/// that it refuses for any number. Combinations are checked only if no key is
 /// rejected. Throws Error(kInvalidArgument) for a file that cannot be read or
-/// is no JSON object.
+/// is not a JSON object.
 [[nodiscard]] std::vector<KeyNote> check_file(
     const std::string& path, std::optional<int> ranks = std::nullopt,
     const std::vector<std::string>& taken = {});

@@ -27,12 +27,12 @@ enum class Decay {
 [[nodiscard]] std::string_view to_string(Warmup warmup) noexcept;
 [[nodiscard]] std::string_view to_string(Decay decay) noexcept;
 
-/// The shapes below use n, the number of steps applied so far, so rate n is
-/// that of step n + 1. Rates are finite and >= 0, and numbers of steps count
+/// In the shapes below, n is the number of steps applied so far, so rate n
+/// applies to step n + 1. Rates are finite and >= 0, and numbers of steps count
 /// applied steps.
 
-/// Thinwire's own shape. The warm-up reaches the optimizer's learning rate in
-/// step warmup_steps:
+/// Thinwire's own schedule. The warm-up reaches the optimizer's learning rate
+/// in step warmup_steps:
 ///   linear: base * step / warmup_steps
 ///   log:    base * log(1 + step) / log(1 + warmup_steps)
 /// The decay reaches final_fraction of it in step total_steps and stays there.
@@ -141,7 +141,7 @@ struct LearningRateSchedule {
   bool operator==(const LearningRateSchedule&) const = default;
 };
 
-/// A schedule of the caller's own. Returns the rate of the next step after
+/// A schedule that the caller defines. Returns the rate of the next step after
 /// `applied_steps` (>= 0) steps, for parameters whose optimizer was given the
 /// rate `base`. It must be finite, >= 0, and the same on all ranks.
 using LearningRateFunction =

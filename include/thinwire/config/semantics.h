@@ -16,8 +16,8 @@ enum class Semantics {
 
 /// Returns "corrected" or "deepspeed".
 [[nodiscard]] std::string_view to_string(Semantics semantics) noexcept;
-/// Returns the semantics of this name. Throws Error(kInvalidArgument) naming
-/// the two for anything else.
+/// Returns the semantics of this name. Throws Error(kInvalidArgument) with the
+/// valid names for any other text.
 [[nodiscard]] Semantics semantics_from(std::string_view name);
 
 }  // namespace thinwire::config

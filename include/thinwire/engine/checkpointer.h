@@ -14,21 +14,22 @@
 
 namespace thinwire::engine {
 
-/// When a Checkpointer saves, and what it keeps. Equal on all ranks.
+/// Times of a Checkpointer's saves, and the checkpoints that it keeps. Equal on
+/// all ranks.
 struct CheckpointerOptions {
   std::string root;              ///< Directory of the run's checkpoints.
   std::int64_t every_steps = 0;  ///< Applied steps per save; 0 for none.
-  /// Time per save by rank 0's clock, within a step or about a second; 0
+  /// Time per save by rank 0's clock, accurate to a step or about a second; 0
   /// for none by time.
   std::chrono::milliseconds every{0};
-  std::int64_t keep_last = 2;   ///< Newest ones that stay; 0 for all.
-  std::int64_t keep_every = 0;  ///< Every N-th step stays too; 0 for none.
+  std::int64_t keep_last = 2;   ///< Newest checkpoints to keep; 0 for all.
+  std::int64_t keep_every = 0;  ///< Also keep every N-th step; 0 for none.
   /// Whether training continues during periodic saves. It never does during the
   /// last save. Must be false if the transport has no groups.
   bool asynchronous = true;
   /// Signals that save and stop the run, for example SIGUSR1. While a
-  /// Checkpointer lives, the first signal only sets a flag; the second has its
-  /// former effect.
+  /// Checkpointer exists, the first signal only sets a flag, and a second one
+  /// has its previous effect.
   std::vector<int> signals{};
   /// Options of every save, except `asynchronous` and `local_steps`.
   checkpoint::SaveOptions save{};
@@ -45,9 +46,8 @@ struct CheckpointerOptions {
 [[nodiscard]] CheckpointerOptions checkpointer_options(
     const config::CheckpointConfig& config);
 
-/// Saves a run when a save is due, removes checkpoints that are not to be kept,
-/// and stops the run on a signal:
-///
+/// Saves a run when a save is due, removes old checkpoints, and stops the run
+/// on a signal:
 ///   Checkpointer checkpointer(engine, {.root = "out/checkpoints",
 ///                                      .every_steps = 500,
 ///                                      .signals = {SIGUSR1}});
@@ -56,15 +56,14 @@ struct CheckpointerOptions {
 ///     checkpointer.after_step(engine.step(), [&] { return extra; });
 ///   }
 ///   checkpointer.finish([&] { return extra; });
-///
-/// One per rank, used by one thread. Ranks check signals and the clock
-/// together, at steps that they choose together: one step apart, or up to 100
-/// steps within about a second. One rank's signal is enough, and all ranks stop
+/// Each rank has one, used by one thread. Ranks check signals and the clock
+/// together, at steps that they agree on: one step apart, or up to 100 steps
+/// within about a second. A signal to one rank suffices, and all ranks stop
 /// after the same step.
 class Checkpointer {
  public:
-  /// Returns the data that save() receives besides the engine. Every rank calls
-  /// it when it saves, so it may communicate.
+  /// Returns the data to save in addition to the engine's. Every rank calls it
+  /// when it saves, so it may communicate.
   using MakeExtra = std::function<checkpoint::Extra()>;
 
   /// Counts of the saves so far.
@@ -89,8 +88,7 @@ class Checkpointer {
   /// returns the error's message, logs it (core/log.h), and training continues;
   /// other errors are thrown. The message of an asynchronous save may come in a
   /// later step. Otherwise returns an empty text. Before a stop it saves the
-  /// run as it is, done on return; if that fails, it throws the error of
-  /// Engine::save.
+  /// run synchronously; if that fails, it throws the error of Engine::save.
   std::string after_step(const EngineReport& report,
                          const MakeExtra& extra = {});
 

@@ -34,17 +34,18 @@ struct EngineReport : optim::StepReport {
   double learning_rate = 0;  ///< Rate of group 0 in this step.
   /// Time of computing gradients since the window's first backward.
   double backward_seconds = 0;
-  /// Elements whose average began only after backward, because a gradient was
-  /// missing or late; 0 if nothing could begin earlier.
+  /// Number of elements whose average began only after backward, because a
+  /// gradient was missing or late; 0 if no average could begin earlier.
   std::size_t late_elements = 0;
-  /// Parameter that delayed them; empty if there is none.
+  /// Parameter that delayed them, if any.
   std::string waited_for{};
 };
 
-/// Returns whether gradients have an array of their own until step(). Otherwise
-/// the caller passes each gradient to Engine::gradient_ready() and may free it
-/// immediately. It passes gradients with ZeRO stage 2, and with stage 1 if
-/// 16-bit gradients are accumulated in fp32.
+/// Returns whether the caller provides an array of gradients that is kept until
+/// step(). Otherwise the caller passes each gradient to
+/// Engine::gradient_ready() and may free it immediately. It passes gradients
+/// with ZeRO stage 2, and with stage 1 if 16-bit gradients are accumulated in
+/// fp32.
 [[nodiscard]] bool keeps_gradients(const config::Config& config, int world);
 
 /// Returns whether masters are sharded over the ranks, at least in exact steps:
@@ -54,7 +55,6 @@ struct EngineReport : optim::StepReport {
 /// The parts that a Config requests, on flat arrays: loss scale, accumulation,
 /// exchange during backward, optimizer, learning rates. It uses no framework;
 /// torch::Engine wraps it for LibTorch.
-///
 ///   Engine engine(comm, layout, config, params, grads);
 ///   for (each micro-batch) {
 ///     engine.begin_backward();
@@ -63,10 +63,9 @@ struct EngineReport : optim::StepReport {
 ///     engine.end_backward();
 ///     engine.step();
 ///   }
-///
 /// If the next step averages exactly, buckets of gradients are averaged during
-/// backward as soon as they are complete, last ones first. All ranks average
-/// the same buckets, whatever the order in which gradients are ready. A
+/// backward as soon as they are complete, the last bucket first. All ranks
+/// average the same buckets, in whatever order gradients become ready. A
 /// parameter without a gradient counts as zero.
 ///
 /// Used by one thread. Errors other than kCommFailure change nothing, with
@@ -91,16 +90,17 @@ class Engine {
          const config::Config& config, View params, View grads,
          ConstView initial = {}, optim::MakeRule rule = {});
   /// Waits for exchanges that a backward began and no step() used, at most as
-  /// long as a collective may take. Then the memory is the caller's again.
+  /// long as a collective may take. Afterwards the caller may reuse the memory.
   ~Engine();
-  /// Takes over everything. The other engine may then only be destroyed.
+  /// Takes over the other engine's state. The other engine may then only be
+  /// destroyed.
   Engine(Engine&&) noexcept;
 
   [[nodiscard]] const config::Config& config() const noexcept;
   /// Returns the optimizer, for inspection.
   [[nodiscard]] const optim::Optimizer& optimizer() const noexcept;
   /// Returns the communicator of the constructor, for exchanges between two
-  /// windows. All ranks must make the same ones.
+  /// windows, which all ranks must make.
   [[nodiscard]] comm::Communicator& communicator() const noexcept;
 
   [[nodiscard]] LearningRates& learning_rates() noexcept;
@@ -114,9 +114,9 @@ class Engine {
   /// dynamic scale. Throws Error(kFailedPrecondition) inside a window, or if
   /// parameters are not fp16.
   void set_loss_scale(double scale);
-  /// Returns the factor by which the caller multiplies the loss, in fp32: the
-  /// loss scale over gradient_accumulation_steps, however many backwards a
-  /// window has.
+  /// Returns the factor by which the caller multiplies the loss, in fp32. It is
+  /// the loss scale divided by gradient_accumulation_steps, regardless of the
+  /// number of backwards in a window.
   [[nodiscard]] double loss_factor() const noexcept;
 
   /// Makes the ranks of `comm` clip by one norm and skip steps together from
@@ -134,23 +134,24 @@ class Engine {
   /// backward, in an evaluation, and after the window's last one, until step().
   void begin_backward();
   /// Declares that the gradient of parameter `index` is complete for this
-  /// backward. At most once per parameter and backward. With keeps_gradients(),
-  /// the gradient is already in `grads`, and this call is optional. Otherwise
-  /// the call copies `gradient`. A parameter for which it is not called counts
-  /// as zero.
+  /// backward. Call it at most once per parameter and backward. With
+  /// keeps_gradients(), the gradient is already in `grads`, and this call is
+  /// optional. Otherwise the call copies `gradient`. The gradient of a
+  /// parameter for which it is not called counts as zero.
   void gradient_ready(std::size_t index, ConstView gradient = {});
   /// Ends the backward. With keeps_gradients(), waits for the buckets in
   /// flight. Until step() gradients and parameters may be read, but not
   /// changed.
   void end_backward();
   /// Discards the gradients of a backward that failed because of `reason`, and
-  /// begins the window anew. If some have been sent already, tells the other
-  /// ranks that this rank gives up, and why, and throws Error(kCommFailure).
+  /// restarts the window. If some have already been sent, this rank gives up
+  /// with that reason and throws Error(kCommFailure).
   void cancel_backward(std::string_view reason = "its backward has failed");
   /// Returns whether step() would take effect now, after the most recent
-  /// backward. Before a window's first backward, says this of that backward.
+  /// backward. Before a window's first backward, returns this for that
+  /// backward.
   [[nodiscard]] bool is_boundary() const noexcept;
-  /// Sets what is_boundary() returns until the next call. With std::nullopt,
+  /// Sets the result of is_boundary() until the next call. With std::nullopt,
   /// gradient_accumulation_steps decides. Call it before begin_backward().
   void set_accumulation_boundary(std::optional<bool> boundary);
 
@@ -170,17 +171,16 @@ class Engine {
   [[nodiscard]] double mean(double value);
 
   // ---- values
-  /// Returns access to whole values, whichever rank owns them. Setting a
-  /// parameter discards the local steps of 0/1 Adam or of an outer loop since
-  /// the last exchange. Reading and setting gradients, and setting states,
-  /// require ZeRO. Without ZeRO, state() reads arrays of which every rank has
-  /// all elements. It throws Error(kInvalidArgument) for a key that the
-  /// optimizer's present stage does not have.
+  /// Returns access to whole values of any owner. Setting a parameter discards
+  /// the local steps of 0/1 Adam or of an outer loop since the last exchange.
+  /// Reading and setting gradients, and setting states, require ZeRO. Without
+  /// ZeRO, state() reads arrays of which every rank has all elements. It throws
+  /// Error(kInvalidArgument) for a key that the optimizer's present stage does
+  /// not have.
   [[nodiscard]] zero::WholeValues& whole_values() noexcept;
-  /// Copies the parameters into the masters, if there are any. The caller has
-  /// set them to the same values on all ranks. Local, at the beginning of a
-  /// window. Throws Error(kFailedPrecondition) inside a window and in an
-  /// evaluation.
+  /// Copies the parameters into the masters, if any. The caller must have set
+  /// them to the same values on all ranks. Local, at the beginning of a window.
+  /// Throws Error(kFailedPrecondition) inside a window and in an evaluation.
   /// With `only_written`, works like engine::read_written(), which keeps
   /// masters of parameters that were not written.
   void read_masters(bool only_written = false);
@@ -208,10 +208,10 @@ class Engine {
                               const checkpoint::Extra& extra = {},
                               const checkpoint::SaveOptions& options = {});
   /// Resumes from a checkpoint, or from the newest one in a directory of them;
-  /// see checkpoint::load(). If as many ranks saved it, the run continues with
-  /// the same bits. This engine's configuration applies; the report has a note
-  /// for each difference from the saved configuration. Learning rates set by
-  /// hand are part of the checkpoint.
+  /// see checkpoint::load(). If the same number of ranks saved it, the run
+  /// continues with the same bits. This engine's configuration applies; the
+  /// report has a note for each difference from the saved configuration.
+  /// Learning rates set by hand are part of the checkpoint.
   checkpoint::LoadReport load(const std::string& path,
                               const checkpoint::LoadOptions& options = {});
   /// Loads like load(), or returns nothing if there is no checkpoint yet; see

@@ -21,8 +21,8 @@ namespace thinwire::engine {
 class LineFile {
  public:
   enum class Mode { kAppend, kTruncate };
-  /// Opens the file, or creates it. In a file to append to, text after the last
-  /// end of line stays, on a line of its own.
+  /// Opens the file, or creates it. When appending, text after the last end of
+  /// line is kept as a separate line.
   explicit LineFile(std::string path, Mode mode = Mode::kAppend);
   ~LineFile();
   LineFile(LineFile&& other) noexcept;
@@ -53,8 +53,8 @@ struct TelemetryExtra {
   std::vector<double> lamb_coeffs{};
 };
 
-/// Returns the share of communication time that cost no waiting: 1 - wait /
-/// busy, in [0, 1], or 1 if there was no communication.
+/// Returns the share of communication time in which this rank did not wait, 1 -
+/// wait / busy in [0, 1]. It is 1 if there was no communication.
 [[nodiscard]] double overlap_of(const optim::StepReport& report) noexcept;
 
 /// Returns one step as a JSON object on one line, without its end:
