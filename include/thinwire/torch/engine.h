@@ -26,29 +26,27 @@ struct EngineOptions {
   std::optional<config::Buffers> buffers{};  ///< Unset: the configuration's.
 };
 
-/// The form of engine::Engine for a LibTorch module: gradients are averaged
-/// while backward() still computes others.
-///
+/// An engine::Engine for a LibTorch module. It averages gradients while
+/// backward() still computes others.
 ///   torch::Engine engine(*model, *comm, config::Config::from_file(path));
 ///   ...
 ///   engine.backward(model->forward(batch));
 ///   const auto report = engine.step();
-///
 /// The module's trainable parameters become views of flat memory in the
 /// configuration's precision, as in ModuleMemory. If that is 16 bits and all
 /// parameters are float32, float32 buffers are converted to it too. Otherwise
 /// buffers keep their types. If some trained parameters have these 16 bits,
 /// float32 ones stay float32 (not with the semantics of DeepSpeed). Frozen
-/// parameters stay as they are. Do not call
-/// backward() or step() after the module is destroyed. Parameters on another
-/// device stay there; flat memory on the host has copies, which this class
-/// moves. The engine zeroes the gradients. A later engine of the same module
-/// takes it over, whenever this one is destroyed.
+/// parameters do not change. Do not call backward() or step() after the module
+/// is destroyed. Parameters on another device stay there; this class copies
+/// them to and from flat memory on the host. The engine zeroes the gradients. A
+/// later engine of the same module replaces this one, which may be destroyed at
+/// any time.
 class Engine {
  public:
   /// Sends rank 0's parameters to all ranks, and buffers as config::Buffers
-  /// specifies. Collective. Masters are made of the parameters before they are
-  /// rounded to 16 bits. Throws like ModuleMemory and engine::Engine, and
+  /// specifies. Collective. Masters are copied from the parameters before these
+  /// are rounded to 16 bits. Throws like ModuleMemory and engine::Engine, and
   /// Error(kInvalidArgument) on all ranks if their buffers differ in name, type
   /// or shape. `comm` must outlive this object.
   Engine(const ::torch::nn::Module& module, comm::Communicator& comm,
@@ -66,10 +64,10 @@ class Engine {
   /// logits.to(torch::kFloat). It is multiplied by the loss scale and divided
   /// by gradient_accumulation_steps. Throws Error(kFailedPrecondition) naming a
   /// parameter or gradient that was replaced, or a parameter that was added or
-  /// removed, since construction. It does so too after a backward() of the loss
-  /// itself. An exception of a hook or function passes through unchanged. If
-  /// gradients have been sent by then, it is nested in an Error(kCommFailure)
-  /// with its text, and the other ranks get that text too.
+  /// removed, since construction. Also throws it after a call of
+  /// loss.backward(). An exception of a hook or function is rethrown unchanged.
+  /// If gradients have been sent by then, it is nested in an
+  /// Error(kCommFailure) with its text, which the other ranks also get.
   void backward(const at::Tensor& loss) {
     require_loss(loss);
     require_same_parameters();
@@ -134,7 +132,7 @@ class Engine {
   [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
   /// Call the functions of engine::Engine. A checkpoint also has rank 0's
-  /// buffers and frozen parameters, as in ModuleOthers, and load() gives them
+  /// buffers and frozen parameters, as in ModuleOthers, and load() copies them
   /// to all ranks. Throw Error(kFailedPrecondition) if step() would.
   checkpoint::SaveReport save(const std::string& root,
                               const checkpoint::Extra& extra = {},
@@ -217,7 +215,7 @@ class Engine {
     if (options.buffers) config.buffers = *options.buffers;
     return config;
   }
-  // Takes in what the program has written into parameters.
+  // Copies values that the program has written into parameters to flat memory.
   void require_same_parameters() {
     backwards_.require_own();
     memory_.check();
@@ -226,7 +224,7 @@ class Engine {
     require_unchanged(trained_parameters(module_, own().config()), memory_);
   }
   [[nodiscard]] engine::Engine& own() noexcept { return *core_; }
-  // Returns the engine when flat memory may be written.
+  // Waits until flat memory may be written, and returns the engine.
   engine::Engine& at_rest() {
     memory_.take_in_written();
     return core();
@@ -236,7 +234,8 @@ class Engine {
     if (staged_) {
       staged_->take(index, tensor);
     } else if (memory_.grads().empty()) {
-      // Copied into its bucket, and freed before the next one is computed.
+      // The gradient is copied into its bucket and freed before the next one is
+      // computed.
       at::Tensor parameter = tensor;
       const at::Tensor gradient = parameter.grad().contiguous();
       parameter.mutable_grad().reset();

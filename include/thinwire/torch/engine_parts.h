@@ -24,8 +24,8 @@
 // Parts of the engines of modules, with and without leaders.
 namespace thinwire::torch {
 
-/// Returns whether fp32 parameters beside others of 16 bits stay fp32. The
-/// reference converts all parameters.
+/// Returns whether fp32 parameters stay fp32 if others are 16-bit. DeepSpeed
+/// converts all parameters.
 inline bool keeps_float32(const config::Config& config) {
   return config.semantics == config::Semantics::kCorrected;
 }
@@ -40,8 +40,8 @@ inline std::vector<NamedParameter> trained_parameters(
 }
 
 /// Returns parameters in fp32, of which masters are made, before the module is
-/// rounded to 16 bits. Empty if they stay fp32: then they have the memory that
-/// the module had. Throws like Config::validate().
+/// rounded to 16 bits. Empty if they stay fp32, because they then keep the
+/// module's memory. Throws like Config::validate().
 inline std::vector<at::Tensor> values_before(const ::torch::nn::Module& module,
                                              const comm::Communicator& comm,
                                              const config::Config& config) {
@@ -72,7 +72,8 @@ inline std::unique_ptr<engine::Engine> make_core(
   }
   auto core = std::make_unique<engine::Engine>(
       comm, layout, config, memory.params(), memory.grads(), initial.view());
-  // Sets shards of masters parameter by parameter: no rank has memory for all.
+  // Sets shards of masters parameter by parameter, because no rank has memory
+  // for all of them.
   if (is_sharded && !before.empty())
     for (const optim::HeldParameters& held :
          optim::held_parameters(comm, layout, config.experts()))
@@ -160,7 +161,7 @@ class EvaluationScope {
   ::torch::NoGradGuard no_grad_;
 };
 
-/// The backwards of an engine. Each hands its gradients to a function, as soon
+/// The backwards of an engine. Each passes its gradients to a function as soon
 /// as they are complete.
 class Backwards {
  public:
@@ -174,7 +175,7 @@ class Backwards {
       ::torch::autograd::impl::set_post_acc_grad_hooks(
           parameters_[i], std::make_unique<Hook>(shared_, i));
   }
-  // Leaves tensors alone that belong to another engine by now.
+  // Does not touch tensors that now belong to another engine.
   ~Backwards() {
     for (const at::Tensor& tensor : parameters_) {
       auto& hook = ::torch::autograd::impl::post_acc_grad_hooks(tensor);
@@ -195,9 +196,10 @@ class Backwards {
                   "a new engine");
   }
 
-  /// Computes the gradients of loss * factor, and calls `finish`. If one of
-  /// them throws, passes its text to `cancel`, and throws it again. If `cancel`
-  /// throws an Error, that one is thrown with the first nested in it.
+  /// Computes the gradients of loss * factor, and calls `finish`. If either
+  /// throws, passes the exception's text to `cancel` and rethrows it. If
+  /// `cancel` throws an Error, throws that Error with the first exception
+  /// nested in it.
   void run(const at::Tensor& loss, double factor,
            const std::function<void()>& finish,
            const std::function<void(std::string_view)>& cancel) {

@@ -18,11 +18,11 @@
 
 namespace thinwire::torch {
 
-/// Gradients on their way from a device to the host. The engine gets those that
-/// have arrived, in that order, while backward makes others.
+/// Copies of gradients from a device to the host. The engine gets them in the
+/// order of their arrival, while backward computes others.
 class GradientCopies {
  public:
-  /// Most bytes of gradients in flight if the engine has no gradient array.
+  /// Largest number of bytes in flight if the engine has no array of gradients.
   static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
 
   GradientCopies(ModuleMemory& memory, engine::Engine& core)
@@ -49,7 +49,7 @@ class GradientCopies {
     pending_.push_back({index, std::move(view), std::move(event)});
   }
 
-  /// Gives the engine what has arrived.
+  /// Passes the gradients that have arrived to the engine.
   void hand_over(bool all_have_arrived) {
     while (!pending_.empty()) {
       Pending& first = pending_.front();

@@ -21,8 +21,8 @@
 
 namespace thinwire::torch {
 
-/// Buffers of a module, which are not trained: running statistics of a batch
-/// norm, tables. If several names share a buffer, the first one counts.
+/// Buffers of a module, which are not trained, such as running statistics of a
+/// batch norm. If several names share a buffer, the first one counts.
 class ModuleBuffers {
  public:
   /// Finds the buffers. Collective. Throws Error(kInvalidArgument) on all ranks

@@ -59,8 +59,8 @@ inline void require_any(const std::vector<NamedParameter>& parameters) {
                 "to train");
 }
 
-/// Returns how many of these stay fp32 beside others of `dtype`: 0, unless it
-/// has 16 bits and some parameters have it.
+/// Returns the number of parameters that stay fp32. It is 0 unless `dtype` is
+/// 16-bit and some parameters have it.
 inline std::size_t num_wide(const std::vector<NamedParameter>& parameters,
                             at::ScalarType dtype) {
   const auto count = [&](at::ScalarType type) {
@@ -74,8 +74,8 @@ inline std::size_t num_wide(const std::vector<NamedParameter>& parameters,
   return is_mixed ? count(at::kFloat) : 0;
 }
 
-/// Returns them as they lie in flat memory: those that stay fp32 beside `dtype`
-/// are last.
+/// Returns the parameters in the order of flat memory, in which those that stay
+/// fp32 are last.
 inline std::vector<NamedParameter> in_memory_order(
     std::vector<NamedParameter> parameters, at::ScalarType dtype) {
   if (num_wide(parameters, dtype) > 0)
@@ -89,15 +89,15 @@ inline std::vector<NamedParameter> in_memory_order(
 /// Place of a module's gradients.
 enum class Gradients {
   kInPlace,   ///< In a flat array, from one step to the next.
-  kReleased,  ///< Released: a hook takes each and undefines it at once.
-  /// On the device only, and so are parameters: another rank has the arrays.
+  kReleased,  ///< A hook takes each gradient and undefines it at once.
+  /// Only on the device, like the parameters, because another rank has the
+  /// arrays.
   kOnDevice,
 };
 
 /// Moves the trainable parameters of a module, and their gradients, into two
 /// flat arrays. Each tensor becomes a view of its place there, so backward()
 /// writes where Optimizer::step() reads, without a copy.
-///
 ///   torch::ModuleMemory memory(*model);
 ///   optim::OnebitAdam optimizer(comm, memory.layout(),
 ///                               {.freeze = {.step = 100}});
@@ -106,7 +106,6 @@ enum class Gradients {
 ///   loss.backward();
 ///   memory.check();
 ///   optimizer.step(memory.params(), memory.grads());
-///
 /// Parameters on another device stay there, and the arrays on the host have
 /// copies: before the step call fetch_gradients(), and after it
 /// send_parameters(). On the CPU both do nothing. A step that gets
@@ -114,13 +113,13 @@ enum class Gradients {
 ///
 /// Local. Parameters are dense, on one device, and all float32, all float16 or
 /// all bfloat16, unless they are converted; their gradients have the same type.
-/// Some may stay float32 beside others of 16 bits: they are last in the layout,
-/// in arrays of their own behind the others' (View::joined). A parameter that
-/// takes no part in a backward has gradient zero. Parameters that do not
-/// require a gradient stay in their memory. A parameter registered under two
-/// names counts once, under the first. The arrays live as long as this object
-/// or any of the tensors. A later ModuleMemory of the same module takes the
-/// tensors over; do not use this one any more.
+/// Some may stay float32 while others are 16-bit: they are last in the layout,
+/// in separate arrays joined to the others' (View::joined). A parameter that a
+/// backward does not use has gradient zero. Parameters that do not require a
+/// gradient stay in their memory. A parameter registered under two names counts
+/// once, under the first. The arrays exist as long as this object or any of the
+/// tensors. If a later ModuleMemory is made for the same module, it takes over
+/// the tensors, and this one must no longer be used.
 class ModuleMemory {
  public:
   /// Keeps values and, with kInPlace, gradients that already exist. With
@@ -199,8 +198,7 @@ class ModuleMemory {
   [[nodiscard]] View grads() {
     return View::joined(view(arrays_[0].grads), view(arrays_[1].grads));
   }
-  /// Returns the number of parameters that are float32 beside others of 16
-  /// bits.
+  /// Returns the number of parameters that are float32 while others are 16-bit.
   [[nodiscard]] std::size_t num_wide() const noexcept { return num_wide_; }
 
   /// Sets every gradient to 0 and keeps it in place, unlike module.zero_grad().
@@ -226,8 +224,8 @@ class ModuleMemory {
     for (std::size_t i = 0; i < tensors_.size(); ++i)
       if (!tensors_[i].grad().defined()) gradient(i).zero_();
   }
-  /// Copies params() to the device, except what final_range() has copied since
-  /// the last call. Operations that are queued later see them.
+  /// Copies params() to the device, except ranges that final_range() has copied
+  /// since the last call. Operations that are queued later see the new values.
   void send_parameters() {
     if (sent_.empty()) return;
     std::vector<std::size_t> numbers;
@@ -237,16 +235,16 @@ class ModuleMemory {
     }
     send(numbers);
   }
-  /// Returns what copies parameters to the device while a step updates others,
-  /// as StepInput::final_range; empty on the CPU. This object must not move
-  /// during the step.
+  /// Returns a function for StepInput::final_range that copies parameters to
+  /// the device while a step updates others; empty on the CPU. This object must
+  /// not move during the step.
   [[nodiscard]] optim::FinalRange final_range() {
     if (!staging_) return {};
     return [this](Range range) { send_final(range); };
   }
-  /// Copies to params() what the program has written into parameters on a
-  /// device since send_parameters(). Writes through Tensor::data() are not
-  /// seen.
+  /// Copies values that the program has written into parameters on a device
+  /// since send_parameters() to params(). Does not notice writes through
+  /// Tensor::data().
   void take_in_written() {
     const ::torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < sent_.size(); ++i) {
@@ -259,7 +257,7 @@ class ModuleMemory {
   void wait() {
     if (staging_) staging_->wait();
   }
-  /// Returns what copies from and to the device; null on the CPU.
+  /// Returns the object that copies from and to the device; null on the CPU.
   [[nodiscard]] Staging* staging() noexcept { return staging_.get(); }
   /// Returns the place of a gradient in grads().
   [[nodiscard]] at::Tensor gradient(std::size_t number) const {
@@ -323,7 +321,7 @@ class ModuleMemory {
   // A parameter on a device when it was sent: address and version.
   using Sent = std::pair<const void*, std::int64_t>;
 
-  // `other` is a type of 16 bits that another parameter has, and keeps.
+  // `other` is a 16-bit dtype that another parameter has and keeps.
   static void require_supported(const NamedParameter& parameter,
                                 std::optional<at::ScalarType> other,
                                 at::Device device) {
@@ -399,7 +397,7 @@ class ModuleMemory {
     else if (tensor.scalar_type() != type)
       tensor.set_data(tensor.detach().to(type));
     tensor.mutable_grad() = grad;
-    // Autograd would add a sparse gradient to a dense one without a word.
+    // Autograd would silently add a sparse gradient to a dense one.
     const unsigned hook =
         tensor.register_hook([name = place.name](const at::Tensor& gradient) {
           if (gradient.layout() == at::kStrided) return;
@@ -505,7 +503,7 @@ class ModuleMemory {
         .view(shape);
   }
 
-  // Hooks that were set on the tensors, which outlive this object.
+  // Hooks on the tensors, which may outlive this object.
   struct Hooks {
     Hooks() = default;
     Hooks(const Hooks&) = delete;
@@ -523,8 +521,8 @@ class ModuleMemory {
   std::array<Arrays, 2> arrays_;
   std::shared_ptr<Staging> staging_;  // null on the CPU
   std::vector<Sent> sent_;
-  // Elements of each parameter that this step has not finished; nothing: the
-  // parameter was sent.
+  // Number of elements of each parameter that this step has not finished; empty
+  // if the parameter was sent.
   std::vector<std::optional<std::size_t>> missing_;
   std::shared_ptr<Hooks> hooks_ = std::make_shared<Hooks>();
 };

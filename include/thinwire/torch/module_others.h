@@ -19,11 +19,11 @@
 
 namespace thinwire::torch {
 
-/// Tensors of a module's checkpoint beside its trainable parameters, and the
-/// further names of shared tensors. The tensors are frozen parameters and
-/// buffers that are dense and of a type that files support. Each is
-/// saved under its first name in the order of registration, parameters before
-/// buffers. At construction, a line is logged for each unsupported tensor.
+/// Tensors of a module's checkpoint in addition to its trainable parameters,
+/// and further names of shared tensors. The tensors are frozen parameters and
+/// buffers that are dense and of a type that files support. Each is saved under
+/// its first name in the order of registration, parameters before buffers. At
+/// construction, a line is logged for each unsupported tensor.
 class ModuleOthers {
  public:
   explicit ModuleOthers(const ::torch::nn::Module& module) : module_(module) {
@@ -114,7 +114,7 @@ class ModuleOthers {
     if (is_trained) return;  // the engine has it
     const std::optional<Type> type = type_of(tensor);
     if (!type) {
-      known->second.clear();  // further names are nobody's
+      known->second.clear();  // further names are not used
       if (logs_)
         log(LogLevel::kWarning, "'" + name +
                                     "' is no dense tensor of a type that "

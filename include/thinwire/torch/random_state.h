@@ -15,12 +15,10 @@
 namespace thinwire::torch {
 
 /// Returns the state of LibTorch's default generator on the CPU in bytes, for
-/// checkpoint::Extra::own, since every rank draws its own numbers.
-///
+/// checkpoint::Extra::own, because every rank draws its own numbers.
 ///   extra.own.put("random", torch::random_state());
 ///   ...
 ///   torch::set_random_state(report.extra.own.array("random"));
-///
 /// The generator belongs to the process: ranks that are threads share it.
 [[nodiscard]] inline Buffer random_state() {
   at::Generator generator = at::detail::getDefaultCPUGenerator();

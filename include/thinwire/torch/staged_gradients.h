@@ -12,17 +12,17 @@
 
 namespace thinwire::torch {
 
-/// Copies gradients of a module on a device to the host, and hands them to the
-/// engine. Each is copied as soon as backward has made it.
+/// Copies gradients of a module on a device to the host and passes them to the
+/// engine. Each is copied as soon as backward has computed it.
 class StagedGradients {
  public:
   StagedGradients(ModuleMemory& memory, engine::Engine& core)
       : memory_(memory),
         core_(core),
         releases_(memory.grads().empty()),
-        // If the engine would add up in the parameters' dtype, the device does
-        // so with the same bits. Gradients of 16 bits that add up in fp32 are
-        // copied in each backward.
+        // If the engine would sum gradients in the parameters' dtype, the
+        // device sums them with the same bits. 16-bit gradients that are summed
+        // in fp32 are copied in each backward.
         adds_up_(!releases_ &&
                  (core.config().precision.dtype == DType::kFloat32 ||
                   core.config().accumulation_dtype != DType::kFloat32)),
@@ -59,7 +59,8 @@ class StagedGradients {
   /// Ends the backward, before the engine's end_backward().
   void finish() {
     if (adds_up_ && is_boundary_) {
-      // From earlier backwards of the window: the last one had none.
+      // This gradient comes from earlier backwards of the window; the last one
+      // had none.
       for (std::size_t k = 0; k < memory_.tensors().size(); ++k) {
         const at::Tensor gradient = memory_.tensors()[k].grad();
         if (!gradient.defined() || gradient.numel() == 0) continue;
@@ -89,8 +90,8 @@ class StagedGradients {
   engine::Engine& core_;
   bool releases_;
   bool adds_up_;
-  // Gradients on the device until the step: the program ends windows, so any
-  // backward may be the last one, or not.
+  // Gradients stay on the device until the step, because the program ends
+  // windows and any backward may be the last one.
   bool keeps_;
   bool is_boundary_ = true;
   bool in_window_ = false;

@@ -18,10 +18,10 @@
 
 namespace thinwire::torch {
 
-/// Copies between tensors of a device and arrays on the host, on a stream of
-/// its own. It uses only what c10 has for every device. If the device has no
-/// streams or no pinned memory, it waits for every copy, and logs a warning
-/// once.
+/// Copies between tensors of a device and arrays on the host, on a separate
+/// stream. It uses only functions that c10 has for every device. If the device
+/// has no streams or no pinned memory, it waits for every copy, and logs a
+/// warning once.
 class Staging {
  public:
   explicit Staging(at::Device device) : device_(device), guard_(device.type()) {
@@ -40,7 +40,7 @@ class Staging {
     if (!stream_) return std::nullopt;
     return guard_.getNewStream(device_);
   }
-  /// Returns the stream that gets the program's operations.
+  /// Returns the stream on which the program queues operations.
   [[nodiscard]] c10::Stream current() const {
     return guard_.getStream(device_);
   }
@@ -68,8 +68,8 @@ class Staging {
   }
 
   /// Copies `tensor` to `view`, an array from zeros() or a part of one. Returns
-  /// the event after which it is there, or nothing if it is there now. The
-  /// tensor may be released at once.
+  /// the event after which the copy is complete, or nothing if it is complete
+  /// now. The tensor may be released at once.
   std::optional<c10::Event> to_host(at::Tensor tensor, const at::Tensor& view) {
     if (!stream_) {
       view.copy_(tensor);
