@@ -59,7 +59,7 @@ FEATURES = (
     ("Lightning, in its strategy of one device", "test_devices_lightning.py"),
     ("one leader per host, with the device's process group inside hosts; [over NCCL by hand](#the-run-on-a-gpu)", "test_devices_leaders.py"),
     ("`ddp_hook` in host memory", "test_devices_hook.py"),
-    ("`ddp_hook` on the device", "test_devices_path.py"),
+    ("`ddp_hook` and `fsdp_hook` on the device", "test_devices_path.py"),
 )  # fmt: skip
 
 
