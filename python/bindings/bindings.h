@@ -32,6 +32,7 @@ void bind_low_bit_reduce_scatter(nb::module_& module);
 void bind_config(nb::module_& module);
 void bind_keywords(nb::class_<config::Config>& kind);
 void bind_reports(nb::module_& module);
+void bind_notices(nb::module_& module);
 void bind_optimizer(nb::module_& module);
 void bind_checkpoint_options(nb::module_& module);
 void bind_checkpoint_reports(nb::module_& module);

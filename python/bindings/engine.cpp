@@ -46,7 +46,7 @@ void construct_engine(EngineHandle* self, const CommunicatorHandle& comm,
     const WithoutGil released;
     parts->engine.emplace(*parts->comm, layout, settings, parts->params.view(),
                           parts->grads.view(), masters.view(), rule);
-    parts->engine->log_phases(false);  // Python's notices report them
+    parts->engine->log_phases(false);  // They are RunNotices of every rank.
     parts->engine->set_others([&others = parts->others] {
       return Engine::Others{.tensors = others.tensors,
                             .aliases = others.aliases};

@@ -24,6 +24,7 @@ NB_MODULE(_core, module) {
   py::bind_low_bit_reduce_scatter(module);
   py::bind_config(module);
   py::bind_reports(module);
+  py::bind_notices(module);
   py::bind_optimizer(module);
   py::bind_checkpoint_options(module);
   py::bind_checkpoint_reports(module);

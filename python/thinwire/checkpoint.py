@@ -95,7 +95,7 @@ def save(
         beside.warn_at_save(trained._notices)
     trained._edits.apply(is_collective=True)
     both[0][GROUPS] = to_text(trained.param_groups)
-    both[1][SAVED_AS] = trained._notices.run.to_text()
+    both[1][SAVED_AS] = trained._notices.to_text()
     report = _core.save(
         trained._comm,
         native.layout,
@@ -228,7 +228,7 @@ def _resume(
         return finish_load(saved, sets_random_state=False)
     asked = numbers_of(trained.param_groups)
     trained._loaded()
-    trained._notices.run.continue_from(saved_in(saved), len(saved.own_of_ranks))
+    trained._notices.continue_from(saved_in(saved), len(saved.own_of_ranks))
     if groups is not None:
         from_text(groups, trained.param_groups)
     report = finish_load(saved, sets_random_state=True)

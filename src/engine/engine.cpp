@@ -85,7 +85,7 @@ Engine::Engine(comm::Communicator& comm, const ParameterLayout& layout,
   impl_ = std::make_unique<Impl>(comm, layout, config, params, grads,
                                  std::move(rule));
   impl_->start(initial);
-  if (comm.rank() == 0) impl_->notices.at_start(comm, impl_->optimizer());
+  impl_->notices.at_start(comm, impl_->optimizer());
 }
 
 void Engine::Impl::start(ConstView initial) {

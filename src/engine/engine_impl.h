@@ -81,7 +81,7 @@ struct Engine::Impl final : exchange::GradientSink {
         telemetry(settings.telemetry, c.rank()),
         host_names(comm::gather_texts(c, comm::host_name())),
         fallback(settings.fallback),
-        notices(settings, c.size()),
+        notices(settings, c.rank(), c.size()),
         saver(comm) {}
 
   // ---- life of the engine: engine.cpp

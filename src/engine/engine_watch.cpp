@@ -25,6 +25,7 @@ void Engine::Impl::watch_the_freeze() {
 void Engine::Impl::watch_anew() {
   fallback.forget();
   step_ended.reset();
+  notices.loaded(optimizer());
 }
 
 void EngineClock::set(Engine& engine, Now now) {
@@ -43,7 +44,7 @@ void Engine::Impl::watch(const EngineReport& done, double waited_in_backward) {
       log(LogLevel::kWarning, FallbackWatch::text_after(*verdict));
   }
   step_ended = ended;
-  if (comm.rank() == 0) notices.after_step(done, optimizer(), loss_scale());
+  notices.after_step(done, optimizer(), loss_scale());
   if (!telemetry.wants_line(done.steps)) return;
   TelemetryExtra extra{.memory = memory_use(),
                        .lamb_coeffs = optimizer().progress().lamb_coeffs};

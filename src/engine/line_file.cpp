@@ -34,18 +34,19 @@ bool ends_in_a_line(int file, off_t size) {
 }  // namespace
 
 LineFile::LineFile(std::string path, Mode mode) : path_(std::move(path)) {
-  const int how = mode == Mode::kTruncate ? O_TRUNC : 0;
+  (void)open(mode == Mode::kTruncate ? O_TRUNC : 0);
+}
+
+bool LineFile::open(int flags) {
   // A pipe that nobody reads costs lines as a full disk does, and no waiting.
-  file_ =
-      ::open(path_.c_str(),
-             O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | how, 0666);
-  if (file_ < 0) {
-    (void)failed("opened", errno);
-    return;
-  }
+  file_ = ::open(path_.c_str(),
+                 O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | flags,
+                 0666);
+  if (file_ < 0) return failed("opened", errno);
   struct stat status {};
   if (::fstat(file_, &status) == 0 && !ends_in_a_line(file_, status.st_size))
     (void)write_all(file_, "\n");
+  return true;
 }
 
 LineFile::~LineFile() {
@@ -73,7 +74,7 @@ bool LineFile::failed(std::string_view what, int error) {
 
 bool LineFile::write(std::string_view line) {
   struct stat status {};
-  if (file_ < 0 || ::fstat(file_, &status) != 0) {
+  if ((file_ < 0 && !open(0)) || ::fstat(file_, &status) != 0) {
     ++dropped_;
     return false;
   }

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <string_view>
 #include <variant>
 
@@ -18,7 +17,6 @@ using config::CommBackend;
 namespace {
 
 constexpr std::int64_t kDeepSpeedsStepsPerPrint = 10;
-constexpr std::string_view kFreezeStep = "freeze_step";
 
 std::string_view name_of(CommBackend backend) {
   constexpr std::string_view kNames[] = {"", "nccl", "hccl", "mpi", "gloo"};
@@ -42,21 +40,11 @@ std::string megabytes(double bytes) {
   return fmt::format("{:.4g} MB", bytes / 1e6);
 }
 
-std::string skipped_line(const EngineReport& report, std::int64_t skipped,
-                         double loss_scale) {
-  const std::string where =
-      report.nonfinite_rank < 0
-          ? ""
-          : fmt::format(" on rank {}", report.nonfinite_rank);
-  const std::string scales =
-      report.loss_scale == 1 && loss_scale == 1
-          ? ""
-          : fmt::format("; the loss scale was {} and is {} now",
-                        report.loss_scale, loss_scale);
-  return fmt::format(
-      "a step was skipped on all ranks after step {}, {} so far: a gradient "
-      "was not finite{}{}",
-      report.steps, skipped, where, scales);
+void log_all(const RunNotices::Notices& notices) {
+  for (const auto& [kind, text] : notices)
+    log(kind == RunNotices::Kind::kMistake ? LogLevel::kWarning
+                                           : LogLevel::kInfo,
+        text);
 }
 
 }  // namespace
@@ -89,18 +77,14 @@ std::string memory_line(const char* when, const MemoryUse& use) {
       now(MemoryKind::kBuckets), now(MemoryKind::kOther));
 }
 
-StepNotices::StepNotices(const config::Config& config, int ranks)
-    : ranks_(ranks),
-      freeze_key_(std::visit(
-          []<class Options>(const Options&) -> std::string_view {
-            if constexpr (requires(Options o) { o.freeze; }) return kFreezeStep;
-            if constexpr (requires(Options o) { o.var_freeze_step; })
-              return "var_freeze_step";
-            return "";
-          },
-          config.optimizer)),
+StepNotices::StepNotices(const config::Config& config, int rank, int ranks)
+    : run_(config, rank, ranks,
+           "If they read the same data, give each its own. If gradients are "
+           "averages already, results are right, but no bytes are saved: pass "
+           "those of each rank"),
+      speaks_(rank == 0),
+      freeze_key_(freeze_key_of(config)),
       lr_warmup_steps_(lr_warmup_steps_of(config)),
-      syncs_every_(config.outer.sync_every),
       backend_(config.comm.backend),
       times_every_(!config.wall_clock_breakdown ? 0
                    : config.steps_per_print > 0 ? config.steps_per_print
@@ -109,6 +93,7 @@ StepNotices::StepNotices(const config::Config& config, int ranks)
 
 void StepNotices::at_start(const comm::Communicator& comm,
                            const optim::Optimizer& optimizer) const {
+  if (!speaks_) return;
   warn_of_early_freeze(optimizer.progress().freeze_step);
   const std::string_view wanted = name_of(backend_);
   const bool is_device =
@@ -142,44 +127,18 @@ void StepNotices::after_step(const EngineReport& report,
                              const optim::Optimizer& optimizer,
                              double loss_scale) {
   const optim::Progress progress = optimizer.progress();
-  if (report.applied)
-    tell_of_phase(report, progress.phase);
-  else if (logs_phases_ &&
-           std::has_single_bit(static_cast<std::uint64_t>(progress.skipped)))
-    log(LogLevel::kInfo, skipped_line(report, progress.skipped, loss_scale));
+  if (is_first_ && logs_run_) log_all(run_.at_start(progress.freeze_step));
+  const auto notices =
+      run_.after_step(report, {.steps = report.steps,
+                               .skipped = progress.skipped,
+                               .freeze_step = progress.freeze_step,
+                               .loss_scale = loss_scale});
+  if (logs_run_) log_all(notices);
+  if (!speaks_) return;
   if (is_first_ && tells_memory_)
     log(LogLevel::kInfo, memory_line("after the first step", memory_use()));
   is_first_ = false;
   if (times_every_ > 0) add_times(report);
-}
-
-// A run that resumes in its compression stage has logged it before.
-void StepNotices::tell_of_phase(const EngineReport& report, optim::Phase next) {
-  if (!logs_phases_ || ranks_ == 1 || has_compressed_) return;
-  if (report.phase == optim::Phase::kExact) {
-    exact_bytes_ = report.bytes_sent;
-    if (freeze_key_ == kFreezeStep && next != optim::Phase::kExact)
-      log(LogLevel::kInfo,
-          fmt::format("step {} was the last exact one: the variance is frozen",
-                      report.steps));
-    return;
-  }
-  has_compressed_ = true;
-  if (exact_bytes_ > 0)
-    log(LogLevel::kInfo,
-        fmt::format("step {}: from now on ranks exchange {}; this one sent {}, "
-                    "the last exact one {}",
-                    report.steps, what_travels(report.phase),
-                    megabytes(static_cast<double>(report.bytes_sent)),
-                    megabytes(static_cast<double>(exact_bytes_))));
-}
-
-std::string StepNotices::what_travels(optim::Phase phase) const {
-  if (syncs_every_ > 0)
-    return fmt::format("what up to {} local steps have changed", syncs_every_);
-  return phase == optim::Phase::kLocal
-             ? "nothing in most steps, and one bit per element in some"
-             : "momentum in one bit per element";
 }
 
 void StepNotices::add_times(const EngineReport& report) {

@@ -58,22 +58,24 @@ std::string telemetry_line(const EngineReport& report,
     line["drift"] = number(report.drift);
     line["rho"] = number(report.rho);
   }
+  JsonValue seconds{{"step", number(report.seconds)}};
+  if (extra.has_backward) seconds["backward"] = number(report.backward_seconds);
+  seconds["wait"] = number(report.exchange_seconds);
+  seconds["comm_busy"] = number(report.comm_busy_seconds);
   line.update({{"grad_norm", number(report.grad_norm)},
                {"is_estimate", report.grad_norm_is_estimate},
                {"clip_factor", number(report.clip_factor)},
                {"lr", number(report.learning_rate)},
-               {"seconds",
-                {{"step", number(report.seconds)},
-                 {"backward", number(report.backward_seconds)},
-                 {"wait", number(report.exchange_seconds)},
-                 {"comm_busy", number(report.comm_busy_seconds)}}},
+               {"seconds", std::move(seconds)},
                {"bytes_sent", report.bytes_sent},
                {"bytes_between_hosts", report.bytes_between_hosts},
                {"messages", report.messages},
                {"collectives", report.collectives},
-               {"overlap", number(overlap_of(report))},
-               {"late_elements", report.late_elements},
-               {"waited_for", report.waited_for}});
+               {"overlap", number(overlap_of(report))}});
+  if (extra.has_backward) {
+    line["late_elements"] = report.late_elements;
+    line["waited_for"] = report.waited_for;
+  }
   if (extra.residual_ratio)
     line["residual_ratio"] = number(*extra.residual_ratio);
   if (!extra.lamb_coeffs.empty())

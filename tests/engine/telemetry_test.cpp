@@ -124,6 +124,15 @@ TEST(TelemetryLine, OverlapIsTheShareThatCostNoWaiting) {
   EXPECT_EQ(overlap(0, 0), 1);
 }
 
+TEST(TelemetryLine, OfAnOptimizerAloneSaysNothingOfBackward) {
+  const Object json =
+      Object::parse(telemetry_line(example(), {.has_backward = false}));
+  EXPECT_FALSE(json["seconds"].contains("backward"));
+  EXPECT_FALSE(json.contains("late_elements"));
+  EXPECT_FALSE(json.contains("waited_for"));
+  EXPECT_TRUE(json.contains("memory"));
+}
+
 TEST(LineFile, AppendsWholeLines) {
   const test::Folder folder;
   const std::string path = folder.in("lines");
@@ -160,6 +169,18 @@ TEST(LineFile, ThatCannotBeWrittenIsOneWarningAndDroppedLines) {
               std::string::npos)
         << warnings.lines()[0];
   }
+}
+
+TEST(LineFile, IsWrittenOnceItCanBeOpened) {
+  const test::Folder folder;
+  const std::string path = folder.in("later/lines");
+  const thinwire::test::KeptLog warnings;
+  LineFile file(path);
+  EXPECT_FALSE(file.write("one"));
+  std::filesystem::create_directory(folder.in("later"));
+  EXPECT_TRUE(file.write("two"));
+  EXPECT_EQ(text_of(path), "two\n");
+  EXPECT_EQ(warnings.lines().size(), 1u);
 }
 
 TEST(Telemetry, WritesEveryFewStepsOnTheRanksThatWereAsked) {

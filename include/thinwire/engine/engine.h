@@ -222,9 +222,9 @@ class Engine {
   /// the retention of checkpoints.
   [[nodiscard]] checkpoint::Saver& saver() noexcept;
 
-  /// Sets whether step() logs the freeze, the first compressed step and skipped
-  /// steps (core/log.h); true at first. A front end that reports them itself
-  /// passes false.
+  /// Sets whether step() logs what is new in the run, such as its first
+  /// compressed step and skipped steps (core/log.h); true at first. A front end
+  /// that keeps these notices in checkpoints passes false.
   void log_phases(bool is_logged) noexcept;
 
   /// Tensors beside the parameters, which saves write and loads fill.

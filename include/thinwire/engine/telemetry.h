@@ -13,11 +13,11 @@
 
 namespace thinwire::engine {
 
-/// A file of lines that never ends a run. If it cannot be opened, all lines are
-/// dropped; if it cannot be written, lines until it can. One warning is logged.
-/// Local, used by one thread. A line is passed to the system as a whole. A
-/// killed process loses no line for which write() returned true, and if the
-/// disk is full, no line is truncated.
+/// A file of lines that never ends a run. If it cannot be opened or written,
+/// lines are dropped until it can. One warning is logged. Local, used by one
+/// thread. A line is passed to the system as a whole. A killed process loses no
+/// line for which write() returned true, and if the disk is full, no line is
+/// truncated.
 class LineFile {
  public:
   enum class Mode { kAppend, kTruncate };
@@ -35,6 +35,7 @@ class LineFile {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
  private:
+  bool open(int flags);
   bool failed(std::string_view what, int error);
 
   std::string path_;
@@ -51,6 +52,9 @@ struct TelemetryExtra {
   std::optional<double> residual_ratio{};
   /// Progress::lamb_coeffs of this step; empty unless it is LAMB.
   std::vector<double> lamb_coeffs{};
+  /// Whether an engine made the gradients; otherwise a line lacks
+  /// seconds.backward, late_elements and waited_for.
+  bool has_backward = true;
 };
 
 /// Returns the share of communication time in which this rank did not wait, 1 -

@@ -784,7 +784,7 @@ class Engine(ModuleView):
     @property
     def totals(self) -> RunTotals:
         """Traffic of this rank in this run, and what compression has saved."""
-        return self._progress.run.totals
+        return self._progress.notices.totals
 
     def get_global_grad_norm(self) -> float | None:
         """Returns the L2 norm of the last step's averaged gradient before clipping.

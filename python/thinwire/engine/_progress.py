@@ -27,17 +27,15 @@ class Progress:
         self.notices = Notices(comm)
         self._core = core
         self.notices.at_start(config, core.freeze_step)
-        self.run = self.notices.run
         self._noted_loss = False
 
     def after(
         self, report: EngineReport, global_steps: int, rates: list[float], momenta: Any
     ) -> None:
         skipped = self._core.skipped_steps
-        self.notices.after_step(report, report.steps, self._core.freeze_step)
-        if not report.applied:
-            scale = self._core.loss_scale
-            self.notices.skipped(report, report.steps, skipped, scale)
+        self.notices.after_step(
+            report, report.steps, skipped, self._core.freeze_step, self._core.loss_scale
+        )
         if self._speaks and self._every and global_steps % self._every == 0:
             tell(f"step={global_steps}, skipped={skipped}, lr={rates}, mom={momenta}")
 

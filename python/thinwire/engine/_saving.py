@@ -207,7 +207,7 @@ class Checkpoints:
         if options.frozen:
             training.others.warn_at_save(self._progress.notices)
         common, of_rank = extra
-        of_rank = {**of_rank, SAVED_AS: self._progress.run.to_text()}
+        of_rank = {**of_rank, SAVED_AS: self._progress.notices.to_text()}
         common = {**common, **pack(*own)}
         report: Saved
         if isinstance(core, LedCore):
@@ -266,7 +266,7 @@ class Checkpoints:
         if not only_weights:
             self._optimizer.loaded(native, found.scalars)
             ranks = len(found.own_of_ranks)
-            self._progress.run.continue_from(saved_in(found), ranks)
+            self._progress.notices.continue_from(saved_in(found), ranks)
         self._optimizer.show_rates(config, native.steps)
         _log.forward(self._comm)
         report = finish_load(found, sets_random_state=not only_weights)

@@ -55,7 +55,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         """Traffic of this rank in this run, and what compression has saved. A run that
         thinwire.resume() or load_state_dict() continues is one run. Local.
         """
-        return self._notices.run.totals
+        return self._notices.totals
 
     def get_lamb_coeffs(self) -> list[float]:
         """Returns the factors by which the last step multiplied the learning rates.
@@ -172,7 +172,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         if overflowed:
             self.report = StepReport.skipped(native.optimizer.phase, scale)
             self._skipped_by_scaler += 1
-            self._tell_of_skip(self.report)
+            skipped = native.optimizer.skipped_steps + self._skipped_by_scaler
+            self._notices.skipped(self.report, native.optimizer.steps, skipped)
             return loss
         with self._telling_others("step()"):
             self._require_same_parameters()
@@ -227,19 +228,13 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         return first, second
 
     def _after_step(self, report: StepReport) -> None:
-        native = self._made
-        optimizer = native.optimizer
-        self._notices.after_step(report, optimizer.steps, optimizer.freeze_step)
-        if self._telemetry is not None:
+        optimizer = self._made.optimizer
+        steps, telemetry = optimizer.steps, self._telemetry
+        skipped = optimizer.skipped_steps + self._skipped_by_scaler
+        self._notices.after_step(report, steps, skipped, optimizer.freeze_step)
+        if telemetry is not None and telemetry.wants_line(steps):
             rate = float(self.param_groups[0]["lr"])
-            self._telemetry.write(report, native.optimizer.steps, rate)
-        if not report.applied:
-            self._tell_of_skip(report)
-
-    def _tell_of_skip(self, report: StepReport) -> None:
-        native = self._made.optimizer
-        skipped = native.skipped_steps + self._skipped_by_scaler
-        self._notices.skipped(report, native.steps, skipped)
+            telemetry.write(report, steps, rate, optimizer.lamb_coeffs())
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -41,7 +41,7 @@ from ._parameters import (
     with_names,
 )
 from ._settings import Settings, set_rate
-from ._telemetry import Telemetry
+from ._telemetry import telemetry_of
 from ._torch_state import ParameterState
 
 _NO_GROUP = (
@@ -127,7 +127,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         super().__init__(params, given)
         self._step_tensor = torch.zeros(())
         path = self._given.get("telemetry")
-        self._telemetry = None if path is None else Telemetry(path, self._comm.rank)
+        self._telemetry = None if path is None else telemetry_of(path, self._comm.rank)
         self._skipped_by_scaler = 0
 
     def _plan(self) -> tuple[list[Place], _core.Config]:

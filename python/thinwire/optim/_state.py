@@ -72,7 +72,7 @@ def complete(
     comm = optimizer._comm
     record |= {"semantics": native.config.semantics.name}
     record |= {"rank": comm.rank, "world_size": comm.size}
-    record |= {"run": optimizer._notices.run.to_text()}
+    record |= {"run": optimizer._notices.to_text()}
     # Limits of the constructor are not in states of 0.13.0, and
     # torch.distributed.checkpoint needs a saved value for each key.
     own = {key: optimizer.defaults.get(key) for key in _LIMITS}
@@ -135,7 +135,7 @@ def load(
             target.optimizer.adopt(of_torch(optimizer._made, len(groups), state, mine))
     if record is not None:
         saved_by = record.get("world_size", optimizer._comm.size)
-        optimizer._notices.run.continue_from(record.get("run"), saved_by)
+        optimizer._notices.continue_from(record.get("run"), saved_by)
     _take_groups(optimizer, groups)
     optimizer._edits.loaded()
     optimizer._notices.loaded(target.optimizer.take_notes())
