@@ -180,19 +180,32 @@ def test_auto_takes_the_device_if_it_can() -> None:
     assert "low_rank averages factors in host memory" in first[5]
 
 
-def loses_a_rank() -> dict[str, Any]:
+def loses_a_rank(kind: str) -> dict[str, Any]:
+    import hook_cases as cases
+    import thinwire
     import torch.distributed as dist
 
     place = devices.begin("device")
     rank = dist.get_rank()
-    ddp, _hook = made(place, "device")
+    if kind == "ddp":
+        module, hook = made(place, "device")
+    else:
+        module = cases.sharded(cases.net().to(place), kind=place.type)
+        hook = thinwire.fsdp_hook(module, path="device")
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     for step in range(4):
         if step == 2 and rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "ddp":
+                die()
+            # During FSDP2's own all-gathers nobody would name the rank.
+            hook._average = die
         begin = time.monotonic()
 
         def one(step: int = step) -> None:
-            loss_of(ddp, place, rank, step).backward()
+            loss_of(module, place, rank, step).backward()
             torch.accelerator.synchronize()
 
         if text := ranks.failure_of(one):
@@ -202,9 +215,13 @@ def loses_a_rank() -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not devices.IS_FENCE, reason="NCCL ends the process itself")
-def test_a_lost_rank_is_named() -> None:
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_lost_rank_is_named(kind: str) -> None:
+    hook_cases = pytest.importorskip("hook_cases")
+    if kind == "fsdp" and not hook_cases.has_fsdp:
+        pytest.skip("needs torch 2.13")
     devices.require()
-    found = ranks.call(3, __file__, "loses_a_rank", seconds=100)
+    found = ranks.call(3, __file__, "loses_a_rank", kind, seconds=100)
     for rank in (0, 2):
         assert not found[rank].timed_out
         value = found[rank].value
