@@ -135,7 +135,7 @@ class Hook(ScaledHook):
             self._factors: Factors | None = None
             over = ddp.process_group if process_group is None else process_group
             self._average = self._make_average(over, list(found.values()))
-            self._debt: torch.Tensor | None = None
+            self._restored: torch.Tensor | None = None
             self._failure: Exception | None = None
             self._low_bit_backwards = 0
             self._jumps = Jumps()
@@ -223,7 +223,7 @@ class Hook(ScaledHook):
         last = self._pass
         if last.number == 0:
             return None
-        owed = self._exchanges.call(self._average.worker_norm)
+        residual = self._exchanges.call(self._average.worker_norm)
         squares = last.squares
         return HookReport(
             backwards=last.number,
@@ -232,7 +232,7 @@ class Hook(ScaledHook):
             loss_scale=last.scale,
             bytes_sent=last.bytes_sent,
             wait_seconds=last.wait_seconds,
-            residual_ratio=owed / squares**0.5 if squares > 0 else None,
+            residual_ratio=residual / squares**0.5 if squares > 0 else None,
         )
 
     @in_call("state_dict()")
@@ -264,7 +264,7 @@ class Hook(ScaledHook):
                 self._average,
                 self._shapes,
                 self._backwards,
-                self._debt,
+                self._restored,
                 mean,
             )
             return state | (self._factors.saved() if self._factors else {})
@@ -307,7 +307,7 @@ class Hook(ScaledHook):
             self._tell_of_other(state)
             self._backwards = backwards
             if self._comm.size == 1:
-                self._debt = worker.float() + server.float()
+                self._restored = worker.float() + server.float()
                 worker, server = torch.zeros_like(worker), torch.zeros_like(server)
             if self._factors is not None and kept is not None:
                 self._factors.load(worker, server, kept)
@@ -353,7 +353,7 @@ class Hook(ScaledHook):
             devices=None if values.device.type == "cpu" else [values.device]
         )
         if self._comm.size == 1:
-            self._pay(units, self._views(bucket) or bucket.gradients())
+            self._add_restored(units, self._views(bucket) or bucket.gradients())
             done.set_result(values)
             return done
         part = self._part(bucket, units, done)
@@ -482,15 +482,16 @@ class Hook(ScaledHook):
             )
 
     @torch.no_grad()
-    def _pay(self, units: list[int], gradients: list[torch.Tensor]) -> None:
+    def _add_restored(self, units: list[int], gradients: list[torch.Tensor]) -> None:
         """Adds the residuals of a loaded state on a single rank, which does not
         compress."""
-        if self._debt is None:
+        if self._restored is None:
             return
-        owed = torch.split(self._debt, self._sizes)
+        residuals = torch.split(self._restored, self._sizes)
         for unit, gradient in zip(units, gradients, strict=True):
-            gradient += (owed[unit] * self._pass.scale).view_as(gradient).to(gradient)
-            owed[unit].zero_()
+            added = residuals[unit] * self._pass.scale
+            gradient += added.view_as(gradient).to(gradient)
+            residuals[unit].zero_()
 
 
 def ddp_hook(

@@ -264,8 +264,9 @@ def fsdp_hook(
     nothing.
 
     FSDP2 reads the result as soon as the hook returns, so on the host exchanges do not
-    overlap with backward. On a device they run on FSDP2's stream. If a rank is lost during one, backward() raises CommFailure, which names the
-    rank. During FSDP2's own all-gathers it raises torch's error, which may name no rank.
+    overlap with backward. On a device they run on FSDP2's stream. If a rank is lost during
+    one, backward() raises CommFailure, which names the rank. During FSDP2's own all-gathers
+    it raises torch's error, which may name no rank.
 
     Raises TypeError unless `module` is an FSDPModule.
 

@@ -22,12 +22,12 @@ def saved(
     mean: Average,
     shapes: Shapes,
     backwards: int,
-    debt: torch.Tensor | None,
+    restored: torch.Tensor | None,
     is_mean: bool,
 ) -> dict[str, Any]:
     worker, server = mean.worker_error(), mean.server_error()
-    if debt is not None:
-        worker = debt.to(worker.dtype)
+    if restored is not None:
+        worker = restored.to(worker.dtype)
     workers = saved_worker(comm, worker, mean.hosts, shapes, is_mean)
     comm.all_reduce(server)  # exact: each element is 0 on all ranks except one
     servers = server.split([shape.numel() for shape in shapes.values()])
