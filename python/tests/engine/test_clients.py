@@ -170,65 +170,54 @@ def result(hook: Any, module: Any) -> dict[str, Any]:
     }
 
 
-def accelerate(out: str) -> dict[str, Any]:
+def accelerate(out: str, hook_of: Any = None) -> dict[str, Any]:
+    """A hook of the model or, by `hook_of`, of the accelerator; it saves its residuals."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
+    found = None if hook_of is None else hook_of(accelerator)
     net = cases.net()
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.01))
-    hook = thinwire.ddp_hook(model)
+    if found is None:
+        hook = thinwire.ddp_hook(model)
+        accelerator.register_for_checkpointing(hook)
+    else:
+        assert accelerator.prepare(model) is model
+        (hook,) = found
+        assert "8 bits" in str(hook)
     for step in range(3):
         optimizer.zero_grad()
         accelerator.backward(cases.loss_of(model, accelerator.process_index, step))
         optimizer.step()
-    accelerator.register_for_checkpointing(hook)
     accelerator.save_state(out)
     accelerator.wait_for_everyone()
     saved = hook.state_dict()["worker"]
+    assert any(values.any() for values in saved.values())
     zeros = {name: torch.zeros_like(values) for name, values in saved.items()}
     hook.load_state_dict(hook.state_dict() | {"worker": zeros})
     accelerator.load_state(out)
     loaded = hook.state_dict()["worker"]
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
-    assert any(values.any() for values in saved.values())
     return result(hook, net)
 
 
 def hooked_accelerator(out: str) -> dict[str, Any]:
-    """As accelerate(), but through the accelerator, with the bits of the environment."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    os.environ["THINWIRE_BITS"] = "3"
+    """Through the accelerator, with the bits of the environment."""
     hook_gradients = thinwire.integrations.accelerate.hook_gradients
-    assert 'THINWIRE_BITS must be 4 or 8, got "3"' in ranks.failure_of(
-        lambda: hook_gradients(accelerator)
-    )
-    os.environ["THINWIRE_BITS"] = "8"
-    for wrong, text in (({"nope": 1}, "got nope"), ({"path": "x"}, "path must be")):
-        assert text in ranks.failure_of(
-            lambda w=wrong: hook_gradients(accelerator, **w)
-        )
-    hooks = hook_gradients(accelerator)
-    net = cases.net()
-    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.01))
-    assert accelerator.prepare(model) is model
-    (hook,) = hooks
-    assert "8 bits" in str(hook)
-    for step in range(3):
-        optimizer.zero_grad()
-        accelerator.backward(cases.loss_of(model, accelerator.process_index, step))
-        optimizer.step()
-    saved = hook.state_dict()["worker"]
-    assert any(values.any() for values in saved.values())
-    accelerator.save_state(out)
-    accelerator.wait_for_everyone()
-    zeros = {name: torch.zeros_like(values) for name, values in saved.items()}
-    hook.load_state_dict(hook.state_dict() | {"worker": zeros})
-    accelerator.load_state(out)
-    loaded = hook.state_dict()["worker"]
-    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
-    return result(hook, net)
+
+    def hook_of(accelerator: Any) -> Any:
+        for bits, wrong, text in (
+            ("3", {}, 'THINWIRE_BITS must be 4 or 8, got "3"'),
+            ("8", {"nope": 1}, "got nope"),
+            ("8", {"path": "x"}, "path must be"),
+        ):
+            os.environ["THINWIRE_BITS"] = bits
+            assert text in ranks.failure_of(
+                lambda w=wrong: hook_gradients(accelerator, **w)
+            )
+        return hook_gradients(accelerator)
+
+    return accelerate(out, hook_of)
 
 
 def hooked_accelerators(out: str) -> dict[str, Any]:

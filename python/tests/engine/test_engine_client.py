@@ -16,7 +16,6 @@ from engines import (
     DTYPES,
     PRECISIONS,
     Net,
-    batch,
     config_of,
     flat,
     loss_of,
@@ -41,30 +40,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 PLAIN = config_of(gradient_clipping=0.0)
 
 
-def of_torch(kind: str, parameters: Any, lr: float = 0.01) -> torch.optim.Optimizer:
+def of_torch(kind: str, parameters: Any) -> torch.optim.Optimizer:
     made: torch.optim.Optimizer = getattr(torch.optim, kind)(
-        parameters, lr=lr, **SETTINGS[kind]
+        parameters, lr=0.01, **SETTINGS[kind]
     )
     return made
 
 
 def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
-
-
-def average(model: torch.nn.Module, comm: Any) -> None:
-    """Gradients as the engine averages them: added up in the order of ranks, then times
-    the fp32 number 1 / ranks."""
-    for p in trained(model):
-        grad = torch.zeros_like(p) if p.grad is None else p.grad
-        summed = grad.detach().reshape(-1).clone()
-        comm.all_reduce(summed)
-        p.grad = (summed * torch.tensor(1 / comm.size)).view(p.shape)
-
-
-def train_one(engine: Any, step: int, dtype: torch.dtype = torch.float32) -> None:
-    engine.backward(loss_of(engine, engine.global_rank, step))
-    engine.step()
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -75,75 +59,94 @@ def states_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("kind", SETTINGS)
+class ByTorch:
+    """A model that torch alone trains, on averages formed as the engine forms them: added up
+    in the order of ranks, then times the fp32 number 1 / ranks. Beside 16 bits it steps on
+    masters in fp32."""
+
+    def __init__(self, kind: str, comm: Any, dtype: torch.dtype, state: Any) -> None:
+        self.model, self.comm = Net(seed=2), comm
+        self.model.load_state_dict(state["model"])
+        self.masters = trained(self.model)
+        if dtype != torch.float32:
+            self.masters = [
+                torch.nn.Parameter(p.detach().clone()) for p in self.masters
+            ]
+        self.model.to(dtype)
+        self.optimizer = of_torch(kind, self.masters)
+        self.optimizer.state.update(
+            zip(self.masters, copy.deepcopy(state["entries"]), strict=False)
+        )
+        self.rates = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+
+    def step(self, number: int, scale: float) -> None:
+        self.model.zero_grad()
+        (loss_of(self.model, self.comm.rank, number) * scale).backward()
+        pairs = list(zip(self.masters, trained(self.model), strict=True))
+        for master, p in pairs:
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            summed = grad.detach().float().reshape(-1) / scale
+            self.comm.all_reduce(summed)
+            master.grad = (summed * torch.tensor(1 / self.comm.size)).view(p.shape)
+        self.optimizer.step()
+        self.rates.step()
+        for master, p in pairs:
+            p.data.copy_(master)
+
+
+# Optimizer, precision, ranks, and steps that the optimizer has made before.
+CASES = [
+    *((kind, "fp32", world, 0) for kind in SETTINGS for world in (1, 2, 3)),
+    ("SGD", "fp16", 1, 0),
+    ("SGD", "bf16", 1, 0),
+    ("SGD", "fp32", 1, 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "precision", "world", "before"), CASES)
 @by_ranks("world")
-def test_steps_have_the_bits_of_torch(comm: Any, kind: str, world: int) -> None:
+def test_steps_have_the_bits_of_torch(
+    comm: Any, kind: str, precision: str, world: int, before: int
+) -> None:
     model = Net(seed=2)
-    plain = Net(seed=2)
     client = of_torch(kind, model.parameters())
+    for step in range(before):
+        loss_of(model, comm.rank, step).backward()
+        client.step()
+    dtype = DTYPES[precision]
+    entries = [client.state[p] for p in trained(model)] if before else []
+    state = copy.deepcopy({"model": model.state_dict(), "entries": entries})
+    theirs = ByTorch(kind, comm, dtype, state)
     schedule = torch.optim.lr_scheduler.ExponentialLR(client, 0.9)
     engine, optimizer, _, found = thinwire.initialize(
         model=model,
         optimizer=client,
         lr_scheduler=schedule,
-        config=PLAIN,
+        config=PLAIN | PRECISIONS[precision],
         process_group=comm,
     )
     assert found is schedule and optimizer.param_groups[0] is client.param_groups[0]
     assert engine.optimizer_name() == kind
-    theirs = of_torch(kind, plain.parameters())
-    rates = torch.optim.lr_scheduler.ExponentialLR(theirs, 0.9)
-    for step in range(5):
-        theirs.zero_grad()
-        loss_of(plain, comm.rank, step).backward()
-        average(plain, comm)
-        theirs.step()
-        rates.step()
-        train_one(engine, step)
-        assert same_bits(flat(model), flat(plain)), step
-        assert engine.get_lr() == rates.get_last_lr()
-        elements = sum(p.numel() for p in trained(model))
-        if world == 2:
-            assert engine.report.bytes_sent == 4 * elements
-    assert states_of(client) == states_of(theirs)
-    assert states_of(optimizer) == states_of(theirs)
-    weight, key = model.first.weight, next(iter(client.state[model.first.weight]))
-    assert torch.equal(engine.full_state(weight, key), client.state[weight][key])
-    with pytest.raises(thinwire.InvalidArgument, match="of 'first.weight', got"):
-        engine.full_state("first.weight", "none")
-
-
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@by_ranks(1)
-def test_16_bits_have_masters_in_fp32(comm: Any, precision: str) -> None:
-    dtype = DTYPES[precision]
-    model, plain = Net(seed=3), Net(seed=3)
-    masters = [p.detach().clone() for p in trained(plain)]
-    plain.to(dtype)
-    theirs = of_torch("SGD", masters)
-    client = of_torch("SGD", model.parameters())
-    engine = make(comm, PLAIN | PRECISIONS[precision], model=model, optimizer=client)
-    for step in range(4):
-        scale = engine.loss_scale()
-        plain.zero_grad()
-        (loss_of(plain, 0, step) * scale).backward()
-        for master, p in zip(masters, trained(plain), strict=True):
-            grad = torch.zeros_like(p) if p.grad is None else p.grad
-            master.grad = grad.float() / scale
-        theirs.step()
-        for master, p in zip(masters, trained(plain), strict=True):
-            p.data.copy_(master)
-        train_one(engine, step, dtype)
+    for step in range(before, 5):
+        theirs.step(step, engine.loss_scale())
+        engine.backward(loss_of(engine, comm.rank, step))
+        engine.step()
         assert engine.was_step_applied()
-        for master, p in zip(masters, trained(model), strict=True):
+        assert same_bits(flat(model), flat(theirs.model)), step
+        for p, master in zip(trained(model), theirs.masters, strict=True):
             assert p.dtype == dtype
             assert same_bits(engine.full_parameter(p).view(-1), master.view(-1))
-        assert same_bits(flat(model), flat(plain))
-    assert all(
-        entry["momentum_buffer"].dtype == torch.float32
-        for entry in client.state.values()
-    )
+        assert engine.get_lr() == theirs.rates.get_last_lr()
+        if world == 2:
+            assert engine.report.bytes_sent == 4 * sum(
+                p.numel() for p in trained(model)
+            )
+    assert states_of(client) == states_of(optimizer) == states_of(theirs.optimizer)
+    weight, key = model.first.weight, next(iter(client.state[model.first.weight]))
+    own = engine.full_state(weight, key)
+    assert own.dtype == torch.float32 and torch.equal(own, client.state[weight][key])
+    with pytest.raises(thinwire.InvalidArgument, match="of 'first.weight', got"):
+        engine.full_state("first.weight", "none")
 
 
 def made_for_resuming(
@@ -165,44 +168,57 @@ def made_for_resuming(
     return engine, client
 
 
+def what_there_is(engine: Any, client: torch.optim.Optimizer) -> list[Any]:
+    """Parameters, states and groups."""
+    groups = [
+        {k: v for k, v in group.items() if k != "params"}
+        for group in client.param_groups
+    ]
+    values = flat(engine.module).view(torch.int32).tolist()
+    return copy.deepcopy([values, states_of(client), groups])
+
+
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "NAdam", "Adam"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_checkpoints_go_on_with_the_same_bits_and_on_other_ranks(
     kind: str, precision: str, tmp_path: Path
 ) -> None:
     config = PLAIN | PRECISIONS[precision]
-    want: dict[str, Any] = {}
+    want: list[Any] = []
+    states: list[Any] = []
 
     def whole(comm: Any) -> None:
         engine, client = made_for_resuming(comm, kind, config)
         train(engine, range(3))
         engine.save_checkpoint(tmp_path, tag="t")
-        if comm.rank == 0:
-            want["params"], want["states"] = flat(engine.module), states_of(client)
-            want["groups"] = [
-                {k: v for k, v in g.items() if k != "params"}
-                for g in copy.deepcopy(client.param_groups)
-            ]
+        found = [what_there_is(engine, client)]
+        parts = (engine.module, engine.optimizer, engine.lr_scheduler)
+        own = copy.deepcopy([part.state_dict() for part in parts])
         train(engine, range(3, 6))
+        found.append(what_there_is(engine, client))
         if comm.rank == 0:
-            want["end"] = flat(engine.module)
+            want.extend(found)
+            states.extend(own)
 
-    def later(comm: Any) -> None:
+    def later(comm: Any, by_state: bool) -> None:
         engine, client = made_for_resuming(comm, kind, config)
         train(engine, range(7, 8))  # leaves no trace
-        engine.load_checkpoint(tmp_path, tag="t")
-        assert same_bits(flat(engine.module), want["params"])
-        assert states_of(client) == want["states"]
-        for group, saved in zip(client.param_groups, want["groups"], strict=True):
-            assert {k: v for k, v in group.items() if k != "params"} == saved
+        if by_state:
+            weights, state, schedule = copy.deepcopy(states)
+            engine.load_module_state_dict(weights)
+            engine.optimizer.load_state_dict(state)
+            engine.lr_scheduler.load_state_dict(schedule)
+        else:
+            engine.load_checkpoint(tmp_path, tag="t")
+        assert what_there_is(engine, client) == want[0]
         assert client.param_groups[0] is engine.optimizer.param_groups[0]
         train(engine, range(3, 6))
         if comm.size == 2:
-            assert same_bits(flat(engine.module), want["end"])
+            assert what_there_is(engine, client) == want[1]
 
     run_local_ranks(2, whole)
-    for world in (2, 1, 3):
-        run_local_ranks(world, later)
+    for world, by_state in ((2, False), (1, False), (3, False), (2, True)):
+        run_local_ranks(world, lambda comm, by_state=by_state: later(comm, by_state))
     (manifest,) = tmp_path.glob("t/*/manifest.json")
     assert json.loads(manifest.read_text())["optimizer"].endswith(f".{kind}")
 
@@ -217,26 +233,10 @@ def test_states_of_other_optimizers_are_refused(comm: Any, tmp_path: Path) -> No
         ("SGD", True, "of other parameters or groups, or of another order"),
     ):
         other, client = made_for_resuming(comm, kind, PLAIN, turns)
-        before = flat(other.module)
+        before = what_there_is(other, client)
         with pytest.raises(thinwire.CorruptCheckpoint, match=text):
             other.load_checkpoint(tmp_path, tag="t")
-        assert same_bits(flat(other.module), before) and not client.state
-
-
-@by_ranks(2)
-def test_state_dict_goes_on(comm: Any) -> None:
-    engine, _ = made_for_resuming(comm, "SGD", PLAIN)
-    train(engine, range(2))
-    saved = copy.deepcopy(engine.optimizer.state_dict())
-    weights = copy.deepcopy(engine.module.state_dict())
-    schedule = copy.deepcopy(engine.lr_scheduler.state_dict())
-    train(engine, range(2, 4))
-    other, _ = made_for_resuming(comm, "SGD", PLAIN)
-    other.load_module_state_dict(weights)
-    other.optimizer.load_state_dict(saved)
-    other.lr_scheduler.load_state_dict(schedule)
-    train(other, range(2, 4))
-    assert same_bits(flat(other.module), flat(engine.module))
+        assert what_there_is(other, client) == before and not client.state
 
 
 class Stubborn(torch.optim.SGD):
@@ -253,7 +253,7 @@ class Stubborn(torch.optim.SGD):
 
 
 @by_ranks(2)
-def test_what_step_raises_comes_out_and_the_other_ranks_hear_of_it(comm: Any) -> None:
+def test_an_error_of_step_is_raised_and_the_other_ranks_learn_of_it(comm: Any) -> None:
     model = Net()
     client = Stubborn(model.parameters(), lr=0.1)
     client.rank = comm.rank
@@ -264,14 +264,6 @@ def test_what_step_raises_comes_out_and_the_other_ranks_hear_of_it(comm: Any) ->
         train(engine, range(2, 4))
 
 
-@by_ranks(2)
-def test_ranks_with_other_settings_are_refused(comm: Any) -> None:
-    model = Net()
-    client = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1 * comm.rank)
-    with pytest.raises(thinwire.InvalidArgument, match="momentum"):
-        make(comm, PLAIN, model=model, optimizer=client)
-
-
 class Swapping(torch.optim.SGD):
     """Has other weights for evaluation, as schedule-free optimizers do."""
 
@@ -280,50 +272,40 @@ class Swapping(torch.optim.SGD):
     def eval(self) -> None: ...
 
 
-@by_ranks(1)
-def test_what_does_not_go_with_it_is_refused_by_name(comm: Any) -> None:
-    net = Net()
-    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    grouped = torch.optim.SGD(
-        [{"params": list(net.parameters()), "expert_group": object()}], lr=0.1
-    )
-    semantics = {"thinwire": {"semantics": "deepspeed"}}
-    amsgrad = torch.optim.Adam(net.parameters(), amsgrad=True)
-    differentiable = torch.optim.NAdam(net.parameters(), differentiable=True)
-    before = {name: p.data_ptr() for name, p in net.named_parameters()}
-    for client, changes, text in (
-        (sgd, zero(1), "SGD makes its own steps, so zero_optimization.stage must be 0"),
-        (sgd, zero(2), "stage must be 0, got 2; give torch.optim.Adam or AdamW"),
-        (sgd, semantics, "semantics must be corrected, got deepspeed"),
-        (grouped, {}, "expert_group"),
-        (torch.optim.LBFGS(net.parameters()), {}, "LBFGS needs a closure"),
-        (torch.optim.SparseAdam(net.parameters()), {}, "sparse gradients"),
-        (amsgrad, zero(1), "Adam makes its own steps.*unless they have amsgrad"),
-        (differentiable, {}, "'differentiable'"),
-        (
-            Swapping(net.parameters()),
-            BF16,
-            "Swapping has train.. and eval.*got bfloat16",
-        ),
-    ):
-        with pytest.raises(thinwire.InvalidArgument, match=text):
-            make(comm, PLAIN | changes, model=net, optimizer=client)
-        assert before == {n: p.data_ptr() for n, p in net.named_parameters()}, text
+NET = Net()
+PARAMETERS = list(NET.parameters())
+SGD = torch.optim.SGD(PARAMETERS, lr=0.1)
+GROUPED = torch.optim.SGD([{"params": PARAMETERS, "expert_group": object()}], lr=0.1)
+AMSGRAD = torch.optim.Adam(PARAMETERS, amsgrad=True)
+DIFFERENTIABLE = torch.optim.NAdam(PARAMETERS, differentiable=True)
+SEMANTICS = {"thinwire": {"semantics": "deepspeed"}}
+REFUSED = [
+    (SGD, zero(1), "SGD makes its own steps, so zero_optimization.stage must be 0"),
+    (SGD, zero(2), "stage must be 0, got 2; give torch.optim.Adam or AdamW"),
+    (SGD, SEMANTICS, "semantics must be corrected, got deepspeed"),
+    (GROUPED, {}, "expert_group"),
+    (torch.optim.LBFGS(PARAMETERS), {}, "LBFGS needs a closure"),
+    (torch.optim.SparseAdam(PARAMETERS), {}, "sparse gradients"),
+    (AMSGRAD, zero(1), "Adam makes its own steps.*unless they have amsgrad"),
+    (DIFFERENTIABLE, {}, "'differentiable'"),
+    (Swapping(PARAMETERS), BF16, "Swapping has train.. and eval.*got bfloat16"),
+]
 
 
+@pytest.mark.parametrize(("client", "changes", "text"), REFUSED)
 @by_ranks(1)
-def test_an_optimizer_that_has_made_steps_goes_on(comm: Any) -> None:
-    model = Net(seed=2)
-    client = of_torch("SGD", model.parameters())
-    x, y = batch(0, 0)
-    torch.nn.functional.mse_loss(model(x), y).backward()
-    client.step()
-    plain = copy.deepcopy(model)
-    theirs = of_torch("SGD", plain.parameters())
-    theirs.load_state_dict(copy.deepcopy(client.state_dict()))
-    engine = make(comm, PLAIN, model=model, optimizer=client)
-    theirs.zero_grad()
-    loss_of(plain, 0, 1).backward()
-    theirs.step()
-    train_one(engine, 1)
-    assert same_bits(flat(model), flat(plain))
+def test_combinations_without_meaning_are_refused_by_name(
+    comm: Any, client: Any, changes: dict[str, Any], text: str
+) -> None:
+    before = [p.data_ptr() for p in PARAMETERS]
+    with pytest.raises(thinwire.InvalidArgument, match=text):
+        make(comm, PLAIN | changes, model=NET, optimizer=client)
+    assert before == [p.data_ptr() for p in PARAMETERS]
+
+
+@by_ranks(2)
+def test_ranks_with_other_settings_are_refused(comm: Any) -> None:
+    model = Net()
+    client = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1 * comm.rank)
+    with pytest.raises(thinwire.InvalidArgument, match="momentum"):
+        make(comm, PLAIN, model=model, optimizer=client)
