@@ -21,10 +21,10 @@ using namespace thinwire;
 using c::guarded;
 using c::require_pointer;
 
-// Set by the transport's exchange in the thread that calls it.
+// Holds the message of the transport's last failed exchange in this thread.
 thread_local std::string exchange_reason;
 
-// Moves bytes by the caller's functions.
+// Transport that moves bytes by the caller's functions.
 class CallersTransport final : public comm::Transport {
  public:
   explicit CallersTransport(const thinwire_transport& of) : of_(of) {}

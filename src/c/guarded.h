@@ -10,16 +10,16 @@
 
 namespace thinwire::c {
 
-/// Keeps the message for this thread's thinwire_last_error(); never throws.
+/// Keeps the message for thinwire_last_error() of this thread. Never throws.
 void remember(const char* message) noexcept;
 [[nodiscard]] thinwire_status status_of(ErrorCode code) noexcept;
 
-/// Throws Error(kInvalidArgument) if a pointer that is needed is null.
+/// Throws Error(kInvalidArgument) if a required pointer is null.
 inline void require_pointer(const void* pointer, const char* name) {
   require(pointer != nullptr, name, "not NULL", "NULL");
 }
 
-/// Runs body() and returns its status: the border that no exception crosses.
+/// Runs body() and returns its status. No exception leaves this function.
 template <class Body>
 thinwire_status guarded(Body&& body) noexcept {
   try {

@@ -16,21 +16,22 @@
 #include "thinwire/core/error.h"
 
 /// Reader and Writer have the same members, so that one function per section
-/// says which key is which field, for both ways (fields.h).
+/// (fields.h) both reads and writes the section's fields.
 namespace thinwire::config {
 
-/// The numbers that a key may have; finite ones in any case.
+/// Range of the finite numbers that a key accepts.
 struct Limits {
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   bool above_least = false;  ///< `least` itself is excluded.
   bool below_most = false;   ///< `most` itself is excluded.
-  std::string_view word{};   ///< A text that counts as the integer -1.
+  std::string_view word{};   ///< Text that stands for the integer -1.
 
   [[nodiscard]] bool allow(double value) const;
-  /// "number in [0, 1)"; several: "numbers in [0, 1)".
+  /// Returns, for example, "number in [0, 1)", or "numbers in [0, 1)" if
+  /// `several`.
   [[nodiscard]] std::string text(bool several = false) const;
-  /// "integer >= 1": for `given`, with the bound that it exceeds.
+  /// Returns, for example, "integer >= 1", with the bound that `given` exceeds.
   [[nodiscard]] std::string integer_text(double given) const;
 };
 inline constexpr Limits kNotNegative{.least = 0};
@@ -39,56 +40,57 @@ inline constexpr Limits kAtLeastOne{.least = 1};
 inline constexpr Limits kFraction{.least = 0, .most = 1};
 inline constexpr Limits kStages{.least = 0, .most = 2};
 inline constexpr Limits kDecayRate{.least = 0, .most = 1, .below_most = true};
-/// A count of steps, or kAutoFreeze.
+/// Limits of a number of steps, or kAutoFreeze.
 inline constexpr Limits kFreezeSteps{.least = 1, .word = "auto"};
 
-/// The texts of an enumeration, which a file may have in any case. Several may
-/// mean the same; the first is written.
+/// The texts of an enumeration, in lower case. A file may write them in any
+/// case. If several texts have the same meaning, a Writer writes the first.
 template <class E>
 using Choices = std::span<const std::pair<std::string_view, E>>;
 
-/// The text with letters of ASCII in lower case.
+/// Returns the text with ASCII letters in lower case.
 [[nodiscard]] std::string lower(std::string_view text);
 
-/// A value is refused because of another key's value.
+/// Error of a value that another key's value excludes.
 class Conflict : public Error {
  public:
   using Error::Error;
 };
 
-/// A value is of another type than its field.
+/// Error of a value whose type is not that of its field.
 class WrongType : public Error {
  public:
   using Error::Error;
 };
 
-/// How errors name a member: as a path of a file, "outer.momentum", or as in
-/// Python, "outer['momentum']".
+/// Form of the paths in error messages: that of a file, "outer.momentum", or
+/// that of Python, "outer['momentum']".
 enum class Paths { kFile, kPython };
 
-/// Sets fields from an object's members and leaves those alone that it has not.
-/// Throws Error(kInvalidArgument) with the path for values out of range, and
-/// WrongType for other types.
+/// Sets fields from the members of an object. Fields that the object lacks keep
+/// their values. Throws Error(kInvalidArgument) with the path for values out of
+/// range, and WrongType for other types.
 class Reader {
  public:
-  /// `object` may be null: it has nothing then.
+  /// If `object` is null, the Reader has no members.
   Reader(const JsonValue* object, std::string path, Paths paths = Paths::kFile);
 
   [[nodiscard]] Reader section(std::string_view name) const;
   [[nodiscard]] bool has(std::string_view name) const;
   [[nodiscard]] std::string path_of(std::string_view name) const;
-  /// The member is this text, which is in lower case.
+  /// Returns whether the member is this text, which must be in lower case.
   [[nodiscard]] bool is_text(std::string_view name,
                              std::string_view text) const;
-  /// From here on field() and choice(), also of sections, leave a value as it
-  /// is where they would reject what the file says: it has no effect.
+  /// After this call, field() and choice() ignore values that they would
+  /// otherwise reject, here and in sections. The caller uses it for values that
+  /// have no effect.
   void be_lenient() noexcept { lenient_ = true; }
   /// Throws Error("PATH must be RANGE, got VALUE").
   [[noreturn]] void reject(std::string_view name, std::string_view range) const;
-  /// Throws the same text as a WrongType.
+  /// Like reject(), but throws WrongType.
   [[noreturn]] void reject_type(std::string_view name,
                                 std::string_view range) const;
-  /// Throws the same text as a Conflict.
+  /// Like reject(), but throws Conflict.
   [[noreturn]] void exclude(std::string_view name,
                             std::string_view range) const;
 
@@ -101,9 +103,9 @@ class Reader {
   void field(std::string_view name, int& value, const Limits& limits) const;
   /// Reads or writes a text unchanged, including its case.
   void text(std::string_view name, std::string& value) const;
-  /// "10min": see duration_from().
+  /// Reads or writes a duration such as "10min". See duration_from().
   void duration(std::string_view name, std::chrono::milliseconds& value) const;
-  /// Two numbers in an array.
+  /// Reads or writes two numbers in an array.
   void pair(std::string_view name, double& first, double& second,
             const Limits& limits) const;
   void pair(std::string_view name, std::optional<double>& first,
@@ -144,9 +146,11 @@ class Reader {
  private:
   [[nodiscard]] std::string refusal(std::string_view name,
                                     std::string_view range) const;
-  /// The text of a member, in lower case; empty if it is none.
+  /// Returns the text of a member in lower case, or an empty text if it is not
+  /// a text.
   [[nodiscard]] std::string text_of(std::string_view name) const;
-  /// A number within the limits, or nothing where it is to be left alone.
+  /// Returns a number within the limits, or nothing if the field keeps its
+  /// value.
   [[nodiscard]] std::optional<double> number(std::string_view name,
                                              const JsonValue& value,
                                              const Limits& limits,
@@ -163,10 +167,11 @@ class Writer {
  public:
   explicit Writer(JsonValue& object) : object_(&object) {}
 
-  /// Only once; what is written to it appears at this place.
+  /// Adds an object, which appears at this place in the output. Call once per
+  /// name.
   [[nodiscard]] Writer section(std::string_view name) const;
 
-  /// A bool, a number or a text.
+  /// Writes a bool, a number or a text.
   template <class T>
   void field(std::string_view name, const T& value, const Limits& = {}) const {
     JsonValue& member = (*object_)[std::string(name)];
@@ -175,7 +180,7 @@ class Writer {
     else
       member = value;
   }
-  /// Empty ones, and durations of 0, are left out.
+  /// Leaves out an empty text, or a duration of 0.
   void text(std::string_view name, std::string_view value) const;
   void duration(std::string_view name, std::chrono::milliseconds value) const;
   void pair(std::string_view name, double first, double second,

@@ -22,7 +22,7 @@ std::int64_t product(std::int64_t a, std::int64_t b) {
   return a * b;
 }
 
-// `whole` / `part`, which must have no rest.
+// Returns `whole` / `part`, which must have no remainder.
 std::int64_t quotient(std::int64_t whole, std::int64_t part,
                       std::string_view divisor) {
   require(whole % part == 0, "train_batch_size",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings that are fine each, and not together.
+// Settings that are valid alone but exclude one another.
 #include <fmt/format.h>
 
 #include "config/checks.h"
@@ -9,7 +9,7 @@ namespace thinwire::config {
 
 namespace {
 
-// Fields of Config, and keys of a file.
+// Names in messages: the field of Config, then the key of a file.
 constexpr std::string_view kStage = "zero.stage (zero_optimization.stage)";
 constexpr std::string_view kHierarchy = "comm.hierarchy (thinwire.hierarchy)";
 constexpr std::string_view kRanksPerHost =
@@ -51,7 +51,7 @@ std::string_view instead_of_zero(const Config& config) {
          "thinwire.zero_bits_up and thinwire.zero_bits_down";
 }
 
-// Names what averages gradients in few bits elsewhere.
+// Names the option that averages gradients in low bits elsewhere.
 std::string_view instead_of_average(const Config& config) {
   if (config.zero.stage > 0)
     return "use thinwire.zero_bits_up and thinwire.zero_bits_down";
@@ -148,7 +148,8 @@ void check_hierarchy(const Config& config, int world) {
           each);
 }
 
-// Ranks take their local steps alone, so nothing inside may exchange.
+// Ranks take local steps without communication, so the inner optimizer must not
+// exchange anything.
 void check_outer_and_rest(const Config& config) {
   if (config.outer.sync_every == 0) return;
   constexpr std::string_view kWith = "an outer loop (thinwire.outer)";
@@ -226,8 +227,8 @@ bool residuals_add_up(const Config& config, int world) {
          config.batch(world).accumulation_steps != 1;
 }
 
-// Low-bit optimizers leave experts exact: only what knows nothing of other
-// parameters is refused.
+// Low-bit optimizers average experts exactly. Options that know nothing of
+// other parameters are therefore refused.
 void check_experts(const Config& config) {
   if (config.experts().empty()) return;
   constexpr std::string_view kWith = "groups with a communicator of their own";

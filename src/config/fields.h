@@ -4,10 +4,11 @@
 #include "config/archive.h"
 #include "thinwire/config/config.h"
 
-/// The table of options: an entry has the name of a field, in files and among
-/// keywords, the field, and its range or words. A Reader reads fields from a
-/// file or from keywords, a Writer writes them, and the bindings of Python list
-/// and show them. Options are const unless they are read.
+/// The table of options. An entry has the name of a field, which is the same in
+/// files and among keywords, the field itself, and its range or words. A Reader
+/// reads fields from a file or from keywords. A Writer writes them, and the
+/// bindings of Python list and show them. Options are const unless they are
+/// read.
 namespace thinwire::config {
 
 template <class E>
@@ -57,8 +58,8 @@ inline constexpr Choice<Buffers> kBuffers[] = {
     {"average", Buffers::kAverage},
     {"as_they_are", Buffers::kAsTheyAre}};
 
-/// optimizer.params, and `own` = thinwire, of each optimizer. Groups of
-/// parameters have the first four, too.
+/// Fields of optimizer.params, and of thinwire (`own`) for each optimizer.
+/// Groups of parameters have the first four, too.
 template <class Archive, class Options>
 void adam_fields(const Archive& params, Options& o) {
   params.field("lr", o.learning_rate, kNotNegative);
@@ -84,7 +85,7 @@ void compression_fields(const Archive& own, Compression& c) {
              Choices<DType>(kResidualDtypes));
 }
 
-/// thinwire, of an exact optimizer with ZeRO.
+/// Fields of thinwire for an exact optimizer with ZeRO.
 template <class Archive, class Wire>
 void wire_fields(const Archive& own, Wire& w) {
   own.field("zero_bits_up", w.bits_up, kNotNegative);
@@ -95,7 +96,7 @@ void wire_fields(const Archive& own, Wire& w) {
              Choices<DType>(kResidualDtypes));
 }
 
-/// thinwire, of an exact optimizer without ZeRO.
+/// Fields of thinwire for an exact optimizer without ZeRO.
 template <class Archive, class Average>
 void average_fields(const Archive& own, Average& a) {
   own.field("bits", a.bits, kNotNegative);
@@ -134,8 +135,8 @@ void zero_one_fields(const Archive& params, const Archive& own, Options& o) {
   params.field("local_step_clipper", o.local_step_clipper, kAtLeastOne);
 }
 
-/// All of an optimizer but what needs a word more: Adam's kind of decay,
-/// freeze_step.
+/// Fields of an optimizer, except Adam's kind of decay and freeze_step, which
+/// need separate code.
 template <class Archive, class Options>
 void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
   adam_fields(params, o);
@@ -150,7 +151,7 @@ void optimizer_fields(const Archive& params, const Archive& own, Options& o) {
     own.field("denominator_bits", o.denominator_bits, kAtLeastOne);
 }
 
-/// scheduler.params.
+/// Fields of scheduler.params.
 template <class Archive, class Shape>
 void warmup_fields(const Archive& params, Shape& s) {
   params.field("warmup_num_steps", s.warmup_num_steps, kAtLeastOne);
@@ -198,7 +199,7 @@ void shape_fields(const Archive& params, Shape& s) {
   }
 }
 
-/// zero_optimization, all but offload_optimizer.
+/// Fields of zero_optimization, except offload_optimizer.
 template <class Archive, class Zero>
 void zero_fields(const Archive& section, Zero& z) {
   section.field("stage", z.stage, kStages);
@@ -208,7 +209,7 @@ void zero_fields(const Archive& section, Zero& z) {
   section.field("round_robin_gradients", z.round_robin_gradients);
 }
 
-/// thinwire, the exchange of every optimizer.
+/// Fields of thinwire for the exchange of any optimizer.
 template <class Archive, class Comm>
 void comm_fields(const Archive& own, Comm& c) {
   own.choice("hierarchy", c.hierarchy, Choices<Hierarchy>(kHierarchies));
@@ -218,7 +219,7 @@ void comm_fields(const Archive& own, Comm& c) {
   own.field("verify_every", c.verify_every, kNotNegative);
 }
 
-/// thinwire, what is the same for every optimizer.
+/// Fields of thinwire that do not depend on the optimizer.
 template <class Archive, class AnyConfig>
 void own_fields(const Archive& own, AnyConfig& c) {
   own.choice("semantics", c.semantics, Choices<Semantics>(kSemantics));
@@ -231,7 +232,7 @@ void own_fields(const Archive& own, AnyConfig& c) {
   own.choice("buffers", c.buffers, Choices<Buffers>(kBuffers));
 }
 
-/// thinwire.checkpoint.
+/// Fields of thinwire.checkpoint.
 template <class Archive, class Checkpoint>
 void checkpoint_fields(const Archive& section, Checkpoint& c) {
   section.text("root", c.root);
@@ -242,7 +243,7 @@ void checkpoint_fields(const Archive& section, Checkpoint& c) {
   section.field("asynchronous", c.asynchronous);
 }
 
-/// thinwire.telemetry.
+/// Fields of thinwire.telemetry.
 template <class Archive, class Telemetry>
 void telemetry_fields(const Archive& section, Telemetry& t) {
   section.text("path", t.path);
@@ -251,7 +252,7 @@ void telemetry_fields(const Archive& section, Telemetry& t) {
   section.field("residual_every", t.residual_every, kNotNegative);
 }
 
-/// thinwire.outer.
+/// Fields of thinwire.outer.
 template <class Archive, class Outer>
 void outer_fields(const Archive& section, Outer& o) {
   section.field("sync_every", o.sync_every, kNotNegative);
@@ -264,7 +265,7 @@ void outer_fields(const Archive& section, Outer& o) {
   section.field("warmup_bits", o.warmup_bits, kNotNegative);
 }
 
-/// The top level's single keys.
+/// Fields of the top level.
 template <class Archive, class AnyConfig>
 void general_fields(const Archive& file, AnyConfig& c) {
   file.field("train_batch_size", c.train_batch_size, kAtLeastOne);

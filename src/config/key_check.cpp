@@ -46,7 +46,7 @@ bool is_section(std::string_view path) {
   });
 }
 
-// The names that an object at `section` may have.
+// Returns the names that an object at `section` may have.
 std::vector<std::string_view> names_in(std::string_view section,
                                        const std::vector<std::string>& taken) {
   std::vector<std::string_view> names;
@@ -65,7 +65,7 @@ std::vector<std::string_view> names_in(std::string_view section,
   return names;
 }
 
-// The key that has the meaning of a name in other libraries.
+// Returns the key that corresponds to a name of other libraries.
 std::string_view same_meaning(std::string_view name) {
   constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
       {"clip_grad", "gradient_clipping"},
@@ -88,7 +88,8 @@ std::string_view same_meaning(std::string_view name) {
   return {};
 }
 
-// A rule elsewhere whose last name this is: a key in the wrong object.
+// Returns the rule of another object whose last name this is, because the key
+// may be in the wrong object.
 std::string_view elsewhere(std::string_view name) {
   for (const KeyRule& rule : key_rules())
     if (rule.path.size() > name.size() && rule.path.ends_with(name) &&
@@ -113,8 +114,8 @@ std::string_view elsewhere(std::string_view name) {
       meant.empty() ? "" : fmt::format("; did you mean '{}'?", meant)));
 }
 
-// A section's "type": its canonical name, or what is wrong with it. Both are
-// empty if there is none.
+// The "type" of a section: its canonical name, or an error. Both are empty if
+// there is no type.
 struct SectionType {
   std::string_view name;
   std::string error;
@@ -303,7 +304,7 @@ JsonValue* member(JsonValue* object, std::string_view name) {
   return object == nullptr ? nullptr : find_member(*object, name);
 }
 
-// The "auto" of a scheduler's params, which only the program can resolve.
+// Returns a scheduler's "auto" parameter, which only the program can resolve.
 std::int64_t steps_of(std::string_view name,
                       std::optional<std::int64_t> steps) {
   if (!steps)
@@ -314,8 +315,8 @@ std::int64_t steps_of(std::string_view name,
   return *steps;
 }
 
-// A file with the program's values in place of "auto" where there are some, and
-// their paths.
+// A file in which the program's values replace "auto", and the paths of these
+// values.
 struct Resolved {
   JsonValue file;
   std::vector<std::string> paths;
@@ -343,7 +344,8 @@ Resolved with_auto_values(JsonValue file, const AutoValues& autos) {
     put("scheduler.params.warmup_num_steps", warmup,
         steps == 0 ? std::int64_t{1} : steps);
   }
-  // Absent it is the optimizer's with WarmupLR, but 0.001 with WarmupDecayLR.
+  // If absent, WarmupLR takes the optimizer's rate, and WarmupDecayLR takes
+  // 0.001.
   JsonValue* highest = member(params, "warmup_max_lr");
   const JsonValue* type = member(scheduler, "type");
   if (is_auto(highest) && type != nullptr &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Longer than other files because it is one table, and no more than that.
+// This file is longer than others because it is one table.
 #include "config/keys.h"
 
 namespace thinwire::config {

@@ -10,47 +10,47 @@
 #include "thinwire/config/config.h"
 
 /// The effect of each key of a configuration file, in one table. The reader
-/// uses it, and docs/guide/from-deepspeed.md shows it.
+/// uses the table, and docs/guide/from-deepspeed.md shows it.
 namespace thinwire::config {
 
 enum class KeyStatus {
   kSupported,
-  kIgnored,   ///< Accepted, without effect: it cannot change results.
-  kRejected,  ///< Unless it asks for what Thinwire does anyway.
+  kIgnored,   ///< Accepted without effect, because it cannot change results.
+  kRejected,  ///< Rejected unless it asks for Thinwire's own behaviour.
 };
 
 struct KeyRule {
-  std::string_view path;  ///< "fp16.loss_scale".
+  std::string_view path;  ///< For example "fp16.loss_scale".
   KeyStatus status = KeyStatus::kSupported;
-  /// Its effect, or the reason why it is ignored or rejected.
+  /// Its effect, or the reason for ignoring or rejecting it.
   std::string_view text{};
-  /// The types of optimizer or scheduler that have it; empty: all.
+  /// Types of optimizer or scheduler that have the key. If empty, all have it.
   std::string_view only{};
-  /// Rejected: the value that is accepted, as JSON; kDisabled: an object whose
-  /// "enabled" is not true.
+  /// For a rejected key: the value that is accepted nevertheless, as JSON.
+  /// kDisabled accepts an object whose "enabled" is not true.
   std::string_view harmless{};
-  /// Ignored: its value has to be true or false nevertheless.
+  /// For an ignored key: whether its value must be true or false.
   bool is_switch = false;
 };
 
 inline constexpr std::string_view kDisabled = "disabled";
 
-/// Why the keys of fp16 and bf16, and of zero_optimization, are ignored.
+/// Reason for ignoring the keys of fp16, bf16 or zero_optimization.
 inline constexpr std::string_view kNotEnabled = "the section is not enabled";
 inline constexpr std::string_view kNoZero = "at stage 0 there is no ZeRO";
 
-/// Sorted by section, as the guide shows them.
+/// Returns the rules in order of sections, as the guide shows them.
 [[nodiscard]] std::span<const KeyRule> key_rules() noexcept;
 
-/// A key of the table, or an object that holds some.
+/// Returns whether the table has this key, or keys of this object.
 [[nodiscard]] bool is_known_key(std::string_view path);
 
 /// Checks every key of a file against the table. Returns the file with values
-/// in place of "auto". Keys that are null or lack a value count as absent, and
-/// rejected keys with a harmless value, or in a section that is off, are left
-/// out. Throws Error(kInvalidArgument) for other rejected keys and for unknown
-/// ones, except objects at the top that the caller takes. If `notes_rejected`,
-/// notes why a key is rejected, leaves it out and continues.
+/// in place of "auto". Keys that are null or lack a value count as absent.
+/// Rejected keys are left out if their value is harmless or their section is
+/// off. Throws Error(kInvalidArgument) for other rejected keys and for unknown
+/// keys, except objects at the top that the caller takes. If `notes_rejected`,
+/// notes the reason for each rejected key and leaves it out instead.
 [[nodiscard]] JsonValue check_keys(const JsonValue& file,
                                    const AutoValues& autos,
                                    const std::vector<std::string>& taken,

@@ -16,7 +16,7 @@ namespace thinwire::config {
 
 namespace {
 
-// An archive that lists the names of fields.
+// Archive that lists the names of fields.
 class Names {
  public:
   explicit Names(std::vector<std::string_view>& names) : names_(&names) {}
@@ -56,7 +56,7 @@ JsonValue without_nulls(const JsonValue& given) {
   throw WrongType(ErrorCode::kInvalidArgument, message);
 }
 
-// Returns what a message about an unknown name suggests.
+// Returns the suggestion in a message about an unknown name.
 std::string suggestion(std::string_view name,
                        const std::vector<std::string_view>& known) {
   const std::string_view near = nearest_name(name, known);

@@ -13,19 +13,18 @@
 /// keywords are.
 namespace thinwire::config {
 
-/// A group of parameters: its options by name, and its
-/// MaskedGroup::exp_avg_mask.
+/// Options of a group of parameters by name, and its MaskedGroup::exp_avg_mask.
 struct GroupKeywords {
   JsonValue options = JsonValue::object();
   std::vector<float> exp_avg_mask{};
 };
 
-/// Makes an optimizer of `type` ("OnebitAdam") that of `config`, and sets the
-/// fields that `given` names: those of keyword_fields(), and `outer`. A null
-/// keeps what `config` has. `others` are keywords that the caller reads by
+/// Gives `config` an optimizer of `type`, for example "OnebitAdam". Sets the
+/// fields that `given` names, among keyword_fields() and `outer`. A null leaves
+/// the value of `config` unchanged. `others` are keywords that the caller reads
 /// itself. Throws Error(kInvalidArgument) naming the keyword, its range and its
-/// value, and WrongType for unknown keywords and wrong types; nothing has
-/// changed then.
+/// value, and WrongType for unknown keywords and wrong types. After an error
+/// nothing has changed.
 void set_optimizer(Config& config, std::string_view type,
                    const JsonValue& given,
                    const std::vector<std::string>& others = {});

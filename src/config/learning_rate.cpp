@@ -15,7 +15,7 @@ namespace {
 
 double real(std::int64_t count) { return static_cast<double>(count); }
 
-// DeepSpeed takes the logarithm of it as a divisor.
+// DeepSpeed divides by the logarithm of the length.
 std::int64_t warmup_length(std::int64_t steps) {
   return std::max<std::int64_t>(2, steps);
 }
@@ -83,7 +83,7 @@ double rate_of(const WarmupCosineLr& s, double base, std::int64_t n) {
   return base * std::max(0.0, s.cos_min_ratio + (1.0 - s.cos_min_ratio) * wave);
 }
 
-// Between 0 at both ends of the cycle and 1 at its top.
+// Returns a value from 0, at both ends of the cycle, to 1 at its top.
 double cycle_height(const OneCycle& s, double n) {
   const double first = real(s.cycle_first_step_size);
   const double second =
@@ -96,7 +96,7 @@ double cycle_height(const OneCycle& s, double n) {
       rising ? s.cycle_first_stair_count
              : s.cycle_second_stair_count.value_or(s.cycle_first_stair_count));
   if (stairs > 0) {
-    // From the count, not from x, whose rounding could miss the top stair.
+    // Computed from the count, because rounding of x could miss the top stair.
     const double offset = std::fmod(n, total);
     const double position = offset <= first
                                 ? offset * stairs / first

@@ -23,18 +23,19 @@ bool is_lean(const Reader& own) {
 void read_decay(const Reader& optimizer, const Reader& params,
                 optim::AdamOptions& options) {
   params.field("adam_w_mode", options.decoupled_decay);
-  // "AdamW" and an absent type are not Adam.
+  // Type "AdamW" and an absent type are not Adam.
   if (!optimizer.is_text("type", "adam") && !options.decoupled_decay)
     params.exclude("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
 
-// How gradients travel without ZeRO and with it.
+// Reads how gradients are averaged, with ZeRO or without.
 void read_exact(const Reader& own, Config& config) {
   average_fields(own, config.average);
   wire_fields(own, config.zero.wire);
 }
 
-// Earlier versions did not have the keys of averages: see write.cpp.
+// Keys of averages are left out if possible, because earlier versions lack
+// them. See write.cpp.
 void write_exact(const Writer& own, const Config& config) {
   if (config.average != optim::AverageOptions{})
     average_fields(own, config.average);

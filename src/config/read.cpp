@@ -16,7 +16,7 @@ namespace thinwire::config {
 
 namespace {
 
-// Bounds the time to read a file; no configuration needs more.
+// Bounds the time to read a file. No configuration needs more.
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 
 void read_general(const Reader& file, Config& config) {
@@ -64,7 +64,8 @@ void read_zero(const JsonValue& tree, const Reader& file, ZeroConfig& zero) {
                  Choices<OffloadDevice>(kDevices));
 }
 
-// overlap_comm is DeepSpeed's name of thinwire.overlap, and belongs to ZeRO.
+// The key overlap_comm is DeepSpeed's name of thinwire.overlap, and belongs to
+// ZeRO.
 void read_overlap(const Reader& file, const Reader& own, Config& config) {
   if (config.zero.stage == 0) return;
   const Reader section = file.section("zero_optimization");
@@ -75,7 +76,8 @@ void read_overlap(const Reader& file, const Reader& own, Config& config) {
   config.comm.overlap = overlap;
 }
 
-// Notes keys on the place of a division that does not change the mean.
+// Notes keys that determine where a division happens but do not change the
+// mean.
 void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
   constexpr std::string_view kKeys[] = {"prescale_gradients",
                                         "gradient_predivide_factor"};
@@ -95,8 +97,9 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
-// Tells whether every gradient that is sent has 16 bits in the memory of its
-// rank. Otherwise, or if the file does not say, it may be an fp32 sum.
+// Returns whether every sent gradient has 16 bits in the memory of its rank.
+// Otherwise, or if the file does not determine it, a gradient may be an fp32
+// sum.
 bool sends_16_bits(const Config& config) {
   if (config.precision.dtype == DType::kFloat32) return false;
   const bool is_one_backward =
@@ -108,7 +111,7 @@ bool sends_16_bits(const Config& config) {
          config.accumulation_dtype != DType::kFloat32;
 }
 
-// Notes what only the reference's ZeRO does.
+// Notes keys that have an effect only in the reference's ZeRO.
 void note_of_reference(std::vector<KeyNote>& notes, const Config& config) {
   if (config.semantics == Semantics::kDeepSpeed && config.zero.stage > 0)
     return;
@@ -122,7 +125,7 @@ void note_of_reference(std::vector<KeyNote>& notes, const Config& config) {
                 "rounded once; the key is for fp32 sums of several backwards");
 }
 
-// Notes keys without effect because of other keys, none of which is rejected.
+// Notes keys without effect because of other keys. None of those is rejected.
 void note_without_effect(std::vector<KeyNote>& notes, const Config& config) {
   note_divisions(notes, config);
   note_of_reference(notes, config);
@@ -145,14 +148,14 @@ void note_absent(const JsonValue& tree, std::vector<KeyNote>& notes) {
                      "default is 1.0 since version 0.19.3"});
 }
 
-// Keys of which the caller would not learn otherwise.
+// Logs the notes that the caller would not see otherwise.
 void log_notes(const std::vector<KeyNote>& notes) {
   for (const KeyNote& note : notes)
     if (note.kind != KeyNote::Kind::kSupported)
       log(LogLevel::kInfo, "configuration: " + describe(note));
 }
 
-// Reads what check_keys() has kept of a file, without check_without_ranks().
+// Reads the keys that check_keys() has kept, without check_without_ranks().
 Config read(const JsonValue& tree, std::vector<KeyNote>& notes) {
   const Reader file(&tree, "");
   Config config;
@@ -171,8 +174,8 @@ Config read(const JsonValue& tree, std::vector<KeyNote>& notes) {
   return config;
 }
 
-// Returns the path of the key that an error is about: its first word, or what
-// stands in parentheses after the name of a field of Config.
+// Returns the path of the key that an error names. It is the first word, or the
+// text in parentheses after the name of a field of Config.
 std::string key_in(const std::string& error,
                    const std::vector<KeyNote>& notes) {
   const std::size_t end = error.find(' ');
@@ -191,8 +194,8 @@ bool has_rejected(const std::vector<KeyNote>& notes) {
          notes.end();
 }
 
-// Turns the note of the key that an error is about into a rejection, unless it
-// is one.
+// Turns the note of the key that an error names into a rejection, unless it
+// already is one.
 void note_rejected(std::vector<KeyNote>& notes, const std::string& key,
                    const std::string& error) {
   const auto found = std::ranges::find(notes, key, &KeyNote::path);
@@ -221,8 +224,8 @@ bool remove(JsonValue& tree, const std::string& key) {
   }
 }
 
-// Reads a tree. Notes and removes each key whose value is rejected, and reads
-// the rest again. A conflict with a key that may be removed proves nothing.
+// Reads a tree. If a value is rejected, notes and removes its key and reads the
+// rest again. A conflict with a key that may be removed proves nothing.
 Config read_rest(JsonValue& tree, std::vector<KeyNote>& notes) {
   while (true) {
     std::string key;
@@ -239,8 +242,8 @@ Config read_rest(JsonValue& tree, std::vector<KeyNote>& notes) {
   }
 }
 
-// Checks the combinations of values, on any number of ranks if `ranks` is not
-// given.
+// Checks the combinations of values, for any number of ranks if `ranks` is
+// unset.
 void validate(Config config, std::optional<int> ranks) {
   if (!ranks && config.train_batch_size) {
     const std::int64_t micro =
@@ -257,11 +260,12 @@ void validate(Config config, std::optional<int> ranks) {
   config.validate(ranks.value_or(std::max(1, config.comm.ranks_per_host)));
 }
 
-// Returns body(text of the file), whose errors then name the file.
+// Returns body(text of the file). Errors name the file.
 template <class Body>
 auto with_file(const std::string& path, Body&& body) {
   std::ifstream file(path, std::ios::binary);
-  // One byte more than from_json() takes: a device may have no end.
+  // Reads one byte more than from_json() accepts, because a device may be
+  // endless.
   std::string text(kMostBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
@@ -316,7 +320,7 @@ Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
 std::vector<KeyNote> check_file(const std::string& path,
                                 std::optional<int> ranks,
                                 const std::vector<std::string>& taken) {
-  // Any that a program could have.
+  // Values that a program could have.
   constexpr AutoValues kAutos{
       .total_num_steps = 1000, .warmup_num_steps = 1, .learning_rate = 1e-3};
   return with_file(path, [&](const std::string& text) {

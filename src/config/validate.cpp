@@ -20,8 +20,8 @@ using optim::require_model_dtype;
 
 namespace {
 
-// Checks the options that all groups share. The layout has the number of
-// groups, so an optimizer checks its groups itself.
+// Checks the options that all groups share. The optimizer itself checks its
+// groups, because only the layout has their number.
 template <class Options>
 void check_optimizer(Options options, Semantics semantics) {
   options.groups.clear();

@@ -17,8 +17,8 @@ void write_zero(const Writer& file, const ZeroConfig& zero) {
                  Choices<OffloadDevice>(kDevices));
 }
 
-// Keys that earlier versions did not have: left out while they say nothing, so
-// that a load of an earlier checkpoint tells of no change.
+// Keys that earlier versions lack. They are left out while they have no effect,
+// so that loading an earlier checkpoint reports no change.
 void write_newer(const Writer& file, const Config& config) {
   if (config.prescale_gradients) file.field("prescale_gradients", true);
   if (config.gradient_predivide_factor != 1)
