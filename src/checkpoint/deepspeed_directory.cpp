@@ -28,7 +28,8 @@ bool is_directory(FileSystem& files, const std::string& path) {
          files.stat(path).kind == FileInfo::Kind::kDirectory;
 }
 
-// Returns how to convert one checkpoint; empty if it is none of DeepSpeed's.
+// Returns the commands that convert a checkpoint, or an empty text if DeepSpeed
+// did not write it.
 std::string conversion_of(FileSystem& files, const std::string& directory) {
   std::string model;
   bool has_shards = false;
@@ -57,7 +58,7 @@ std::string conversion_of(FileSystem& files, const std::string& directory) {
       kScript, directory, model, kLoad);
 }
 
-// The tags in a directory of checkpoints, that of `latest` first.
+// Returns the tags in a directory of checkpoints, that of `latest` first.
 std::vector<std::string> tags_in(FileSystem& files, const std::string& root) {
   std::vector<std::string> tags = files.list(root);
   const std::string latest = root + "/latest";
@@ -69,7 +70,7 @@ std::vector<std::string> tags_in(FileSystem& files, const std::string& root) {
   return tags;
 }
 
-// One that cannot be read is nobody's.
+// Returns an empty text if the directory cannot be read.
 std::string conversion_in(FileSystem& files, const std::string& path) {
   try {
     std::string how = conversion_of(files, path);

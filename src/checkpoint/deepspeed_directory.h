@@ -7,8 +7,8 @@
 
 namespace thinwire::checkpoint {
 
-/// Throws Error(kInvalidArgument) if a directory is a checkpoint of DeepSpeed,
-/// or has some. The message has the commands that convert it. Local.
+/// Throws Error(kInvalidArgument) if a directory is a checkpoint of DeepSpeed
+/// or contains one. The message has the commands that convert it. Local.
 void refuse_deepspeed(FileSystem& files, const std::string& path);
 
 }  // namespace thinwire::checkpoint

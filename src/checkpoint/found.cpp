@@ -45,8 +45,8 @@ bool has_weights(FileSystem& files, const std::string& path) {
          files.exists(path + "/model.safetensors.index.json");
 }
 
-// No run starts anew, nor over what is there, because of a checkpoint that this
-// version cannot use.
+// Throws because this version cannot use the only checkpoints of a directory. A
+// new run must neither begin by mistake nor overwrite them.
 [[noreturn]] void refuse_to_begin(const std::string& path,
                                   const FoundCheckpoint& first, int count) {
   if (is_in_parts(first.manifest))
@@ -72,7 +72,8 @@ std::string entry(std::string_view kind, std::string_view text) {
   return fmt::format("{} {}{}", kind, text, kEnd);
 }
 
-// Rank 0's view of a directory that may be changing; others take its word.
+// Looks at a directory that may be changing. Only rank 0 calls this, so that
+// all ranks see the same.
 std::string look(FileSystem& files, const std::string& path, What what) {
   if (files.exists(path + "/manifest.json")) return entry("ours", path);
   if (!files.exists(path)) return {};
@@ -83,7 +84,7 @@ std::string look(FileSystem& files, const std::string& path, What what) {
   }
   std::string complete;
   std::string notes;
-  const FoundCheckpoint* unusable = nullptr;  // the first, or hosts' parts
+  const FoundCheckpoint* unusable = nullptr;  // the first, or one in parts
   int count = 0;
   const std::vector<FoundCheckpoint> all = find_checkpoints(files, path);
   require_readable(all);
@@ -107,8 +108,8 @@ std::string look(FileSystem& files, const std::string& path, What what) {
   return complete + notes;
 }
 
-// Returns a manifest of weights in files of any origin. Tensors of integers are
-// no parameters.
+// Returns a manifest for weights in files of any origin. Integer tensors are
+// not parameters.
 Manifest manifest_of(const Weights& weights) {
   Manifest manifest;
   manifest.semantics = "corrected";

@@ -30,14 +30,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Data that has been read for one rank and is not in place yet.
+// Data that one rank has read but not yet put in place.
 struct Read {
   Buffer parameters;
-  Buffer wide;                 // after them, fp32 ones beside 16 bits
-  Buffer masters;              // fp32, of weights alone in 16 bits
-  std::vector<Buffer> others;  // of those that are there; else empty
+  Buffer wide;                 // fp32 parameters, which follow 16-bit ones
+  Buffer masters;              // fp32, for weights alone in 16 bits
+  std::vector<Buffer> others;  // empty for tensors that were not found
   optim::Optimizer::Adoption adoption;
-  std::vector<std::string> left_out{};  // of the checkpoint, or of the model
+  std::vector<std::string> left_out{};  // names, of the checkpoint or of the
+                                        // model
   LoadReport report;
 
   [[nodiscard]] View all_parameters() {
@@ -45,8 +46,8 @@ struct Read {
   }
 };
 
-// Tensors of foreign weights that are no parameters of this model are not
-// looked for among them.
+// Returns the options, which then ignore tensors of foreign weights that are
+// not parameters of this model.
 LoadOptions without(const Manifest& manifest,
                     const std::vector<const SavedParameter*>& others,
                     LoadOptions options) {
@@ -56,7 +57,8 @@ LoadOptions without(const Manifest& manifest,
   return options;
 }
 
-// Weights of another model would leave a run with its fresh ones.
+// Throws if no weight belongs to this model, because the run would continue
+// with its initial values.
 void require_some(const Training& training, const Manifest& manifest,
                   const Matching& matching,
                   const std::vector<const SavedParameter*>& others) {
@@ -88,7 +90,7 @@ std::string text_of_left_out(const std::vector<std::string>& names) {
   return text;
 }
 
-// Collective: what other ranks hold is not looked for among this one's.
+// Returns the options, which then ignore experts of other ranks. Collective.
 LoadOptions without_experts_elsewhere(const Training& training,
                                       const Manifest& manifest,
                                       LoadOptions options) {
@@ -104,12 +106,12 @@ LoadOptions without_experts_elsewhere(const Training& training,
   return options;
 }
 
-// Another checkpoint would not fit either.
+// Error that an older checkpoint would cause too.
 struct Misfit : Error {
   using Error::Error;
 };
 
-// everywhere() with what has nothing to do with damaged bytes.
+// Like everywhere(), for errors that damaged bytes cannot cause.
 void fit_everywhere(comm::Communicator& comm,
                     const std::function<void()>& body) {
   try {
@@ -147,7 +149,8 @@ void require_fits(const Training& training, const Found& found,
             "ranks; load with what = kWeights (Python: weights_only=True)",
             manifest.semantics, manifest.world, training.semantics,
             training.comm.size()));
-  // Arrays are whole, whatever lies where in them.
+  // Arrays are read as a whole, so parameters must have the same places in
+  // them.
   const auto parameters = training.layout.parameters();
   for (std::size_t i = 0;
        i < std::min(parameters.size(), manifest.parameters.size()); ++i)
@@ -160,7 +163,8 @@ void require_fits(const Training& training, const Found& found,
                       i, manifest.parameters[i].name, parameters[i].name));
 }
 
-// Files of others are Adam's, or LAMB's, and have no learning rates.
+// Adds values that files of other programs lack: the optimizer, which is Adam
+// or LAMB, and its learning rates.
 void complete_foreign(const optim::State& target, StateDict& state) {
   const bool is_lamb = target.common.text("optimizer").ends_with("lamb");
   state.put_text("optimizer", is_lamb ? "lamb" : "adam");
@@ -192,7 +196,8 @@ void note_dropped_residuals(const Manifest& manifest,
         "run does not exchange gradients in 4 or 8 bits");
 }
 
-// Only the states of an optimizer with local steps have them.
+// Notes the local steps that a load loses. Only the state of an optimizer with
+// local steps restores them.
 void note_left_out_steps(const Manifest& manifest, bool restores_them,
                          std::vector<std::string>& notes) {
   const std::int64_t steps = steps_left_out(manifest);
@@ -205,7 +210,7 @@ void note_left_out_steps(const Manifest& manifest, bool restores_them,
       steps));
 }
 
-// Instead of rank 0's.
+// Replaces rank 0's parameters by this rank's own.
 void take_own_parameters(const Training& training, StateDict& state,
                          Read& read) {
   if (!state.has_array(kOwnParameters)) return;
@@ -238,7 +243,7 @@ void read_state(const Training& training, const Found& found,
   else if (!reader.are_same_ranks(target))
     read.report.notes.emplace_back(
         "ranks are grouped into other hosts than those that saved it");
-  // The checkpoint before it may have usable values, and would fit as well.
+  // An older checkpoint would fit too, and may have usable values.
   std::exception_ptr unusable;
   fit_everywhere(training.comm, [&] {
     try {
@@ -275,7 +280,7 @@ void require_usable_parameters(const Training& training,
   }
 }
 
-// A new parameter is what it was.
+// Copies the present values of new parameters.
 void keep_new_parameters(const Training& training, const Matching& matching,
                          Read& read) {
   for (std::size_t i = 0; i < matching.saved.size(); ++i) {
@@ -360,7 +365,7 @@ Read read_all(const Training& training, const Found& found,
   return read;
 }
 
-// Nothing can fail any more.
+// Cannot fail, because all checks are done.
 void put_in_place(const Training& training, const Manifest& manifest,
                   Read& read) {
   kernels::convert(read.all_parameters(), training.params);
@@ -378,7 +383,7 @@ void put_in_place(const Training& training, const Manifest& manifest,
     local->repeat(training.params);
 }
 
-// `notes` gets what is worth a warning.
+// Adds warnings to `notes`.
 LoadReport load_from(const Training& training, const Found& found,
                      const LoadOptions& options,
                      std::vector<std::string>& notes) {
@@ -407,7 +412,7 @@ void log_notes(const comm::Communicator& comm, LogLevel level,
   for (const std::string& note : notes) log(level, note);
 }
 
-// With fall_back, damaged ones are left for those before them.
+// With fall_back, skips damaged checkpoints and loads the next older one.
 LoadReport load_newest(const Training& training, std::vector<Found> candidates,
                        const LoadOptions& options,
                        std::vector<std::string>& notes) {

@@ -18,7 +18,7 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// The one of `names` that is most like it, and like enough.
+// Returns the text " (nearest: NAME)", or an empty text if no name is similar.
 std::string nearest(std::string_view name, const std::set<std::string>& names) {
   const std::string_view found = nearest_name(name, names);
   return found.empty() ? "" : fmt::format(" (nearest: {})", found);
@@ -75,7 +75,7 @@ std::string name_of(const TensorType& type) {
   return type.other.empty() ? to_string(type.dtype) : std::string(type.other);
 }
 
-// Floats are rounded as parameters are; anything else keeps its type.
+// Floats are rounded as parameters are. Other types must be equal.
 bool converts_to(const TensorType& from, const TensorType& to) {
   const auto is_float = [](const TensorType& type) {
     return type.other.empty() &&
@@ -132,13 +132,14 @@ LoadOptions with_renames(const Manifest& manifest,
   std::set<std::string> saved;
   for (const auto* list : {&manifest.parameters, &manifest.others})
     for (const SavedParameter& its : *list) saved.insert(its.name);
-  std::set<std::string> done;  // names of the model that have one already
+  std::set<std::string> done;  // names of the model that a tensor has already
   for (const auto& [from, to] : options.rename) {
     require(saved.erase(from) != 0, "LoadOptions.rename",
             "from names of the checkpoint", from);
     done.insert(to);
   }
-  // The model's names by their text without prefixes; empty if two share it.
+  // Names of the model by their text without prefixes. If two share it, the
+  // value is empty.
   std::map<std::string, std::string> own;
   const auto add = [&](const std::string& name) {
     if (saved.erase(name) != 0) done.insert(name);
@@ -218,7 +219,7 @@ std::vector<const SavedParameter*> match_others(
     const std::vector<OtherTensor>& others, const Manifest& manifest,
     const LoadOptions& options, std::vector<std::string>& notes) {
   std::vector<const SavedParameter*> found;
-  // Buffers that are floats stand among the parameters of foreign weights.
+  // Float buffers of foreign weights are listed among the parameters.
   std::map<std::string, const SavedParameter*> names;
   for (const auto* list : {&manifest.others, &manifest.parameters})
     for (const SavedParameter& its : *list)

@@ -15,11 +15,12 @@
 
 namespace thinwire::checkpoint {
 
-/// Which saved parameter is which of a model's.
+/// The saved parameter for each parameter of a model.
 struct Matching {
-  /// By the model's index, the manifest's; none for a new parameter.
+  /// The index in the manifest for each index of the model. Unset for a new
+  /// parameter.
   std::vector<std::optional<std::size_t>> saved;
-  /// Names that are missing or unexpected, unless the options are strict.
+  /// Missing or unexpected names, if the options are not strict.
   std::vector<std::string> left_out{};
   [[nodiscard]] bool has_new() const;
 };
@@ -33,8 +34,9 @@ struct Matching {
 [[nodiscard]] std::string without_wrappers(std::string_view name);
 
 /// Returns the options with a renaming for each saved tensor whose name differs
-/// from one of the model's by wrappers' prefixes alone. Throws
-/// Error(kInvalidArgument) for a renaming from no name of the checkpoint.
+/// from one of the model's only by prefixes of wrappers. Throws
+/// Error(kInvalidArgument) if a renaming starts from a name that the checkpoint
+/// lacks.
 [[nodiscard]] LoadOptions with_renames(const Manifest& manifest,
                                        const ParameterLayout& layout,
                                        const std::vector<OtherTensor>& others,
@@ -45,26 +47,28 @@ struct Matching {
                                          const LoadOptions& options);
 
 /// Matches parameters by name, after the options' renaming. Throws
-/// Error(kCorruptCheckpoint) with a line for each parameter that is of another
-/// shape or group or, if the options are strict, missing or unexpected. Throws
-/// Error(kInvalidArgument) for an option that matches nothing. `with_groups`:
-/// groups must be the same.
+/// Error(kCorruptCheckpoint) with a line for each parameter of another shape or
+/// group. If the options are strict, missing and unexpected parameters count
+/// too. Throws Error(kInvalidArgument) for an option that matches nothing.
+/// Groups must be the same if `with_groups`.
 [[nodiscard]] Matching match(const std::vector<SavedParameter>& saved,
                              const ParameterLayout& layout,
                              const LoadOptions& options, bool with_groups);
 
-/// Whether the name is the pattern, in which * stands for any characters.
+/// Returns whether the name matches the pattern, in which * stands for any
+/// characters.
 [[nodiscard]] bool matches(std::string_view pattern, std::string_view name);
 
-/// Returns the saved tensor for each of the model's tensors that are no
-/// parameters. It is null if none was saved or it is ignored, and `notes` gets
-/// a line for it. Throws Error(kCorruptCheckpoint) for one of another shape, or
-/// of another type unless both are fp32, fp16 or bf16.
+/// Returns the saved tensor for each of the model's tensors that are not
+/// parameters. If none was saved, or it is ignored, the pointer is null and
+/// `notes` gets a line. Throws Error(kCorruptCheckpoint) if the shape differs,
+/// or if the type differs and not both are fp32, fp16 or bf16.
 [[nodiscard]] std::vector<const SavedParameter*> match_others(
     const std::vector<OtherTensor>& others, const Manifest& manifest,
     const LoadOptions& options, std::vector<std::string>& notes);
 
-/// Their values; empty where there is none. Throws as Weights.
+/// Returns the values of match_others(), empty if the pointer is null. Throws
+/// like Weights.
 [[nodiscard]] std::vector<Buffer> read_others(
     const std::vector<const SavedParameter*>& saved, Weights& weights);
 

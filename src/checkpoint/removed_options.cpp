@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kSection = "thinwire";
 
-// A removed option, and the value as JSON that now always holds.
+// A removed option, and the JSON value that now always applies.
 struct RemovedOption {
   std::string_view name;
   std::string_view kept;

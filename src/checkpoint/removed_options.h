@@ -6,13 +6,13 @@
 
 namespace thinwire::checkpoint {
 
-/// Whether `path`, "thinwire.scale" say, is a key that configurations of
-/// earlier versions had and that has only one meaning left.
+/// Returns whether earlier versions had `path`, for example "thinwire.scale",
+/// as an option that now has only one value.
 [[nodiscard]] bool is_removed_option(std::string_view path);
 
-/// `config` is the configuration of the run that saved a checkpoint. Throws
-/// Error(kCorruptCheckpoint), which names the option, if the run used one that
-/// does not exist any more. Accepts a text that is no JSON.
+/// Throws Error(kCorruptCheckpoint), which names the option, if the run that
+/// saved a checkpoint used a value that no longer exists. `config` is that
+/// run's configuration. Accepts a text that is not JSON.
 void require_no_removed_option(const std::string& config);
 
 }  // namespace thinwire::checkpoint

@@ -77,7 +77,8 @@ std::uint64_t checksum_of(optim::StatePieces& pieces, Range range) {
   return checksum.take();
 }
 
-// By parameter, so that a difference says where; of those that are held alike.
+// Returns checksums of the parameters in `is_held`, one per parameter so that
+// an error can name the difference.
 std::string checksums(const ParameterLayout& layout, const StateArray& array,
                       const std::vector<bool>& is_held) {
   optim::StatePieces pieces(array);
@@ -120,7 +121,8 @@ void require_same_values(const Training& training, const optim::State& state,
 
 // ---- usable values
 
-// Each rank checks a share of values that all ranks have in common.
+// Checks the values of an array. Ranks divide the check of common values among
+// them.
 bool is_usable(const optim::StateArray& array, const comm::Communicator& comm) {
   const Range own = array.sharing == optim::Sharing::kSame
                         ? share_of(array.size, comm.rank(), comm.size())
@@ -143,7 +145,7 @@ bool is_usable(const StateDict::Scalar& scalar) {
   return !real || !optim::first_unusable(std::span(real, 1));
 }
 
-// Empty: all values of this rank can be used.
+// Returns the name of the first unusable values of this rank, or an empty text.
 std::string first_unusable(const Training& training, const optim::State& state,
                            const comm::Communicator& comm) {
   if (!are_usable(optim::exchanged_params(training.optimizer, training.params),

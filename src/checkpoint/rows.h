@@ -10,15 +10,16 @@
 
 namespace thinwire::checkpoint {
 
-/// Neighbouring elements of one parameter: a row of an index tensor.
+/// Adjacent elements of one parameter, as a row of an index tensor describes
+/// them.
 struct Row {
-  std::size_t parameter = 0;  ///< Index into the layout's, or the manifest's.
+  std::size_t parameter = 0;  ///< Index in the layout, or in the manifest.
   Range range{};              ///< Within the parameter.
   bool operator==(const Row&) const = default;
 };
 
-/// Ranges of the flat array in the same order, cut where a parameter ends;
-/// empty ones are left out.
+/// Returns the ranges of the flat array in the same order, cut at the ends of
+/// parameters. Empty ranges are left out.
 [[nodiscard]] std::vector<Row> rows_of(const ParameterLayout& layout,
                                        std::span<const Range> ranges);
 /// Returns the ranges of `part`, which counts the elements of all `ranges` in
@@ -26,7 +27,7 @@ struct Row {
 [[nodiscard]] std::vector<Range> part_of_ranges(std::span<const Range> ranges,
                                                 Range part);
 
-/// The number of `part` among `parts` nearly equal ones of [0, size).
+/// Returns part number `part` of [0, size) cut into `parts` nearly equal parts.
 [[nodiscard]] constexpr Range share_of(std::size_t size, int part,
                                        int parts) noexcept {
   const auto at = [&](int i) {

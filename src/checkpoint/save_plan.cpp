@@ -26,7 +26,7 @@ using optim::StateArray;
 
 namespace {
 
-// Values of several parts, one after the other.
+// Reads the values of several parts, one after the other.
 StateArray::Read read_parts(StateArray::Read read, std::vector<Range> parts) {
   return
       [read = std::move(read), parts = std::move(parts)](Range range, View to) {
@@ -50,8 +50,8 @@ StateArray::Read read_rows(const std::vector<Row>& rows) {
   };
 }
 
-// Converts values to the dtype of the file. They differ only if the weights are
-// those of an earlier exchange, kept in fp32.
+// Converts values to the dtype of the file. The dtype differs only for weights
+// of an earlier exchange, which are kept in fp32.
 StateArray::Read converted(ConstView values) {
   return [values](Range range, View to) {
     kernels::convert(values.subview(range.offset, range.size), to);
@@ -66,7 +66,7 @@ std::vector<std::string> files_of_weights(std::size_t count) {
   return names;
 }
 
-// Most bytes of one file of weights.
+// Bytes of one file of weights, at most.
 constexpr std::size_t kWeightFileBytes = std::size_t{256} << 20;
 
 PlannedFile planned(std::string name, const std::vector<PlannedTensor>& tensors,
@@ -152,7 +152,7 @@ class SavePlan {
   }
 
  private:
-  // One of the files of weights: parameters [first, end).
+  // A file with the weights of parameters [first, end).
   struct WeightFile {
     std::string name;
     std::size_t first = 0;
@@ -160,7 +160,7 @@ class SavePlan {
     int rank = 0;
   };
 
-  // Tensors beside the parameters that are saved.
+  // Returns the saved tensors that are not parameters.
   std::span<const OtherTensor> others() const {
     if (!options_.frozen) return {};
     return training_.others;
@@ -184,14 +184,16 @@ class SavePlan {
         parameters.empty() ? 0
                            : parameters.back().offset + parameters.back().size;
     const std::size_t bytes = training_.params.subview(0, elements).bytes();
-    // Parts of several ranks would not fit together if ranks differ.
+    // If ranks have their own parameters, rank 0 writes all weights, because
+    // parts of several ranks would not fit together.
     const int most = state_.find(kOwnParameters) == nullptr ? world_ : 1;
     const std::size_t count =
         std::clamp((bytes + kWeightFileBytes - 1) / kWeightFileBytes,
                    std::size_t{1}, static_cast<std::size_t>(most));
     std::size_t first = 0;
     for (std::size_t k = 0; k < count; ++k) {
-      // Up to the parameter with which (k + 1) / count of all bytes are there.
+      // The file ends with the parameter at which it has its share of all
+      // bytes.
       std::size_t end = first;
       const std::size_t goal =
           share_of(elements, static_cast<int>(k), static_cast<int>(count))
@@ -209,7 +211,7 @@ class SavePlan {
     }
   }
 
-  // One file for neighbours of one rank.
+  // Puts neighbouring experts of one rank into one file.
   void plan_expert_weights() {
     std::size_t first = whole_.num_dense;
     const std::size_t count = whole_.layout.parameters().size();
@@ -247,8 +249,8 @@ class SavePlan {
     files_.push_back(std::move(file));
   }
 
-  // Masters that the weights have the same bits as are not written twice, and
-  // neither is what equals other masters.
+  // Masters are not written if the weights have the same bits, or if other
+  // masters are equal to them.
   bool is_written(const StateArray& array) const {
     if (!array.is_parameters) return true;
     if (training_.params.dtype() == array.dtype) return false;
@@ -285,8 +287,8 @@ class SavePlan {
     names_.emplace_back(array.name, std::move(index));
   }
 
-  // Returns this rank's share of an array. Ranks that hold the same parameters
-  // divide it among them.
+  // Returns this rank's share of an array, which ranks with the same parameters
+  // divide among them.
   std::vector<Range> own_shares(const StateArray& array) const {
     if (whole_.held.size() == 1) return {share_of(array.size, rank_, world_)};
     std::vector<std::size_t> holder(training_.layout.parameters().size());
@@ -313,7 +315,8 @@ class SavePlan {
     return parts;
   }
 
-  // One value per row where an array has the axis kRange: rows are not cut.
+  // Returns the rows of values. An array with the axis kRange has one value per
+  // row, and its rows are not cut.
   std::vector<Row> rows_of_values(const StateArray& array, Range part) const {
     std::vector<Row> rows;
     if (array.axis == Axis::kElement) {
@@ -328,7 +331,7 @@ class SavePlan {
     return rows;
   }
 
-  // Returns zeros for experts of other ranks.
+  // Reads the values of all parameters, with zeros for experts of other ranks.
   StateArray::Read of_all_parameters(const StateArray& array) const {
     return [read = array.read, own = whole_.own](Range range, View to) {
       if (to.bytes() != 0) std::memset(to.data(), 0, to.bytes());
@@ -373,10 +376,10 @@ class SavePlan {
   const SaveOptions& options_;
   const int rank_;
   const int world_;
-  ConstView weights_;  // of the last exchange, perhaps in fp32
+  ConstView weights_;  // of the last exchange, possibly in fp32
   std::vector<PlannedFile> files_;
   std::vector<WeightFile> weight_files_;
-  // Tensors of this rank's file of states.
+  // Tensors in this rank's file of states
   std::vector<PlannedTensor> tensors_;
   std::vector<std::pair<std::string, std::string>> names_;
   std::vector<std::pair<std::vector<Row>, std::string>> fragments_;

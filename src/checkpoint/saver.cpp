@@ -43,7 +43,8 @@ void require_savable(const optim::State& state) {
         "cannot be saved: leave zero_bits_up and zero_bits_down out");
 }
 
-// After its freeze no two ranks of the reference's 0/1 Adam have the same ones.
+// Adds each rank's parameters, because in 0/1 Adam with deepspeed semantics
+// they differ between ranks after the freeze.
 void add_own_parameters(const Training& training, optim::State& state) {
   if (training.semantics != "deepspeed" || !state.common.has_scalar("frozen") ||
       state.common.integer("frozen") == 0)
@@ -63,7 +64,7 @@ void require_attachable(const std::vector<Attachment>& attachments) {
             one.name);
 }
 
-// Empty: there are none.
+// Returns an empty text if there are none.
 std::string description_of(const std::vector<Attachment>& attachments) {
   std::string text;
   for (const Attachment& one : attachments)
@@ -78,7 +79,7 @@ StateDict scalars_in(const JsonValue& of_rank, const char* member) {
   return scalars;
 }
 
-// Training goes first: this thread takes what is left of the processor.
+// Lowers the priority of this thread, so that training goes first.
 void yield_to_others() {
   constexpr int kNice = 10;
   static_cast<void>(
@@ -93,8 +94,8 @@ struct Saver::Impl {
     if (writer.joinable()) writer.join();
   }
 
-  /// Returns the communicator of saves: one of their own, or that of the run if
-  /// the transport has no groups.
+  /// Returns a separate communicator for saves, or the run's if the transport
+  /// has no groups.
   [[nodiscard]] comm::Communicator& own_comm() {
     if (!second) second = comm::second_group(comm);
     return *second ? **second : comm;
@@ -112,18 +113,18 @@ struct Saver::Impl {
 
   comm::Communicator& comm;
   std::optional<std::unique_ptr<comm::Communicator>> second;
-  std::string run;          // of rank 0; empty: not known yet
-  std::string loaded_from;  // the directory's name
+  std::string run;          // on rank 0; empty until it is known
+  std::string loaded_from;  // name of the directory
   std::string path;         // of `root`
   bool durable = true;
   Storage storage = Storage::kShared;
   std::unique_ptr<Root> root;
 
   // ---- asynchronous saves
-  std::vector<Buffer> snapshots;  // one per file, kept for the next save
+  std::vector<Buffer> snapshots;  // one per file, reused by the next save
   std::atomic<bool> is_writing = false;
   std::exception_ptr failure;
-  std::thread writer;  // goes first: it uses all of the above
+  std::thread writer;  // Last member, because it uses the members above
 };
 
 Root& Saver::Impl::root_at(const std::string& where,
@@ -142,7 +143,7 @@ Root& Saver::Impl::root_at(const std::string& where,
   return *root;
 }
 
-// Scalars of all ranks go into rank 0's manifest.
+// Puts the scalars of all ranks into rank 0's manifest.
 Root::Contents Saver::Impl::contents(const Training& training,
                                      const optim::State& state,
                                      const Extra& extra,
@@ -158,7 +159,7 @@ Root::Contents Saver::Impl::contents(const Training& training,
                   {"attachments", description_of(options.attachments)}});
   });
   const std::vector<std::string> texts = gather_texts(own_comm(), text_of_own);
-  std::string attached;  // by rank 0
+  std::string attached;  // on rank 0
   for (std::size_t r = 0; r < texts.size(); ++r) {
     const JsonValue of_rank = read_json(texts[r]);
     const auto& its = of_rank.at("attachments").get_ref<const std::string&>();
@@ -181,7 +182,8 @@ void Saver::Impl::take_snapshot(Root::Contents& all) {
     all.files[i] = snapshot_of(all.files[i], snapshots[i]);
 }
 
-// Writes on another thread. `contents` are copies, so the caller may continue.
+// Writes `contents` on another thread. They are copies, so the caller may
+// continue.
 void Saver::Impl::begin(Root& to, Root::Contents contents) {
   is_writing = true;
   writer = std::thread([this, &to, all = std::move(contents)]() mutable {
@@ -195,7 +197,7 @@ void Saver::Impl::begin(Root& to, Root::Contents contents) {
   });
 }
 
-// Collectives of the thread that writes must not mix with those of the run.
+// Collectives of the writing thread must not mix with those of the run.
 void Saver::Impl::require_asynchronous() {
   require(&own_comm() != &comm, "asynchronous",
           fmt::format("false, because the transport '{}' has no groups",
@@ -264,9 +266,9 @@ void Saver::release_buffers() {
 }
 
 void Saver::set_loaded_from(const LoadReport& report) {
-  impl_->root.reset();  // on all ranks; the next save makes one for this run
+  impl_->root.reset();  // The next save makes a root for this run on all ranks.
   impl_->run = report.run;
-  // One that was left by a crash gets this name when it is adopted.
+  // A checkpoint that a crash left gets this name when it is adopted.
   impl_->loaded_from = fmt::format("step-{:010}", report.step);
 }
 
@@ -279,7 +281,7 @@ void Saver::go_on_with_run_in(const std::string& root) {
       if ((found.complete || is_in_parts(found.manifest)) && impl_->run.empty())
         impl_->run = found.manifest.run;
   } catch (const Error& error) {
-    log(LogLevel::kDebug, error.what());  // save() will say it
+    log(LogLevel::kDebug, error.what());  // save() will report it
   }
 }
 
@@ -289,7 +291,8 @@ void Saver::retain(const std::string& root, const Retention& retention) {
     impl_->root->retain(retention, impl_->loaded_from);
 }
 
-// A loop that calls this does not remember its run: the directory does.
+// The caller has no Saver that knows the run, so the run is read from the
+// directory.
 SaveReport save(const Training& training, const std::string& root,
                 const Extra& extra, const SaveOptions& options) {
   auto saver = std::make_unique<Saver>(training.comm);
@@ -299,9 +302,8 @@ SaveReport save(const Training& training, const std::string& root,
     saver->wait();
     return report;
   } catch (const Error&) {
-    // All ranks fail alike, and training continues. If the exception itself
-    // destroyed the saver, its communicator would give up, and the user's with
-    // it.
+    // All ranks fail alike, and training continues. If unwinding destroyed the
+    // saver, its communicator would give up, and so would the user's.
     saver.reset();
     throw;
   }

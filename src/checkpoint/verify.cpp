@@ -30,8 +30,8 @@ std::uint64_t count_nonfinite(std::span<const Bits> values, Bits exponent) {
   return count;
 }
 
-// NaN and infinity among them; 0 of dtypes that have none. By their bits: data
-// lies at multiples of its element's size.
+// Returns the number of NaN and infinite values by their bits, or 0 for
+// integers. Data are aligned to their element size.
 std::uint64_t count_nonfinite(ConstView values) {
   const auto as = [&]<class Bits>(Bits exponent) {
     return count_nonfinite(
@@ -76,7 +76,7 @@ class Verifier {
     total_ = bytes;
     for (const SavedFile& file : manifest->files) total_ += file.bytes;
     for (const SavedFile& file : manifest->files) take(file);
-    // Only what is whole is looked into.
+    // The contents are checked only if all files are intact.
     if (!verdict_.good()) {
       name_parameters(*manifest);
       name_spare_weights(*manifest);
@@ -96,8 +96,8 @@ class Verifier {
                std::string what) {
     verdict_.damages.push_back({name, begin, end, std::move(what)});
   }
-  // Counts what `call` finds wrong as damage to this file. A file that cannot
-  // be read just now may be undamaged.
+  // Counts an error of `call` as damage to this file. A file that cannot be
+  // read at the moment may be undamaged.
   void attempt(const std::string& name, std::uint64_t bytes,
                const std::function<void()>& call) {
     try {
@@ -156,7 +156,8 @@ class Verifier {
       verdict_.bytes += size;
       if (progress_) progress_(verdict_.bytes, total_);
     }
-    // Whole, and yet no header: it was written like that.
+    // The bytes are intact but have no valid header, so the file was written
+    // that way.
     if (has_header && !header && verdict_.damages.size() == before)
       damaged(saved.name, 0, saved.bytes, header_problem_);
   }
@@ -175,7 +176,7 @@ class Verifier {
     }
   }
 
-  // Damage to data leaves the index tensors readable, as a rule.
+  // Usually data are damaged, and the index tensors can still be read.
   void name_parameters(const Manifest& manifest) {
     try {
       const SavedArrays arrays(files_, directory_, manifest);
@@ -188,8 +189,8 @@ class Verifier {
     }
   }
 
-  // With masters, a load of everything reads no parameters from the weights.
-  // The first chunk has the header, and buffers are read.
+  // If there are masters, loading everything does not read the weights, except
+  // the first chunk, which has the header, and buffers.
   void name_spare_weights(const Manifest& manifest) {
     if (std::ranges::none_of(manifest.arrays, &SavedArray::is_parameters) ||
         !manifest.others.empty())

@@ -19,7 +19,8 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// This rank's experts, and which ranks hold each. Collective.
+// Returns this rank's experts, and the ranks that hold each of them.
+// Collective.
 std::string text_of_experts(const comm::Communicator& comm,
                             const ParameterLayout& layout,
                             const std::vector<optim::HeldParameters>& held) {
@@ -40,7 +41,7 @@ std::string text_of_experts(const comm::Communicator& comm,
   return compact_json(all);
 }
 
-// Everything that identifies one must be the same wherever it is.
+// An expert, with the properties that must be equal on all its ranks.
 struct Expert {
   ParameterSpec spec;
   std::vector<std::int64_t> ranks;

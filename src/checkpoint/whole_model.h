@@ -12,24 +12,23 @@
 
 namespace thinwire::checkpoint {
 
-/// A model of which a rank holds the dense parameters and some experts. Without
-/// experts it is what every rank holds.
+/// The parameters of all ranks: the dense ones and the experts, of which each
+/// rank holds some. Without experts they are the parameters of every rank.
 struct WholeModel {
-  /// Dense parameters first, then experts, in the order of the ranks that hold
-  /// them.
+  /// Dense parameters first, then experts, in the order of their ranks.
   ParameterLayout layout;
   std::size_t num_dense = 0;   ///< Parameters.
-  std::vector<int> writers{};  ///< Per parameter: the rank that writes it.
-  std::vector<std::size_t> places{};  ///< Places of this rank's parameters.
-  /// Per parameter of the whole model its number on this rank, if this rank has
-  /// it.
+  std::vector<int> writers{};  ///< For each parameter, the rank that writes it.
+  std::vector<std::size_t> places{};  ///< Indices in `layout` of this rank's
+                                      ///< parameters.
+  /// For each parameter in `layout`, its index on this rank if the rank has it.
   std::vector<std::optional<std::size_t>> own{};
   /// Parameters that this rank holds, the dense ones first.
   std::vector<optim::HeldParameters> held{};
 };
 
-/// Collective. Throws Error(kInvalidArgument) on all ranks where two experts
-/// have one name.
+/// Returns the whole model. Throws Error(kInvalidArgument) on all ranks if two
+/// experts have the same name. Collective.
 [[nodiscard]] WholeModel whole_model(comm::Communicator& comm,
                                      const Training& training);
 

@@ -12,8 +12,8 @@
 namespace thinwire::checkpoint {
 namespace {
 
-// Renames an entry that has the final name. Returns the new name, or an empty
-// one if there was no such entry.
+// Renames the entry that has the final name. Returns its new name, or an empty
+// text if there was none.
 std::string move_away(const RootDirectory& root, const std::string& name) {
   if (!root.files.exists(root.in(name))) return {};
   std::string replaced = root.replaced_name(name);
@@ -31,7 +31,7 @@ void give_final_name(const RootDirectory& root, const std::string& partial,
   }
 }
 
-// For people: the checkpoint is there without it.
+// The file is only for people. A failure to write it does not matter.
 void try_to_put_latest(const RootDirectory& root, const std::string& name) {
   try {
     root.put_latest(name);
@@ -47,7 +47,8 @@ class Tidying {
   Tidying(const RootDirectory& root, bool has_lock)
       : root_(root), has_lock_(has_lock) {}
 
-  // Partial ones first: they may be newer than what they were to replace.
+  // Partial checkpoints come first, because they may be newer than the
+  // checkpoints that they were meant to replace.
   void run() {
     for (const NameKind kind :
          {NameKind::kPartial, NameKind::kReplaced, NameKind::kDeleting}) {
@@ -116,8 +117,8 @@ class Tidying {
     return is_ours && look_at(root_, step_name(found.manifest.step)).complete;
   }
 
-  // Returns whether a save or a removal ended before its time, whichever run it
-  // was. Nobody continues it while this process holds the lock.
+  // Returns whether a save or a removal of any run was interrupted. Nobody
+  // continues it while this process holds the lock.
   bool is_unfinished(const FoundCheckpoint& found) const {
     const NameKind kind = kind_of(found.name);
     return kind == NameKind::kDeleting ||
@@ -126,13 +127,13 @@ class Tidying {
                 fmt::format("{}/{}", root_.in(found.name), kManifestName)));
   }
 
-  // A host that is not here may have what is missing of it.
+  // Returns whether another host may have the missing files.
   static bool is_part(const FoundCheckpoint& found) {
     return kind_of(found.name) == NameKind::kPartial && !found.complete &&
            is_in_parts(found.manifest);
   }
 
-  // The save_index of this run's.
+  // Returns the highest save_index of this run's complete checkpoints.
   std::int64_t newest_complete() const {
     for (const FoundCheckpoint& one : find_checkpoints(root_))
       if (one.complete && one.manifest.run == root_.run &&
@@ -165,7 +166,7 @@ std::string publish(const RootDirectory& root, const std::string& partial,
   return replaced;
 }
 
-// The save has succeeded, whatever becomes of what was there before.
+// Failures are only logged, because the save has already succeeded.
 void remove_replaced(const RootDirectory& root, const std::string& replaced) {
   if (replaced.empty()) return;
   std::string run;

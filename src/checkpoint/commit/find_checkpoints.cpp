@@ -26,7 +26,7 @@ std::string missing(const std::string& writer) {
       comm::host_name(), writer);
 }
 
-// Returns whether somebody else has renamed or removed it since it was listed.
+// Returns whether the entry has been renamed or removed since it was listed.
 bool has_gone(FileSystem& files, const std::string& path) {
   try {
     return !files.exists(path);
@@ -37,7 +37,8 @@ bool has_gone(FileSystem& files, const std::string& path) {
 
 bool may_be_checkpoint(FileSystem& files, const std::string& root,
                        const std::string& name) {
-  // fsck's directory, which only root can enter, is in the top one of a disk.
+  // The directory lost+found of fsck is at the top of a disk. Only root can
+  // enter it.
   if (name.starts_with('.') || name == "lost+found") return false;
   const std::string path = root + "/" + name;
   const FileInfo::Kind kind = files.stat(path).kind;
@@ -184,10 +185,10 @@ std::vector<std::string> superfluous(const std::vector<FoundCheckpoint>& found,
   if (which.keep_last == 0) return names;
   std::int64_t newer = 0;
   std::int64_t since_then = 0;  // saved after the load
-  bool has_finite = false;      // among those before in `found`
+  bool has_finite = false;      // among the newer ones
   for (const FoundCheckpoint& one : found) {
     const std::int64_t step = one.manifest.step;
-    // Copies that somebody made beside them are theirs.
+    // Copies under other names belong to whoever made them.
     if (!one.complete || one.manifest.run != run || one.name != step_name(step))
       continue;
     const bool is_last = newer < which.keep_last;

@@ -11,24 +11,24 @@
 
 namespace thinwire::checkpoint {
 
-/// An entry of a directory of checkpoints, as one rank found it.
+/// An entry of a directory of checkpoints, as seen by one rank.
 struct FoundCheckpoint {
   std::string name;       ///< Name of the directory.
-  bool complete = false;  ///< It has a manifest that verifies itself, and files
-                          ///< of the sizes that it lists.
-  std::string problem{};  ///< Why it is not.
-  /// The problem is that it cannot be read just now: it may be complete.
+  bool complete = false;  ///< Whether it has a manifest with the right hash,
+                          ///< and files of the sizes in that manifest.
+  std::string problem{};  ///< The reason if it is not complete.
+  /// Whether it cannot be read at the moment. It may be complete.
   bool unreadable = false;
   Manifest manifest{};  ///< Set if complete.
 };
-/// Newest first, by save_index; those that are not complete last. Local;
-/// changes nothing.
+/// Returns the complete checkpoints, newest save_index first, and then the
+/// incomplete ones. Local, and changes nothing.
 [[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(
     FileSystem& files, const std::string& root);
 
-/// Whether ROOT/NAME is a checkpoint. Its manifest is there wherever it
-/// verifies itself, though files may be missing. Throws Error(kUnavailable)
-/// where it cannot be read, which says nothing about what it is.
+/// Looks at ROOT/NAME. The manifest is set if its hash is right, even if files
+/// are missing. Throws Error(kUnavailable) if the manifest cannot be read,
+/// because then nothing is known about the entry.
 [[nodiscard]] FoundCheckpoint look_at(FileSystem& files,
                                       const std::string& root,
                                       const std::string& name);
@@ -40,57 +40,58 @@ struct FoundCheckpoint {
 [[nodiscard]] std::vector<FoundCheckpoint> find_checkpoints(
     const RootDirectory& root);
 
-/// Throws Error(kUnavailable) if an entry cannot be read, with the entry's
-/// problem: it may be the newest checkpoint.
+/// Throws Error(kUnavailable) with the problem of the first entry that cannot
+/// be read, because it may be the newest checkpoint.
 void require_readable(const std::vector<FoundCheckpoint>& found);
 
 /// Throws Error(kInvalidArgument) if the path is empty or contains a NUL.
 void require_path(std::string_view name, const std::string& path);
 
 /// Returns the size of a regular file. Throws Error(kCorruptCheckpoint) if it
-/// is missing or something else. `writer` is the host that wrote it, where each
-/// has a directory.
+/// is missing or something else. `writer` is the host that wrote it, if each
+/// host has its own directory.
 std::uint64_t require_regular(FileSystem& files, const std::string& path,
                               const std::string& writer = {});
 
-/// Every file is there, a regular one, and of the listed size. Throws
-/// Error(kCorruptCheckpoint) naming the first that is not.
+/// Throws Error(kCorruptCheckpoint) unless all files are regular files of the
+/// listed sizes. The error names the first that is not.
 void require_files(FileSystem& files, const std::string& directory,
                    const Manifest& manifest);
 
 /// The checkpoint from which a run was resumed.
 struct LoadedFrom {
-  std::string name{};             ///< In this directory; empty: none.
-  std::int64_t newest_index = 0;  ///< save_index of the newest one then.
+  std::string name{};             ///< In this directory, or empty if there is
+                                  ///< none.
+  std::int64_t newest_index = 0;  ///< The highest save_index at that time.
 };
 
-/// Returns the names of checkpoints in `found` (newest first) to remove. These
-/// are complete, of this run, have the library's names, and are not kept by
-/// `which`. The newest one with finite parameters always stays, because no run
-/// can continue from the others. `loaded_from` stays until two checkpoints
-/// saved after the load are complete. Any that were newer belong to a branch
-/// that the run has left.
+/// Returns the names of the checkpoints in `found` (newest first) that may be
+/// removed. They are complete, belong to this run, have the library's names,
+/// and are not kept by `which`. The newest one with finite parameters always
+/// stays, because no run can continue from the others. `loaded_from` stays
+/// until two checkpoints saved after the load are complete. Newer checkpoints
+/// from before the load belong to a branch that the run has left.
 [[nodiscard]] std::vector<std::string> superfluous(
     const std::vector<FoundCheckpoint>& found, const std::string& run,
     const Retention& which, const LoadedFrom& loaded_from);
 
-/// The checkpoints at a path that a user typed.
+/// The checkpoints at a path given by the user.
 struct Located {
-  bool is_root = false;  ///< A directory of checkpoints, not one of them.
-  std::string root{};    ///< Directory of the names below.
-  /// The one checkpoint, or all of the ROOT, newest first and incomplete ones
-  /// last.
+  bool is_root = false;  ///< Whether the path is a directory of checkpoints.
+  std::string root{};    ///< Directory that contains `checkpoints`.
+  /// The one checkpoint, or all checkpoints of the ROOT, newest first and
+  /// incomplete ones last.
   std::vector<FoundCheckpoint> checkpoints{};
 
   [[nodiscard]] std::string path_of(const FoundCheckpoint& one) const {
     return root + "/" + one.name;
   }
 };
-/// Local. Throws Error(kUnavailable) where there is no checkpoint, not even an
-/// incomplete one.
+/// Finds the checkpoints at a path. Throws Error(kUnavailable) if there is not
+/// even an incomplete one. Local.
 [[nodiscard]] Located locate(FileSystem& files, const std::string& path);
-/// The directory of the checkpoint, or of a ROOT's newest. Throws
-/// Error(kUnavailable) also where none is complete.
+/// Returns the directory of the checkpoint, or of the newest in a ROOT. Throws
+/// Error(kUnavailable) also if no checkpoint is complete.
 [[nodiscard]] std::string complete_one(FileSystem& files,
                                        const std::string& path);
 

@@ -23,8 +23,8 @@ bool is_whole(FileSystem& files, const std::string& path, std::uint64_t bytes) {
   return info.kind == FileInfo::Kind::kFile && info.bytes == bytes;
 }
 
-// A line for each file of a checkpoint in parts that is here: id, how many
-// files it has, the file's name.
+// Returns a line for each complete file of the checkpoints in parts: the
+// checkpoint's id, its number of files, and the file's name.
 std::string files_here(const RootDirectory& root) {
   std::string lines;
   for (const FoundCheckpoint& found : find_checkpoints(root.files, root.path)) {
@@ -57,7 +57,7 @@ std::uint64_t sum_over_ranks(comm::Communicator& comm, std::uint64_t own) {
 }
 
 void everywhere(comm::Communicator& comm, const std::function<void()>& body) {
-  std::int32_t status = 0;  // else 1 + the code
+  std::int32_t status = 0;  // After an error 1 + the code
   std::string text;
   const auto failed = [&](ErrorCode code, const std::exception& error) {
     status = 1 + static_cast<std::int32_t>(code);
@@ -66,7 +66,9 @@ void everywhere(comm::Communicator& comm, const std::function<void()>& body) {
   try {
     body();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kCommFailure) throw;  // nobody to tell
+    if (error.code() == ErrorCode::kCommFailure)
+      throw;  // Other ranks cannot
+              // be reached.
     failed(error.code(), error);
   } catch (const std::exception& error) {
     failed(ErrorCode::kFailedPrecondition, error);

@@ -14,30 +14,32 @@
 
 namespace thinwire::checkpoint {
 
-/// Collective: every rank's text, in rank order.
+/// Returns the texts of all ranks, in rank order. Collective.
 using comm::gather_texts;
-/// Collective: rank 0's text.
+/// Returns rank 0's text. Collective.
 [[nodiscard]] std::string broadcast_text(comm::Communicator& comm,
                                          const std::string& text);
-/// Collective.
+/// Returns the sum of all ranks' numbers. Collective.
 [[nodiscard]] std::uint64_t sum_over_ranks(comm::Communicator& comm,
                                            std::uint64_t own);
-/// Collective: calls `body` on every rank; where it threw on one, all throw the
-/// lowest one's Error, with "rank R: " in front.
+/// Calls `body` on every rank. If it throws on some ranks, all ranks throw the
+/// Error of the lowest of them, prefixed with "rank R: ". Collective.
 void everywhere(comm::Communicator& comm, const std::function<void()>& body);
 
-/// Which ranks write into one directory: all of them, or those of a host.
+/// The ranks that write into one directory: all ranks, or the ranks of one
+/// host.
 struct Directories {
-  std::vector<int> leaders;  ///< Per rank: the rank that makes its directory.
-  std::vector<std::string> hosts;  ///< One per rank.
+  std::vector<int> leaders;        ///< For each rank, the rank that makes its
+                                   ///< directory.
+  std::vector<std::string> hosts;  ///< For each rank.
 };
-/// Collective: rank 0 leads all where storage is shared, else the lowest rank
-/// of each host.
+/// Returns rank 0 as the leader of all ranks if storage is shared, and
+/// otherwise the lowest rank of each host. Collective.
 [[nodiscard]] Directories find_directories(comm::Communicator& comm,
                                            Storage storage);
 
-/// Collective: ids of the checkpoints of which the leaders' directories have
-/// all files among them, each some.
+/// Returns the ids of the checkpoints whose files are spread over the leaders'
+/// directories and are all there. Collective.
 [[nodiscard]] std::set<std::string> find_in_parts(comm::Communicator& comm,
                                                   const RootDirectory& root,
                                                   bool leads);

@@ -96,7 +96,7 @@ void Root::open() {
 
 void Root::look_for_newest() {
   const auto all = find_checkpoints(root_);
-  require_readable(all);  // the next one must be newer
+  require_readable(all);  // The next checkpoint must have a higher save_index.
   for (const FoundCheckpoint& one : all)
     save_index_ = std::max(save_index_, one.manifest.save_index);
   index_at_start_ = save_index_;
@@ -116,8 +116,8 @@ std::vector<std::uint64_t> Root::bytes_of_ranks(
   return {all.begin(), all.end()};
 }
 
-// The disk must have room for the ranks' files, the manifest, blocks that are
-// begun, and other programs that write to it.
+// Throws unless the disk has room for the ranks' files, the manifest, partly
+// used blocks, and other programs.
 void Root::require_space(const std::vector<std::uint64_t>& of_ranks) const {
   std::uint64_t bytes = 0;
   for (std::size_t r = 0; r < of_ranks.size(); ++r)
@@ -155,7 +155,7 @@ std::string Root::probe(const Announcement& made) const {
   return fmt::format("{}/{}", root_.in(made.partial), kProbeName);
 }
 
-// Until this rank can open what its leader has made.
+// Waits until this rank can open the file that its leader has made.
 void Root::wait_for_probe(const Announcement& made) const {
   const int own = comm_.rank();
   const int maker = leader_of(own);
@@ -203,8 +203,8 @@ void Root::fill_in(Manifest& manifest, const Announcement& made) const {
   manifest.durable = options_.durable;
 }
 
-// Collective. Once every directory has the manifest, what a crash leaves under
-// partial names is adopted; before that, none of it.
+// Before every directory has the manifest, tidy() removes the partial
+// directories of a crash. Afterwards it adopts them. Collective.
 void Root::commit_in_parts(Manifest& manifest, Announcement& made) {
   std::string text;
   on_rank_0([&] {
@@ -216,7 +216,9 @@ void Root::commit_in_parts(Manifest& manifest, Announcement& made) {
     root_.files.remove_file(probe(made));
     put_manifest(root_, made.partial, text);
   });
-  const std::string partial = std::exchange(made.partial, {});  // it stays
+  const std::string partial = std::exchange(made.partial, {});  // It stays
+                                                                // after an
+                                                                // error.
   std::string replaced;
   on_leaders([&] { replaced = publish(root_, partial, made.step); });
   on_leaders([&] { remove_replaced(root_, replaced); });
@@ -250,7 +252,8 @@ void Root::write(Contents& contents, Announcement& made,
   });
 }
 
-// Only where all ranks have come to an end; else one may still be writing.
+// Called only after all ranks have finished, because another rank might still
+// write.
 void Root::clean_up(const Announcement& made) const noexcept {
   if (!leads() || made.partial.empty()) return;
   try {
@@ -303,7 +306,7 @@ Root::Committed Root::write(Contents contents) {
 
 void Root::retain(const Retention& which, const std::string& loaded_from) {
   find_parts();
-  std::string names;  // of ours: no spaces
+  std::string names;  // The library's names, which have no spaces
   on_rank_0([&] {
     require(which.keep_last >= 0, "keep_last", ">= 0", which.keep_last);
     require(which.keep_every >= 0, "keep_every", ">= 0", which.keep_every);

@@ -18,42 +18,43 @@
 namespace thinwire::checkpoint {
 
 /// The directory into which one run writes its checkpoints, and the protocol
-/// that makes each checkpoint appear whole or not at all. If hosts have
-/// directories of their own under that path, each host's lowest rank acts there
-/// as rank 0 does. All manifests are the same. Every call is collective over
-/// `comm`, and rank 0 decides. An error of one rank is thrown on all: "rank 1:
-/// PATH: No space left on device".
+/// that makes each checkpoint appear completely or not at all. If every host
+/// has its own directory under that path, the lowest rank of each host acts
+/// there as rank 0 does. All manifests are the same. Every call is collective
+/// over `comm`, and rank 0 decides. An error of one rank is thrown on all
+/// ranks, for example "rank 1: PATH: No space left on device".
 class Root {
  public:
   struct Options {
     bool durable = true;
     Storage storage = Storage::kShared;
-    /// Tests' own; empty: found out.
+    /// If empty, they are determined from `storage`. Tests set them.
     Directories directories{};
-    /// How long a rank looks for what rank 0 has just made.
+    /// Time for which a rank waits to see a file that rank 0 has just made.
     std::chrono::milliseconds patience = kPatience;
-    /// For `written` in the manifest, which decides nothing.
+    /// Time for `written` in the manifest, which is only information.
     std::function<std::chrono::system_clock::time_point()> clock =
         std::chrono::system_clock::now;
   };
 
   /// Makes the directory, locks it on rank 0 for the lifetime of this object,
-  /// and tidies leftovers of a crash. Partial directories with a valid manifest
-  /// are adopted. Others of this `run` (32 hexadecimal digits, known to rank 0)
-  /// are removed. Throws Error(kFailedPrecondition), which names the host and
-  /// process that hold the lock, and Error(kUnavailable).
+  /// and tidies the remains of a crash. Partial directories with a valid
+  /// manifest are adopted. Other partial directories of this `run` (32
+  /// hexadecimal digits on rank 0) are removed. Throws
+  /// Error(kFailedPrecondition), which names the host and the process that hold
+  /// the lock, and Error(kUnavailable).
   Root(FileSystem& files, comm::Communicator& comm, std::string path,
        std::string run, const Options& options);
   Root(const Root&) = delete;
   Root& operator=(const Root&) = delete;
 
   struct Contents {
-    std::vector<PlannedFile> files{};  ///< This rank's.
-    /// Rank 0's: everything but id, run, save_index, written, library, durable
-    /// and files, which are filled in here.
+    std::vector<PlannedFile> files{};  ///< Files of this rank.
+    /// Manifest on rank 0. write() fills in id, run, save_index, written,
+    /// library, durable and files.
     Manifest manifest{};
-    std::vector<Attachment> attachments{};  ///< Rank 0's.
-    Progress progress{};                    ///< Rank 0's.
+    std::vector<Attachment> attachments{};  ///< On rank 0.
+    Progress progress{};                    ///< On rank 0.
   };
   struct Committed {
     std::string path;
@@ -62,11 +63,13 @@ class Root {
   };
   /// Returns the bytes of all ranks' files. Collective.
   [[nodiscard]] std::uint64_t total_bytes(const Contents& contents) const;
-  /// ROOT/step-<manifest.step>; one that is there is replaced.
+  /// Writes ROOT/step-<manifest.step>, and replaces an existing checkpoint of
+  /// that name.
   Committed write(Contents contents);
 
-  /// Removes what `which` does not keep: of this run only, never `loaded_from`
-  /// (a name in this directory) until two newer ones are complete.
+  /// Removes the checkpoints of this run that `which` does not keep.
+  /// `loaded_from`, a name in this directory, stays until two newer ones are
+  /// complete.
   void retain(const Retention& which, const std::string& loaded_from);
 
  private:
@@ -92,8 +95,8 @@ class Root {
   [[nodiscard]] const std::string& host_of(int rank) const {
     return directories_.hosts[static_cast<std::size_t>(rank)];
   }
-  // Collective: `body` on rank 0, or on the ranks that lead. If it throws, all
-  // ranks do.
+  // Runs `body` on rank 0, or on the leaders. If it throws there, all ranks
+  // throw. Collective.
   void on_rank_0(const Body& body);
   void on_leaders(const Body& body);
 

@@ -28,7 +28,7 @@ std::string random_digits(std::size_t count) {
   return digits.substr(0, count);
 }
 
-// Half of it tells the run, half is random.
+// Returns 16 digits: eight of the run, and eight random ones.
 std::string nonce(std::string_view run) {
   return std::string(run.substr(0, kRunDigits)) +
          random_digits(kNonceDigits - kRunDigits);
@@ -55,7 +55,7 @@ std::string parent_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// The manifest first: without it the rest is rubbish.
+// Removes the manifest first, so that an interruption leaves no checkpoint.
 void remove_tree(FileSystem& files, const std::string& path) {
   const std::string manifest = fmt::format("{}/{}", path, kManifestName);
   if (files.exists(manifest)) files.remove_file(manifest);
@@ -112,7 +112,7 @@ std::string RootDirectory::deleting_name() const {
 }
 
 void RootDirectory::make() const {
-  std::vector<std::string> grown;  // directories that get a new name
+  std::vector<std::string> grown;  // directories that get a new entry
   for (std::string at = path; !files.exists(at); at = grown.back())
     grown.push_back(parent_of(at));
   files.make_directories(path);
@@ -128,7 +128,7 @@ void RootDirectory::put_file(const std::string& directory,
                              std::string_view text) const {
   const std::string to = fmt::format("{}/{}", directory, name);
   const std::string temporary = to + ".tmp";
-  if (files.exists(temporary)) files.remove_file(temporary);  // of a crash
+  if (files.exists(temporary)) files.remove_file(temporary);  // left by a crash
   const auto file = files.create(temporary);
   file->write_at(0, std::as_bytes(std::span(text)));
   if (durable) file->sync();
@@ -141,7 +141,7 @@ void RootDirectory::put_latest(std::string_view name) const {
 }
 
 void RootDirectory::remove(const std::string& name) const {
-  // Somebody keeps it elsewhere.
+  // A link was made by the user, who keeps the checkpoint elsewhere.
   if (files.stat(in(name)).kind == FileInfo::Kind::kLink) return;
   std::string out_of_sight = name;
   if (kind_of(name) != NameKind::kDeleting) {

@@ -13,48 +13,48 @@ namespace thinwire::checkpoint {
 
 inline constexpr std::string_view kProbeName = "probe";
 
-/// Kinds of entries of a ROOT, by their names. A checkpoint may have a name of
-/// any kind.
+/// Kinds of entries in a ROOT, which their names determine. A checkpoint may
+/// have a name of any kind.
 enum class NameKind { kFinal, kPartial, kReplaced, kDeleting, kForeign };
 
-/// "step-0000001000"
+/// Returns, for example, "step-0000001000".
 [[nodiscard]] std::string step_name(std::int64_t step);
 [[nodiscard]] NameKind kind_of(std::string_view name);
-/// Local: 32 hexadecimal digits that nobody else has.
+/// Returns 32 random hexadecimal digits. Local.
 [[nodiscard]] std::string random_id();
-/// Whether a partial, replaced or deleting one was made by this run; its name
-/// says so, since it need not have a manifest.
+/// Returns whether this run gave the entry its partial, replaced or deleting
+/// name. The name contains the run, because the entry may have no manifest.
 [[nodiscard]] bool is_of_run(std::string_view name, std::string_view run);
 
-/// A ROOT as rank 0 works on it. Everything here is local.
+/// A ROOT in the view of rank 0. All functions are local.
 struct RootDirectory {
   FileSystem& files;
   std::string path;
   std::string run;
   bool durable = true;
-  /// Ids of checkpoints of which hosts with a directory each have all files
-  /// among them.
+  /// Ids of checkpoints whose files are complete across the directories of
+  /// several hosts.
   std::set<std::string> in_parts{};
 
   [[nodiscard]] std::string in(std::string_view name) const;
-  /// Return names that no entry has, such as "step-0000001000.partial-<16
-  /// hex>".
+  /// Return an unused name, such as "step-0000001000.partial-<16 hex>".
   [[nodiscard]] std::string partial_name(std::int64_t step) const;
   [[nodiscard]] std::string replaced_name(std::string_view name) const;
   [[nodiscard]] std::string deleting_name() const;
 
-  /// With all above it, and on the disk.
+  /// Makes the directory and its parents, and syncs them.
   void make() const;
   void sync(const std::string& directory) const;
-  /// A file of this text beside others, whole or not at all: NAME.tmp, renamed.
+  /// Writes a file with this text completely or not at all, by renaming
+  /// NAME.tmp.
   void put_file(const std::string& directory, std::string_view name,
                 std::string_view text) const;
-  /// ROOT/latest
+  /// Writes ROOT/latest.
   void put_latest(std::string_view name) const;
-  /// Out of sight first, then the manifest, then the rest: what a crash leaves
-  /// of it is no checkpoint.
+  /// Renames the entry, then removes its manifest and then the rest, so that a
+  /// crash leaves nothing that looks like a checkpoint.
   void remove(const std::string& name) const;
-  /// The same; a failure is logged.
+  /// Like remove(), but logs an error.
   void try_to_remove(const std::string& name) const noexcept;
 };
 

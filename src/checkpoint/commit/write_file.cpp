@@ -19,7 +19,7 @@ constexpr std::uint64_t kWriteBackBytes = std::uint64_t{32} << 20;
 using Source =
     std::function<void(std::uint64_t offset, std::span<std::byte> to)>;
 
-// Bytes that are copied, hashed and written in one piece. They fit the cache.
+// Bytes that are copied, hashed and written at a time. They fit into the cache.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{256} << 10;
 static_assert(kChunkBytes % kPieceBytes == 0);
 
@@ -32,7 +32,7 @@ SavedFile write(const Destination& to, const std::string& name,
       static_cast<std::size_t>(std::min(bytes, kPieceBytes)));
   Checksum checksum;
   std::uint64_t told = 0;
-  std::uint64_t behind = 0;  // up to here the disk has been set to work
+  std::uint64_t behind = 0;  // end of the bytes whose writing to disk has begun
   for (std::uint64_t at = 0; at < bytes;) {
     const auto size =
         static_cast<std::size_t>(std::min(bytes - at, kPieceBytes));
@@ -57,7 +57,7 @@ SavedFile write(const Destination& to, const std::string& name,
   return saved;
 }
 
-// Header and tensors in one row, of which any part can be asked for.
+// The bytes of the header and the tensors, of which any range can be read.
 class Contents {
  public:
   explicit Contents(const PlannedFile& planned)
@@ -94,8 +94,8 @@ class Contents {
 
 }  // namespace
 
-// Offsets are multiples of an element's size, because larger types come first
-// in a file and pieces are multiples of 8 bytes.
+// Offsets are multiples of the element size, because larger types come first in
+// a file and pieces are multiples of 8 bytes.
 PlannedFile planned_file(std::string name,
                          const std::vector<PlannedTensor>& tensors,
                          Metadata metadata) {

@@ -19,22 +19,24 @@ namespace thinwire::checkpoint {
 
 /// A file that this rank writes.
 struct PlannedFile {
-  /// Writes bytes [offset, offset + to.size()) of the header's tensor `tensor`.
+  /// Reads bytes [offset, offset + to.size()) of the header's tensor `tensor`.
   using Read = std::function<void(std::size_t tensor, std::uint64_t offset,
                                   std::span<std::byte> to)>;
 
   std::string name;
   SafetensorsHeader header;
   Read read;
-  std::vector<std::pair<std::string, std::string>> tensors{};  ///< SavedFile's
+  std::vector<std::pair<std::string, std::string>> tensors{};  ///< See
+                                                               ///< SavedFile.
 };
 
-/// A tensor to write: its name, type and shape, and what reads its elements.
+/// A tensor to write: its name, type and shape, and the function that reads its
+/// elements.
 struct PlannedTensor {
   TensorEntry entry;
   optim::StateArray::Read read;
 };
-/// Places the tensors in a file. Throws as place_tensors().
+/// Places the tensors in a file. Throws like place_tensors().
 [[nodiscard]] PlannedFile planned_file(
     std::string name, const std::vector<PlannedTensor>& tensors,
     Metadata metadata);
@@ -44,11 +46,13 @@ struct Destination {
   FileSystem& files;
   std::string directory;
   bool durable = true;
-  std::function<void(std::uint64_t bytes)> wrote;  ///< Since the last call.
+  std::function<void(std::uint64_t bytes)> wrote;  ///< Called with the bytes
+                                                   ///< written since its last
+                                                   ///< call.
 };
 
-/// Writes a new file piece by piece, hashed on the way. The name is
-/// not on the disk before the directory is synced.
+/// Writes a new file in pieces and hashes them. Its name may be lost in a crash
+/// until the directory is synced.
 [[nodiscard]] SavedFile write_file(const Destination& to,
                                    const PlannedFile& planned);
 [[nodiscard]] SavedFile write_file(const Destination& to,

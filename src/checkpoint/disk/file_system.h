@@ -20,86 +20,89 @@ struct FileInfo {
   std::uint64_t bytes = 0;
 };
 
-/// A file that is open. The destructor closes it and says nothing.
+/// An open file. The destructor closes it and ignores errors.
 class File {
  public:
   virtual ~File() = default;
-  /// Reserves space; a file system that cannot is no error.
+  /// Reserves space. Does nothing if the file system cannot.
   virtual void allocate(std::uint64_t bytes) = 0;
-  /// All of it.
+  /// Writes all bytes.
   virtual void write_at(std::uint64_t offset,
                         std::span<const std::byte> bytes) = 0;
-  /// Up to bytes.size(), fewer only at the end of the file.
+  /// Reads bytes.size() bytes, or fewer at the end of the file.
   virtual std::size_t read_at(std::uint64_t offset,
                               std::span<std::byte> bytes) = 0;
-  /// Begins to write back what lies in the range; a hint.
+  /// A hint to begin writing the range to disk.
   virtual void write_back(std::uint64_t offset, std::uint64_t bytes) = 0;
   [[nodiscard]] virtual std::uint64_t size() = 0;
-  /// Blocks until all written bytes are on the disk. A failed call is never
+  /// Blocks until all written bytes are on disk. A failed call is never
   /// repeated.
   virtual void sync() = 0;
-  /// Its error counts; nothing else may be called afterwards.
+  /// Closes the file and reports its error. No other call may follow.
   virtual void close() = 0;
 };
 
-/// The interface of checkpoints to a file system. Tests have one that loses
-/// unsynced writes. Paths are as the caller gave them. Every call throws
-/// Error(kUnavailable) with the path and the cause: "PATH: No space left on
-/// device".
+/// File system that holds checkpoints. Tests have one that loses unsynced
+/// writes. Error messages show paths as the caller gave them. Every call throws
+/// Error(kUnavailable) with the path and the cause, for example "PATH: No space
+/// left on device".
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  /// A new file; fails where there is one, and on links.
+  /// Creates a file. Fails if the name exists, even as a link.
   [[nodiscard]] virtual std::unique_ptr<File> create(
       const std::string& path) = 0;
-  /// A file to read; no link where `follows_links` is false, no device, no
-  /// pipe.
+  /// Opens a regular file for reading. Fails on a link unless `follows_links`.
   [[nodiscard]] virtual std::unique_ptr<File> open(const std::string& path,
                                                    bool follows_links) = 0;
-  /// Anything of this name, a link without its file too.
+  /// Returns whether the name exists, even as a broken link.
   [[nodiscard]] virtual bool exists(const std::string& path) = 0;
   [[nodiscard]] virtual FileInfo stat(const std::string& path) = 0;
-  /// Names in a directory, sorted, without . and ..
+  /// Returns the sorted names in a directory, without "." and "..".
   [[nodiscard]] virtual std::vector<std::string> list(
       const std::string& path) = 0;
-  /// With all above it; one that is there is fine.
+  /// Makes a directory and its missing parents. Existing directories are
+  /// accepted.
   virtual void make_directories(const std::string& path) = 0;
-  /// Fails where there is one.
+  /// Makes a directory. Fails if the name exists.
   virtual void make_directory(const std::string& path) = 0;
-  /// Replaces a file; a directory only where nothing is.
+  /// Renames an entry. A file may replace another file, but a directory needs
+  /// an unused name.
   virtual void rename(const std::string& from, const std::string& to) = 0;
   virtual void remove_file(const std::string& path) = 0;
-  virtual void remove_directory(const std::string& path) = 0;  ///< Empty.
-  /// Names that were made, renamed or removed in it are on the disk.
+  virtual void remove_directory(const std::string& path) = 0;  ///< Must be
+                                                               ///< empty.
+  /// Blocks until new, renamed and removed names in the directory are on disk.
   virtual void sync_directory(const std::string& path) = 0;
   [[nodiscard]] virtual std::uint64_t free_bytes(const std::string& path) = 0;
 
-  /// Before something is looked at again; tests' own do not.
+  /// Waits before another look at a file. Tests override it so as not to wait.
   virtual void wait(std::chrono::milliseconds pause) {
     std::this_thread::sleep_for(pause);
   }
 
-  /// Held until destroyed.
+  /// Lock that is held until this object is destroyed.
   class Lock {
    public:
     virtual ~Lock() = default;
   };
-  /// For one process at a time; `owner` ("HOST pid 123") is what another one is
-  /// told: Error(kFailedPrecondition). Null where the file system has no locks.
+  /// Takes a lock for one process. If another process holds it, throws
+  /// Error(kFailedPrecondition) with the `owner` that the other process gave,
+  /// such as "HOST pid 123". Returns null if the file system has no locks.
   [[nodiscard]] virtual std::unique_ptr<Lock> lock(
       const std::string& path, const std::string& owner) = 0;
 };
 
-/// The machine's own.
+/// Returns the machine's file system.
 [[nodiscard]] FileSystem& posix_file_system();
 
-/// File systems of several hosts show late to one what another has made: how
-/// long that may take.
+/// Time after which a network file system should show a new file to other
+/// hosts.
 inline constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(30);
 
-/// Calls is_there() until it says so; the pauses in between grow from 1 ms to
-/// 1 s. Returns false once they come to `patience`.
+/// Calls is_there() until it returns true, with pauses that grow from 1 ms to 1
+/// s. Returns false if the pauses have added up to `patience`.
 template <class IsThere>
 [[nodiscard]] bool keep_looking(FileSystem& files,
                                 std::chrono::milliseconds patience,

@@ -12,10 +12,10 @@
 
 namespace thinwire::checkpoint::posix {
 
-/// Throws Error(kUnavailable) "PATH: CAUSE" for this errno.
+/// Throws Error(kUnavailable) with "PATH: CAUSE" for this errno.
 [[noreturn]] void fail(const std::string& path, int number);
 
-/// A system call, again while signals interrupt it.
+/// Makes a system call, and repeats it while signals interrupt it.
 template <class Call>
 auto uninterrupted(const Call& call) {
   for (;;) {
@@ -24,7 +24,7 @@ auto uninterrupted(const Call& call) {
   }
 }
 
-/// open(2), or fail(); closed by whoever gets it.
+/// Calls open(2), and fail() after an error. The caller closes the descriptor.
 [[nodiscard]] int open_descriptor(const std::string& path, int flags);
 
 /// Owns a descriptor.

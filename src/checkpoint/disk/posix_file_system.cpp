@@ -42,7 +42,7 @@ PosixFile::~PosixFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-// Gives the bytes that a full disk or a limit leaves.
+// Throws with the number of bytes that a full disk or a limit leaves.
 void PosixFile::fail_to_write(std::uint64_t bytes, int number) const {
   struct statvfs disk {};
   struct rlimit limit {};
@@ -60,7 +60,8 @@ void PosixFile::fail_to_write(std::uint64_t bytes, int number) const {
                   std::generic_category().message(number), bytes, most));
 }
 
-// Not posix_fallocate, which writes zeros where there is no fallocate.
+// Does not use posix_fallocate, which writes zeros if the file system lacks
+// fallocate.
 void PosixFile::allocate(std::uint64_t bytes) {
   if (bytes == 0) return;
   const int result = uninterrupted([&] {
@@ -110,13 +111,13 @@ std::uint64_t PosixFile::size() {
   return static_cast<std::uint64_t>(info.st_size);
 }
 
-// Once: a second fsync may say that all is well after the kernel has thrown the
-// pages away that it could not write.
+// Calls fsync only once. A second call may succeed although the kernel has
+// dropped the pages that it could not write.
 void PosixFile::sync() {
   if (::fsync(descriptor_) != 0) fail(path_, errno);
 }
 
-// After EINTR the descriptor is closed all the same.
+// The descriptor is closed even after EINTR.
 void PosixFile::close() {
   const int descriptor = descriptor_;
   descriptor_ = -1;
@@ -165,7 +166,7 @@ class PosixFileSystem final : public FileSystem {
 
   std::unique_ptr<File> open(const std::string& path,
                              bool follows_links) override {
-    // Without O_NONBLOCK a pipe would make us wait for its writer.
+    // Without O_NONBLOCK, opening a pipe would block until its writer opens it.
     const int links = follows_links ? 0 : O_NOFOLLOW;
     const int descriptor =
         posix::open_descriptor(path, O_RDONLY | O_NONBLOCK | links);
@@ -216,7 +217,7 @@ class PosixFileSystem final : public FileSystem {
   }
 
   void rename(const std::string& from, const std::string& to) override {
-    // rename(2) would put a directory in the place of an empty one.
+    // Without this check rename(2) would replace an empty directory.
     if (stat(from).kind == FileInfo::Kind::kDirectory && exists(to))
       fail(to, EEXIST);
     if (::rename(from.c_str(), to.c_str()) != 0) fail(from, errno);
@@ -233,8 +234,8 @@ class PosixFileSystem final : public FileSystem {
   void sync_directory(const std::string& path) override {
     const int descriptor = posix::open_descriptor(path, O_RDONLY | O_DIRECTORY);
     const posix::PosixFile directory(path, descriptor);
-    // EINVAL: network file systems that know no such call; there names are
-    // with the server already.
+    // Network file systems without this call return EINVAL. Their servers
+    // already have the names.
     if (::fsync(descriptor) != 0 && errno != EINVAL) fail(path, errno);
   }
 
@@ -244,7 +245,7 @@ class PosixFileSystem final : public FileSystem {
     return std::uint64_t{info.f_bavail} * info.f_frsize;
   }
 
-  // By flock(2), which the kernel releases when a process dies.
+  // Uses flock(2), because the kernel releases its locks when a process dies.
   std::unique_ptr<Lock> lock(const std::string& path,
                              const std::string& owner) override {
     const int descriptor =
@@ -252,7 +253,9 @@ class PosixFileSystem final : public FileSystem {
     auto file = std::make_unique<posix::PosixFile>(path, descriptor);
     if (posix::uninterrupted(
             [&] { return ::flock(descriptor, LOCK_EX | LOCK_NB); }) != 0) {
-      if (errno != EWOULDBLOCK) return nullptr;  // no locks on this file system
+      if (errno != EWOULDBLOCK)
+        return nullptr;  // This file system has no
+                         // locks.
       throw Error(
           ErrorCode::kFailedPrecondition,
           fmt::format("{}: {} writes checkpoints here", path, holder(*file)));

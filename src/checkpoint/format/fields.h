@@ -11,16 +11,16 @@
 
 #include "core/json_text.h"
 
-/// Values of headers and manifests. A value of another type than required is
+/// Parsing of values in headers and manifests. Values of a wrong type are
 /// refused.
 namespace thinwire::checkpoint {
 
-/// Integers above it are no longer exact in other people's JSON readers.
+/// Larger integers are not exact in JSON readers that use doubles.
 inline constexpr std::uint64_t kMostSize = std::uint64_t{1} << 53;
 inline constexpr std::size_t kMostDimensions = 16;
 inline constexpr std::size_t kMostNameBytes = 1024;
 
-/// Throws Error(kCorruptCheckpoint): "FILE: WHAT".
+/// Throws Error(kCorruptCheckpoint) with "FILE: WHAT".
 [[noreturn]] void corrupt(const std::string& file, const std::string& what);
 
 [[nodiscard]] bool is_utf8(std::string_view text);
@@ -30,12 +30,12 @@ inline constexpr std::size_t kMostNameBytes = 1024;
 /// cannot leave a directory.
 [[nodiscard]] bool is_file_name(std::string_view name) noexcept;
 
-/// One of 0 ... kMostSize.
+/// Returns an integer in [0, kMostSize].
 [[nodiscard]] std::optional<std::uint64_t> size_in(const JsonValue& value);
-/// An array of up to kMostDimensions sizes.
+/// Returns an array of at most kMostDimensions sizes.
 [[nodiscard]] std::optional<std::vector<std::size_t>> shape_in(
     const JsonValue& value);
-/// Elements, if they are at most kMostSize.
+/// Returns the number of elements if it is at most kMostSize.
 [[nodiscard]] std::optional<std::uint64_t> elements_of(
     std::span<const std::size_t> shape) noexcept;
 

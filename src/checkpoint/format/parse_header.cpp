@@ -15,7 +15,8 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// Tensors may be as many as fit; what is known of one takes ten values or so.
+// The number of tensors is limited only by the header's size. One tensor needs
+// about ten values.
 constexpr JsonLimits kHeaderLimits{kMostHeaderBytes, 16, std::size_t{1} << 20};
 
 class HeaderReader {
@@ -83,7 +84,7 @@ class HeaderReader {
     return *found;
   }
 
-  // Its begin counts from the end of the header.
+  // Sets the tensor's begin relative to the end of the header.
   TensorEntry tensor(const std::string& name, const JsonValue& value) const {
     if (const auto problem = problem_of_name(name); !problem.empty())
       fail(name, std::string(problem));
@@ -122,7 +123,7 @@ class HeaderReader {
                                    brief_json(offsets)));
     entry.begin = *begin;
     entry.bytes = *end - *begin;
-    // Neither is above 2^53, and no element has more than 8 bytes.
+    // Both are at most 2^53, and no element has more than 8 bytes.
     const std::uint64_t bytes = elements * size_of(entry.type.dtype);
     if (entry.bytes != bytes)
       fail(entry.name, fmt::format("has {} bytes, its shape and dtype need {}",
@@ -157,7 +158,7 @@ SafetensorsHeader parse_header(std::string_view json, std::uint64_t file_bytes,
       json.size() > file_bytes - kLengthBytes)
     corrupt(file, fmt::format("a header of {} bytes in a file of {}",
                               json.size(), file_bytes));
-  // The reference reader wants the brace first.
+  // The reference reader requires the brace as the first byte.
   if (!json.starts_with('{')) corrupt(file, "the header is not a JSON object");
   HeaderReader reader(file, writer);
   try {

@@ -18,12 +18,12 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// Members may be many in no object; a piece is at most a file's hashes, which
-// are enough for 16 TiB.
+// No object has many members. The longest list in one piece is that of a file's
+// hashes, and the limit is enough for 16 TiB.
 constexpr JsonLimits kManifestLimits{4096, 16, std::size_t{4} << 20};
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
 
-// The place of a value in the file, for errors.
+// Place of a value in the file, for error messages.
 struct Place {
   const std::string& file;
   std::string_view member;
@@ -64,7 +64,8 @@ std::int64_t integer(const Place& at, const JsonValue& value,
   return *found;
 }
 
-// Larger ones could wrap around in a run that continues.
+// Counts are limited, because larger ones could overflow when the run
+// continues.
 std::int64_t count(const Place& at, const JsonValue& value) {
   return integer(at, value, 0, static_cast<std::int64_t>(kMostSize));
 }
@@ -115,7 +116,7 @@ TensorType tensor_type(const Place& at, const JsonValue& value) {
   return *type;
 }
 
-// The one of these whose text it is.
+// Returns the element of `all` whose text this is.
 template <class T, std::size_t N>
 T one_of(const Place& at, const JsonValue& value, const std::array<T, N>& all) {
   for (const T one : all)
@@ -225,7 +226,7 @@ template <int Manifest::*field, int least, int most>
 void take_int(Manifest& m, const Place& at, const JsonValue& value) {
   m.*field = static_cast<int>(integer(at, value, least, most));
 }
-// Its elements have been taken.
+// Checks the type of a list. Its elements have been handled already.
 void take_list(Manifest&, const Place& at, const JsonValue& value) {
   if (!array(at, value).empty())
     at.fail(value[0], "is not an object or an array");

@@ -58,7 +58,8 @@ void require_name(std::string_view kind, std::string_view name) {
                        problem));
 }
 
-// The JSON text, padded so that tensors begin at a multiple of kDataAlignment.
+// Returns the JSON text, padded so that tensors begin at a multiple of
+// kDataAlignment.
 std::string header_json(const SafetensorsHeader& header,
                         std::uint64_t data_begin) {
   std::string json = fmt::format("{{{}:{{", json_text(kMetadataKey));
@@ -132,7 +133,7 @@ SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
     if (!is_utf8(value))
       reject(fmt::format("metadata '{}' must be UTF-8", key));
   }
-  names.clear();  // they point into what is sorted now
+  names.clear();  // The names point into the vector that is sorted now.
 
   SafetensorsHeader header;
   header.tensors = std::move(tensors);

@@ -37,7 +37,8 @@ std::optional<double> real_from_json(const JsonValue& value) {
   return std::nullopt;
 }
 
-// Puts what `value` is under the name; false if it is nothing of the kind.
+// Adds `value` to the state under the name. Returns false if it is not a
+// scalar.
 bool put_scalar(StateDict& state, const std::string& name,
                 const std::string& kind, const JsonValue& value) {
   if (kind == "integer") {
@@ -85,7 +86,7 @@ class Lines {
     begin(name);
     text_ += compact_json(value) + ",\n";
   }
-  // An element in each line.
+  // Writes one element per line.
   template <class Items, class ToJson>
   void list(std::string_view name, const Items& items, const ToJson& to_json) {
     begin(name);

@@ -16,11 +16,11 @@ class MeanOfRanks {
   explicit MeanOfRanks(std::size_t size)
       : sums_(size), floats_(size), ranks_(size) {}
 
-  /// Adds a rank's values of some elements, which begin with `first`.
+  /// Adds a rank's values, the first of which is that of element `first`.
   void add(ConstView values, std::size_t first);
   /// Returns whether `ranks` ranks had a value of every element.
   [[nodiscard]] bool is_of(std::size_t ranks) const;
-  /// Writes the mean of the values added so far; to.size() must be `size`.
+  /// Writes the mean of the values added so far. to.size() must be `size`.
   void write(View to);
 
  private:

@@ -57,7 +57,7 @@ std::vector<SavedPiece> SavedArrays::pieces(std::string_view name, int rank,
   if (range.size == 0) return found;
   const auto all = pieces(name, rank);
   const bool by_element = is_by_element(*array(name).saved);
-  // The first that ends behind the range's begin.
+  // The first piece that ends after the begin of the range.
   const auto first = std::partition_point(
       all.begin(), all.end(), [&](const SavedPiece& piece) {
         return std::pair(piece.parameter, piece.range.end()) <=
@@ -126,7 +126,7 @@ Buffer SavedArrays::read_all(std::string_view name, int rank) {
   };
   std::size_t at = 0;
   for (std::size_t i = 0; i < list.size();) {
-    // Neighbours in a file are read at once.
+    // Adjacent pieces of a file are read together.
     std::size_t count = 0;
     std::size_t k = i;
     do count += values_of(list[k++]);
@@ -140,7 +140,7 @@ Buffer SavedArrays::read_all(std::string_view name, int rank) {
   return all;
 }
 
-// Frozen parameters have 0.
+// Elements of frozen parameters are 0.
 Buffer SavedArrays::read_named(const Part& part, DType dtype) {
   Buffer all(sizes_.size(), dtype, Fill::kZeros);
   for (const SavedPiece& piece : *part.pieces)
@@ -155,7 +155,7 @@ void SavedArrays::read_values(const Part& part, std::size_t number,
   file(number).read(tensor.begin + value * size_of(to.dtype()), bytes_of(to));
 }
 
-// Only the file that is read from keeps a chunk.
+// Only the file in use keeps its chunk in memory.
 VerifiedFile& SavedArrays::file(std::size_t number) {
   if (number != last_file_) forget_chunk();
   last_file_ = number;

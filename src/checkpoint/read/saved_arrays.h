@@ -20,80 +20,82 @@
 
 namespace thinwire::checkpoint {
 
-/// The names of the application's arrays begin with one of these. Rank 0's file
-/// of states has those of all ranks, and each rank's file has its own.
+/// Prefixes of the names of the application's arrays. Rank 0's file of states
+/// has the common arrays, and each rank's file has the rank's own.
 inline constexpr const char* kExtra = "extra/";
 inline constexpr const char* kExtraOfRank = "extra_of_rank/";
 
-/// The name of a rank's file of states.
+/// Returns the name of a rank's file of states.
 [[nodiscard]] std::string state_file_name(int rank, int world);
 
-/// The file of states beside weights of other programs, which `thinwire
-/// checkpoint export --states` writes. It has the tensors exp_avg/NAME,
-/// exp_avg_sq/NAME and, if there are masters, masters/NAME of each parameter,
-/// in fp32 and its shape. It also has the int64 "step". One of DeepSpeed's
-/// 1-bit LAMB has exp_avg_sq_fresh/NAME and the coefficients, one value each.
-/// The metadata "semantics" may be "deepspeed".
+/// Name of the file of states that `thinwire checkpoint export --states` writes
+/// beside weights for other programs. For each parameter it has the tensors
+/// exp_avg/NAME, exp_avg_sq/NAME and, if there are masters, masters/NAME, in
+/// fp32 and the parameter's shape. It also has the int64 "step". States of
+/// DeepSpeed's 1-bit LAMB have exp_avg_sq_fresh/NAME and the coefficients, one
+/// value each. The metadata "semantics" may be "deepspeed".
 inline constexpr std::string_view kNamedStates = "optimizer.safetensors";
 
 /// Adds the file's arrays and scalars to a manifest that has the parameters.
-/// They are those of an Adam or LAMB checkpoint, except the optimizer and its
-/// learning rates. Throws Error(kCorruptCheckpoint), which names the file.
+/// They are those of an Adam or LAMB checkpoint, except the optimizer's name
+/// and its learning rates. Throws Error(kCorruptCheckpoint), which names the
+/// file.
 void describe_named_states(FileSystem& files, const std::string& directory,
                            Manifest& manifest);
 
-/// A part of an array that lies in one file: a row of an index tensor. Never
-/// empty.
+/// The part of an array that a row of an index tensor describes. It lies in one
+/// file and is not empty.
 struct SavedPiece {
   std::size_t parameter = 0;  ///< Index in the manifest.
   Range range{};              ///< Elements of that parameter.
   std::size_t file = 0;       ///< Index in the manifest.
-  std::uint64_t value = 0;    ///< Number of its first value in that file.
+  std::uint64_t value = 0;    ///< Position of its first value among the array's
+                              ///< values in that file.
 };
 
-/// The arrays of a checkpoint by parameter and range, whatever number of ranks
-/// saved it, and what the application added. Local. Not for several threads at
-/// once.
+/// The arrays of a checkpoint by parameter and range, regardless of the number
+/// of ranks that saved it, and the application's data. Local. Only one thread
+/// may use it at a time.
 class SavedArrays {
  public:
-  /// Opens every file that holds a part of an array, then reads and checks the
-  /// index tensors. Pieces must lie inside their parameters and must not
-  /// overlap. `files` and `manifest` must outlive this. Throws
+  /// Opens every file with a part of an array, and reads and checks the index
+  /// tensors. Pieces must lie inside their parameters and must not overlap.
+  /// `files` and `manifest` must outlive this object. Throws
   /// Error(kUnavailable) and Error(kCorruptCheckpoint), which name the file.
   SavedArrays(FileSystem& files, std::string directory,
               const Manifest& manifest);
-  /// Selects the file kNamedStates of other programs, which has a tensor for
-  /// each array and parameter.
+  /// Selects a file kNamedStates, which has one tensor for each array and
+  /// parameter.
   struct NamedStates {};
   SavedArrays(FileSystem& files, const std::string& directory,
               const Manifest& manifest, NamedStates);
   SavedArrays(const SavedArrays&) = delete;
   SavedArrays& operator=(const SavedArrays&) = delete;
 
-  /// Every rank has its own values of it.
+  /// Returns whether every rank has its own values of the array.
   [[nodiscard]] static bool is_per_rank(const SavedArray& array) noexcept;
 
-  // `rank` below is whose values are meant where each rank has its own; of
-  // other arrays it may be anything, by habit -1. `array` must be one of the
-  // manifest's, or Error(kCorruptCheckpoint) names it.
+  // In the functions below, `rank` selects the values of an array that differs
+  // between ranks. It is ignored for other arrays, for which callers pass -1.
+  // Throws Error(kCorruptCheckpoint) naming `array` if the manifest lacks it.
 
   /// Returns the pieces of an array by element or range, in the order of
-  /// parameters and elements. There are none if the rank has nothing of it.
+  /// parameters and elements. There are none if the rank has no values of it.
   [[nodiscard]] std::span<const SavedPiece> pieces(std::string_view array,
                                                    int rank) const;
-  /// Returns the pieces with elements of `range` of a parameter, cut to it.
+  /// Returns the pieces that overlap `range` of a parameter, cut to it.
   [[nodiscard]] std::vector<SavedPiece> pieces(std::string_view array, int rank,
                                                std::size_t parameter,
                                                Range range) const;
-  /// Elements of a parameter, of an array by element; to.size() must be
-  /// range.size and the dtype the array's. Throws Error(kCorruptCheckpoint)
-  /// where one is in no file.
+  /// Reads elements of a parameter from an array by element. to.size() must be
+  /// range.size, and the dtype that of the array. Throws
+  /// Error(kCorruptCheckpoint) if an element is in no file.
   void read(std::string_view array, int rank, std::size_t parameter,
             Range range, View to);
-  /// Values that read_all() gives; 0 if the rank has nothing of it.
+  /// Returns the number of values that read_all() returns.
   [[nodiscard]] std::size_t num_values(std::string_view array, int rank) const;
-  /// All values: by element or range in the order of pieces(), one by range;
-  /// else as they are in the file.
+  /// Returns all values. The values of arrays by element or by range are in the
+  /// order of pieces(), and other values in the order of the file.
   [[nodiscard]] Buffer read_all(std::string_view array, int rank);
 
   /// Describes bytes [begin, end) of a file for messages about damage: "exp_avg
@@ -101,19 +103,19 @@ class SavedArrays {
   [[nodiscard]] std::string describe(std::size_t file, std::uint64_t begin,
                                      std::uint64_t end) const;
 
-  /// Returns the data that the application added, of all ranks and of one.
-  /// Opens only files that hold no arrays. Throws as the constructor.
+  /// Returns the application's common data, or its data of one rank. Opens only
+  /// files that hold no arrays. Throws like the constructor.
   [[nodiscard]] StateDict extra();
   [[nodiscard]] StateDict extra_of_rank(int rank);
 
-  /// Gives memory back that the next read() may need again.
+  /// Frees memory that the next read() may need again.
   void forget_chunk() noexcept;
-  /// From all files so far.
+  /// Returns the bytes read from all files so far.
   [[nodiscard]] std::uint64_t bytes_read() const noexcept;
 
  private:
   using Pieces = std::vector<SavedPiece>;
-  /// Which files hold an array, or a rank's values of it.
+  /// The files that hold an array, or one rank's values of it.
   struct Part {
     std::vector<std::pair<std::size_t, std::string>> fragments{};  // by file
     std::map<std::size_t, const TensorEntry*> tensors{};           // by file
@@ -121,7 +123,7 @@ class SavedArrays {
   };
   struct Array {
     const SavedArray* saved = nullptr;
-    std::map<int, Part> parts{};  // by rank; -1: of all
+    std::map<int, Part> parts{};  // by rank, or -1 for values of all ranks
   };
 
   void open();
@@ -143,14 +145,17 @@ class SavedArrays {
   FileSystem& system_;
   std::string directory_;
   const Manifest& manifest_;
-  std::vector<std::unique_ptr<VerifiedFile>> files_;  // null: no arrays
-  std::vector<std::uint64_t> sizes_;                  // of parameters
+  std::vector<std::unique_ptr<VerifiedFile>> files_;  // null for files without
+                                                      // arrays
+  std::vector<std::uint64_t> sizes_;                  // elements of each
+                                                      // parameter
   std::map<std::string, Array, std::less<>> arrays_;
-  // Arrays that lie alike share their pieces.
+  // Arrays with the same fragments share their pieces.
   std::map<std::pair<bool, std::vector<std::pair<std::size_t, std::string>>>,
            std::shared_ptr<const Pieces>>
       indexes_;
-  TensorEntry all_of_file_{};  // of others
+  TensorEntry all_of_file_{};  // All data of a file of states from another
+                               // program
   std::size_t last_file_ = 0;
 };
 

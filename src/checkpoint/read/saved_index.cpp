@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SavedArrays: which file holds what.
+// The part of SavedArrays that finds the file of each value.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kColumns = 3;  // parameter, first element, count
 
-// "state-00002-of-00004.safetensors" is rank 1's.
+// For example, "state-00002-of-00004.safetensors" belongs to rank 1.
 std::optional<int> rank_of(std::string_view name) {
   constexpr std::string_view kBegin = "state-";
   if (!name.starts_with(kBegin)) return std::nullopt;
@@ -162,7 +162,7 @@ void SavedArrays::append_rows(std::size_t number, const std::string& fragments,
     corrupt(holder.path(), fmt::format("'{}' must be a tensor of int64 [rows, "
                                        "{}]",
                                        fragments, kColumns));
-  // Not more memory than the file really has.
+  // The allocation is bounded by the size of the file.
   std::vector<std::array<std::int64_t, kColumns>> rows(tensor->shape[0]);
   holder.read(tensor->begin, std::as_writable_bytes(std::span(rows)));
   std::uint64_t value = 0;
@@ -258,7 +258,7 @@ void describe_named_states(FileSystem& files, const std::string& directory,
                                  .is_parameters = name == kMasters});
 }
 
-// Values are counted from the first tensor on, whatever lies between them.
+// Values count from the begin of the first tensor, across all tensors.
 SavedArrays::SavedArrays(FileSystem& files, const std::string& directory,
                          const Manifest& manifest, NamedStates)
     : system_(files), directory_(directory), manifest_(manifest) {
@@ -290,7 +290,7 @@ SavedArrays::Pieces SavedArrays::named_pieces(const SavedArray& array) const {
     if (tensor == nullptr && !by_element &&
         file.header().find("exp_avg/" + parameter.name) != nullptr)
       corrupt(file.path(), fmt::format("it has no '{}'", name));
-    if (tensor == nullptr || sizes_[p] == 0) continue;  // read() says so
+    if (tensor == nullptr || sizes_[p] == 0) continue;  // read() reports it.
     const std::uint64_t offset = tensor->begin - file.header().data_begin;
     const std::size_t each = size_of(array.dtype);
     const bool fits =

@@ -21,12 +21,13 @@ using optim::Sharing;
 
 namespace {
 
-// Scalar of a ZeRO state whose parameters travel in 4 or 8 bits.
+// Name of the scalar that a ZeRO state has if its parameters travel in 4 or 8
+// bits.
 constexpr const char* kBitsDown = "bits_down";
 // Most bytes that are exchanged at once.
 constexpr std::size_t kMostExchangedBytes = std::size_t{64} << 20;
 
-// Ascending, neighbours joined.
+// Returns the ranges sorted, with adjacent ones joined.
 std::vector<Range> joined(std::vector<Range> ranges) {
   std::sort(ranges.begin(), ranges.end(),
             [](const Range& a, const Range& b) { return a.offset < b.offset; });
@@ -35,8 +36,8 @@ std::vector<Range> joined(std::vector<Range> ranges) {
   return result;
 }
 
-// Returns the parts of `ranges`, in their order, that lie in `within`, which
-// ascends.
+// Returns the parts of `ranges` that lie in `within`, in the order of `ranges`.
+// `within` must be sorted.
 std::vector<Range> common_part(std::span<const Range> ranges,
                                std::span<const Range> within) {
   std::vector<Range> result;
@@ -52,7 +53,7 @@ std::vector<Range> common_part(std::span<const Range> ranges,
   return result;
 }
 
-// Also that of an optimizer inside another one, which puts a prefix before it.
+// Includes that of an optimizer inside another one, whose name has a prefix.
 bool is_worker_error(std::string_view name) {
   return name == optim::kWorkerError || name.ends_with(".worker_error");
 }
@@ -95,7 +96,7 @@ void StateReader::finish() {
 
 Buffer StateReader::fill(std::size_t size, DType dtype, bool is_shared,
                          const Read& read) {
-  // Only of new parameters nothing is read.
+  // Values of new parameters are not read.
   Buffer values(size, dtype, matching_.has_new() ? Fill::kZeros : Fill::kNone);
   const std::size_t most = kMostExchangedBytes / size_of(dtype);
   for (std::size_t begin = 0; begin < size; begin += most) {
@@ -168,7 +169,7 @@ StateReader::Read StateReader::weights(std::vector<Range> ranges) {
   };
 }
 
-// The most exact that there is: fp32 masters, or else the weights.
+// Returns the most precise saved values: the fp32 masters, or else the weights.
 StateReader::Read StateReader::masters(std::vector<Range> ranges, DType dtype) {
   const SavedArray* const saved = saved_masters();
   if (saved == nullptr) return weights(std::move(ranges));
@@ -217,8 +218,8 @@ std::vector<Range> StateReader::new_parameters() const {
   return ranges;
 }
 
-// Returns the elements of the target's array of this name. If it has none,
-// returns all that were saved, or this rank's share of them.
+// Returns the elements of the target's array of this name. If the target has no
+// such array, returns all saved elements, or this rank's share of them.
 std::vector<Range> StateReader::wanted(const SavedArray& array,
                                        const optim::State& target) {
   if (const optim::StateArray* const known = target.find(array.name))
@@ -239,8 +240,8 @@ void StateReader::add_elements(StateDict& dict, const SavedArray& array,
   const std::size_t size = total_size(ranges);
   const Sharing sharing = known != nullptr ? known->sharing : array.sharing;
   const bool is_by_host = target.common.has_scalar(optim::kRanksPerHost);
-  // In a hierarchical state ranks have different pieces, and hosts have values
-  // of their own.
+  // In a hierarchical state the pieces differ between ranks, and the values
+  // between hosts.
   const bool differs =
       is_by_host && (sharing == Sharing::kMean || is_worker_error(array.name));
   const bool is_shared = sharing != Sharing::kSharded && !differs;
@@ -261,7 +262,7 @@ void StateReader::add_elements(StateDict& dict, const SavedArray& array,
   }
 }
 
-// Small: every rank reads all of it.
+// Every rank reads all of these arrays, because they are small.
 void StateReader::add_ranges(StateDict& dict, const SavedArray& array) {
   const bool is_own = array.sharing == Sharing::kOwn;
   std::map<std::size_t, std::pair<Range, std::vector<std::byte>>> found;
@@ -300,7 +301,7 @@ void StateReader::add_ranges(StateDict& dict, const SavedArray& array) {
   dict.put(optim::ranges_key(array.name), ranges);
 }
 
-// A new parameter keeps what the target has for it.
+// New parameters keep the target's values.
 void StateReader::add_parameters(StateDict& dict, const SavedArray& array,
                                  const optim::State& target) {
   Buffer values(layout_.parameters().size(), array.dtype);
@@ -335,11 +336,12 @@ void StateReader::add_whole(StateDict& dict, const SavedArray& array) {
   dict.put(array.name, std::move(values));
 }
 
-// Flags of ranks: any other rank must reckon with each of them.
+// Adds the scalars. If the ranks differ from those that saved them, the largest
+// value of each flag counts.
 void StateReader::add_scalars(StateDict& dict) const {
   dict.put_all("", manifest_.scalars);
   dict.put_integer(optim::kSavedWorld, saved_world());
-  const auto& all = manifest_.scalars_of_ranks;  // of every rank, or none
+  const auto& all = manifest_.scalars_of_ranks;  // of every rank, or empty
   if (all.empty()) return;
   if (same_ranks_) {
     dict.put_all("", all[static_cast<std::size_t>(comm_.rank())]);
@@ -382,12 +384,12 @@ StateDict StateReader::state(const optim::State& target) {
   same_ranks_ = are_same_ranks(target);
   add_scalars(dict);
   for (const SavedArray& array : manifest_.arrays) {
-    // Only the rank that saved it can use it.
+    // Only the rank that saved such an array can use it.
     const bool is_dropped = array.sharing == Sharing::kOwn &&
                             array.axis != Axis::kRange && !same_ranks_;
     if (!is_dropped) add(dict, array, target);
   }
-  // Masters that were not there before: of the weights.
+  // Masters that were not saved come from the weights.
   for (const optim::StateArray& array : target.arrays)
     if (array.is_parameters && !dict.has_array(array.name))
       dict.put(array.name,

@@ -29,24 +29,25 @@ namespace thinwire::checkpoint {
 /// it.
 class StateReader {
  public:
-  /// All must outlive it.
+  /// All arguments must outlive this object.
   StateReader(comm::Communicator& comm, const ParameterLayout& layout,
               const Manifest& manifest, SavedArrays& arrays, Weights& weights,
               const Matching& matching, bool share_reads);
 
-  /// Collective: returns `elements` of the parameters in `dtype`, with zeros
-  /// for new ones. They are the saved parameters, or the rounded fp32 masters.
-  /// Low-bit replicas, which lag behind their masters, are read only for an
-  /// optimizer that has such replicas. `target` is the optimizer's present
-  /// state, or null if weights alone are loaded.
+  /// Returns `elements` of the parameters in `dtype`, with zeros for new ones.
+  /// They are the saved parameters, or the rounded fp32 masters. Low-bit
+  /// replicas, which lag behind their masters, are read only for an optimizer
+  /// that has such replicas. `target` is the optimizer's present state, or null
+  /// if weights alone are loaded. Collective.
   [[nodiscard]] Buffer parameters(DType dtype, Range elements,
                                   const optim::State* target);
-  /// Collective: what an optimizer takes whose own state, as it is now, is
-  /// `target`.
+  /// Returns the state for an optimizer whose present state is `target`.
+  /// Collective.
   [[nodiscard]] StateDict state(const optim::State& target);
-  /// Returns whether there are as many ranks, and the same ones on every host.
+  /// Returns whether the checkpoint has the same number of ranks, and the same
+  /// ranks on every host.
   [[nodiscard]] bool are_same_ranks(const optim::State& target) const;
-  /// Collective: throws on all ranks what has failed on one.
+  /// Throws on all ranks the error of the first rank that failed. Collective.
   void finish();
 
  private:
@@ -55,24 +56,25 @@ class StateReader {
 
   [[nodiscard]] int saved_world() const noexcept { return manifest_.world; }
   [[nodiscard]] std::int64_t saved(const char* integer) const;
-  // Returns the ranks whose own arrays are read: all, or those of this rank's
-  // host.
+  // Returns the ranks whose own arrays are read: those of this rank's host if
+  // `of_host`, and otherwise all.
   [[nodiscard]] std::vector<int> ranks_to_read(bool of_host) const;
   [[nodiscard]] const SavedArray* saved_masters() const noexcept;
   [[nodiscard]] Read masters(std::vector<Range> ranges, DType dtype);
   [[nodiscard]] Read weights(std::vector<Range> ranges);
   [[nodiscard]] Read elements(const SavedArray& array,
                               std::vector<Range> ranges);
-  // With `stays_own` a rank, which saved the array, reads its own values. What
-  // it does not have of them is the mean over its host.
+  // Returns a function that reads means over the ranks. If `stays_own`, a rank
+  // reads the values that it saved, and the mean over its host only for other
+  // values.
   [[nodiscard]] Read mean_of_ranks(const SavedArray& array,
                                    std::vector<Range> ranges, bool stays_own);
   [[nodiscard]] bool has_all(const SavedArray& array, int rank,
                              const Row& row) const;
   void read_mean(const SavedArray& array, std::span<const int> ranks,
                  const Row& row, View to);
-  // Calls body(row of the checkpoint, its values) for what a range of values
-  // speaks of; new parameters are left out.
+  // Calls body(row of the checkpoint, its values) for each row in `part` of
+  // `ranges`, except rows of new parameters.
   void for_rows(std::span<const Range> ranges, Range part, View to,
                 const std::function<void(const Row&, View)>& body) const;
   [[nodiscard]] Buffer fill(std::size_t size, DType dtype, bool is_shared,
@@ -91,10 +93,10 @@ class StateReader {
   [[nodiscard]] std::vector<Range> wanted(const SavedArray& array,
                                           const optim::State& target);
   [[nodiscard]] std::vector<Range> new_parameters() const;
-  // Elements that pieces of the checkpoint hold, where they lie now.
+  // Returns the elements of this layout that the pieces hold.
   [[nodiscard]] std::vector<Range> placed(
       std::span<const SavedPiece> pieces) const;
-  // Runs it, unless something has failed already.
+  // Runs `body` unless an earlier call has failed.
   void attempt(const std::function<void()>& body);
 
   comm::Communicator& comm_;

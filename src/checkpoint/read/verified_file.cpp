@@ -90,7 +90,7 @@ void VerifiedFile::read_exactly(std::uint64_t offset, std::span<std::byte> to) {
                                bytes_));
 }
 
-// In pieces that are still in the cache when they are hashed.
+// Hashes each piece while it is still in the cache.
 void VerifiedFile::read_chunk(std::uint64_t chunk, std::span<std::byte> to) {
   constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
   const std::uint64_t begin = chunk * kChunkBytes;
@@ -109,7 +109,7 @@ void VerifiedFile::read_chunk(std::uint64_t chunk, std::span<std::byte> to) {
                                        : tensors_in(header_, begin, end)));
 }
 
-// Whole into chunk_.
+// Reads the whole chunk into chunk_.
 void VerifiedFile::load_chunk(std::uint64_t chunk) {
   const std::uint64_t begin = chunk * kChunkBytes;
   chunk_number_ = ~std::uint64_t{0};

@@ -18,30 +18,30 @@
 
 namespace thinwire::checkpoint {
 
-/// All of a file. Throws Error(kUnavailable), and Error(kCorruptCheckpoint)
-/// beyond `most_bytes`.
+/// Returns the contents of a file. Throws Error(kUnavailable), and
+/// Error(kCorruptCheckpoint) if it has more than `most_bytes`.
 [[nodiscard]] std::string read_text(FileSystem& files, const std::string& path,
                                     bool follows_links,
                                     std::uint64_t most_bytes);
 
-/// DIRECTORY/manifest.json, parsed.
+/// Reads and parses DIRECTORY/manifest.json.
 [[nodiscard]] Manifest read_manifest(FileSystem& files,
                                      const std::string& directory);
 
-/// "a, b, c, d, 7 more"
+/// Returns, for example, "a, b, c, d, 7 more".
 [[nodiscard]] std::string some_of(const std::vector<std::string_view>& names);
 /// Names the tensors in bytes [begin, end) of a file for messages: "exp_avg,
 /// exp_avg_sq", or "the header" if the header is empty.
 [[nodiscard]] std::string tensors_in(const SafetensorsHeader& header,
                                      std::uint64_t begin, std::uint64_t end);
 
-/// A safetensors file to read from: every chunk that is touched is compared
-/// with the manifest's hash. One of somebody else has no hashes. Holds one
-/// chunk.
+/// A safetensors file for reading. Every chunk that is read is compared with
+/// its hash in the manifest. Files of other programs have no hashes. Holds one
+/// chunk in memory.
 class VerifiedFile {
  public:
-  /// Reads and checks the header. Throws Error(kUnavailable),
-  /// Error(kCorruptCheckpoint) naming the path.
+  /// Reads and checks the header. Throws Error(kUnavailable), and
+  /// Error(kCorruptCheckpoint), which names the path.
   VerifiedFile(FileSystem& files, const std::string& directory,
                const SavedFile& saved);
   /// Opens a file without a manifest, and follows links.
@@ -52,15 +52,16 @@ class VerifiedFile {
   }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return read_; }
-  /// Bytes [offset, offset + to.size()) of the file. Throws
-  /// Error(kCorruptCheckpoint) naming path, byte range and the tensors in it.
+  /// Reads bytes [offset, offset + to.size()) of the file. Throws
+  /// Error(kCorruptCheckpoint), which names the path, the byte range and its
+  /// tensors.
   void read(std::uint64_t offset, std::span<std::byte> to);
 
-  /// Says what bytes [begin, end) hold, in messages; tensors_in() until then.
+  /// Describes bytes [begin, end) in messages. The default is tensors_in().
   using Describe =
       std::function<std::string(std::uint64_t begin, std::uint64_t end)>;
   void describe_by(Describe describe) { describe_ = std::move(describe); }
-  /// Gives the chunk's memory back; it will be read again if it is needed.
+  /// Frees the memory of the chunk, which is read again if it is needed.
   void forget_chunk() noexcept {
     chunk_ = {};
     chunk_number_ = ~std::uint64_t{0};
@@ -78,7 +79,7 @@ class VerifiedFile {
   std::string path_;
   Describe describe_;
   std::unique_ptr<File> file_;
-  std::vector<std::uint64_t> hashes_;  // empty: nobody knows
+  std::vector<std::uint64_t> hashes_;  // empty if there are none
   std::vector<bool> verified_;
   SafetensorsHeader header_;
   std::uint64_t bytes_ = 0;

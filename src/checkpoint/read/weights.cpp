@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// The files that an index of Hugging Face lists.
+// Returns the files that a Hugging Face index lists.
 std::set<std::string> files_of_index(const std::string& text,
                                      const std::string& path) {
   constexpr JsonLimits kLimits{std::size_t{1} << 22, 16, std::size_t{1} << 22};

@@ -18,32 +18,34 @@
 
 namespace thinwire::checkpoint {
 
-/// Reads named weights of a checkpoint (every byte verified), a .safetensors
-/// file, or a Hugging Face folder. Such a folder has model.safetensors, or the
-/// files that model.safetensors.index.json lists. Links are followed in the
-/// last two. Local. Not for several threads at once.
+/// Reads named weights from a checkpoint (whose bytes are all verified), a
+/// .safetensors file, or a Hugging Face folder. Such a folder has
+/// model.safetensors, or the files that model.safetensors.index.json lists. In
+/// the last two cases links are followed. Local. Only one thread may use it at
+/// a time.
 class Weights {
  public:
-  /// Opens all files and reads their headers. Throws Error(kUnavailable) where
-  /// there is nothing of the kind, Error(kCorruptCheckpoint) naming the file.
+  /// Opens all files and reads their headers. Throws Error(kUnavailable) if the
+  /// path has no weights, and Error(kCorruptCheckpoint), which names the file.
   Weights(FileSystem& files, const std::string& path);
-  /// Opens a checkpoint whose manifest was read already.
+  /// Opens a checkpoint whose manifest has been read already.
   Weights(FileSystem& files, const std::string& directory,
           const Manifest& manifest);
 
-  /// All names, sorted; a checkpoint's aliases too.
+  /// Returns all names, sorted, including aliases of a checkpoint.
   [[nodiscard]] std::vector<std::string> names() const;
-  /// Shape and type; null if there is none of this name. An alias gives what it
-  /// stands for, whose name it has.
+  /// Returns the shape and type, or null if the name does not exist. For an
+  /// alias, returns the tensor that it stands for, with that tensor's name.
   [[nodiscard]] const TensorEntry* find(std::string_view name) const noexcept;
-  /// All elements; `to` must have their number and dtype (kUInt8 for BOOL).
+  /// Reads all elements. `to` must have their number and dtype (kUInt8 for
+  /// BOOL).
   void read(std::string_view name, View to);
-  /// Elements `range` of it.
+  /// Reads elements `range` of a tensor.
   void read(std::string_view name, Range range, View to);
 
-  /// Gives memory back that the next read() may need again.
+  /// Frees memory that the next read() may need again.
   void forget_chunk() noexcept;
-  /// From all files so far.
+  /// Returns the bytes read from all files so far.
   [[nodiscard]] std::uint64_t bytes_read() const noexcept;
 
  private:
