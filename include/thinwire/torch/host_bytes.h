@@ -15,20 +15,19 @@
 
 namespace thinwire::torch {
 
-/// Values as bytes for another rank of the same program. One list of fields
-/// serves both ranks:
-///
+/// Values as bytes for another rank of the same program. Writer and reader call
+/// the same function, which lists the fields:
 ///   void list(HostBytes& bytes, Report& report) {
 ///     bytes(report.path, report.step);
 ///   }
 class HostBytes {
  public:
-  HostBytes() = default;  ///< Writes.
-  /// Reads what another object has written.
+  HostBytes() = default;  ///< Makes an object that writes values.
+  /// Makes an object that reads the bytes of another.
   explicit HostBytes(std::string bytes)
       : reads_(true), bytes_(std::move(bytes)) {}
 
-  /// Writes the values, or replaces them by those that were written.
+  /// Writes the values, or replaces them by the bytes that are read.
   template <class... Values>
   void operator()(Values&... values) {
     (one(values), ...);
@@ -111,7 +110,7 @@ class HostBytes {
 
   bool reads_ = false;
   std::string bytes_;
-  std::size_t at_ = 0;  // read so far
+  std::size_t at_ = 0;  // position of the next value
 };
 
 }  // namespace thinwire::torch

@@ -12,16 +12,17 @@
 #include "thinwire/core/state_dict.h"
 #include "thinwire/torch/host_bytes.h"
 
-// What the ranks of a host tell each other about checkpoints, whose leader
-// saves the values of all.
+// Values that the ranks of a host exchange for checkpoints. Their leader saves
+// the values of all.
 namespace thinwire::torch {
 
-/// Begins the names of what a leader saves for the ranks of its host.
+/// Prefix of the names of values that a leader saves for other ranks of its
+/// host.
 inline const std::string kOfHost = "thinwire/host/";
 
-/// Returns the own values of a host's ranks as one state. The leader's, which
-/// are the first, have their names, and those of the K-th begin with
-/// "thinwire/host/K/". `own` has the bytes of each rank's state.
+/// Returns the own values of a host's ranks as one state. The leader comes
+/// first, and its values keep their names. Names of the K-th rank's values
+/// begin with "thinwire/host/K/". `own` has the bytes of each rank's state.
 inline StateDict own_of_host(const std::vector<int>& ranks,
                              const std::vector<std::string>& own) {
   StateDict all;
@@ -36,8 +37,9 @@ inline StateDict own_of_host(const std::vector<int>& ranks,
   return all;
 }
 
-/// Divides the own values that leaders have saved for their hosts. Then
-/// own_of_ranks has those of all ranks, and extra.own those of `rank`.
+/// Distributes the own values that leaders have saved for their hosts.
+/// Afterwards own_of_ranks has the values of every rank, and extra.own those of
+/// `rank`.
 inline void divide_own(checkpoint::LoadReport& report, int rank) {
   std::map<std::int64_t, StateDict> of_ranks;
   for (const StateDict& saved : report.own_of_ranks) {
@@ -65,7 +67,7 @@ inline void divide_own(checkpoint::LoadReport& report, int rank) {
   }
 }
 
-/// Lists the fields of reports.
+/// List the fields of reports.
 inline void list(HostBytes& bytes, checkpoint::SaveReport& report) {
   bytes(report.path, report.step, report.bytes, report.seconds,
         report.waited_seconds);

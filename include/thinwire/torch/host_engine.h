@@ -28,48 +28,49 @@
 
 namespace thinwire::torch {
 
-/// Settings of a HostEngine that no configuration file has.
+/// Settings of a HostEngine that are not in configuration files.
 struct HostEngineOptions {
   GroupOf group_of{};  ///< If empty, all parameters are in group 0.
-  std::optional<config::Buffers> buffers{};  ///< Unset: the configuration's.
-  /// Bytes of one sum inside a host, in fp32, unless one parameter is larger.
+  std::optional<config::Buffers> buffers{};  ///< If unset, the configuration's.
+  /// Bytes of one sum inside a host, in fp32. A larger parameter has its own
+  /// sum.
   std::size_t bucket_bytes = std::size_t{25} << 20;
 };
 
-/// Engine for hosts with several devices and a rank for each. The device's own
-/// process group, such as c10d::ProcessGroupNCCL, sums the gradients of a host
-/// on its first rank, the leader. Leaders exchange gradients and step in host
-/// memory. The group then hands the parameters to the other ranks, the
+/// Engine for hosts with several devices and one rank per device. The device's
+/// own process group, such as c10d::ProcessGroupNCCL, sums the gradients of a
+/// host on its first rank, the leader. Leaders exchange gradients and step in
+/// host memory. The group then sends the parameters to the other ranks, the
 /// followers.
-///
 ///   torch::HostEngine engine(*model, *comm, group, config);
 ///   ...
 ///   engine.backward(model->forward(batch));
 ///   const auto report = engine.step();
-///
-/// The module is treated as by torch::Engine. Results are those of one rank per
-/// host that accumulates the batches of its host's ranks. With accumulation
+/// The module is treated as by torch::Engine. Results equal those of one rank
+/// per host that accumulates the batches of its host's ranks. With accumulation
 /// each rank adds up its own batches first. 16-bit gradients of a host are
-/// added in fp32, or in their own type if config.accumulation_dtype is that,
-/// and rounded once. Only leaders have arrays in host memory. Batch sizes count
-/// all ranks. If the program writes parameters, only leaders' writes count, and
-/// all must write the same. A leader's step, save or load may take as long as
-/// the communicator's time-out, because followers wait for it.
+/// added in fp32 and rounded once, unless config.accumulation_dtype is their
+/// own type. Only leaders have arrays in host memory. Batch sizes count all
+/// ranks. If the program writes parameters, it must write the same on all
+/// ranks, and only the leaders' writes count. A step, save or load of a leader
+/// may take as long as the communicator's time-out, because followers wait for
+/// it.
 class HostEngine {
  public:
   /// Collective over `comm`, which must outlive this object. `group` has the
-  /// ranks of this host in the order of their numbers. Nobody else uses it, and
-  /// its time-out is longer than that of `comm`. Hosts are those of
+  /// ranks of this host in rank order. Only the engine uses it, and its
+  /// time-out must be longer than that of `comm`. Hosts are those of
   /// comm::find_hosts() with config.comm.ranks_per_host. All ranks get rank 0's
   /// trained parameters, and buffers as config::Buffers specifies. Leaders
   /// compute with all cores that they may use, unless config.comm.num_threads
   /// or THINWIRE_NUM_THREADS gives a number.
   ///
   /// Throws Error(kInvalidArgument) on all ranks if parameters or
-  /// configurations differ, or if hosts do not fit. It does so too for
-  /// semantics of DeepSpeed, windows that the program ends, experts, a
-  /// hierarchy other than kAuto, compressed_during_backward, and
-  /// compressed_under_next_step. Throws Error(kCommFailure) if the group fails.
+  /// configurations differ, or if the hosts differ in their number of ranks. It
+  /// also throws this error for semantics of DeepSpeed, windows that the
+  /// program ends, experts, a hierarchy other than kAuto,
+  /// compressed_during_backward, and compressed_under_next_step. Throws
+  /// Error(kCommFailure) if the group fails.
   HostEngine(const ::torch::nn::Module& module, comm::Communicator& comm,
              c10::intrusive_ptr<c10d::Backend> group,
              const config::Config& config,
@@ -87,7 +88,8 @@ class HostEngine {
         others_(module),
         buckets_(host_buckets(memory_.tensors(), options.bucket_bytes)),
         window_(config.batch(comm.size()).accumulation_steps) {
-    // The engines compare these too, but only those of the leaders.
+    // The engines of the leaders compare these too, but followers have no
+    // engine.
     comm::require_same(comm, "parameter layout and configuration",
                        layout().describe() + config_.describe() +
                            "float32 for " + std::to_string(memory_.num_wide()) +
@@ -109,8 +111,8 @@ class HostEngine {
   HostEngine(const HostEngine&) = delete;
   HostEngine& operator=(const HostEngine&) = delete;
 
-  /// Computes and collects gradients like Engine::backward(). After the last
-  /// one of a window it is collective in the host, and waits for the sums.
+  /// Computes and collects gradients like Engine::backward(). The last backward
+  /// of a window is collective in the host and waits for the sums.
   void backward(const at::Tensor& loss) {
     require_loss(loss);
     require_same_parameters();
@@ -144,10 +146,10 @@ class HostEngine {
       hosts_.telling_others([this] { core_->end_backward(); });
   }
   /// Steps after gradient_accumulation_steps backwards; before, does nothing.
-  /// Collective at boundaries. Every rank gets the leader's report, and the
-  /// leader's number for a rank with a non-finite gradient. In texts of the
-  /// leaders' engine, such as that of Error(kNonFinite), a rank's number is
-  /// that of its host, from 0 on.
+  /// Collective at boundaries. Every rank gets the leader's report, in which
+  /// nonfinite_rank is the leader of the host with a non-finite gradient. In
+  /// messages of the leaders' engine, such as that of Error(kNonFinite),
+  /// numbers of ranks are numbers of hosts, from 0.
   engine::EngineReport step() {
     require_same_parameters();
     if (in_evaluation_ || in_window_ == 0)
@@ -178,7 +180,7 @@ class HostEngine {
   [[nodiscard]] double mean(double value) {
     return engine::mean(comm_, steps_, value);
   }
-  /// Returns the mean of tensors of one element.
+  /// Returns the mean over all ranks of a tensor with one element.
   [[nodiscard]] double mean(const at::Tensor& value) {
     return mean(number_in(value));
   }
@@ -202,7 +204,7 @@ class HostEngine {
   [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
   /// Save and load like torch::Engine. Collective. A checkpoint of leaders
-  /// loads on any number of ranks, with leaders or without. It also has the
+  /// loads on any number of ranks, also by a torch::Engine. It includes the
   /// values that followers pass as extra.own. LoadOptions::accept is called on
   /// leaders.
   checkpoint::SaveReport save(const std::string& root,
@@ -300,8 +302,8 @@ class HostEngine {
     core_->set_accumulation_boundary(true);
     core_->set_others([this] { return others_.describe(); });
   }
-  // Runs `action` on the leader. All ranks of the host get its `values`, and
-  // what they need of its engine.
+  // Runs `action` on the leader. All ranks of the host get its `values` and the
+  // values of its engine that they keep.
   template <class... Values>
   void shared(const std::function<void()>& action, Values&... values) {
     HostBytes said(hosts_.shared([&] {
@@ -366,7 +368,7 @@ class HostEngine {
     divide_own(*report, comm_.rank());
     return report;
   }
-  // Gives the leader's parameters to all ranks of the host.
+  // Sends the leader's parameters to all ranks of the host.
   void hand_back() {
     memory_.send_parameters();
     const ::torch::NoGradGuard no_grad;
@@ -386,7 +388,7 @@ class HostEngine {
       }
     }
   }
-  // Gives them the tensors that a checkpoint has beside the parameters.
+  // Sends the tensors of a checkpoint that are not parameters.
   void hand_back_others() {
     const ::torch::NoGradGuard no_grad;
     const at::Device device = memory_.staging()->device();
@@ -415,7 +417,7 @@ class HostEngine {
   config::Config config_;
   HostGroup hosts_;
   ModuleBuffers buffers_;
-  std::vector<at::Tensor> before_;  // the leader's, until it has masters
+  std::vector<at::Tensor> before_;  // of the leader, until it has masters
   ModuleMemory memory_;
   std::unique_ptr<engine::Engine> core_{};  // of the leader
   ModuleOthers others_;
@@ -425,7 +427,7 @@ class HostEngine {
   std::int64_t window_ = 1;     // backwards of a step
   std::int64_t in_window_ = 0;  // backwards so far
   bool in_evaluation_ = false;
-  // The leader's engine has these values.
+  // Copies of values of the leader's engine.
   double loss_factor_ = 1;
   double loss_scale_ = 1;
   std::int64_t steps_ = 0;

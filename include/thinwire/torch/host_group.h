@@ -28,10 +28,11 @@ namespace thinwire::torch {
 class HostGroup {
  public:
   /// Collective over `comm`, which must outlive this object. `group` has the
-  /// ranks of this host in their order, and nobody else uses it. Its time-out
-  /// must be longer than the communicator's. Throws Error(kInvalidArgument) on
-  /// all ranks unless several hosts hold several ranks each, equally many, and
-  /// groups fit them. Throws Error(kCommFailure) if the group fails.
+  /// ranks of this host in rank order, and only this object uses it. Its
+  /// time-out must be longer than the communicator's. Throws
+  /// Error(kInvalidArgument) on all ranks unless there are several hosts with
+  /// the same number of ranks, at least two each, and groups that fit them.
+  /// Throws Error(kCommFailure) if the group fails.
   HostGroup(comm::Communicator& comm, c10::intrusive_ptr<c10d::Backend> group,
             at::Device device, int ranks_per_host)
       : comm_(comm), group_(std::move(group)) {
@@ -58,8 +59,9 @@ class HostGroup {
         refuse("used with a module on a device, got one on the CPU");
     });
     whole_ = comm.by_host(hosts);
-    // Who waits for a rank of its own host names it before other hosts miss
-    // their leader, and those before followers miss theirs.
+    // The time-outs are staggered. A rank that waits inside its host names the
+    // lost rank before other hosts miss their leader. These name the leader
+    // before followers miss theirs.
     first_ = comm::split_by_host(*whole_);
     parts_ = comm::split_by_host(*whole_, std::chrono::milliseconds(750));
     const c10::DeviceGuard on(device);
@@ -87,8 +89,8 @@ class HostGroup {
     const auto first = hosts.ranks.begin() + hosts.index * size();
     return {first, first + size()};
   }
-  /// Returns the communicator of one rank per host: those with this local rank.
-  /// The leaders exchange gradients over theirs.
+  /// Returns the communicator of the ranks with this local rank, one per host.
+  /// That of the leaders exchanges gradients.
   [[nodiscard]] comm::Communicator& between() { return *parts_.between; }
 
   /// Returns the rank of a host's leader in the whole communicator.
@@ -96,10 +98,10 @@ class HostGroup {
     return whole_->hosts().ranks[static_cast<std::size_t>(host * size())];
   }
 
-  /// Adds up `flat`, a contiguous tensor of the device, on the leader.
-  /// Collective in the host. Done for later operations of the current stream.
-  /// The group is called when all ranks are there: throws Error(kCommFailure)
-  /// naming who is missing, within the time-out.
+  /// Adds up `flat`, a contiguous tensor of the device, on the leader. Later
+  /// operations of the current stream see the sum. The group is called only
+  /// when all ranks are ready, so that Error(kCommFailure) can name the missing
+  /// rank within the time-out. Collective in the host.
   void sum(at::Tensor& flat) {
     meet();
     guarded("a sum", [&] {
@@ -110,7 +112,7 @@ class HostGroup {
       sums_.back()->wait();
     });
   }
-  /// Gives all ranks of the host the leader's values, in the same way.
+  /// Sends the leader's values to all ranks of the host, in the same way.
   void broadcast(at::Tensor& flat) {
     meet();
     guarded("a broadcast", [&] {
@@ -120,8 +122,8 @@ class HostGroup {
       group_->broadcast(tensors, options)->wait();
     });
   }
-  /// Returns on the leader when all sums are complete. Local. Throws
-  /// Error(kCommFailure) after the time-out.
+  /// Waits on the leader until all sums are complete. Throws
+  /// Error(kCommFailure) after the time-out. Local.
   void wait_for_sums() {
     const auto sums = std::exchange(sums_, {});
     if (!is_leader()) return;
@@ -187,9 +189,9 @@ class HostGroup {
   }
 
  private:
-  static constexpr char kDone = '=';  // no ErrorCode
+  static constexpr char kDone = '=';  // not the code of an error
 
-  // Returns when all ranks of the host are there.
+  // Waits until all ranks of the host have called it.
   void meet() {
     telling_others([&] { first_.inside->barrier(); });
   }
@@ -211,7 +213,7 @@ class HostGroup {
     try {
       group_->abort();
     } catch (const std::exception&) {
-      // It cannot; its calls end by its own time-out.
+      // The group cannot be ended; its calls end by its own time-out.
     }
     throw Error(ErrorCode::kCommFailure, why);
   }
