@@ -24,8 +24,9 @@ void add_version(CLI::App& app) {
 
 }  // namespace
 
-// Messages may hold several lines ("rank 0 says ..., rank 1 says ..."), but
-// what reads stderr is promised one. LibTorch's end with a trace of its calls.
+// Messages may have several lines ("rank 0 says ..., rank 1 says ..."), but
+// readers of stderr expect one. Messages of LibTorch end with a stack trace,
+// which is left out.
 std::string one_line(const std::string& text) {
   std::istringstream lines(text);
   std::string all;
@@ -41,7 +42,8 @@ std::string one_line(const std::string& text) {
 
 int run_app(CLI::App& app, int argc, const char* const* argv, std::ostream& out,
             std::ostream& err) {
-  // At once: ranks share one stderr, and parts of lines would mix.
+  // Writes a line in one piece, because ranks share stderr and parts of their
+  // lines could mix.
   const auto complain = [&](const std::string& what) {
     err << app.get_name() + ": " + one_line(what) + '\n' << std::flush;
   };
@@ -55,16 +57,16 @@ int run_app(CLI::App& app, int argc, const char* const* argv, std::ostream& out,
     }
     return kDone;
   } catch (const CLI::RequiredError& error) {
-    // CLI11 misses flags before it looks at those that it does not know, one of
-    // which may be the missing one, misspelt.
+    // CLI11 reports missing flags before unknown ones, although an unknown flag
+    // may be a misspelt missing one.
     std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
-    std::ranges::reverse(unknown);  // ExtrasError names the last one first
+    std::ranges::reverse(unknown);  // ExtrasError reverses the order
     const std::string what =
         unknown.empty() ? error.what() : CLI::ExtrasError(unknown).what();
     complain(what + " (see --help)");
     return kWrongUsage;
   } catch (const CLI::ParseError& error) {
-    // --help and --version come this way as well.
+    // The flags --help and --version end here, too.
     if (error.get_exit_code() == 0) return app.exit(error, out, err);
     complain(std::string(error.what()) + " (see --help)");
     return kWrongUsage;

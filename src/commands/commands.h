@@ -21,27 +21,30 @@ namespace thinwire::commands {
 struct Front {
   std::ostream& out;  ///< For results.
   std::ostream& err;  ///< For warnings and errors.
-  /// Collective: joins the ranks that a launcher has started. Empty if this
-  /// process runs alone.
+  /// Joins the ranks that a launcher has started. Empty if this process runs
+  /// alone. Collective.
   std::function<std::shared_ptr<comm::Communicator>()> join{};
 
-  /// Lines of doctor about what the library does not know: a name and a text.
+  /// Additional lines of doctor, each with a name and a text.
   std::vector<std::pair<std::string, std::string>> lines{};
   std::vector<std::string> advice{};  ///< Suggestions for this machine.
-  /// Whether this program was started where it was built, so that a clone with
-  /// its scripts is there.
+  /// Whether this program runs from its build tree, which has the scripts of a
+  /// clone.
   bool is_in_build_tree = false;
-  /// Why this program cannot train here; if it is empty, it can.
+  /// The reason why this program cannot train on this machine, or empty if it
+  /// can.
   std::string not_ready{};
-  /// Measures copies from pinned memory to the device of this machine, in GB/s;
-  /// 0 if there is none. Empty if the program knows no devices.
+  /// Returns the rate of copies from pinned memory to the device of this
+  /// machine in GB/s, or 0 without a device. Empty if the program does not
+  /// support devices.
   std::function<double()> copies_gbps{};
-  /// It has transports that replace those which this build lacks.
+  /// Whether the program has transports that replace those missing from this
+  /// build.
   bool has_transports = false;
 };
 
-/// Adds plan: what a step would take, send and keep with each way to average.
-/// Like all commands, it keeps a reference to `front`.
+/// Adds plan, which predicts time, traffic and memory of a step for each way to
+/// average. Like all commands, it keeps a reference to `front`.
 void add_plan(CLI::App& app, const Front& front);
 
 /// Adds doctor, which reports on this machine and build. In a job of several
@@ -50,12 +53,13 @@ void add_plan(CLI::App& app, const Front& front);
 /// other, each prints its report and fails.
 void add_doctor(CLI::App& app, const Front& front);
 
-/// Adds config check: what becomes of each key of a configuration file.
+/// Adds config check, which reports the effect of each key of a configuration
+/// file.
 void add_config(CLI::App& app, const Front& front);
 
 /// Parses the command line and runs the selected callbacks. Adds --version to
 /// `app` and its subcommands. Returns 0 on success, 1 if a callback threw, and
-/// 2 for wrong usage. Errors are one line on `err`.
+/// 2 for wrong usage. An error is one line on `err`.
 [[nodiscard]] int run_app(CLI::App& app, int argc, const char* const* argv,
                           std::ostream& out, std::ostream& err);
 
@@ -65,7 +69,7 @@ void add_config(CLI::App& app, const Front& front);
                                const std::vector<std::string>& arguments,
                                const Front& front);
 
-/// Returns a message of several lines as one.
+/// Returns a message as one line.
 [[nodiscard]] std::string one_line(const std::string& text);
 
 }  // namespace thinwire::commands

@@ -37,7 +37,7 @@ std::string_view status_of(const KeyNote& note) {
 
 std::string line_of(const KeyNote& note) {
   std::string text = fmt::format("{:<11}", status_of(note));
-  // The sentence of a rejection names the key and its value.
+  // The note of a rejection already names the key and its value.
   if (note.kind == KeyNote::Kind::kRejected) return text + note.note + '\n';
   text += note.path;
   if (!note.value.empty()) text += " = " + brief_json(read_json(note.value));
@@ -54,7 +54,7 @@ std::string json_line_of(const KeyNote& note) {
   return compact_json(line) + '\n';
 }
 
-// Names the checks that were left out.
+// Returns a sentence about the checks that were left out.
 std::string_view not_checked(bool is_rejected, bool has_ranks) {
   if (is_rejected)
     return "combinations of keys, and values that depend on a rejected key: "
@@ -74,7 +74,7 @@ std::string not_checked_line(std::string_view what, bool as_json) {
 }
 
 void check(const Front& front, const CheckFlags& flags) {
-  // train_gpt reads an object of its own.
+  // The object "train_gpt" belongs to the example of that name.
   const std::vector<KeyNote> notes =
       config::check_file(flags.file, flags.ranks, {"train_gpt"});
   for (const KeyNote& note : notes)

@@ -9,7 +9,7 @@ namespace thinwire::commands {
 
 namespace {
 
-// Bytes of a link that carry payload: 1448 of each 1538.
+// Share of a link's bytes that carry payload: 1448 of every 1538.
 constexpr double kPayload = 1448.0 / 1538;
 constexpr double kFp32 = 4;
 constexpr double kBf16 = 2;
@@ -17,13 +17,13 @@ constexpr double kBf16 = 2;
 // Bytes per parameter, or GB per billion of them.
 struct Bytes {
   double device = 0;
-  double inside = 0;  // that a device sends to others of its host
+  double inside = 0;  // sent by a device to others of its host
   double copies = 0;
   double host = 0;
-  double between = 0;  // that a host sends
+  double between = 0;  // sent by a host
 };
 
-// Records of 1024 elements also have a step in fp32.
+// Records of 1024 elements also have an fp32 step size.
 double record_bytes(int bits) { return bits / 8.0 + kFp32 / 1024; }
 
 // Returns the share of an array that a rank sends in a reduce-scatter or a
@@ -36,8 +36,8 @@ Bytes exact_bf16(double gradient, double hosts, double on_host) {
           .between = 2 * kBf16 * part_of(hosts)};
 }
 
-// gloo reads and writes each byte twice on its way inside a host, in sums and
-// in gathers of fp32. The codec and its residuals take 24 bytes once.
+// In a host gloo reads and writes each byte twice, both in sums and in gathers
+// of fp32. The codec and its residuals take 24 bytes once.
 Bytes on_host(int bits, double gradient, double hosts, double on_host) {
   constexpr double kCodec = 24;
   const double sums = 2 * kFp32 * 4 * part_of(on_host);
@@ -46,10 +46,10 @@ Bytes on_host(int bits, double gradient, double hosts, double on_host) {
           .between = 2 * record_bytes(bits) * part_of(hosts)};
 }
 
-// Bytes that operations of torch read and write per parameter: on all
-// gradients, on the rank's part of them, and on the part that it serves. The
-// Python tests count them. Without ranks inside a host, a part is neither
-// ordered nor averaged first, and its residuals are not gathered.
+// Bytes per parameter that operations of torch read and write. They are for all
+// gradients, for the rank's part, and for the part that it serves. Python tests
+// count them. With one rank per host, a part is neither reordered nor averaged
+// first, and its residuals are not gathered.
 Bytes on_device(int bits, double gradient, double hosts, double on_host) {
   const bool is_4 = bits == 4;
   const double whole = (is_4 ? 54.6 : 52.1) + 3 * gradient;

@@ -29,8 +29,8 @@ namespace thinwire::commands {
 
 namespace {
 
-/// Where the host path of tensors on devices was tested. It is the label of the
-/// rows of python/thinwire/_devices.py, with which a test compares it.
+/// Label of the machine on which the host path of tensors on devices was
+/// tested. A test compares it with the rows of python/thinwire/_devices.py.
 constexpr const char* kDevicesTested =
     "test device; 8 of 10 features also ran on NVIDIA H200";
 
@@ -41,7 +41,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// Collects a report's lines, and what would make the machine better.
+/// Collects the lines of a report, and advice for this machine.
 class Report {
  public:
   void say(std::string_view name, std::string_view text) {
@@ -79,14 +79,15 @@ void say_threads(Report& report) {
                  : "1 per rank (THINWIRE_NUM_THREADS is not set)");
 }
 
-// In Python a process group may have another one.
+// The time-out is not known in Python, where a process group may have another
+// one.
 void say_timeout(const Front& front, Report& report) {
   const std::chrono::duration<double> limit = env::timeout();
   if (!front.has_transports)
     report.say("timeout", fmt::format("{} s per collective", limit.count()));
 }
 
-// Python has transports of its own, and checks the name when it joins.
+// Python has other transports, and checks the name when it joins.
 void require_known_backend(const Front& front) {
   const std::optional<std::string> chosen = env::comm_backend();
   if (!chosen || front.has_transports) return;
@@ -179,7 +180,7 @@ std::string say_hosts(const std::vector<std::string>& host_of) {
                      fmt::join(hosts, ", "));
 }
 
-/// One line for each line in which ranks of a host differ from rank 0.
+/// Returns a line for each line in which ranks of a host differ from rank 0.
 std::string differences(const std::vector<std::string>& reports,
                         const std::vector<std::string>& host_of) {
   const std::vector<std::string> first = lines_of(reports[0]);
@@ -205,7 +206,7 @@ std::string differences(const std::vector<std::string>& reports,
   return text;
 }
 
-// In one write, so that blocks of several processes do not mix.
+// Writes once, so that blocks of several processes do not mix.
 void print(const Front& front, const std::string& text) {
   front.out << text << std::flush;
 }
@@ -224,7 +225,7 @@ std::shared_ptr<comm::Communicator> join_ranks(const Front& front,
   }
 }
 
-// Rank 0 prints for all; it alone measures, while the others wait.
+// Rank 0 prints the report. Only rank 0 measures, while the others wait.
 void run_doctor(const Front& front) {
   Report report = what_is_here(front);
   if (!front.join) {

@@ -18,7 +18,7 @@ int num_cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-// The best of a few rounds, since whatever else runs here can only slow it
+// Returns the best of a few rounds, because other programs can only slow it
 // down.
 double memory_bandwidth(int num_threads) {
   constexpr std::size_t kSize = std::size_t{32} << 20;
@@ -46,8 +46,8 @@ double memory_bandwidth(int num_threads) {
 }
 
 std::string host_path(const plan::Workload& work, double copies_gbps) {
-  // Bytes per parameter of encoding, averaging and updating; bench/devices has
-  // the same number.
+  // Bytes of memory traffic per parameter for encoding, averaging and updating.
+  // The same number is in bench/devices.
   constexpr double kPasses = 24.5;
   const auto size = static_cast<double>(size_of(work.dtype));
   const double bytes = kPasses + 2 * size;

@@ -10,7 +10,8 @@ namespace thinwire::commands {
 /// Returns the number of cores that this process may use.
 [[nodiscard]] int num_cores();
 
-/// Returns GB/s of a += b on this machine: two reads and one write per element.
+/// Returns the rate of a += b on this machine in GB/s, with two reads and one
+/// write per element.
 [[nodiscard]] double memory_bandwidth(int num_threads);
 
 /// Returns a line for a model on a device: the cost per step of its path

@@ -32,7 +32,7 @@ struct PlanFlags {
   double backward_ms = 0;
   double compute_ms = 0;
   std::string config;
-  std::optional<config::Config> file;  // what it says
+  std::optional<config::Config> file;  // its contents
   std::string dtype;
   bool json = false;
   std::optional<int> threads;
@@ -42,7 +42,7 @@ struct PlanFlags {
   std::optional<std::int64_t> steps;
   std::optional<std::int64_t> freeze_step;
   std::optional<int> warmup_bits;
-  // Describe a network other than the measured one.
+  // Flags that describe a network other than the measured one.
   std::optional<double> link_gbps;
   std::optional<double> latency_us;
   std::optional<int> ranks;
@@ -60,7 +60,7 @@ constexpr double kMostRanks = 1e6;
 constexpr double kMostTime = 1e9;  // of a flag, in its unit
 constexpr double kCopies = 25;     // GB/s of PCIe 4 with 16 lanes
 
-// Backward takes two thirds of what forward and backward take together.
+// Backward takes two thirds of the time of forward and backward.
 constexpr double kBackwardPart = 2.0 / 3;
 
 [[noreturn]] void refuse_usage(const std::string& what) {
@@ -132,7 +132,8 @@ void say_what_is_not_given(const Front& front, const PlanFlags& flags) {
                  "step counts only its exchange and update\n";
 }
 
-// Only where an accelerator computes: others have their parameters on the host.
+// Prints a line only for models on an accelerator, because other models already
+// have their parameters in host memory.
 void say_host_path(const Front& front, const PlanFlags& flags,
                    const plan::Workload& work) {
   if (flags.threads != 0 || flags.json) return;
@@ -140,7 +141,7 @@ void say_host_path(const Front& front, const PlanFlags& flags,
   front.out << host_path(work, copies);
 }
 
-// Rates that are not given are measured, as far as that is possible.
+// Missing rates are measured if possible.
 void say_device_path(const Front& front, const PlanFlags& flags,
                      const plan::Workload& work, const plan::Network& network) {
   DeviceRates rates = flags.devices;
@@ -200,8 +201,8 @@ void run_alone(const Front& front, const PlanFlags& flags) {
   comm::run_local_ranks(1, [&](comm::Communicator& alone) {
     compute = plan::measure_compute(alone);
   });
-  // One rank serves nobody and adds nothing up: from memory traffic, as shares
-  // of what it has measured.
+  // One rank neither serves nor sums, so the sum takes the time of the norm,
+  // which has similar memory traffic.
   compute.sum = compute.norm;
   compute.spread.sum = compute.spread.norm;
   if (flags.json) {
@@ -227,7 +228,7 @@ void run_in_job(const Front& front, const PlanFlags& flags) {
         "--ranks-per-host, --link-gbps and --latency-us out, or start it "
         "without one");
   const auto comm = front.join();
-  // Before any exchange, so that every rank refuses for itself.
+  // Throws before any exchange, so that every rank can refuse.
   plan::Workload work = workload_of(flags, comm->size());
   const plan::Processors processors =
       plan::measure_processors(*comm, flags.threads.value_or(-1));
@@ -270,8 +271,8 @@ void run_plan(const Front& front, PlanFlags flags) {
     run_alone(front, flags);
 }
 
-// nan is in no range; CLI::Range lets it pass. `digits`: a whole number, 3e4
-// too, which transform() writes out.
+// CLI::Range accepts NaN, this validator does not. `digits` accepts whole
+// numbers, also in the form 3e4, which transform() writes out.
 CLI::Validator number(double least, double most, bool digits = false) {
   const std::string range = fmt::format("in [{:.16g}, {:.16g}]", least, most);
   return CLI::Validator(

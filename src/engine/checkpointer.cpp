@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How far apart agreements are: rank 0 proposes steps for the seconds.
+// Seconds between agreements. Rank 0 proposes a number of steps for them.
 constexpr double kSecondsBetweenAgreements = 1;
 constexpr std::int64_t kMostStepsBetweenAgreements = 100;
 
@@ -32,12 +32,12 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-// A rank's part of an agreement, in eight bytes.
+// The contribution of a rank to an agreement, in eight bytes.
 struct Word {
   bool stop = false;
-  bool is_time = false;    // Rank 0's counts.
-  bool is_saving = false;  // Its last save is not yet written.
-  std::int64_t steps = 1;  // Steps to the next agreement; rank 0's counts.
+  bool is_time = false;    // Rank 0 decides.
+  bool is_saving = false;  // The last save is not yet written.
+  std::int64_t steps = 1;  // Steps to the next agreement, as rank 0 decides.
 
   [[nodiscard]] std::int64_t packed() const {
     return steps << 8 | (stop ? 1 : 0) | (is_time ? 2 : 0) |
@@ -54,8 +54,8 @@ struct Word {
 // ---- signals
 
 struct Watched {
-  int users = 0;               // under the mutex
-  struct sigaction before {};  // set before the handler is
+  int users = 0;               // guarded by the mutex
+  struct sigaction before {};  // saved before the handler is set
   std::atomic<bool> raised{false};
 };
 static_assert(std::atomic<bool>::is_always_lock_free);
@@ -72,7 +72,7 @@ extern "C" void set_flag(int signal) {
   if (!its.raised.exchange(true)) return;
   const int saved = errno;
   sigaction(signal, &its.before, nullptr);
-  raise(signal);  // arrives when this handler has returned
+  raise(signal);  // takes effect when this handler returns
   errno = saved;
 }
 
@@ -98,7 +98,7 @@ void unwatch(int signal) noexcept {
   Watched& its = watched(signal);
   if (--its.users > 0) return;
   struct sigaction now {};
-  // Not where somebody else has taken it since.
+  // Does nothing if the action has been changed since.
   if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == set_flag)
     sigaction(signal, &its.before, nullptr);
 }
@@ -106,8 +106,8 @@ void unwatch(int signal) noexcept {
 }  // namespace
 
 // Makes signals set a flag of the process instead of their action, as long as
-// the object exists. A second signal of a kind has its action again. Several
-// objects may exist at once, for example if ranks are threads.
+// the object exists. A second signal of the same kind takes its usual action.
+// Several objects may exist at once, for example if ranks are threads.
 class SignalFlag {
  public:
   explicit SignalFlag(const std::vector<int>& signals) : signals_(signals) {
@@ -207,13 +207,14 @@ struct Checkpointer::Impl {
   bool stop_agreed = false;
   bool is_stopped = false;
 
-  std::int64_t boundaries = 0;        // Steps so far, also skipped ones.
-  std::int64_t saved_boundaries = 0;  // When the newest complete save began.
-  std::int64_t seen_steps = 0;        // Applied ones, when last looked at.
+  std::int64_t boundaries = 0;        // Steps so far, including skipped ones.
+  std::int64_t saved_boundaries = 0;  // At the begin of the newest complete
+                                      // save.
+  std::int64_t seen_steps = 0;        // Applied steps at the last check.
   bool is_due = false;
   Clock::time_point newest_save = Clock::now();
   std::optional<Pending> pending;
-  std::string failure;  // Found since the last step.
+  std::string failure;  // Error since the last step.
 
   std::int64_t interval = 1;         // steps between two agreements
   std::int64_t until_agreement = 1;  // steps to the next one
@@ -225,8 +226,8 @@ void Checkpointer::Impl::say(LogLevel level, const std::string& text) const {
   if (engine.communicator().rank() == 0) log(level, text);
 }
 
-// Reports a failed save, without which training can continue. A lost peer and
-// ranks that differ end it.
+// Reports a failed save, after which training can continue. A lost peer and
+// differences between ranks end training instead.
 void Checkpointer::Impl::failed(const Error& error) {
   if (error.code() != ErrorCode::kUnavailable) throw;
   ++totals.failed;
@@ -311,7 +312,7 @@ Checkpointer::Impl::Pending Checkpointer::Impl::save(
       .report = {}, .boundaries = boundaries, .held = 0, .began = Clock::now()};
   checkpoint::SaveOptions how = options.save;
   how.asynchronous = asynchronous;
-  // That has come.
+  // The next sync has been reached already.
   how.local_steps = local_steps == checkpoint::LocalSteps::kNextSync
                         ? checkpoint::LocalSteps::kAsIs
                         : local_steps;

@@ -34,7 +34,8 @@ std::string wide_of(ConstView params) {
 bool keeps_gradients(const Config& config, int world) {
   if (config.zero.stage == 0) return true;
   if (config.zero.stage == 2) return false;
-  // At stage 1 an array of 16 bits beside one of sums would be a waste.
+  // At stage 1 a 16-bit array would be wasted if there is an array of fp32
+  // sums.
   const bool adds_up = !config.managed_gradient_accumulation ||
                        config.batch(world).accumulation_steps > 1;
   const bool is_wider = config.precision.dtype != DType::kFloat32 &&
@@ -98,8 +99,7 @@ void Engine::Impl::start(ConstView initial) {
 }
 
 // The optimizer is made first, because it may refuse arguments, and nothing may
-// be written before. All ranks get rank 0's parameters, before they are
-// rounded.
+// be changed before that. All ranks get rank 0's parameters before rounding.
 void Engine::Impl::make_optimizer(ConstView initial) {
   const ConstView own = initial.empty() ? ConstView(params) : initial;
   const auto make = [&](ConstView from) {
@@ -180,7 +180,7 @@ void Engine::read_masters(bool only_written) {
 
 zero::ShardedOptimizer& Engine::zero() {
   if (impl_->made.zero == nullptr) refuse_without_zero("zero");
-  impl_->marks.forget();  // its setters may change values
+  impl_->marks.forget();  // its setters may write parameters
   return *impl_->made.zero;
 }
 

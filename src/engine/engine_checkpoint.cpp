@@ -38,7 +38,7 @@ void flatten(const JsonValue& value, const std::string& path,
     flatten(member, path.empty() ? name : path + '.' + name, values);
 }
 
-// Whether a setting only says what a run reports or saves.
+// Returns whether a setting only affects reports or saves.
 bool is_of_reports(std::string_view name) {
   for (const std::string_view section :
        {"thinwire.checkpoint.", "thinwire.telemetry."})
@@ -47,7 +47,8 @@ bool is_of_reports(std::string_view name) {
          name == "memory_breakdown";
 }
 
-// Whether a load restores the saved value of a setting that is not set now.
+// Returns whether a load restores the saved value of a setting that is unset
+// now.
 bool is_restored(std::string_view name) {
   return name == "optimizer.params.freeze_step" ||
          name == "optimizer.params.var_freeze_step";
@@ -78,8 +79,8 @@ std::vector<std::string> changed_settings(const std::string& saved,
   return lines;
 }
 
-// Returns the configuration as JSON, without groups and without the options of
-// a rule of the caller's. The program sets both, and no file has them.
+// Returns the configuration as JSON, without groups, and without options of the
+// caller's own rule. The program sets both, and no file has them.
 std::string text_of(config::Config config, bool has_own_rule) {
   std::visit([](auto& options) { options.groups.clear(); }, config.optimizer);
   if (!has_own_rule) return config.to_json();
@@ -171,8 +172,8 @@ checkpoint::Training Engine::Impl::training_to_load() {
   return training();
 }
 
-// The optimizer has the saved run's rates. This run's rates apply, except those
-// that were set by hand.
+// Replaces the saved rates, which the optimizer has loaded, by this run's
+// rates. Rates that were set by hand stay.
 void Engine::Impl::restore(checkpoint::LoadReport& loaded,
                            checkpoint::What what, Continuation&& next) {
   marks.forget();

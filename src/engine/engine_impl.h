@@ -31,9 +31,9 @@
 
 namespace thinwire::engine {
 
-/// Replaces the clock by which an engine judges whether compressed steps are
-/// faster. It is read twice in each step at a boundary: before the optimizer's
-/// step and after it. For tests.
+/// Replaces the clock that judges whether compressed steps are faster. In each
+/// step at a boundary it is read before and after the optimizer's step. For
+/// tests.
 class EngineClock {
  public:
   using Now = std::function<std::chrono::steady_clock::time_point()>;
@@ -41,7 +41,7 @@ class EngineClock {
   static void set(Engine& engine, Now now);
 };
 
-/// Refuses a call that only ZeRO can serve.
+/// Throws because the call requires ZeRO.
 [[noreturn]] void refuse_without_zero(std::string_view caller);
 
 /// Reads and sets the values that the engine's optimizer has.
@@ -61,8 +61,8 @@ class EngineValues final : public zero::WholeValues {
 };
 
 /// Receives the gradients of the window if there is an array of all gradients.
-/// The framework leaves them in it, and buckets are sent as they fill. Without
-/// such an array ZeRO receives them, and the window is ZeRO's.
+/// The framework leaves them in it, and buckets are sent as soon as they are
+/// complete. Without such an array ZeRO receives them and has the window.
 struct Engine::Impl final : exchange::GradientSink {
   Impl(comm::Communicator& c, const ParameterLayout& l,
        const config::Config& settings, View p, View g, optim::MakeRule r)
@@ -94,8 +94,8 @@ struct Engine::Impl final : exchange::GradientSink {
     if (made.zero != nullptr) return made.zero->loss_scale();
     return made.mixed == nullptr ? 1 : made.mixed->loss_scale();
   }
-  /// Returns whether the last backward is the window's last one, or, before a
-  /// window, whether its first one will be.
+  /// Returns whether the latest backward is the last one of its window. Before
+  /// a window, returns whether the first backward will be the last.
   [[nodiscard]] bool is_boundary() const {
     if (window->is_complete()) return true;
     if (boundary) return *boundary;
@@ -115,8 +115,9 @@ struct Engine::Impl final : exchange::GradientSink {
   [[nodiscard]] ConstView own_gradients() const {
     return has_gradient_array ? ConstView(grads) : ConstView();
   }
-  /// Runs `body`, which exchanges with other ranks. If a rank makes fewer calls
-  /// or others, it mostly had fewer batches, and the error says so.
+  /// Runs `body`, which exchanges with other ranks. If a rank makes fewer or
+  /// different calls, the error suggests that it had fewer batches, which is
+  /// the usual cause.
   template <class F>
   auto exchange(F&& body) {
     try {
@@ -128,15 +129,16 @@ struct Engine::Impl final : exchange::GradientSink {
   }
 
   // ---- telemetry and notices: engine_watch.cpp
-  /// Forgets the times of steps, because the next ones are another run's.
+  /// Forgets the times of steps, because the next steps belong to another run.
   void watch_anew();
 
   // ---- checkpoints: engine_checkpoint.cpp
   [[nodiscard]] checkpoint::Training training();
   void require_between_windows(const char* what) const;
-  /// Returns the training to load into, once no save is pending. Collective.
+  /// Waits for a pending save, and returns the training to load into.
+  /// Collective.
   [[nodiscard]] checkpoint::Training training_to_load();
-  /// Values that a load will set here.
+  /// Values that a load will set.
   struct Continuation {
     std::int64_t steps = 0;
     std::vector<std::optional<double>> by_hand{};
@@ -145,7 +147,7 @@ struct Engine::Impl final : exchange::GradientSink {
   /// Returns options that fill in `next` before anything changes.
   [[nodiscard]] checkpoint::LoadOptions checked(
       const checkpoint::LoadOptions& options, Continuation& next) const;
-  /// Sets what the load has found.
+  /// Sets the values of the loaded checkpoint.
   void restore(checkpoint::LoadReport& loaded, checkpoint::What what,
                Continuation&& next);
 
@@ -158,41 +160,42 @@ struct Engine::Impl final : exchange::GradientSink {
   const View grads;
   const optim::MakeRule own_rule;  // empty: the configuration's
   const std::int64_t accumulation_steps;
-  const bool has_gradient_array;  // if not, they are passed one by one
+  const bool has_gradient_array;  // without it, they are passed one by one
   EngineRates rates;
   std::int64_t steps = 0;
 
-  std::optional<bool> boundary;  // set by the caller
+  std::optional<bool> boundary;  // if the caller sets it
   bool in_evaluation = false;
 
   // ---- since the last step
   // The window of all calls: `own_window` with an array of all gradients,
-  // otherwise ZeRO's. Made with the optimizer, whose buckets it has.
+  // otherwise ZeRO's. It is made with the optimizer, and has the same buckets.
   exchange::GradientWindow* window = nullptr;
   std::optional<exchange::GradientWindow> own_window;
-  double waited = 0;    // seconds in backward, for buckets that were sent
-  GradientMarks marks;  // of values that the caller may not change until step()
-  Buffer sums;          // fp32, of 16-bit gradients; made when needed
+  double waited = 0;    // seconds in backward, waiting for sent buckets
+  GradientMarks marks;  // of values that must not change until step()
+  Buffer sums;          // fp32 sums of 16-bit gradients, allocated on first use
   bool accumulates_in_fp32 = false;
   ModelParallel model_parallel;
-  Buffer travelling;  // gradients in the dtype of the wire, if that is another
+  Buffer travelling;  // gradients in the dtype of the wire, if it differs
   EngineReport report;
-  comm::Counters counters;  // at the window's first backward
+  comm::Counters counters;  // at the begin of the window
   std::chrono::steady_clock::time_point backward_began;
 
   // ---- telemetry and notices
   Telemetry telemetry;
-  const std::vector<std::string> host_names;  // of every rank, for errors
+  const std::vector<std::string> host_names;  // of every rank, for error
+                                              // messages
   FallbackWatch fallback;
   StepNotices notices;
   // End of this run's last step, if there was one.
   std::optional<std::chrono::steady_clock::time_point> step_ended;
-  std::chrono::steady_clock::time_point step_began;  // of this one
+  std::chrono::steady_clock::time_point step_began;  // of the present step
   EngineClock::Now now = [] { return std::chrono::steady_clock::now(); };
 
   std::function<Others()> others;     // empty: there are none
   std::optional<EngineValues> whole;  // made with the window
-  // Destroyed before the memory above, in which its exchanges are pending.
+  // Destroyed before the memory above, which its pending exchanges use.
   OptimizerStack made;
   checkpoint::Saver saver;  // its destructor waits for a pending save
 

@@ -13,8 +13,8 @@
 
 namespace thinwire::engine {
 
-/// Learning rates of an optimizer. The configuration's schedule, the caller's
-/// schedule, or a rate set by hand decides, group by group.
+/// Learning rates of an optimizer. For each group the configuration's schedule,
+/// the caller's schedule, or a rate set by hand decides.
 class EngineRates final : public LearningRates {
  public:
   explicit EngineRates(config::LearningRateSchedule schedule)
@@ -39,17 +39,18 @@ class EngineRates final : public LearningRates {
   [[nodiscard]] const std::vector<std::optional<double>>& by_hand() const {
     return by_hand_;
   }
-  /// Sets them, and the other rates to those of the options.
+  /// Sets the rates in `by_hand`, and the other rates to those of the options.
   void restore(std::vector<std::optional<double>> by_hand);
   /// Throws Error(kCorruptCheckpoint) if load() cannot use the state.
   void require_loadable(const StateDict& state) const;
-  /// Reads them from a state that the optimizer has loaded.
+  /// Reads the rates that were set by hand from a state that the optimizer has
+  /// loaded.
   void load(const StateDict& state);
 
  private:
   const config::LearningRateSchedule schedule_;
   optim::ParameterGroups* groups_ = nullptr;
-  config::LearningRateFunction own_;            // empty: the configuration's
+  config::LearningRateFunction own_;            // if empty, the configuration's
   std::vector<double> base_;                    // per group, of its options
   std::vector<double> applied_;                 // per group, as last set here
   std::vector<std::optional<double>> by_hand_;  // per group

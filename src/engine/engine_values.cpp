@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole values of an engine with any optimizer.
+// The part of the engine that reads and writes whole values, with any
+// optimizer.
 #include "core/require.h"
 #include "engine/engine_impl.h"
 #include "optim/saved_state.h"
@@ -20,7 +21,7 @@ void Engine::Impl::set_parameter(const Parameter& p,
   const bool has_masters =
       made.mixed != nullptr && !made.mixed->masters().empty();
   Buffer all(layout.size(), DType::kFloat32);
-  // Between syncs this rank's own parameters are not the others'.
+  // Between syncs the parameters differ between ranks.
   if (optim::steps_behind(optimizer()) > 0)
     kernels::convert(optim::exchanged_params(optimizer(), params), all.view());
   else
@@ -33,8 +34,8 @@ void Engine::Impl::set_parameter(const Parameter& p,
 
 namespace {
 
-// Replaces `values`, widened `params`, by those masters of which `params` are
-// the rounding.
+// Replaces each of `values`, which are `params` in fp32, by its master if the
+// master rounds to the parameter.
 void keep_masters(ConstView params, std::span<const float> masters,
                   std::span<float> values) {
   if (params.dtype() == DType::kFloat32) return;

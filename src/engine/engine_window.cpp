@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One window of accumulation: backwards, gradients in flight, the step.
+// The part of the engine for windows of accumulation: backwards, gradients in
+// flight, and the step.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -36,7 +37,7 @@ void Engine::Impl::make_window() {
     buckets = made.zero->gradients().buckets();
   else if (const auto* const early = optimizer().early())
     buckets = early->buckets();
-  if (buckets.empty())  // the optimizer accepts any
+  if (buckets.empty())  // accepted by the optimizer
     buckets = exchange::equal_buckets(
         layout.size(),
         exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
@@ -111,9 +112,9 @@ void Engine::Impl::store(const exchange::GradientPart& part) {
                         grads.subview(range.offset, range.size));
 }
 
-// Tells whether gradients are converted before they are sent. 16-bit ones are
-// added in fp32 and rounded once, whatever the wire. Some optimizers accept no
-// other type.
+// Returns whether gradients are converted before they are sent. 16-bit
+// gradients are added in fp32 and rounded once, whatever the wire. Some
+// optimizers accept no other type.
 bool Engine::Impl::is_converted() {
   const DType dtype = window_gradients().dtype();
   if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
@@ -138,7 +139,8 @@ View Engine::Impl::to_send(Range range) {
   return all_travelling();
 }
 
-// Gradients of fp32 parameters beside 16-bit ones keep their type.
+// If most parameters have 16 bits, gradients of fp32 parameters keep their
+// type.
 View Engine::Impl::all_travelling() {
   const std::size_t first = travelling.size();
   return View::joined(travelling.view(),
@@ -172,8 +174,8 @@ void Engine::Impl::end_backward() {
   marks.remember(params, own_gradients());
 }
 
-// Waits for exchanges in the gradients. From here on the caller may read them,
-// or scale them by mistake, before step().
+// Waits for exchanges in the gradients. Afterwards the caller may read them, or
+// scale them by mistake, before step().
 void Engine::Impl::finish_sent() {
   const auto began = Clock::now();
   optimizer().early()->finish();
@@ -186,7 +188,7 @@ void Engine::Impl::finish_sent() {
 void Engine::Impl::cancel_backward(std::string_view reason) {
   if (!window->in_backward()) return;
   if (window->cancel()) return begin_window();
-  // Sent gradients cannot be taken back, and other ranks wait for the rest.
+  // Sent gradients cannot be revoked, and other ranks wait for the rest.
   comm.give_up(reason);
   throw Error(ErrorCode::kCommFailure,
               fmt::format("cancel_backward: gradients have been sent before "
@@ -223,8 +225,8 @@ void Engine::Impl::explain(const Error& error) const {
   if (!comm::failure::is_out_of_step(text) ||
       text.find(kHint) != std::string::npos)
     return;
-  // A rank that sends nothing may be gone with its machine. A rank that sends
-  // something else, or has left in good order, is not.
+  // The machine of a silent rank may be gone. A rank that sends something else,
+  // or has left in an orderly way, is alive.
   std::set<std::string> hosts;
   for (const int rank : comm::failure::waited_for(text))
     if (rank < comm.size())
@@ -297,7 +299,7 @@ EngineReport Engine::Impl::step(const optim::FinalRange& final_range) {
     if (error.code() == ErrorCode::kNonFinite) begin_window();
     throw;
   }
-  // The traffic and the waits of backward count too.
+  // The report includes the traffic and the waits of backward.
   done.seconds += waited;
   done.exchange_seconds += waited;
   optim::report_traffic(done, comm.counters() - counters);

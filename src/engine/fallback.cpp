@@ -58,7 +58,7 @@ std::optional<FallbackWatch::Verdict> FallbackWatch::add(
   keep(compressed_, seconds);
   if (compressed_.size() < kSteps) return std::nullopt;
   const Verdict verdict{exact_median_, median(compressed_, whole)};
-  exact_median_ = 0;  // there is one verdict only
+  exact_median_ = 0;  // there is only one verdict
   return verdict;
 }
 

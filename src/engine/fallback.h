@@ -13,15 +13,16 @@
 
 namespace thinwire::engine {
 
-/// Judges whether compressed steps are faster, from measured times: of exact
-/// steps, of an exchange of zeros at the freeze, and of compressed steps after
-/// it. The caller passes the times; this class reads no clock.
+/// Judges whether compressed steps are faster than exact ones. It uses the
+/// measured times of exact steps, of an exchange of zeros at the freeze, and of
+/// compressed steps. The caller passes the times; this class reads no clock.
 class FallbackWatch {
  public:
-  /// Compressed steps pay if they take less than this share of the time.
+  /// Compressed steps are worthwhile if they take less than this share of the
+  /// time.
   static constexpr double kPaysBelow = 0.98;
-  /// Times of one step: since the end of the previous step, and the part of it
-  /// in step() and in waits of backward.
+  /// Times of one step: the time since the end of the previous step, and its
+  /// part in step() and in waits of backward.
   struct StepSeconds {
     double whole = 0;
     double step = 0;
@@ -35,24 +36,24 @@ class FallbackWatch {
       return compressed < kPaysBelow * exact;
     }
   };
-  /// Number of last steps over which medians are formed. There is no verdict on
-  /// fewer than kLeastSteps.
+  /// Number of recent steps in a median. There is no verdict on fewer than
+  /// kLeastSteps.
   static constexpr std::size_t kSteps = 20;
   static constexpr std::size_t kLeastSteps = 5;
 
   explicit FallbackWatch(config::Fallback what) : what_(what) {}
 
-  /// Records an applied step. Returns a verdict once: kSteps compressed steps
-  /// after the freeze, if the run was not interrupted.
+  /// Records an applied step. Returns a verdict once, kSteps compressed steps
+  /// after the freeze, unless the run was interrupted.
   std::optional<Verdict> add(optim::Phase phase, const StepSeconds& seconds);
-  /// Answers as a FreezeGate. All ranks use the largest times. The first rank
+  /// Implements a FreezeGate. All ranks use the longest times. The first rank
   /// logs if compressed steps would not be faster. Collective.
   [[nodiscard]] bool ends_exact_stage(comm::Communicator& comm,
                                       const optim::FreezeRequest& request);
   /// Returns the message about steps after the freeze.
   [[nodiscard]] static std::string text_after(const Verdict& verdict);
 
-  /// Forgets all times, because the next steps are another run's.
+  /// Forgets all times, because the next steps belong to another run.
   void forget();
 
  private:

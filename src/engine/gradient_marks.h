@@ -12,8 +12,8 @@
 namespace thinwire::engine {
 
 /// Detects external writes to gradients or parameters between a window's last
-/// backward and its step. It compares one element per parameter: the first
-/// whose gradient is finite and not 0, so that scaling changes its bits.
+/// backward and its step. It compares one element per parameter. This is the
+/// first whose gradient is finite and not 0, because scaling changes its bits.
 class GradientMarks {
  public:
   /// `layout` must outlive this object.
@@ -29,8 +29,9 @@ class GradientMarks {
     std::size_t parameter = 0;
     bool is_of_gradient = false;
   };
-  /// Returns the first parameter that differs from the record. Gradients come
-  /// before parameters, because callers that step by hand often scale first.
+  /// Returns the first parameter that differs from the record. Gradients are
+  /// compared before parameters, because callers that step by hand often scale
+  /// first.
   [[nodiscard]] std::optional<Change> change(ConstView params,
                                              ConstView grads) const;
 
@@ -45,7 +46,7 @@ class GradientMarks {
 
   const ParameterLayout& layout_;
   std::vector<Mark> marks_;
-  std::vector<std::size_t> last_;  // per parameter: element of the last record
+  std::vector<std::size_t> last_;  // element of the last record, per parameter
 };
 
 }  // namespace thinwire::engine

@@ -15,7 +15,8 @@ using config::Hierarchy;
 
 namespace {
 
-// Whatever the ranks' places; DeepSpeed's sums are flat.
+// Returns whether the exchange is flat regardless of the hosts. DeepSpeed's
+// sums are flat.
 bool is_flat(const config::Config& config, int ranks) {
   if (config.comm.hierarchy == Hierarchy::kByHost) return false;
   return config.comm.hierarchy == Hierarchy::kFlat || ranks == 1 ||
@@ -61,8 +62,8 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
             "comm.hierarchy must be auto or flat, got by_host: "
             "{}",
             why.text.empty() ? "every rank has a host of its own" : why.text));
-  // That all ranks share one host is most often meant; of a contradiction
-  // find_hosts() has warned.
+  // Nothing is logged if all ranks share one host, which is usually intended,
+  // or after a contradiction, of which find_hosts() has warned.
   const bool is_unequal = why.reason == comm::WhyFlat::Reason::kUnequalHosts;
   if ((is_unequal || shares_hosts) && comm.rank() == 0)
     log(LogLevel::kInfo, "every rank exchanges with every other: " + why.text);

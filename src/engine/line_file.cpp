@@ -15,7 +15,7 @@ namespace thinwire::engine {
 
 namespace {
 
-// Writes all of it, or what there is room for: returns 0 or errno.
+// Writes the text as far as there is room. Returns 0 or errno.
 int write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -38,7 +38,8 @@ LineFile::LineFile(std::string path, Mode mode) : path_(std::move(path)) {
 }
 
 bool LineFile::open(int flags) {
-  // A pipe that nobody reads costs lines as a full disk does, and no waiting.
+  // Opens a pipe without waiting for a reader. Without a reader lines are lost,
+  // as on a full disk.
   file_ = ::open(path_.c_str(),
                  O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | flags,
                  0666);

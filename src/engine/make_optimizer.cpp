@@ -33,8 +33,8 @@ bool follows_deepspeed(const Config& config) {
   return config.semantics == config::Semantics::kDeepSpeed;
 }
 
-// DeepSpeed has one wrapper for optimizers that work on flat groups, and one
-// for those that take norms of tensors.
+// DeepSpeed has one wrapper for optimizers that work on flat groups, and
+// another for those that use norms of tensors.
 deepspeed::Fp16Options fp16_options(const Config& config) {
   const bool takes_norms =
       std::holds_alternative<optim::LambOptions>(config.optimizer) ||
@@ -85,8 +85,8 @@ std::unique_ptr<zero::ShardedOptimizer> deepspeed_zero(
                              .predivide = config.gradient_predivide_factor});
 }
 
-// Makes the rule of an exact optimizer, or null if the optimizer has an
-// exchange of its own.
+// Makes the rule of an exact optimizer, or returns null if the optimizer has
+// its own exchange.
 zero::MakeRule make_rule(const Config& config) {
   if (const auto* lamb = std::get_if<optim::LambOptions>(&config.optimizer))
     return [options = *lamb](const ParameterLayout& layout) {
@@ -127,15 +127,15 @@ std::unique_ptr<lean::LeanOnebitAdam> lean(comm::Communicator& comm,
                                            ConstView initial) {
   auto options = std::get<lean::LeanOnebitAdamOptions>(config.optimizer);
   options.compression.exchange = config.exchange_options();
-  // fp32 parameters have their initial values themselves.
+  // fp32 parameters already have their initial values.
   const bool adds =
       params.dtype() != DType::kFloat32 && initial.dtype() == DType::kFloat32;
   return std::make_unique<lean::LeanOnebitAdam>(comm, layout, params, options,
                                                 adds ? initial : ConstView());
 }
 
-// Makes a low-bit optimizer, corrected or of DeepSpeed's semantics; null if the
-// optimizer is exact.
+// Makes a low-bit optimizer with corrected or DeepSpeed's semantics. Returns
+// null if the optimizer is exact.
 template <class OnebitAdam, class OnebitLamb, class ZeroOneAdam, class Base>
 struct LowBitMaker {
   comm::Communicator& comm;
@@ -196,8 +196,8 @@ std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
                                            const Config& config,
                                            const optim::MakeRule& rule);
 
-// Each rank has the inner optimizer for itself, with the same Config but for
-// what concerns several ranks.
+// Makes the outer loop. Each rank has its own inner optimizer, with the same
+// Config except for keys that concern several ranks.
 std::unique_ptr<optim::Optimizer> outer_loop(comm::Communicator& comm,
                                              const ParameterLayout& layout,
                                              const Config& config,
@@ -211,7 +211,7 @@ std::unique_ptr<optim::Optimizer> outer_loop(comm::Communicator& comm,
     auto& same = std::get<optim::OnebitAdamOptions>(without_masks.optimizer);
     for (auto& group : same.groups) group.exp_avg_mask.clear();
   }
-  // Compares the options of all ranks, which the inner optimizers cannot.
+  // Compares the options of all ranks, which the inner optimizers cannot do.
   static_cast<void>(of_dense(
       comm,
       ParameterLayout::of({}, std::max<std::size_t>(1, layout.num_groups())),
@@ -244,7 +244,7 @@ std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
   return std::visit(OwnLowBit{comm, layout}, config.optimizer_options());
 }
 
-// Returns the number of fp32 elements beside those of 16 bits.
+// Returns the number of fp32 elements if most elements have 16 bits.
 std::size_t num_wide(ConstView params) {
   return params.size() - params.first_size();
 }
@@ -276,7 +276,8 @@ std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
       rule_of_experts(config), config.exchange_options(), num_wide);
 }
 
-// Makes the reference's optimizer, whose wrapper averages, clips and unscales.
+// Makes the optimizer of the reference, whose wrapper averages, clips and
+// unscales.
 std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
     comm::Communicator& comm, const ParameterLayout& layout,
     const Config& config, ConstView initial) {
@@ -327,7 +328,7 @@ void require_fit_for_own_rule(const Config& config, ConstView params) {
           "of one dtype with a rule of the caller's", "two");
 }
 
-// Checks parameters of two dtypes: fp32 ones beside those of 16 bits.
+// Checks parameters of two dtypes, 16 bits and fp32.
 void require_dtypes(const Config& config, ConstView params) {
   if (!params.is_joined()) return;
   constexpr const char* kBeside = "with parameters of two dtypes";

@@ -12,7 +12,7 @@ namespace thinwire::engine {
 
 namespace {
 
-// Adds the squares of the ranks in their order.
+// Adds the ranks' squares in rank order.
 double joined(comm::Communicator& comm, double own) {
   const double square = own * own;
   std::vector<double> all(static_cast<std::size_t>(comm.size()));

@@ -16,18 +16,18 @@ namespace thinwire::engine {
 /// steps together.
 class ModelParallel {
  public:
-  /// Makes an object for a model that one rank holds.
+  /// Makes an object for a model that is whole on every rank.
   ModelParallel() = default;
-  /// `comm` has these ranks and must outlive this object. Parameters with the
-  /// indices `uncounted` of the layout count on another of them. Throws
+  /// The ranks of `comm` hold the model together. It must outlive this object.
+  /// Parameters with indices in `uncounted` are counted on another rank. Throws
   /// Error(kInvalidArgument) with deepspeed semantics, with lean_onebit_adam,
   /// and unless the indices ascend and are the layout's.
   ModelParallel(comm::Communicator& comm, const ParameterLayout& layout,
                 const config::Config& config,
                 std::span<const std::size_t> uncounted);
 
-  /// Makes a step use the norm of the whole model. This object must outlive the
-  /// step, which is then collective over these ranks.
+  /// Makes a step use the norm of the whole model. The step is then collective
+  /// over these ranks, and this object must outlive it.
   void join(optim::StepInput& input) const;
 
  private:

@@ -16,7 +16,8 @@ namespace {
 constexpr std::string_view kFreezeStep = "freeze_step";
 constexpr char kNever[] = "never";
 constexpr char kLowRank[] = "low_rank";
-// Exact steps after which a run is told that nothing was compressed yet.
+// Number of exact steps after which a notice says that nothing has been
+// compressed.
 constexpr std::int64_t kPatience = 1000;
 
 }  // namespace
@@ -92,8 +93,8 @@ RunNotices::Notices RunNotices::after_step(const optim::StepReport& report,
 }
 
 void RunNotices::count(const optim::StepReport& report) {
-  // A single rank sends nothing, and keeps the step of more ranks for a later
-  // resume.
+  // A single rank sends nothing, so it keeps the measured step of more ranks
+  // for a later resume.
   if (report.phase == Phase::kExact && report.low_rank == 0 && report.applied &&
       ranks_ > 1) {
     state_.ranks = ranks_;
@@ -106,7 +107,7 @@ void RunNotices::count(const optim::StepReport& report) {
   state_.if_exact += exactly == 0 ? report.bytes_sent : exactly;
 }
 
-// Of W ranks each sends (W - 1) / W of the bytes of an exact step.
+// With W ranks each rank sends (W - 1) / W of the bytes of an exact step.
 std::uint64_t RunNotices::among_ranks(std::uint64_t sent) const noexcept {
   const auto now = static_cast<std::uint64_t>(ranks_);
   const auto then = static_cast<std::uint64_t>(state_.ranks);
@@ -190,7 +191,7 @@ RunTotals RunNotices::totals() const noexcept {
 
 void RunNotices::restore(State state) {
   state.announced.merge(state_.announced);
-  if (state.ranks < 2) {  // Nobody has measured a step that sends something.
+  if (state.ranks < 2) {  // No step with traffic was measured.
     state.ranks = ranks_;
     state.of_exact_step = state.exactly = 0;
   }

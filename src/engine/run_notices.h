@@ -13,21 +13,21 @@
 
 namespace thinwire::engine {
 
-/// Returns the name of the option with the last step that changes the variance;
-/// empty if the optimizer has none.
+/// Returns the name of the option that gives the last step in which the
+/// variance changes, or an empty text if the optimizer has none.
 [[nodiscard]] std::string_view freeze_key_of(const config::Config& config);
 
 /// Traffic of one rank in a run, from its first step on.
 struct RunTotals {
   std::uint64_t bytes_sent = 0;
-  /// Additional bytes if every step had sent as many as the latest exact one;
-  /// one that averaged over b bits counts 32 / b times.
+  /// Additional bytes if every step had sent as many as the latest exact step.
+  /// If that step averaged over b bits, its bytes count 32 / b times.
   std::int64_t bytes_saved = 0;
 };
 
-/// The lines about a run that appear once: how ranks average from a step on,
-/// that they never will, skipped steps, equal gradients. All ranks make the
-/// same calls, and only rank 0 gets lines.
+/// Lines that appear once in a run: the way of averaging when it changes, a run
+/// that will never compress, skipped steps, and equal gradients. All ranks make
+/// the same calls, and only rank 0 gets lines.
 class RunNotices {
  public:
   enum class Kind {
@@ -43,8 +43,8 @@ class RunNotices {
   /// The part that checkpoints keep.
   struct State {
     std::set<std::string> announced{};
-    /// Bytes of the latest exact step, and how many there had been if it had
-    /// averaged exactly, both among `ranks`; 0 if there was no such step.
+    /// Bytes of the latest exact step, as sent and as if it had averaged in
+    /// fp32, with `ranks` ranks. 0 if there was no such step.
     std::uint64_t of_exact_step = 0;
     std::uint64_t exactly = 0;
     int ranks = 1;
@@ -57,16 +57,17 @@ class RunNotices {
     std::int64_t skipped = 0;
     /// The last exact step of an optimizer that compresses.
     std::optional<std::int64_t> freeze_step{};
-    std::optional<double> loss_scale{};  ///< Of the next step, if known.
+    std::optional<double> loss_scale{};  ///< Loss scale of the next step, if
+                                         ///< known.
   };
 
-  /// `own_gradients` tells how to pass each rank's own gradients.
+  /// `own_gradients` is advice on passing each rank's own gradients.
   RunNotices(const config::Config& config, int rank, int ranks,
              std::string own_gradients);
 
-  /// Returns what is wrong with a run that ends before it compresses.
+  /// Returns notices about a run that would end before it compresses.
   [[nodiscard]] Notices at_start(std::optional<std::int64_t> freeze_step);
-  /// Counts a step that took place, and returns what is new.
+  /// Counts a step and returns new notices.
   [[nodiscard]] Notices after_step(const optim::StepReport& report,
                                    const Now& now);
   /// Returns a line for the skipped steps 1, 2, 4, 8 and so on.
@@ -77,7 +78,7 @@ class RunNotices {
 
   [[nodiscard]] RunTotals totals() const noexcept;
   [[nodiscard]] const State& state() const noexcept { return state_; }
-  /// Continues the run that this state is of.
+  /// Continues the run of this state.
   void restore(State state);
 
  private:
@@ -91,7 +92,7 @@ class RunNotices {
   int rank_;
   int ranks_;
   std::string own_gradients_;
-  std::string_view freeze_key_;  // of the last step that changes the variance
+  std::string_view freeze_key_;  // empty if there is none
   std::optional<std::int64_t> total_steps_{};
   optim::AverageOptions average_;
   std::int64_t syncs_every_;  // of an outer loop; 0 without one

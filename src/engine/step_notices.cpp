@@ -23,8 +23,8 @@ std::string_view name_of(CommBackend backend) {
   return kNames[static_cast<std::size_t>(backend)];
 }
 
-// Returns the steps in which the learning rate rises, if the configuration says
-// so: by its schedule, or because the caller has one of its own.
+// Returns the number of steps in which the learning rate rises, as far as the
+// configuration gives it. It does so by its schedule or by lr_warmup_steps.
 std::int64_t lr_warmup_steps_of(const config::Config& config) {
   return std::visit(
       [&](const auto& options) {
@@ -110,7 +110,8 @@ void StepNotices::at_start(const comm::Communicator& comm,
     log(LogLevel::kInfo, memory_line("at the start", memory_use()));
 }
 
-// A variance of the first steps, whose gradients are large, stays for the run.
+// Gradients of the first steps are large, and so is a variance that is frozen
+// then.
 void StepNotices::warn_of_early_freeze(
     std::optional<std::int64_t> freeze_step) const {
   const std::int64_t step = freeze_step.value_or(0);

@@ -28,16 +28,16 @@ class StepNotices {
 
   /// Sets whether the notices of the run are logged; true at first.
   void log_phases(bool is_logged) noexcept { logs_run_ = is_logged; }
-  /// Logs the transport if config.comm.backend names another one, the memory
-  /// with memory_breakdown, and a warning if the variance will be frozen while
+  /// Logs the transport if config.comm.backend names another one, and the
+  /// memory with memory_breakdown. Warns if the variance will be frozen while
   /// the learning rate still rises.
   void at_start(const comm::Communicator& comm,
                 const optim::Optimizer& optimizer) const;
-  /// Follows a load.
+  /// Continues after a load.
   void loaded(const optim::Optimizer& optimizer) {
     run_.continue_in(optimizer.progress().phase);
   }
-  /// Logs what is new in the run, times and memory. Call it after a step at a
+  /// Logs new notices of the run, times and memory. Call it after a step at a
   /// boundary, with the report of `optimizer` and the loss scale of the next
   /// step.
   void after_step(const EngineReport& report, const optim::Optimizer& optimizer,

@@ -26,7 +26,8 @@ JsonValue memory_of(const MemoryUse& memory) {
           {"other", memory.now_of(MemoryKind::kOther)}};
 }
 
-// Returns the median of parameters' values; of an even number the mean of two.
+// Returns the minimum, the median and the maximum. The median of an even number
+// of values is the mean of the middle two.
 JsonValue spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t middle = values.size() / 2;
