@@ -15,18 +15,20 @@ from . import Error, __version__, _core
 
 _IS_SCRIPT = Path(sys.argv[0]).name == "thinwire"
 _PROGRAM = "thinwire" if _IS_SCRIPT else "python -m thinwire"
-# The library parses and runs these, like the program `thinwire`.
+# Commands that the C++ library parses and runs, like the program `thinwire`.
 _SHARED = {
     "doctor": "show what this machine and installation have",
     "plan": "predict the time of a step with each way to average",
     "config": "show the effect of each key of a configuration file",
 }
-# Commands of earlier versions, and what to run instead.
+# Commands of earlier versions, and their replacements.
 _GONE = {"device-report": "run python/tests/device_report.py of a clone"}
 
 
 def main() -> int:
-    """Exits with 0: done; 1: it failed, with a line on stderr; 2: wrong usage."""
+    """Exits with 0 after success, 1 after an error, with a line on stderr, or 2 for
+    wrong usage.
+    """
     if sys.argv[1:] and sys.argv[1] in _SHARED:
         return _run_shared(sys.argv[1:])
     if sys.argv[1:] and sys.argv[1] in _GONE:
@@ -138,7 +140,7 @@ def _print(text: bytes) -> None:
     try:
         _write(sys.stdout, text)
     except OSError as error:
-        # Otherwise the rest of the buffer would fail again at exit.
+        # Otherwise writing the rest of the buffer would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(
             f"{_PROGRAM}: the results could not be written to stdout: {error.strerror}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that reach all ranks."""
+"""Functions that raise the error of one rank on all ranks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def gathered(comm: _core.Communicator, text: str) -> list[str]:
 
 def agreed(comm: _core.Communicator | None, body: Callable[[], T]) -> T:
     """Runs body(), which is local, on every rank. Collective. If it raises on one rank,
-    all raise, so that none waits for another. The others raise InvalidArgument with its
-    text. Raises CommFailure on all ranks if they are in different calls. Without `comm`
+    the others raise InvalidArgument with its text, so that no rank waits for another.
+    Raises CommFailure on all ranks if they are in different calls. Without `comm`
     returns body().
     """
     if comm is None:
@@ -62,9 +62,9 @@ def agreed(comm: _core.Communicator | None, body: Callable[[], T]) -> T:
 
 @contextmanager
 def telling_others(comms: Iterable[_core.Communicator], call: str) -> Iterator[None]:
-    """Runs the local part of `call`, for which other ranks may wait in an exchange
-    already. If it raises, this rank gives up: the others raise CommFailure with its
-    text, and `comms` may only be closed. Local, no exchange.
+    """Runs the local part of `call`, while other ranks may already wait in its
+    exchange. If it raises, this rank gives up: the others raise CommFailure with its
+    text, and `comms` may only be closed. Local.
     """
     try:
         yield

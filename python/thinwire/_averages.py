@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who averages a parameter's gradients: an optimizer, or a hook of DDP or FSDP2."""
+"""Record of whether an optimizer or a hook averages a parameter's gradients."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class LoadReport(_Report):
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(_Report):
-    """A load's native results with tensors, as they travel to followers."""
+    """Native results of a load with tensors, as a leader sends them to followers."""
 
     scalars: dict[str, Any]
     common: dict[str, Any]
@@ -79,7 +79,7 @@ class Loaded(_Report):
 
     @classmethod
     def of(cls, native: Mapping[str, Any], rank: int) -> Loaded:
-        """Takes a native result; leaders have saved the own values of their hosts."""
+        """Converts native results. Leaders have saved the own values of their hosts."""
         arrays = {name: tensors(native[name]) for name in ("scalars", "common")}
         own_of_ranks = _divided([tensors(own) for own in native["own_of_ranks"]])
         found = {**native, **arrays, "own": {}, "own_of_ranks": own_of_ranks}
@@ -92,7 +92,7 @@ class Loaded(_Report):
 
 @dataclass(frozen=True)
 class SavedByLeader:
-    """A native SaveReport, as it travels to followers."""
+    """A native SaveReport, as a leader sends it to followers."""
 
     path: str
     step: int
@@ -105,7 +105,7 @@ Saved = _core.SaveReport | SavedByLeader
 
 
 def own_of_host(ranks: Sequence[int], own: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what a leader saves for its host: its own values, and its followers'."""
+    """Returns the values that a leader saves for its host, with those of followers."""
     followers = dict(zip(ranks[1:], own[1:], strict=True))
     return {**own[0], _OF_FOLLOWERS: packed((ranks[0], followers))}
 
@@ -162,7 +162,7 @@ def load_options(given: Mapping[str, Any]) -> _core.LoadOptions:
 
 
 def saved_in(report: Loaded) -> str | None:
-    """Returns this rank's totals, otherwise those of the first rank that saved."""
+    """Returns the saved totals of this rank, or of the first rank that has any."""
     for values in (report.own, *report.own_of_ranks):
         text = values.get(SAVED_AS)
         if isinstance(text, str):
@@ -236,7 +236,7 @@ def _users(values: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if not k.startswith(OWN_NAMES)}
 
 
-# Options that earlier versions had, and what to do instead.
+# Options of earlier versions, and their replacements.
 _REMOVED = {"residuals": "leave it out; each rank's residuals are always saved"}
 
 

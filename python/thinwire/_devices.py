@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which features were tested on which devices, for `doctor` and docs/guide/devices.md."""
+"""Features that were tested on devices, for `doctor` and docs/guide/devices.md."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def label(file: str, runs: tuple[Run, ...] = RUNS) -> str:
 
 
 def label_of_all(runs: tuple[Run, ...] = RUNS) -> str:
-    """Returns one line for `doctor`: on what devices how many of the features ran."""
+    """Returns a line for `doctor` with the devices, and how many features ran on
+    each.
+    """
     ran = sum(any(file in run.files for run in runs) for _, file in FEATURES)
     named = ", ".join(sorted({run.device for run in runs}))
     return f"test device; {ran} of {len(FEATURES)} features also ran on {named}"

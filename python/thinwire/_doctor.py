@@ -29,7 +29,7 @@ def lines(why_no_torch: str) -> Iterator[tuple[str, str]]:
 
 
 def why_no_torch() -> str:
-    """Returns why Thinwire cannot train here, or "" if it can."""
+    """Returns the reason why Thinwire cannot train on this machine, or "" if it can."""
     try:
         import torch.distributed as dist
     except ImportError as error:
@@ -40,7 +40,7 @@ def why_no_torch() -> str:
 
 
 def why_not_joined() -> str:
-    """Returns why no optimizer could find its ranks here, or ""."""
+    """Returns the reason why an optimizer could not find its ranks, or ""."""
     from .comm.groups import choice_of_backend
 
     try:
@@ -51,8 +51,8 @@ def why_not_joined() -> str:
 
 
 def _timeout(why_no_torch: str) -> str:
-    """Returns how long a collective may take: torch's default holds for groups that are
-    made without a time-out.
+    """Returns the time-out of a collective. Groups that are made without one have
+    torch's default.
     """
     if text := os.environ.get("THINWIRE_TIMEOUT"):
         try:
@@ -78,7 +78,9 @@ def _process_groups() -> str:
 
 
 def _accelerators() -> str:
-    """Returns the devices beside the CPU, how copies go, and a leader's threads."""
+    """Returns lines about the devices beside the CPU, the way of copies, and a leader's
+    threads.
+    """
     import torch
 
     from ._staging import Staging

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines worth a log: the library's, and this package's. Nothing is printed except what
-a configuration asks for, in a program that has not set up logging.
+"""Log of the C++ library and of this package. Nothing is printed except what a
+configuration asks for, in a program that has not set up logging.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def tell(text: str) -> None:
 
 
 def forward(comm: _core.Communicator | None = None) -> None:
-    """Passes on what the library has logged: on rank 0 all of it, elsewhere warnings.
-    Without `comm`, at an end, all of it.
+    """Passes on the lines that the library has logged: all lines on rank 0, and
+    warnings on other ranks. Without `comm`, as at the end, passes on all lines.
 
-    Ranks that are threads share their lines, so each passes on all that it finds.
+    Ranks that are threads share their lines, so each of them passes on all lines.
     """
     everything = comm is None or comm.rank == 0 or comm.backend == "local"
     for level, text in _core.take_log():

@@ -15,10 +15,9 @@ from .errors import FailedPrecondition, InvalidArgument
 
 
 class Marks:
-    """Hashes of flat arrays, which change if their values do, however they were
-    written. numpy, `.data` and the like do not change autograd's counters of versions.
-    Values that are restored, such as after an evaluation with averaged ones, are no
-    change.
+    """Hashes of flat arrays, which detect changed values. Autograd's version counters
+    do not, because writes through numpy or `.data` do not change them. Restored values,
+    for example after an evaluation with averaged parameters, do not count as changed.
     """
 
     def __init__(self, *flat: torch.Tensor) -> None:
@@ -62,8 +61,8 @@ class FlatMemory:
     """One array of parameters, `params`, and one of gradients, `grads`.
 
     Parameter k begins at the layout's offsets[k] in both. Backward writes where a step
-    reads, so nothing is copied in between. Elements between parameters are 0. fp32
-    parameters beside 16-bit ones are the last ones, and have arrays of their own:
+    reads, so nothing is copied in between. Elements between parameters are 0. If most
+    parameters have 16 bits, fp32 parameters come last and have separate arrays,
     `wide_params` and `wide_grads`. Their elements continue the numbering.
     """
 
@@ -78,10 +77,10 @@ class FlatMemory:
         keeps_gradients: bool = True,
         num_wide: int = 0,
     ) -> None:
-        """Copies the parameters' values, rounded to `dtype`, except the last `num_wide`,
-        which are fp32. Local. There is at least one parameter, and all are on one device.
-        They do not change until attach_parameters(). Without `keeps_gradients` there is
-        no array of gradients.
+        """Copies the parameters' values, rounded to `dtype`, except the last
+        `num_wide`, which are fp32. Local. There must be at least one parameter, and all
+        must be on one device. They do not change until attach_parameters(). Without
+        `keeps_gradients` there is no array of gradients.
         """
         self.parameters = list(parameters)
         self.names = layout.names
@@ -115,7 +114,7 @@ class FlatMemory:
         return sum(array.nbytes for array in arrays)
 
     def marks(self) -> Marks | None:
-        """Returns what sees that the program has written into parameters."""
+        """Returns an object that detects writes of the program into parameters."""
         return Marks(self.params, self.wide_params)
 
     @property
@@ -131,7 +130,7 @@ class FlatMemory:
         return torch.cat([self.params.to(torch.float32), self.wide_params])
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of such an array, rounded like the parameters."""
+        """Returns a copy of an array like values(), rounded like the parameters."""
         narrow, wide = values.tensor_split([self.params.numel()])
         return torch.cat([narrow.to(self.params.dtype).to(torch.float32), wide])
 
@@ -146,7 +145,9 @@ class FlatMemory:
         return views
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Returns every parameter's part of an array of the layout's size, in its shape."""
+        """Returns views of an array of the layout's size, one in each parameter's
+        shape.
+        """
         return [
             flat.narrow(0, offset, p.numel()).view(p.shape)
             for p, offset in zip(self.parameters, self._offsets, strict=True)
@@ -154,9 +155,9 @@ class FlatMemory:
 
     @torch.no_grad()
     def make_writable(self) -> bool:
-        """Makes every parameter a view, before the arrays are written. One that was moved
-        since (`model.to()`, `.data =`) keeps its present value. Returns whether there was
-        any.
+        """Makes every parameter a view again, before the arrays are written. A
+        parameter that was moved meanwhile (`model.to()`, `.data =`) keeps its present
+        value. Returns whether there was such a parameter.
 
         Raises FailedPrecondition naming a parameter of another dtype, shape or kind of
         device than at first; nothing has changed then.
@@ -178,20 +179,22 @@ class FlatMemory:
         return self.make_writable()
 
     def read_written(self) -> None:
-        """Copies what the program has written; on the CPU it is there already."""
+        """Copies the values that the program has written. On the CPU they are already
+        in place.
+        """
 
     def attach_parameters(self) -> None:
-        """Makes parameters views of the values that `params` has now, the first time."""
+        """Makes parameters views of `params` with its present values. Called once."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.data = _alone(view)
 
     def collect_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
-        """Returns this step's gradients as one array. Gradients that are views are in
-        place, missing ones count as 0, and others are copied. If all have one other
-        dtype than the parameters, so has the array; if they differ, it is fp32.
-        Gradients of fp32 parameters beside 16-bit ones are fp32. `given` is empty or
-        has one entry per parameter, which replaces the parameter's own gradient unless
-        it is None.
+        """Returns this step's gradients as one array. Gradients that are views are
+        already in place, missing ones count as 0, and others are copied. If all
+        gradients have the same dtype, the array has it too. Otherwise the array is
+        fp32. Gradients of fp32 parameters beside 16-bit ones are fp32. `given` is empty
+        or has one entry per parameter, which replaces the parameter's own gradient
+        unless it is None.
 
         Raises InvalidArgument naming a parameter whose gradient is sparse.
         """
@@ -239,11 +242,14 @@ class FlatMemory:
         for parameter, view in zip(self.parameters, self._gradients, strict=True):
             gradient = parameter.grad
             if gradient is None or not _is_same_memory(gradient, view):
-                # An alias: module.to() would turn the view itself into another tensor.
+                # The gradient is an alias, because module.to() would turn the view
+                # itself into another tensor.
                 parameter.grad = view.detach()
 
     def final_range(self) -> Callable[[int, int], None] | None:
-        """Returns what a step calls with elements that are final, if anything."""
+        """Returns the function that a step calls with elements that are final, or
+        None.
+        """
         return None
 
     def publish(self) -> None:
@@ -293,9 +299,9 @@ def _is_same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _alone(view: torch.Tensor) -> torch.Tensor:
-    """Returns the same memory as a storage of its own. torch.save, safetensors and
-    Accelerate count, compare or save storages, and then find only this parameter's
-    bytes.
+    """Returns the same memory as a separate storage. torch.save, safetensors and
+    Accelerate count, compare or save whole storages, so this one has only the
+    parameter's bytes.
     """
     return from_dlpack(view)
 
@@ -303,8 +309,8 @@ def _alone(view: torch.Tensor) -> torch.Tensor:
 def _apart(
     tensor: torch.Tensor, view: torch.Tensor, written: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Returns a copy if the tensor lies in the arrays `written`, but is not `view`,
-    because copying others would change it. Otherwise returns the tensor itself.
+    """Returns a copy if the tensor lies in the arrays `written` but is not `view`,
+    because copying other tensors would change it. Otherwise returns the tensor itself.
     """
     if _is_same_memory(tensor, view):
         return tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files for the numbers of a run: TensorBoard's, and comma-separated values."""
+"""Files with the numbers of a run, for TensorBoard or as comma-separated values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .errors import InvalidArgument, Unavailable
 
 
 class Monitor(Protocol):
-    """Takes numbers by name."""
+    """Receives numbers by name."""
 
     def add(self, name: str, value: float, at: int) -> None: ...
     def flush(self) -> None: ...
@@ -24,8 +24,8 @@ class Monitor(Protocol):
 
 
 class CsvFiles:
-    """Files like DeepSpeed's: DIRECTORY/Train_Samples_lr.csv, with a line "at,value"
-    each.
+    """Files like DeepSpeed's, such as DIRECTORY/Train_Samples_lr.csv, with lines
+    "at,value".
 
     Raises Unavailable if a file cannot be written.
     """
@@ -47,10 +47,10 @@ class CsvFiles:
             rows.writerow([at, value])
 
     def flush(self) -> None:
-        """Does nothing: nothing is held back."""
+        """Does nothing, because add() has written everything."""
 
     def close(self) -> None:
-        """Does nothing: no file is open."""
+        """Does nothing, because no file is open."""
 
 
 class TensorBoard:
@@ -71,7 +71,9 @@ class TensorBoard:
             self._writer = SummaryWriter(directory, filename_suffix=suffix)
 
     def add(self, name: str, value: float, at: int, time: float | None = None) -> None:
-        """`at` is on the axis; `time` in Unix seconds, None: now."""
+        """Adds a value at `at` on the axis. `time` is in Unix seconds, or None for
+        now.
+        """
         with _naming("tensorboard"):
             self._writer.add_scalar(name, value, at, time)
 
@@ -80,14 +82,14 @@ class TensorBoard:
             self._writer.flush()
 
     def close(self) -> None:
-        """Ends the thread that writes."""
+        """Ends the writing thread."""
         with _naming("tensorboard"):
             self._writer.close()
 
 
 @contextmanager
 def _naming(section: str) -> Iterator[None]:
-    """Turns an OSError into Unavailable that names the section."""
+    """Turns an OSError into an Unavailable that names the section."""
     try:
         yield
     except OSError as error:
@@ -105,7 +107,7 @@ def monitors_of(config: Mapping[str, Any]) -> list[Monitor]:
     """Returns the monitors of a configuration's sections "tensorboard" and
     "csv_monitor". Each writes to output_path/job_name. Local.
 
-    Raises InvalidArgument naming the key, and Unavailable if one cannot be made.
+    Raises InvalidArgument naming the key, and Unavailable if a monitor cannot be made.
     """
     return [
         _KINDS[section](directory)

@@ -10,7 +10,9 @@ from .errors import InvalidArgument
 
 
 def require_utf8(what: str, text: str) -> None:
-    """Raises InvalidArgument for text that has no UTF-8, as with lone surrogates."""
+    """Raises InvalidArgument for text that UTF-8 cannot encode, such as lone
+    surrogates.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -20,7 +22,7 @@ def require_utf8(what: str, text: str) -> None:
 
 
 def path_of(what: str, path: Any) -> str:
-    """Returns the path. Raises InvalidArgument for what no file can be named."""
+    """Returns the path. Raises InvalidArgument if no file can have this name."""
     if not isinstance(path, (str, bytes, os.PathLike)) or not os.fspath(path):
         raise InvalidArgument(f"{what}: must be a path, got {path!r:.60}")
     text = os.fsdecode(path)

@@ -21,7 +21,7 @@ _told: set[str] = set()
 
 
 class Staging:
-    """Copies between tensors of a device and arrays on the host, on a stream of its own.
+    """Copies between tensors of a device and arrays on the host, on its own stream.
 
     If the device has no streams or no pinned memory, it waits for every copy, and logs a
     warning once.
@@ -58,15 +58,19 @@ class Staging:
         return torch.zeros(size, dtype=dtype, device="cpu")
 
     def to_host(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Event | None:
-        """Copies `tensor` to `view`, a part of an array from zeros(). Returns the event after
-        which it is there, or None if it is there now. The tensor may be released at once."""
+        """Copies `tensor` to `view`, a part of an array from zeros(). Returns the event
+        after which the copy is complete, or None if it already is. The tensor may be
+        released at once.
+        """
         stream = self._stream
         if stream is None:
             view.copy_(tensor)
             return None
-        # Copies to the host are asynchronous only between contiguous tensors of one dtype.
+        # Copies to the host are asynchronous only between contiguous tensors of one
+        # dtype.
         tensor = tensor.to(view.dtype).contiguous()
-        # Looked up in every call, because a hook runs on the stream of its gradient.
+        # The stream is looked up in every call, because a hook runs on that of its
+        # gradient.
         stream.wait_event(self._current().record_event())
         with stream:
             view.copy_(tensor, non_blocking=True)
@@ -78,7 +82,8 @@ class Staging:
         self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> None:
         """Queues copies. Operations that are queued later see the new values, and those that
-        were queued before see the old ones."""
+        were queued before see the old ones.
+        """
         stream = self._stream  # another thread may do without it
         if stream is None:
             for view, tensor in zip(views, tensors, strict=True):
@@ -116,8 +121,8 @@ class Staging:
 class StagedMemory(FlatMemory):
     """FlatMemory whose parameters stay on their device.
 
-    It sees that the program has written into a parameter by the parameter's version. All
-    in-place operations count it up, except those on `parameter.data`.
+    It detects writes of the program by the parameter's version, which all in-place
+    operations increment, except those on `parameter.data`.
     """
 
     is_staged = True
@@ -127,7 +132,8 @@ class StagedMemory(FlatMemory):
     """Address and version of each parameter when it was sent."""
     _missing: list[int]
     """Number of each parameter's elements that are not final in this step; -1 if the
-    parameter was sent."""
+    parameter was sent.
+    """
 
     def __init__(self, parameters: Sequence[torch.Tensor], *rest: Any) -> None:
         self.staging = Staging(parameters[0].device)
@@ -149,8 +155,8 @@ class StagedMemory(FlatMemory):
         return StagedMarks(self)
 
     def read_parameters(self) -> bool:
-        """Copies to the arrays what the program has written into parameters since
-        publish(). Returns whether it has written any. Local.
+        """Copies parameters that the program has written since publish() to the arrays.
+        Returns whether there are any. Local.
 
         Raises FailedPrecondition like make_writable().
         """
@@ -177,19 +183,21 @@ class StagedMemory(FlatMemory):
         return changed
 
     def attach_parameters(self) -> None:
-        """Does nothing: parameters stay where they are."""
+        """Does nothing, because parameters stay on their device."""
 
     def final_range(self) -> Callable[[int, int], None]:
         return self._send_final
 
     def publish(self) -> None:
-        """Sends what the step has not sent, except what read_parameters() will reject."""
+        """Sends the parameters that the step has not sent, except those that
+        read_parameters() will reject.
+        """
         self._send(k for k, missing in enumerate(self._missing) if missing >= 0)
         self._missing = [view.numel() for view in self._values]
         self.was_edited = False
 
     def _send_final(self, begin: int, end: int) -> None:
-        """Sends parameters whose elements are all final, now that these are, too."""
+        """Sends parameters whose elements are all final after these."""
         complete = []
         for k in range(bisect_right(self._offsets, begin) - 1, len(self.parameters)):
             if self._offsets[k] >= end:
@@ -237,7 +245,7 @@ class StagedMemory(FlatMemory):
 
     @torch.no_grad()
     def _read(self, k: int) -> bool:
-        """Copies parameter k to its view, and returns whether that had other bits."""
+        """Copies parameter k to its view, and returns whether the bits have changed."""
         parameter, view = self.parameters[k], self._values[k]
         now = parameter.detach().to("cpu", view.dtype)
         self._sent[k] = parameter.data_ptr(), parameter._version
@@ -252,7 +260,7 @@ class StagedMemory(FlatMemory):
 
 
 class StagedMarks(Marks):
-    """Reports what a StagedMemory itself has seen."""
+    """Reports the writes that a StagedMemory has detected."""
 
     def __init__(self, memory: StagedMemory) -> None:
         self._memory = memory
@@ -265,7 +273,7 @@ class StagedMarks(Marks):
 
 
 def pinned_bytes(size: int) -> int:
-    """Returns the power of two that torch's allocator takes for `size` bytes."""
+    """Returns the power of two that torch's allocator uses for `size` bytes."""
     return 1 << (size - 1).bit_length() if size > 0 else 0
 
 

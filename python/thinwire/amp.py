@@ -19,14 +19,15 @@ _LEAST, _MOST = 2.0**-126, 2.0**127
 class GradScaler(torch.amp.GradScaler):
     """torch.amp.GradScaler for Thinwire's optimizers.
 
-    torch's scaler finds the overflows of each rank's own gradients. With this one ranks
-    agree, so all skip a step together and all scales stay equal. The optimizer unscales
-    parameters of 16 bits in fp32. Like torch, unscale_() rejects fp16 gradients. Other
-    optimizers are treated as by torch's scaler. unscale_() and step() are collective.
+    torch's scaler finds only the overflows of a rank's own gradients. With this scaler
+    ranks agree, so that all skip a step together and all scales stay equal. The
+    optimizer unscales parameters of 16 bits in fp32. Like torch, unscale_() rejects
+    fp16 gradients. Other optimizers are treated as by torch's scaler. unscale_() and
+    step() are collective.
 
-    Arguments are torch's, except `device`. None is the machine's accelerator, as
-    "cuda", or "cpu" if there is none. torch's scaler for "cuda" turns itself off
-    without one.
+    Arguments are those of torch, except that `device` None means the machine's
+    accelerator, such as "cuda", or "cpu" if there is none. torch's scaler for "cuda"
+    turns itself off without an accelerator.
     """
 
     def __init__(self, device: str | None = None, *args: Any, **keywords: Any) -> None:
@@ -49,7 +50,7 @@ class GradScaler(torch.amp.GradScaler):
         super().unscale_(optimizer)
         if not self.is_enabled() or not isinstance(optimizer, _Optimizer):
             return
-        # One tensor of each device with gradients, none if no parameter has one.
+        # It has a tensor for each device with gradients.
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         total = torch.zeros(())
         for part in found.values():
@@ -79,8 +80,8 @@ class GradScaler(torch.amp.GradScaler):
     def _step_in_fp16(
         self, optimizer: _Optimizer, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        # The optimizer's own exchange agrees on overflows, and masters use the
-        # gradients divided in fp32.
+        # Ranks agree on overflows in the optimizer's own exchange, and masters use
+        # gradients that are divided in fp32.
         self._check_scale_growth_tracker("step")
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError(

@@ -49,8 +49,9 @@ _OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 @dataclass
 class _Residual:
-    """The rounding errors of one tensor's sums: of what this rank sent, and of the means
-    that it served. It belongs to a storage, and ends with it.
+    """The rounding errors of one tensor's sums: those of the values that this rank
+    sent, and those of the means that it served. It lives as long as the tensor's
+    storage.
     """
 
     storage: StorageWeakRef
@@ -91,8 +92,8 @@ class _Sums:
 
     @torch.no_grad()
     def work(self, result: torch.Tensor, given: torch.Tensor, factor: int) -> Any:
-        """Queues the mean times `factor`, of which `result` is a part or all. On a CPU
-        it is done on return.
+        """Queues the mean times `factor`. `result` receives all of it, or a part. On a
+        CPU the work is complete on return.
         """
         future: Future[list[torch.Tensor]] = Future(
             devices=None if self._stream is None else [given.device]
@@ -108,7 +109,9 @@ class _Sums:
 
     @contextmanager
     def _running(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Runs what is within on the exchanges' stream, after the current one's work."""
+        """Runs its block on the stream of exchanges, after the work of the current
+        stream.
+        """
         if self._stream is None:
             yield
             return
@@ -120,8 +123,8 @@ class _Sums:
             yield
 
     def _rows(self, given: torch.Tensor, is_whole: bool) -> torch.Tensor:
-        """Returns the values as blocks in fp32, an equal number for each rank. A
-        reduce-scatter has an equal number of values for each, too.
+        """Returns the values as blocks in fp32, the same number for each rank. A
+        reduce-scatter also has the same number of values for each.
         """
         each = -(-given.numel() // self._ranks)
         count = -(-each // BLOCK)
@@ -142,8 +145,9 @@ class _Sums:
     def _mean(
         self, rows: torch.Tensor, residual: _Residual, is_whole: bool
     ) -> torch.Tensor:
-        """Returns the mean of the rows, all of them or this rank's. A residual becomes 0
-        where it would not be finite, or, of a whole mean, if that is not finite.
+        """Returns the mean of the rows, all of them or this rank's. Elements of
+        a residual that are not finite become 0. If all ranks need the mean and it is
+        not finite, the whole residual becomes 0.
         """
         exchange = self._exchange
         own = exchange.mean_of_host(rows, self._places(rows, is_whole))
@@ -179,7 +183,9 @@ class _Sums:
         return self._residuals[key]
 
     def _compare(self, what: str) -> None:
-        """Compares what ranks sum in calls 1, 2, 4, 8 and so on. Collective then."""
+        """Compares the sizes and dtypes of the ranks' sums in calls 1, 2, 4, 8 and so
+        on. Collective in these calls.
+        """
         self._calls += 1
         if self._calls & (self._calls - 1) == 0:
             self._comm.require_same("the order of tensors in all_reduce()", what)
@@ -195,7 +201,7 @@ class Group(ProcessGroup):
 
     def __init__(self, options: Any, names: dict[str, str], bits: int) -> None:
         store, rank, size = options.store, options.group_rank, options.group_size
-        # The other constructor is not for classes in Python.
+        # Python classes cannot use the other constructor.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.beneath = ProcessGroup(store, rank, size)
         """The same ranks, whose sums are exact."""
@@ -268,8 +274,8 @@ def _forwarded(name: str) -> Any:
     return call
 
 
-# A class in Python holds the interpreter's lock in collectives that it does not override.
-# gloo's threads may wait for that lock while they hold one of gloo's.
+# A Python class holds the interpreter's lock in collectives that it does not override.
+# Threads of gloo may wait for that lock while they hold one of gloo's.
 for _name in (
     *("broadcast", "reduce", "barrier", "gather", "scatter", "send", "recv"),
     *("recv_anysource", "allgather", "_allgather_base", "all_gather_single"),
@@ -291,8 +297,8 @@ def register() -> None:
 def _create(options: Any, _: Any) -> Group:
     """Makes a group, for torch. Collective over its ranks.
 
-    Raises InvalidArgument if a variable has another value, or one that another rank has
-    not; all ranks of the group then raise.
+    Raises InvalidArgument on all ranks of the group if a variable has an unknown value,
+    or if ranks differ.
     """
     is_world = len(options.global_ranks_in_group) == 0
     said, names, bits = "", dict[str, str](), 0
@@ -308,8 +314,8 @@ def _create(options: Any, _: Any) -> Group:
 
 
 def _agree(options: Any, said: str, settings: str) -> None:
-    """Raises InvalidArgument on all ranks if one has an error, or other settings than
-    rank 0. The group does not exist yet, so ranks talk through its store.
+    """Raises InvalidArgument on all ranks if one has an error, or if settings differ
+    from rank 0's. The group does not exist yet, so ranks communicate through its store.
     """
     store = PrefixStore("thinwire/settings/", options.store)
     rank, size = options.group_rank, options.group_size
@@ -342,7 +348,7 @@ def _names() -> dict[str, str]:
     """Returns the backend beneath by kind of device. Local.
 
     THINWIRE_BACKEND is "gloo", or "cpu:gloo,cuda:nccl". A name alone is for all devices
-    that it serves. Others have torch's default for them, or gloo without that.
+    that it supports. Other devices have torch's default, or gloo if there is none.
     """
     text = os.environ.get(_BACKEND, "").lower()
     chosen: dict[str, str] = {}
@@ -364,7 +370,9 @@ def _names() -> dict[str, str]:
 
 
 def _why_not(device: str, name: str) -> str:
-    """Returns why a backend cannot be beneath, for all devices if `device` is ""; else ""."""
+    """Returns the reason why a backend cannot be beneath, or "" if it can. An empty
+    `device` stands for all devices.
+    """
     if name == _SILENT:
         return f'"{name}" exchanges nothing between ranks'
     if not _is_there(name):

@@ -55,7 +55,7 @@ def save(
     module: torch.nn.Module | None = None,
     **options: Any,
 ) -> Saved:
-    """Writes ROOT/step-<step>, all of it or nothing. Collective.
+    """Writes ROOT/step-<step>, completely or not at all. Collective.
 
     It is done on return unless `asynchronous`. Existing checkpoints stay. Weights are
     in model.safetensors, under the parameters' names. The checkpoint also has the state
@@ -64,18 +64,17 @@ def save(
     step: names the checkpoint. None is the number of applied steps; engines always use
       it.
     extra: int, float, str and tensors by name, equal on all ranks.
-    own: like `extra`, but each rank has its own. Put a scheduler's state into `extra`
-      or `own` as json.dumps(scheduler.state_dict()). After load() pass it to
-      scheduler.load_state_dict().
-    module: the module of an optimizer, if its buffers and frozen parameters are to be
-      saved too.
+    own: like `extra`, but each rank has its own. To save a scheduler, put its state
+      into `extra` or `own` as json.dumps(scheduler.state_dict()). After load() pass it
+      to scheduler.load_state_dict().
+    module: the module of an optimizer, to save its buffers and frozen parameters too.
     options: asynchronous (engines only), durable, check_replicas, frozen; local_steps
       is "as_is" or "synchronize", and attachments is {name: bytes}. "next_sync" acts
       like "as_is" here.
 
-    Raises InvalidArgument if ranks differ where they must be equal. Raises Unavailable
-    with path and cause if a file cannot be written, and FailedPrecondition inside a
-    window of accumulation. All ranks raise together.
+    Raises InvalidArgument if ranks differ in values that must be equal. Raises
+    Unavailable with path and cause if a file cannot be written, and FailedPrecondition
+    inside a window of accumulation. All ranks raise together.
     """
     _require_ours("save", trained)
     chosen, both, path = agreed(
@@ -126,18 +125,19 @@ def load(
     """Resumes from a checkpoint, or from the newest complete one in a directory.
     Collective.
 
-    If as many ranks saved it, the run continues with the same bits. Any other number of
-    ranks and any ZeRO stage can load it too. The call also sets torch's CPU generator.
-    An optimizer's param_groups get the saved numbers if there are as many groups.
+    If the same number of ranks saved it, the run continues with the same bits. Any
+    other number of ranks and any ZeRO stage can load it too. The call also sets torch's
+    CPU generator. An optimizer's param_groups get the saved numbers if there are as
+    many groups.
 
     module: like that of save().
-    options: weights_only loads only parameters, also from a safetensors file or a
-      Hugging Face folder; masters are the saved ones. fall_back loads the previous
-      checkpoint if the newest is damaged. rename is {old: new}, in full names, also for
-      buffers and frozen parameters. For other names the prefixes of wrappers, "module."
-      and "_orig_mod.", do not count.
-      allow_missing and ignore are names, or globs with *. With strict=False, any may be
-      missing in either, but not all. The others are allow_rounding and share_reads.
+    options: weights_only loads only parameters and the saved masters. It also accepts a
+      safetensors file or a Hugging Face folder. fall_back loads the previous checkpoint
+      if the newest is damaged. rename is {old: new}, in full names, also for buffers
+      and frozen parameters. For other names the prefixes of wrappers, "module." and
+      "_orig_mod.", do not count. allow_missing and ignore are names, or globs with *.
+      With strict=False any of them, but not all, may be missing in the checkpoint or in
+      the model. The others are allow_rounding and share_reads.
 
     Raises Unavailable if there is no checkpoint or it cannot be read. Raises
     CorruptCheckpoint naming the part that is damaged or does not fit. All ranks raise
@@ -159,11 +159,11 @@ def resume(
 ) -> LoadReport | None:
     """Loads like load(), or returns None if there is no checkpoint yet. Collective.
 
-    Raises CorruptCheckpoint if there are some, but none that can be loaded. Remains of
-    a save that never returned are none. Raises InvalidArgument if only directories
-    within the given one have checkpoints, as Engine.save_checkpoint() writes them. The
-    text has the call that loads them. Raises it for a directory of DeepSpeed, with the
-    command that converts it.
+    Raises CorruptCheckpoint if there are checkpoints but none can be loaded. The
+    remains of an interrupted save do not count. Raises InvalidArgument if only
+    directories within the given one have checkpoints, as Engine.save_checkpoint()
+    writes them. The message has the call that loads them. It also raises
+    InvalidArgument for a directory of DeepSpeed, with the command that converts it.
     """
     report = _resume(path, trained, module, options)
     if report is None:
@@ -291,7 +291,7 @@ def _to_save(optimizer: _Optimizer) -> Native:
 
 def _text_of(config: _core.Config) -> str:
     plain = copy.copy(config)
-    plain.set_groups([])  # groups are the program's, and no file has them
+    plain.set_groups([])  # the program sets groups, and no file has them
     return plain.to_json()
 
 

@@ -85,7 +85,7 @@ def get_global_norm(norm_list: Iterable[float]) -> float:
 
 
 class CheckOverflow:
-    """Finds out whether a gradient is not finite on any rank that holds the model."""
+    """Checks whether a gradient is not finite on any rank that holds the model."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CheckOverflow:
     def check(
         self, param_groups: Iterable[Iterable[torch.Tensor]] | None = None
     ) -> bool:
-        """Returns has_overflow() of the parameters in lists, or of the constructor's.
+        """Returns has_overflow() for lists of parameters, or for the constructor's.
         Collective.
         """
         if param_groups is None:

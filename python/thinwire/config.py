@@ -24,8 +24,7 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | _core.Config
 def read_config(
     source: Source, *, without_schedule: bool = False
 ) -> tuple[_core.Config, list[_core.KeyNote]]:
-    """Returns the configuration that `source` is or names, and the fate of its keys.
-    Local.
+    """Returns the configuration given by `source`, and notes on its keys. Local.
 
     Every key is supported, ignored or rejected. "auto" counts as absent, except for a
     scheduler's numbers of steps. `without_schedule` omits the schedule of learning
@@ -82,8 +81,8 @@ def named_backend(source: Any) -> str | None:
 
 
 def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> None:
-    """Warns once of the keys without effect that nobody else follows. Logs a line for
-    each, and for each absent key of note. Local.
+    """Warns once of keys without effect, unless another object uses them. Logs a line
+    for each of them, and for each absent key with a different default. Local.
     """
     told = [n for n in notes if not n.is_supported and n.path not in followed]
     for note in told:
@@ -110,14 +109,14 @@ def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, ValueError) as error:  # no UTF-8, or no name of a file
+    except (OSError, ValueError) as error:  # not UTF-8, or not the name of a file
         raise InvalidArgument(
             f"config: cannot read the file '{path}': {error}"
         ) from None
 
 
 def _tree(text: str) -> dict[str, Any]:
-    # from_json() refuses text that is no object or no JSON, and what Python cannot read.
+    # from_json() refuses text that is not a JSON object, or that Python cannot read.
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
@@ -134,7 +133,7 @@ def _to_text(tree: Mapping[str, Any]) -> str:
 
 
 def _require_finite(value: Any, key: str, depth: int = 0) -> None:
-    if depth > _MOST_DEEP:  # also if a container contains itself
+    if depth > _MOST_DEEP:  # such as a container that contains itself
         raise InvalidArgument(f"values must be nested at most {_MOST_DEEP} deep")
     if isinstance(value, Mapping):
         for name, member in value.items():

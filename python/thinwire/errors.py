@@ -49,7 +49,9 @@ class DeviceFailure(Error):
 
 
 class CorruptCheckpoint(Error):
-    """A saved state is torn, altered, or of another model. Nothing has changed."""
+    """A saved state is incomplete, altered, or of another model. Nothing has
+    changed.
+    """
 
     code = "CorruptCheckpoint"
 

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Results of one step. The same on all ranks, except for times and counts of bytes and
-    messages. Norms are a worker's own in local steps, and in an outer loop also in syncs.
+    """Results of one step. They are equal on all ranks, except for times and counts of
+    bytes and messages. Norms are those of one worker in local steps, and in an outer
+    loop also in syncs.
     """
 
     applied: bool
@@ -33,11 +34,11 @@ class StepReport:
     gradient.
     """
     clip_factor: float
-    """Factor by which clipping to max_grad_norm multiplied the gradient; 1 for none."""
+    """Factor by which clipping to max_grad_norm multiplied the gradient; 1 if it did not."""
     drift: float
     """Norm of the ranks' mean change over the RMS norm of their own changes, in a sync of
     an outer loop; otherwise 0. It is 1 if ranks moved alike, and 1 / sqrt(workers) if
-    all they did was noise. Workers are hosts, or ranks if flat.
+    their changes were independent noise. Workers are hosts, or ranks if flat.
     """
     rho: float
     """Cosine of the ranks' mean change and the outer momentum before it, in a sync of an
@@ -46,13 +47,13 @@ class StepReport:
     loss_scale: float
     """Divisor of the gradient."""
     bits: int
-    """Bits per element in which an exact step averaged gradients; 0 for otherwise."""
+    """Bits per element in which an exact step averaged gradients; otherwise 0."""
     low_rank: int
     """The keyword low_rank, if this step averaged gradients as products; otherwise 0."""
     masked: int
     """Elements that compression leaves out: masked, or without any gradient so far."""
     heavy: int
-    """Outliers: elements so far above their block that they are sent scaled down."""
+    """Outliers: elements that are sent scaled down, because they far exceed their block."""
     revived: int
     """Inactive elements that this step activated with their first gradient."""
     bytes_sent: int
@@ -74,17 +75,17 @@ class StepReport:
     """Time with an exchange in flight, also during backward."""
     gradients_equal: bool
     """Whether all ranks had bitwise the same gradient norm, in one of the first two steps
-    that compare it. Then something has probably averaged the gradients before.
+    that compare it. Then they were probably averaged before the step.
     """
 
     @classmethod
     def of(cls, native: _core.StepReport) -> Self:
-        """Takes the fields of the native report."""
+        """Converts the native report."""
         return cls(**{field.name: getattr(native, field.name) for field in fields(cls)})
 
     @classmethod
     def skipped(cls, phase: str, loss_scale: float) -> Self:
-        """Returns the report of a step that was left out without an exchange."""
+        """Returns the report of a step that was skipped without an exchange."""
         zeros = {"bool": False, "str": ""}
         values: dict[str, Any] = {
             f.name: zeros.get(str(f.type), 0) for f in fields(cls)
@@ -95,7 +96,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EngineReport(StepReport):
-    """Results of Engine.step(): the optimizer's report, and what led to it."""
+    """Results of Engine.step(): the optimizer's report, and data of the engine."""
 
     at_boundary: bool
     """Whether the step is at a boundary. If not, the window of accumulation continues,
@@ -115,8 +116,8 @@ class EngineReport(StepReport):
 
 @dataclass(frozen=True)
 class HookReport:
-    """Results of one backward in which ranks averaged. All ranks have the same is_exact,
-    is_finite and loss_scale, and the rest is this rank's.
+    """Results of one backward in which ranks averaged. is_exact, is_finite and
+    loss_scale are equal on all ranks, and the other values are this rank's.
     """
 
     backwards: int
@@ -126,7 +127,7 @@ class HookReport:
     first exact_steps backwards.
     """
     is_finite: bool
-    """Whether all low-bit averages were finite. An average that was not is NaN on all ranks."""
+    """Whether all low-bit averages were finite. A non-finite average is NaN on all ranks."""
     loss_scale: float
     """Loss scale of this backward. Gradients were divided by it for the exchange, and
     averages multiplied by it.
