@@ -32,7 +32,8 @@ _made: weakref.WeakKeyDictionary[
     dist.ProcessGroup, dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
 ] = weakref.WeakKeyDictionary()
 """Groups of devices, by the world in which they were made. torch may give a group that
-is made after another one has ended the other one's name, and so its addresses."""
+is made after another one has ended the other one's name, and so its addresses.
+"""
 
 
 class HostGroup:
@@ -133,7 +134,8 @@ class HostGroup:
 
     def look(self) -> bool:
         """Ends the device's group if one of its ranks has died, or if its ranks would
-        wait forever."""
+        wait forever.
+        """
         began = self._began
         if began is None:
             # The program itself may wait for the operation, at any place.
@@ -246,9 +248,9 @@ def host_group_for(
 
 
 def threads_of_leader(asked: int, leaders: int = 1) -> int:
-    """Returns the number of threads of a leader: `asked` or, if that is unset, the
-    cores that it may use divided by the leaders on its machine. Returns 0 if
-    THINWIRE_NUM_THREADS sets it. Local.
+    """Returns the number of threads of a leader, which is `asked` if that is set.
+    Otherwise it is the number of usable cores divided by the leaders on the machine, or
+    0 if THINWIRE_NUM_THREADS gives a number. Local.
     """
     if asked > 0 or os.environ.get("THINWIRE_NUM_THREADS"):
         return asked

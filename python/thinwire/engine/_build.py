@@ -35,7 +35,7 @@ from .leaders.memory import FollowerMemory, LeaderMemory
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of the engine, in the C++ side's terms."""
+    """Settings of the engine in the form that C++ takes."""
 
     config: _core.Config
     groups: Groups
@@ -63,7 +63,7 @@ def make_plan(
     """Returns the plan. Local, unless `optimizer` makes one of Thinwire's.
 
     Raises InvalidArgument, TypeError, FailedPrecondition or Unavailable, like
-    Config.validate; nothing of the model has changed then.
+    Config.validate. The model has not changed then.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(
@@ -92,8 +92,8 @@ def make_plan(
     places = trainable(groups)
     if comm.size > 1:
         _refuse_untrained_experts(model, groups, places)
-    # The reference converts all parameters, and an optimizer of torch steps on masters
-    # of all.
+    # With semantics of DeepSpeed all parameters are converted, and an optimizer of
+    # torch needs masters of all.
     if config.semantics == _core.Semantics.corrected and client is None:
         dtype = TYPES[config.precision.dtype]
         places = marked(places, None if dtype == torch.float32 else dtype)
@@ -106,7 +106,7 @@ def make_plan(
         warn_of(names)
     if training_data is not None:
         require_shareable(training_data, config.batch(comm.size)[1], comm.size)
-    # This is last, because it makes directories.
+    # This comes last, because it makes directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
     if taken is not None:  # from here on, its groups are the engine's
         for own, group in zip(taken.param_groups, groups, strict=False):
@@ -178,7 +178,9 @@ _NO_GROUP = (
 
 
 def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:
-    """Returns the ranks of this host if their leader makes the steps. Collective."""
+    """Returns the group of this host's ranks if their leader makes the steps.
+    Collective.
+    """
     config = plan.config
     if comm.size == 1:
         return None
@@ -222,8 +224,8 @@ def make_parts(
     hosts: HostGroup | None = None,
 ) -> tuple[Core, EngineMemory, ModuleBuffers]:
     """Makes the native engine, and makes the module's parameters views of its memory.
-    Collective. Parameters get rank 0's values, frozen ones too. Experts get those of
-    the first rank that holds them, and buffers are as configured.
+    Collective. Parameters, also frozen ones, get rank 0's values. Experts get the
+    values of the first rank that holds them, and buffers are as configured.
 
     Raises InvalidArgument on all ranks if they differ; nothing has changed then.
     """
@@ -274,7 +276,7 @@ def make_parts(
     memory.publish()
     if num_wide > 0 and comm.rank == 0:
         _tell_of_wide(places)
-    # In a model of several dtypes the program has chosen them.
+    # If the model has several dtypes, the program has chosen them on purpose.
     if dtype != torch.float32 and is_fp32:
         names = _convert_frozen(model, tensors, dtype) + buffers.convert(dtype)
         if names and comm.rank == 0:
@@ -331,7 +333,9 @@ def _tell_of_converted(names: list[str], dtype: torch.dtype) -> None:
 def _convert_frozen(
     model: torch.nn.Module, trained: list[torch.Tensor], dtype: torch.dtype
 ) -> list[str]:
-    """Converts frozen parameters, which meet 16-bit activations. Returns their names."""
+    """Converts frozen parameters, because activations have 16 bits. Returns their
+    names.
+    """
     known = {id(tensor) for tensor in trained}
     names = []
     for name, parameter in model.named_parameters():

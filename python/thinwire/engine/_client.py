@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of torch that make their own steps, behind an Engine."""
+"""Optimizers of torch that make their own steps in an Engine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ INSTEAD = (
 
 
 class Client:
-    """A torch optimizer as the C++ side calls it. It receives the exact average of the
-    ranks' gradients, clipped and without the loss scale. Its own step() then has the
-    same bits on every rank.
+    """A torch optimizer that C++ calls. It receives the exact average of the ranks'
+    gradients, clipped and without the loss scale. Its own step() then has the same
+    result on every rank.
 
-    Its parameters are fp32 meanwhile: the engine's own, or the masters of 16 bits.
+    During a step its parameters are in fp32: the engine's, or masters of 16-bit
+    parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -73,7 +74,7 @@ class Client:
                 )
 
     def tell(self, config: _core.Config) -> None:
-        """Writes into the configuration what the C++ side needs to know of it. Local.
+        """Writes the optimizer's settings that C++ needs into the configuration. Local.
 
         Raises InvalidArgument naming a setting that cannot be combined with it.
         """
@@ -142,7 +143,8 @@ class Client:
         return file.getvalue()
 
     def check(self, packed: bytes) -> tuple[dict[Any, Any], Groups]:
-        """Returns what load_state_dict() makes of it; nothing has changed. Local.
+        """Returns the state that load_state_dict() would set, and changes nothing.
+        Local.
 
         Raises CorruptCheckpoint.
         """
@@ -175,7 +177,7 @@ class Client:
         return loaded
 
     def take(self, loaded: tuple[dict[Any, Any], Groups]) -> None:
-        """Applies what check() returned; groups and states stay the same objects."""
+        """Applies the state from check(). Groups and states stay the same objects."""
         state, groups = loaded
         self._state.clear()
         self._state.update(state)
@@ -187,7 +189,9 @@ class Client:
     # ---- called by the engine
 
     def raise_error(self, comm: _core.Communicator) -> None:
-        """Raises the last step()'s exception here; other ranks learn of it."""
+        """Raises the exception of the last step(). Other ranks then raise an error
+        too.
+        """
         error, self._error = self._error, None
         if error is not None:
             comm.give_up(f"{self.name}.step(): {reason_of(error)}")
@@ -259,7 +263,9 @@ def _unwrapped(names: Any) -> list[list[str]]:
 
 @contextmanager
 def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Removes the gradients within it. Afterwards values and gradients are as before."""
+    """Removes gradients for its block. Afterwards values and gradients are as
+    before.
+    """
     homes = [(p, p.data, p.grad) for p in parameters]
     try:
         for p in parameters:
@@ -298,11 +304,11 @@ def take_over(
     optimizer: Any, parameters: Any, config: _core.Config, rank: int
 ) -> tuple[torch.optim.Optimizer, Client | None]:
     """Writes the settings of `optimizer` into `config`, and returns it. Collective if
-    it makes one of Thinwire's. Its groups stay its own, so changing them changes the
-    engine's. An optimizer of Thinwire's is closed. One without an equal in Thinwire
-    makes its own steps, through the Client.
+    it makes one of Thinwire's. The groups stay the same objects, so that changing them
+    changes the engine's. An optimizer of Thinwire's is closed. An optimizer without an
+    equivalent in Thinwire makes its own steps, through the Client.
 
-    Raises InvalidArgument naming a value that is no optimizer, or that cannot be
+    Raises InvalidArgument naming a value that is not an optimizer or cannot be
     converted. Raises FailedPrecondition if an optimizer that is converted has made
     steps.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of an Engine beside its optimizer, and its scheduler, in checkpoints."""
+"""Counters of an Engine that its optimizer lacks, and its scheduler, in checkpoints."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MOST = 1 << 53
 
 
 def pack(counts: Counts, scheduler: Any) -> dict[str, Any]:
-    """Returns what is saved of both, equal on all ranks if they have made the same calls.
-    Local.
+    """Returns the saved form of both. It is equal on all ranks if they have made the
+    same calls. Local.
     """
     values: dict[str, Any] = {_COUNTERS: json.dumps(counts)}
     if hasattr(scheduler, "state_dict"):
@@ -82,7 +82,7 @@ def scheduler_state_in(found: Loaded) -> dict[str, Any] | None:
 
 CLIENT_STATE = OWN_NAMES + "client_state"
 
-# Keys of DeepSpeed's own checkpoints.
+# Keys that DeepSpeed's checkpoints use themselves.
 RESERVED = frozenset(
     (
         "module",
@@ -108,7 +108,9 @@ RESERVED = frozenset(
 
 
 def to_text(client_state: Mapping[str, Any]) -> str:
-    """Returns the text. Raises KeyError or InvalidArgument for what cannot be held."""
+    """Returns the text. Raises KeyError or InvalidArgument for values that it cannot
+    hold.
+    """
     taken = sorted(name for name in client_state if name in RESERVED)
     if taken:
         raise KeyError(
@@ -119,7 +121,9 @@ def to_text(client_state: Mapping[str, Any]) -> str:
 
 
 def from_text(report: Loaded) -> dict[str, Any]:
-    """Returns the saved value; empty if there was none. Raises CorruptCheckpoint."""
+    """Returns the saved value, which is empty if there was none. Raises
+    CorruptCheckpoint.
+    """
     text = report.common.get(CLIENT_STATE, "{}")
     try:
         state: dict[str, Any] = json.loads(text)

@@ -39,23 +39,23 @@ from ._values import Values
 
 
 class Engine(ModuleView):
-    """Trains a module by a configuration; initialize() makes it.
+    """Trains a module as a configuration describes. initialize() makes it.
 
         loss = engine(batch)
         engine.backward(loss)
         engine.step()
 
-    Gradients are averaged while backward computes others. The module's trainable
+    Gradients are averaged while backward computes further ones. The module's trainable
     parameters become views of flat memory in the configuration's precision. If that has
-    16 bits and all parameters are fp32, frozen parameters and persistent fp32 buffers are
-    converted too. Parameters on another device stay there, and flat memory on the host
-    has copies. The engine zeroes the gradients. Attributes that the engine does not have
+    16 bits and all parameters are fp32, frozen parameters and persistent fp32 buffers
+    are converted too. Parameters on another device stay there, and flat memory on the
+    host has copies. The engine sets gradients to 0. Attributes that the engine lacks
     are those of `module`.
 
     The constructor, backward(), step() at boundaries, mean(), evaluation(),
-    save_checkpoint() and load_checkpoint() are collective. With ZeRO, lean
-    1-bit Adam and a leader per host so are load_module_state_dict() and whole values
-    (full_parameter() and its like).
+    save_checkpoint() and load_checkpoint() are collective. With ZeRO, lean 1-bit Adam
+    or a leader per host, so are load_module_state_dict() and functions such as
+    full_parameter().
     """
 
     optimizer: EngineOptimizer
@@ -125,7 +125,7 @@ class Engine(ModuleView):
             return plan
 
         try:
-            # Some of these take part in exchanges, which a rank without them would miss.
+            # Some of these take part in exchanges, so every rank must make them.
             comm.require_same(
                 "optimizer, lr_scheduler and the model-parallel group",
                 f"optimizer is None: {optimizer is None}\n"
@@ -134,7 +134,8 @@ class Engine(ModuleView):
             )
             if model_parallel_group is not None:
                 together = experts.of(model_parallel_group)
-            # If this raises for a part of a model, ranks of other parts raise too.
+            # If this raises on the ranks of one part of a model, ranks of other parts
+            # raise too.
             plan = agreed(together, prepare)
             parts = agreed(
                 together, lambda: make_parts(comm, model, plan, experts, hosts)
@@ -196,8 +197,8 @@ class Engine(ModuleView):
     def _require_known(self, of_scheduler: Any, given: Any) -> None:
         groups = getattr(of_scheduler, "param_groups", None)
         own = self.optimizer.param_groups
-        # A scheduler of the optimizer that was given does not know groups of experts
-        # that were taken out of its groups.
+        # A scheduler of the given optimizer does not know groups of experts that were
+        # split off from its groups.
         if groups is None or (
             len(groups) in (len(own), len(own) - len(self._split))
             and all(a is b for a, b in zip(groups, own, strict=False))
@@ -231,17 +232,19 @@ class Engine(ModuleView):
         """Computes and collects the gradients of `loss`, a scalar. Collective.
 
         The loss is multiplied by the loss scale and, unless `scale_wrt_gas` is False,
-        divided by gradient_accumulation_steps. Returns the loss so divided, without the
-        scale. Exact averages begin meanwhile, so this may wait for other ranks. A loss
-        of 16 bits is widened, with one note, because it has been rounded already.
+        divided by gradient_accumulation_steps. Returns the divided loss, without the
+        scale. Exact averages begin during the backward, so that it may wait for other
+        ranks. A 16-bit loss is converted to fp32, and a note says once that it was
+        rounded.
 
         Raises InvalidArgument for another kind of loss. Raises FailedPrecondition after
         a backward of the loss itself, or naming a parameter or gradient that was
         replaced. Before the first exchange of a window, raises InvalidArgument or
-        TypeError for a rate, a decay or a mask in param_groups. After either, with several ranks, this rank gives up: the others
-        raise CommFailure with its text, and only destroy() is allowed. An exception of a
-        hook or function is raised unchanged. If gradients have been sent by then, it is
-        the cause of a CommFailure, and the other ranks learn of it.
+        TypeError for a rate, a decay or a mask in param_groups. After such an error
+        with several ranks, this rank gives up: the others raise CommFailure with its
+        text, and only destroy() is allowed. An exception of a hook or function is
+        raised unchanged. If gradients have been sent before, it becomes the cause of a
+        CommFailure, and the other ranks raise one too.
         """
         loss = self._widened(loss)
         training = self._training
@@ -271,9 +274,9 @@ class Engine(ModuleView):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Updates parameters and sets gradients to 0, at a boundary. Collective there.
 
-        If the step is applied, it advances the scheduler (by `lr_kwargs`). `report` has
-        the results. Between boundaries it is local and does nothing. A KeyboardInterrupt
-        comes when all of this is done.
+        An applied step advances the scheduler (with `lr_kwargs`). `report` has the
+        results. Between boundaries the call is local and does nothing. A
+        KeyboardInterrupt is delayed until all of this is done.
 
         Raises FailedPrecondition without a backward since the last step, and if
         gradients or parameters were changed after it. Raises InvalidArgument or TypeError
@@ -350,8 +353,7 @@ class Engine(ModuleView):
         return self._training.made.mean(float(value))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing, because step() has set gradients to 0; for scripts that call
-        it. Local.
+        """Does nothing, because step() sets gradients to 0. Scripts may call it. Local.
 
         Raises FailedPrecondition inside a window of accumulation.
         """
@@ -359,7 +361,7 @@ class Engine(ModuleView):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Sums the backwards within it; step() does nothing meanwhile. Local."""
+        """Adds up the backwards in its block, in which step() does nothing. Local."""
         self.set_gradient_accumulation_boundary(False)
         try:
             yield
@@ -374,13 +376,13 @@ class Engine(ModuleView):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Makes parameters equal on all ranks within it, and buffers as configured.
-        Collective. Within it autograd records nothing, and there is no step.
+        """Makes parameters equal on all ranks in its block, and buffers as configured.
+        Collective. In the block autograd records nothing, and steps are refused.
 
-        Between local steps of 0/1 Adam this is an exchange beside those of its
-        schedule. With compressed_under_next_step of 1-bit Adam, parameters become the
-        common ones. Training continues from the result, so its bits differ from those
-        without it. The module's eval() changes no parameters.
+        Between local steps of 0/1 Adam this makes an additional exchange. With
+        compressed_under_next_step of 1-bit Adam, parameters become the common ones.
+        Training continues from these values, so its results differ from those of a run
+        without evaluation. The module's eval() changes no parameters.
         """
         training = self._training
         core = training.made
@@ -421,8 +423,9 @@ class Engine(ModuleView):
         custom_load_fn: Any = None,
         fetch_z3_params: bool = False,
     ) -> Any:
-        """Loads weights into the module and into masters; moments do not change. Between
-        windows, with the same values on all ranks. Local; with ZeRO collective.
+        """Loads weights into the module and into masters; moments do not change. All
+        ranks pass the same values, between windows. Collective with ZeRO, otherwise
+        local.
 
         Raises FailedPrecondition inside a window of accumulation, and Unavailable for
         `custom_load_fn`.
@@ -450,15 +453,16 @@ class Engine(ModuleView):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Saves under a name, done on return; returns True. Collective.
+        """Saves a checkpoint under a name. Returns True once it is complete.
+        Collective.
 
-        SAVE_DIR/<tag>/ is a directory of Thinwire's checkpoints with one step-<steps>
-        in it. A later one of the same tag replaces it. With `save_latest`,
-        SAVE_DIR/latest has the tag, like DeepSpeed's. Any number of ranks can load it.
-        With a model-parallel group all its ranks pass the same SAVE_DIR, and rank N of it
+        SAVE_DIR/<tag>/ is a directory with one checkpoint of Thinwire, step-<steps>. A
+        later save with the same tag replaces it. With `save_latest`, SAVE_DIR/latest
+        has the tag, like DeepSpeed's. Any number of ranks can load it. With a
+        model-parallel group all its ranks pass the same SAVE_DIR, and rank N of it
         saves its part of the model in SAVE_DIR/<tag>/mp_rank_NN/.
 
-        tag: a file name, the same on all ranks; None for global_step<N>.
+        tag: a file name, the same on all ranks. None means global_step<N>.
         client_state: values that JSON can hold; tuples become lists. Rank 0's is saved.
         exclude_frozen_parameters: whether to omit frozen parameters and buffers.
 
@@ -489,14 +493,15 @@ class Engine(ModuleView):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Resumes from what save_checkpoint() wrote on any number of ranks. Collective.
+        """Resumes from a checkpoint that save_checkpoint() wrote on any number of
+        ranks. Collective.
 
         Returns its path and the client_state. If `tag` is None and LOAD_DIR has no file
         `latest`, it warns and returns (None, None).
 
-        load_module_strict: if False, parameters may be missing in either, but not all.
-          One warning names them.
-        load_optimizer_states: if False, loads weights, and masters as they were saved.
+        load_module_strict: if False, some parameters, but not all, may be missing in
+          the checkpoint or in the model. One warning names them.
+        load_optimizer_states: if False, loads only weights and the saved masters.
           Moments and the number of applied steps begin anew, and so does the
           configuration's schedule.
         load_module_only: does the same, and does not change the engine's counters.
@@ -548,7 +553,9 @@ class Engine(ModuleView):
         self._training.made.wait_for_save()
 
     def _own_values(self) -> tuple[Counts, Any]:
-        """Returns the counts, and the program's scheduler if there is one, for a save."""
+        """Returns the counts, and the program's scheduler if there is one, for a
+        save.
+        """
         counts = {name: getattr(self, name) for name in NAMES}
         return counts, self.lr_scheduler if self._has_own_schedule else None
 
@@ -562,11 +569,11 @@ class Engine(ModuleView):
         extra: tuple[dict[str, Any], dict[str, Any]],
         options: _core.SaveOptions,
     ) -> Saved:
-        """Does what thinwire.save() says."""
+        """Implements thinwire.save()."""
         return self._checkpoints.save(root, extra, options, self._own_values())
 
     def _resume(self, path: str, options: _core.LoadOptions) -> LoadReport | None:
-        """Does what thinwire.resume() says."""
+        """Implements thinwire.resume()."""
         counts = not options.weights_only
         loaded = self._checkpoints.load(path, options, counts, self._own_values()[1])
         if loaded is None:
@@ -621,8 +628,8 @@ class Engine(ModuleView):
         """Returns a copy of a parameter's part of the optimizer's array `key`.
 
         The copy is fp32 and has the parameter's shape. `key` is "exp_avg" or
-        "exp_avg_sq". An optimizer of torch that makes its own steps has keys of its
-        own. Collective with ZeRO and a leader per host, otherwise local.
+        "exp_avg_sq". An optimizer of torch that makes its own steps has its own keys.
+        Collective with ZeRO and a leader per host, otherwise local.
 
         Raises InvalidArgument for a key that the optimizer's present stage lacks: after
         its freeze 1-bit Adam has no exp_avg_sq.
@@ -632,7 +639,7 @@ class Engine(ModuleView):
     def set_full_state(
         self, parameter: torch.Tensor | str, key: str, value: torch.Tensor
     ) -> None:
-        """Sets a parameter's part of a state. Collective, only with ZeRO; all ranks
+        """Sets a parameter's part of a state. Only with ZeRO, and collective: all ranks
         pass the same value.
 
         Raises InvalidArgument like set_full_parameter(), and for a value that is not
@@ -677,9 +684,10 @@ class Engine(ModuleView):
         """Returns this rank's share of `dataset` in batches. Local.
 
         Batches have train_micro_batch_size_per_gpu samples unless `batch_size` is
-        given. They are drawn with seed 0, alike in every epoch, unless
-        `loader.sampler.set_epoch()` is called. With another route than "train" they are
-        not shuffled. All ranks have as many. `data_sampler` chooses them instead.
+        given. They are shuffled with seed 0, in the same order in every epoch unless
+        `loader.sampler.set_epoch()` is called. With a route other than "train" they are
+        not shuffled. All ranks have the same number. `data_sampler` chooses the samples
+        instead.
 
         Raises InvalidArgument for a dataset or size that cannot be divided, such as
         fewer samples than ranks.
@@ -803,14 +811,12 @@ class Engine(ModuleView):
         return self._training.native.loss_scale
 
     def was_step_applied(self) -> bool:
-        """Returns whether the last step() updated parameters: it was at a boundary, and
-        not skipped.
-        """
+        """Returns whether the last step() was at a boundary and not skipped."""
         return self.report is not None and self.report.applied
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Returns whether the next step() takes effect after this backward, or did
-        after the last.
+        """Returns whether step() after the latest backward is at a boundary. Before a
+        window, the answer is for its first backward.
         """
         return self._training.native.is_boundary
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of parameters: initialize()'s arguments, and the C++ side's settings."""
+"""Groups of parameters, from the arguments of initialize() to the settings of C++."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _nativ
 
 
 def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
-    """Returns groups of the model's parameters. Local. Groups are tensors, (name,
-    tensor) pairs or dicts like those of torch.optim; None is all that the model has.
-    The dicts given stay as they are.
+    """Returns groups of the model's parameters. Local. Groups are given as tensors,
+    (name, tensor) pairs or dicts like those of torch.optim. None means all parameters
+    of the model. Given dicts do not change.
 
-    Raises InvalidArgument and TypeError naming what is none of the model's.
+    Raises InvalidArgument and TypeError naming the value that is not of the model.
     """
     if model_parameters is None:
         model_parameters = model.parameters()
@@ -61,7 +61,7 @@ def trainable(groups: Groups) -> list[Place]:
     """Returns the distinct parameters that require a gradient, in the order of their
     groups.
 
-    Raises InvalidArgument naming one that an engine cannot train, and
+    Raises InvalidArgument naming a parameter that an engine cannot train, and
     FailedPrecondition if there is none.
     """
     places = list(_parameters.distinct(groups))

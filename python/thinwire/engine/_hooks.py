@@ -23,7 +23,7 @@ FOREIGN = (
 
 
 class Link:
-    """Data of the tensors' hooks; tensors may outlive the engine."""
+    """Data that the tensors' hooks share, because tensors may outlive the engine."""
 
     def __init__(self, core: Core, memory: EngineMemory) -> None:
         self.core, self.memory = core, memory
@@ -49,7 +49,7 @@ class Link:
 
     def cancel(self) -> None:
         self.in_backward = False
-        if not self.memory.keeps_gradients:  # the one that was refused
+        if not self.memory.keeps_gradients:  # the refused parameter
             for parameter in self.memory.parameters:
                 parameter.grad = None
 

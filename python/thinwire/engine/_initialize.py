@@ -36,31 +36,33 @@ def initialize(
     *,
     process_group: Any = None,
 ) -> tuple[Engine, torch.optim.Optimizer, DataLoader[Any] | None, Any]:
-    """Makes an Engine of a model, by a configuration. Collective.
+    """Makes an Engine for a model and a configuration. Collective.
 
     The arguments are in DeepSpeed's order. Returns the engine, its optimizer, the
-    loader of `training_data` and the scheduler; None for each that does not exist.
+    loader of `training_data` and the scheduler. Each of the last two is None if it does
+    not exist.
 
     args: may have deepspeed_config, a path, and local_rank.
     optimizer: one of Thinwire's or torch's, or a callable that makes one from the
-      parameters. Thinwire's, torch.optim.Adam and AdamW become the engine's. One of
-      Thinwire's is closed then, also if a later check raises. Another one of torch's
-      makes its own steps with exact averages, without ZeRO.
-    model_parameters: parameters or groups of the model; others are not trained. If a
-      group names a process group as expert_group, only its ranks hold and average it.
-      Parameters with the attribute allreduce=False, and groups with a true `moe`, are such
-      experts, of mpu.get_expert_data_parallel_group() or of DeepSpeed's groups if it is
-      loaded. Otherwise they are refused.
+      parameters. Thinwire's, torch.optim.Adam and AdamW become the engine's. An
+      optimizer of Thinwire's is closed, even if a later check raises. Other optimizers
+      of torch make their own steps with exact averages, without ZeRO.
+    model_parameters: parameters or groups of the model. Other parameters are not
+      trained. If a group names a process group as expert_group, only its ranks hold and
+      average it. Parameters with the attribute allreduce=False, and groups with a true
+      `moe`, are experts too. Their process group is
+      mpu.get_expert_data_parallel_group(), or that of DeepSpeed if it is loaded.
+      Otherwise they are refused.
     training_data: dataset that is divided among the ranks in micro-batches.
-    lr_scheduler: one of torch's, or a callable that makes one from the engine's
+    lr_scheduler: a scheduler of torch's, or a callable that makes one from the engine's
       optimizer. It replaces the configuration's, and every applied engine.step()
       advances it.
     mpu: object for model parallelism. Ranks of mpu.get_data_parallel_group() hold the
       same parameters and average gradients. Without mpu and process_group, parameters
-      with a true attribute model_parallel or tensor_model_parallel are refused. Ranks of
-      mpu.get_model_parallel_group(), if it exists, hold a model together, are clipped by
-      one norm and skip steps together. A parameter that several of them hold alike counts
-      once in it, unless it has one of these attributes.
+      with a true attribute model_parallel or tensor_model_parallel are refused. Ranks
+      of mpu.get_model_parallel_group(), if it exists, hold a model together, are
+      clipped by one norm and skip steps together. A parameter that several of them hold
+      alike counts once in the norm, unless it has one of these attributes.
     dist_init_required: whether to initialize torch.distributed. With None, this happens
       under torchrun, or if a launcher has started several ranks, unless it is initialized
       already. With False, it never happens.

@@ -14,15 +14,15 @@ class EngineMemory(FlatMemory):
     """FlatMemory of an engine, with or without gradients."""
 
     def attach_parameters(self) -> None:
-        """Makes parameters and gradients views of the arrays, the first time."""
+        """Makes parameters and gradients views of the arrays. Called once."""
         for parameter in self.parameters:
             parameter.grad = None  # it may have another dtype
         super().attach_parameters()
         self.require_gradients(at_start=True)
 
     def require_gradients(self, at_start: bool) -> None:
-        """Checks that every gradient is a view of its place. At the start of a window,
-        when all are 0, it makes them views.
+        """Checks that every gradient is a view of the array. At the start of a window,
+        when all gradients are 0, makes them views.
 
         Raises FailedPrecondition naming a gradient that was removed or replaced.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module that is seen as another one, which it holds."""
+"""A module that looks like the module inside it."""
 
 from __future__ import annotations
 

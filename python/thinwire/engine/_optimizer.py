@@ -36,10 +36,10 @@ _BY_HAND = "engine_learning_rates"
 
 
 class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
-    """A torch.optim.Optimizer whose param_groups take effect. A learning rate, weight
-    decay or mask that is written there is that of the next step, and of all later ones.
-    With exchanges during backward, a mask written between backward and step is that of
-    the step after the next. The engine makes the steps.
+    """A torch.optim.Optimizer whose param_groups take effect, although the engine makes
+    the steps. A learning rate, weight decay or mask that the program writes there
+    applies from the next step on. With exchanges during backward, a mask that is
+    written between backward and step applies from the step after the next.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         client: Client | None,
         places: list[Place],
     ) -> None:
-        """Shares `groups` with the object that made them; `client` reads them. Local."""
+        """Makes the optimizer. `groups` are not copied, and `client` reads them.
+        Local.
+        """
         self._values: weakref.ref[Values] | None = None
         self._backward: weakref.WeakMethod[Callable[..., Any]] | None = None
         self._has_own_schedule = False
@@ -75,8 +77,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     def begin(
         self, values: Values, backward: Callable[..., Any], has_own_schedule: bool
     ) -> None:
-        """Takes the values of an engine that was made, and its backward(), a method.
-        `has_own_schedule` says whether the program sets rates. Local.
+        """Takes the values of the finished engine, and its method backward().
+        `has_own_schedule` is whether the program sets rates. Local.
         """
         self._values = weakref.ref(values)
         self._backward = weakref.WeakMethod(backward)
@@ -94,8 +96,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
             return None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises FailedPrecondition for a name that nobody would read, such as freeze_step:
-        one that the optimizer does not have, or that can only be read.
+        """Raises FailedPrecondition for an attribute that is missing or read-only, such
+        as freeze_step, because nobody would use the value.
         """
         members = self.__dict__
         of_class = getattr(type(self), name, None)
@@ -128,7 +130,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self._made.require_no_window("zero_grad")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state, with ZeRO this rank's part. Local. For files use
+        """Returns the state, or with ZeRO this rank's part of it. Local. For files use
         Engine.save_checkpoint(). The keys cur_scale, dynamic_loss_scale, overflow and
         clip_grad are DeepSpeed's; a load ignores them.
         """
@@ -145,7 +147,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
             "state": {},
             "param_groups": groups,
             "thinwire": tensors(core.state_dict()),
-            # For programs that read DeepSpeed's.
+            # Keys for programs that read DeepSpeed's states.
             "cur_scale": self.cur_scale,
             "dynamic_loss_scale": self.dynamic_loss_scale,
             "overflow": self.overflow,
@@ -154,12 +156,12 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     @in_call("load_state_dict()")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what state_dict() returned on the same rank of as many. Collective with
-        ZeRO, lean 1-bit Adam and a leader per host.
+        """Loads the result of state_dict() from the same rank and number of ranks.
+        Collective with ZeRO, lean 1-bit Adam or a leader per host.
 
         The configuration's schedule continues from the state's number of steps, except
-        for groups whose rate was written. Without a schedule, rates are those of the
-        state.
+        for groups whose rate the program has written. Without a schedule, rates are
+        those of the state.
 
         Raises InvalidArgument for another optimizer's state, and CorruptCheckpoint if a
         part does not fit.
@@ -200,7 +202,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         ]
 
     def _take_rates(self, rates: list[float], by_hand: torch.Tensor | None) -> None:
-        # Otherwise the next step would take the state's rates for rates set by hand.
+        # Otherwise the next step would treat the state's rates as set by hand.
         follows_schedule = not self._made.config.schedule.is_constant
         self._by_hand.clear()
         self._seen = list(rates if follows_schedule else self._bases)
@@ -220,7 +222,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     @property
     def custom_loss_scaler(self) -> bool:
-        """Always False: the engine has the loss scale."""
+        """Always False, because the engine has the loss scale."""
         return False
 
     @property
@@ -229,12 +231,12 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the next loss. Setting it is collective, between two windows; a
-        dynamic scale continues from it.
+        """Factor on the next loss. Setting it is collective and allowed between two
+        windows. A dynamic scale continues from it.
 
         Setting raises FailedPrecondition unless parameters are float16. It raises
         InvalidArgument outside the scale's limits and if ranks set different values,
-        and TypeError if the value is no number.
+        and TypeError if the value is not a number.
         """
         return self._made.native.loss_scale
 
@@ -266,7 +268,9 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     @property
     def optimizer(self) -> EngineOptimizer:
-        """This object, which has the names of DeepSpeed's wrapper and of what it wraps."""
+        """This object, which has the names of DeepSpeed's wrapper and of its inner
+        optimizer.
+        """
         return self
 
     @property
@@ -284,11 +288,11 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         return self._made.config.gradient_clipping
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of every group from the next step on, as if it were
-        written into param_groups. Local; all ranks must make the same call.
+        """Sets the learning rate of every group from the next step on, like writing it
+        into param_groups. Local; all ranks must make the same call.
 
-        Raises TypeError if the rate is no number, and InvalidArgument unless finite, >=
-        0.
+        Raises TypeError if the rate is not a number, and InvalidArgument unless finite,
+        >= 0.
         """
         rate = rate_of("lr", lr)
         for group in self.param_groups:
@@ -301,8 +305,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     def backward(
         self, loss: torch.Tensor, create_graph: bool = False, retain_graph: bool = False
     ) -> None:
-        """Runs Engine.backward(): it scales the loss, but does not divide it by
-        gradient_accumulation_steps, which the caller does here.
+        """Runs Engine.backward(): it scales the loss, but leaves its division by
+        gradient_accumulation_steps to the caller.
 
         Raises Unavailable for `create_graph`.
         """
@@ -318,8 +322,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         backward(loss, retain_graph=retain_graph, scale_wrt_gas=False)
 
     def refresh_fp32_params(self) -> None:
-        """Sets masters to the present parameters, without the bits that 16 bits do not
-        have. Local, between two windows; all ranks must make the same call.
+        """Sets masters to the present parameters, which discards the masters'
+        additional bits. Local, between two windows; all ranks must make the same call.
         """
         self._made.read_masters()
 
@@ -347,10 +351,10 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     # ---- called by the engine
 
     def tell_rates(self, core: Core) -> None:
-        """Passes on what was written since the last step. Local, before a step.
+        """Passes on values that were written since the last step. Local, before a step.
 
         Raises FailedPrecondition naming a setting that cannot change, and the errors of
-        Settings.apply() for a rate, a decay or a mask that is invalid.
+        Settings.apply() for an invalid rate, decay or mask.
         """
         require_sizes(self._sizes, self.param_groups)
         if self._settings is not None:  # a client optimizer reads its own groups
@@ -383,7 +387,9 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
                 set_rate(group, rate)
 
     def loaded(self, core: Core, scalars: dict[str, Any]) -> None:
-        """Follows a checkpoint that was loaded, with these rates set by hand. Local."""
+        """Takes the rates of a loaded checkpoint. `scalars` has those set by hand.
+        Local.
+        """
         self._by_hand.clear()
         if self._settings is None:
             self._loaded_client(core)
@@ -396,7 +402,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
                 set_rate(group, self._seen[number])
 
     def _loaded_client(self, core: Core) -> None:
-        # Its groups are the state's; a schedule of the configuration continues.
+        # Its groups are those of the state. A schedule of the configuration continues.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)
             if not self._made.config.schedule.is_constant:
@@ -429,7 +435,7 @@ for _name, _text in _INSTEAD.items():
 
 
 class ConfigSchedule:
-    """Learning rates as the configuration has them; engine.step() advances it."""
+    """Scheduler of the configuration's learning rates. engine.step() advances it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer

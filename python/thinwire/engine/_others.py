@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a module beside its trained parameters, equal on all ranks and saved."""
+"""Tensors of a module that are not trained, but equal on all ranks and saved."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _OTHER_TYPES = {
 
 
 class ModuleOthers:
-    """Untrained parameters, persistent buffers, and further names of tensors that have
-    several. They are dense and of a type that files support. A tensor is saved under
-    its first name in the order of registration, parameters before buffers.
+    """Untrained parameters, persistent buffers, and additional names of tensors. They
+    are dense and of a type that files support. A tensor is saved under its first name
+    in the order of registration, parameters before buffers.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ class ModuleOthers:
         self._copies.clear()
 
     def warn_at_save(self, notices: Notices) -> None:
-        """Warns on rank 0 of tensors that files cannot hold, in the first save. Local."""
+        """Warns on rank 0 about tensors that files cannot hold, in the first save.
+        Local.
+        """
         if self._unknown:
             notices.unsaved(self._text("saved"))
 
@@ -93,7 +95,7 @@ class ModuleOthers:
             if id(tensor) in self._trained:
                 continue  # it is saved with the optimizer's states
             if not _is_known(tensor):
-                names[id(tensor)] = ""  # further names of it are skipped too
+                names[id(tensor)] = ""  # its other names are skipped too
                 self._unknown.append(name)
                 continue
             tensors.append((name, list(tensor.shape), *self._flat(tensor)))
@@ -147,8 +149,9 @@ class ModuleBuffers:
         comm.require_same("the module's buffers", "".join(lines))
 
     def convert(self, dtype: torch.dtype) -> list[str]:
-        """Converts persistent fp32 buffers, and returns their names. Local. Others are
-        tables that the program computes, such as a rotary embedding's.
+        """Converts persistent fp32 buffers, and returns their names. Local. Other
+        buffers are tables that the program computes, such as those of a rotary
+        embedding.
         """
         names = []
         for path, (owner, name) in self._buffers.items():
@@ -160,9 +163,9 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def make_equal(self, how: _core.Buffers) -> None:
-        """Makes buffers equal on all ranks, except for as_they_are. Collective if there
-        are any. Integers, flags and complex numbers always become rank 0's. Means are
-        formed in float64, in the order of ranks.
+        """Makes buffers equal on all ranks, unless `how` is as_they_are. Collective if
+        there are any. Integers, flags and complex numbers always become rank 0's. Means
+        are computed in float64 and in rank order.
         """
         if self._comm.size == 1 or how == _core.Buffers.as_they_are:
             return
@@ -193,7 +196,7 @@ class ModuleBuffers:
             self._broadcast([p for p in frozen.values() if p.numel() > 0])
 
     def _tensors(self) -> list[torch.Tensor]:
-        # Looked up by name, because to() and assignments replace tensors.
+        # Tensors are looked up by name, because to() and assignments replace them.
         found = [getattr(owner, name) for owner, name in self._buffers.values()]
         return [b for b in found if isinstance(b, torch.Tensor) and _is_dense(b)]
 

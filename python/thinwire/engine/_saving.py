@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of an Engine: what they hold, and directories with DeepSpeed's names."""
+"""Checkpoints of an Engine, and directories with DeepSpeed's names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .leaders.core import LedCore
 
 
 class Checkpoints:
-    """Saves and loads all that an engine trains. All calls are collective."""
+    """Saves and loads the states of an engine. All calls are collective."""
 
     def __init__(
         self, training: Training, optimizer: EngineOptimizer, progress: Progress
@@ -65,7 +65,7 @@ class Checkpoints:
         frozen: bool,
         own: tuple[Counts, Any],
     ) -> None:
-        """Does what Engine.save_checkpoint() says; `own` as in save()."""
+        """Implements Engine.save_checkpoint(). `own` is that of save()."""
 
         def checked() -> tuple[str, str]:
             require_tag(tag)
@@ -102,8 +102,8 @@ class Checkpoints:
         strict: bool,
         custom_load_fn: Any,
     ) -> str | None:
-        """Returns the directory that load_checkpoint() is to load. Without `tag` and a file
-        `latest` it warns and returns None.
+        """Returns the directory for load_checkpoint(). If there is neither `tag` nor a
+        file `latest`, warns and returns None.
         """
 
         def checked() -> str:
@@ -141,7 +141,9 @@ class Checkpoints:
     def load_tagged(
         self, root: str, options: _core.LoadOptions, counts: bool, scheduler: Any
     ) -> tuple[LoadReport, dict[str, Any], Counts]:
-        """Does load() in all parts of the model. Raises Unavailable if there is nothing."""
+        """Calls load() in all parts of the model. Raises Unavailable if there is no
+        checkpoint.
+        """
 
         def load() -> tuple[LoadReport, dict[str, Any], Counts]:
             loaded = self.load(root, options, counts, scheduler)
@@ -175,7 +177,7 @@ class Checkpoints:
 
     def _root_of(self, tagged: str) -> str:
         part = self._in_part(tagged)
-        # Earlier versions saved every part below a directory of its own.
+        # Earlier versions saved every part in a separate directory.
         return part if os.path.isdir(part) else tagged
 
     def _require_same_in_parts(self, what: str, text: str) -> None:
@@ -191,8 +193,8 @@ class Checkpoints:
         options: _core.SaveOptions,
         own: tuple[Counts, Any],
     ) -> Saved:
-        """Writes ROOT/step-<steps>. `own` are the engine's counts, and its scheduler if it
-        has one of the program.
+        """Writes ROOT/step-<steps>. `own` has the engine's counts, and the program's
+        scheduler if there is one.
         """
         training = self._training
         core = training.made
@@ -222,8 +224,9 @@ class Checkpoints:
     def load(
         self, path: str, options: _core.LoadOptions, counts: bool, scheduler: Any
     ) -> tuple[LoadReport, dict[str, Any], Counts] | None:
-        """Loads the newest checkpoint, if there is one. Returns its client_state and, if
-        `counts`, the engine's counts. `scheduler` gets its state then, unless it is None.
+        """Loads the newest checkpoint, if there is one. Returns its client_state and,
+        if `counts`, the engine's counts. If `scheduler` is not None, it receives its
+        saved state.
         """
         training, rank = self._training, self._comm.rank
         samples = training.config.batch(self._comm.size)[0]
@@ -258,7 +261,7 @@ class Checkpoints:
         training = self._training
         native, config = training.native, training.config
         training.others.write_back()
-        if training.hosts is not None:  # followers have not read the file
+        if training.hosts is not None:  # followers do not read the file
             trained = training.memory.parameters
             training.buffers.send_frozen(training.module, trained)
             training.buffers.make_equal(_core.Buffers.broadcast)
@@ -306,7 +309,7 @@ def require_no_function(custom_load_fn: Any) -> None:
 
 
 def require_tag(tag: str) -> None:
-    """Raises InvalidArgument unless it can be the name of a directory."""
+    """Raises InvalidArgument unless the tag can be the name of a directory."""
     require_utf8("tag", tag)
     if (
         not 0 < len(tag.encode()) <= _MOST_BYTES
@@ -320,7 +323,9 @@ def require_tag(tag: str) -> None:
 
 
 def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
-    """Puts the tag into `latest`, which has the old one until the new file is whole."""
+    """Writes the tag to `latest`, which keeps the old tag until the new file is
+    complete.
+    """
     temporary = os.path.join(directory, f".latest-{uuid.uuid4().hex}")
     try:
         with open(temporary, "x", encoding="utf-8") as file:
@@ -336,7 +341,7 @@ def write_latest(directory: str | os.PathLike[str], tag: str) -> str:
 
 
 def read_latest(directory: str | os.PathLike[str]) -> str:
-    """Returns the tag in `latest`; empty if there is no such file."""
+    """Returns the tag in `latest`, or "" if there is no such file."""
     path = os.path.join(directory, LATEST)
     try:
         with open(path, encoding="utf-8", newline="") as file:

@@ -25,7 +25,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
     @torch.no_grad()
     def attach_parameters(self) -> None:
-        """Gives parameters the dtypes of the arrays, the first time."""
+        """Gives parameters the dtypes of the arrays. Called once."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.grad = None
             if parameter.dtype != view.dtype:
@@ -33,10 +33,10 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
         self.note_gradients()
 
     def require_gradients(self, at_start: bool) -> None:
-        """Checks that the only gradients on the device are those that accumulate there
-        in this window; at its start there are none.
+        """Checks that the device has no gradients other than those that accumulate
+        there in this window. At its start there are none.
 
-        Raises FailedPrecondition naming one that was removed, replaced or set.
+        Raises FailedPrecondition naming a gradient that was removed, replaced or set.
         """
         if self.keeps_gradients:
             self.require_added_up(at_start)
@@ -70,13 +70,13 @@ class StagedLink(Link):
         super().__init__(core, memory)
         self._is_boundary = True
         narrow = memory.params.dtype
-        # If the C++ side would add up in the parameters' dtype, the device does so with
-        # the same bits. If 16-bit gradients are added up in fp32, they are passed after
-        # each backward.
+        # If gradients are added up in the parameters' dtype, the device adds them up
+        # with the same result as C++. If 16-bit gradients are added up in fp32, they
+        # are passed on after each backward.
         self._adds_up = memory.keeps_gradients and (
             narrow == torch.float32 or config.accumulation_dtype != _core.DType.float32
         )
-        # If the program ends windows, any backward may be the last one.
+        # If the program ends windows, any backward may be the last.
         self._releases = not self._adds_up or config.managed_gradient_accumulation
         self._pending: collections.deque[
             tuple[int, torch.Tensor, torch.Event | None]
@@ -98,15 +98,15 @@ class StagedLink(Link):
                 parameter.grad = None
             self._copy(index, gradient.detach())
             self._hand_over()
-        # The autograd thread that calls hooks counts its own memory.
+        # Memory is counted per thread, and autograd calls hooks in a different thread.
         self.use = _core.memory_use()
 
     def finish(self) -> None:
         super().finish()
         if self._adds_up and self._is_boundary:
             for k, parameter in enumerate(self.memory.parameters):
-                # The gradient is from earlier backwards of the window; the last one had
-                # none.
+                # The gradient is from earlier backwards of the window, because the last
+                # had none.
                 gradient = parameter.grad
                 if self._releases:
                     parameter.grad = None
@@ -157,7 +157,7 @@ class StagedLink(Link):
 
 
 class Ring:
-    """Pinned memory whose parts are allocated and freed in the same order."""
+    """Pinned memory whose parts are freed in the order of their allocation."""
 
     def __init__(self, memory: StagedEngineMemory) -> None:
         values = [v.numel() * v.element_size() for v in memory._values]
@@ -174,7 +174,9 @@ class Ring:
         self._ends: collections.deque[int] = collections.deque()
 
     def place(self, like: torch.Tensor) -> torch.Tensor | None:
-        """Returns an array for such a tensor, or None until free() has made room."""
+        """Returns an array for a tensor like `like`, or None if there is no room until
+        free().
+        """
         if not self._ends:
             self._begin = self._end = 0
         size, whole = _rounded(like.numel() * like.element_size()), self.bytes.numel()

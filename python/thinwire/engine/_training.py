@@ -34,7 +34,7 @@ _BETWEEN_EXCHANGES = (
 
 
 class Training:
-    """The parts of one engine, and the checks that come before calls of it."""
+    """The parts of one engine, and the checks before its calls."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class Training:
         owned: tuple[_core.Communicator, ...],
         parts: tuple[Core, EngineMemory, ModuleBuffers],
     ) -> None:
-        """Takes the results of make_parts(), and the communicators that it closes. Local."""
+        """Takes the results of make_parts(), and communicators that this object closes.
+        Local.
+        """
         self.module, self.config, self.client = module, plan.config, plan.client
         self.comm = comm
         self.together = together
@@ -75,7 +77,9 @@ class Training:
 
     @property
     def made(self) -> Core:
-        """The native engine. Raises FailedPrecondition after its end, and in a fork."""
+        """The native engine. Raises FailedPrecondition after destroy(), and in a forked
+        process.
+        """
         if os.getpid() != self.process:
             raise FailedPrecondition(
                 "this engine belongs to the process that forked this one: use it there"
@@ -109,8 +113,8 @@ class Training:
             self._require_same_objects()
 
     def take_in_edits(self) -> None:
-        """Follows what the program has written into parameters since the last step.
-        Local.
+        """Takes over values that the program has written into parameters since the last
+        step. Local.
 
         Raises FailedPrecondition inside a window, and if ranks differ.
         """
@@ -121,7 +125,7 @@ class Training:
             raise FailedPrecondition(_INSIDE)
         if self.is_behind:
             raise FailedPrecondition(_BETWEEN_EXCHANGES)
-        self.native.read_masters(True)  # of what was written
+        self.native.read_masters(True)  # of the written values
         self.marks.remember()
 
     def written(self, is_behind: bool) -> None:
@@ -149,7 +153,9 @@ class Training:
             )
 
     def read_masters(self) -> None:
-        """Follows parameters that the program has replaced between two windows. Local."""
+        """Takes over parameters that the program has replaced between two windows.
+        Local.
+        """
         self.memory.make_writable()
         self.made.read_masters()
         self.written(is_behind=False)

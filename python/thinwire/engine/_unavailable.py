@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of DeepSpeed's engine for features that Thinwire lacks; each says so."""
+"""Methods of DeepSpeed's engine for features that Thinwire lacks. They raise errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CURES = {
 
 
 def refusal(name: str, why: str) -> Callable[..., NoReturn]:
-    """Returns a method of this name that raises Unavailable and says why."""
+    """Returns a method of this name that raises Unavailable with the reason."""
 
     def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
         raise Unavailable(f"{name}: {why}")

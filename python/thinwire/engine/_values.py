@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole values of parameters that an engine trains, whatever rank owns them."""
+"""Whole values of parameters that an engine trains, regardless of the rank that owns
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def values_of(parameter: torch.Tensor) -> Values:
 
 
 class Values:
-    """Does the work of Engine.full_parameter() and its like."""
+    """Implements Engine.full_parameter() and similar functions."""
 
     def __init__(self, training: Training) -> None:
         self.training = training

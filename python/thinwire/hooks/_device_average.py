@@ -26,8 +26,8 @@ class DeviceAverage:
     _core.LowBitMean and, between hosts, the same bits. No value is copied to the host.
 
     A bucket passes through three stages: up to the servers, down from them, and the
-    results. It enters a stage after the next younger bucket has entered the previous
-    one, so that the codec of one bucket overlaps the exchange of another.
+    results. It enters a stage after the next bucket has entered the previous stage, so
+    that the codec of one overlaps the exchange of another.
     """
 
     path = "device"
@@ -153,7 +153,8 @@ class DeviceAverage:
     @property
     def bytes_per_pass(self) -> int:
         """Returns the bytes without padding, which buckets have if their number of
-        blocks is not a multiple of the ranks."""
+        blocks is not a multiple of the ranks.
+        """
         _, rows = self._places.rows(self._cuts)
         each = record_bytes(BLOCK, self._exchange.bits)
         return 2 * (self._groups.hosts - 1) * (rows - 1) * each

@@ -258,8 +258,8 @@ def fsdp_hook(
     path: as for ddp_hook(). Both have the same residuals and bits.
 
     A gradient is not rounded a second time for its owner. If an element of a rank's
-    gradient is not finite, up to 1024 elements around it become NaN on their owner, and
-    that rank's residuals of them do not change. FSDP2 then fills the gradient of a
+    gradient is not finite, up to 1024 elements around it become NaN on their owner. The
+    rank's residuals of these elements do not change. FSDP2 then fills the gradient of a
     parameter that was not used with 0, plus its residual. A single rank changes
     nothing.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a matrix that the blocks of parameters occupy, and the rank that serves
-each."""
+each.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class Cuts:
-    """The blocks of all units. Place k mod W serves cut k on W ranks, as in the
-    exchange on the host, so results and residuals do not depend on buckets.
+    """The blocks of all units. As in the exchange on the host, place k mod W serves cut
+    k on W ranks. So results and residuals do not depend on buckets.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -90,7 +91,8 @@ class Rows:
         self, matrix: torch.Tensor, given: torch.Tensor, condition: torch.Tensor
     ) -> None:
         """If `condition` holds, writes `given` to the rows, rounded to the matrix's
-        dtype."""
+        dtype.
+        """
         before = self.of(matrix)
         after = torch.where(condition, given.to(before.dtype), before)
         if self._index is None:
@@ -171,7 +173,8 @@ class Chunk:
 
 class Plan:
     """The rows of some units in chunks, of which one is encoded while another is in
-    flight."""
+    flight.
+    """
 
     def __init__(
         self, cuts: Cuts, units: Sequence[int], places: Places, where: torch.device

@@ -45,7 +45,7 @@ class Part:
         unexpected place of the result, or None. Local, after a backward.
 
         Only gradients that are views of the result, or of a copy with its type, are
-        compared. Those that FSDP2 has offloaded, for example, are not.
+        compared. Offloaded gradients, for example, are not compared.
         """
         row = self.size // self.ranks
         for name, one, offset in self.places:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of optimizers beside the files of a trainer, and equal parameters in them.
 
-Trainers save rank 0's states only. So every rank saves a checkpoint of Thinwire's.
-Trainers evaluate and save models without asking whether ranks differ.
+Trainers save only rank 0's states, so every rank also saves a checkpoint of Thinwire.
+Trainers evaluate and save models even if ranks differ, so these functions first make
+parameters equal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..optim._base import _Optimizer
 
 
 def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
-    """Returns Thinwire's optimizers, out of the wrappers that trainers put around them."""
+    """Returns Thinwire's optimizers without the wrappers of trainers."""
     found = []
     for optimizer in wrapped:
         while not isinstance(optimizer, _Optimizer):
@@ -38,8 +39,8 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
 def require_ours(
     name: str, optimizers: Iterable[torch.optim.Optimizer], cure: str
 ) -> list[_Optimizer]:
-    """Returns what optimizers_of() does. Raises InvalidArgument unless each optimizer is
-    one of Thinwire's, because nothing else averages gradients that are left local.
+    """Returns optimizers_of(). Raises InvalidArgument unless each optimizer is one of
+    Thinwire's, because other optimizers would not average the local gradients.
     """
     given = list(optimizers)
     ours = optimizers_of(given)
@@ -52,8 +53,8 @@ def require_ours(
 
 
 def synchronize(optimizers: Iterable[_Optimizer]) -> None:
-    """Calls synchronize() of each optimizer that is open. Collective, and without an
-    exchange unless ranks differ.
+    """Calls synchronize() of each optimizer that is open. Collective. Exchanges only if
+    ranks differ.
     """
     for optimizer in optimizers:
         if optimizer._closer.alive:
@@ -63,7 +64,7 @@ def synchronize(optimizers: Iterable[_Optimizer]) -> None:
 def synchronizing(
     method: Callable[..., Any], ours: Callable[[], list[_Optimizer]]
 ) -> Callable[..., Any]:
-    """Returns the method of a trainer, which calls synchronize() first."""
+    """Returns a method of a trainer that calls synchronize() first."""
 
     @wraps(method)
     def call(*args: Any, **options: Any) -> Any:
@@ -79,9 +80,9 @@ def folder(root: str | os.PathLike[str], number: int) -> Path:
 
 @contextmanager
 def states_beside(optimizers: Iterable[_Optimizer]) -> Iterator[None]:
-    """Makes state_dict() of each return only param_groups within it, because save() has
-    the rest. Otherwise the trainer's files would hold rank 0's states a second time.
-    Local.
+    """Makes state_dict() of each optimizer return only param_groups in its block,
+    because save() has the rest. Otherwise the trainer's files would repeat rank 0's
+    states. Local.
     """
     ours = list(optimizers)
     for optimizer in ours:
@@ -101,9 +102,9 @@ def save(optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]) -> None
 def load_with_state_dict(
     optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]
 ) -> None:
-    """Makes the next load_state_dict() of each optimizer load what save() has left in
-    `root`, instead of its argument. Local, but that call is collective. Trainers load
-    the model before. If nothing was saved, load_state_dict() does not change.
+    """Makes the next load_state_dict() of each optimizer load the checkpoint of save()
+    in `root` instead of its argument. Local, but that call is collective. Trainers load
+    the model before it. If nothing was saved, load_state_dict() is unchanged.
     """
     for number, optimizer in enumerate(optimizers):
         saved = folder(root, number)
@@ -118,7 +119,7 @@ def _load_next_time(optimizer: _Optimizer, saved: Path) -> None:
         if not pending:
             return None
         checkpoint.load(str(pending.pop()), optimizer)
-        # The groups are the given ones, because a scheduler has set rates since the
+        # The groups of the argument apply, because a scheduler has set rates since the
         # last step.
         return {**optimizer.state_dict(), "param_groups": given["param_groups"]}
 

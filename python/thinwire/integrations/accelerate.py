@@ -45,7 +45,7 @@ _OTHERS = (
 
 @dataclass
 class LocalGradients(DistributedDataParallelKwargs):  # type: ignore[misc]
-    """Settings of DistributedDataParallel with which it leaves gradients local."""
+    """Settings with which DistributedDataParallel leaves gradients local."""
 
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
         comm.local_gradients(model)
@@ -57,12 +57,11 @@ def attach(accelerator: Accelerator) -> None:
     `prepare()` then wraps the model in DDP that does not average gradients, because the
     optimizer does. thinwire.GradScaler scales fp16, with the settings of the existing
     scaler. `save_state(DIR)` also writes a checkpoint of every rank's state to
-    DIR/thinwire. `load_state(DIR)` loads it on any number of ranks, and may be called
-    at once, because `save_state` returns when all files exist. `save_state`,
-    `save_model` and `get_state_dict` first make parameters equal on all ranks, like
-    synchronize() of the optimizer, so all ranks must call them. Evaluate inside
-    `with optimizer.evaluation():`; after `prepare()`, the optimizer is
-    `optimizer.optimizer`.
+    DIR/thinwire. `load_state(DIR)` loads it on any number of ranks. It may follow at
+    once, because `save_state` returns when all files exist. `save_state`, `save_model`
+    and `get_state_dict` first make parameters equal on all ranks, like synchronize() of
+    the optimizer, so all ranks must call them. Evaluate inside `with
+    optimizer.evaluation():`; after `prepare()`, the optimizer is `optimizer.optimizer`.
 
     Raises FailedPrecondition if the accelerator has prepared a model, or runs
     DeepSpeed, FSDP, Megatron-LM or XLA; nothing has changed then. `prepare()` raises
@@ -92,7 +91,7 @@ def attach(accelerator: Accelerator) -> None:
         return prepare(*args, **options)
 
     accelerator.prepare = prepare_ours
-    # save_state() and save_model() call it, too.
+    # save_state() and save_model() call it too.
     accelerator.get_state_dict = _saved.synchronizing(
         accelerator.get_state_dict, lambda: _ours(accelerator)
     )
@@ -104,7 +103,7 @@ def attach(accelerator: Accelerator) -> None:
     def save_all(*args: Any, **options: Any) -> Any:
         with _saved.states_beside(_ours(accelerator)):
             path = save_state(*args, **options)
-        accelerator.wait_for_everyone()  # rank 0 writes after the others are done
+        accelerator.wait_for_everyone()  # rank 0 writes after all others have
         return path
 
     accelerator.save_state = save_all
@@ -121,8 +120,8 @@ def hook_gradients(
     appends each hook.
 
     accelerator: an Accelerator before `prepare()`, for example a Trainer's. The class
-      itself stands for each one that the process makes, for programs that do not hand
-      theirs out.
+      itself stands for every Accelerator that the process makes, for programs that do
+      not expose theirs.
     options: those of ddp_hook(). Without `bits` and `low_rank`, THINWIRE_BITS (4 or 8)
       gives the bits, if it is set.
 
@@ -130,7 +129,7 @@ def hook_gradients(
     `load_state()` include the residuals. Without DDP, for one rank, nothing changes.
 
     Raises InvalidArgument for another value of THINWIRE_BITS, and for options that
-    ddp_hook() does not have or refuses. Nothing has changed then. `prepare()` raises what
+    ddp_hook() lacks or refuses. Nothing has changed then. `prepare()` raises what
     ddp_hook() does.
     """
     given, hooks = from_environment(options), list[Hook]()
@@ -168,7 +167,9 @@ def _require_options(given: dict[str, Any]) -> None:
 
 
 def leave_gradients_local(accelerator: Accelerator) -> None:
-    """Does the steps' part of attach(); `kwargs_handlers=` takes no subclasses."""
+    """Makes DDP leave gradients local. `kwargs_handlers=` would accept no
+    subclasses.
+    """
     old = accelerator.ddp_handler
     accelerator.ddp_handler = LocalGradients(**(old.to_kwargs() if old else {}))
     if accelerator.scaler is not None:

@@ -29,15 +29,15 @@ __all__ = ["Checkpoint", "HookStrategy", "Strategy", "strategy"]
 
 
 class Strategy(DDPStrategy):  # type: ignore[misc]
-    """DDP that leaves gradients local. DDPStrategy's own `ddp_comm_hook` does so only
-    on CUDA devices: elsewhere it is not registered.
+    """DDP that leaves gradients local. DDPStrategy registers its own `ddp_comm_hook`
+    only on CUDA devices.
 
     Validations, tests, predictions, checkpoints and the end of training first make
     parameters equal on all ranks, like synchronize() of the optimizers.
     """
 
     strategy_name = "thinwire"
-    _norm = 0.0  # the trainer's gradient_clip_val, for every fit() of it
+    _norm = 0.0  # the trainer's gradient_clip_val, for each of its fit() calls
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
@@ -113,8 +113,8 @@ class HookStrategy(DDPStrategy):  # type: ignore[misc]
     """DDP with ddp_hook(), for optimizers of torch's: `HookStrategy({"bits": 8})`.
     Lightning registers a `ddp_comm_hook` itself on CUDA devices only.
 
-    Checkpoints of Lightning do not have the residuals. So a resumed run begins with 0,
-    and makes its `exact_steps` again.
+    Checkpoints of Lightning do not have the residuals. A resumed run therefore begins
+    with residuals of 0 and repeats its `exact_steps`.
     """
 
     strategy_name = "thinwire_hook"
@@ -153,7 +153,7 @@ class Checkpoint(ModelCheckpoint):  # type: ignore[misc]
             shutil.rmtree(_beside(filepath), ignore_errors=True)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the optimizers load their states. They exist by now, and have not
+        """Makes the optimizers load their states. At this time they exist, but have not
         loaded them yet.
         """
         super().on_fit_start(trainer, pl_module)

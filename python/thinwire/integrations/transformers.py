@@ -40,8 +40,8 @@ def attach(trainer: Trainer) -> None:
     by its own norm. thinwire.GradScaler scales fp16. Each checkpoint of the Trainer
     gets a folder `thinwire` with every rank's state of the optimizer.
     `train(resume_from_checkpoint=...)` loads it on any number of ranks. `evaluate()`,
-    `predict()` and `save_model()`, during training as well, first make parameters equal
-    on all ranks, like synchronize() of the optimizer. So does the end of training.
+    `predict()`, `save_model()` and the end of training first make parameters equal on
+    all ranks, like synchronize() of the optimizer.
 
     Raises FailedPrecondition if the Trainer has begun to train, or runs DeepSpeed or
     FSDP. Raises InvalidArgument if its optimizer is not one of Thinwire's. Nothing has
@@ -92,8 +92,8 @@ def _move_clipping(trainer: Trainer) -> None:
 
 def _save_every_rank(trainer: Trainer) -> None:
     """Saves through the two methods that the Trainer calls on every rank with the
-    checkpoint's path. Its callbacks receive no path. They learn neither the place of a
-    hyperparameter search nor the checkpoint that training resumes from.
+    checkpoint's path. Callbacks receive no path, neither in a hyperparameter search nor
+    when training resumes.
     """
     save = trainer._save_optimizer_and_scheduler
     load = trainer._load_optimizer_and_scheduler
@@ -113,11 +113,11 @@ def _save_every_rank(trainer: Trainer) -> None:
 
 
 def _read_synchronized(trainer: Trainer) -> None:
-    """Makes parameters equal on all ranks where the Trainer reads them."""
+    """Makes parameters equal on all ranks before the Trainer reads them."""
     for name in ("evaluate", "predict", "save_model"):
         method = getattr(trainer, name)
         setattr(trainer, name, _saved.synchronizing(method, lambda: _ours(trainer)))
-    # It is the first, because other callbacks save the model at the end of training.
+    # It comes first, because other callbacks save the model at the end of training.
     trainer.callback_handler.callbacks.insert(0, _EqualAtEnd(trainer))
 
 
@@ -138,9 +138,9 @@ class DdpHook(TrainerCallback):  # type: ignore[misc]
 
         trainer.add_callback(thinwire.integrations.transformers.DdpHook(trainer))
 
-    Checkpoints of the Trainer do not have the residuals. So a resumed run begins with 0,
-    and makes its `exact_steps` again.
-    Without DDP, for one rank, it does nothing.
+    Checkpoints of the Trainer do not have the residuals. A resumed run therefore begins
+    with residuals of 0 and repeats its `exact_steps`. Without DDP, for one rank, it
+    does nothing.
     """
 
     hook: Hook | None = None

@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers in torch's interface that average over the ranks themselves.
 
-`params` are tensors, (name, tensor) pairs or groups. They are float32,
-float16 or bfloat16; float32 ones may be beside those of one 16-bit dtype. Parameters of
+`params` are tensors, (name, tensor) pairs or groups. They are float32, float16 or
+bfloat16. Parameters of one 16-bit dtype may be mixed with float32 ones. Parameters of
 16 bits get masters in fp32. Each parameter becomes a part of a flat array of its dtype,
-and its gradient a part of another. A file of a parameter or of
-its model takes as many bytes as before. Parameters on another device than the CPU stay
-there, and the arrays on the host have copies: see docs/guide/devices.md.
+and its gradient a part of another. The size of files with a parameter or its model does
+not change. Parameters on devices other than the CPU stay there, and the arrays on the
+host have copies: see docs/guide/devices.md.
 
 Groups may set lr, betas, eps and weight_decay. With the low-bit optimizers they may
-also set exp_avg_mask, a tensor per parameter that is 0 where the momentum is always 0.
-It has the parameter's shape or is flat. One flat tensor may have all elements of a group.
-OnebitAdam accepts non_freeze too, and Lamb and OnebitLamb max_coeff and min_coeff. The
-keys lr, weight_decay and exp_avg_mask may change later. Every step reads them, and all
-ranks must set the same values. The script's masks stay in effect after a load.
+also set exp_avg_mask, a tensor per parameter, in the parameter's shape or flat. It is 0
+for elements whose momentum is always 0. A single flat tensor may have all elements of a
+group. OnebitAdam accepts non_freeze too, and Lamb and OnebitLamb max_coeff and
+min_coeff. The keys lr, weight_decay and exp_avg_mask may change later. Every step reads
+them, and all ranks must set the same values. The script's masks stay in effect after a
+load.
 
 A group of experts, which not all ranks hold, names the process group of its ranks as
-expert_group. Its parameters begin with the values of the first of these ranks. They are
-averaged exactly among them, divided by the number of all ranks. LeanOnebitAdam and
-"deepspeed" semantics do not support experts. Parameters with the attribute allreduce=False,
-and groups with a true `moe`, are experts too. Their group must be known: to
-deepspeed.mpu.get_expert_data_parallel_group(), or to DeepSpeed if it is loaded. Parameters
-with a true attribute model_parallel or tensor_model_parallel need a process group.
+expert_group. Its parameters begin with the values of the first of these ranks. The sum
+of their gradients over these ranks is exact, and is divided by the number of all ranks.
+LeanOnebitAdam and "deepspeed" semantics do not support experts. Parameters with the
+attribute allreduce=False, and groups with a true `moe`, are experts too. Their process
+group is deepspeed.mpu.get_expert_data_parallel_group(), or that of DeepSpeed if it is
+loaded. Parameters with a true attribute model_parallel or tensor_model_parallel need a
+process group.
 
 help(CLASS) shows all keywords and their defaults, which are those of the C++ options.
 
-state_dict() has torch's form; moments are in fp32 and stay so. load_state_dict()
-accepts these states:
+state_dict() has torch's form, with moments in fp32. load_state_dict() keeps them in
+fp32, and accepts these states:
 
 * its own, of the same rank and number of ranks, and the run continues with the same
   bits
@@ -38,8 +40,8 @@ accepts these states:
 * an empty one, before the first step
 
 thinwire.save and thinwire.load carry states over any number of ranks. The betas, eps,
-max_coeff and min_coeff of a state replace those of the optimizer, as with torch. The log
-notes each that differs.
+max_coeff and min_coeff of a state replace those of the optimizer, as with torch. The
+log has a line for each value that differs.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ __all__ = [
 
 
 class AdamW(_Optimizer):
-    """Exact AdamW (Loshchilov and Hutter, arXiv:1711.05101), averaging gradients.
+    """Exact AdamW (Loshchilov and Hutter, arXiv:1711.05101) on averaged gradients.
 
     Memory: 8 bytes per parameter, and 4 for masters of parameters of 16 bits.
     """
@@ -78,7 +80,7 @@ class AdamW(_Optimizer):
 
 
 class Lamb(_Optimizer):
-    """Exact LAMB (You et al., arXiv:1904.00962), averaging gradients.
+    """Exact LAMB (You et al., arXiv:1904.00962) on averaged gradients.
 
     A parameter's step is as long as lr times its norm. Its trust ratio is clamped to
     [min_coeff, max_coeff]. Memory is that of AdamW.
@@ -99,18 +101,20 @@ class OnebitAdam(_Optimizer):
     element.
 
     freeze_step is a number of steps, "auto" or None. With "auto" the freeze happens
-    when the variance has settled within freeze_ratio. It is not before the end of
-    lr_warmup_steps, and within min_freeze_step and max_freeze_step, which total_steps
-    bounds. With None, total_steps determines it.
+    when the variance has settled within freeze_ratio. It happens after lr_warmup_steps,
+    and between min_freeze_step and max_freeze_step, which total_steps bounds. With
+    None, total_steps determines it.
 
     warmup_bits are the bits per element in which exact steps average gradients, with
     error feedback: 4, 8, or 0 for exactly. With None it is 8 if total_steps determines
-    freeze_step, otherwise 0. A quarter or an eighth of the bytes are sent, and the
-    memory of residuals, 4 + 4 / ranks bytes, begins with the first step.
+    freeze_step, otherwise 0. With 8 or 4 bits a quarter or an eighth of the bytes are
+    sent. Residuals of 4 + 4 / ranks bytes per parameter are allocated in the first
+    step.
 
     With compressed_under_next_step the momentum travels while the next forward and
-    backward compute. Meanwhile parameters differ from rank to rank, moved by its own
-    momentum. synchronize() and `with optimizer.evaluation():` make them equal.
+    backward compute. Until it arrives, each rank moves its parameters by its own
+    momentum, so that they differ between ranks. synchronize() and `with
+    optimizer.evaluation():` make them equal.
 
     Memory: 8 bytes per parameter, then 8.13 and 4 / ranks; 4 more with
     compressed_under_next_step.
@@ -128,8 +132,10 @@ class LeanOnebitAdam(_Optimizer):
     """1-bit Adam with low-bit state.
 
     Exact steps are those of OnebitAdam, with moments and masters sharded over the
-    ranks. With warmup_bits, parameters travel in as many bits as gradients. Then it keeps denominators as codes of denominator_bits, 8 or 4, and momentum
-    as signs. Masters beside bfloat16 parameters become the 16 bits that those lack.
+    ranks. With warmup_bits, parameters travel in the same number of bits as gradients.
+    After the freeze it keeps denominators as codes of denominator_bits, 8 or 4, and
+    momentum as signs. Masters of bfloat16 parameters then keep only the 16 bits that
+    the parameters lack.
 
     Parameters are float32 or bfloat16. Before the freeze state_dict() differs from rank
     to rank, so use thinwire.save and thinwire.load.
@@ -171,14 +177,14 @@ class OnebitLamb(_Optimizer):
 class ZeroOneAdam(_Optimizer):
     """0/1 Adam (Lu et al., arXiv:2202.06009).
 
-    Ranks exchange one bit per element, and nothing in most steps after var_freeze_step.
-    var_update_scaler is the number of updates of the variance after which the interval
-    between them doubles. local_step_scaler is the number of steps after which the
-    interval between exchanges doubles, up to local_step_clipper. warmup_bits are the
-    bits per element in which updates of the variance average gradients: 4, 8, or 0 for
-    exact averages. By default they are 4 with total_steps, otherwise 0. Between exchanges
-    parameters differ from rank to rank. synchronize() and `with optimizer.evaluation():`
-    make them equal.
+    Ranks exchange one bit per element. In most steps after var_freeze_step they
+    exchange nothing. var_update_scaler is the number of updates of the variance after
+    which the interval between them doubles. local_step_scaler is the number of steps
+    after which the interval between exchanges doubles, up to local_step_clipper.
+    warmup_bits are the bits per element in which updates of the variance average
+    gradients: 4, 8, or 0 for exact averages. By default they are 4 with total_steps,
+    otherwise 0. Between exchanges parameters differ from rank to rank. synchronize()
+    and `with optimizer.evaluation():` make them equal.
 
     Memory: 16 bytes per parameter, then 20, and 4 / ranks.
     """
@@ -192,7 +198,7 @@ class ZeroOneAdam(_Optimizer):
 
 
 for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):
-    # help() and inspect show this; type checkers have the classes' own.
+    # help() and inspect show this signature. Type checkers use those of the classes.
     setattr(_kind, "__signature__", names.signature(_kind._kind))  # noqa: B010
     _parts = [_kind.__doc__ or "", names.COMMON]
     if issubclass(_kind, (LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes by which other frameworks say that not all ranks hold a parameter, and the
-objects (mpu) that know which ranks do.
+"""Attributes of other frameworks for parameters that not all ranks hold, and the
+objects (mpu) that know the ranks that do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def has_groups(mpu: Any) -> bool:
 
 
 def require_mpu(mpu: Any, name: str) -> None:
-    """Raises InvalidArgument unless `mpu` is None or knows which ranks average."""
+    """Raises InvalidArgument unless `mpu` is None or knows the ranks that average."""
     if mpu is not None and not has_groups(mpu):
         raise InvalidArgument(
             f"{name}: must have get_data_parallel_group(), got {type(mpu).__name__}"
@@ -52,7 +52,7 @@ def model_parallel_group(mpu: Any) -> Any:
 
 
 def require_model_parallel(config: _core.Config) -> None:
-    """Raises InvalidArgument for what cannot train with a model-parallel group. Local,
+    """Raises InvalidArgument for options that exclude a model-parallel group. Local,
     before anything is made.
     """
     if config.semantics != _core.Semantics.corrected:
@@ -68,8 +68,8 @@ def require_model_parallel(config: _core.Config) -> None:
 
 def counted_elsewhere(mpu: Any, experts: Experts, places: list[Place]) -> list[int]:
     """Returns the indices of parameters that earlier ranks of the tensor-parallel group
-    hold alike, and count in the norm. Collective over the model-parallel group, of
-    which it is all or a part. `experts` makes communicators.
+    also hold, and count in the norm. That group is all or part of the model-parallel
+    group, over which the call is collective. `experts` makes communicators.
 
     Parameters are alike if names, shapes and values are equal, unless one has a true
     attribute of SPLIT.
@@ -99,8 +99,8 @@ def is_expert(tensor: torch.Tensor) -> bool:
 
 
 def require_group(parameters: Iterable[tuple[str, torch.Tensor]], cure: str) -> None:
-    """Raises InvalidArgument for a part of a parameter, since all ranks are about to
-    average it.
+    """Raises InvalidArgument for a part of a parameter, because all ranks would average
+    it.
     """
     for name, tensor in parameters:
         if mark := mark_of(tensor):
@@ -118,10 +118,10 @@ def has_marked(group: dict[str, Any], of_all: bool = False) -> bool:
 
 def find_experts(groups: Groups, mpu: Any, num_ranks: int) -> list[int]:
     """Writes expert_group into groups of experts without it. Local. Parameters are
-    experts if they have the attribute allreduce=False, or if their group has a true `moe`.
-    `mpu`, or DeepSpeed if it is loaded, knows their process group. Experts that share a
-    group with others become groups at the end. A single rank does the same, so that
-    states fit any number of ranks, and is the only holder of its experts.
+    experts if they have the attribute allreduce=False, or if their group has a true
+    `moe`. `mpu`, or DeepSpeed if it is loaded, knows their process group. Experts that
+    share a group with others become groups at the end. A single rank, which holds all
+    experts alone, does the same, so that states fit any number of ranks.
 
     Returns for each new group the number of the group that had its experts. Raises
     InvalidArgument naming an expert whose process group is unknown.
@@ -135,7 +135,7 @@ def find_experts(groups: Groups, mpu: Any, num_ranks: int) -> list[int]:
             continue
         tensors = group["params"]
         names = group.get("param_names", [str(k) for k in range(len(tensors))])
-        held: dict[Any, list[int]] = {None: []}  # indices, by what names the holders
+        held: dict[Any, list[int]] = {None: []}  # indices by the naming object
         for k, tensor in enumerate(tensors):
             is_one = bool(group.get("moe")) or is_expert(tensor)
             named = getattr(tensor, "group_name", group.get("name"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all optimizers: torch's interface over one that steps on flat arrays."""
+"""The base of all optimizers: torch's interface to an optimizer on flat arrays."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from ._options import number_of
 class _Optimizer(DeepSpeedNames, FlatOptimizer):
     """torch.optim.Optimizer whose step() communicates.
 
-    Gradients are those of this rank; nothing else may average them. The constructor,
-    step(), synchronize(), evaluation(), add_param_group() and set_max_grad_norm() are
+    Gradients are those of this rank, and nothing else may average them. The
+    constructor, step(), synchronize(), evaluation(), add_param_group() and
+    set_max_grad_norm() are
     collective: all ranks call them in the same order. `report` has the results of the
     last step.
     """
@@ -131,33 +132,33 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     ) -> float | None:
         """Averages the ranks' gradients or momenta and updates parameters. Collective.
 
-        `closure` computes the loss anew and returns it, and so does this. A parameter
-        without gradient counts as one whose gradient is 0, so weight decay still acts
-        on it. Gradients are unspecified afterwards. `report` has the results.
+        If `closure` is given, it computes the loss anew, and step() returns the loss. A
+        missing gradient counts as 0, so weight decay still acts on the parameter.
+        Gradients are unspecified afterwards. `report` has the results.
 
-        grads: tensors that replace the parameters' own gradients. For the only group, a
-          list or generator has one tensor per parameter, of its shape and any floating
-          dtype. For several groups, a list has one of those per group. None for a
-          parameter is its own gradient. The tensors are only read.
+        grads: tensors that replace the parameters' own gradients. With one group, they
+          are a list or generator of one tensor per parameter, in its shape and of any
+          floating dtype. With several groups, they are a list of such lists. None
+          stands for the parameter's own gradient. The tensors are only read.
         output_params: tensors in the same form that receive the new values of the
-          parameters, rounded to their own dtype. None for a parameter receives nothing.
+          parameters, rounded to their own dtype. Entries may be None.
 
-        With either argument, ranks first agree in one small extra exchange that all of
-        them can continue. All ranks must pass it, or none.
+        With either argument, ranks first check in a small additional exchange that all
+        can continue. Either all ranks or none must pass it.
 
         Values that the program has written into parameters since the last step take
-        effect. All ranks must write the same ones. If ranks differ, the program must write
-        all parameters, and updates since the last exchange are discarded. Otherwise call
-        synchronize() before. They differ between exchanges of 0/1 Adam and of an outer
-        loop, and with compressed_under_next_step.
+        effect. All ranks must write the same values. Parameters may differ between
+        ranks: between exchanges of 0/1 Adam and of an outer loop, and with
+        compressed_under_next_step. The program must then call synchronize() first, or
+        write all parameters, which discards updates since the last exchange.
 
-        Raises FailedPrecondition, with nothing changed, if something is not as it was
-        at construction, and InvalidArgument or TypeError for a value in param_groups.
-        With several ranks, this rank then gives up: the others raise CommFailure with
-        its text, and only close() is allowed. Masks that ranks compare are refused on all
-        of them, and nothing is lost. Raises InvalidArgument or TypeError on all ranks if `grads` or
-        `output_params` do not fit. Raises CommFailure if a rank was lost; then only
-        close() is allowed.
+        Raises FailedPrecondition if something has changed since construction, and
+        InvalidArgument or TypeError for a value in param_groups. The step has changed
+        nothing then. With several ranks, this rank then gives up: the others raise
+        CommFailure with its text, and only close() is allowed. An invalid mask that
+        ranks compare is refused on all of them, and training may continue. Raises
+        InvalidArgument or TypeError on all ranks if `grads` or `output_params` do not
+        fit. Raises CommFailure if a rank was lost; then only close() is allowed.
         """
         native = self._made
         note_daemon()
@@ -196,7 +197,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
 
         if refusal is not None:
             with suppress(InvalidArgument):
-                exchange()  # the others compare masks, and refuse too
+                exchange()  # the other ranks compare masks, and refuse them too
             raise refusal
         self.report = StepReport.of(exchange())
         self._written()
@@ -209,7 +210,9 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     def _given_tensors(
         self, grads: PerParameter | None, outputs: PerParameter | None
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Returns both in the places' order. Collective if either is given."""
+        """Returns both arguments in the order of places. Collective if either is
+        given.
+        """
         given = {"grads": grads, "output_params": outputs}
         if grads is None and outputs is None:
             return [], []
@@ -238,19 +241,20 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets gradients to 0 where step() reads them, whatever the argument, so
-        backward writes there. On devices other than the CPU, sets them to None.
-        `model.zero_grad()` works as well, and costs a copy.
+        """Sets gradients to 0 in the memory that step() reads, so that backward writes
+        there. On devices other than the CPU, sets them to None. The argument has no
+        effect. `model.zero_grad()` works as well, but costs a copy.
         """
         self._made.memory.attach_gradients()
 
     @in_call("synchronize()")
     def synchronize(self) -> None:
-        """Makes parameters equal on all ranks if they differ. Collective; call it before
-        evaluation and saving. They differ between exchanges of 0/1 Adam and of an outer
-        loop. With compressed_under_next_step they do after each compressed step, also
-        the last one. It is an extra exchange or discards this rank's own step, so a run
-        with it has other bits than one without.
+        """Makes parameters equal on all ranks if they differ. Collective. Call it
+        before evaluation and saving. Parameters differ between exchanges of 0/1 Adam
+        and of an outer loop. With compressed_under_next_step they differ after each
+        compressed step, including the last. The call makes an additional exchange or
+        discards this rank's own step, so that later results differ from those of a run
+        without it.
         """
         native = self._made
         with self._telling_others("synchronize()"):
@@ -261,8 +265,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Makes parameters equal on all ranks within `with optimizer.evaluation():`.
-        Collective.
+        """Makes parameters equal on all ranks in the block `with
+        optimizer.evaluation():`. Collective.
         """
         with in_call("evaluation()"):
             self.synchronize()
@@ -273,8 +277,9 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         called when the optimizer is destroyed, and before the interpreter ends.
 
         With compressed_under_next_step it waits for the exchange in flight. If another
-        rank does not answer, that takes the time-out of the process group or of
-        THINWIRE_TIMEOUT. Then a warning is logged, and parameters stay this rank's own.
+        rank does not answer, this ends after the time-out of the process group or of
+        THINWIRE_TIMEOUT. In that case a warning is logged, and parameters stay this
+        rank's own.
         """
         if os.getpid() == self._process:
             self._closer()
@@ -288,10 +293,11 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     ) -> None:
         """Loads a state; thinwire.optim lists the accepted ones. Local; with lean 1-bit
         Adam collective. Also collective if betas, eps, max_coeff or min_coeff of the
-        state are others than this optimizer's, which takes the state's, as torch does.
+        state differ from this optimizer's. They are replaced by the state's, as in
+        torch.
 
         residuals="drop" loads a low-bit optimizer's state on any rank of any number of
-        ranks: everything except the residuals of its rank, which begin at 0.
+        ranks, except the residuals, which begin at 0.
 
         Raises CorruptCheckpoint or ValueError naming the part that does not fit, or
         FailedPrecondition for an empty state after a step. Nothing has changed then.
@@ -319,7 +325,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         )
 
     def _next_step(self) -> str:
-        """Says how ranks average in the next step."""
+        """Returns a text about the averages of the next step."""
         native = self._made
         phase, average = native.optimizer.phase, native.config.average
         if phase != "exact" or self._comm.size == 1:
@@ -344,7 +350,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         )
 
     def share_memory(self) -> NoReturn:
-        """Raises TypeError: ranks are processes with memory of their own."""
+        """Raises TypeError, because ranks are processes with separate memory."""
         raise TypeError(
             f"{type(self).__name__}: states are not shared between processes; each rank "
             "makes an optimizer, and state_dict() carries states"
@@ -378,7 +384,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         return scale
 
     def _overflowed(self) -> bool:
-        """Returns what a GradScaler says of overflows; the same on all ranks."""
+        """Returns the overflow flag of a GradScaler, equal on all ranks."""
         if not hasattr(self, "found_inf"):
             return False
         if self._comm.size > 1 and not self._found_inf_is_agreed:
@@ -389,7 +395,9 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         return bool(self.found_inf.item())
 
     def _agree(self, found_inf: torch.Tensor) -> None:
-        """Makes it 1 on all ranks if any has more than 0, else 0. Collective."""
+        """Sets found_inf to 1 on all ranks if it is above 0 on any rank, and otherwise
+        to 0. Collective.
+        """
         total = found_inf.detach().reshape(1).to("cpu", torch.float32).clone()
         for comm in (self._comm, self._together):
             if comm is not None and comm.size > 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the program writes into parameters of which the optimizer has copies."""
+"""Values that the program writes into parameters that the optimizer has copied."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from ..comm.calls import in_part
 from ..errors import CommFailure, FailedPrecondition
 from ._native import Native
 
-# Share of the larger part of a sum. A smaller difference is rounding in another order.
+# Tolerance relative to the larger part of a sum. Smaller differences come from a
+# different order of rounding.
 _ROUNDING = 2.0**-20
 
 
 class Edits:
-    """Copies what was written, because a later step would undo it. Masters of 16-bit
-    parameters take it. After local steps of 0/1 Adam or of an outer loop, so do the
-    parameters of the last exchange. So do the common ones of 1-bit Adam while its
-    momentum travels under the next step.
+    """Copies written values to other memory from which a later step would restore the
+    old ones. These are masters of 16-bit parameters and, after local steps of 0/1 Adam
+    or an outer loop, the parameters of the last exchange. With
+    compressed_under_next_step they include the common parameters of 1-bit Adam.
     """
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
@@ -35,38 +36,40 @@ class Edits:
         self._was_loaded = False
         is_lean = config.optimizer_name() == "lean_onebit_adam"
         has_masters = memory.params.dtype != torch.float32
-        # Then the marks alone tell what was written.
+        # Without copies, only checksums detect writes.
         self._keeps_no_array = is_lean or (
             not has_masters
             and (config.outer.sync_every > 0 or config.comm.compressed_under_next_step)
         )
 
     def make_writable(self) -> None:
-        """Calls FlatMemory.make_writable(). apply() then compares if it has read. Local."""
+        """Calls FlatMemory.make_writable(). If that has read parameters, apply()
+        compares them. Local.
+        """
         self._moved |= self._native.memory.make_writable()
 
     def read_parameters(self) -> None:
-        """Does the same with FlatMemory.read_parameters(). Local."""
+        """Like make_writable(), but calls FlatMemory.read_parameters(). Local."""
         self._moved |= self._native.memory.read_parameters()
 
     def remember(self) -> None:
-        """Parameters now hold what the optimizer knows. Local."""
+        """Notes that parameters have the values that the optimizer knows. Local."""
         self._moved = self._was_loaded = False
         if self._marks is not None:
             self._marks.remember()
 
     def loaded(self) -> None:
-        """Does the same after a state in memory was loaded, without its parameters: the
-        program may load these before or after it. Local.
+        """Like remember(), after loading a state without its parameters. The program
+        may load these before or after the state. Local.
         """
         self.remember()
         self._was_loaded = True
 
     @torch.no_grad()
     def apply(self, *, is_collective: bool) -> None:
-        """Copies what was written since remember(). Local, unless ranks differ and this
-        one finds something. Then all ranks must have written, and `is_collective` must
-        be true.
+        """Copies values that were written since remember(). Local, unless parameters
+        differ between ranks and this rank finds written values. Then all ranks must
+        have written, and `is_collective` must be true.
 
         Raises FailedPrecondition if ranks differ between exchanges and would continue to
         differ.
@@ -101,8 +104,8 @@ class Edits:
         self._native.optimizer.read_masters(values)
 
     def _require_equal(self, values: torch.Tensor, is_collective: bool) -> bool:
-        """Returns whether ranks differed before. Then it raises an error unless they have
-        the same values now, and is collective if `is_collective`.
+        """Returns whether ranks differed before. If they did, raises an error unless
+        they have the same values now. This is collective if `is_collective`.
         """
         if not self._native.optimizer.steps_behind or self._comm.size == 1:
             return False
@@ -127,15 +130,15 @@ class Edits:
         )
 
     def _are_of_the_state(self, values: torch.Tensor) -> bool:
-        """Returns whether they are those that the loaded state has for this rank."""
+        """Returns whether the values are those of the loaded state for this rank."""
         if not self._was_loaded:
             return False
         own = tensors(self._native.optimizer.state_dict()).get("local_params")
         return own is not None and torch.equal(own, values)
 
     def _kept(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Returns what the optimizer takes parameters for, flat in fp32, and the bound
-        of rounding. Returns None if it takes them as they are.
+        """Returns the optimizer's copy of the parameters, flat in fp32, and the bound
+        of its rounding. Returns None if the optimizer has no copy.
         """
         masters = self._native.optimizer.masters()
         if masters is not None:
@@ -162,13 +165,13 @@ class Edits:
 
 
 def may_be_behind(config: _core.Config, phase: str) -> bool:
-    """Returns whether ranks may differ, by local steps, after an optimizer was loaded."""
+    """Returns whether ranks may differ by local steps after a load."""
     return _has_local_steps(config) and phase != "exact"
 
 
 def undoes_edits(config: _core.Config) -> bool:
-    """Returns whether parameters are computed from other memory: masters, or those of
-    the last exchange if ranks differ between exchanges.
+    """Returns whether parameters are computed from other memory: from masters, or from
+    parameters of the last exchange if ranks differ between exchanges.
     """
     return (
         config.precision.dtype != _core.DType.float32

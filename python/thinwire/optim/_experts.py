@@ -17,7 +17,7 @@ KEY = "expert_group"
 
 
 class Experts:
-    """The communicators of the process groups that groups of parameters name."""
+    """The communicators of the process groups of experts."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, _core.Communicator]] = {}
@@ -28,8 +28,8 @@ class Experts:
         """Uses the present groups' communicators, and makes missing ones in the order
         of groups. Collective.
 
-        Raises InvalidArgument on all ranks for a value that is no process group of this
-        rank.
+        Raises InvalidArgument on all ranks for a value that is not a process group of
+        this rank.
         """
         named = [(k, g[KEY]) for k, g in enumerate(groups) if g.get(KEY) is not None]
         agreed(comm, lambda: _require_groups(named, len(groups)))
@@ -60,7 +60,9 @@ class Experts:
     def held(
         self, comm: _core.Communicator, places: list[Place]
     ) -> list[tuple[_core.Communicator, list[Place]]]:
-        """Returns in the order of memory which places all ranks of each one hold."""
+        """Returns the communicators, in the order of memory, with the places that all
+        their ranks hold.
+        """
         of_group = {number: id(c) for number, c in self.of_groups}
         parts = [(comm, [p for p in places if p.group not in of_group])]
         for c in {id(c): c for _, c in self.of_groups}.values():
@@ -100,7 +102,9 @@ class Experts:
         agreed(comm, check)
 
     def _ranks_of(self, comm: _core.Communicator) -> str:
-        """Returns an addition to a text that has numbers of ranks of a process group."""
+        """Returns an addition to error messages that contain numbers of ranks of a
+        process group.
+        """
         for group, made in self._made.values():
             if made is comm and isinstance(group, dist.ProcessGroup):
                 ranks = ", ".join(map(str, dist.get_process_group_ranks(group)))
@@ -120,7 +124,9 @@ class Experts:
 
 
 def in_order(places: list[Place], groups: list[dict[str, Any]]) -> list[Place]:
-    """Returns dense parameters, then groups of experts, last fp32 beside 16 bits."""
+    """Returns dense parameters, then groups of experts, and last fp32 parameters beside
+    16-bit ones.
+    """
     first: dict[int, int] = {}
     keys = []
     for number, group in enumerate(groups):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.optim.Optimizer over flat arrays: how it is made, anew too, and what it holds."""
+"""torch.optim.Optimizer over flat arrays: its construction and its parts."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ _NO_GROUP = (
 
 
 class FlatOptimizer(torch.optim.Optimizer):
-    """Groups of parameters, the native optimizer that steps on their flat memory, and what
-    follows both. The class of users, _Optimizer, adds steps and states.
+    """Groups of parameters, the native optimizer that steps on their flat memory, and
+    objects that depend on both. The derived class _Optimizer adds steps and states.
     """
 
     _kind: ClassVar[str]
     """Name of the class in C++'s errors."""
-    # A trainer saves the result of state_dict(); the states are saved beside it.
+    # Trainers save the result of state_dict(), and a checkpoint beside it has the
+    # states.
     _states_are_beside = False
 
     report: StepReport | None
@@ -145,7 +146,9 @@ class FlatOptimizer(torch.optim.Optimizer):
         return places, make_config(self._kind, given, groups, places, backend)
 
     def _build(self) -> None:
-        """Makes the native optimizer anew, on all ranks or none. Collective."""
+        """Replaces the native optimizer by a new one, on all ranks or on none.
+        Collective.
+        """
         broadcast = self._given.get("broadcast") is not False
         self._use(agreed(self._together, lambda: self._make(broadcast)))
         self._count_once()
@@ -166,12 +169,12 @@ class FlatOptimizer(torch.optim.Optimizer):
         )
 
     def _agreed(self, body: Callable[[], None]) -> None:
-        """Calls agreed() of the ranks of the whole model. Collective."""
+        """Calls agreed() over the ranks of the whole model. Collective."""
         agreed(self._together, lambda: agreed(self._comm, body))
 
     def _count_once(self) -> None:
-        """Leaves parameters that earlier ranks of one model hold alike out of its norm.
-        Collective.
+        """Excludes parameters from the norm that earlier ranks of the same model also
+        hold. Collective.
         """
         if self._together is None:
             return
@@ -217,7 +220,7 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     @in_call("add_param_group()")
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, only before the first step, and makes all arrays anew.
+        """Adds a group and makes all arrays anew. Allowed only before the first step.
         Collective after the constructor.
 
         Raises FailedPrecondition after a step.

@@ -21,7 +21,7 @@ def per_place(
     name: str, given: PerParameter, groups: list[dict[str, Any]], places: list[Place]
 ) -> list[torch.Tensor | None]:
     """Returns the given tensors in the order of `places`. Local. Entries for frozen
-    parameters, and for a parameter that came before, are left out.
+    parameters, and repeated ones, are left out.
 
     Raises InvalidArgument or TypeError naming `name` and the entry that does not fit.
     """

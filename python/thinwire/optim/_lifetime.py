@@ -14,14 +14,15 @@ from ..comm.lifetime import wait_for_daemons
 
 _numbers = itertools.count()
 _open: dict[int, tuple[int, Any]] = {}
-# These objects wait for threads that do not exist in a child of os.fork().
+# Objects that wait for threads, which do not exist in a child of os.fork().
 _of_the_parent: list[Any] = []
 
 
 def closing(owner: object, user: Any, *owned: Any) -> weakref.finalize[..., Any]:
     """Returns a function that closes `user` once, and then the communicators that it
-    owns. It runs when it is called, or when `owner` is destroyed. Before the
-    interpreter ends it closes only `user`; communicators tell other ranks why they end.
+    owns. It runs when it is called, or when `owner` is destroyed. At exit of the
+    interpreter it closes only `user`, because communicators report the reason to other
+    ranks when they end.
     """
     number = next(_numbers)
     _open[number] = os.getpid(), user
@@ -48,7 +49,9 @@ def _close(process: int, number: int, natives: tuple[Any, ...]) -> None:
 
 
 def _end(native: Any) -> None:
-    """Closes it, and passes on what that has logged: an exchange may have failed."""
+    """Closes the object, and passes on lines that it has logged, because an exchange
+    may have failed.
+    """
     native.close()
     _log.forward()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From parameter groups to the object that steps on flat arrays."""
+"""Construction of the native optimizer from parameter groups."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from ._options import (
 )
 from ._parameters import Place
 
-# Keys of a group that C++ reads at construction; groups may have other programs' keys
-# too.
+# Keys of a group that C++ reads at construction. Groups may also have keys of other
+# programs.
 FIXED_KEYS = (*("betas", "eps", "non_freeze", "max_coeff", "min_coeff"), EXPERTS)
 # Keys of a group that are options of the whole optimizer, and their names in a file.
 WHOLE = {
     "max_grad_norm": "gradient_clipping",
     "bias_correction": "optimizer.params.bias_correction",
 }
-# Other options of the whole optimizer, which no group may have as a key.
+# Other options of the whole optimizer, which groups must not have.
 KEYWORDS = {name for kind in KINDS for name in names_of(kind)}.difference(
     FIXED_KEYS, WHOLE
 )
-# This key may change.
+# The value of this key may change.
 MASK = "exp_avg_mask"
-# An exchange through Python costs more, so exchanges are fewer and larger.
+# Exchanges through Python cost more, so they are fewer and larger.
 PYTHON_BUCKET = 1 << 23
 _CPP_BACKENDS = ("local", "mpi")
 
@@ -63,8 +63,8 @@ class Native:
     def unlike_others(
         self, comm: _core.Communicator
     ) -> Callable[[int], torch.Tensor] | None:
-        """Returns what makes a mask of a group that equals no mask and no other rank's
-        result. Returns None unless ranks compare their masks in the next step.
+        """Returns a function that makes a group's mask different from all masks of
+        other ranks. Returns None unless ranks compare their masks in the next step.
         """
         if (
             comm.size == 1
@@ -89,13 +89,13 @@ def make_config(
     places: list[Place],
     backend: str,
 ) -> _core.Config:
-    """Returns all settings of the C++ side. Local.
+    """Returns all settings for C++. Local.
 
     Raises TypeError and InvalidArgument naming the keyword.
     """
     config = _core.Config()
     config.precision.dtype = DTYPES[places[0].tensor.dtype]
-    # Only GradScaler scales.
+    # Only a GradScaler scales.
     config.precision.loss_scale.initial_scale = 1.0
     config.precision.loss_scale.dynamic = False
     own = defaults(kind) | {k: v for k, v in keywords.items() if v is not None}
@@ -201,7 +201,9 @@ def _group(index: int, group: Mapping[str, Any], places: list[Place]) -> dict[st
 
 
 def masks_in(group: Mapping[str, Any]) -> list[Any]:
-    """Returns the masks of a group, whatever their type; empty if there are none."""
+    """Returns the masks of a group, of any type. The result is empty if there are
+    none.
+    """
     masks = group.get(MASK)
     if masks is None:
         return []
@@ -218,7 +220,7 @@ def _is_flat(mask: Any, size: int) -> bool:
 
 
 def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
-    """Returns a group's masks in the layout's order, those of narrow parameters."""
+    """Returns the masks of a group's narrow parameters, in the layout's order."""
     masks, params = masks_in(group), group["params"]
     if group.get(MASK) is None:
         return torch.zeros(0)

@@ -36,8 +36,8 @@ class RunTotals:
 
 
 class Notices:
-    """Passes lines on to the log or to warnings, those of rank 0 only. _core.RunNotices
-    finds those of the run.
+    """Passes rank 0's lines on to the log or to warnings. _core.RunNotices makes those
+    of the run.
     """
 
     def __init__(self, comm: _core.Communicator) -> None:
@@ -46,7 +46,7 @@ class Notices:
         self._run: _core.RunNotices
 
     def at_start(self, config: _core.Config, freeze_step: int | None) -> None:
-        """Begins a run whose last exact step is planned to be `freeze_step`."""
+        """Begins a run whose planned last exact step is `freeze_step`."""
         rank, ranks = self._comm.rank, self._comm.size
         self._run = _core.RunNotices(config, rank, ranks, _OWN_GRADIENTS)
         self._tell(self._run.at_start(freeze_step))
@@ -59,8 +59,8 @@ class Notices:
         freeze_step: int | None,
         loss_scale: float | None = None,
     ) -> None:
-        """Counts a step, and tells what is new. `skipped` steps were left out so far;
-        `loss_scale` is that of the next step, if known.
+        """Counts a step, and passes on new notices. `skipped` is the number of skipped
+        steps so far, and `loss_scale` that of the next step, if known.
         """
         _log.forward(self._comm)
         self._tell(
@@ -68,7 +68,7 @@ class Notices:
         )
 
     def skipped(self, report: StepReport, steps: int, skipped: int) -> None:
-        """Tells of a step that was left out without an exchange."""
+        """Passes on a notice of a step that was skipped without an exchange."""
         self._tell(self._run.skipped(report, steps, skipped, None, None))
 
     @property
@@ -76,14 +76,14 @@ class Notices:
         return RunTotals(*self._run.totals)
 
     def to_text(self) -> str:
-        """Returns what continue_from() takes."""
+        """Returns the text for continue_from()."""
         values = dict(zip(_STATE, self._run.state, strict=True))
         return json.dumps(values | {"announced": sorted(self._run.state[0])})
 
     def continue_from(self, text: str | None, saved_by: int) -> None:
-        """Continues the run of this text, saved by so many ranks. Local. None, of an
-        earlier version, changes nothing. If the text cannot be read, logs it and counts
-        anew, because no step depends on it.
+        """Continues the run of this text, which `saved_by` ranks saved. Local. None,
+        from an earlier version, changes nothing. If the text cannot be read, logs this
+        and counts anew, because no step depends on it.
         """
         if text is None:
             return

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keyword arguments of the optimizers: their types, their texts, and what only Python
-can read of them. C++ has their ranges and defaults (src/config/fields.h), and checks them.
+"""Keyword arguments of the optimizers: their types, their documentation, and values
+that only Python can read. C++ has their ranges and defaults (src/config/fields.h), and
+checks them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _IN_PYTHON = {
 _CPP_NAME = re.compile(
     rf"(?<![\w.'])({'|'.join(map(re.escape, _IN_PYTHON))})(?![\w.'])"
 )
-# Switches of torch that may only be off, which is what Thinwire does.
+# Switches of torch that must be off, because Thinwire has no such feature.
 REFUSED = {
     "amsgrad": "a running maximum of the variance is not supported",
     "maximize": "negate the loss instead",
@@ -50,7 +51,7 @@ REFUSED = {
     "capturable": "a step communicates and cannot be captured in a graph",
     "differentiable": "autograd does not see a step",
 }
-# Keywords of DeepSpeed's optimizers that are accepted with one line of the log.
+# Keywords of DeepSpeed's optimizers that are accepted, with a line in the log.
 OF_DEEPSPEED = ("comm_backend_name", "cuda_aware", "deepspeed")
 # Keywords that C++ does not know.
 _OF_PYTHON = ("process_group", "broadcast", "telemetry", "cuda_aware", "deepspeed")
@@ -290,7 +291,8 @@ def signature(kind: str) -> inspect.Signature:
 
 def by_name(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
     """Returns the keywords with those that were given by position, after params. An
-    engine of DeepSpeed, or None alone, is `deepspeed`, which DeepSpeed has there.
+    engine of DeepSpeed, or None alone, becomes `deepspeed`, because DeepSpeed's
+    optimizers have that argument there.
 
     Raises TypeError like Python.
     """
@@ -328,8 +330,8 @@ def names_of_python() -> Iterator[None]:
 
 
 def set_optimizer(config: _core.Config, kind: str, keywords: Mapping[str, Any]) -> None:
-    """Writes the keywords to C++'s settings, which refuse what is wrong. None keeps the
-    default. Raises TypeError and InvalidArgument naming the keyword.
+    """Writes the keywords to C++'s settings, which refuse invalid values. None keeps
+    the default. Raises TypeError and InvalidArgument naming the keyword.
     """
     broadcast, dtype = keywords.get("broadcast"), keywords.get("residual_dtype")
     if not isinstance(broadcast, bool | None):
@@ -355,7 +357,9 @@ _RESIDUALS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 def plain(value: Any) -> Any:
-    """Returns a value in Python's own types, of which torch's and numpy's become some."""
+    """Returns a value in Python's own types. Values of torch and numpy are
+    converted.
+    """
     if isinstance(value, torch.dtype):
         return _RESIDUALS.get(value)
     if isinstance(value, Mapping):

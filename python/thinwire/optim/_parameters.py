@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of an optimizer's parameters, and errors for those that it cannot train."""
+"""Selection of an optimizer's parameters, with errors for those that it cannot
+train.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def marked(places: list[Place], narrow: torch.dtype | None) -> list[Place]:
 
 
 def warn_of_order(places: list[Place]) -> None:
-    """Warns of parameters that become contiguous, or logs where arrays are."""
+    """Warns about parameters that become contiguous, or logs the device of the
+    arrays.
+    """
     device = places[0].tensor.device
     if device.type != "cpu":
         logger.info(
@@ -102,8 +106,8 @@ def refuse_module(params: Any) -> None:
 
 def with_names(params: Any) -> Any:
     """Returns the groups. Groups without parameters, such as those of a rank without
-    experts, count as named beside named ones. torch accepts all groups with names, or
-    all without.
+    experts, count as named if others are. torch requires names in all groups or in
+    none.
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         return params

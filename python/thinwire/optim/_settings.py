@@ -18,12 +18,13 @@ from ._options import (
 )
 from ._parameters import Place
 
-# Keys of a group that checkpoints have elsewhere, or that are fixed at construction.
+# Keys of a group that checkpoints have in other places, or that are fixed at
+# construction.
 _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED, *KEYWORDS}
 
 
 class Settings:
-    """Follows rates, decay and masks; finds out if something else changed."""
+    """Passes on changes of rates, decays and masks, and detects other changes."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self._fixed = [
@@ -76,10 +77,10 @@ class Settings:
         places: list[Place],
         unlike: Callable[[int], torch.Tensor] | None = None,
     ) -> Exception | None:
-        """Passes changed masks to an optimizer or engine of the C++ side. Local. If ranks
-        compare their masks in the next step, `unlike` makes a group's mask that differs
-        from all others. This then returns the error of an invalid mask, and that step
-        fails on all ranks.
+        """Passes changed masks to an optimizer or engine of the C++ side. Local. If
+        ranks compare their masks in the next step, `unlike` makes a group's mask
+        different from all others. In this case the error of an invalid mask is
+        returned, and the step fails on all ranks.
 
         Otherwise raises InvalidArgument or TypeError for an invalid mask.
         """
@@ -103,7 +104,7 @@ class Settings:
         return refusal
 
     def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
-        """Returns whether values of masks have changed, however written."""
+        """Returns whether values of masks have changed, in whatever way."""
         before, now = self._masks[index], masks_in(group)
         return len(before) != len(now) or not all(map(_has_values, now, before))
 
@@ -188,7 +189,7 @@ def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
 
 
 def to_text(groups: list[dict[str, Any]]) -> str:
-    """Returns what the optimizer's own state lacks of param_groups, as text."""
+    """Returns the entries of param_groups that the optimizer's state lacks, as text."""
     return json.dumps(
         [
             {
@@ -202,7 +203,9 @@ def to_text(groups: list[dict[str, Any]]) -> str:
 
 
 def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns what from_text() puts into each of `groups`. Raises CorruptCheckpoint."""
+    """Returns the entries that from_text() would put into each of `groups`. Raises
+    CorruptCheckpoint.
+    """
     try:
         saved_groups = json.loads(text)
         for saved in saved_groups:
@@ -243,7 +246,7 @@ def numbers_of(groups: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def from_text(text: str, groups: list[dict[str, Any]]) -> None:
-    """Puts the text's values into the groups, if it has as many."""
+    """Puts the values of the text into the groups, if the number of groups matches."""
     for group, saved in zip(groups, parse(text, groups), strict=True):
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor):

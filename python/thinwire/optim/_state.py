@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""state_dict() and load_state_dict(): torch's form, and what Thinwire adds to it."""
+"""state_dict() and load_state_dict(), in torch's form and with Thinwire's additions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ._settings import same
 from ._torch_state import of_torch, refuse_deepspeed
 
 FORMAT = 1
-# The arrays that are a parameter's state in torch: one value per element, equal on all
-# ranks or this rank's own. Residuals are not among them.
+# Arrays that torch has as a parameter's state. They have one value per element, and do
+# not include residuals.
 PER_PARAMETER = (
     *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
     *("origin", "momentum_accumulator", "masters"),
 )
 _OF_AVERAGE = ("average.worker_error", "average.server_error")
-# Keys of residuals, and the key that says whose they are.
+# Keys of residuals, and the key with the rank that they belong to.
 _OF_ONE_RANK = {"worker_error", "server_error", "residual_layout", *_OF_AVERAGE}
 # The limits of LAMB's trust ratio.
 _LIMITS = ("max_coeff", "min_coeff")
@@ -63,7 +63,7 @@ def complete(
         mine[id(place.tensor)]: {"step": step} for place in native.places
     }
     size = native.layout.size
-    # Shards, like residuals, belong to this rank alone.
+    # Shards, like residuals, belong only to this rank.
     whole = [n for n in PER_PARAMETER if n in state and state[n].numel() == size]
     for name in whole:
         views = native.memory.views(state.pop(name))
@@ -107,7 +107,7 @@ def load(
     others = _other_numbers(optimizer, groups)
     native = optimizer._made
     native.memory.read_written()
-    if not native.optimizer.steps_behind:  # otherwise the state replaces everything
+    if not native.optimizer.steps_behind:  # without them the state replaces everything
         optimizer._edits.apply(is_collective=False)
     state = saved_state.get("state", {})
     record = saved_state.get("thinwire")
@@ -197,7 +197,7 @@ def _require_form(saved: Mapping[str, Any]) -> None:
 def _other_numbers(
     optimizer: FlatOptimizer, saved_groups: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns the numbers of each group that the state has otherwise than the optimizer.
+    """Returns the numbers of each group that differ in the state.
 
     Raises ValueError or InvalidArgument for groups that do not fit.
     """
@@ -239,9 +239,9 @@ def _other_numbers(
 def _with_numbers(
     optimizer: FlatOptimizer, others: list[dict[str, Any]]
 ) -> Iterator[Native]:
-    """Yields the native optimizer. If others[i] of some group i is not empty, it is a new
-    one with these numbers, which the optimizer uses from then on. Collective then. If
-    the body raises, nothing has changed.
+    """Yields the native optimizer. If others[i] of any group i is not empty, makes a
+    new one with these numbers, which the optimizer then uses. In that case it is
+    collective. If the body raises, nothing has changed.
     """
     if not any(others):
         yield optimizer._made
@@ -346,11 +346,12 @@ def _own(
 def _for_this_rank(
     optimizer: FlatOptimizer, record: Mapping[str, Any], keeps: bool
 ) -> Mapping[str, Any]:
-    """Returns the record, without residuals unless they are this rank's and it `keeps`
+    """Returns the record, with residuals only if they are this rank's and it `keeps`
     them. The states of exact optimizers are the same on all ranks.
 
-    Raises CorruptCheckpoint for shards of another rank. If residuals are to be kept, it
-    also does so for those of any rank except 0, whose state alone many scripts save.
+    Raises CorruptCheckpoint for shards of another rank. If residuals must be kept, it
+    also raises for residuals of other ranks, except rank 0, because many scripts save
+    only rank 0's state.
     """
     if keeps:
         _require_residuals(record)
@@ -379,8 +380,8 @@ def _for_this_rank(
 
 
 def _require_residuals(record: Mapping[str, Any]) -> None:
-    """Raises CorruptCheckpoint if several ranks have averaged in 4 or 8 bits or as factors,
-    and the record lacks residuals.
+    """Raises CorruptCheckpoint if the record lacks residuals although several ranks
+    have averaged in 4 or 8 bits or as factors.
     """
     averages = any(record.get(key, 0) != 0 for key in ("average_bits", "low_rank"))
     if not averages or _place(record, "world_size") == 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments of torch.optim.Adam and AdamW, for an optimizer that begins with them."""
+"""Conversion of the moments of torch.optim.Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CONVERSION = (
     "Convert the checkpoint first: python examples/python/states_from_deepspeed.py "
     "mp_rank_00_model_states.pt OUT --freeze-step N; then thinwire.load('OUT', optimizer)"
 )
-# Entries that only DeepSpeed's 1-bit optimizers have: 1-bit Adam and 0/1 Adam, 1-bit
-# LAMB. A load or the last parameter of a group may lack the residuals.
+# Entries that only DeepSpeed's 1-bit optimizers have. After a load, or for the last
+# parameter of a group, residuals may be missing.
 _DEEPSPEED = ("tensor_size", "server_chunk_size", "worker_error", "lamb_coeff_freeze")
 
 
@@ -28,12 +28,12 @@ def of_torch(
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
-    """Returns what the native optimizer adopts: both moments and the step, in its exact
-    stage.
+    """Returns the state for the native optimizer: both moments and the step, in its
+    exact stage.
 
     A parameter without an entry, such as one that never had a gradient, gets zeros.
-    Raises InvalidArgument if the state is of no Adam, and CorruptCheckpoint if it does
-    not fit.
+    Raises InvalidArgument if the state is not that of an Adam, and CorruptCheckpoint if
+    it does not fit.
     """
     rule = _rule(native.config.optimizer_name())
     size = native.layout.size
@@ -85,8 +85,8 @@ def _rule(name: str) -> str:
 
 
 def refuse_deepspeed(state_dict: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for 1-bit states, whose variance is older. They may be in
-    a wrapper for 16 bits.
+    """Raises InvalidArgument for 1-bit states, because their variance is older than
+    their momentum. They may be in a wrapper for 16 bits.
     """
     wrapped = state_dict.get("optimizer_state_dict", state_dict)
     entries = wrapped.get("state") if isinstance(wrapped, Mapping) else None
@@ -122,7 +122,7 @@ def _require_adam(name: str, entry: Mapping[str, Any]) -> None:
 
 class ParameterState(dict[str, Any]):
     """State of a parameter: `step`, and exp_avg and exp_avg_sq if the present stage has
-    them. Every access copies them to the CPU, in fp32 and in the parameter's shape, so
+    them. Every access makes copies on the CPU, in fp32 and in the parameter's shape, so
     writing into them has no effect. Local.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines of which only the first rank of a host, its leader, has the native part."""
+"""Engines whose native part is only on the first rank of a host, the leader."""
 
 from ... import _core
 from .core import LedCore

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native engine of a leader, as all ranks of its host see it."""
+"""The native engine of a leader, in the view of all ranks of its host."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LedCore:
         """Whether gradients of this backward have gone to the leader."""
         self._native: _core.Engine | None = None
         settings = _core.config_of_leaders(config, comm.size, hosts.size)
-        # The engines compare these too, but only those of the leaders.
+        # The engines of the leaders compare these too, but followers have no engine.
         comm.require_same(
             "parameter layout and configuration",
             layout.describe() + kinds + config.describe() + config.describe_groups(),
@@ -191,7 +191,7 @@ class LedCore:
         self._shared(lambda: self._own.set_loss_scale(scale))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the leader's state; empty on followers. Local."""
+        """Returns the leader's state, or an empty dict on followers. Local."""
         return {} if self._native is None else self._native.state_dict()
 
     # ---- checkpoints

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients on their way from backward to the host's leader."""
+"""Transfer of gradients from backward to the host's leader."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Made = tuple[torch.Tensor, torch.Event | None]
 
 class LedLink(StagedLink):
     """Sums gradients in the device's process group, a bucket at a time, while backward
-    makes others. The leader then copies the sums to the host.
+    computes others. The leader then copies the sums to the host.
 
-    Buckets and their order are the same on all ranks, whatever the order of gradients.
-    A missing gradient counts as zero. Without a boundary gradients add up on the
-    device, in fp32 if the configuration accumulates in fp32.
+    Buckets and their order are the same on all ranks, regardless of the order of
+    gradients. A missing gradient counts as zero. Without a boundary gradients add up on
+    the device, in fp32 if the configuration accumulates in fp32.
     """
 
     def __init__(

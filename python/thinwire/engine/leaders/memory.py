@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of a host's ranks, of which only the leader has copies on the host."""
+"""Parameters of a host's ranks. Only the leader has copies in host memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUCKET_BYTES = 25 << 20
 
 
 class LeaderMemory(StagedEngineMemory):
-    """StagedEngineMemory that hands new values to the host's other ranks."""
+    """StagedEngineMemory that sends new values to the host's other ranks."""
 
     def __init__(self, hosts: HostGroup, *rest: Any) -> None:
         super().__init__(*rest)
@@ -34,7 +34,7 @@ class LeaderMemory(StagedEngineMemory):
 
 
 class FollowerMemory(LeaderMemory):
-    """The same on a follower, without arrays on the host."""
+    """LeaderMemory of a follower, without arrays on the host."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class FollowerMemory(LeaderMemory):
         self.parameters = list(parameters)
         self.names = layout.names
         self._offsets = layout.offsets
-        self.keeps_gradients = True  # so that no ring is made for them
+        self.keeps_gradients = True  # so that no ring is allocated for them
         self.staging = Staging(parameters[0].device)
         self.params = self.grads = torch.empty(0, dtype=dtype)
         self.wide_params = self.wide_grads = torch.empty(0)
@@ -65,7 +65,7 @@ class FollowerMemory(LeaderMemory):
         self._gradients = []
 
     def marks(self) -> None:
-        """Returns None: the leader sees what the program writes on all ranks."""
+        """Returns None, because the leader detects writes that all ranks make."""
 
     def read_parameters(self) -> bool:
         return False
@@ -78,7 +78,9 @@ class FollowerMemory(LeaderMemory):
 
 
 def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Returns the tensors that travel together, the last first, of one dtype each."""
+    """Returns lists of tensors that travel together, the last first. A list has tensors
+    of one dtype.
+    """
     buckets: list[list[int]] = []
     size = 0
     for k in reversed(range(len(tensors))):
@@ -94,7 +96,9 @@ def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 @torch.no_grad()
 def hand_back(hosts: HostGroup, parameters: Sequence[torch.Tensor]) -> None:
-    """Queues the leader's parameters for the followers. Collective in the host."""
+    """Queues sending the leader's parameters to the followers. Collective in the
+    host.
+    """
     for bucket in buckets_of(parameters):
         members = [parameters[k] for k in bucket]
         size = sum(p.numel() for p in members)
