@@ -49,41 +49,6 @@ TEST(ZeroFailure, ARankLostInABackwardIsKnownToTheOthers) {
       });
 }
 
-TEST(ZeroFailure, ARankLostWhileWholeGradientsAreReducedIsKnown) {
-  lose_one(3, [&](comm::Communicator& comm) {
-    Buffer grads(two_groups().size(), DType::kFloat16);
-    ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(1));
-    const auto buckets = run.optimizer->gradients().buckets();
-    if (comm.rank() == 2) {
-      run.optimizer->early()->reduce(grads.view(), buckets.back());
-      throw std::runtime_error("disk full");
-    }
-    expect_error(kFailure, {"disk full"}, [&] {
-      for (std::size_t b = buckets.size(); b-- > 0;)
-        run.optimizer->early()->reduce(grads.view(), buckets[b]);
-      run.optimizer->step(run.params.view(), grads.view());
-    });
-  });
-}
-
-TEST(ZeroFailure, AHungRankIsKnownAfterTheTimeOut) {
-  for (const int stage : {1, 2}) {
-    std::atomic<int> failed = 0;
-    test::run_ranks(
-        "local", 3,
-        [&](comm::Communicator& comm) {
-          ZeroRun run(comm, two_groups(), test::adam_rule(), unscaled(stage));
-          if (comm.rank() == 2) {
-            while (failed < 2) std::this_thread::sleep_for(milliseconds(1));
-            return;
-          }
-          expect_error(kFailure, {"rank"}, [&] { run.step(ones(run)); });
-          ++failed;
-        },
-        {.timeout = milliseconds(500)});
-  }
-}
-
 /// Adam that fails in a step, after it has updated some of its shard.
 class FailingRule final : public optim::UpdateRule {
  public:
