@@ -140,25 +140,6 @@ TEST(EngineCheckpoint, Item68SomeRanksHaveNothing) {
     }
 }
 
-TEST(EngineCheckpoint, Item70ChangedClippingHolds) {
-  const Folder folder;
-  Config config = small_config(DType::kFloat32);
-  config.gradient_clipping = 100;
-  const auto path = save_run(2, config, folder.path(), 2, small());
-  comm::run_local_ranks(2, [&](comm::Communicator& comm) {
-    Sharded before(comm, config, small());
-    before.engine.load(path);
-    EXPECT_EQ(before.step({3}).clip_factor, 1);
-    Config changed = config;
-    changed.gradient_clipping = 0.25;
-    Sharded after(comm, changed, small());
-    after.engine.load(path);
-    const EngineReport report = after.step({3});
-    ASSERT_GT(report.grad_norm, 0.5);
-    EXPECT_NEAR(report.clip_factor, 0.25 / report.grad_norm, 1e-5);
-  });
-}
-
 TEST(EngineCheckpoint, Item71HalfGoesOnInBFloat16) {
   for (const int stage : {0, 1, 2}) {
     const Folder folder;

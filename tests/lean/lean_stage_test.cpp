@@ -95,21 +95,6 @@ TEST(LeanStage, ReturnsToExactStepsIfTheNamedStepLiesAhead) {
   });
 }
 
-TEST(LeanStage, IsTheStatesIfNoStepIsNamed) {
-  on_ranks([](comm::Communicator& comm, DType dtype) {
-    LeanRun run(comm, test::small_layout(), dtype, options(4));
-    run.step(grads(run, 1, comm.rank()));
-    LeanRun other(comm, test::small_layout(), dtype, {.learning_rate = 0.02});
-    load(other, run);
-    EXPECT_EQ(other.optimizer->progress().freeze_step, 4);
-    for (std::int64_t t = 2; t <= 7; ++t) {
-      run.step(grads(run, t, comm.rank()));
-      other.step(grads(other, t, comm.rank()));
-      ASSERT_TRUE(test::same_bits<float>(other.full(), run.full())) << t;
-    }
-  });
-}
-
 // Exact steps continue over the saved run's bits, unless the caller names
 // others.
 TEST(LeanStage, UsesTheStatesBitsUnlessTheyAreNamed) {

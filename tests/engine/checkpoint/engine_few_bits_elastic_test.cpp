@@ -153,10 +153,8 @@ class FewBitsElastic : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     All, FewBitsElastic,
     ::testing::Values(Case{{2, 1}, {3, 1}}, Case{{3, 1}, {1, 1}},
-                      Case{{3, 1}, {2, 1}}, Case{{4, 2}, {4, 1}},
-                      Case{{4, 1}, {4, 2}}, Case{{4, 2}, {2, 1}},
-                      Case{{4, 2}, {8, 4}}, Case{{8, 2}, {4, 2}},
-                      Case{{2, 1}, {4, 2}}, Case{{4, 2}, {1, 1}}),
+                      Case{{4, 2}, {4, 1}}, Case{{4, 1}, {4, 2}},
+                      Case{{4, 2}, {2, 1}}, Case{{4, 2}, {8, 4}}),
     ::testing::PrintToStringParamName());
 
 TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
