@@ -13,8 +13,6 @@
 namespace thinwire::engine::test::engine_errors_test {
 namespace {
 
-using config::WarmupAndDecay;
-
 Config config_of(DType dtype = DType::kFloat32) {
   return test::config_of("onebit_adam", dtype, 2);
 }
@@ -201,17 +199,14 @@ TEST(EngineErrors, MemoryMustFitTheLayoutAndTheConfiguration) {
 
 TEST(EngineErrors, CheckpointsMustTakeNamesAndShapes) {
   comm::run_local_ranks(1, [](comm::Communicator& comm) {
-    const auto expect = [&](const ParameterSpec& spec, std::string_view what) {
-      Refused(comm, DType::kFloat32, 4)
-          .expect(kArgument, {what}, ParameterLayout::of({spec}), config_of());
-    };
-    expect({"\xff\xfe", {4}}, "is not UTF-8");
-    expect({"a\x1b[31mred", {4}}, "has a control character");
-    expect({"__metadata__", {4}}, "must not be named __metadata__");
-    expect({std::string(1025, 'x'), {4}}, "is longer than 1024 bytes");
+    Refused(comm, DType::kFloat32, 4)
+        .expect(kArgument, {"has a control character"},
+                ParameterLayout::of({{"a\x1b[31mred", {4}}}), config_of());
     std::vector<std::size_t> many(17, 1);
     many[0] = 4;
-    expect({"w", many}, "up to 16 dimensions, got 17");
+    Refused(comm, DType::kFloat32, 4)
+        .expect(kArgument, {"up to 16 dimensions, got 17"},
+                ParameterLayout::of({{"w", many}}), config_of());
   });
 }
 
@@ -239,54 +234,28 @@ TEST(EngineErrors, TheConfigurationMustBeValid) {
 }
 
 // Every rank gets the error, none waits, and they can go on together.
-TEST(EngineErrors, RanksMustBeToldTheSame) {
-  using Change = std::function<void(Config&)>;
-  const std::vector<std::pair<Change, std::string>> changes = {
-      {[](Config& c) { c.gradient_clipping = 3; }, "gradient_clipping"},
-      {[](Config& c) { c.gradient_accumulation_steps = 3; }, "3"},
-      {[](Config& c) { c.managed_gradient_accumulation = false; }, "managed"},
-      {[](Config& c) { c.comm.bucket_elements = 77; }, "77"},
-      {[](Config& c) { c.comm.hierarchy = config::Hierarchy::kFlat; }, "flat"},
-      {[](Config& c) { c.schedule.shape = WarmupAndDecay{.warmup_steps = 9}; },
-       "9"},
-      {[](Config& c) { c.communication_dtype = DType::kBFloat16; }, ""},
-      {[](Config& c) { c.optimizer = optim::AdamOptions{}; }, "OneBitAdam"},
-      {[](Config& c) {
-         std::get<optim::OnebitAdamOptions>(c.optimizer).freeze.step = 44;
-       },
-       "44"},
-      {[](Config& c) {
-         std::get<optim::OnebitAdamOptions>(c.optimizer)
-             .groups[1]
-             .weight_decay = 0.7;
-       },
-       "0.7"}};
-  for (const int world : {2, 3})
-    for (const auto& [change, part] : changes)
-      for (const DType dtype : {DType::kFloat32, DType::kFloat16})
-        comm::run_local_ranks(
-            world,
-            [&, &apply = change, &shown = part](comm::Communicator& comm) {
-              Config config = config_of(dtype);
-              if (comm.rank() == world - 1) apply(config);
-              Refused(comm, dtype)
-                  .expect(kArgument, {"the same on all ranks", shown},
-                          model_layout(), config);
-              Sharded driven(comm, config_of(dtype));
-              driven.backward({1, 0});
-              EXPECT_TRUE(driven.step({1, 1}).applied);
-            },
-            kPatient);
-}
-
-TEST(EngineErrors, RanksMustHaveTheSameModel) {
-  comm::run_local_ranks(2, [](comm::Communicator& comm) {
-    const auto name = comm.rank() == 0 ? "a" : "b";
-    const auto layout = ParameterLayout::of({{"common", {7}}, {name, {2}}});
-    Refused(comm, DType::kFloat32, 9)
-        .expect(kArgument, {"the same on all ranks", "\"a ", "\"b "}, layout,
-                Config{});
-  });
+TEST(EngineErrors, RanksMustHaveTheSameConfigurationAndModel) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16})
+    comm::run_local_ranks(
+        3,
+        [&](comm::Communicator& comm) {
+          const bool is_last = comm.rank() == comm.size() - 1;
+          Config config = config_of(dtype);
+          // What optimizers do not compare, because they do not know it.
+          if (is_last) config.managed_gradient_accumulation = false;
+          Refused(comm, dtype)
+              .expect(kArgument, {"the same on all ranks", "managed"},
+                      model_layout(), config);
+          Refused(comm, dtype, 9)
+              .expect(kArgument, {"the same on all ranks", "\"a ", "\"b "},
+                      ParameterLayout::of(
+                          {{"common", {7}, 0}, {is_last ? "b" : "a", {2}, 1}}),
+                      config_of(dtype));
+          Sharded driven(comm, config_of(dtype));
+          driven.backward({1, 0});
+          EXPECT_TRUE(driven.step({1, 1}).applied);
+        },
+        kPatient);
 }
 
 TEST(EngineErrors, RanksMayHaveDifferentThreadsAndPrograms) {
