@@ -147,11 +147,19 @@ std::string flag_of(std::string key) {
 }
 
 // Returns the names of options, without dashes at their beginning.
-std::vector<std::string> names_of(const CLI::App& app) {
+std::vector<std::string> names_of(
+    std::initializer_list<const CLI::App*> tables) {
   std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options())
-    names.push_back(option->get_lnames().front());
+  for (const CLI::App* table : tables)
+    for (const CLI::Option* option : table->get_options())
+      names.push_back(option->get_lnames().front());
   return names;
+}
+
+// Returns whether a flag is no key of a file.
+bool is_only_flag(const std::string& name) {
+  return name == "config" || name == "set" || name == "help" ||
+         name == "version";
 }
 
 // Returns the learning rate that --set gives: also that of a file's "auto".
@@ -318,7 +326,7 @@ void CommandLine::refuse_unknown_flags() const {
     reject(fmt::format("no flag --{}; write --set {}.{}=VALUE", name,
                        kOwnObject, key));
   }
-  refuse_unknown("no flag", "--", name, names_of(app_));
+  refuse_unknown("no flag", "--", name, names_of({&app_}));
 }
 
 // Reads the object train_gpt, which holds options; the other keys are the
@@ -350,42 +358,35 @@ void CommandLine::read_config() {
   if (has_keys) options.file_keys = std::move(keys);
 }
 
-void CommandLine::read_own_object(const std::string& section) {
-  const nlohmann::json object = nlohmann::json::parse(section);
-  for (const auto& [key, value] : object.items()) {
-    const std::string flag = flag_of(key);
-    CLI::Option* option = app_.get_option_no_throw(flag);
-    const bool is_only_flag =
-        key == "config" || key == "set" || key == "help" || key == "version";
-    if (option == nullptr || is_only_flag)
-      option = keys_->get_option_no_throw(flag);
-    if (option == nullptr) {
-      std::vector<std::string> known = names_of(app_);
-      for (std::string& name : names_of(*keys_)) known.push_back(name);
-      refuse_unknown(fmt::format("{}: {} has no key", config_, kOwnObject), "",
-                     flag.substr(2), known);
-    }
-    if (option->count() == 0)
-      set(*option, fmt::format("{}: {}.{}", config_, kOwnObject, key), value);
-  }
+// Returns the option of a key of the object train_gpt, which `where` has.
+CLI::Option& CommandLine::option_of(const std::string& key,
+                                    const std::string& where) const {
+  const std::string flag = flag_of(key);
+  std::vector<std::string> known = names_of({keys_.get(), &app_});
+  std::erase_if(known, is_only_flag);
+  if (std::ranges::find(known, flag.substr(2)) == known.end())
+    refuse_unknown(fmt::format("{}: {} has no key", where, kOwnObject), "",
+                   flag.substr(2), known);
+  CLI::Option* const own = keys_->get_option_no_throw(flag);
+  return own != nullptr ? *own : *app_.get_option(flag);
 }
 
-// Reads --set train_gpt.KEY=VALUE, for keys that are not flags.
+void CommandLine::read_own_object(const std::string& section) {
+  const nlohmann::json object = nlohmann::json::parse(section);
+  for (const auto& [key, value] : object.items())
+    if (CLI::Option& option = option_of(key, config_); option.count() == 0)
+      set(option, fmt::format("{}: {}.{}", config_, kOwnObject, key), value);
+}
+
+// Reads --set train_gpt.KEY=VALUE.
 void CommandLine::read_own_settings() {
   const std::string own = fmt::format("{}.", kOwnObject);
-  for (const std::string& setting : invocation_.options.set) {
+  for (const std::string& setting : std::vector(invocation_.options.set)) {
     if (!setting.starts_with(own)) continue;
-    const std::size_t equals = std::min(setting.find('='), setting.size());
+    const std::size_t equals = setting.find('=');
     const std::string key = setting.substr(own.size(), equals - own.size());
-    const std::string flag = flag_of(key);
-    CLI::Option* option = keys_->get_option_no_throw(flag);
-    if (option == nullptr && app_.get_option_no_throw(flag) != nullptr)
-      reject(fmt::format("--set {}{}; write {}", own, key, flag));
-    if (option == nullptr)
-      refuse_unknown(fmt::format("--set: {} has no key", kOwnObject), "",
-                     flag.substr(2), names_of(*keys_));
-    set(*option, fmt::format("--set {}{}", own, key),
-        setting.substr(std::min(equals + 1, setting.size())));
+    set(option_of(key, "--set"), fmt::format("--set {}{}", own, key),
+        setting.substr(equals + 1));
   }
 }
 

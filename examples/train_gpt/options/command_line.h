@@ -8,7 +8,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace thinwire::train_gpt {
 
@@ -32,6 +33,8 @@ class CommandLine {
   void resolve();
   void refuse_unknown_flags() const;
   void read_config();
+  [[nodiscard]] CLI::Option& option_of(const std::string& key,
+                                       const std::string& where) const;
   void read_own_object(const std::string& section);
   void read_own_settings();
 

@@ -58,6 +58,8 @@ TEST(CommandLine, WhatIsNotGivenIsUnset) {
 
 TEST(CommandLine, TheLaterOfTwoValuesCounts) {
   EXPECT_EQ(parse("--steps 3 --steps 5").steps, 5);
+  EXPECT_EQ(parse("--set train_gpt.steps=7 --steps 5").steps, 7)
+      << "--set wins";
   EXPECT_EQ(parse("--set train_gpt.width=8 --set train_gpt.width=16").width,
             16u);
 }
@@ -105,12 +107,13 @@ TEST(CommandLine, UnknownNamesLeadToTheNearest) {
     expect_usage_error(flag, {std::string("no flag ") + nearest});
   expect_usage_error("--set train_gpt.widht=3",
                      {"train_gpt has no key widht; the nearest is width"});
-  try {
-    static_cast<void>(parse("--variance-refresh=9"));
-    ADD_FAILURE();
-  } catch (const CLI::ParseError& error) {
-    EXPECT_EQ(std::string(error.what()).find("nearest"), std::string::npos);
-  }
+  for (const char* far : {"--variance-refresh=9", "--set train_gpt.config=a"})
+    try {
+      static_cast<void>(parse(far));
+      ADD_FAILURE();
+    } catch (const CLI::ParseError& error) {
+      EXPECT_EQ(std::string(error.what()).find("nearest"), std::string::npos);
+    }
 }
 
 // Each replacement is one that --set takes.
@@ -144,8 +147,7 @@ TEST(CommandLine, FlagsOfEarlierVersionsNameTheSetting) {
     EXPECT_NO_THROW(parse("--resume --set " + setting)) << setting;
   }
   expect_usage_error("--comm local", {"no flag --comm; write --ranks N"});
-  expect_usage_error("--set train_gpt.steps=3",
-                     {"--set train_gpt.steps; write --steps"});
+  expect_usage_error("--set train_gpt.set=3", {"no key set; a file has these"});
   expect_usage_error("--set train_gpt.lr=3",
                      {"no key lr; write --set optimizer.params.lr=RATE"});
 }
