@@ -112,6 +112,13 @@ def read_json(path):
     return value
 
 
+def checked(row, keys):
+    """Returns the row. Raises KeyError or ValueError unless it has these numbers."""
+    for key in keys:
+        number(row[key])
+    return row
+
+
 def read_rows(path):
     """Returns the rows of steps and of validations. A run that was killed, or still
     writes, may end in a torn line, which is left out."""
@@ -121,11 +128,10 @@ def read_rows(path):
         try:
             row = json.loads(line)
             if "val_loss" in row:
-                validations.append({key: row[key] for key in ("step", "val_loss")})
+                validations.append(checked(row, ("step", "val_loss")))
             else:
-                for key in ("step", "loss", "phase", "bytes_sent", "seconds"):
-                    row[key]  # KeyError
-                steps.append(row)
+                steps.append(checked(row, ("step", "loss", "bytes_sent", "seconds")))
+                row["phase"] = str(row["phase"])
         except (ValueError, KeyError, TypeError) as error:
             if at == len(lines) and not line.endswith("\n"):
                 warn(f"{path}: line {at} is torn, and left out")
