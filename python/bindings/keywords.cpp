@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python's keywords become JSON, which the library checks.
 #include "config/keywords.h"
 
 #include <nanobind/stl/optional.h>
@@ -7,9 +6,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <cmath>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,41 +20,6 @@ namespace thinwire::python {
 namespace {
 
 using config::Config;
-using Keywords = nb::typed<nb::dict, nb::str, nb::any>;
-
-std::string text_of(nb::handle value) { return nb::str(value).c_str(); }
-
-// Integers above 64 bits become doubles. An object of another kind becomes a
-// text of its repr(), which no field takes.
-JsonValue number_of(nb::handle value) {
-  std::int64_t integer = 0;
-  if (nb::isinstance<nb::int_>(value) && nb::try_cast(value, integer))
-    return integer;
-  const double number = PyFloat_AsDouble(value.ptr());
-  if (number != -1.0 || PyErr_Occurred() == nullptr) return number;
-  PyErr_Clear();
-  return HUGE_VAL;
-}
-
-JsonValue to_json(nb::handle value) {
-  if (value.is_none()) return nullptr;
-  if (nb::isinstance<nb::bool_>(value)) return nb::cast<bool>(value);
-  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
-  if (nb::isinstance<nb::int_>(value) || nb::isinstance<nb::float_>(value))
-    return number_of(value);
-  if (nb::isinstance<nb::dict>(value)) {
-    JsonValue object = JsonValue::object();
-    for (const auto& [name, member] : nb::borrow<nb::dict>(value))
-      object[text_of(name)] = to_json(member);
-    return object;
-  }
-  if (!nb::isinstance<nb::tuple>(value) && !nb::isinstance<nb::list>(value))
-    return text_of(nb::repr(value));
-  JsonValue array = JsonValue::array();
-  for (const nb::handle element : value) array.push_back(to_json(element));
-  return array;
-}
-
 // An archive (fields.h) that shows values as Python's.
 class Values {
  public:
@@ -113,39 +75,24 @@ std::vector<float> to_mask(nb::handle values) {
           .c_str());
 }
 
-config::GroupKeywords to_group(const Keywords& given) {
-  config::GroupKeywords group;
-  for (const auto& [name, value] : given) {
-    if (const std::string key = text_of(name); key == "exp_avg_mask")
-      group.exp_avg_mask = to_mask(value);
-    else
-      group.options[key] = to_json(value);
-  }
-  return group;
-}
-
 void set_optimizer(Config& config, const std::string& type,
-                   const Keywords& keywords,
+                   const std::string& keywords,
                    const std::vector<std::string>& others) {
-  try {
-    config::set_optimizer(config, type, to_json(keywords), others);
-  } catch (const config::WrongType& error) {
-    throw nb::type_error(error.what());
-  }
+  config::set_optimizer(config, type, read_json(keywords), others);
 }
 
-void set_groups(Config& config, const std::vector<Keywords>& given) {
-  std::vector<config::GroupKeywords> groups;
-  for (const Keywords& group : given) groups.push_back(to_group(group));
-  try {
-    config::set_groups(config, groups);
-  } catch (const config::WrongType& error) {
-    throw nb::type_error(error.what());
-  }
+void set_groups(Config& config, const std::vector<std::string>& groups,
+                const std::vector<nb::object>& masks) {
+  std::vector<JsonValue> options;
+  for (const std::string& group : groups) options.push_back(read_json(group));
+  std::vector<std::vector<float>> values;
+  for (const nb::object& mask : masks)
+    values.push_back(mask.is_none() ? std::vector<float>{} : to_mask(mask));
+  config::set_groups(config, options, values);
 }
 
-Keywords keywords(const Config& config) {
-  Keywords values;
+nb::typed<nb::dict, nb::str, nb::any> keywords(const Config& config) {
+  nb::dict values;
   std::visit(
       [&](const auto& options) {
         config::keyword_fields(Values(values), config, options);
@@ -157,9 +104,10 @@ Keywords keywords(const Config& config) {
 }  // namespace
 
 void bind_keywords(nb::class_<Config>& kind) {
-  kind.def("set_optimizer", &set_optimizer, "type"_a, "keywords"_a = Keywords(),
+  kind.def("set_optimizer", &set_optimizer, "type"_a, "keywords"_a = "{}",
            "others"_a = std::vector<std::string>())
-      .def("set_groups", &set_groups, "groups"_a)
+      .def("set_groups", &set_groups, "groups"_a,
+           "masks"_a = std::vector<nb::object>())
       .def("keywords", &keywords)
       .def("copy_optimizer",
            [](Config& self, const Config& other) {

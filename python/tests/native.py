@@ -26,7 +26,7 @@ class Training:
     def __init__(self, group: _core.Communicator, shapes: Any = SHAPES) -> None:
         layout = _core.Layout([(name, shape, 0) for name, shape in shapes])
         config = _core.Config()
-        config.set_optimizer("OnebitAdam", {"freeze_step": 4, "weight_decay": 0.01})
+        config.set_optimizer("OnebitAdam", '{"freeze_step": 4, "weight_decay": 0.01}')
         config.gradient_clipping = 1.0
         self.params = torch.randn(
             layout.size, generator=torch.Generator().manual_seed(1)

@@ -128,19 +128,20 @@ def _to_text(tree: Mapping[str, Any]) -> str:
     try:
         return json.dumps(tree, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        _require_finite(tree, "")
+        require_finite(tree, "config: ")
         raise InvalidArgument(f"config: its values must be JSON's: {error}") from None
 
 
-def _require_finite(value: Any, key: str, depth: int = 0) -> None:
+def require_finite(value: Any, what: str, key: str = "", depth: int = 0) -> None:
+    """Raises InvalidArgument for an infinity or NaN in `value`, named `what` and its key."""
     if depth > _MOST_DEEP:  # such as a container that contains itself
         raise InvalidArgument(f"values must be nested at most {_MOST_DEEP} deep")
     if isinstance(value, Mapping):
         for name, member in value.items():
             inner = f"{key}.{name}" if key else str(name)
-            _require_finite(member, inner, depth + 1)
+            require_finite(member, what, inner, depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, member in enumerate(value):
-            _require_finite(member, f"{key}[{index}]", depth + 1)
+            require_finite(member, what, f"{key}[{index}]", depth + 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise InvalidArgument(f"config: {key} must be finite, got {value}")
+        raise InvalidArgument(f"{what}{key} must be finite, got {value}")

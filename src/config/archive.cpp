@@ -62,6 +62,7 @@ Reader Reader::section(std::string_view name) const {
 }
 
 bool Reader::has(std::string_view name) const {
+  if (names_ != nullptr) names_->emplace_back(name);
   return object_ != nullptr && find_member(*object_, name) != nullptr;
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "core/json_text.h"
 #include "thinwire/core/error.h"
@@ -77,7 +78,8 @@ class Reader {
 
   [[nodiscard]] Reader section(std::string_view name) const;
   [[nodiscard]] bool has(std::string_view name) const;
-  [[nodiscard]] std::string path_of(std::string_view name) const;
+  /// Appends to `names` every name that is asked for from now on.
+  void note_names(std::vector<std::string>& names) noexcept { names_ = &names; }
   /// Returns whether the member is this text, which must be in lower case.
   [[nodiscard]] bool is_text(std::string_view name,
                              std::string_view text) const;
@@ -144,6 +146,7 @@ class Reader {
   }
 
  private:
+  [[nodiscard]] std::string path_of(std::string_view name) const;
   [[nodiscard]] std::string refusal(std::string_view name,
                                     std::string_view range) const;
   /// Returns the text of a member in lower case, or an empty text if it is not
@@ -159,6 +162,7 @@ class Reader {
   const JsonValue* object_;
   std::string path_;
   Paths paths_;
+  std::vector<std::string>* names_ = nullptr;
   bool lenient_ = false;
 };
 

@@ -13,12 +13,6 @@
 /// keywords are.
 namespace thinwire::config {
 
-/// Options of a group of parameters by name, and its MaskedGroup::exp_avg_mask.
-struct GroupKeywords {
-  JsonValue options = JsonValue::object();
-  std::vector<float> exp_avg_mask{};
-};
-
 /// Gives `config` an optimizer of `type`, for example "OnebitAdam". Sets the
 /// fields that `given` names, among keyword_fields() and `outer`. A null leaves
 /// the value of `config` unchanged. `others` are keywords that the caller reads
@@ -29,9 +23,11 @@ void set_optimizer(Config& config, std::string_view type,
                    const JsonValue& given,
                    const std::vector<std::string>& others = {});
 
-/// Sets the groups of `config.optimizer`. Errors are those of set_optimizer(),
-/// and name the option as "param_groups[1]['lr']".
-void set_groups(Config& config, const std::vector<GroupKeywords>& groups);
+/// Sets the groups of `config.optimizer`: an object of options for each, and
+/// its MaskedGroup::exp_avg_mask. Errors are those of set_optimizer(), and name
+/// an option as "param_groups[1]['lr']".
+void set_groups(Config& config, const std::vector<JsonValue>& groups,
+                const std::vector<std::vector<float>>& masks);
 
 /// Returns a text of the groups, with a checksum of each mask.
 [[nodiscard]] std::string describe_groups(const OptimizerConfig& optimizer);

@@ -87,25 +87,25 @@ TEST(Keywords, ThatAreUnknownAreNamedWithWhatToWrite) {
 
 TEST(Keywords, OfGroupsAreNamedWithTheirNumber) {
   Config config = with("Lamb", "{}");
-  const auto group = [](std::string_view text) {
-    return GroupKeywords{.options = read_json(text)};
+  const auto set = [&](std::string_view first, std::string_view second,
+                       std::vector<float> mask = {}) {
+    set_groups(config, {read_json(first), read_json(second)},
+               {std::move(mask)});
   };
-  set_groups(config, {group(R"({"lr": 0.5})"), group(R"({"max_coeff": 3})")});
+  set(R"({"lr": 0.5})", R"({"max_coeff": 3})");
   const auto& groups = std::get<optim::LambOptions>(config.optimizer).groups;
   EXPECT_EQ(groups.at(0).learning_rate, 0.5);
   EXPECT_EQ(groups.at(0).max_coeff, std::nullopt);
   EXPECT_EQ(groups.at(1).max_coeff, 3);
   const Config before = config;
   test::expect_invalid({"param_groups[1]['eps'] must be a finite number > 0"},
-                       [&] {
-                         set_groups(config, {{}, group(R"({"eps": 0})")});
-                       });
+                       [&] { set("{}", R"({"eps": 0})"); });
   test::expect_invalid(
-      {"param_groups[0]['non_freeze']: this optimizer has no such option"},
-      [&] { set_groups(config, {group(R"({"non_freeze": true})")}); });
+      {"param_groups[1]['non_freeze']: this optimizer has no such option"},
+      [&] { set("{}", R"({"non_freeze": true})"); });
   test::expect_invalid(
       {"param_groups[0]['exp_avg_mask']: this optimizer has no masks"},
-      [&] { set_groups(config, {{.exp_avg_mask = {1}}}); });
+      [&] { set("{}", "{}", {1}); });
   EXPECT_EQ(config, before);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "config/archive.h"
 #include "thinwire/core/error.h"
 
 namespace thinwire::python {
@@ -31,6 +32,8 @@ void raise(const Error& error) {
 void translate(const std::exception_ptr& thrown, void* /*payload*/) {
   try {
     std::rethrow_exception(thrown);
+  } catch (const config::WrongType& error) {
+    PyErr_SetObject(PyExc_TypeError, to_text(error.what()).ptr());
   } catch (const Error& error) {
     raise(error);
   }

@@ -29,7 +29,7 @@ def onebit_adam(steps: int, sent: list[int]) -> Callable[[_core.Communicator], b
 
     def work(comm: _core.Communicator) -> bytes:
         config = _core.Config()
-        config.set_optimizer("OnebitAdam", {"lr": 0.01, "freeze_step": 2})
+        config.set_optimizer("OnebitAdam", '{"lr": 0.01, "freeze_step": 2}')
         layout = _core.Layout([("a", [1025], 0), ("b", [3, 11], 0)])
         params = array("f", [1.0] * SIZE)
         optimizer = _core.Optimizer(comm, layout, config, params)

@@ -254,7 +254,10 @@ def test_states_that_do_not_fit_change_nothing() -> None:
             r"betas must be an array of two numbers in \[0, 1\)",
             {"param_groups": [{**group, "betas": (2, 0.6)}]},
         ),
-        ("eps: must be a number", {"param_groups": [{**group, "eps": torch.ones(2)}]}),
+        (
+            "eps must be a finite number > 0",
+            {"param_groups": [{**group, "eps": torch.ones(2)}]},
+        ),
         (
             "another parameter layout",
             {

@@ -17,7 +17,7 @@ from .._log import logger
 from ..comm.lifetime import reason_of
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
 from ..optim._base import _Optimizer
-from ..optim._options import GROUP_KEYS, plain
+from ..optim._options import GROUP_KEYS, to_text
 from ._groups import Groups
 
 _UNSUPPORTED = ("capturable", "differentiable")
@@ -96,7 +96,7 @@ class Client:
                 "into the parameters, so the precision must be float32, got "
                 f"{config.precision.dtype.name}"
             )
-        rates = [{"lr": rate} for rate in self.learning_rates]
+        rates = [to_text({"lr": rate}) for rate in self.learning_rates]
         config.set_optimizer("AdamW", rates[0])
         config.set_groups(rates)
 
@@ -366,8 +366,9 @@ def _of_torch(
         raise InvalidArgument(
             "optimizer: decoupled_weight_decay must be the same in all groups"
         )
-    keywords = {key: plain(first[key]) for key in GROUP_KEYS}
-    config.set_optimizer("Adam", keywords | {"adam_w_mode": decoupled.pop()})
+    keywords = {key: first[key] for key in GROUP_KEYS}
+    keywords["adam_w_mode"] = decoupled.pop()
+    config.set_optimizer("Adam", to_text(keywords))
     if rank == 0:
         logger.info(
             "optimizer: torch's %s becomes Thinwire's, with the same settings",

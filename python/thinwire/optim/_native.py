@@ -22,9 +22,9 @@ from ._options import (
     defaults,
     names_of,
     names_of_python,
-    plain,
     rate_of,
     set_optimizer,
+    to_text,
 )
 from ._parameters import Place
 
@@ -169,7 +169,7 @@ def make_native(
 
 def _numbers(group: Mapping[str, Any], index: int | None) -> dict[str, Any]:
     """Returns a group's numbers. Its index is None if its keys are the constructor's."""
-    numbers = {key: plain(group[key]) for key in GROUP_KEYS}
+    numbers = {key: group[key] for key in GROUP_KEYS}
     for key in ("lr", "weight_decay"):
         what = key if index is None else f"param_groups[{index}]['{key}']"
         numbers[key] = rate_of(what, group[key])
@@ -183,21 +183,20 @@ def set_groups(
 
     Raises TypeError and InvalidArgument naming the group and the key.
     """
-    config.set_groups([_group(k, group, places) for k, group in enumerate(groups)])
-
-
-def _group(index: int, group: Mapping[str, Any], places: list[Place]) -> dict[str, Any]:
-    given = _numbers(group, index)
-    keys = ("non_freeze", "max_coeff", "min_coeff")
-    given |= {key: plain(group[key]) for key in keys if key in group}
-    if group.get(MASK) is not None:
-        if group.get(EXPERTS) is not None:
+    texts, masks = [], []
+    for index, group in enumerate(groups):
+        options = _numbers(group, index)
+        of_kind = ("non_freeze", "max_coeff", "min_coeff")
+        options |= {key: group[key] for key in of_kind if key in group}
+        texts.append(to_text(options))
+        has_mask = group.get(MASK) is not None
+        if has_mask and group.get(EXPERTS) is not None:
             raise InvalidArgument(
                 f"param_groups[{index}]['exp_avg_mask']: must be None with '{EXPERTS}', such "
                 "a group is averaged exactly"
             )
-        given[MASK] = mask_of(index, group, places)
-    return given
+        masks.append(mask_of(index, group, places) if has_mask else None)
+    config.set_groups(texts, masks)
 
 
 def masks_in(group: Mapping[str, Any]) -> list[Any]:

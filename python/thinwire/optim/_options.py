@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Literal, Protocol, TypedDict
 import torch
 
 from .. import _core
+from ..config import require_finite
 from ..errors import Error, InvalidArgument
 from ._telemetry import Given
 
@@ -346,14 +348,23 @@ def set_optimizer(config: _core.Config, kind: str, keywords: Mapping[str, Any]) 
         )
     of_python = [name for name in names_of(kind) if name in _OF_PYTHON]
     passed = {
-        name: plain(value)
+        name: value
         for name, value in keywords.items()
         if name not in of_python and name not in REFUSED
     }
-    config.set_optimizer(kind, passed, of_python)
+    config.set_optimizer(kind, to_text(passed), of_python)
 
 
 _RESIDUALS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+def to_text(keywords: Mapping[str, Any]) -> str:
+    """Returns keywords, or a group's options, as C++ reads them. Raises InvalidArgument
+    for a number that is not finite.
+    """
+    own = plain(keywords)
+    require_finite(own, "")
+    return json.dumps(own, default=repr)
 
 
 def plain(value: Any) -> Any:
