@@ -23,9 +23,9 @@ from ..comm.lifetime import note_daemon, reason_of
 from ..config import Source, named_backend
 from ..errors import CommFailure, FailedPrecondition, InvalidArgument
 from ..optim import _attributes
+from ..optim._edits import set_rate
 from ..optim._experts import Experts
 from ..optim._notices import RunTotals
-from ..optim._settings import set_rate
 from ..report import EngineReport
 from ._build import Plan, leaders_for, make_parts, make_plan, require_shareable
 from ._counters import NAMES, Counts

@@ -17,11 +17,17 @@ from .._memory import tensors
 from ..comm.calls import in_call
 from ..errors import FailedPrecondition, InvalidArgument, Unavailable
 from ..optim._deepspeed import DeepSpeedNames
-from ..optim._edits import may_be_behind
+from ..optim._edits import (
+    Settings,
+    may_be_behind,
+    number_in,
+    require_sizes,
+    set_rate,
+    sizes_of,
+)
 from ..optim._experts import KEY as EXPERTS
 from ..optim._options import names_of_python, number_of, rate_of
 from ..optim._parameters import Place
-from ..optim._settings import Settings, number_in, require_sizes, set_rate, sizes_of
 from ..optim._state import saved_number
 from ..optim._torch_state import ParameterState, refuse_deepspeed
 from ._client import Client

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the program writes into parameters that the optimizer has copied."""
+"""External writes between steps: into parameters of which the optimizer has copies, and
+into param_groups.
+
+An optimizer reads both before each step, and notes both after its own writes.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -13,8 +19,15 @@ from .. import _core
 from .._agreement import gathered
 from .._memory import tensors
 from ..comm.calls import in_part
-from ..errors import CommFailure, FailedPrecondition
-from ._native import Native
+from ..errors import CommFailure, FailedPrecondition, InvalidArgument
+from ._native import FIXED_KEYS, KEYWORDS, Native, is_dense, mask_of, masks_in
+from ._options import rate_of
+from ._parameters import Place
+
+Groups = list[dict[str, Any]]
+
+# Keys of a group that may change.
+_NUMBERS = ("lr", "weight_decay")
 
 # Tolerance relative to the larger part of a sum. Smaller differences come from a
 # different order of rounding.
@@ -162,6 +175,187 @@ class Edits:
                 value.add_(own)
                 bound.add_(own.abs())
         return values, slack * _ROUNDING
+
+
+class Settings:
+    """Passes on what was written into param_groups: learning rates, weight decays and
+    masks take effect in the next step, and nothing else may change.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._fixed = [
+            {key: group[key] for key in FIXED_KEYS if key in group} for group in groups
+        ]
+        self._numbers = {
+            key: [float(group[key]) for group in groups] for key in _NUMBERS
+        }
+        self._masks = [_kept(group) for group in groups]
+        self._sizes = sizes_of(groups)
+
+    def fixed(self, index: int) -> Mapping[str, Any]:
+        return self._fixed[index]
+
+    def told(self, rates: list[float]) -> None:
+        """Records the learning rates that the optimizer took from a restored state."""
+        self._numbers["lr"] = rates
+
+    def apply(self, groups: Groups, native: Native) -> None:
+        """Passes changed numbers to the optimizer. Local.
+
+        Raises FailedPrecondition naming a key that cannot change, and InvalidArgument
+        or TypeError for an invalid number.
+        """
+        self.require_same_groups(groups)
+        for index, group in enumerate(groups):
+            self.require_fixed(index, group)
+        self._apply("lr", groups, native.optimizer.set_learning_rate)
+        self.apply_decays(groups, native.optimizer)
+
+    def apply_decays(self, groups: Groups, optimizer: Any) -> None:
+        """Passes changed weight decays to an optimizer or engine of the C++ side. Local.
+        Raises like apply().
+        """
+        self._apply("weight_decay", groups, optimizer.set_weight_decay)
+
+    def _apply(
+        self, key: str, groups: Groups, tell: Callable[[int, float], None]
+    ) -> None:
+        for index, group in enumerate(groups):
+            number = number_in(index, group, key)
+            if number != self._numbers[key][index]:
+                tell(index, number)
+                self._numbers[key][index] = number
+
+    def apply_masks(
+        self,
+        groups: Groups,
+        optimizer: Any,
+        places: list[Place],
+        unlike: Callable[[int], torch.Tensor] | None = None,
+    ) -> Exception | None:
+        """Passes changed masks to an optimizer or engine of the C++ side. Local. If ranks
+        compare their masks in the next step, `unlike` makes a group's mask that differs
+        from all others. This then returns the error of an invalid mask, and that step
+        fails on all ranks.
+
+        Otherwise raises InvalidArgument or TypeError for an invalid mask.
+        """
+        refusal = None
+        for index, group in enumerate(groups):
+            if not self.has_other_mask(index, group):
+                continue
+            kept: list[Any] = [object()]  # then the next step passes its mask on
+            try:
+                mask = mask_of(index, group, places)
+                kept = _kept(group)
+            except (InvalidArgument, TypeError) as error:
+                mask = torch.zeros(0) if unlike is None else unlike(index)
+                if not mask.numel():
+                    raise
+                refusal = refusal or error
+            optimizer.set_exp_avg_mask(index, mask)
+            self._masks[index] = kept
+        return refusal
+
+    def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
+        """Returns whether values of masks have changed, however written."""
+        before, now = self._masks[index], masks_in(group)
+        return len(before) != len(now) or not all(map(_has_values, now, before))
+
+    def require_same_groups(self, groups: Groups) -> None:
+        require_sizes(self._sizes, groups)
+
+    def require_fixed(self, index: int, group: Mapping[str, Any]) -> None:
+        """Raises FailedPrecondition unless `group` has the values of construction."""
+        for key, value in self._fixed[index].items():
+            if key not in group or not same(group[key], value):
+                raise FailedPrecondition(
+                    f"param_groups[{index}]['{key}'] was {_short(value)} when the "
+                    f"optimizer was made and is {_short(group.get(key))} now, but "
+                    f"cannot change{_CURES.get(key, '')}"
+                )
+        for key in sorted(KEYWORDS & group.keys()):
+            raise FailedPrecondition(
+                f"param_groups[{index}]['{key}'] was absent when the optimizer was made "
+                f"and is {_short(group[key])} now, but cannot change: '{key}' is a "
+                "keyword of the constructor"
+            )
+
+
+_CURES = {
+    "betas": ": OneCycleLR and CyclicLR cycle it unless they are made with "
+    "cycle_momentum=False"
+}
+
+
+def sizes_of(groups: Groups) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+def require_sizes(sizes: list[int], groups: Groups) -> None:
+    """Raises FailedPrecondition unless the groups have `sizes` parameters."""
+    if len(groups) != len(sizes):
+        raise FailedPrecondition(
+            f"param_groups: there were {len(sizes)} groups when the optimizer was made and "
+            f"there are {len(groups)} now; add_param_group() adds one before the first step"
+        )
+    for index, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+        now = len(group.get("params", ()))
+        if now != size:
+            raise FailedPrecondition(
+                f"param_groups[{index}]['params']: there were {size} parameters when the "
+                f"optimizer was made and there are {now} now; make another optimizer"
+            )
+
+
+def _kept(group: Mapping[str, Any]) -> list[Any]:
+    return [
+        mask.detach().to(torch.bool, copy=True) if is_dense(mask) else mask
+        for mask in masks_in(group)
+    ]
+
+
+def _has_values(mask: Any, kept: Any) -> bool:
+    if not is_dense(mask) or not is_dense(kept):
+        return mask is kept
+    is_alike = mask.shape == kept.shape and mask.device == kept.device
+    return is_alike and bool((mask == kept).all())
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def number_in(index: int, group: Mapping[str, Any], key: str) -> float:
+    """Returns the learning rate or decay of a group.
+
+    Raises FailedPrecondition if it is missing, and the errors of rate_of().
+    """
+    what = f"param_groups[{index}]['{key}']"
+    if key not in group:
+        raise FailedPrecondition(
+            f"{what} was removed after the optimizer was made: put it back"
+        )
+    return rate_of(what, group[key])
+
+
+def same(a: Any, b: Any) -> bool:
+    """Returns whether two values are equal. Tuples, lists and tensors are compared by content."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a is b or torch.equal(a, b)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(same, a, b))
+    try:
+        return bool(a == b)
+    except (RuntimeError, TypeError, ValueError):  # an array and a number
+        return False
+
+
+def _short(value: Any) -> str:
+    return "another tensor" if isinstance(value, torch.Tensor) else repr(value)[:60]
 
 
 def may_be_behind(config: _core.Config, phase: str) -> bool:

@@ -20,7 +20,7 @@ from ..comm.calls import in_call
 from ..errors import FailedPrecondition, InvalidArgument
 from ..report import StepReport
 from . import _attributes
-from ._edits import Edits
+from ._edits import Edits, Settings, set_rate
 from ._experts import Experts, in_order
 from ._lifetime import close_user, closing
 from ._native import Native, make_config, make_native
@@ -40,7 +40,6 @@ from ._parameters import (
     warn_of_order,
     with_names,
 )
-from ._settings import Settings, set_rate
 from ._telemetry import telemetry_of
 from ._torch_state import ParameterState
 

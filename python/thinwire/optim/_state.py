@@ -14,11 +14,11 @@ import torch
 from .._agreement import agreed
 from .._memory import tensors
 from ..errors import CorruptCheckpoint, FailedPrecondition, InvalidArgument
+from ._edits import same
 from ._experts import KEY as EXPERTS
 from ._flat import FlatOptimizer
 from ._native import KEYWORDS, MASK, Native
 from ._options import REFUSED, rate_of
-from ._settings import same
 from ._torch_state import of_torch, refuse_deepspeed
 
 FORMAT = 1
