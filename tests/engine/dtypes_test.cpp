@@ -214,15 +214,15 @@ class Dtypes : public ::testing::TestWithParam<std::tuple<int, DType>> {
   static DType dtype() { return std::get<1>(GetParam()); }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Dtypes,
-    ::testing::Values(std::tuple(1, DType::kFloat16),
-                      std::tuple(2, DType::kBFloat16),
-                      std::tuple(3, DType::kFloat16)),
-    [](const auto& tested) {
-      return fmt::format("{}_w{}", to_string(std::get<1>(tested.param)),
-                         std::get<0>(tested.param));
-    });
+INSTANTIATE_TEST_SUITE_P(All, Dtypes,
+                         ::testing::Values(std::tuple(1, DType::kFloat16),
+                                           std::tuple(2, DType::kBFloat16),
+                                           std::tuple(3, DType::kFloat16)),
+                         [](const auto& tested) {
+                           return fmt::format(
+                               "{}_w{}", to_string(std::get<1>(tested.param)),
+                               std::get<0>(tested.param));
+                         });
 
 // ---- training
 
