@@ -141,7 +141,7 @@ class Plan(unittest.TestCase):
         self.assertAlmostEqual(sent["exact"], 2 * 15 / 16 * 4 * 300_001, delta=4)
         self.assertLess(20 * sent["onebit_adam"], sent["exact"])
 
-    def test_by_host_where_there_are_hosts(self):
+    def test_several_hosts_have_a_hierarchical_row(self):
         ways, _ = self.lines_of(*DESCRIBED, "--ranks-per-host", 4)
         flat = [way["way"] for way in ways if way["exchange"] == "flat"]
         by_host = [way["way"] for way in ways if way["exchange"] == "by_host"]

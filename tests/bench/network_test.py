@@ -189,7 +189,7 @@ class Refusals(Case):
         self.assertFalse(self.out.exists())
         return done.stderr
 
-    def test_a_machine_that_cannot_make_namespaces_is_told_why(self):
+    def test_a_machine_that_cannot_make_namespaces_shows_the_reason(self):
         why = "unshare failed: Operation not permitted"
         refused = f"echo '{why}'; exit 1"
         tools = {"tc": "", "unshare": ""}
@@ -221,7 +221,7 @@ class Refusals(Case):
             time.sleep(0.01)
         self.fail(f"process {process} is still there")
 
-    def test_a_signal_ends_what_is_under_way(self):
+    def test_a_signal_ends_running_commands(self):
         sleep = shutil.which("sleep")
         # By then the process has been started for good: the real one would end
         # with its parent at any moment.

@@ -109,7 +109,7 @@ TEST(FindCandidates, PathsMayHaveLineBreaks) {
   });
 }
 
-TEST(AwaitFiles, WaitsForNothingThatIsThere) {
+TEST(AwaitFiles, DoesNotWaitForExistingFiles) {
   FaultFileSystem disk(kRanks);
   const Found found = save(disk);
   on_ranks(kRanks, [&](comm::Communicator& comm) {
@@ -168,7 +168,7 @@ TEST(AwaitFiles, GivesUpAfterItsPatienceAndNamesRankAndFile) {
 }
 
 // Nobody waits for what is nowhere.
-TEST(AwaitFiles, WhatRank0MissesIsMissing) {
+TEST(AwaitFiles, FileThatRank0MissesIsMissing) {
   FaultFileSystem disk(kRanks);
   const Found found = save(disk);
   const auto refused = [&](std::string_view what) {

@@ -126,7 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          Ranks{8, 4}, Ranks{8, 2})),
     name_of);
 
-TEST_P(HostsPairs, KeepWhatIsOwed) {
+TEST_P(HostsPairs, KeepResiduals) {
   const auto& [from, to] = GetParam();
   for (const std::size_t bucket : {3000, 5000}) {
     const Folder folder;
@@ -149,7 +149,7 @@ TEST_P(HostsPairs, KeepWhatIsOwed) {
   }
 }
 
-TEST(SameHosts, GoOnBitEqualWithAnyBuckets) {
+TEST(SameHosts, ContinueBitEqualWithAnyBuckets) {
   const Ranks ranks{8, 4};
   for (const std::size_t bucket : {3000, 1, 100'000}) {
     const Folder folder;

@@ -151,7 +151,7 @@ TEST(NodeLocal, APartSaysWhichFileIsMissingOnWhichHost) {
   }
 }
 
-TEST(NodeLocal, SavesGoOnOldOnesAreReplacedAndRemovedOnEveryHost) {
+TEST(NodeLocal, SavesContinueAndReplaceOrRemoveOldOnesOnEveryHost) {
   Hosts hosts({0, 1, 1});
   hosts.run([&](comm::Communicator& comm) {
     {

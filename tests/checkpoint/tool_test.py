@@ -68,7 +68,7 @@ class Tool(unittest.TestCase):
         self.assertEqual([o.get("ranks") for o in objects], [4, 2, None])
         self.assertEqual(objects[0]["parameters"], 15)
 
-    def test_ls_and_verify_say_the_same_of_what_is_no_checkpoint(self):
+    def test_ls_and_verify_agree_on_folders_that_are_not_checkpoints(self):
         one, two, partial = self.two()
         (two / "state-00002-of-00004.safetensors").unlink()
         said = {two.name: "damaged", partial.name: "partial"}

@@ -62,7 +62,7 @@ Ended run_without_groups(const Body& body) {
   return ended;
 }
 
-TEST(Run, ReturnsWhatTheBodyReturns) {
+TEST(Run, ReturnsTheResultOfTheBody) {
   const Ended ended = run_all(3, [](Communicator& comm) {
     comm.barrier();
     return comm.rank() == 1 ? 7 : 0;

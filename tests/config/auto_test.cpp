@@ -33,7 +33,7 @@ std::string without(std::string text, std::string_view part) {
   return text.erase(at, part.size());
 }
 
-TEST(ConfigAuto, TakesWhatTheProgramKnows) {
+TEST(ConfigAuto, TakesValuesOfTheProgram) {
   std::vector<KeyNote> notes;
   const Config config = Config::from_json(
       kFile, &notes,

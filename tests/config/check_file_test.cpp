@@ -201,7 +201,7 @@ TEST(CheckFile, ChecksWhatDependsOnRanksIfThatIsAsked) {
                     "zero_optimization.stage", "0 with onebit_adam");
 }
 
-TEST(CheckFile, ThrowsForWhatIsNoConfiguration) {
+TEST(CheckFile, ThrowsForFilesThatAreNotConfigurations) {
   test::expect_invalid({"/nowhere/at/all.json"}, [] {
     static_cast<void>(check_file("/nowhere/at/all.json"));
   });

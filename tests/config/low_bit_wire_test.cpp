@@ -14,7 +14,7 @@ namespace {
 
 using test::read;
 
-TEST(LowBitWireConfig, ReadsZeroWithFewBits) {
+TEST(LowBitWireConfig, ReadsZeroWithLowBits) {
   const Config config = read(R"({"zero_optimization": {"stage": 2},
       "bf16": {"enabled": true},
       "thinwire": {"zero_bits_up": 4, "zero_bits_down": 8,
@@ -126,7 +126,7 @@ TEST(LowBitWireConfig, RefusesWhatAveragesCannotGoWithAndNamesAnother) {
   for (const Refusal& refusal : refusals) expect_refused(base, refusal, 2);
 }
 
-TEST(LowBitWireConfig, RefusesWhatFewBitsCannotGoWith) {
+TEST(LowBitWireConfig, RefusesOptionsThatExcludeLowBits) {
   Config base;
   base.zero.stage = 2;
   base.zero.wire = {.bits_up = 4, .bits_down = 4};

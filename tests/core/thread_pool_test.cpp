@@ -145,7 +145,7 @@ TEST_P(ThreadPools, SurviveManyDispatches) {
 }
 
 // Workers are asleep by then, not spinning.
-TEST_P(ThreadPools, WakeUpAfterAPause) {
+TEST_P(ThreadPools, WorkAgainAfterAPause) {
   for (int round = 0; round < 3; ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::atomic<int> calls = 0;

@@ -73,7 +73,7 @@ class Studies(Case):
         self.assertIn("| Adam | yes |", own)
         self.assertIn("| 10.0× |", own)
 
-    def test_settings_on_pictures_are_the_same_but_for_the_optimizer(self):
+    def test_settings_on_pictures_differ_only_in_the_optimizer(self):
         from image_classifier import all_rows, config
 
         rows = {row.name: row for row in all_rows()}
@@ -145,7 +145,7 @@ class KeptRuns(Case):
         self.assertIn("adam_1.5e-3, seed 1: failed", done.stderr)
         self.assertNotIn("2.300", done.stdout)
 
-    def test_every_row_is_held_against_one_that_is_there(self):
+    def test_every_row_is_compared_with_an_existing_one(self):
         from study import all_rows
 
         rows = {row.name: row for row in all_rows()}

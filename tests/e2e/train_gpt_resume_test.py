@@ -195,7 +195,7 @@ class TrainGpt(SavedRuns):
                 self.assertNotIn("another run", self.complete(name, flags))
                 self.assertTrue((root / "step-0000000009/manifest.json").exists())
 
-    def test_what_cannot_go_on_is_told(self):
+    def test_checkpoints_that_cannot_continue_are_named(self):
         flags = f"{THREADS} --steps 9"
         errors = self.complete("run", f"{flags} --resume auto")
         self.assertIn("checkpoints: the run begins anew", errors)

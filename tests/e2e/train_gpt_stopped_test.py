@@ -59,7 +59,7 @@ class TrainGpt(SavedRuns):
         self.check_same("run", "whole")
 
     @needs_mpi
-    def test_a_rank_that_stands_still_for_good_ends_the_run_that_then_goes_on(self):
+    def test_a_hung_rank_ends_the_run_which_then_resumes(self):
         extra = "--optimizer onebit_adam --save-every 2"
         self.complete("whole", extra, ranks=2)
         process, _ = self.stop_a_rank_while_saving(extra)

@@ -203,7 +203,7 @@ class TrainGpt(Runs):
         self.check_fails(data, 1, "text.txt")
 
     @needs_mpi
-    def test_a_missing_file_is_told_once_by_all_processes(self):
+    def test_all_processes_together_report_a_missing_file_once(self):
         done = self.check_fails(["--data", "/no/such/text"], 1, ranks=2)
         self.assertEqual(done.stderr.count("train_gpt: "), 1, done.stderr)
 

@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(All, Dtypes,
 
 // ---- training
 
-TEST_P(Dtypes, EachPartTrainsAsInAnOptimizerOfItsOwn) {
+TEST_P(Dtypes, EachPartTrainsAsInASeparateOptimizer) {
   on_ranks([](comm::Communicator& comm) {
     for (const Config& config : every_way(dtype())) {
       Trained both = mixed(comm, config);
@@ -303,7 +303,7 @@ TEST_P(Dtypes, AnythingThatIsNotFiniteSkipsTheStepOnAllRanks) {
 
 // ---- checkpoints
 
-TEST_P(Dtypes, GoOnFromACheckpointWithTheSameBits) {
+TEST_P(Dtypes, ContinueFromACheckpointWithTheSameBits) {
   const Folder folder;
   on_ranks([&](comm::Communicator& comm) {
     int saves = 0;

@@ -174,7 +174,7 @@ TEST(EngineAccumulation, ACancelledBackwardBeginsTheWindowAnew) {
 }
 
 // Other ranks already wait for the rest.
-TEST(EngineAccumulationErrors, WhatHasLeftCannotBeCancelled) {
+TEST(EngineAccumulationErrors, SentGradientsCannotBeCancelled) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Sharded driven(comm, config_of("adam", DType::kFloat32));
     driven.engine.cancel_backward();  // there is none

@@ -293,7 +293,7 @@ TEST(EngineErrors, NonFiniteGradientsAtTheMinimumOfTheScale) {
 }
 
 // From then on its memory is the caller's, though a rank may be late.
-TEST(EngineErrors, EndsWhatIsUnderWayBeforeItIsGone) {
+TEST(EngineErrors, EndsPendingExchangesBeforeItIsDestroyed) {
   for (const bool is_converted : {false, true})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Config config{.optimizer = optimizer_case("adam")};

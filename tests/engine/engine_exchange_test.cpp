@@ -267,7 +267,7 @@ Sent expect_equal(comm::Communicator& comm, const Config& config,
   return sent;
 }
 
-TEST(EngineHosts, ExchangesByHostWithTheBitsOfItsOptimizer) {
+TEST(EngineHosts, HierarchicalExchangeHasTheBitsOfItsOptimizer) {
   for (const char* optimizer : {"adam", "onebit_adam"})
     for (const Hierarchy hierarchy : {Hierarchy::kAuto, Hierarchy::kByHost})
       comm::run_local_ranks(4, [&](comm::Communicator& comm) {
@@ -309,7 +309,7 @@ void expect_refused(int world, int each, std::string_view why) {
   });
 }
 
-TEST(EngineHosts, ByHostIsRefusedWhereItCannotBe) {
+TEST(EngineHosts, ImpossibleHierarchyIsRefused) {
   expect_refused(4, 4, "all 4 ranks are on one host");
   expect_refused(4, 0, "all 4 ranks are on one host");
   expect_refused(1, 0, "every rank has a host of its own");

@@ -57,7 +57,7 @@ class TimedRun {
     next_ = lengths;
     return driven_.step({.step = ++step_}).phase;
   }
-  /// So many of that phase.
+  /// Makes `count` steps, and expects that phase.
   void expect_steps(int count, const Lengths& lengths, Phase phase) {
     for (int i = 0; i < count; ++i)
       EXPECT_EQ(step(lengths), phase) << "step " << step_;
@@ -72,7 +72,7 @@ class TimedRun {
   std::chrono::steady_clock::time_point now_{};
 };
 
-TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {
+TEST(EngineFallback, WarnsOnceAfterTwentyCompressedStepsThatWereNotFaster) {
   const KeptLog log(LogLevel::kWarning);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     TimedRun run(comm, Fallback::kWarn);
@@ -86,7 +86,7 @@ TEST(EngineFallback, WarnsTwentyStepsLaterOnceWhereTheyHaveNotPaid) {
 }
 
 // Every step asks again here: a tenth of so few steps is none.
-TEST(EngineFallback, HoldPutsTheFreezeOffUntilItPays) {
+TEST(EngineFallback, HoldDelaysTheFreezeUntilCompressedStepsAreFaster) {
   const KeptLog log(LogLevel::kWarning);
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     TimedRun run(comm, Fallback::kHold);
@@ -127,7 +127,7 @@ bool ends(Fallback what, double exchange_seconds) {
   return result;
 }
 
-TEST(Fallback, WarnsWhereCompressedStepsWouldNotPayAndOnlyThere) {
+TEST(Fallback, WarnsOnlyIfCompressedStepsWouldNotBeFaster) {
   const struct {
     double exchange;
     bool warns;

@@ -153,7 +153,7 @@ TEST(EngineMisuse, IsFoundInTheOneParameterWithAGradient) {
     }
 }
 
-TEST(EngineMisuse, WhatIsReadOrChangedInTimeIsNone) {
+TEST(EngineMisuse, ReadingOrChangingInTimeIsAllowed) {
   for (const Loop& loop : loops())
     comm::run_local_ranks(loop.world, [&](comm::Communicator& comm) {
       Sharded sharded(comm, config_of(loop));
@@ -241,7 +241,7 @@ TEST(EngineUneven, OfARankThatFallsSilentTheHostIsNamedBeforeItsBatches) {
       {.timeout = std::chrono::seconds(1)});
 }
 
-TEST(EngineUneven, ARankThatGoesOnElsewhereIsNamed) {
+TEST(EngineUneven, RankInAnotherCallIsNamed) {
   for (const char* optimizer : {"adam", "onebit_adam"})
     comm::run_local_ranks(
         2,

@@ -47,7 +47,7 @@ Config by_host(Config config, int ranks_per_host) {
   return config;
 }
 
-TEST(OuterEngineByHost, GoesOnOnOtherHosts) {
+TEST(OuterEngineByHost, ContinuesOnOtherHosts) {
   struct Ranks {
     int world, each;
   };
@@ -113,7 +113,7 @@ TEST(OuterEngineByHost, WithoutItAllRanksTakeTheMeanOfHosts) {
 }
 
 // The weights are the anchor, and moments are the ranks' mean.
-TEST(OuterEngine, AdamTakesUpAnOuterLoopAndGivesBackToIt) {
+TEST(OuterEngine, AdamContinuesAnOuterLoopAndViceVersa) {
   const Folder folder;
   const Config with = outer_config("adam");
   const Config without = without_outer(with);
@@ -164,7 +164,7 @@ TEST(OuterEngine, LoadingSaysWhichLocalStepsAreLeftOut) {
 }
 
 // What 1-bit Adam has frozen stays, and its residuals go.
-TEST(OuterEngine, TakesUpOnebitAdam) {
+TEST(OuterEngine, ContinuesOnebitAdam) {
   const Folder folder;
   const Config with = outer_config("onebit_adam");
   const Config without = without_outer(with);

@@ -292,7 +292,7 @@ void expect_same_bits(comm::Communicator& comm, const Config& config) {
 
 class EngineOptimizers : public ::testing::TestWithParam<NamedConfig> {};
 
-TEST_P(EngineOptimizers, HaveTheBitsOfTheirOwn) {
+TEST_P(EngineOptimizers, HaveTheSameBitsWithoutTheEngine) {
   Config config = GetParam().config;
   for (const bool overlap : {true, false}) {
     config.comm.overlap = overlap;

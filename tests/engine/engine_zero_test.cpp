@@ -146,7 +146,7 @@ TEST(EngineLamb, CoefficientsAreThoseOfEveryParameterAtEveryStage) {
 
 // ---- what is refused
 
-TEST(KeepsGradients, WhereAnArrayOfThemIsNoWaste) {
+TEST(KeepsGradients, UnlessAnArrayOfThemIsWasted) {
   const auto keeps = [](int stage, DType dtype, std::int64_t backwards,
                         bool managed = true) {
     return keeps_gradients(zero_config(stage, dtype, backwards, managed), 2);

@@ -277,7 +277,7 @@ TEST(Experts, StayExactInLowBitOptimizers) {
 
 // ---- checkpoints
 
-TEST(Experts, GoOnInGroupsOfAnyOtherSize) {
+TEST(Experts, ContinueInGroupsOfAnyOtherSize) {
   const Folder folder;
   comm::run_local_ranks(kWorld, [&](comm::Communicator& comm) {
     int saves = 0;
@@ -310,7 +310,7 @@ TEST(Experts, GoOnInGroupsOfAnyOtherSize) {
   });
 }
 
-TEST(Experts, OfLowBitOptimizersGoOnInOtherGroups) {
+TEST(Experts, OfLowBitOptimizersContinueInOtherGroups) {
   const Folder folder;
   comm::run_local_ranks(kWorld, [&](comm::Communicator& comm) {
     Config lamb;

@@ -100,7 +100,7 @@ TEST(TelemetryLine, HasTheSpreadOfLambsCoefficients) {
       Object::parse(telemetry_line(example())).contains("lamb_coeffs"));
 }
 
-TEST(TelemetryLine, SaysNullForWhatIsNoNumber) {
+TEST(TelemetryLine, HasNullForNonFiniteNumbers) {
   EngineReport report = example();
   report.grad_norm = std::numeric_limits<double>::quiet_NaN();
   report.applied = false;

@@ -44,7 +44,7 @@ TEST(GradientAgreement, SaysWhetherAllNormsAreEqual) {
   EXPECT_FALSE(on_squares({3}).equal_norms);  // there is nobody else
 }
 
-TEST(GradientAgreement, FindsSkippedLocalStepsAndLateGradients) {
+TEST(GradientAgreement, FindsSkippedLocalStepsAndNewGradients) {
   const std::vector<GradientSummary> quiet(3);
   EXPECT_EQ(agreement_on(quiet).left_out_rank, -1);
   EXPECT_FALSE(agreement_on(quiet).any_late);

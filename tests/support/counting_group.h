@@ -60,7 +60,7 @@ class CountingGroup {
   /// Called by each rank before each exchange, with its number, if set.
   std::function<void(std::uint64_t)> before_exchange{};
 
-  /// Returns what this rank has sent so far, in all groups.
+  /// Returns the traffic that this rank has sent so far, in all groups.
   [[nodiscard]] Sent sent_by(int rank) {
     const std::lock_guard lock(mutex_);
     return sent_[static_cast<std::size_t>(rank)];

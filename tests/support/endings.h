@@ -14,7 +14,8 @@
 namespace thinwire::test {
 
 inline constexpr auto kFailure = ErrorCode::kCommFailure;
-/// A rank that ends well before this has been told, and has not timed out.
+/// A rank that ends well before this time has received an error, and has not
+/// timed out.
 inline constexpr comm::CommunicatorOptions kLong{.timeout =
                                                      std::chrono::minutes(2)};
 

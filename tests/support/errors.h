@@ -29,7 +29,7 @@ inline void expect_error(ErrorCode code,
   ADD_FAILURE() << "no Error was thrown";
 }
 
-/// Expects the same of what is refused for its arguments.
+/// Expects an error with kInvalidArgument.
 inline void expect_invalid(std::initializer_list<std::string_view> parts,
                            const std::function<void()>& call) {
   expect_error(ErrorCode::kInvalidArgument, parts, call);

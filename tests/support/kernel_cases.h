@@ -119,7 +119,7 @@ inline std::vector<std::vector<std::uint32_t>> masks(std::size_t size) {
           std::vector<std::uint32_t>(words, 0u)};
 }
 
-/// Returns what kernels take: null for no mask.
+/// Returns the argument of kernels, which is null without a mask.
 inline const std::uint32_t* active(const std::vector<std::uint32_t>& mask) {
   return mask.empty() ? nullptr : mask.data();
 }

@@ -213,7 +213,7 @@ TEST(TorchHostEngine, HasTheBitsOfOneRankPerHost) {
 
 // ---- checkpoints and evaluations
 
-TEST(TorchHostEngine, ARunGoesOnFromACheckpoint) {
+TEST(TorchHostEngine, RunContinuesFromACheckpoint) {
   const test::Folder folder;
   const std::string root = folder.in("led");
   const Case which{"1-bit Adam bf16", config_of(DType::kBFloat16)};

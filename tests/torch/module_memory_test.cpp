@@ -109,7 +109,7 @@ TEST(ModuleMemory, GradientsLandInTheFlatArray) {
   memory.check();
 }
 
-TEST(ModuleMemory, KeepsGradientsThatAreThere) {
+TEST(ModuleMemory, KeepsExistingGradients) {
   TiedNet net;
   run_backward(net);
   const at::Tensor before = net.first->bias.grad().clone();
@@ -255,7 +255,7 @@ void expect_same(const MixedNet& a, const MixedNet& b) {
     EXPECT_TRUE(at::equal(values, want.at(name))) << name;
 }
 
-TEST(TorchDtypes, LieInArraysOfTheirOwn) {
+TEST(TorchDtypes, LieInSeparateArrays) {
   MixedNet net;
   const auto before = net.values();
   ModuleMemory memory(net);
@@ -285,7 +285,7 @@ TEST(TorchDtypes, TwoOf16BitsAreRefused) {
                        [&] { ModuleMemory memory(net); });
 }
 
-TEST(TorchDtypes, TrainWithTheSameBitsAtEveryStageAndGoOn) {
+TEST(TorchDtypes, TrainWithTheSameBitsAtEveryStageAndContinue) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16})
     for (const int ranks : {1, 2, 3}) {
       const test::Folder folder;

@@ -185,7 +185,7 @@ TEST(TorchZeroGradients, ComeOneAtATimeAtStage2) {
   });
 }
 
-TEST(TorchZeroGradients, KeepTheirPlaceAtStage1ButForWiderSums) {
+TEST(TorchZeroGradients, KeepTheirPlaceAtStage1WithoutWiderSums) {
   for (const DType dtype : kTypes)
     for (const std::int64_t backwards : {1, 2})
       run(2, [&](comm::Communicator& comm) {

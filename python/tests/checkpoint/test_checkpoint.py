@@ -17,7 +17,7 @@ from thinwire import _core
 
 
 @by_ranks(1)
-def test_the_random_state_goes_on(comm: Any, tmp_path: Path) -> None:
+def test_the_random_state_continues(comm: Any, tmp_path: Path) -> None:
     engine = trained(comm, 1)
     torch.manual_seed(17)
     engine.save_checkpoint(tmp_path, "a")
@@ -28,7 +28,7 @@ def test_the_random_state_goes_on(comm: Any, tmp_path: Path) -> None:
 
 
 @by_ranks(2)
-def test_an_optimizer_is_saved_and_goes_on(comm: Any, tmp_path: Path) -> None:
+def test_an_optimizer_is_saved_and_continues(comm: Any, tmp_path: Path) -> None:
     model, optimizer = cases.made("OnebitAdam", comm)
     assert thinwire.checkpoint.resume(tmp_path, optimizer) is None
     cases.train(model, optimizer, range(4), comm.rank)

@@ -151,7 +151,7 @@ def test_rates_of_a_state_are_finite() -> None:
 
 @pytest.mark.parametrize("latest", [b"\xff\xfe a", b"../../etc", b"a\0b"])
 @by_ranks(2)
-def test_a_latest_that_cannot_be_read_is_told_to_all_ranks(
+def test_all_ranks_learn_that_latest_cannot_be_read(
     comm: Any, latest: bytes, tmp_path: Path
 ) -> None:
     engine = trained(comm, 1)
@@ -166,7 +166,7 @@ def test_a_latest_that_cannot_be_read_is_told_to_all_ranks(
 
 
 @by_ranks(2)
-def test_whatever_rank_0_raises_is_told_to_all_ranks(comm: Any) -> None:
+def test_all_ranks_learn_what_rank_0_raises(comm: Any) -> None:
     engine = make(comm, config_of())
 
     def fail() -> str:
@@ -193,7 +193,7 @@ def test_a_tag_is_found_again_as_it_was_given(
 
 @pytest.mark.parametrize("tags", [("a", "b"), ("a", None)])
 @by_ranks(2)
-def test_ranks_that_load_other_tags_are_told(
+def test_tags_that_differ_between_ranks_are_refused(
     comm: Any, tags: tuple[str | None, ...], tmp_path: Path
 ) -> None:
     engine = engine_of(comm)

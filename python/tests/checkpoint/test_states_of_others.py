@@ -113,7 +113,7 @@ def save(path: Path, net: torch.nn.Module, optimizer: Any, **more: Any) -> Path:
 @pytest.mark.parametrize(
     "groups", ["one", "two, named", "two, names in the file", "under DDP"]
 )
-def test_torchs_adam_goes_on(made: Any, groups: str, tmp_path: Path) -> None:
+def test_torchs_adam_continues(made: Any, groups: str, tmp_path: Path) -> None:
     """From the same bits and with the same gradients both go the same way but for
     rounding, u = 2^-24: a step leaves moments that differ from exact ones by 5 u more of
     themselves (nothing cancels), so the t-th update by 5 t u (m) + 2.5 t u (the root of
@@ -148,7 +148,7 @@ def test_torchs_adam_goes_on(made: Any, groups: str, tmp_path: Path) -> None:
     run_local_ranks(2, run)
 
 
-def test_what_torch_has_that_cannot_go_on_is_named(
+def test_states_of_torch_that_cannot_continue_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(
@@ -246,7 +246,7 @@ def universal(folder: Path) -> Held:
     return held
 
 
-def test_deepspeeds_universal_checkpoint_goes_on(tmp_path: Path) -> None:
+def test_deepspeeds_universal_checkpoint_continues(tmp_path: Path) -> None:
     held = universal(tmp_path / "in")
     convert(DEEPSPEED, tmp_path / "in", tmp_path / "out")
 
@@ -259,7 +259,7 @@ def test_deepspeeds_universal_checkpoint_goes_on(tmp_path: Path) -> None:
     run_local_ranks(2, run)
 
 
-def test_what_deepspeed_has_that_cannot_go_on_is_named(
+def test_states_of_deepspeed_that_cannot_continue_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = tmp_path / "in"
@@ -325,7 +325,7 @@ def variance(numbers: list[int], ranks: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", list(recorded()))
-def test_deepspeeds_low_bit_states_go_on_with_the_variance_that_they_had(
+def test_deepspeeds_low_bit_states_continue_with_their_variance(
     name: str, tmp_path: Path
 ) -> None:
     """As a state dict they are refused."""

@@ -186,7 +186,7 @@ def fork_and_leave() -> list[Any]:
     return [code, training.steps(6).digests()]
 
 
-def test_a_forked_child_is_refused_and_leaves_and_the_parent_goes_on() -> None:
+def test_a_forked_child_is_refused_and_exits_and_the_parent_continues() -> None:
     undisturbed = comm.run_local_ranks(
         2, lambda group: native.Training(group).steps(12).digests()
     )

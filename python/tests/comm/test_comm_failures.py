@@ -247,7 +247,7 @@ def test_other_calls_whose_messages_fit_are_noticed() -> None:
 
 @pytest.mark.quick
 @pytest.mark.parametrize("is_bare", [True, False])
-def test_calls_without_a_name_are_told_from_others(is_bare: bool) -> None:
+def test_calls_without_a_name_are_told_apart_from_others(is_bare: bool) -> None:
     def call(group: _core.Communicator) -> str:
         if group.rank == 0:
             with in_call("save()"):

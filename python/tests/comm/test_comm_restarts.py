@@ -107,7 +107,7 @@ def attempt(store: Store) -> list[Store]:
 
 
 @pytest.mark.quick
-def test_every_attempt_has_a_store_of_its_own() -> None:
+def test_every_attempt_has_its_own_store() -> None:
     store = HashStore()
     store.set("thinwire/here/2", "of a rank that died before it heard an answer")
     first = attempt(store)

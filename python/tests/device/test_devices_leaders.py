@@ -214,7 +214,7 @@ def resumed(folder: str, per_host: int) -> list[Any]:
     return found
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_leaders(tmp_path: Any) -> None:
+def test_a_run_continues_from_a_checkpoint_of_leaders(tmp_path: Any) -> None:
     found = devices.run(4, __file__, "resumed", str(tmp_path), 2)
     assert found[0][3] == 1.5
     for rank in found[1:]:

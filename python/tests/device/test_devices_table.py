@@ -91,7 +91,7 @@ def test_doctor_says_whether_pinned_memory_works() -> None:
 
 
 @pytest.mark.quick
-def test_a_run_on_a_device_changes_the_label_of_what_it_ran() -> None:
+def test_a_run_on_a_device_changes_the_labels_of_its_features() -> None:
     ran = "test device; ran on Some GPU, 2026-11-25, aaaaaaaaaa"
     assert _devices.label("test_devices_use.py", (OTHER,)) == ran
     assert _devices.label("test_devices_bits.py", (OTHER,)) == "test device"

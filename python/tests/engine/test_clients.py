@@ -108,7 +108,7 @@ def test_trainer(trainer_runs: list[list[Any]]) -> None:
     assert whole[0]["clip"] == 1.0 and whole[0]["trainers_clip"] == 0.0
 
 
-def test_trainer_goes_on_from_its_checkpoint(
+def test_trainer_continues_from_its_checkpoint(
     trainer_runs: list[list[Any]], trainer_folder: Path
 ) -> None:
     """Bit for bit on the same ranks, and on three."""
@@ -288,7 +288,7 @@ def lightning() -> dict[str, Any]:
     "name",
     ["accelerate", "hooked_accelerator", "hooked_accelerators", "trainer", "lightning"],
 )
-def test_trainers_average_in_few_bits(name: str, tmp_path: Path) -> None:
+def test_trainers_average_in_low_bits(name: str, tmp_path: Path) -> None:
     given = () if name == "lightning" else (str(tmp_path),)
     one, two = ranks.results(2, __file__, name, *given, seconds=110)
     trainings = 2 if name == "trainer" else 1

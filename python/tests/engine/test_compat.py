@@ -221,7 +221,7 @@ def test_lambs_coefficients_are_those_of_its_parameters() -> None:
     assert all(0 < value <= 10 for value in first)
 
 
-def test_memory_is_told_by_kind() -> None:
+def test_memory_is_reported_by_kind() -> None:
     def run(comm: Any) -> None:
         engine = make(comm, config_of(**ONEBIT))
         elements = sum(p.numel() for p in engine.parameters() if p.requires_grad)

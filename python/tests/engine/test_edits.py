@@ -213,7 +213,7 @@ Write = Callable[[torch.nn.Module], None]
 @pytest.mark.parametrize("kind,dtype", CASES)
 @pytest.mark.parametrize("write", WAYS)
 @by_ranks(2)
-def test_a_step_goes_on_from_what_was_written(
+def test_a_step_continues_from_written_values(
     comm: Any, kind: str, write: Write, dtype: torch.dtype
 ) -> None:
     for stop in STOPS.get(kind, (6,)):

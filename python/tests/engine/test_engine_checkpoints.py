@@ -64,7 +64,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(
     assert resumed.report.phase == whole.report.phase
 
 
-def test_any_number_of_ranks_and_any_stage_goes_on(tmp_path: Path) -> None:
+def test_any_number_of_ranks_and_any_stage_continues(tmp_path: Path) -> None:
     def ranks(n: int, sharding: dict[str, Any], tag: str | None) -> Any:
         def run(comm: Any) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
             engine = make(comm, config_of(**sharding))
@@ -436,7 +436,7 @@ def test_weights_alone_have_the_saved_masters(comm: Any, tmp_path: Path) -> None
 
 
 @by_ranks(2)
-def test_a_scheduler_goes_on(comm: Any, tmp_path: Path) -> None:
+def test_a_scheduler_continues(comm: Any, tmp_path: Path) -> None:
     def schedule(optimizer: Any) -> Any:
         return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5], 0.5)
 

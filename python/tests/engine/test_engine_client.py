@@ -180,7 +180,7 @@ def what_there_is(engine: Any, client: torch.optim.Optimizer) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "NAdam", "Adam"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_checkpoints_go_on_with_the_same_bits_and_on_other_ranks(
+def test_checkpoints_continue_with_the_same_bits_and_on_other_ranks(
     kind: str, precision: str, tmp_path: Path
 ) -> None:
     config = PLAIN | PRECISIONS[precision]

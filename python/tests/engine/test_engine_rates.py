@@ -60,7 +60,7 @@ def test_the_configurations_schedule_is_shown_and_taken(comm: Any) -> None:
 
 @pytest.mark.parametrize("how", ["schedule", "by hand", "another rate"])
 @by_ranks(1)
-def test_rates_go_on_from_a_state(comm: Any, how: str) -> None:
+def test_rates_continue_from_a_state(comm: Any, how: str) -> None:
     warmup = {
         "type": "WarmupLR",
         "params": {"warmup_num_steps": 20, "warmup_type": "linear"},
@@ -117,7 +117,7 @@ def test_a_checkpoint_puts_rates_back(comm: Any, told: bool, tmp_path: Any) -> N
 
 
 @by_ranks(2)
-def test_groups_have_settings_of_their_own(comm: Any) -> None:
+def test_groups_have_their_own_settings(comm: Any) -> None:
     def groups(model: Net) -> list[dict[str, Any]]:
         decayed = [p for n, p in model.named_parameters() if n.endswith("weight")]
         rest = [p for n, p in model.named_parameters() if not n.endswith("weight")]

@@ -223,7 +223,7 @@ def not_finite() -> list[bool]:
     return found
 
 
-def test_residuals_end_with_what_is_not_finite() -> None:
+def test_values_that_are_not_finite_clear_residuals() -> None:
     assert ranks.results(2, __file__, "not_finite") == [[True] * 4] * 2
 
 

@@ -196,7 +196,7 @@ def test_bits_with_options_scales_and_dtypes(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_bits_by_host(path: str) -> None:
+def test_bits_of_a_hierarchical_hook(path: str) -> None:
     """Two hosts of two ranks: the hosts' means are what is exchanged."""
     runs = [(f"ddp{path}", 4, name) for name in ("plain", "strided", "scaled")]
     for text in require_equal(4, runs, THINWIRE_RANKS_PER_HOST="2"):

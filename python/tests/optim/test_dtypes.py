@@ -85,7 +85,7 @@ EXACT = {"AdamW": "AdamW", "Lamb": "Lamb", "OnebitAdam": "AdamW", "OnebitLamb": 
 @pytest.mark.parametrize("kind", list(EXACT))
 @pytest.mark.parametrize("world", [1, 2, 3])
 @by_ranks("world")
-def test_each_part_is_trained_as_in_an_optimizer_of_its_own(
+def test_each_part_is_trained_as_in_a_separate_optimizer(
     comm: Any, world: int, kind: str, dtype: torch.dtype
 ) -> None:
     both, apart = Net(dtype), Net(dtype)

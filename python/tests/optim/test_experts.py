@@ -150,7 +150,7 @@ def close(values: Values, want: Values) -> bool:
 
 
 @pytest.mark.parametrize("kinds", [[0, 1, 2], ["AdamW", "OnebitAdam"]])
-def test_a_mixture_trains_as_in_torch_and_goes_on_in_other_groups(
+def test_a_mixture_trains_as_in_torch_and_continues_in_other_groups(
     kinds: list[int | str], tmp_path: Path
 ) -> None:
     held = ranks.results(WORLD, __file__, "train", kinds, str(tmp_path), seconds=110)
@@ -200,7 +200,7 @@ def test_a_rank_without_experts_takes_names_as_others_do(is_first: bool) -> None
     assert torch.equal(first, second) and bool((first < 1).all())
 
 
-def test_that_experts_over_few_bits_cannot_be_saved_is_said_at_the_start(
+def test_a_warning_at_the_start_says_that_low_bit_experts_cannot_be_saved(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     def run(comm: Any) -> None:

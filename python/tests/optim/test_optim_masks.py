@@ -223,7 +223,7 @@ def test_the_scripts_mask_wins_at_a_load(
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"ZeroOneAdam"}))
 @by_ranks(2)
-def test_after_a_load_the_step_of_the_freeze_is_told(comm: Any, kind: str) -> None:
+def test_the_step_of_the_freeze_is_known_after_a_load(comm: Any, kind: str) -> None:
     optimizer, parameter = make(kind, comm, None)
     step(optimizer, parameter, 4)  # frozen after step 2
     other, own = make(kind, comm, None, freeze_step=3)

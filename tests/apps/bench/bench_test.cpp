@@ -36,7 +36,7 @@ TEST(Rows, RunAtAwkwardSizes) {
       }
 }
 
-TEST(Rows, HaveNamesOfTheirOwn) {
+TEST(Rows, HaveDistinctNames) {
   std::set<std::string> names;
   for (const Row& row : rows()) EXPECT_TRUE(names.insert(row.name).second);
   for (const ExchangeRow& row : exchange_rows())

@@ -112,7 +112,7 @@ std::vector<Fault> faults(std::size_t k) {
   return {all[k % 5], all[5 + (k + 2) % 5]};
 }
 
-TEST(FailingOperation, IsToldOnAllRanksAndChangesNothing) {
+TEST(FailingOperation, ThrowsOnAllRanksAndChangesNothing) {
   for (const Scenario& scenario : test::scenarios()) {
     std::size_t told = 0;
     for (std::size_t k = 1;; ++k) {

@@ -33,7 +33,7 @@ std::int64_t newest(FaultFileSystem& disk) {
 
 Names names(FaultFileSystem& disk) { return disk.of_rank(0).list(kRoot); }
 
-TEST(Root, WhatAllRanksWriteIsThereWithItsHashes) {
+TEST(Root, FilesOfAllRanksHaveTheirHashes) {
   for (const int world : {1, 2, 3, 4}) {
     FaultFileSystem disk(world);
     on_ranks(world, [&](comm::Communicator& comm) {
@@ -105,7 +105,7 @@ TEST(Root, OrdersCheckpointsByTheirIndexWhateverTheClockSays) {
 }
 
 // A directory and a file that happen to have the name, and another run's.
-TEST(Root, WhatIsInTheWayAndNotOursMakesWayAndStays) {
+TEST(Root, ForeignEntryWithTheFinalNameIsRenamedAndKept) {
   FaultFileSystem disk(1);
   FileSystem& files = disk.of_rank(0);
   on_ranks(1, [&](comm::Communicator& comm) {
@@ -156,7 +156,7 @@ TEST(Root, ADirectoryThatIsNotSharedIsNamedWithBothHosts) {
   EXPECT_EQ(names(disk), (Names{".lock"}));
 }
 
-TEST(Root, ADiskWithoutRoomIsToldBeforeAnythingIsWritten) {
+TEST(Root, FullDiskIsReportedBeforeAnythingIsWritten) {
   FaultFileSystem disk(2);
   disk.set_free_bytes(16 << 20);
   on_ranks(2, [&](comm::Communicator& comm) {
@@ -175,7 +175,7 @@ TEST(Root, ADiskWithoutRoomIsToldBeforeAnythingIsWritten) {
   EXPECT_EQ(newest(disk), 2);
 }
 
-TEST(Root, AttachmentsHaveNamesOfTheirOwn) {
+TEST(Root, AttachmentsHaveDistinctNames) {
   FaultFileSystem disk(2);
   on_ranks(2, [&](comm::Communicator& comm) {
     Root root = test::open_root(disk, comm);
@@ -265,7 +265,7 @@ class FailingRank : public testing::Test {
   FaultFileSystem disk_{3};
 };
 
-TEST_F(FailingRank, ThatThrowsIsNamedOnAllAndTrainingGoesOn) {
+TEST_F(FailingRank, ThatThrowsIsNamedOnAllAndTrainingContinues) {
   on_ranks(3, [&](comm::Communicator& comm) {
     Root root = test::open_root(disk_, comm);
     expect_error(ErrorCode::kFailedPrecondition, {"rank 1: no such tensor"},

@@ -34,7 +34,7 @@ void write(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-TEST(PosixFileSystem, WhatIsWrittenIsReadBack) {
+TEST(PosixFileSystem, WrittenBytesAreReadBack) {
   const Folder folder;
   FileSystem& files = posix_file_system();
   for (const std::size_t count : {0, 1, 4097}) {
@@ -61,7 +61,7 @@ TEST(PosixFileSystem, WhatIsWrittenIsReadBack) {
   }
 }
 
-TEST(PosixFileSystem, DoesNotWriteOverWhatIsThere) {
+TEST(PosixFileSystem, DoesNotOverwriteExistingFiles) {
   const Folder folder;
   FileSystem& files = posix_file_system();
   write(folder.in("file"), "mine");
@@ -149,7 +149,7 @@ TEST(PosixFileSystem, NamesThePathAndTheCause) {
   fails(below, "Not a directory", [&] { files.make_directory(below); });
 }
 
-TEST(PosixFileSystem, AFullDiskIsToldInBytes) {
+TEST(PosixFileSystem, FullDiskIsReportedInBytes) {
   posix::PosixFile full("/dev/full",
                         posix::open_descriptor("/dev/full", O_WRONLY));
   expect_error(ErrorCode::kUnavailable,
@@ -169,7 +169,7 @@ TEST(PosixFileSystem, ASignalDoesNotEndACall) {
 }
 
 // pwrite(2) writes up to the limit and says how much; what is left then fails.
-TEST(PosixFileSystem, WhatIsWrittenInPartIsGoneOnWith) {
+TEST(PosixFileSystem, PartialWritesAreContinued) {
   const Folder folder;
   const auto file = posix_file_system().create(folder.in("file"));
   rlimit before{};

@@ -23,7 +23,7 @@ using thinwire::test::expect_invalid;
 
 constexpr const char* kFile = "dir/manifest.json";
 
-TEST(Manifest, WhatIsWrittenIsReadAgain) {
+TEST(Manifest, ReadsItsOwnText) {
   const std::string text = write_manifest(full_manifest());
   EXPECT_EQ(write_manifest(parse_manifest(text, kFile)), text);
 }
@@ -110,7 +110,7 @@ struct Change {
   std::string_view why;
 };
 
-TEST(Manifest, WhatDoesNotFitIsRefusedByName) {
+TEST(Manifest, RefusesMembersThatDoNotFitByName) {
   const std::string text = write_manifest(full_manifest());
   const Change changes[] = {
       {"thinwire.checkpoint", "other", "format: \"other\""},

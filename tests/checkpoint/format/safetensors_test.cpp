@@ -43,7 +43,7 @@ SafetensorsHeader read_back(const SafetensorsHeader& header,
                       writer);
 }
 
-TEST(Safetensors, WhatIsWrittenIsReadAgain) {
+TEST(Safetensors, ReadsItsOwnHeader) {
   const auto header =
       place_tensors(some_tensors(), {{"format", "pt"}, {"part", "1/2"}});
   for (const Writer writer : {Writer::kThis, Writer::kOther}) {

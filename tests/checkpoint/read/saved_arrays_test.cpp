@@ -59,7 +59,7 @@ TEST(SavedArrays, EveryRangeIsReadWhateverTheNumberOfRanks) {
   }
 }
 
-TEST(SavedArrays, WhatRanksHaveOfTheirOwnIsReadByRank) {
+TEST(SavedArrays, ReadsOwnValuesOfRanksByRank) {
   const Tiny tiny{3};
   Opened opened(tiny);
   for (int rank = 0; rank < 3; ++rank) {
@@ -97,7 +97,7 @@ TEST(SavedArrays, OtherArraysAreReadWhole) {
   EXPECT_EQ(scales.as<float>()[8], tiny_value(tiny, "scales", 8));
 }
 
-TEST(SavedArrays, WhatIsAskedForMustFit) {
+TEST(SavedArrays, RefusesRequestsThatDoNotFit) {
   Opened opened(Tiny{2});
   std::vector<float> values(6);
   expect_error(ErrorCode::kCorruptCheckpoint, {"no array 'momentum'"}, [&] {
@@ -184,7 +184,7 @@ TEST(Weights, OfACheckpointAreFoundByNameAndAlias) {
   EXPECT_GT(weights.bytes_read(), 4096u);
 }
 
-TEST(Weights, WhatIsAskedForMustFit) {
+TEST(Weights, RefusesRequestsThatDoNotFit) {
   const Folder directory;
   test::write_tiny(directory.path());
   Weights weights(posix_file_system(), directory.path());
@@ -236,7 +236,7 @@ TEST(Weights, FilesOfAnIndexMayNotHoldAWeightTwice) {
                index(R"({"weight_map": {"w": "3.safetensors"}})"));
 }
 
-TEST(Weights, WhereThereAreNoneThatIsSaid) {
+TEST(Weights, RefusesFoldersWithoutWeights) {
   const Folder directory;
   for (const char* name : {"", "nowhere"})
     expect_error(ErrorCode::kUnavailable, {"no weights found"}, [&] {

@@ -181,7 +181,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, AllWorlds,
                                            "onebit_lamb", "zero_one_adam"),
                          [](const auto& tested) { return tested.param; });
 
-TEST_P(AllWorlds, LoadWhatAnyOtherHasSavedAndGoOn) {
+TEST_P(AllWorlds, LoadCheckpointsOfAnyOtherAndContinue) {
   const Config config = config_of(GetParam());
   const auto moments = fewer_if_sanitized<std::int64_t>({5, 1, 3, 4, 6, 7}, 1);
   const std::size_t taken = is_long() ? moments.size() : 1;
@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, AllWorldsOwe,
 
 // Step by step, so the sum over all steps is what it would be. 0/1 Adam is
 // between two syncs.
-TEST_P(AllWorldsOwe, WhatTheyHaveLoadedUntilItIsDelivered) {
+TEST_P(AllWorldsOwe, RestoredResidualsUntilTheyAreSent) {
   const Config config = config_of(GetParam());
   const bool is_local = GetParam() == "zero_one_adam";
   const std::int64_t steps = is_long() ? 20 : is_local ? 7 : 3;

@@ -157,7 +157,7 @@ void expect_all_load(const std::string& folder) {
 }
 
 // THINWIRE_WRITE_CHECKPOINTS names the folder that they are to stay in.
-TEST(CheckpointFixtures, WhatThisVersionWritesLoads) {
+TEST(CheckpointFixtures, CheckpointsOfThisVersionLoad) {
   const Folder folder;
   const char* const named = std::getenv("THINWIRE_WRITE_CHECKPOINTS");
   const std::string to = named != nullptr ? named : folder.in("now");

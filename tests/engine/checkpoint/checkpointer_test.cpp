@@ -80,7 +80,7 @@ struct Saving {
   std::string failure;  // found in the newest step
 };
 
-TEST_F(Checkpoints, AreSavedEverySoManySteps) {
+TEST_F(Checkpoints, AreSavedAtAnIntervalOfSteps) {
   for (const bool asynchronous : {false, true})
     for (const int world : {1, 3}) {
       fs::remove_all(root);
@@ -331,7 +331,7 @@ TEST_F(Checkpoints, APeriodicSaveThatFailsIsALineAndTheLastOneThrows) {
   }
 }
 
-TEST_F(Checkpoints, WhatTheyNeedComesBackAfterAFailure) {
+TEST_F(Checkpoints, GetTheirMemoryBackAfterAFailure) {
   comm::run_local_ranks(2, [&](comm::Communicator& comm) {
     Saving run(comm, config_of("adam"), options(1));
     if (comm.rank() == 0) std::ofstream(root) << "in the way\n";

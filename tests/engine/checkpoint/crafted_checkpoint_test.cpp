@@ -277,7 +277,7 @@ TEST(CraftedCheckpoint, CountsThatCouldWrapAroundAreRefusedByName) {
 }
 
 // The engine checks its own values before the optimizer changes.
-TEST(CraftedCheckpoint, WhatIsTheEnginesIsCheckedBeforeAnythingChanges) {
+TEST(CraftedCheckpoint, ValuesOfTheEngineAreCheckedBeforeAnythingChanges) {
   const Case tested{"adam", {.optimizer = optimizer_case("adam")}};
   on_two_ranks(tested, [](const std::string& path, const auto& refused) {
     Crafted crafted(path);

@@ -176,7 +176,7 @@ class SameRanks : public ::testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, SameRanks, ::testing::ValuesIn(cases()),
                          ::testing::PrintToStringParamName());
 
-TEST_P(SameRanks, GoOnWithTheSameBits) {
+TEST_P(SameRanks, ContinueWithTheSameBits) {
   const Folder folder;
   comm::run_local_ranks(GetParam().world, [&](comm::Communicator& comm) {
     expect_continues(comm, folder.in("run"), GetParam());

@@ -157,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{{4, 2}, {2, 1}}, Case{{4, 2}, {8, 4}}),
     ::testing::PrintToStringParamName());
 
-TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
+TEST_P(FewBitsElastic, KeepsParametersMastersAndResiduals) {
   const Ranks now = GetParam().now;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     for (const MakeConfig config_of : kConfigs) {
@@ -189,7 +189,7 @@ TEST_P(FewBitsElastic, KeepsParametersMastersAndWhatIsOwed) {
 }
 
 // ZeRO's residuals are of gradients, so a momentum's residuals begin at 0.
-TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
+TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamWithoutResiduals) {
   const Folder root;
   const Saved saved = save(
       GetParam().saved, zero(GetParam().saved, DType::kFloat32), root.path());
@@ -212,7 +212,7 @@ TEST_P(FewBitsElastic, ZeroBecomesOneBitAdamThatOwesNothing) {
 }
 
 // Replicas are behind the masters by what the last exchanges have left over.
-TEST_P(FewBitsElastic, WithoutFewBitsMastersAreTakenAndResidualsAreNamed) {
+TEST_P(FewBitsElastic, WithoutLowBitsMastersAreLoadedAndResidualsAreNamed) {
   const Ranks now = GetParam().now;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16})
     for (const int stage : {0, 2})

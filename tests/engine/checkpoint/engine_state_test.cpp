@@ -55,7 +55,7 @@ TEST(EngineSchedule, CountsAppliedStepsAlone) {
 
 // ---- states
 
-TEST(EngineState, RefusesWhatDoesNotFitAndGoesOnFromWhatDoes) {
+TEST(EngineState, RefusesStatesThatDoNotFitAndContinuesFromOthers) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded driven(comm, config_of("onebit_adam", dtype));
@@ -139,7 +139,7 @@ TEST(EngineValues, FullParametersAreSetWhereverTheyAre) {
       });
 }
 
-TEST(EngineValues, TheLossScaleContinuesFromWhatIsSet) {
+TEST(EngineValues, TheLossScaleContinuesFromASetValue) {
   for (const int stage : {0, 1})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Sharded sharded(comm, zero_config(stage, DType::kFloat16));
@@ -293,7 +293,7 @@ TEST(EngineRates, AreRefusedWhereTheyAreNone) {
   });
 }
 
-TEST(EngineRates, WhatWasSetByHandIsPartOfTheState) {
+TEST(EngineRates, RatesSetByHandArePartOfTheState) {
   for (const int stage : {0, 2})
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       Config config = test::zero_config(stage);

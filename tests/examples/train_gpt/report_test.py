@@ -191,7 +191,7 @@ class Report(unittest.TestCase):
         self.assertAlmostEqual(resumed.held_out("seconds")[0][0], 86.0)
         self.assertEqual(resumed.held_out()[0], [10, 20, 30, 40, 50])
 
-    def test_low_bit_zero_is_told_from_exact_zero(self):
+    def test_low_bit_zero_is_told_apart_from_exact_zero(self):
         low_bit = self.write("zero", zero=2, zero_bits="4/4")
         _, done = self.report(self.write("adam"), low_bit)
         self.assertIn("\nadam ", done.stdout)

@@ -42,7 +42,7 @@ TEST(Position, IsReadBackAsItWasSaved) {
 }
 
 // Extra::common is compared, and totals are rank 0's.
-TEST(Position, IsTheSameOnAllRanksButForTotals) {
+TEST(Position, IsTheSameOnAllRanksExceptTotals) {
   Position other = kPosition;
   other.totals = {};
   checkpoint::Extra extra = extra_of(other, /*is_first=*/false);

@@ -108,7 +108,7 @@ TEST_F(RunFolder, LosesItsResultsWhenAnotherRunBegins) {
   EXPECT_EQ(text("metrics.jsonl"), "");
 }
 
-TEST_F(RunFolder, OfAResumedRunKeepsWhatWasBefore) {
+TEST_F(RunFolder, OfAResumedRunKeepsEarlierLines) {
   std::string before;
   {
     RunWriter writer(folder);

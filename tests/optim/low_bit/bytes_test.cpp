@@ -75,7 +75,7 @@ TEST_P(LowBitBytes, OfALowBitWarmUp) {
 }
 
 // Elements whose first gradient comes after the freeze.
-TEST_P(LowBitBytes, AreTheSameInEveryStepWithoutALateElement) {
+TEST_P(LowBitBytes, AreTheSameInEveryStepWithoutAnActivation) {
   using test::kFirstLate;
   using test::kLateFreeze;
   const FreezeOptions freeze{.step = kLateFreeze};

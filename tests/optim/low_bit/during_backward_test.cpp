@@ -201,7 +201,7 @@ TEST(DuringBackward, SendsTwiceOnlyAfterAWrongAssumption) {
   }
 }
 
-TEST(DuringBackward, RepeatsItsExchangeIfALateElementArrives) {
+TEST(DuringBackward, RepeatsItsExchangeIfAnElementIsActivated) {
   OnebitAdamOptions o{.freeze = {.step = test::kLateFreeze},
                       .compression = {.exchange = {.during_backward = true}}};
   const auto got = run(2, o, test::late_gradient, last_first);

@@ -46,7 +46,7 @@ TEST(CommandLine, ReadsEveryFlagAndKey) {
   EXPECT_EQ(options.set[1], "threads=2");
 }
 
-TEST(CommandLine, WhatIsNotGivenIsUnset) {
+TEST(CommandLine, OptionsThatAreNotGivenAreUnset) {
   const Options options = parse("");
   EXPECT_EQ(options.optimizer, std::nullopt);
   EXPECT_EQ(options.ranks, std::nullopt);
