@@ -5,8 +5,8 @@
 usage: read_checkpoint.py CHECKPOINT ARRAY PARAMETER [RANK]
 
 CHECKPOINT is a directory with a manifest.json. ARRAY is "weights" or one of the
-manifest's arrays by element, such as exp_avg. RANK, from 0, chooses among ranks that
-have values of their own, such as worker_error. The code of this file documents the
+manifest's arrays by element, such as exp_avg. RANK, from 0, chooses a
+rank for arrays that differ between ranks, such as worker_error. The code of this file documents the
 format.
 """
 

@@ -13,7 +13,7 @@
 #include "thinwire/core/view.h"
 #include "thinwire/engine/engine.h"
 
-// A tensor of some other library, which has memory of its own.
+// A tensor of another library, with its own memory.
 struct Tensor {
   Tensor(std::string its_name, std::vector<std::size_t> its_shape)
       : name(std::move(its_name)),

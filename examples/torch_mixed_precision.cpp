@@ -34,7 +34,7 @@ void train(thinwire::comm::Communicator& comm, const std::string& folder) {
       .gradient_accumulation_steps = 4};
   thinwire::torch::Engine engine(*model, comm, config);
 
-  torch::manual_seed(comm.rank());  // Every rank has data of its own.
+  torch::manual_seed(comm.rank());  // Every rank has different data.
   if (!folder.empty()) {
     if (const auto loaded = engine.resume(folder)) {
       const thinwire::StateDict& own = loaded->extra.own;

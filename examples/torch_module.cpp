@@ -16,7 +16,7 @@ void train(thinwire::comm::Communicator& comm) {
   thinwire::optim::OnebitAdam optimizer(
       comm, memory.layout(), {.learning_rate = 0.01, .freeze = {.step = 100}});
 
-  torch::manual_seed(comm.rank());  // Every rank has data of its own.
+  torch::manual_seed(comm.rank());  // Every rank has different data.
   for (int step = 1; step <= 400; ++step) {
     const auto inputs = torch::rand({32, 8});
     const auto wanted = inputs.sum(1, /*keepdim=*/true).sin();

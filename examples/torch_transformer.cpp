@@ -88,7 +88,7 @@ void train(thinwire::comm::Communicator& comm) {
       .comm = {.verify_every = 16}};
   thinwire::torch::Engine engine(*model, comm, config);
 
-  // A schedule of its own: it rises for 20 steps, then falls with a cosine.
+  // The rate rises for 20 steps, then falls with a cosine.
   const double per_epoch = std::ceil(1022.0 / static_cast<double>(world) / 16);
   const double all = per_epoch * static_cast<double>(kEpochs);
   engine.set_schedule([=](double base, std::int64_t applied_steps) {

@@ -28,8 +28,9 @@ BY_HOST = {"hierarchy": "by_host", "ranks_per_host": 2}  # two emulated hosts
 
 
 def config(row, steps):
-    """Returns the configuration file of a run of `steps` steps. Settings are the same in
-    all, except that Adam's and LAMB's kind have learning rates of their own."""
+    """Returns the configuration file of a run of `steps` steps. All runs have the same
+    settings, except that Adam's and LAMB's kinds differ in the learning rate.
+    """
     freeze = {"freeze_step": steps // 5}
     params = {
         "OneBitAdam": freeze,

@@ -167,8 +167,9 @@ def lines_of(script):
 
 
 def launch(command, row, seed, environment=None):
-    """Runs it and returns what it prints. If it fails, says why in a line, and returns
-    None."""
+    """Runs a command and returns its output. If it fails, prints the reason in a line,
+    and returns None.
+    """
     try:
         done = subprocess.run(
             [str(part) for part in command],

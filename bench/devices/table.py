@@ -123,7 +123,7 @@ def parts(count: int, host: float, copies: float) -> str:
     of_exchange = 2 * sent(count, ONE_BIT, 2)
     rows = (
         ("host passes", 2 * PASSES * count, host, max(own)),
-        # What is copied is read and written, and so is what is sent.
+        # Copied bytes are read and written, and so are sent ones.
         ("copies", 2 * 2 * COPIES * count, copies, copy_seconds(count)),
         ("exchange", 2 * of_exchange, copies, min(waits)),
     )

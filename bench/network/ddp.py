@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python" / "demo")]
 
-# Before torch: makes a process of mpirun a rank of torch.distributed. Each rank has a
-# host of its own, so that nothing is sent through shared memory.
+# Makes a process of mpirun a rank of torch.distributed, before torch is imported. Each
+# rank has a separate host, so that nothing is sent through shared memory.
 os.environ["RANK"] = os.environ["OMPI_COMM_WORLD_RANK"]
 os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
 os.environ["LOCAL_RANK"], os.environ["LOCAL_SIZE"] = "0", "1"

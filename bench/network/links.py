@@ -16,8 +16,9 @@ GOODPUT = 0.956  # payload's share of a packet of 1500 bytes, without headers an
 
 
 def alone(command):
-    """Returns the command in namespaces of its own, which ends when its starter does,
-    together with all processes that it has started."""
+    """Returns the command in separate namespaces. It ends with its starter, together
+    with all processes that it has started.
+    """
     return [
         *("setpriv", "--pdeathsig", "KILL"),
         *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"),

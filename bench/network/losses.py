@@ -23,7 +23,7 @@ from variants import OF_A_RUN, PEER, SEEDS, WAYS, run_flags
 
 
 def fingerprint(variant):
-    """Returns what changes with a way's options."""
+    """Returns a text that changes with the options of a way."""
     way = WAYS[variant]
     options = [run_flags(variant), way.first_steps]
     return hashlib.sha256(repr(options).encode()).hexdigest()[:12]

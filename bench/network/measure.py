@@ -84,8 +84,10 @@ class Bench:
         return {"thinwire": thinwire + arguments, "python": python + arguments}
 
     def steps(self, place, name, plan):
-        """Runs rounds of a plan {rate: variants}, every round all of them. Computing
-        alone, and the computing of what is compressed, also run without a limit."""
+        """Runs rounds of a plan {rate: variants}, with all variants in every round.
+        Computing alone, and the computing of compressed variants, also run without a
+        limit.
+        """
         variants = list(dict.fromkeys(v for of_rate in plan.values() for v in of_rate))
         alone = [COMPUTING, *filter(is_compressed, variants)]
         owners = {owner(variant) for variant in alone + variants}

@@ -82,7 +82,7 @@ config::Config config_of(const What& what) {
         fmt::format("optimizer.params.freeze_step={}", kExactSteps));
   config::Config config = train_gpt::training_config(options);
   config.train_micro_batch_size_per_gpu.reset();
-  // The fallback would measure exchanges of its own.
+  // The fallback would add exchanges, which it measures.
   config.fallback = config::Fallback::kOff;
   if (auto* zero_one =
           std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer)) {

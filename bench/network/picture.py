@@ -15,7 +15,7 @@ LINE = 17
 BAR, LABEL = 84, 120
 PANEL = BAR + LABEL
 
-# Plain rules, no variables, and a page of its own, so that viewers without colour
+# Plain rules without variables, and a white page, so that viewers without colour
 # schemes show it light on any background.
 STYLE = """
 .page { fill: #ffffff; }

@@ -14,8 +14,7 @@ TURN = 4  # steps per sync of measured steps with local ones
 
 
 def load(folder):
-    """Returns the results in a folder, with what is missing left empty. Raises
-    OSError."""
+    """Returns the results in a folder. Missing ones are empty. Raises OSError."""
     steps, losses = folder / "results.json", folder / "losses.json"
     results = {"rounds": [], "plans": [], "losses": []}
     if steps.exists() or not losses.exists():

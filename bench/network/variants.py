@@ -18,9 +18,9 @@ class Way:
     # These steps are called exact, although their exchange is low-bit, because their
     # Adam is exact.
     called_exact: bool = False
-    # Ways whose measured step takes what a step of these kinds takes in a run: one of
-    # the first ones, an exchange, and the mean of an exchange and three local steps.
-    # By default it is the way itself.
+    # Ways whose times stand for kinds of steps in a run. These are one of the first
+    # steps, an exchange, and the mean of an exchange and three local steps. The default
+    # is the way itself.
     first: str = ""
     exchange: str = ""
     turn: str = ""
@@ -192,7 +192,7 @@ PLANNED = {
     "lean": "lean_onebit_adam",
 }
 
-# The same for whole runs, which the plan begins with a warm-up over 8 bits.
+# Ways of whole runs, which the plan begins with a warm-up over 8 bits.
 PLANNED_RUNS = {
     "exact": "ddp_fp32",
     "onebit_adam": "onebit_adam_warm8",
@@ -202,7 +202,7 @@ PLANNED_RUNS = {
 
 # A whole run has this many steps, unless another number is given.
 STEPS = 400
-# It validates after so many steps each, on so many bytes of held-out text.
+# Steps between validations, and bytes of held-out text in each.
 VALIDATE_EVERY, VALIDATION_BYTES = 40, 16_384
 
 # Runs for losses are made in these ways. The first is the one that all others are

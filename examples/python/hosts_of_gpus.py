@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# For two machines of four GPUs each; run on both:
+# Runs on two machines of four GPUs each, with this command on both:
+#
 #   torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
 #     --rdzv-endpoint host1:29500 hosts_of_gpus.py
+#
 # NCCL (or HCCL, XCCL) sums gradients inside a machine. The first rank of each machine
 # then exchanges one bit per element with the other machine.
 import os
@@ -25,7 +27,7 @@ config = {
     "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3, "freeze_step": 50}},
 }
 engine, *_ = thinwire.initialize(model=model, config=config)
-torch.manual_seed(rank)  # every rank has data of its own
+torch.manual_seed(rank)  # every rank has different data
 for step in range(150):
     x = torch.randn(32, 64).to(device)
     loss = (engine(x) - x.sin()).square().mean()

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# One machine:      torchrun --nproc-per-node 1 on_a_device.py
-# Two, 4 GPUs each: torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
-#                     --rdzv-endpoint host1:29500 on_a_device.py --zero 2
+# Runs on one machine with the first command, or on two with 4 GPUs each:
+#
+#   torchrun --nproc-per-node 1 on_a_device.py
+#   torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \
+#     --rdzv-endpoint host1:29500 on_a_device.py --zero 2
+#
 # Each rank trains on the device of its local rank, or on the CPU if there is none.
 import argparse
 import os
@@ -35,7 +38,7 @@ else:
         "thinwire": {"zero_bits_up": 4, "zero_bits_down": 4},
     }
     engine, *_ = thinwire.initialize(model=model, config=config)
-torch.manual_seed(rank)  # every rank has data of its own
+torch.manual_seed(rank)  # every rank has different data
 for step in range(given.steps):
     x = torch.randn(32, 64).to(device)
     loss = (model(x) - x.sin()).square().mean()

@@ -14,7 +14,7 @@ optimizer = thinwire.OnebitAdam(
     total_steps=450,
     outer={"sync_every": 15, "learning_rate": 0.7, "momentum": 0.6, "warmup_bits": 4},
 )
-torch.manual_seed(rank)  # every rank has data of its own
+torch.manual_seed(rank)  # every rank has different data
 for step in range(1, 451):
     x = torch.randn(32, 64)
     loss = (model(x) - x.sin()).square().mean()

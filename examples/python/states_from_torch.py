@@ -16,8 +16,8 @@ buffers, IN.pt must have them in that order, as "names":
     names = [name_of[p] for group in optimizer.param_groups for p in group["params"]]
 
 Otherwise they are the names of the model's tensors, in the model's order. If all names
-begin with DistributedDataParallel's "module.", that is left off. RAdam keeps what Adam
-keeps, so it is taken for Adam.
+begin with DistributedDataParallel's "module.", that prefix is removed. RAdam has the
+same state as Adam, and is converted like it.
 
 Needs torch and safetensors. A run that continues from OUT must have the same names:
 

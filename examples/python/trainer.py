@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 
 class Counting(torch.utils.data.Dataset):
-    """Sequences that count up, each from a start of its own."""
+    """Sequences that count up, each from a different start."""
 
     def __len__(self):
         return 512

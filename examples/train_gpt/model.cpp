@@ -166,7 +166,7 @@ struct Model::Impl {
   explicit Impl(const ModelShape& model_shape)
       : shape(model_shape), gpt(model_shape) {}
 
-  // Made on first use, because an engine has memory of its own.
+  // Allocated on first use, because an engine has its own memory.
   [[nodiscard]] torch::ModuleMemory& own_memory() {
     if (!memory) memory.emplace(gpt);
     return *memory;

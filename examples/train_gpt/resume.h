@@ -23,11 +23,12 @@ struct Position {
   double save_seconds = 0;
 };
 
-/// Returns what a checkpoint saves of it; `is_first` means rank 0.
+/// Returns the values of a checkpoint. `is_first` is whether this is rank 0.
 [[nodiscard]] checkpoint::Extra extra_of(const Position& position,
                                          bool is_first);
-/// Returns what a checkpoint has saved. Throws Error(kCorruptCheckpoint) naming
-/// the checkpoint if it is not from a run of this program.
+/// Returns the values that a checkpoint has saved. Throws
+/// Error(kCorruptCheckpoint) naming the checkpoint if it is not from a run of
+/// this program.
 [[nodiscard]] Position position_of(const checkpoint::LoadReport& report,
                                    bool is_first);
 

@@ -52,7 +52,7 @@ double number(const Json& value) {
                          : value.get<double>();
 }
 
-// Reads what Totals and newest() need.
+// Reads the keys that Totals and newest() need.
 StepRow step_from(const Json& line) {
   return {.step = line.at("step"),
           .loss = number(line.at("loss")),

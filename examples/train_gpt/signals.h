@@ -6,11 +6,11 @@
 
 namespace thinwire::train_gpt {
 
-/// Sets what signals do from now on, in this process.
+/// Sets the actions of signals in this process.
 ///
 /// SIGINT and SIGTERM end the current exchange or step with an Error instead of
 /// killing the process. (mpirun sends SIGTERM to all ranks when one of them has
-/// died.) A second one kills.
+/// died.) A second signal kills the process.
 ///
 /// A signal in `saving` requests a checkpoint first. If it arrives again, it
 /// ends the exchange or step. SIGTERM and SIGINT also do that after 25 seconds,

@@ -3,9 +3,10 @@
 
 #include <nanobind/nanobind.h>
 
-/// The native module of Thinwire for Python: the C++ library, with no logic of
-/// its own. Each item does what the C++ item of its name does. The build writes
-/// the types of all into the package's _core.pyi, by nanobind.stubgen.
+/// The native module of Thinwire for Python, which exposes the C++ library
+/// without additional logic. Each item does the same as the C++ item of its
+/// name. The build writes the types of all items into the package's _core.pyi,
+/// by nanobind.stubgen.
 ///
 /// An array is any object with DLPack or the buffer protocol that is
 /// one-dimensional, contiguous and on the CPU. Parameters and gradients may

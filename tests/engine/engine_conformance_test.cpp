@@ -140,7 +140,7 @@ TEST(EngineCheckpoint, Item68SomeRanksHaveNothing) {
     }
 }
 
-TEST(EngineCheckpoint, Item71HalfGoesOnInBFloat16) {
+TEST(EngineCheckpoint, Item71HalfContinuesInBFloat16) {
   for (const int stage : {0, 1, 2}) {
     const Folder folder;
     const auto path = save_run(2, small_config(DType::kFloat16, stage),

@@ -18,8 +18,8 @@ using nlohmann::json;
 
 namespace {
 
-// Returns what the nearest index.json above says about this case, if there is
-// one.
+// Returns the reason that the nearest index.json above gives for this case, if
+// any.
 std::optional<std::string> why_not_required(const fs::path& folder) {
   const fs::path full = fs::absolute(folder).lexically_normal();
   for (fs::path above = full.parent_path(); above != above.parent_path();

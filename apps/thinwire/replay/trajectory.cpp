@@ -64,8 +64,8 @@ class Run {
                  comm_.hosts(), 1)}};
   }
 
-  // Returns the ranges that have a scale of their own: every tensor, or all of
-  // them, padded.
+  // Returns the ranges with separate scales: every tensor, or one padded range
+  // of all.
   [[nodiscard]] std::vector<Range> units_of(config::Semantics semantics) const {
     std::vector<Range> units;
     for (const Parameter& p : layout_.parameters())

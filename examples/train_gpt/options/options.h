@@ -18,8 +18,8 @@ inline constexpr const char* kOwnObject = "train_gpt";
 /// there is none.
 inline constexpr const char* kAutoResume = "auto";
 
-/// The options of a run: one field for each option of command_line.cpp, which
-/// documents it. training_config() sets what is unset.
+/// The options of a run, with a field for each option that command_line.cpp
+/// documents. training_config() sets unset fields.
 struct Options {
   std::vector<std::string> data{};
   std::optional<std::string> optimizer{};

@@ -28,7 +28,7 @@ using checkpoint::SaveOptions;
 using checkpoint::SaveReport;
 using checkpoint::Training;
 
-// Returns what save and load have in common.
+// Returns the arguments that save and load share.
 Training training(comm::Communicator& comm, const ParameterLayout& layout,
                   View params, OptimizerParts& parts, const Others* others) {
   Training all{.comm = comm,

@@ -10,11 +10,12 @@
 namespace thinwire::python {
 
 /// Lets interpreter_runs() detect the end of the interpreter from now on. The
-/// end counts from the moment when atexit runs what was registered before this
+/// end begins when atexit runs the functions that were registered before this
 /// module was imported.
 void watch_exit();
-/// Returns false if nobody may take the GIL any more. Then an object is not
-/// destroyed if that needs the GIL, or may wait for a thread that does.
+/// Returns false if nobody may take the GIL any more. In that case objects
+/// whose destruction needs the GIL, directly or in another thread, are not
+/// destroyed.
 [[nodiscard]] bool interpreter_runs() noexcept;
 
 /// Releases the GIL, and takes it back at the end of its scope. A thread that

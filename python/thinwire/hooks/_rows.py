@@ -21,8 +21,8 @@ Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class Cuts:
-    """The blocks of all units. As in the exchange on the host, place k mod W serves cut
-    k on W ranks. So results and residuals do not depend on buckets.
+    """The blocks of all units. Like the exchange on the host, place k mod W serves cut k
+    on W ranks, so results and residuals do not depend on buckets.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
