@@ -178,8 +178,8 @@ class Edits:
 
 
 class Settings:
-    """Passes on what was written into param_groups: learning rates, weight decays and
-    masks take effect in the next step, and nothing else may change.
+    """Passes on changes of param_groups. Learning rates, weight decays and masks take
+    effect in the next step, and nothing else may change.
     """
 
     def __init__(self, groups: Groups) -> None:
