@@ -205,9 +205,20 @@ class CheckProse(PlantedTree):
             (f"int x;  ///< One\n        ///< last\nint y;  ///< {WORDS}.", None),
             (f"int x;  ///< One\n        ///< last\n        ///< {WORDS}.", "26 words"),
             (f"/// Sets x:\n{formula}\n/// (once).", None),
-            ("/// Sets x:\n/// x = (a + b)\n/// (once).", "more than one parenthesis"),
+            ("/// x = (a + b)\n/// times (a - b).", None),
+            ("/// Sets x (once)\n/// (here).", "more than one parenthesis"),
+            ("// Returns what it has.", "'Returns what'"),
+            ("// Hosts have equally many ranks.", "'equally many'"),
+            ("// All ranks have as many.", "'as many'"),
+            ("// Each has memory of its own.", "'of its own'"),
+            ("// Each has its own memory, and is told apart by it.", None),
+            ("// A rank is told.", "'is told'"),
         ]
-        for path in ("include/thinwire/core/a.h", "apps/thinwire/a.cpp"):
+        for path in (
+            "include/thinwire/core/a.h",
+            "src/core/a.h",
+            "apps/thinwire/a.cpp",
+        ):
             with self.subTest(path):
                 rows = [(path, f"{text}\n", said) for text, said in lines]
                 self.expect_of_rows("prose", rows)
@@ -216,9 +227,14 @@ class CheckProse(PlantedTree):
     def test_docstrings(self):
         rows = [
             (
-                f'"""Calls home(), a.marks()."""\nx = "by host"  # {WORDS}, by host.',
+                f'"""Calls home(), a.marks()."""\nx = "# {WORDS}, by host"',
                 None,
             ),
+            ("# SPDX-License: by host\nx = 1  # noqa: by host", None),
+            ("x = 1  # A rank.", None),
+            ("# By host.", "'By host'"),
+            ("x = 1", None),
+            (f"# One last\n# {WORDS}.\nx = 1", "26 words"),
             ('"""By host."""\nx = 1', "'By host'"),
             (f'"""One last\n{WORDS}."""\nx = 1', "26 words"),
             ("class A:\n    x = 1", None),
@@ -231,6 +247,16 @@ class CheckProse(PlantedTree):
         ]
         path = "python/thinwire/comm/a.py"
         self.expect_of_rows("prose", [(path, *row) for row in rows])
+
+    def test_names_of_tests(self):
+        rows = [
+            ("tests/core/a_test.cpp", "TEST(Buffers, OfNothingAreEmpty) {", None),
+            ("tests/core/a_test.cpp", "TEST_F(A, GoesOn) {  // By host.", "'Goes On'"),
+            ("tests/core/a_test.cpp", "TEST_P(A, WhatIsWrittenStays) {", "begins"),
+            ("python/tests/test_a.py", "def test_all_is_well():", None),
+            ("python/tests/test_a.py", "def test_it_is_under_way():", "'under way'"),
+        ]
+        self.expect_of_rows("prose", rows)
 
 
 class CheckErrors(PlantedTree):
