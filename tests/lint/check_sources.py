@@ -123,9 +123,6 @@ def include_problems(path, bracket, header):
         standard = bracket == "<" and re.fullmatch(r"[a-z0-9_]+|std\w+\.h", header)
         if not ours and not standard:
             yield f"a public header includes {header}, which is not promised"
-    in_header = path.startswith("src/") and not path.endswith(".cpp")
-    if in_header and header.startswith("nlohmann/"):
-        yield "nlohmann-json belongs in .cpp files"
 
 
 def file_problems(path, text):

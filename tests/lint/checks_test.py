@@ -53,7 +53,11 @@ class CheckSources(PlantedTree):
                 "a public header includes fmt/format.h",
             ),
             (public, '#include "core/b.h"', "a public header includes core/b.h"),
-            ("src/engine/a.h", "#include <nlohmann/json.hpp>", "nlohmann-json belongs"),
+            (
+                public,
+                "#include <nlohmann/json.hpp>",
+                "a public header includes nlohmann/json.hpp",
+            ),
             ("src/comm/a.cpp", 'auto* a = std::getenv("A");', environment),
             ("apps/a.cpp", 'auto* a = std::getenv("A");', environment),
             ("examples/train_gpt/a.cpp", 'auto* a = std::getenv("A");', environment),
