@@ -12,7 +12,7 @@
 
 namespace {
 
-// An installed program has no clone, and train_gpt is not installed.
+// Only programs in a build tree have the scripts of a clone and train_gpt.
 bool is_in_build_tree() {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -40,8 +40,9 @@ thinwire::commands::Front this_program() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Lets std::cout write whole blocks, also on a terminal, which mpiexec gives
-  // its ranks. So blocks of ranks do not mix.
+  // Lets std::cout write whole blocks, so that blocks of several ranks do not
+  // mix. By default it writes pieces to a terminal, which mpiexec gives its
+  // ranks.
   std::ios::sync_with_stdio(false);
   CLI::App app("Tools around the Thinwire library", "thinwire");
   app.require_subcommand(1);

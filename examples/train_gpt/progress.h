@@ -22,8 +22,8 @@ class Progress {
   /// Returns kNone if `quiet`, otherwise kBar if stderr is a terminal.
   [[nodiscard]] static Style style_for_stderr(bool quiet);
 
-  /// A line follows every `steps_per_line` steps, or ten in all if it is 0.
-  /// `clock` returns seconds, for lines; null means the system's clock.
+  /// Makes a line every `steps_per_line` steps, or ten in all if it is 0.
+  /// `clock` returns seconds, and null means the system's clock.
   Progress(std::ostream& out, Style style, std::string name, std::int64_t steps,
            std::int64_t steps_per_line = 0,
            std::function<double()> clock = nullptr);
@@ -47,8 +47,8 @@ class Progress {
   std::int64_t steps_;
   std::int64_t steps_per_line_;
   std::function<double()> clock_;
-  double newest_line_ = 0;  // By the clock.
-  // The last steps, which took kSeconds or are a single one.
+  double newest_line_ = 0;  // Time of the newest line.
+  // The last steps, which took kSeconds together, or a single one.
   std::deque<Totals> recent_;
   Totals sum_;
   std::optional<double> val_loss_;

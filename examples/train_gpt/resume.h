@@ -10,8 +10,8 @@
 
 namespace thinwire::train_gpt {
 
-/// The progress of a run that the engine does not keep: the application's part
-/// of a checkpoint.
+/// The application's part of a checkpoint: progress of a run that the engine
+/// does not know.
 struct Position {
   std::int64_t step = 0;           ///< Steps taken, including skipped ones.
   std::int64_t next_sequence = 0;  ///< See TextData::sequences_from.
@@ -19,7 +19,7 @@ struct Position {
   std::uint64_t data_hash = 0;
   // ---- on rank 0
   Totals totals{};
-  std::int64_t saves = 0;  ///< Including the one that holds this.
+  std::int64_t saves = 0;  ///< Including the checkpoint with this value.
   double save_seconds = 0;
 };
 
@@ -32,9 +32,9 @@ struct Position {
 [[nodiscard]] Position position_of(const checkpoint::LoadReport& report,
                                    bool is_first);
 
-/// Throws Error(kInvalidArgument) if a run cannot continue from `saved`. Then
-/// `saved` has other data or another seed than `now`, without
-/// resume_new_data, or is past the last step already.
+/// Throws Error(kInvalidArgument) if a run cannot continue from `saved`. This
+/// is so if `saved` has other data or another seed than `now`, without
+/// resume_new_data, or if it is past the last step.
 void require_resumable(const Position& saved, const Position& now,
                        const Options& options, const std::string& path);
 

@@ -93,8 +93,8 @@ Kept read_rows(const fs::path& path, std::int64_t last) {
   return kept;
 }
 
-// Returns the open file, whose text is the number of the process that holds the
-// lock.
+// Locks the folder. Returns the open lock file, which contains the number of
+// this process.
 int lock(const fs::path& folder) {
   const fs::path path = folder / ".lock";
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -163,7 +163,7 @@ void RunWriter::begin(const std::string& config) {
                    engine::LineFile::Mode::kTruncate);
 }
 
-// If the run is killed meanwhile, either the old rows or the new ones remain.
+// If the run is killed here, either the old rows or the new ones remain.
 void RunWriter::resume(const std::string& config, std::int64_t step,
                        const Totals& totals) {
   const fs::path path = folder_ / kMetrics;

@@ -22,13 +22,13 @@ struct StepRow {
   double loss = 0;      ///< Nats per byte, mean over ranks, before the update.
   std::string phase{};  ///< "exact", "compressed", "local".
   std::uint64_t tokens = 0;      ///< Bytes predicted, over all ranks.
-  std::uint64_t bytes_sent = 0;  ///< The optimizer's, on rank 0.
-  double seconds = 0;            ///< The whole step's.
+  std::uint64_t bytes_sent = 0;  ///< Bytes that the optimizer sent on rank 0.
+  double seconds = 0;            ///< Time of the whole step.
   // Parts of `seconds`; the rest is forward and backward.
   double wait_seconds = 0;    ///< Waiting for other ranks.
-  double update_seconds = 0;  ///< The optimizer's, without waiting.
-  /// Telemetry of the engine and more; on equal keys the fields above win.
-  /// Empty if the row was read from a file.
+  double update_seconds = 0;  ///< Time of the optimizer, without waiting.
+  /// Telemetry of the engine and other values. The fields above take precedence
+  /// over equal keys. Empty if the row was read from a file.
   Json more = Json::object();
 };
 
@@ -63,10 +63,9 @@ struct Totals {
 /// metrics.jsonl is dropped with a warning (engine::LineFile).
 class RunWriter {
  public:
-  /// Creates the folder and locks it: while this object lives no other one can
-  /// be made for it. The lock is the open file's (flock on FOLDER/.lock), so a
-  /// dead process holds none. Throws Error(kUnavailable) naming the process
-  /// that holds it.
+  /// Creates the folder and locks it as long as this object exists. The lock is
+  /// that of an open file (flock on FOLDER/.lock), so it ends with the process.
+  /// Throws Error(kUnavailable) naming the process that holds it.
   explicit RunWriter(std::filesystem::path folder);
   ~RunWriter();
   RunWriter(const RunWriter&) = delete;

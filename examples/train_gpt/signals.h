@@ -13,9 +13,9 @@ namespace thinwire::train_gpt {
 /// died.) A second signal kills the process.
 ///
 /// A signal in `saving` requests a checkpoint first. If it arrives again, it
-/// ends the exchange or step. SIGTERM and SIGINT also do that after 25 seconds,
-/// because their sender kills soon. A third one kills. SIGINT stays ignored if
-/// it was.
+/// ends the exchange or step. SIGTERM and SIGINT do the same after 25 seconds,
+/// because their sender will soon kill the process. A third signal kills.
+/// SIGINT stays ignored if it was.
 void handle_signals(std::span<const int> saving);
 
 /// Returns the signal that has interrupted the run, or 0.
@@ -24,7 +24,7 @@ void handle_signals(std::span<const int> saving);
 [[nodiscard]] int save_signal() noexcept;
 /// Cancels the 25 seconds, because the checkpoint is complete.
 void end_grace() noexcept;
-/// Returns "SIGTERM" and the like, or "" for 0.
+/// Returns a name such as "SIGTERM", or "" for 0.
 [[nodiscard]] std::string_view signal_name(int signal) noexcept;
 
 }  // namespace thinwire::train_gpt

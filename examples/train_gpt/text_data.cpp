@@ -87,7 +87,8 @@ void TextData::choose_validation(std::size_t bytes) {
   std::vector<Window> all;
   for (std::size_t i = 0; i < texts_.size(); ++i) {
     const Text& text = texts_[i];
-    // Neighbours share one byte: the last target of one is read by the next.
+    // Adjacent windows share one byte, the last target of the first window,
+    // which the second one reads.
     for (std::size_t begin = text.training;
          begin + context_ < text.bytes.size(); begin += context_) {
       all.push_back({i, begin});

@@ -27,17 +27,18 @@ struct Shard {
 /// Files as bytes, each cut into its first nine tenths for training and the
 /// rest for validation. No window crosses a cut or the end of a file.
 ///
-/// Training: sequence number k begins at a place drawn from (seed, k) alone,
-/// uniformly over all places. The ranks of a step take neighbouring numbers, in
+/// Training: sequence number k begins at a place that depends only on (seed,
+/// k), uniform over all places. The ranks of a step take adjacent numbers, in
 /// rank order. So a step's global batch depends only on the seed, its first
-/// number and its total size. The ranks of a step never share a draw.
+/// number and its total size. Ranks never share a sequence.
 ///
 /// Validation: the held-out parts are cut into windows that do not overlap.
-/// Evenly spaced windows are used, until they have the required number of
-/// targets, or all windows. The ranks take neighbouring windows, in rank order.
+/// Evenly spaced windows are used until they have the required number of
+/// targets, or else all windows. The ranks take adjacent windows, in rank
+/// order.
 class TextData {
  public:
-  /// The largest size of one file, since memory holds all of it.
+  /// The largest size of a file, because memory holds all of it.
   static constexpr std::size_t kMostBytes = std::size_t{4} << 30;
 
   /// Reads the files. `validation_bytes`, at least 1, is rounded up to whole
@@ -48,11 +49,11 @@ class TextData {
            std::size_t validation_bytes = 64 * 1024);
 
   /// Returns the sequences of one backward for one rank. `first` is the first
-  /// number of all ranks' world_size * sequences.
+  /// number of the world_size * sequences of all ranks.
   [[nodiscard]] Batch sequences_from(std::int64_t first,
                                      const Shard& shard) const;
 
-  /// Returns the number of all ranks together, >= 1.
+  /// Returns the number of windows of all ranks together, at least 1.
   [[nodiscard]] std::size_t validation_windows() const noexcept {
     return validation_.size();
   }

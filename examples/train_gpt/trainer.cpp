@@ -40,7 +40,7 @@ Shard shard_of(const Options& options, const comm::Communicator& comm,
           .sequences = static_cast<std::size_t>(sequences)};
 }
 
-// Throws after a signal. Ranks that exchange learn of it by the exchange.
+// Throws after a signal. Other ranks then fail in their exchange.
 void require_not_stopped() {
   if (const char* reason = comm::interrupted())
     throw Error(ErrorCode::kCommFailure, reason);
@@ -87,7 +87,7 @@ void Trainer::prepare() {
   if (!options_.resume) writer_->begin(config_text());
 }
 
-// Returns false if another rank says why the run must end.
+// Returns false if another rank reports why the run must end.
 bool Trainer::begin() {
   comm::require_same(
       comm_, "settings and data of train_gpt",
@@ -163,8 +163,7 @@ Json Trainer::telemetry_of(const engine::EngineReport& report) {
   return line;
 }
 
-// Makes parameters equal on all ranks. This counts as part of the newest step,
-// which then is a step that exchanges.
+// Makes parameters equal on all ranks. The newest step includes this exchange.
 void Trainer::synchronize() {
   const Clock::time_point start = Clock::now();
   const std::uint64_t sent = comm_.counters().bytes_sent;
@@ -219,7 +218,8 @@ bool Trainer::is_validated(std::int64_t step) const {
   return step * kValidations / steps != (step - 1) * kValidations / steps;
 }
 
-// Returns false if a save that a signal requested has failed; rank 0 says why.
+// Returns false if a save that a signal requested has failed. Rank 0 reports
+// the reason.
 bool Trainer::take_steps() {
   while (newest_step_ < options_.steps) {
     const std::int64_t step = newest_step_ + 1;
@@ -246,8 +246,7 @@ bool Trainer::take_steps() {
   return true;
 }
 
-// If the last save fails, the run was trained nevertheless and is summarized
-// first.
+// If the last save fails, the trained run is still summarized first.
 Ending Trainer::run() {
   if (!begin()) return Ending::kFailedElsewhere;
   bool is_saved = true;

@@ -22,7 +22,7 @@ namespace thinwire::train_gpt {
 /// How a rank's part of a run has ended, unless it threw.
 enum class Ending {
   kDone,
-  kInterrupted,      ///< By a signal; rank 0's thread says so.
+  kInterrupted,      ///< By a signal, which rank 0's thread reports.
   kFailedElsewhere,  ///< Another rank reports why.
   kStopped,          ///< By a signal; its checkpoint is complete.
 };

@@ -83,7 +83,7 @@ Json Trainer::summarize(const Json& more) {
   return summary;
 }
 
-// Writes what steps recorded before a signal ended them, and returns the last
+// Writes the records of steps before a signal ended them, and returns the last
 // of these steps.
 std::int64_t Trainer::stop(std::string_view signal) {
   if (comm_.size() == 1) share_losses();  // local

@@ -19,7 +19,8 @@ std::ptrdiff_t complete_checkpoints(const std::string& root) {
         checkpoint::inspect(root),
         [](const checkpoint::Description& one) { return one.complete; });
   } catch (const Error& error) {
-    // There is none. If a directory cannot be read, the first save fails.
+    // No checkpoint was found. If a directory cannot be read, the first save
+    // fails.
     if (error.code() != ErrorCode::kUnavailable) throw;
     return 0;
   }
@@ -27,8 +28,8 @@ std::ptrdiff_t complete_checkpoints(const std::string& root) {
 
 }  // namespace
 
-// Runs code that fails on all ranks or on none. Returns false if it failed;
-// rank 0 says why.
+// Runs code that fails on all ranks or on none. Returns false if it failed.
+// Rank 0 reports the reason.
 bool Trainer::all_or_none(const std::function<void()>& body) {
   try {
     body();
@@ -40,7 +41,7 @@ bool Trainer::all_or_none(const std::function<void()>& body) {
   }
 }
 
-// Returns whether resume() will find something, as far as rank 0 sees.
+// Returns whether resume() will find a checkpoint, as far as rank 0 sees.
 bool Trainer::will_resume() {
   if (!options_.resume) return false;
   std::uint8_t found = *options_.resume == kAutoResume ? 0 : 1;
@@ -50,7 +51,8 @@ bool Trainer::will_resume() {
   return found != 0;
 }
 
-// Resumes as --resume says. With auto it begins anew if nothing is saved yet.
+// Resumes as --resume specifies. With "auto" it begins anew if nothing is saved
+// yet.
 bool Trainer::resume() {
   std::optional<checkpoint::LoadReport> found;
   const bool is_loaded = all_or_none([&] {
@@ -124,7 +126,7 @@ checkpoint::Extra Trainer::extra() {
   return extra_of(position(), is_first());
 }
 
-// Returns false if the run could not be saved; rank 0 says why.
+// Returns false if the run could not be saved. Rank 0 reports the reason.
 bool Trainer::save_last() {
   if (newest_step_ < options_.steps || !saving_.is_periodic()) return true;
   return all_or_none(

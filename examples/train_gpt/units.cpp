@@ -14,7 +14,7 @@ namespace {
 std::string scaled(double value, std::string_view space,
                    const std::array<std::string_view, 5>& units) {
   std::size_t unit = 0;
-  // From here on three digits would round up to the next unit.
+  // Three digits of such values would round up to the next unit.
   while (value >= 999.5 && unit + 1 < units.size()) {
     value /= 1000;
     ++unit;

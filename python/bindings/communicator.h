@@ -9,13 +9,13 @@
 
 namespace thinwire::python {
 
-/// _core.Communicator. All objects that use one share it, so that a group lives
+/// _core.Communicator. All objects that use it share it, so that a group lives
 /// until the last of them is closed.
 using CommunicatorHandle = Handle<comm::Communicator>;
 
-/// Makes a transport of a Python object with the members of Transport in
-/// thinwire/comm/transport.py, and keeps it. Throws what reading them raises,
-/// and Error(kInvalidArgument) for numbers out of range.
+/// Makes a transport from a Python object with the members of Transport in
+/// thinwire/comm/transport.py, and keeps the object. Throws exceptions from
+/// reading them, and Error(kInvalidArgument) for numbers out of range.
 [[nodiscard]] std::unique_ptr<comm::Transport> make_transport(
     nb::object object);
 

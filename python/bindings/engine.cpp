@@ -46,7 +46,7 @@ void construct_engine(EngineHandle* self, const CommunicatorHandle& comm,
     const WithoutGil released;
     parts->engine.emplace(*parts->comm, layout, settings, parts->params.view(),
                           parts->grads.view(), masters.view(), rule);
-    parts->engine->log_phases(false);  // They are RunNotices of every rank.
+    parts->engine->log_phases(false);  // Python logs them, from its RunNotices.
     parts->engine->set_others([&others = parts->others] {
       return Engine::Others{.tensors = others.tensors,
                             .aliases = others.aliases};
@@ -178,7 +178,8 @@ void load_state_dict(Self& self, nb::handle state) {
        [&](EngineParts& parts) { parts.engine->load_state_dict(copy); });
 }
 
-// For the garbage collector: _core.Engine refers to the callable for others.
+// Shows the garbage collector that _core.Engine refers to the callable for
+// others.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   if (nb::inst_ready(self))

@@ -15,19 +15,19 @@
 
 namespace thinwire::python {
 
-/// An engine, and the objects that it needs to live.
+/// An engine, and the objects that must outlive it.
 struct EngineParts {
   std::shared_ptr<comm::Communicator> comm;
-  Experts experts;  // and the ranks that hold other parts of the model
+  Experts experts;  // including ranks that hold other parts of the model
   Array params;
   Array grads;
-  Others others{};  // of the save or load in flight
+  Others others{};  // during a save or load
   std::optional<engine::Engine> engine{};
   OneCaller caller{};
 };
 
 /// _core.Engine. The Python object owns the callable for others, so that the
-/// garbage collector sees a cycle through it.
+/// garbage collector finds a cycle through it.
 class EngineHandle : public Handle<EngineParts> {
  public:
   explicit EngineHandle(std::shared_ptr<EngineParts> parts)
@@ -36,8 +36,8 @@ class EngineHandle : public Handle<EngineParts> {
   nb::object others = nb::none();
 };
 
-/// Makes rules whose arithmetic is a Python object's: an optimizer of torch
-/// behind an engine. Call with the GIL. The object, engine._client.Client, has
+/// Makes rules that a Python object computes: an optimizer of torch in an
+/// engine. Call with the GIL. The object, engine._client.Client, has
 ///   name, description            texts; the same on all ranks
 ///   learning_rates               one per group
 ///   step(params, grads)          two memoryviews of fp32, params written

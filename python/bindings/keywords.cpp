@@ -20,7 +20,7 @@ namespace thinwire::python {
 namespace {
 
 using config::Config;
-// An archive (fields.h) that shows values as Python's.
+// An archive (fields.h) that returns values as Python objects.
 class Values {
  public:
   explicit Values(nb::dict values) : values_(std::move(values)) {}

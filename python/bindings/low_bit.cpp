@@ -30,7 +30,7 @@ using exchange::LowBitMean;
 using exchange::LowRankMean;
 using exchange::MatrixShape;
 
-// An average, and the objects that it needs to live.
+// An average, and the objects that must outlive it.
 template <class Mean>
 struct MeanParts {
   template <class Units, class Options>
@@ -81,7 +81,7 @@ void construct(MeanHandle<LowBitMean>* self, const CommunicatorHandle& comm,
   construct_mean(self, comm, sizes, options, hierarchy);
 }
 
-// Rows and columns.
+// Numbers of rows and columns.
 using ShapeTuple = std::pair<std::size_t, std::size_t>;
 
 std::vector<MatrixShape> shapes_of(const std::vector<ShapeTuple>& given) {
@@ -104,7 +104,7 @@ void construct_low_rank(MeanHandle<LowRankMean>* self,
 Buffer owned(ConstView values) { return copy_of(values); }
 Buffer owned(Buffer&& values) { return std::move(values); }
 
-// Binds what both averages have.
+// Binds the members that both averages have.
 template <class Mean>
 nb::class_<MeanHandle<Mean>> bind_mean(nb::module_& module, const char* name) {
   using Bound = MeanHandle<Mean>;
@@ -141,8 +141,8 @@ nb::class_<MeanHandle<Mean>> bind_mean(nb::module_& module, const char* name) {
       .def_prop_ro(
           "bytes_per_pass",
           [](const Bound& self) { return self.look().mean.bytes_per_pass(); })
-      // This rank's host and the number of hosts; if flat, its rank and the
-      // number of ranks.
+      // The index of this rank's host and the number of hosts. If flat, its
+      // rank and the number of ranks.
       .def_prop_ro("hosts",
                    [](const Bound& self) {
                      const comm::Hosts& all = self.look().ranks().hosts();
@@ -198,7 +198,7 @@ void load(const MeanHandle<LowRankMean>& self, nb::handle worker,
 
 using exchange::LowBitReduceScatter;
 
-// An exchange, and the objects that it needs to live.
+// An exchange, and the objects that must outlive it.
 struct ScatterParts {
   ScatterParts(std::shared_ptr<comm::Communicator> group,
                std::size_t residual_size,
@@ -273,7 +273,7 @@ Buffer encode_block(nb::handle values, nb::handle residual, double factor,
   return record;
 }
 
-// `records` has those of all ranks, one after the other.
+// `records` has the records of all ranks, one after the other.
 void average_blocks(nb::handle records, nb::handle mean, int bits) {
   const ConstArray given(records, "records");
   const Array result(mean, "mean");

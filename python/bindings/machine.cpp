@@ -77,8 +77,8 @@ auto each(const ParameterLayout& layout) {
 // level, text
 using Line = std::pair<std::string, std::string>;
 
-// Keeps lines until somebody takes them. Any thread may call a sink, which must
-// not wait for another thread. So it cannot take the GIL.
+// Keeps lines until a caller takes them. Any thread may call a sink, which must
+// not wait for another thread and therefore cannot take the GIL.
 class Lines {
  public:
   void add(LogLevel level, std::string_view text) {
@@ -154,7 +154,7 @@ void bind_layout(nb::module_& module) {
 }
 
 void bind_log(nb::module_& module) {
-  // Never freed, because threads may log until the process has ended.
+  // Never freed, because threads may log until the process ends.
   auto* const lines = new Lines;
   set_log_sink([lines](LogLevel level, std::string_view text) {
     lines->add(level, text);

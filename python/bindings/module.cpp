@@ -5,9 +5,10 @@
 namespace py = thinwire::python;
 
 NB_MODULE(_core, module) {
-  // Threads that outlive __main__ keep objects alive, which is not a leak.
+  // Threads that outlive __main__ keep objects alive. These are not leaks.
   nanobind::set_leak_warnings(false);
-  // The exit of one interpreter would be taken for the end of the process.
+  // Otherwise the exit of a subinterpreter would look like the end of the
+  // process.
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0)
     throw nanobind::import_error(
         "thinwire works in the main interpreter of a process, not in a "

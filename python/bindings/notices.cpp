@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Notices of a run and lines of telemetry, from reports of thinwire.report.
+// Notices of a run and lines of telemetry, made from reports of
+// thinwire.report.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
@@ -27,7 +28,7 @@ using engine::EngineReport;
 using engine::RunNotices;
 using engine::Telemetry;
 
-// Kinds of lines: "info", "news", "mistake".
+// Lines with their kinds: "info", "news" or "mistake".
 using Lines = std::vector<std::pair<std::string, std::string>>;
 // A RunNotices::State, without names.
 using StateTuple = std::tuple<std::set<std::string>, int, std::uint64_t,

@@ -29,7 +29,7 @@ void require(const char* name, ConstView view, DType dtype, std::size_t size) {
       fmt::format("{} of {}", to_string(view.dtype()), view.size()));
 }
 
-// If one rank's construction fails, the others must not wait for it.
+// If construction fails on one rank, the others must not wait for it.
 void construct_optimizer(OptimizerHandle* self, const CommunicatorHandle& comm,
                          const ParameterLayout& layout,
                          const config::Config& config, nb::handle params,
@@ -191,7 +191,7 @@ std::int64_t steps_behind(Self& self) {
   return optim::steps_behind(self.look().optimizer());
 }
 
-// 1 if ranks on one host do not reduce locally first.
+// Returns 1 if ranks on one host do not reduce locally first.
 int ranks_per_host(Self& self) {
   const auto& grouped = self.look().grouped;
   return grouped == nullptr ? 1 : grouped->hosts().ranks_per_host;

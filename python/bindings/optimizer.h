@@ -17,7 +17,7 @@
 
 namespace thinwire::python {
 
-/// An optimizer, and the objects that it needs to live.
+/// An optimizer, and the objects that must outlive it.
 struct OptimizerParts {
   std::shared_ptr<comm::Communicator> comm;
   Experts experts{};
@@ -25,16 +25,15 @@ struct OptimizerParts {
   std::unique_ptr<comm::Communicator> grouped{};  // null if flat
   ParameterLayout layout;
   config::Config config;
-  Array params;  // memory of ZeRO and lean 1-bit Adam
+  Array params;  // memory for ZeRO and lean 1-bit Adam
   engine::OptimizerStack stack{};
-  optim::Notes notes{};  // of the last adoption
+  optim::Notes notes{};  // of the latest loaded state
   OneCaller caller{};
 
   [[nodiscard]] optim::Optimizer& optimizer() const { return *stack.optimizer; }
 };
 
-/// Returns the step after which the exact stage ended, otherwise its planned
-/// end.
+/// Returns the last exact step, or the planned one if it has not been reached.
 inline std::optional<std::int64_t> freeze_step_of(
     const optim::Optimizer& optimizer) {
   const optim::FreezeStage* stage = optimizer.freeze();

@@ -28,14 +28,14 @@ double seconds_until(std::chrono::steady_clock::time_point deadline) {
 }
 
 // Has one (peer, memoryview) per message. The views are released at the end, so
-// that a later use of them gives an error and does not read freed memory.
+// that later uses raise an error instead of reading freed memory.
 class Messages {
  public:
   ~Messages() {
     for (const nb::handle message : list_) {
       const auto done = nb::steal(PyObject_CallMethod(
           nb::object(message[1]).ptr(), "release", nullptr));
-      if (!done.is_valid()) PyErr_Clear();  // somebody holds an export of it
+      if (!done.is_valid()) PyErr_Clear();  // exported elsewhere
     }
   }
   void add(int peer, const void* data, std::size_t bytes) {
@@ -114,7 +114,7 @@ class PythonTransport final : public comm::Transport {
   }
 
   // Called without the GIL. A Python exception fails the group, because it has
-  // no caller on this thread.
+  // no caller in this thread.
   template <class Body>
   void call(const comm::Operation& operation, Body&& body) {
     if (gave_up_) fail(operation.name, "this rank gave up");

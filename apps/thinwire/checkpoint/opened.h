@@ -13,7 +13,7 @@
 
 namespace thinwire::apps::checkpoint_tool {
 
-/// Values that are read piece by piece.
+/// Values that are read in pieces.
 struct Values {
   DType dtype = DType::kFloat32;
   std::size_t size = 0;
@@ -31,12 +31,12 @@ class Opened {
   }
 
   [[nodiscard]] Values weight(const std::string& name);
-  /// Returns a parameter's values of an array by element that is not each
-  /// rank's own.
+  /// Returns a parameter's values of an array by element, unless it differs
+  /// between ranks.
   [[nodiscard]] Values elements(const checkpoint::SavedArray& array,
                                 std::size_t parameter);
-  /// Returns whether files have all of the parameter's elements of such an
-  /// array.
+  /// Returns whether files have the array's values of all the parameter's
+  /// elements.
   [[nodiscard]] bool has_all(const checkpoint::SavedArray& array,
                              std::size_t parameter) const;
 

@@ -11,11 +11,11 @@
 
 namespace thinwire::replay {
 
-/// An optimizer as a recording drives it: on its own, or in one of the 16-bit
-/// wrappers, with gradients multiplied by a loss scale.
+/// An optimizer that runs like a recorded one: alone, or in one of the 16-bit
+/// wrappers with gradients multiplied by a loss scale.
 class DrivenOptimizer {
  public:
-  /// Throws Unsupported for an unknown drive.
+  /// Throws Unsupported if the recording ran its optimizer in an unknown way.
   DrivenOptimizer(const nlohmann::json& meta, comm::Communicator& comm,
                   config::Semantics semantics, const TrajectoryKind& kind,
                   std::span<const float> params);
@@ -25,14 +25,14 @@ class DrivenOptimizer {
   [[nodiscard]] const ParameterLayout& layout() const noexcept {
     return wrapped_;
   }
-  /// Begins anew, with the first step that the drive takes by itself.
+  /// Begins anew, including a first step that the wrapper takes by itself.
   void make(WireRecorder& recorder);
   [[nodiscard]] bool begins_with_zeros() const noexcept {
     return begins_with_zeros_;
   }
 
-  /// Takes one step with this rank's unscaled gradients. It sets the element to
-  /// infinity that was infinite in the recording.
+  /// Takes a step with this rank's unscaled gradients. An element that was
+  /// infinite in the recording becomes infinite here.
   optim::StepReport step(std::size_t t, std::span<const float> grads);
 
   [[nodiscard]] optim::Optimizer& optimizer() const { return *inner_; }

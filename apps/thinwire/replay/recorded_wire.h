@@ -13,7 +13,7 @@
 
 namespace thinwire::replay {
 
-/// One rank's input of one collective, in the recordings' terms.
+/// One rank's input of one collective, in the form of the recordings.
 struct WireMessage {
   std::string op;     ///< all_to_all_single, all_gather, all_reduce
   std::string dtype;  ///< uint8: sign bits, first element in the highest bit

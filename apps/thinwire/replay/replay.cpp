@@ -41,7 +41,7 @@ bool is_case(const fs::path& folder) {
          holds_loss_scalers(folder);
 }
 
-// Throws Unsupported if there is none.
+// Returns the function for a case. Throws Unsupported if there is none.
 Family* family_of(const RecordedCase& recorded) {
   const json& meta = recorded.meta();
   if (meta.contains("calls") && meta.contains("ops"))

@@ -19,8 +19,8 @@ void replay_calls(const RecordedCase& recorded, const comm::Communicator& comm,
   all.set_observer(&recorder);
   const RecordedArray& output = recorded.array("output.bin");
   const RecordedArray& wire = recorded.array("wire.bin");
-  // All calls have the same messages, one after the other, so this adds their
-  // offsets.
+  // All calls have the same messages, so only their offsets differ, which are
+  // added here.
   nlohmann::json ops = nlohmann::json::array();
   std::size_t offset = 0;
   for (const auto& op : recorded.meta().at("ops")) {

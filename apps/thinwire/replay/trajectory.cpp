@@ -215,7 +215,8 @@ class Run {
     comparison_.floats({t, field}, got, row);
   }
 
-  // Compares a residual that only some tensors had; recorded only as all zero.
+  // Compares a residual that only some tensors have. The recording has only its
+  // zeros.
   void compare_partial(std::size_t t, const StateDict& state,
                        const std::string& field, const json& records) {
     const std::string name = field.substr(0, field.rfind("_partial"));
@@ -283,7 +284,7 @@ void StepLog::flag(const char* name, bool got) const {
 
 void StepLog::numbers(const char* name, std::span<const double> got) const {
   const json& want = log.at(name);
-  // The value is not computed yet, or not by this step.
+  // The recording has no value for this step.
   if (want.is_null() || want.empty()) return;
   comparison.text({step, name}, json(got).dump(), want.dump());
 }

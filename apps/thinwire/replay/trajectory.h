@@ -17,7 +17,7 @@
 
 namespace thinwire::replay {
 
-/// One step's records beside its arrays.
+/// Recorded values of one step that are not arrays.
 struct StepLog {
   Comparison& comparison;
   std::size_t step;

@@ -29,7 +29,8 @@ constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.99;
 constexpr double kFinalFraction = 0.1;  // share of the learning rate
 constexpr double kAdamLr = 1.5e-3;
-// The rate is relative: the parameters' norm sets the length of a step of LAMB.
+// The rate is relative, because a step of LAMB is proportional to the
+// parameters' norm.
 constexpr double kLambLr = 1e-2;
 constexpr double kClip = 1;
 constexpr std::int64_t kWarmupSteps = 50;
@@ -61,7 +62,7 @@ OptimizerConfig make_optimizer(const std::string& name) {
 }
 
 // Sets an optimizer's options. Its stages follow from the number of steps
-// unless somebody sets them.
+// unless the user sets them.
 struct SetOptimizer {
   const Options& options;
   bool is_files = false;  // only the file sets the optimizer

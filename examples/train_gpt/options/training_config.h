@@ -10,19 +10,19 @@
 namespace thinwire::train_gpt {
 
 /// Whether a run begins anew or resumes. A resumed run uses the checkpoint's
-/// stages unless somebody sets them.
+/// stages unless the user sets them.
 enum class Start { kAnew, kResumed };
 
-/// Returns the engine's configuration for these options. A key of --set wins
-/// over a flag, a flag over the file, and the file over the defaults, which
-/// suit the number of steps. Throws Error(kInvalidArgument) naming the option
-/// or key.
+/// Returns the engine's configuration for these options. Keys of --set take
+/// precedence over flags, flags over the file, and the file over the defaults.
+/// Defaults suit the number of steps. Throws Error(kInvalidArgument) naming the
+/// option or key.
 [[nodiscard]] config::Config training_config(const Options& options,
                                              Start start = Start::kAnew);
 
 /// Returns when and where the run saves. Under mpirun SIGTERM and SIGINT end a
-/// run without saving. Elsewhere they save it too if checkpoints are on. Throws
-/// Error(kInvalidArgument).
+/// run without saving. Elsewhere they also save it if checkpoints are on.
+/// Throws Error(kInvalidArgument).
 [[nodiscard]] Saving saving_of(const Options& options,
                                const config::Config& config);
 

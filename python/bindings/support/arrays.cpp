@@ -38,7 +38,7 @@ std::optional<DType> from_dlpack(nb::dlpack::dtype dtype, Bools bools) {
   return std::nullopt;
 }
 
-// Returns a description of an object: "torch.Tensor, shape (2, 3), dtype ...".
+// Returns a description such as "torch.Tensor, shape (2, 3), dtype ...".
 std::string describe(nb::handle object) {
   std::string text = nb::inst_name(object).c_str();
   for (const char* name : {"shape", "dtype", "device"}) {

@@ -12,13 +12,13 @@
 
 namespace thinwire::python {
 
-/// Whether an array of bool counts as one of bytes.
+/// Whether an array of bool counts as an array of bytes.
 enum class Bools { kRefused, kAsBytes };
 
-/// A caller's array: one-dimensional, contiguous, on the CPU. A tuple of two is
-/// joined (View::joined). Throws TypeError naming the argument for anything
-/// else, and never copies. Keeps the array alive; may be destroyed without the
-/// GIL.
+/// A caller's array, which is one-dimensional, contiguous and on the CPU. A
+/// tuple of two arrays is joined (View::joined). Throws TypeError naming the
+/// argument for anything else, and never copies. Keeps the array alive, and may
+/// be destroyed without the GIL.
 template <class Seen, class... Access>
 class BasicArray {
  public:
@@ -35,19 +35,19 @@ class BasicArray {
   Seen view_;
 };
 
-using Array = BasicArray<View>;  // is written
+using Array = BasicArray<View>;  // the array is written
 using ConstArray = BasicArray<ConstView, nb::ro>;
 
-/// Returns whether an object offers its memory, whatever its shape and type.
+/// Returns whether an object offers its memory, regardless of shape and type.
 [[nodiscard]] bool is_array(nb::handle object);
 
 /// Returns a copy in the same dtype, or in fp32 if there are two.
 [[nodiscard]] Buffer copy_of(ConstView values);
 
-/// Returns a memoryview of somebody's bytes, which may be written.
+/// Returns a writable memoryview of bytes that it does not own.
 [[nodiscard]] nb::object memoryview_of(const void* data, std::size_t bytes);
 
-/// Returns an array with DLPack and the buffer protocol that owns the memory.
+/// Returns an array that owns the memory, with DLPack and the buffer protocol.
 [[nodiscard]] nb::object to_python(Buffer&& values);
 [[nodiscard]] nb::object to_python(std::vector<float>&& values);
 

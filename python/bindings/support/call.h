@@ -7,12 +7,13 @@
 
 namespace thinwire::python {
 
-/// Refuses a second thread, or a call from within a call. The library's objects
-/// are for one thread at a time, and without the GIL nothing else checks that.
+/// Refuses calls while another call is running, in this or another thread. The
+/// library's objects may be used by one thread at a time, and without the GIL
+/// nothing else checks this.
 class OneCaller {
  public:
-  /// Registers a call for as long as it runs. Throws Error(kFailedPrecondition)
-  /// if there is another one. `name` is the call's, for the message.
+  /// Registers a call while it runs. Throws Error(kFailedPrecondition) if
+  /// another call is running. `name` is for the message.
   class Call {
    public:
     Call(OneCaller& caller, const char* name) : caller_(caller) {
@@ -32,7 +33,8 @@ class OneCaller {
   std::atomic<bool> is_busy_ = false;
 };
 
-/// Calls body(parts) without the GIL, as the only call of the object.
+/// Calls body(parts) without the GIL, as the only call of the object at that
+/// time.
 template <class Parts, class Body>
 auto call(const Handle<Parts>& self, const char* name, Body&& body) {
   return without_gil(self.get(), [&](Parts& parts) {

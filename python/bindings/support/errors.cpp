@@ -11,14 +11,15 @@
 namespace thinwire::python {
 namespace {
 
-// A message may quote text that is not UTF-8, such as a variable's value or a
-// file's name.
+// Messages may quote text that is not UTF-8, such as the value of a variable or
+// the name of a file.
 nb::object to_text(std::string_view text) {
   return nb::steal<nb::object>(PyUnicode_DecodeUTF8(
       text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
 }
 
-// The class is looked up now: thinwire.errors is imported after this module.
+// The class is looked up late, because thinwire.errors is imported after this
+// module.
 void raise(const Error& error) {
   try {
     const nb::object kind = nb::module_::import_("thinwire.errors")

@@ -10,11 +10,12 @@
 
 namespace thinwire::python {
 
-/// Returns "RuntimeError: text", or only the text for our own errors. Call with
-/// the GIL.
+/// Returns a text such as "RuntimeError: text", or only the text for errors of
+/// Thinwire. Call with the GIL.
 [[nodiscard]] std::string text_of(const nb::python_error& error);
 
-/// body() with the GIL; what Python raises becomes an Error of this code.
+/// Calls body() with the GIL. Exceptions of Python become Errors with this
+/// code.
 template <class Body>
 auto with_gil(ErrorCode code, Body&& body) {
   const Gil gil;
@@ -29,8 +30,9 @@ auto with_gil(ErrorCode code, Body&& body) {
   throw Error(code, text);
 }
 
-/// A step's listener that calls function(begin, end), which outlives it; empty
-/// for None. After an error only closing is allowed, as after a lost rank.
+/// Returns a step's listener that calls function(begin, end), which must
+/// outlive it. It is empty for None. After an error only closing is allowed, as
+/// after a lost rank.
 inline optim::FinalRange final_range_of(nb::handle function) {
   if (function.is_none()) return {};
   return [function](Range range) {

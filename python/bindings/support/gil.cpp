@@ -12,12 +12,13 @@ namespace thinwire::python {
 namespace {
 
 std::atomic<bool> is_exiting = false;
-// Set before is_exiting; this thread continues to use the GIL.
+// The thread that ends the interpreter and continues to use the GIL. Set before
+// is_exiting.
 std::thread::id exiting_thread;
-// Threads that have seen the interpreter run, and wait for the GIL.
+// Number of threads that found the interpreter running and wait for the GIL.
 std::atomic<int> entering = 0;
 
-// Waits for them, so that they get the GIL before the interpreter ends.
+// Waits until these threads have had the GIL, before the interpreter ends.
 void begin_exit() {
   exiting_thread = std::this_thread::get_id();
   is_exiting = true;
@@ -29,7 +30,7 @@ void begin_exit() {
 }  // namespace
 
 void watch_exit() {
-  // The child of a fork has none of the threads that were entering.
+  // A forked child has none of these threads.
   pthread_atfork(nullptr, nullptr, [] { entering = 0; });
   nb::module_::import_("atexit").attr("register")(
       nb::cpp_function(&begin_exit));
@@ -61,9 +62,9 @@ nb::object call_python(const nb::object& callable, const nb::tuple& arguments) {
   try {
     result = PyObject_Call(callable.ptr(), arguments.ptr(), nullptr);
   } catch (...) {
-    // If a thread wants the GIL back after the interpreter has ended, Python up
-    // to 3.13 unwinds the thread. Every frame above would destroy Python
-    // objects.
+    // If a thread takes the GIL back after the interpreter has ended, Python up
+    // to 3.13 unwinds the thread. This would destroy Python objects in every
+    // frame.
     for (;;) pause();
   }
   if (result == nullptr) nb::raise_python_error();

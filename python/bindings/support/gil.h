@@ -18,9 +18,10 @@ void watch_exit();
 /// destroyed.
 [[nodiscard]] bool interpreter_runs() noexcept;
 
-/// Releases the GIL, and takes it back at the end of its scope. A thread that
-/// wants it back while another one ends the interpreter sleeps for ever. Python
-/// up to 3.13 would unwind it through destructors, which ends the process.
+/// Releases the GIL, and takes it back at the end of its scope. If another
+/// thread ends the interpreter meanwhile, this thread sleeps for ever.
+/// Otherwise Python up to 3.13 would unwind it through destructors, which ends
+/// the process.
 class WithoutGil {
  public:
   WithoutGil() noexcept : state_(PyEval_SaveThread()) {}
@@ -32,25 +33,25 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-/// Takes the GIL, for a thread that may not have it. Does not take it if the
+/// Takes the GIL in a thread that may not hold it. Does not take it if the
 /// interpreter is ending, because Python would end this thread.
 class Gil {
  public:
   Gil() noexcept;
-  /// Returns whether it is held.
+  /// Returns whether this object holds the GIL.
   explicit operator bool() const noexcept { return held_.has_value(); }
 
  private:
   std::optional<nb::gil_scoped_acquire> held_;
 };
 
-/// Returns callable(*arguments), called with the GIL, for a thread of the
-/// library's. Does not return if the interpreter ends meanwhile.
+/// Calls callable(*arguments) with the GIL, in a thread of the library. Does
+/// not return if the interpreter ends meanwhile.
 [[nodiscard]] nb::object call_python(const nb::object& callable,
                                      const nb::tuple& arguments);
 
-/// A reference to a Python object that any thread may drop, with or without the
-/// GIL.
+/// A reference to a Python object that any thread may release, with or without
+/// the GIL.
 class Reference {
  public:
   Reference() = default;
@@ -71,9 +72,9 @@ class Reference {
   nb::object object_;
 };
 
-/// Calls body(*object) without the GIL. If another thread has closed the
-/// object's handle meanwhile, the object is destroyed here, before the GIL is
-/// taken back. Its threads may need the GIL to end.
+/// Calls body(*object) without the GIL. If another thread closes the handle
+/// meanwhile, the object is destroyed here. The GIL is taken back afterwards,
+/// because the object's threads may need it to end.
 template <class T, class Body>
 auto without_gil(std::shared_ptr<T> object, Body&& body) {
   const WithoutGil released;

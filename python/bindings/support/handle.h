@@ -11,8 +11,8 @@
 
 namespace thinwire::python {
 
-/// Python's reference to an object of the library. It can be closed, and is
-/// refused in the children of fork(), which have none of its threads.
+/// Python's reference to an object of the library. It can be closed, and does
+/// not work in children of fork(), which lack the object's threads.
 template <class T>
 class Handle {
  public:
@@ -23,7 +23,7 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  /// Throws Error(kFailedPrecondition) once closed, and in another process.
+  /// Throws Error(kFailedPrecondition) after close(), and in another process.
   [[nodiscard]] std::shared_ptr<T> get() const {
     if (!object_) refuse(fmt::format("this {} is closed", what_));
     if (getpid() != process_)
@@ -33,18 +33,18 @@ class Handle {
                       what_, process_));
     return object_;
   }
-  /// Returns a reference for a short look, under the same conditions.
+  /// Returns a reference for immediate use. Throws like get().
   [[nodiscard]] T& look() const { return *get(); }
   [[nodiscard]] bool is_closed() const noexcept { return !object_; }
 
-  /// Idempotent. The object is destroyed without the GIL, as soon as nobody
-  /// else uses it.
+  /// Closes the handle. Idempotent. The object is destroyed without the GIL, as
+  /// soon as nobody else uses it.
   void close() noexcept {
     std::shared_ptr<T> object = std::move(object_);
     if (!object) return;
     if (getpid() != process_ || !interpreter_runs()) {
-      // Destroying it would wait for threads that are not in this process, or
-      // that cannot end without the GIL.
+      // Destroying the object would wait for threads that are not in this
+      // process, or that cannot end without the GIL.
       static_cast<void>(new std::shared_ptr<T>(std::move(object)));
       return;
     }

@@ -20,7 +20,9 @@ T value_of(nb::handle value, const std::string& name, const char* range) {
   T result{};
   if (nb::try_cast(value, result)) return result;
   const auto text = nb::steal<nb::object>(PyObject_Repr(value.ptr()));
-  if (!text.is_valid()) PyErr_Clear();  // as for an integer of 5000 digits
+  if (!text.is_valid())
+    PyErr_Clear();  // for example for an integer of 5000
+                    // digits
   require(false, name, range,
           text.is_valid() ? nb::str(text).c_str() : "another value");
   return result;
