@@ -292,8 +292,8 @@ THINWIRE_API thinwire_status thinwire_engine_values(thinwire_engine* engine,
                                                     const char* key,
                                                     float* values, size_t size);
 
-/// Writes the checkpoint ROOT/step-N, all of it or nothing. Collective. If a
-/// limit on file sizes is set, ignore SIGXFSZ, which would end the process.
+/// Writes the checkpoint ROOT/step-N, completely or not at all. Collective. If
+/// a limit on file sizes is set, ignore SIGXFSZ, which would end the process.
 THINWIRE_API thinwire_status thinwire_engine_save(thinwire_engine* engine,
                                                   const char* root);
 

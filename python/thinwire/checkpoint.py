@@ -57,9 +57,10 @@ def save(
 ) -> Saved:
     """Writes ROOT/step-<step>, completely or not at all. Collective.
 
-    It is done on return unless `asynchronous`. Existing checkpoints stay. Weights are
-    in model.safetensors, under the parameters' names. The checkpoint also has the state
-    of torch's CPU generator and the numbers in an optimizer's param_groups.
+    The call blocks until the checkpoint is complete, unless it is `asynchronous`.
+    Existing checkpoints stay. Weights are in model.safetensors, under the parameters'
+    names. The checkpoint also has the state of torch's CPU generator and the numbers in
+    an optimizer's param_groups.
 
     step: names the checkpoint. None is the number of applied steps; engines always use
       it.

@@ -28,7 +28,7 @@ class CompressedAllReduce {
   CompressedAllReduce(comm::Communicator& comm, std::span<const Range> units);
 
   /// Replaces the units of `values` with the compressed average over the ranks.
-  /// Like DeepSpeed, checks nothing. Collective, done on return.
+  /// Like DeepSpeed, checks nothing. Collective and blocking.
   void all_reduce(std::span<float> values);
 
   /// Returns the residuals of all units with their padding, one unit after the

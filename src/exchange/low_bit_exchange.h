@@ -60,7 +60,7 @@ class LowBitExchange {
   void write_to(const Output& to);
   /// Completes the run after all buckets are ready. Returns whether all
   /// averages written on this rank are finite. The caller then accepts or drops
-  /// the residuals. Collective, done on return.
+  /// the residuals. Collective and blocking.
   bool finish();
   /// Ends a run and blocks until nothing is in flight. Local.
   void drop() noexcept { pipeline_.drop(); }

@@ -42,7 +42,7 @@ class SignExchange {
   /// Runs only the way down: every server encodes x of its own blocks with its
   /// residual. All ranks receive the result, which mean() returns from then on.
   /// The Source is called only for blocks that this rank serves. x must be
-  /// finite. Collective, done on return.
+  /// finite. Collective and blocking.
   void share(const Source& source);
 
   /// Begins a run and queues all of it (Pipeline::launch()); finish() completes
@@ -61,7 +61,7 @@ class SignExchange {
   /// Encodes a bucket and sends it. Collective, queued.
   void ready(std::size_t bucket) { pipeline_.ready(bucket); }
   /// Completes a launched run, or a run whose buckets are all ready, and passes
-  /// the results to the Sink. Collective, done on return.
+  /// the results to the Sink. Collective and blocking.
   void finish(const Sink& sink, const Delivered& delivered = {});
   /// Discards the run as if it had not begun. Local, but all ranks must do so
   /// after the same buckets.

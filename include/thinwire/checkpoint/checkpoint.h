@@ -57,7 +57,7 @@ struct Training {
   std::vector<optim::ExpertGroup> experts{};
 };
 
-/// Writes ROOT/step-<step>, all of it or nothing; done on return. Collective.
+/// Writes ROOT/step-<step>, completely or not at all. Collective and blocking.
 /// Throws on all ranks: Error(kInvalidArgument) if values differ that should be
 /// equal on all ranks, Error(kUnavailable) with path and cause if it cannot be
 /// written. Earlier checkpoints do not change.
@@ -68,8 +68,9 @@ SaveReport save(const Training& training, const std::string& root,
 /// folder of weights with an `optimizer.safetensors`. Works on any number of
 /// ranks and at any ZeRO stage. Collective. On an error, all ranks throw and
 /// nothing changes: Error(kUnavailable) if there is no readable checkpoint.
-/// Error(kCorruptCheckpoint) names what is damaged or does not fit.
-/// Error(kInvalidArgument) names how to convert a checkpoint of DeepSpeed.
+/// Error(kCorruptCheckpoint) names the part that is damaged or does not fit.
+/// Error(kInvalidArgument) names the command that converts a checkpoint of
+/// DeepSpeed.
 LoadReport load(const Training& training, const std::string& path,
                 const LoadOptions& options = {});
 

@@ -32,8 +32,8 @@ struct WhyFlat {
   bool operator==(const WhyFlat&) const = default;
 };
 
-/// Returns which ranks share a host, and so a network card. Collective. A
-/// number in `options` or else in THINWIRE_RANKS_PER_HOST is used without
+/// Finds the ranks that share a host, and therefore a network card. Collective.
+/// A number in `options` or else in THINWIRE_RANKS_PER_HOST is used without
 /// detection: ranks 0 .. G-1 are host 0, and so on. If detection would give
 /// another result, rank 0 logs a line. Otherwise ranks with the same boot id
 /// share a host, or those with the same host name if the system has no boot id.

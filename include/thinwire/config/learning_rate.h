@@ -88,8 +88,8 @@ struct WarmupCosineLr {
   bool operator==(const WarmupCosineLr&) const = default;
 };
 
-/// Rate that rises from min to max and back (arXiv:1803.09820). k steps after
-/// that it is
+/// Rate that rises from min to max and falls back (arXiv:1803.09820). k steps
+/// later it is
 ///   min / (1 + decay_lr_rate k / decay_step_size)
 /// The momentum does not cycle.
 struct OneCycle {

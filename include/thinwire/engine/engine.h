@@ -200,10 +200,9 @@ class Engine {
   void load_state_dict(const StateDict& state);
 
   // ---- checkpoints; collective. Throw Error(kFailedPrecondition) inside a
-  // window of accumulation and in an evaluation
-  /// Writes ROOT/step-<steps applied>, all of it or nothing; see
-  /// checkpoint::save(). The next save and the destructor wait for this
-  /// engine's asynchronous save.
+  // window of accumulation and in an evaluation Writes ROOT/step-<steps
+  // applied>, completely or not at all; see checkpoint::save(). The next save
+  // and the destructor wait for this engine's asynchronous save.
   checkpoint::SaveReport save(const std::string& root,
                               const checkpoint::Extra& extra = {},
                               const checkpoint::SaveOptions& options = {});

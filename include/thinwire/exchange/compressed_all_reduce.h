@@ -93,13 +93,13 @@ class CompressedAllReduce {
   ~CompressedAllReduce();
 
   /// Replaces the units' ranges of `values` (fp32) with the compressed average.
-  /// Collective, done on return. If blocks contain non-finite values, changes
+  /// Collective and blocking. If blocks contain non-finite values, changes
   /// nothing on any rank and returns the lowest rank that encodes such a block.
   /// Otherwise returns -1.
   int all_reduce(View values);
 
   /// Averages like all_reduce(), but computes x and uses the result block by
-  /// block. Collective, done on return. While the Sink receives blocks of one
+  /// block. Collective and blocking. While the Sink receives blocks of one
   /// bucket, the Source may be called for those of a later one. x must be
   /// finite on all ranks, which is not checked.
   void run(const Source& source, const Sink& sink);

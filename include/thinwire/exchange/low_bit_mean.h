@@ -74,11 +74,11 @@ class LowBitMean {
   /// invalid or one of its units is in flight. After any other error nothing is
   /// in flight.
   std::vector<bool> begin(const Part& part);
-  /// Completes all parts that are in flight. Collective, done on return.
-  /// Returns and throws as begin() does.
+  /// Completes all parts that are in flight. Collective and blocking. Returns
+  /// and throws as begin() does.
   std::vector<bool> finish();
-  /// Performs begin() and finish() for one part. Collective, done on return.
-  /// Also throws Error(kFailedPrecondition) while another part is in flight.
+  /// Performs begin() and finish() for one part. Collective and blocking. Also
+  /// throws Error(kFailedPrecondition) while another part is in flight.
   bool average(const Part& part);
 
   /// Returns the number of bytes that this rank sends to other hosts (to other

@@ -51,8 +51,8 @@ class LowBitReduceScatter {
   ~LowBitReduceScatter();
 
   /// Averages a part. Writes this rank's pieces to `result` and leaves its
-  /// other elements unchanged. Both arrays are fp32, fp16 or bf16. Collective,
-  /// done on return: all ranks must pass the parts in the same order. Returns
+  /// other elements unchanged. Both arrays are fp32, fp16 or bf16. Collective
+  /// and blocking: all ranks must pass the parts in the same order. Returns
   /// whether this rank's result is finite.
   ///
   /// If a rank's block is not finite, its result is NaN, and that rank keeps

@@ -37,9 +37,9 @@ struct Quantized {
 
 /// Quantizes a block: step = max |c| / L, words = codes, c = c - q * step.
 /// Returns the step. c becomes the error, 0 where masked. q is 0 if the step is
-/// 0 or c / step is NaN. A NaN among the elements makes the step NaN, and so
-/// every error and decoded value. An infinite element does the same, through 0
-/// * step.
+/// 0 or c / step is NaN. A NaN among the elements makes the step NaN, and with
+/// it every error and decoded value. An infinite element does the same, because
+/// 0 * step is then NaN.
 [[nodiscard]] float quantize(float* c, int bits, std::uint32_t* words,
                              const std::uint32_t* active, std::size_t size);
 

@@ -23,7 +23,7 @@ struct LeanOnebitAdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
   double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
-  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double epsilon = 1e-8;        ///< Positive; keeps the denominator above 0.
   double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< Use sqrt(v + eps).
@@ -82,7 +82,7 @@ class LeanOnebitAdam final : public optim::Optimizer {
   using Optimizer::step;
   /// Runs a step. `input.params` is the memory given at construction, and
   /// `input.grads` has any float type. The freeze is part of the last exact
-  /// step. Collective, done on return.
+  /// step. Collective and blocking.
   optim::StepReport step(const optim::StepInput& input) override;
 
   using Optimizer::groups;
@@ -106,7 +106,7 @@ class LeanOnebitAdam final : public optim::Optimizer {
   /// Error(kInvalidArgument) for an unknown name or a wrong size.
   void set_full_parameter(std::string_view name, std::span<const float> values);
   /// Rounds `params` to bf16 parameters, and keeps them as the full values.
-  /// Half of an ulp is rounded away from zero.
+  /// Ties are rounded away from zero.
   void set_masters(ConstView params) override;
 
   /// Returns the state of ZeroOptimizer before the freeze, and the following

@@ -41,7 +41,7 @@ struct AdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
   double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
-  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double epsilon = 1e-8;        ///< Positive; keeps the denominator above 0.
   double weight_decay = 0;      ///< Per step, finite, >= 0.
   /// Whether decay is added to the update (AdamW, arXiv:1711.05101). Otherwise
   /// it is added to the gradient (L2).

@@ -14,7 +14,8 @@ namespace thinwire::optim {
 
 /// Experts, which are parameters without replicas on all ranks.
 struct ExpertGroup {
-  std::size_t group = 0;  ///< Group of the layout; all of it is experts.
+  std::size_t group = 0;  ///< Group of the layout. All its parameters are
+                          ///< experts.
   /// Ranks that hold the same experts. It must outlive the optimizer.
   comm::Communicator* comm = nullptr;
 };

@@ -22,7 +22,7 @@ struct LambOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
   double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
-  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double epsilon = 1e-8;        ///< Positive; keeps the denominator above 0.
   double weight_decay = 0;      ///< Decoupled (AdamW), finite, >= 0.
   double max_coeff = 10;        ///< Largest trust ratio, >= min_coeff.
   double min_coeff = 0.01;      ///< Smallest trust ratio, >= 0.

@@ -29,7 +29,7 @@ struct OnebitAdamOptions {
   double learning_rate = 1e-3;  ///< Step size, finite, >= 0.
   double beta1 = 0.9;           ///< Momentum decay per step, in [0, 1).
   double beta2 = 0.999;         ///< Variance decay per step, in [0, 1).
-  double epsilon = 1e-8;        ///< Keeps the denominator above 0, > 0.
+  double epsilon = 1e-8;        ///< Positive; keeps the denominator above 0.
   double weight_decay = 0;      ///< Decoupled (AdamW), per step, finite, >= 0.
   bool bias_correction = true;
   bool epsilon_inside_sqrt = false;  ///< Use sqrt(v + eps).

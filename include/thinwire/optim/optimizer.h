@@ -260,8 +260,8 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  /// Updates the parameters from the gradients of all ranks. Collective, done
-  /// on return. Throws Error(kInvalidArgument) on a wrong size or dtype, before
+  /// Updates the parameters from the gradients of all ranks. Collective and
+  /// blocking. Throws Error(kInvalidArgument) on a wrong size or dtype, before
   /// anything changes. Throws Error(kCommFailure) if a peer is lost; this
   /// object may then only be destroyed.
   virtual StepReport step(const StepInput& input) = 0;

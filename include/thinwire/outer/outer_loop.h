@@ -18,10 +18,10 @@ using MakeInner =
     std::function<std::unique_ptr<optim::Optimizer>(comm::Communicator& alone)>;
 
 /// Local training with infrequent exchanges of parameters. Each rank takes
-/// sync_every steps of an inner optimizer by itself. Then ranks average the
-/// changes that these steps have made. The anchor a holds the parameters of the
-/// last sync. Every element has one owner, which keeps its exact value m and
-/// the outer momentum u:
+/// sync_every steps of an inner optimizer without communication. Then ranks
+/// average the changes that these steps have made. The anchor a holds the
+/// parameters of the last sync. Every element has one owner, which keeps its
+/// exact value m and the outer momentum u:
 ///   warm-up   g = mean over ranks of g_i;  inner step with g
 ///   local     inner step with g_i, clipped by rho |g_i|
 ///   sync      d_i = a - p_i;  y = low-bit mean over ranks of d_i + e_i

@@ -193,7 +193,7 @@ def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:
         or plan.client is not None
         or any(group.get(EXPERTS) is not None for group in plan.groups)
     )
-    # If ranks differ here, their engines say so.
+    # If ranks differ here, their engines raise an error.
     if "True" in gathered(comm, str(cannot)):
         return None
     device = plan.places[0].tensor.device

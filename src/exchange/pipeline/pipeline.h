@@ -126,10 +126,10 @@ class Pipeline {
       std::function<void(std::size_t block, const std::uint8_t* record)> take,
       std::function<void(Range)> taken);
   /// Completes the run with the buckets that are ready. If it throws, the run
-  /// is dropped. Collective, done on return.
+  /// is dropped. Collective and blocking.
   void finish();
   /// Begins a run, makes all buckets ready in their order, and completes it. If
-  /// it throws, the run is dropped. Collective, done on return.
+  /// it throws, the run is dropped. Collective and blocking.
   void run(RunSteps steps) { run(std::move(steps), options_.direction); }
   void run(RunSteps steps, Direction way);
   /// Ends a run. Blocks until the queued collectives have completed, and starts

@@ -32,8 +32,8 @@ class PartWay {
   virtual void send(ConstView x, const UnitPart& part) = 0;
   /// Runs the next stage, except the last. Collective, queued.
   virtual void advance(std::size_t stage) = 0;
-  /// Writes the average and returns whether it is finite. Collective, done on
-  /// return.
+  /// Writes the average and returns whether it is finite. Collective and
+  /// blocking.
   virtual bool complete() = 0;
   /// Keeps the residuals of the run. Local.
   virtual void accept() = 0;
