@@ -6,7 +6,7 @@
 #include "thinwire/comm/run.h"
 #include "thinwire/config/config.h"
 
-// Reads a DeepSpeed configuration and prints what each of its keys does here.
+// Reads a DeepSpeed configuration and prints the effect of each of its keys.
 void explain(thinwire::comm::Communicator& comm, const std::string& path) {
   std::vector<thinwire::config::KeyNote> notes;
   const auto config = thinwire::config::Config::from_file(

@@ -9,8 +9,8 @@
 #include "thinwire/core/parameter_layout.h"
 #include "thinwire/optim/onebit_adam.h"
 
-// Uses no framework: your memory, your gradients. Finds the centre of points
-// that every rank draws for itself; start it alone or under mpirun.
+// Uses no framework, only memory and gradients of the program. Finds the centre
+// of points that every rank draws itself. Start it alone or under mpirun.
 void find_centre(thinwire::comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});

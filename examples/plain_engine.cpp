@@ -7,8 +7,8 @@
 #include "thinwire/comm/run.h"
 #include "thinwire/engine/engine.h"
 
-// Uses no framework, fp16, and two backwards per step. Finds the centre of
-// points that every rank draws for itself; start it alone or under mpirun.
+// Uses fp16 and two backwards per step, without a framework. Finds the centre
+// of points that every rank draws itself. Start it alone or under mpirun.
 void find_centre(thinwire::comm::Communicator& comm) {
   const auto layout = thinwire::ParameterLayout::of(
       {{.name = "centre", .shape = {300, 100}}, {.name = "bias", .shape = {}}});

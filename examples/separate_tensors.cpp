@@ -43,8 +43,8 @@ std::span<float> part_of(std::vector<float>& flat,
   return std::span(flat).subspan(parameter.offset, parameter.size);
 }
 
-// Finds the centre of points that every rank draws for itself; start it alone
-// or under mpirun.
+// Finds the centre of points that every rank draws itself. Start it alone or
+// under mpirun.
 void find_centre(thinwire::comm::Communicator& comm) {
   std::vector<Tensor> model{
       {"first.weight", {300, 50}}, {"first.bias", {50}}, {"scale", {}}};

@@ -8,8 +8,8 @@
 
 namespace thinwire::apps {
 
-/// Writes what the library logs (thinwire/core/log.h) at this level or above to
-/// stderr: "PROGRAM: warning: TEXT".
+/// Writes log messages of the library (thinwire/core/log.h) at this level or
+/// above to stderr: "PROGRAM: warning: TEXT".
 void log_to_stderr(const std::string& program,
                    LogLevel least = LogLevel::kInfo);
 

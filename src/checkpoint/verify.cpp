@@ -185,7 +185,7 @@ class Verifier {
           if (manifest.files[i].name == damage.file &&
               !manifest.files[i].tensors.empty())
             damage.what = arrays.describe(i, damage.begin, damage.end);
-    } catch (const Error&) {  // what is known already has to do
+    } catch (const Error&) {  // the ranges that are known must suffice
     }
   }
 

@@ -58,8 +58,8 @@ std::string first_difference(const std::vector<std::string>& texts) {
                      quote(lines_of(texts[*other]), first_line), *other);
 }
 
-// Waits for the other ranks before all of them throw the same error. A rank
-// that threw at once would tell ranks that still gather that it has given up.
+// Waits for the other ranks before all of them throw the same error. If a rank
+// threw at once, ranks that still gather would fail because it has given up.
 void leave_together(Communicator& comm) noexcept {
   try {
     comm.barrier();

@@ -30,8 +30,8 @@ namespace thinwire::comm::failure {
 /// Returns the ranks that a text of timed_out() names, or none for any other
 /// text.
 [[nodiscard]] std::vector<int> waited_for(std::string_view text);
-/// Returns whether `text` says that ranks do not make the same calls, because a
-/// rank is in another call, has left, or does not come.
+/// Returns whether `text` reports that ranks do not make the same calls,
+/// because a rank is in another call, has left, or does not arrive.
 [[nodiscard]] bool is_out_of_step(std::string_view text) noexcept;
 [[nodiscard]] std::string this_rank_gave_up(const Operation& operation,
                                             std::string_view reason);

@@ -127,8 +127,8 @@ std::vector<std::vector<int>> apart(std::size_t ranks) {
   return hosts;
 }
 
-// Groups the ranks as the variables say or, if none is set, as detected. Sets
-// `why` only if the detected hosts contradict the launchers.
+// Groups the ranks as the variables specify or, if none is set, as detected.
+// Sets `why` only if the detected hosts contradict the launchers.
 std::vector<std::vector<int>> grouped(std::span<const OnHost> all, int rank,
                                       const std::string& variable,
                                       WhyFlat& why) {

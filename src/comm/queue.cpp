@@ -78,7 +78,7 @@ void Queue::execute(const Job& job) {
   job.completion->fail(text);
 }
 
-// Needs the mutex.
+// The caller must hold the mutex.
 void Queue::fail_queued(const std::string& reason) {
   if (failure_.empty()) failure_ = reason;
   for (const Job& job : jobs_)

@@ -8,7 +8,7 @@
 
 namespace thinwire {
 
-/// Describes in messages what duration_from() accepts.
+/// Texts that duration_from() accepts, for messages.
 inline constexpr const char* kDurations =
     "a positive integer with a unit ms, s, min or h, at most 1000h";
 

@@ -16,7 +16,7 @@ namespace thinwire {
 /// A value whose members are in the order written.
 using JsonValue = nlohmann::ordered_json;
 
-/// Limits on what a text may contain.
+/// Limits on the contents of a text.
 struct JsonLimits {
   std::size_t members = 4096;  ///< Members of one object.
   std::size_t depth = 32;      ///< Levels of nesting.

@@ -56,7 +56,7 @@ void log(LogLevel level, std::string_view text) noexcept {
     if (!log.sink) return;
     is_in_sink = true;
     log.sink(level, text);
-  } catch (...) {  // there is nobody left to tell
+  } catch (...) {  // nobody is left to report to
   }
   is_in_sink = false;
 }

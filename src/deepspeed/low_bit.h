@@ -55,7 +55,7 @@ struct LowBitOptimizer::Impl {
   bool initialized = false;  // the first step() has been taken
 
   // ---- parts of each optimizer
-  /// `averaged` says that a wrapper has already averaged the gradients.
+  /// `averaged` is whether a wrapper has already averaged the gradients.
   virtual void take_step(const optim::StepInput& in, bool averaged,
                          optim::StepMeter& step) = 0;
   /// Returns the progress without the number of steps.

@@ -22,7 +22,7 @@ using config::LearningRateFunction;
 
 namespace {
 
-// Returns a line that names the fp32 parameters beside those of 16 bits.
+// Returns a line that names the fp32 parameters of a 16-bit model.
 std::string wide_of(ConstView params) {
   return params.is_joined()
              ? fmt::format("\nfloat32 from {}\n", params.first_size())

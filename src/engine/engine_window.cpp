@@ -113,8 +113,8 @@ void Engine::Impl::store(const exchange::GradientPart& part) {
 }
 
 // Returns whether gradients are converted before they are sent. 16-bit
-// gradients are added in fp32 and rounded once, whatever the wire. Some
-// optimizers accept no other type.
+// gradients are added in fp32 and rounded once, regardless of the wire's dtype.
+// Some optimizers accept no other type.
 bool Engine::Impl::is_converted() {
   const DType dtype = window_gradients().dtype();
   if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;

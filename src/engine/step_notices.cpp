@@ -110,8 +110,8 @@ void StepNotices::at_start(const comm::Communicator& comm,
     log(LogLevel::kInfo, memory_line("at the start", memory_use()));
 }
 
-// Gradients of the first steps are large, and so is a variance that is frozen
-// then.
+// Gradients of the first steps are large, so a variance that is frozen then is
+// too large.
 void StepNotices::warn_of_early_freeze(
     std::optional<std::int64_t> freeze_step) const {
   const std::int64_t step = freeze_step.value_or(0);

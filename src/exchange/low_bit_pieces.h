@@ -27,7 +27,7 @@ class LowBitPieces {
 
   /// Throws Error(kInvalidArgument) unless the part can be averaged.
   void check(ConstView gradient, View result, double loss_scale) const;
-  /// Does what LowBitReduceScatter::average() does.
+  /// Implements LowBitReduceScatter::average().
   bool average(ConstView gradient, View result, double loss_scale);
 
   [[nodiscard]] std::size_t bytes_per_pass() const;

@@ -39,10 +39,10 @@ class SignExchange {
   /// Performs CompressedAllReduce::run(). `delivered` may be empty.
   void run(const Source& source, const Sink& sink,
            const Delivered& delivered = {});
-  /// Runs only the way down: every server encodes x of its own blocks with its
-  /// residual. All ranks receive the result, which mean() returns from then on.
-  /// The Source is called only for blocks that this rank serves. x must be
-  /// finite. Collective and blocking.
+  /// Runs only the second half of an exchange: every server encodes x of its
+  /// own blocks with its residual. All ranks receive the result, which mean()
+  /// returns from then on. The Source is called only for blocks that this rank
+  /// serves. x must be finite. Collective and blocking.
   void share(const Source& source);
 
   /// Begins a run and queues all of it (Pipeline::launch()); finish() completes

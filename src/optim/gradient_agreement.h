@@ -82,7 +82,7 @@ class CalibratedNorm {
   /// Converts a measurement of `from` ranks to `to` ranks with the same samples
   /// per step. For a gradient of signal S and a batch whose noise is x S:
   ///  rho^2 = (1 + x) / (1 + ranks x).
-  /// A single rank knows its norm exactly, which says nothing about several
+  /// A single rank knows its norm exactly, which does not help with several
   /// ranks.
   void rescale(std::int64_t from, std::int64_t to) noexcept;
 

@@ -94,13 +94,14 @@ void require_trust_limits(const Options& o) {
   }
 }
 
-/// Returns "min_coeff=0.01 max_coeff=10" for each group in turn.
+/// Returns a text such as "min_coeff=0.01 max_coeff=10" with the limits of each
+/// group.
 [[nodiscard]] std::string describe(std::span<const TrustLimits> limits);
 
 [[nodiscard]] TrustRatio trust_ratio(const NormSums& sums, TrustLimits limits);
 
-/// The two passes of an exact LAMB step over `adam`'s moments. Each call works
-/// on the caller's thread, and several threads may process different parts.
+/// The two passes of an exact LAMB step over `adam`'s moments. Each call runs
+/// in the caller's thread, and several threads may process different parts.
 class LambStep {
  public:
   LambStep(Adam& adam, std::int64_t step, float grad_scale);

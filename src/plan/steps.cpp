@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicts the time of a step: which parts run at the same time.
-// docs/guide/plan.md says what is included.
+// Predicts the time of a step from the parts that overlap. docs/guide/plan.md
+// lists the included costs.
 #include <algorithm>
 #include <cmath>
 

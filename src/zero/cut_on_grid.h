@@ -9,9 +9,9 @@
 namespace thinwire::zero {
 
 /// Cuts a bucket into nearly equal pieces of whole cells of the grid of sums
-/// (kernels::kSumChunk). Remaining cells go to the places in turn, starting at
-/// `turn`, which the function advances. Without this, the same places would get
-/// them from every bucket.
+/// (kernels::kSumChunk). Remaining cells go to the next places from `turn` on,
+/// which the function advances. Otherwise the same places would get the
+/// remaining cells of every bucket.
 [[nodiscard]] std::vector<Range> cut_on_grid(Range range, std::size_t ranks,
                                              std::size_t& turn);
 

@@ -13,7 +13,7 @@
 namespace thinwire::apps::bench {
 
 /// Rank 0 of a group whose other ranks answer each message with the message
-/// itself. It shows what a step costs one rank besides the network.
+/// itself. It shows the cost of a step for one rank without the network.
 class EchoTransport final : public comm::Transport {
  public:
   explicit EchoTransport(int size) : size_(size) {}

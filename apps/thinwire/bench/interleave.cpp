@@ -30,9 +30,9 @@ std::optional<double> busy_seconds() {
          static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-// Returns when everything else on this machine uses less than 8 % of one core
-// over 60 ms, or after a second. Returns false if that never happened, or if
-// the system does not say how busy it is.
+// Waits until everything else on this machine has used less than 8 % of one
+// core over 60 ms, for at most a second. Returns false if this did not happen,
+// or if the system does not report its load.
 bool wait_until_quiet() {
   using Clock = std::chrono::steady_clock;
   const auto give_up = Clock::now() + kPatience;

@@ -33,8 +33,8 @@ std::optional<DType> dtype_from(const std::string& name) {
   return std::nullopt;
 }
 
-// Returns the array that the weights were rounded from, whatever its name:
-// masters, or 0/1 Adam's origin. Null if no file has it.
+// Returns the array from which the weights were rounded, which is masters or
+// 0/1 Adam's origin. Null if no file has it.
 const SavedArray* masters_of(Opened& from, std::size_t number) {
   for (const SavedArray& array : from.manifest().arrays)
     if (array.is_parameters && array.axis == optim::Axis::kElement &&
@@ -83,8 +83,8 @@ std::vector<PlannedTensor> weight_tensors(Opened& from,
   return tensors;
 }
 
-// Returns exp_avg/NAME and the like for each array by element, except arrays of
-// single ranks.
+// Returns tensors such as exp_avg/NAME for each array by element, except arrays
+// of single ranks.
 std::vector<PlannedTensor> state_tensors(Opened& from) {
   std::vector<PlannedTensor> tensors;
   for (const SavedArray& array : from.manifest().arrays) {

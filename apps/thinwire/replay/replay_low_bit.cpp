@@ -62,7 +62,7 @@ Options common_options(const json& meta, std::vector<std::string> own) {
   if (opts.value("amsgrad", false)) throw Unsupported("meta.opts \"amsgrad\"");
   options.compression.exchange.max_grad_norm = opts.value("max_grad_norm", 0.0);
   for (const json& group : meta.at("groups")) {
-    // zero_rows_from and zero_param only say how the inputs were made.
+    // zero_rows_from and zero_param only describe how the inputs were made.
     std::vector<std::string> keys = {
         "shapes",         "lr",           "betas",     "eps", "mask",
         "zero_rows_from", "weight_decay", "zero_param"};

@@ -68,8 +68,8 @@ precision::LossScalerOptions scaler_of(const json& meta) {
   return scaler;
 }
 
-// Returns the options of both optimizers. meta.multi_rank_allreduce only says
-// how the reference packs its messages.
+// Returns the options of both optimizers. meta.multi_rank_allreduce only
+// determines how the reference packs its messages.
 template <class Options>
 Options options_of(const json& meta) {
   Options options{.stage = meta.at("stage").get<int>(),

@@ -28,8 +28,7 @@ constexpr int kMostRanks = 1024;
 constexpr const char* kOptimizers =
     "adam, onebit_adam, lamb, onebit_lamb, zero_one_adam, lean_onebit_adam";
 
-// Flags, and keys of the object train_gpt, of earlier versions, and what to
-// write instead.
+// Flags and keys of earlier versions, and their replacements.
 constexpr std::pair<std::string_view, std::string_view> kReplaced[] = {
     {"semantics", "write --set semantics=NAME"},
     {"freeze-step",
@@ -107,7 +106,8 @@ std::filesystem::path whole(const std::filesystem::path& path) {
   return error ? from_root.lexically_normal() : followed;
 }
 
-// A run must not overwrite what it reads, nor mix its lines with telemetry.
+// A run must not overwrite files that it reads, nor mix its lines with
+// telemetry.
 void require_outside(const std::string& folder, std::string_view option,
                      const std::string& path) {
   const auto out = whole(folder) / "";

@@ -49,7 +49,7 @@ struct Verdict {
 };
 /// Reads every byte of a checkpoint, and returns the damaged ranges. If the
 /// manifest is damaged, reads nothing else. Throws Error(kUnavailable) if a
-/// file cannot be read, which says nothing about its content.
+/// file cannot be read, although it may be undamaged.
 [[nodiscard]] Verdict verify(const std::string& path,
                              const Progress& progress = {});
 

@@ -26,7 +26,7 @@ enum class Storage {
   kNodeLocal,  ///< One directory per host, to be merged before a load.
 };
 
-/// A file that is written beside the checkpoint's own, for example config.json.
+/// An additional file in the checkpoint, for example config.json.
 struct Attachment {
   std::string name;     ///< [A-Za-z0-9][A-Za-z0-9._-]*, at most 128 characters.
   std::string bytes{};  ///< At most 16 MiB.

@@ -45,8 +45,8 @@ struct WhyFlat {
 /// if given, receives the reason. Ranks of the backend "local" share one host.
 ///
 /// Throws Error(kInvalidArgument) on all ranks if an option is out of range or
-/// differs between ranks. It also does so if the number of ranks is not a
-/// multiple of ranks_per_host.
+/// differs between ranks. It also throws this error if the number of ranks is
+/// not a multiple of ranks_per_host.
 [[nodiscard]] Hosts find_hosts(Communicator& comm,
                                const HostOptions& options = {},
                                WhyFlat* why = nullptr);

@@ -175,9 +175,9 @@ struct BatchSizes {
 struct KeyNote {
   enum class Kind {
     kSupported,
-    kIgnored,   ///< Accepted without effect; `note` says why.
+    kIgnored,   ///< Accepted without effect, for the reason in `note`.
     kAbsent,    ///< Not in the file; `note` has its replacement.
-    kRejected,  ///< `note` says why; only from check_file().
+    kRejected,  ///< Rejected for the reason in `note`. Only from check_file().
   };
   std::string path;  ///< Path of the key, for example "fp16.loss_scale".
   Kind kind = Kind::kSupported;
@@ -246,7 +246,7 @@ struct Config {
   TelemetryConfig telemetry{};
   Fallback fallback = Fallback::kWarn;
   Buffers buffers = Buffers::kBroadcast;
-  /// Steps per line of a program's log; 0 for none. Engine logs no such line.
+  /// Steps per line of a program's log; 0 for none. Engine logs no such lines.
   std::int64_t steps_per_print = 0;
   /// Whether rank 0 logs the parts of a step's time, every steps_per_print
   /// steps, or every 10 steps if that is 0.

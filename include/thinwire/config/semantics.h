@@ -10,7 +10,8 @@ enum class Semantics {
   /// Results that the papers and a user would expect. The default.
   kCorrected,
   /// The same numbers as DeepSpeed 0.19.6, bit for bit, for users who migrate a
-  /// run or reproduce a paper. docs/algorithms/deepspeed.md lists what differs.
+  /// run or reproduce a paper. docs/algorithms/deepspeed.md lists the
+  /// differences.
   kDeepSpeed,
 };
 

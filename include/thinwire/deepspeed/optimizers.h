@@ -79,7 +79,7 @@ class LowBitOptimizer : public Optimizer {
   /// load_state_dict().
   [[nodiscard]] Adoption adopt(StateDict state) final;
   /// Loads a state like DeepSpeed: residuals are always 0 afterwards.
-  /// docs/algorithms/deepspeed.md lists what else is discarded.
+  /// docs/algorithms/deepspeed.md lists other discarded values.
   optim::Notes load_state_dict(const StateDict& state) final;
   void require_owner(const StateDict& state) const final;
 

@@ -65,8 +65,8 @@ struct EngineReport : optim::StepReport {
 ///   }
 /// If the next step averages exactly, buckets of gradients are averaged during
 /// backward as soon as they are complete, the last bucket first. All ranks
-/// average the same buckets, in whatever order gradients become ready. A
-/// parameter without a gradient counts as zero.
+/// average the same buckets, regardless of the order in which gradients become
+/// ready. A parameter without a gradient counts as zero.
 ///
 /// Used by one thread. Errors other than kCommFailure change nothing, with
 /// three exceptions. kNonFinite begins a new window. If a sync of an outer loop
@@ -221,12 +221,12 @@ class Engine {
   /// the retention of checkpoints.
   [[nodiscard]] checkpoint::Saver& saver() noexcept;
 
-  /// Sets whether step() logs what is new in the run, such as its first
-  /// compressed step and skipped steps (core/log.h); true at first. A front end
-  /// that keeps these notices in checkpoints passes false.
+  /// Sets whether step() logs events of the run, such as its first compressed
+  /// step and skipped steps (core/log.h). It does by default. A front end that
+  /// keeps these notices in checkpoints passes false.
   void log_phases(bool is_logged) noexcept;
 
-  /// Tensors beside the parameters, which saves write and loads fill.
+  /// Tensors that are not parameters. Saves write them, and loads fill them.
   struct Others {
     std::vector<checkpoint::OtherTensor> tensors{};
     std::vector<std::pair<std::string, std::string>> aliases{};

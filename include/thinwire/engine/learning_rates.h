@@ -14,8 +14,8 @@ class LearningRates {
  public:
   virtual ~LearningRates() = default;
 
-  /// Sets the rate of this group, or of every group, from the next step on,
-  /// whatever the schedule says, until another one is set. Part of the state.
+  /// Sets the rate of this group, or of every group, from the next step on. It
+  /// replaces the schedule's until another rate is set. Part of the state.
   /// Throws Error(kInvalidArgument) unless the rate is finite and >= 0, and if
   /// the group does not exist.
   virtual void set(std::size_t group, double learning_rate) = 0;

@@ -87,7 +87,7 @@ struct InverseTables {
 [[nodiscard]] InverseTables inverse_tables(const CodeRange& range);
 
 /// Computes in double the range and the codes of a cell's denominators d > 0.
-/// `active` (sign_compress.h) says which elements take part.
+/// `active` (sign_compress.h) selects the elements that take part.
 ///   low  = float(log2(min d)),  step = float((log2(max d) - low) / most steps)
 ///   code = 0 where masked, else 1 + (step = 0 ? 0 :
 ///          nearest((log2(d) - low) / step), ties to even, within the steps)

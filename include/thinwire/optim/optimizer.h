@@ -314,15 +314,15 @@ class Optimizer {
   /// possible, from another optimizer or precision. 16-bit values are widened.
   /// fp32 values are rounded to 16 bits only if the state's integer
   /// allow_rounding is 1. The caller restores the parameters. Throws
-  /// Error(kCorruptCheckpoint) naming what does not fit.
+  /// Error(kCorruptCheckpoint) naming the part that does not fit.
   [[nodiscard]] virtual Adoption adopt(StateDict state) = 0;
   /// Throws Error(kCorruptCheckpoint) unless a state in memory has this layout
   /// and, if ranks keep different data, this rank.
   virtual void require_owner(const StateDict& state) const = 0;
   /// Adopts a state in memory. Local. If every rank loads its own saved state,
   /// the next step continues with the same bits. Returns the adoption's notes.
-  /// Throws Error(kCorruptCheckpoint) naming what does not fit, before anything
-  /// changes.
+  /// Throws Error(kCorruptCheckpoint) naming the part that does not fit, before
+  /// anything changes.
   virtual Notes load_state_dict(const StateDict& state);
 };
 

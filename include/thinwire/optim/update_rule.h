@@ -124,8 +124,8 @@ class UpdateRule : public ParameterGroups {
                       const std::vector<Range>& elements) const = 0;
   /// Checks the rule's arrays in `state`, which has the keys of copy_of(State),
   /// and takes them. Local. 16-bit moments are widened if this rule keeps fp32.
-  /// Throws Error(kCorruptCheckpoint) naming what does not fit, before anything
-  /// changes.
+  /// Throws Error(kCorruptCheckpoint) naming the part that does not fit, before
+  /// anything changes.
   [[nodiscard]] virtual Adoption adopt(StateDict& state) = 0;
 };
 

@@ -69,11 +69,11 @@ class MixedPrecision final : public LowPrecisionOptimizer {
   using Optimizer::step;
   /// Runs a step. `params` has options.dtype; `grads` is 16-bit, or fp32 if
   /// accumulated. Both have layout.size() elements, and the last parameters may
-  /// be fp32 in both. Gradients arrive multiplied by loss_scale() and
-  /// input.loss_scale; step() divides by both before clipping. Throws
+  /// be fp32 in both. Gradients are multiplied by loss_scale() and
+  /// input.loss_scale, and step() divides by both before clipping. Throws
   /// Error(kNonFinite) on all ranks if the loss scale is at its minimum and
-  /// options.loss_scale says to stop there. The error names the first parameter
-  /// that overflowed, its rank and the last good step.
+  /// options.loss_scale requires a stop there. The error names the first
+  /// parameter that overflowed, its rank and the last good step.
   optim::StepReport step(const optim::StepInput& input) override;
   using Optimizer::groups;
   [[nodiscard]] optim::ParameterGroups& groups() override;

@@ -39,7 +39,7 @@ struct EngineOptions {
 /// float32 ones stay float32 (not with the semantics of DeepSpeed). Frozen
 /// parameters do not change. Do not call backward() or step() after the module
 /// is destroyed. Parameters on another device stay there; this class copies
-/// them to and from flat memory on the host. The engine zeroes the gradients. A
+/// them to and from flat memory on the host. The engine sets gradients to 0. A
 /// later engine of the same module replaces this one, which may be destroyed at
 /// any time.
 class Engine {

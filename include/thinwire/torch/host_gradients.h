@@ -42,9 +42,9 @@ inline std::vector<std::vector<std::size_t>> host_buckets(
 }
 
 /// Sums gradients of a host in the device's process group, a bucket at a time,
-/// while backward makes others. The leader then copies the sums to the host.
-/// Buckets and their order are the same on all ranks, whatever the order of
-/// gradients. A missing gradient counts as zero. In a window of accumulation
+/// while backward computes others. The leader then copies the sums to the host.
+/// Buckets and their order are the same on all ranks, regardless of the order
+/// of gradients. A missing gradient counts as zero. In a window of accumulation
 /// gradients add up on the device first, in fp32 if the configuration
 /// accumulates in fp32.
 class HostGradients {

@@ -113,13 +113,13 @@ enum class Gradients {
 ///
 /// Local. Parameters are dense, on one device, and all float32, all float16 or
 /// all bfloat16, unless they are converted; their gradients have the same type.
-/// Some may stay float32 while others are 16-bit: they are last in the layout,
-/// in separate arrays joined to the others' (View::joined). A parameter that a
-/// backward does not use has gradient zero. Parameters that do not require a
-/// gradient stay in their memory. A parameter registered under two names counts
-/// once, under the first. The arrays exist as long as this object or any of the
-/// tensors. If a later ModuleMemory is made for the same module, it takes over
-/// the tensors, and this one must no longer be used.
+/// Some may stay float32 while others are 16-bit: they come last in the layout,
+/// in separate arrays that are joined to the others (View::joined). A parameter
+/// that a backward does not use has gradient zero. Parameters that do not
+/// require a gradient stay in their memory. A parameter registered under two
+/// names counts once, under the first. The arrays exist as long as this object
+/// or any of the tensors. A later ModuleMemory of the same module takes over
+/// the tensors, and this one must not be used any more.
 class ModuleMemory {
  public:
   /// Keeps values and, with kInPlace, gradients that already exist. With

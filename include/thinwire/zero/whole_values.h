@@ -42,7 +42,7 @@ class WholeValues {
 
  protected:
   /// Creates the access to a model whose gradients `window` receives one by
-  /// one. Both arguments must outlive this object. `takes_arrays` says whether
+  /// one. Both arguments must outlive this object. `takes_arrays` is whether
   /// gradient() accepts the array of all gradients.
   WholeValues(const ParameterLayout& layout, exchange::GradientWindow& window,
               bool takes_arrays)

@@ -116,11 +116,12 @@ class ZeroOptimizer final : public ShardedOptimizer {
   using Optimizer::step;
   /// Runs a step. Collective. `input.params` is the memory given at
   /// construction. `input.grads` has layout.size() elements, or is empty if
-  /// gradients() received them one by one. Gradients arrive multiplied by
-  /// loss_scale() and input.loss_scale; step() divides by both before clipping.
-  /// With wire.bits_up, input.loss_scale must be 1. Throws Error(kNonFinite) on
-  /// all ranks if the loss scale is at its minimum and options.loss_scale says
-  /// to stop there. The error names a parameter that overflowed.
+  /// gradients() received them one by one. Gradients are multiplied by
+  /// loss_scale() and input.loss_scale, and step() divides by both before
+  /// clipping. With wire.bits_up, input.loss_scale must be 1. Throws
+  /// Error(kNonFinite) on all ranks if the loss scale is at its minimum and
+  /// options.loss_scale requires a stop there. The error names a parameter that
+  /// overflowed.
   optim::StepReport step(const optim::StepInput& input) override;
   optim::StepReport step() override;
 

@@ -70,7 +70,7 @@ void require_tensor(std::string_view name, std::span<const std::size_t> shape);
 /// Returns the data_begin bytes in front of the tensors.
 [[nodiscard]] std::string write_header(const SafetensorsHeader& header);
 
-/// Most bytes of a header.
+/// Largest size of a header in bytes.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 /// Returns the header's length from the first eight bytes, checked against the
 /// file's size and kMostHeaderBytes. Throws Error(kCorruptCheckpoint), which

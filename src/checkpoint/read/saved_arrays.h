@@ -29,11 +29,11 @@ inline constexpr const char* kExtraOfRank = "extra_of_rank/";
 [[nodiscard]] std::string state_file_name(int rank, int world);
 
 /// Name of the file of states that `thinwire checkpoint export --states` writes
-/// beside weights for other programs. For each parameter it has the tensors
-/// exp_avg/NAME, exp_avg_sq/NAME and, if there are masters, masters/NAME, in
-/// fp32 and the parameter's shape. It also has the int64 "step". States of
-/// DeepSpeed's 1-bit LAMB have exp_avg_sq_fresh/NAME and the coefficients, one
-/// value each. The metadata "semantics" may be "deepspeed".
+/// in addition to weights for other programs. For each parameter it has the
+/// tensors exp_avg/NAME, exp_avg_sq/NAME and, if there are masters,
+/// masters/NAME, in fp32 and the parameter's shape. It also has the int64
+/// "step". States of DeepSpeed's 1-bit LAMB have exp_avg_sq_fresh/NAME and the
+/// coefficients, one value each. The metadata "semantics" may be "deepspeed".
 inline constexpr std::string_view kNamedStates = "optimizer.safetensors";
 
 /// Adds the file's arrays and scalars to a manifest that has the parameters.

@@ -24,7 +24,7 @@ namespace {
 // Name of the scalar that a ZeRO state has if its parameters travel in 4 or 8
 // bits.
 constexpr const char* kBitsDown = "bits_down";
-// Most bytes that are exchanged at once.
+// Largest number of bytes that are exchanged at once.
 constexpr std::size_t kMostExchangedBytes = std::size_t{64} << 20;
 
 // Returns the ranges sorted, with adjacent ones joined.

@@ -23,10 +23,10 @@
 
 namespace thinwire::checkpoint {
 
-/// Reads the parts of a checkpoint that this rank needs. Arrays that every rank
-/// needs are read in shares and exchanged. All ranks make the same calls. An
-/// error of one rank is kept until finish(), so that no other rank waits for
-/// it.
+/// Reads the parts of a checkpoint that this rank needs. Each rank reads a
+/// share of the arrays that every rank needs, and ranks exchange the shares.
+/// All ranks make the same calls. An error of one rank is kept until finish(),
+/// so that no other rank waits for it.
 class StateReader {
  public:
   /// All arguments must outlive this object.

@@ -165,8 +165,8 @@ HWY_INLINE void two_sums_loop(std::size_t size, std::size_t first_chunk,
 /// writes up to 32 terms into each of `first` and `second`. Calls sink(sums)
 /// with the sums of the terms' squares for each chunk. The first chunk has
 /// `first_chunk` <= kSumChunk elements, and a word may cross the border of two
-/// chunks. Each chunk's terms are summed at once, because the accumulators do
-/// not all fit in registers beside other work.
+/// chunks. Each chunk's terms are summed at once, because other work leaves too
+/// few registers for all accumulators.
 template <class Word, class Sink>
 HWY_INLINE void two_sums_of_squares(std::size_t size, std::size_t first_chunk,
                                     Word& word, const Sink& sink) {

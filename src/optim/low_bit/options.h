@@ -39,8 +39,8 @@ struct LowBitSettings {
   ExchangeOptions exchange;
   WarmupBits warmup_bits{};
 
-  /// Checks what CompressionOptions::validate() cannot check. Throws
-  /// Error(kInvalidArgument) with the field, its range and its value.
+  /// Checks the options that CompressionOptions::validate() cannot check.
+  /// Throws Error(kInvalidArgument) with the field, its range and its value.
   void validate(const ParameterLayout& layout) const;
   /// Returns the text that ranks compare before their first exchange.
   [[nodiscard]] std::string describe() const;

@@ -22,7 +22,7 @@ enum Participation : std::uint8_t {
   kOut = 0,    ///< Excluded as long as the caller masks it.
   kTakesPart,  ///< Live.
   kLate,       ///< Inactive: it had no gradient when v was frozen.
-  kUnfit,      ///< Excluded for good: its variance overflowed.
+  kUnfit,      ///< Excluded permanently, because its variance overflowed.
 };
 /// One Participation per element of the layout; empty if all elements take
 /// part.

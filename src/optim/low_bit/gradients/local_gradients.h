@@ -40,8 +40,8 @@ class LocalGradients {
 
   /// Performs the scalar exchange of a step. Returns the RMS of the ranks'
   /// norms, or nothing if a gradient was not finite and the step is skipped.
-  /// `has_late` says that an inactive element has a gradient here.
-  /// `is_unlike_early` says that this rank has begun a different step early.
+  /// `has_late` is whether an inactive element has a gradient on this rank.
+  /// `is_unlike_early` is whether this rank has begun a different step early.
   /// Collective.
   [[nodiscard]] std::optional<double> agree_on_norm(
       const StepInput& in, bool has_late, StepMeter& step,
@@ -68,8 +68,7 @@ class LocalGradients {
   /// Returns the factor for this rank's gradients before a step without an
   /// exchange, which includes clipping by their own norm. Returns nothing if
   /// this rank leaves the step out; all ranks do so if the report says that it
-  /// was not applied. Ranks communicate only if they are to skip steps
-  /// together.
+  /// was not applied. Ranks communicate only if they must skip steps together.
   [[nodiscard]] std::optional<double> clip_locally(const StepInput& in,
                                                    StepMeter& step);
   /// Performs EarlyGradients::reduce() before an exact step. Collective,
@@ -111,8 +110,8 @@ class LocalGradients {
     void add_to(State& state, bool lags) const;
   };
   Memory memory;
-  /// Lists the data. A state may come from other ranks or hosts. A rank that it
-  /// does not know has left out no step.
+  /// Lists the data. A state may come from other ranks or hosts. Ranks that the
+  /// state does not know have left out no step.
   void list(StateParts& parts);
 
  private:

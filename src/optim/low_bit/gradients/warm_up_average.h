@@ -41,7 +41,7 @@ class WarmUpAverage {
   /// Returns whether the step began early with another loss scale than it has.
   [[nodiscard]] bool was_wrong(const StepInput& in) const;
   /// Returns the average in fp32, which replaces fp32 gradients. `begins_anew`
-  /// says that some rank has begun with a wrong loss scale. Collective.
+  /// is whether some rank has begun with a wrong loss scale. Collective.
   [[nodiscard]] View average(const StepInput& in, bool begins_anew,
                              StepMeter& step);
   /// Records that the step has multiplied gradients by `factor` to clip them.
@@ -70,7 +70,7 @@ class WarmUpAverage {
       "bits: what rounding took of them is dropped";
   static void save_bits(State& state, int bits);
   /// Returns the bits with which a run with these options continues from a
-  /// state. `begins` says that the state is that of the exact rule. Throws
+  /// state. `begins` is whether the state is that of the exact rule. Throws
   /// Error(kCorruptCheckpoint).
   [[nodiscard]] static int saved_bits(const StateDict& state,
                                       const WarmupBits& own, bool begins);

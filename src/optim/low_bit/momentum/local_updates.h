@@ -72,7 +72,8 @@ class LocalUpdates final : public LocalSteps {
   void list(StateParts& parts, bool is_frozen);
   /// The steps since the last sync.
   struct Interval {
-    bool accumulated = false;  // if false, u counts as 0, whatever it contains
+    bool accumulated = false;  // if false, u counts as 0 regardless of its
+                               // contents
     bool momenta_differ = false;
     std::int64_t steps = 0;           // equal on all ranks
     std::int64_t taken = 0;           // steps that this rank has not left out
