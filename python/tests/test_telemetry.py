@@ -208,7 +208,7 @@ def test_a_file_of_steps_that_cannot_be_written_costs_one_warning(
     missing = tmp_path / "no" / "steps.jsonl"
     optimizer = cases.make("OnebitAdam", net.parameters(), telemetry=missing)
     cases.train(net, optimizer, range(3))
-    assert caplog.text.count("cannot be written: No such file or directory") == 1
+    assert caplog.text.count("cannot be opened: No such file or directory") == 1
     missing.parent.mkdir()
     cases.train(net, optimizer, range(3, 5))
     assert [line["step"] for line in lines_in(missing)] == [4, 5]
