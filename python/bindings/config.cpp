@@ -100,35 +100,10 @@ void bind_comm(nb::module_& module) {
       .def_rw("ranks_per_host", &CommConfig::ranks_per_host)
       .def_rw("bucket_elements", &CommConfig::bucket_elements)
       .def_rw("num_threads", &CommConfig::num_threads)
-      .def_rw("verify_every", &CommConfig::verify_every)
       .def_rw("compressed_during_backward",
               &CommConfig::compressed_during_backward)
       .def_rw("compressed_under_next_step",
               &CommConfig::compressed_under_next_step);
-}
-
-void bind_average(nb::module_& module) {
-  using optim::AverageOptions;
-  nb::class_<AverageOptions>(module, "AverageOptions")
-      .def_rw("bits", &AverageOptions::bits)
-      .def_rw("low_rank", &AverageOptions::low_rank)
-      .def_rw("first_steps", &AverageOptions::first_steps)
-      .def_prop_ro("planned_first_steps", &optim::first_steps_of)
-      .def_rw("first_bits", &AverageOptions::first_bits)
-      .def_rw("total_steps", &AverageOptions::total_steps);
-}
-
-void bind_outer(nb::module_& module) {
-  using outer::OuterOptions;
-  nb::class_<OuterOptions>(module, "OuterOptions")
-      .def_rw("sync_every", &OuterOptions::sync_every)
-      .def_rw("sync_growth", &OuterOptions::sync_growth)
-      .def_rw("learning_rate", &OuterOptions::learning_rate)
-      .def_rw("momentum", &OuterOptions::momentum)
-      .def_rw("bits_up", &OuterOptions::bits_up)
-      .def_rw("bits_down", &OuterOptions::bits_down)
-      .def_rw("warmup_steps", &OuterOptions::warmup_steps)
-      .def_rw("warmup_bits", &OuterOptions::warmup_bits);
 }
 
 void bind_fields(nb::class_<Config>& kind) {
@@ -145,9 +120,7 @@ void bind_fields(nb::class_<Config>& kind) {
       .def_rw("accumulation_dtype", &Config::accumulation_dtype)
       .def_rw("schedule", &Config::schedule)
       .def_rw("zero", &Config::zero)
-      .def_rw("average", &Config::average)
       .def_rw("comm", &Config::comm)
-      .def_rw("outer", &Config::outer)
       .def_rw("buffers", &Config::buffers)
       .def_rw("steps_per_print", &Config::steps_per_print)
       .def_rw("semantics", &Config::semantics);
@@ -164,6 +137,11 @@ void bind_methods(nb::class_<Config>& kind) {
                               sizes.accumulation_steps);
           },
           "world"_a)
+      .def_prop_ro("sync_every",
+                   [](Self& self) { return self.outer.sync_every; })
+      .def_prop_ro(
+          "planned_first_steps",
+          [](Self& self) { return optim::first_steps_of(self.average); })
       .def("optimizer_name",
            [](Self& self) {
              return std::string(config::name_of(self.optimizer));
@@ -197,8 +175,6 @@ void bind_config(nb::module_& module) {
   bind_precision(module);
   bind_schedule(module);
   bind_comm(module);
-  bind_average(module);
-  bind_outer(module);
   nb::class_<Config> kind(module, "Config");
   kind.def(nb::init<>());
   bind_fields(kind);

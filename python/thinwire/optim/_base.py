@@ -327,20 +327,17 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     def _next_step(self) -> str:
         """Returns a text about the averages of the next step."""
         native = self._made
-        phase, average = native.optimizer.phase, native.config.average
+        phase, own = native.optimizer.phase, native.config.keywords()
         if phase != "exact" or self._comm.size == 1:
             return str(phase)
-        first = average.planned_first_steps
-        if average.low_rank and native.optimizer.steps >= first:
-            return f"of low rank {average.low_rank}"
-        if average.low_rank:
-            return (
-                f"in {average.first_bits} bits, of low rank {average.low_rank} after "
-                f"step {first}"
-            )
+        first, rank = native.config.planned_first_steps, own.get("low_rank", 0)
+        if rank and native.optimizer.steps >= first:
+            return f"of low rank {rank}"
+        if rank:
+            return f"in {own['first_bits']} bits, of low rank {rank} after step {first}"
         last = self.report
         of_warm_up = last.bits if last is not None and last.phase == "exact" else 0
-        bits = average.bits or of_warm_up
+        bits = own.get("bits", 0) or of_warm_up
         return f"in {bits} bits" if bits else "exact"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

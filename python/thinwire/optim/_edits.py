@@ -52,7 +52,7 @@ class Edits:
         # Without copies, only checksums detect writes.
         self._keeps_no_array = is_lean or (
             not has_masters
-            and (config.outer.sync_every > 0 or config.comm.compressed_under_next_step)
+            and (config.sync_every > 0 or config.comm.compressed_under_next_step)
         )
 
     def make_writable(self) -> None:
@@ -377,6 +377,6 @@ def undoes_edits(config: _core.Config) -> bool:
 def _has_local_steps(config: _core.Config) -> bool:
     return (
         config.optimizer_name() == "zero_one_adam"
-        or config.outer.sync_every > 0
+        or config.sync_every > 0
         or config.comm.compressed_under_next_step
     )

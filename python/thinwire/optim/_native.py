@@ -150,7 +150,7 @@ def make_native(
     num_wide = sum(place.is_wide for place in places)
     options = f"{dtype} float32={num_wide} broadcast={broadcast} hierarchy={config.comm.hierarchy.name} "
     options += f"ranks_per_host={config.comm.ranks_per_host} "
-    options += f"outer.sync_every={config.outer.sync_every}\n"
+    options += f"outer.sync_every={config.sync_every}\n"
     experts.require_same(comm, places, layout.describe(), options)
     tensors = [p.tensor for p in places]
     kind = FlatMemory if tensors[0].device.type == "cpu" else StagedMemory

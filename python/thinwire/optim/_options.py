@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -123,12 +123,6 @@ OUTER = """Keyword of an outer loop:
       steps, up to sync_every. Between syncs parameters differ from rank to rank;
       synchronize() and evaluation() make a sync. An outer loop takes 8 + 8 / ranks bytes
       per parameter more. See docs/guide/outer-loop.md."""
-
-
-class Handle(Protocol):
-    """DeepSpeed's engine."""
-
-    mpu: Any
 
 
 class CommonKeywords(TypedDict, total=False):
