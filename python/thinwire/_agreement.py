@@ -15,7 +15,9 @@ from .errors import CommFailure, InvalidArgument
 T = TypeVar("T")
 
 _MARK = "\0call "
-"""Begins the texts of gathered(), unlike those of a bare gather_texts()."""
+"""Prefix of the texts of gathered(), which distinguishes them from those of a bare
+gather_texts().
+"""
 
 
 def gathered(comm: _core.Communicator, text: str) -> list[str]:

@@ -24,9 +24,11 @@ OWN_NAMES = "thinwire/"
 """Prefix of this package's names."""
 RANDOM = OWN_NAMES + "random_state"
 SAVED_AS = OWN_NAMES + "run"
-"""The totals of a run among the values that each rank saves."""
+"""Name of a run's totals among the values that each rank saves."""
 _OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
-"""Name in a leader's own values: its rank, and the own values of its host's other ranks."""
+"""Name, in a leader's own values, of its rank and the own values of its host's other
+ranks.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class _Report:
     config: str = field(repr=False)
     """The configuration of the run that saved it, as JSON."""
     notes: list[str]
-    """Differences from the saved run, a line each."""
+    """Differences from the saved run, with a line for each."""
     seconds: float
     bytes: int
     """Bytes that all ranks read."""

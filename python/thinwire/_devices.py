@@ -12,9 +12,9 @@ class Run:
     """A run of the tests of devices with THINWIRE_TEST_DEVICE on a machine that has one."""
 
     device: str
-    """The name that the driver gives it, as "NVIDIA A100-SXM4-80GB"."""
+    """The driver's name for the device, such as "NVIDIA A100-SXM4-80GB"."""
     date: str
-    """Year, month and day, as 2026-11-25."""
+    """Date, such as 2026-11-25."""
     commit: str
     """The commit that was tested, 40 hexadecimal digits."""
     files: tuple[str, ...]

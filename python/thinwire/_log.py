@@ -31,7 +31,7 @@ def warn(text: str) -> None:
 
 
 _ASKED = ("time per step, ", "memory of this rank ")
-"""Beginnings of the library's lines that a configuration asks for."""
+"""Prefixes of the library's lines that a configuration requests."""
 
 
 def tell(text: str) -> None:

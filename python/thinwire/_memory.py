@@ -54,7 +54,7 @@ def require_shape(what: str, given: torch.Size, wanted: torch.Size) -> None:
 
 
 Handed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""Argument of the native side: an array, or two that are joined."""
+"""Argument of the native side: an array, or two joined ones."""
 
 
 class FlatMemory:

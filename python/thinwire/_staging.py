@@ -16,7 +16,7 @@ from ._memory import FlatMemory, Marks
 from .errors import FailedPrecondition
 
 _NOWHERE = (0, -1)
-"""Version of a parameter that was moved: no tensor has this version."""
+"""Version of a moved parameter, which no tensor has."""
 _told: set[str] = set()
 
 
@@ -30,7 +30,7 @@ class Staging:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.why_synchronous = ""
-        """Why copies are not asynchronous; empty if they are."""
+        """Reason why copies are not asynchronous; empty if they are."""
         self._is_quiet = True
         self._stream: torch.Stream | None = None
         try:

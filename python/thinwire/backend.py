@@ -56,7 +56,7 @@ class _Residual:
 
     storage: StorageWeakRef
     number: int
-    """The same on all ranks."""
+    """Number of the residual, the same on all ranks."""
     worker: torch.Tensor
     server: torch.Tensor
 
@@ -204,7 +204,7 @@ class Group(ProcessGroup):
         # Python classes cannot use the other constructor.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.beneath = ProcessGroup(store, rank, size)
-        """The same ranks, whose sums are exact."""
+        """A group of the same ranks, with exact sums."""
         self._store, self._bits = store, bits
         self._sums: dict[torch.device, _Sums] = {}
         self._comm: _core.Communicator | None = None

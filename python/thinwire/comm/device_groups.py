@@ -23,7 +23,7 @@ from .processes import Processes
 from .watcher import LOOK_SECONDS, Watcher
 
 _NEVER_SENT = 1 << 29
-"""A tag that no message has."""
+"""A tag that is not used by messages."""
 _MOST_TEXTS = 8
 
 
@@ -41,7 +41,9 @@ class _Made:
 _made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, list[_Made]]] = (
     weakref.WeakKeyDictionary()
 )
-"""By the world, and by backend and ranks: the same on all ranks of a set."""
+"""Sets of groups by the world, the backend and the ranks. A set is the same on all its
+ranks.
+"""
 
 
 _pending: list[object] = []
@@ -82,12 +84,12 @@ class DeviceGroups:
         self._queued_at = 0.0
         self._has_failed = False
         self._reason: str | None = None
-        """Why this rank has ended the groups, if it did so on its own account."""
+        """Reason why this rank has ended the groups, if the error was its own."""
         self._is_given_back = False
         self._taken = _take(comm, group, backend, hosts)
         self.between, self.inside = self._taken.between, self._taken.inside
         self.number = self.between.rank()
-        """This rank's number between hosts, in the order of ranks."""
+        """This rank's index in its group between hosts, in rank order."""
         self._processes = Processes(comm, range(comm.size), comm.rank)
         Watcher(weakref.ref(self))
 

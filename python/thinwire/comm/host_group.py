@@ -25,14 +25,14 @@ from .processes import Processes
 from .watcher import LOOK_SECONDS, Watcher
 
 _OF_THE_HOST = ("gloo", "mpi", "ucc")
-"""Backends of torch.distributed that no device calls its own."""
+"""Backends of torch.distributed that are not a device's own."""
 _LATER_SECONDS = 0.75
 _MOST_THREADS = 1024
 _made: weakref.WeakKeyDictionary[
     dist.ProcessGroup, dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
 ] = weakref.WeakKeyDictionary()
-"""Groups of devices, by the world in which they were made. torch may give a group that
-is made after another one has ended the other one's name, and so its addresses.
+"""Groups of devices, by the world in which they were made. They are kept, because torch
+may give a new group the name of an ended one, and with it the old addresses.
 """
 
 
@@ -48,9 +48,9 @@ class HostGroup:
     ranks: list[int]
     """Ranks of the communicator that are on this host."""
     inside: _core.Communicator
-    """The same ranks over gloo."""
+    """Group of the same ranks over gloo."""
     between: _core.Communicator | None
-    """The leaders of all hosts; None on the others."""
+    """Group of the leaders of all hosts; None on other ranks."""
 
     def __init__(
         self,

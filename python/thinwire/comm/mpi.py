@@ -12,7 +12,7 @@ from .lifetime import call_after_close
 from .transport import Broken, ChannelTransport, Exchange, Messages
 
 _PART = 1 << 30
-"""MPI counts are ints: longer messages go in parts, which arrive in order."""
+"""Largest part of a message, because MPI counts are ints. Parts arrive in order."""
 _REASON = 512
 _EAGER_TRIES = 1000
 _PAUSE = 50e-6

@@ -29,11 +29,11 @@ from .watcher import LOOK_SECONDS, Watcher
 
 _FIRST = "gave_up"
 _NEVER_SENT = 1 << 30
-"""A tag that no message has."""
+"""A tag that is not used by messages."""
 _LONG = 1 << 15
 """Bytes of a message that is sent in two parts."""
 _TELL_SECONDS = 1.0
-"""Time in an exchange after which a rank tells others where it is."""
+"""Time in an exchange after which a rank reports its call to the others."""
 _PEERS_TO_LOOK_AT = 4
 _CLOSED_HERE = "Application timeout caused pair closure"
 _REASON_SECONDS = 3.0
@@ -104,7 +104,7 @@ class _Flight:
     place: str
     operation: str
     sends: dict[int, int]
-    """Bytes to each peer."""
+    """Bytes for each peer."""
     receives: dict[int, int]
 
 

@@ -14,7 +14,7 @@ from ..errors import CommFailure, FailedPrecondition
 from .calls import names_of_calls
 
 Messages = Sequence[tuple[int, memoryview]]
-"""(peer, its bytes)"""
+"""A peer, and the bytes for it or from it."""
 
 
 class Broken(Exception):
@@ -33,7 +33,7 @@ class Exchange(NamedTuple):
 
     salt: int
     place: str
-    """A text; all ranks must have the same operation there."""
+    """Text of the operation, which must be the same on all ranks."""
     operation: str
 
 
@@ -41,7 +41,7 @@ class Channel(Protocol):
     """Moves bytes between processes. Several threads may call it."""
 
     given_up: str | None
-    """Why this process gave up."""
+    """Reason why this process gave up."""
 
     def move(
         self, receives: Messages, sends: Messages, of: Exchange, seconds: float

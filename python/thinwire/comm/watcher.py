@@ -16,10 +16,10 @@ from .lifetime import end_at_exit, is_ending
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.25
-"""Time between two looks whether a rank has given up."""
+"""Time between two checks whether a rank has given up."""
 _BRIEF_SECONDS = 1.0
-"""Longest time of a look into the store after a rank has failed. The host of the store
-may be the one that has died.
+"""Longest time of a check of the store after a rank has failed, because the store's
+host may have died.
 """
 
 
@@ -39,7 +39,7 @@ class Watcher:
     def __init__(self, watched: weakref.ref[Watched]) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._began: float | None = None
-        """When the call in hand began."""
+        """Time at which the present call began."""
         thread = threading.Thread(target=self._run, args=(watched,), daemon=True)
         end_at_exit(thread, partial(self._jobs.put, None))
         thread.start()

@@ -40,7 +40,7 @@ class Plan:
     config: _core.Config
     groups: Groups
     split: list[int]
-    """By each of the last groups: the number of the group that had its experts."""
+    """For each of the last groups, the number of the group that had its experts."""
     places: list[Place]
     left_out: list[str]
     monitors: list[Monitor]

@@ -45,7 +45,7 @@ class Client:
         self._state = optimizer.state
         self._parameters: list[torch.Tensor] = []
         self._stand_ins: dict[int, torch.Tensor] = {}
-        """CPU parameters that it works on instead, by id() of those on a device."""
+        """CPU parameters that replace those on a device, by id() of the latter."""
         self._offsets: list[int] = []
         self._error: BaseException | None = None
         closure = inspect.signature(kind.step).parameters.get("closure")

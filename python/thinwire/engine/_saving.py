@@ -299,7 +299,7 @@ class Checkpoints:
 
 LATEST = "latest"
 _PART = "mp_rank_"
-"""Begins the names of directories of parts of a model."""
+"""Prefix of the names of directories with parts of a model."""
 _MOST_BYTES = 200
 
 

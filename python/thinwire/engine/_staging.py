@@ -13,7 +13,9 @@ from ._hooks import Link
 from ._memory import EngineMemory
 
 _RING_BYTES = 64 << 20
-"""Pinned memory for gradients that the C++ side does not keep, unless one is larger."""
+"""Bytes of pinned memory for gradients that C++ does not keep, unless one gradient is
+larger.
+"""
 _ALIGNMENT = 64
 
 

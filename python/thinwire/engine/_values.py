@@ -16,7 +16,7 @@ from ..errors import InvalidArgument
 from ._training import Training
 
 _BY_PARAMETER: weakref.WeakValueDictionary[int, Values] = weakref.WeakValueDictionary()
-"""By id() of their parameters, which live as long as they do."""
+"""Values by id() of their parameters, which live as long as they do."""
 
 
 def values_of(parameter: torch.Tensor) -> Values:

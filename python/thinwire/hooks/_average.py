@@ -17,7 +17,7 @@ class Averaged:
 
     norm: float | torch.Tensor
     is_finite: bool | torch.Tensor
-    """If they are tensors, reading them waits for a device."""
+    """Numbers, or tensors on a device, for which a reader must wait."""
 
 
 class Average(Protocol):

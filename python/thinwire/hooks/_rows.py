@@ -162,9 +162,9 @@ class Chunk:
         server = places.server_row(numbers[own]).where(own >= 0, server_rows - 1)
         self.size = len(numbers)
         self.order = order.clamp(min=0).to(where)
-        """The row at each slot."""
+        """Row in each slot."""
         self.back = back.to(where)
-        """The slot of each row."""
+        """Slot of each row."""
         if places.count == places.hosts:  # rows are encoded before they are ordered
             worker = places.worker_row(numbers)
         self.worker = Rows(worker.flatten(), where)

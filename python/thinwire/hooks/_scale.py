@@ -29,7 +29,7 @@ class ScaledHook:
     _scaler: Scaler | None = None
     _loss_scale = 1.0
     _is_told = False
-    """Whether the program has said where the scale comes from."""
+    """Whether the program has set the source of the scale."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

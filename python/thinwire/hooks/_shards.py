@@ -67,7 +67,7 @@ class Sharded:
     shapes: dict[str, torch.Size]
     """Unsharded shapes of these parameters by name, in the order of the residuals."""
     description: str
-    """A text that is the same on all ranks if the layout is."""
+    """Text that is equal on all ranks if the layout is."""
 
 
 def group_of(module: Any) -> dist.ProcessGroup:

@@ -119,7 +119,7 @@ class HookStrategy(DDPStrategy):  # type: ignore[misc]
 
     strategy_name = "thinwire_hook"
     hook: Hook
-    """Made when fit() begins. Give it a GradScaler by its watch()."""
+    """The hook, which is made when fit() begins. Call its watch() for a GradScaler."""
 
     def __init__(self, hook: dict[str, Any] | None = None, **options: Any) -> None:
         """`hook` has the options of ddp_hook(), and `options` are DDPStrategy's."""

@@ -22,7 +22,7 @@ class Experts:
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, _core.Communicator]] = {}
         self.of_groups: list[tuple[int, _core.Communicator]] = []
-        """By the number of the group."""
+        """Communicators by the number of their group."""
 
     def join(self, comm: _core.Communicator, groups: list[dict[str, Any]]) -> None:
         """Uses the present groups' communicators, and makes missing ones in the order

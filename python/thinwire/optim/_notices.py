@@ -29,9 +29,9 @@ class RunTotals:
     bytes_sent: int
     """Bytes that steps sent to other ranks."""
     bytes_saved: int
-    """Additional bytes if every step had sent as much as this run's exact steps; one
-    that averaged over b bits counts 32 / b times. Steps before the first count as they
-    were.
+    """Additional bytes if every step had sent as much as this run's exact steps. If an
+    exact step averaged over b bits, its bytes count 32 / b times. Steps before the
+    first exact step add nothing.
     """
 
 

@@ -24,7 +24,7 @@ class Place:
     tensor: torch.Tensor
     group: int
     is_wide: bool = False
-    """fp32 beside others of 16 bits."""
+    """Whether this is an fp32 parameter of a 16-bit model."""
 
 
 def all_parameters(groups: list[dict[str, Any]]) -> Iterator[Place]:

@@ -5,4 +5,4 @@ from ... import _core
 from .core import LedCore
 
 Core = _core.Engine | LedCore
-"""The native engine, or on hosts of several devices what stands for it."""
+"""The native engine, or its replacement on hosts with several devices."""

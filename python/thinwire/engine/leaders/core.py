@@ -20,7 +20,7 @@ _TOLD = (
     *("loss_scale", "loss_factor", "steps", "skipped_steps"),
     *("phase", "freeze_step"),
 )
-"""Properties, as they were after the leader's last call."""
+"""Properties, with their values after the leader's last call."""
 _OF_LEADER = (
     *("gradient_ready", "set_learning_rate", "set_weight_decay", "set_exp_avg_mask"),
     *("read_masters", "set_others"),
@@ -66,7 +66,7 @@ class LedCore:
         self.backwards = 0
         """Backwards that have ended since the last step at a boundary."""
         self.has_sent = False
-        """Whether gradients of this backward have gone to the leader."""
+        """Whether gradients of this backward have been sent to the leader."""
         self._native: _core.Engine | None = None
         settings = _core.config_of_leaders(config, comm.size, hosts.size)
         # The engines of the leaders compare these too, but followers have no engine.
