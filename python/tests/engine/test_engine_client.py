@@ -51,11 +51,14 @@ def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The values that each parameter's state has now."""
+def states_of(
+    optimizer: torch.optim.Optimizer, parameters: Any = None
+) -> list[dict[str, Any]]:
+    """The values that each parameter's state has now, of all that have one by default."""
+    state = optimizer.state
     return [
-        {k: torch.as_tensor(v).flatten().tolist() for k, v in entry.items()}
-        for entry in optimizer.state.values()
+        {k: torch.as_tensor(v).flatten().tolist() for k, v in state[p].items()}
+        for p in (state if parameters is None else parameters)
     ]
 
 
@@ -141,10 +144,13 @@ def test_steps_have_the_bits_of_torch(
             assert engine.report.bytes_sent == 4 * sum(
                 p.numel() for p in trained(model)
             )
-    assert states_of(client) == states_of(optimizer) == states_of(theirs.optimizer)
+    expected = states_of(theirs.optimizer, theirs.masters)
+    for own in (client, optimizer):
+        assert states_of(own, trained(model)) == expected
     weight, key = model.first.weight, next(iter(client.state[model.first.weight]))
-    own = engine.full_state(weight, key)
-    assert own.dtype == torch.float32 and torch.equal(own, client.state[weight][key])
+    whole = engine.full_state(weight, key)
+    assert whole.dtype == torch.float32
+    assert torch.equal(whole, client.state[weight][key])
     with pytest.raises(thinwire.InvalidArgument, match="of 'first.weight', got"):
         engine.full_state("first.weight", "none")
 
