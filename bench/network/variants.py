@@ -131,10 +131,6 @@ WAYS = {
     "onebit_adam": Way("Thinwire, 1-bit Adam", first="adam"),
     "onebit_adam_warm8": warm_up(8),
     "onebit_adam_warm4": warm_up(4, is_shown=True),
-    "onebit_adam_early": Way(
-        "Thinwire, 1-bit Adam, during backward",
-        step="onebit_adam+lagged_clipping=true+compressed_during_backward=true",
-    ),
     "onebit_adam_under": Way(
         "Thinwire, 1-bit Adam, under the next step",
         step="onebit_adam+compressed_under_next_step=true",

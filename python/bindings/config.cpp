@@ -100,8 +100,6 @@ void bind_comm(nb::module_& module) {
       .def_rw("ranks_per_host", &CommConfig::ranks_per_host)
       .def_rw("bucket_elements", &CommConfig::bucket_elements)
       .def_rw("num_threads", &CommConfig::num_threads)
-      .def_rw("compressed_during_backward",
-              &CommConfig::compressed_during_backward)
       .def_rw("compressed_under_next_step",
               &CommConfig::compressed_under_next_step);
 }

@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::string_view kSection = "thinwire";
 
-// A removed option, and the JSON value that now always applies.
+// A removed option, and the JSON value that now always applies. If `kept` is
+// empty, the option did not change results, and a state with any value loads.
 struct RemovedOption {
   std::string_view name;
   std::string_view kept;
@@ -24,7 +25,8 @@ struct RemovedOption {
 constexpr RemovedOption kRemoved[] = {{"variance_refresh", "0"},
                                       {"exchanged", "\"momentum\""},
                                       {"scale", "\"rms\""},
-                                      {"calibrated_clipping", "true"}};
+                                      {"calibrated_clipping", "true"},
+                                      {"compressed_during_backward", ""}};
 
 std::optional<JsonValue> parsed(const std::string& config) {
   try {
@@ -48,7 +50,9 @@ void require_no_removed_option(const std::string& config) {
   if (own == nullptr) return;
   for (const RemovedOption& option : kRemoved) {
     const JsonValue* const value = find_member(*own, option.name);
-    if (value == nullptr || brief_json(*value) == option.kept) continue;
+    if (value == nullptr || option.kept.empty() ||
+        brief_json(*value) == option.kept)
+      continue;
     throw Error(ErrorCode::kCorruptCheckpoint,
                 fmt::format("the checkpoint was saved with {} = {}, an option "
                             "that no longer exists; load its weights alone "

@@ -8,13 +8,9 @@ namespace thinwire::config {
 /// Makes those checks of Config::validate() that need no number of ranks.
 void check_without_ranks(const Config& config);
 
-/// Check the requirements of comm.compressed_during_backward on the optimizer
-/// and on clipping. They run before other checks, whose messages do not name
-/// keys of a file.
-void check_during_backward(const Config& config);
-/// Check the same requirements for comm.compressed_under_next_step.
+/// Checks what comm.compressed_under_next_step excludes. It runs before other
+/// checks, whose messages do not name keys of a file.
 void check_under_next_step(const Config& config);
-void check_early_clipping(const Config& config);
 
 /// Returns whether ZeRO adds several backwards up in the residuals of
 /// gradients. Gradients that are encoded as soon as they arrive cannot be added

@@ -14,8 +14,6 @@ constexpr std::string_view kStage = "zero.stage (zero_optimization.stage)";
 constexpr std::string_view kHierarchy = "comm.hierarchy (thinwire.hierarchy)";
 constexpr std::string_view kRanksPerHost =
     "comm.ranks_per_host (thinwire.ranks_per_host)";
-constexpr std::string_view kDuringBackward =
-    "comm.compressed_during_backward (thinwire.compressed_during_backward)";
 constexpr std::string_view kUnderNextStep =
     "comm.compressed_under_next_step (thinwire.compressed_under_next_step)";
 
@@ -171,8 +169,6 @@ void check_outer_and_rest(const Config& config) {
           "precision.state_dtype", with("float32"),
           to_string(config.precision.state_dtype));
   require(!config.lagged_clipping, "lagged_clipping", with("false"), true);
-  require(!config.comm.compressed_during_backward, kDuringBackward,
-          with("false"), true);
   require(!config.comm.compressed_under_next_step, kUnderNextStep,
           with("false"), true);
   require(config.fallback != Fallback::kHold, "fallback", with("off or warn"),
@@ -195,30 +191,12 @@ void check_outer_and_rest(const Config& config) {
 
 }  // namespace
 
-void check_during_backward(const Config& config) {
-  if (!config.comm.compressed_during_backward) return;
-  require(uses<optim::OnebitAdamOptions>(config), kDuringBackward,
-          "false unless the optimizer is onebit_adam", true);
-  require_corrected(config, kDuringBackward);
-  require(config.comm.hierarchy != Hierarchy::kByHost, kHierarchy,
-          "auto or flat with compressed_during_backward", "by_host");
-}
-
 void check_under_next_step(const Config& config) {
   if (!config.comm.compressed_under_next_step) return;
   require(config.zero.stage == 0, kUnderNextStep, "false with ZeRO", true);
   require(uses<optim::OnebitAdamOptions>(config), kUnderNextStep,
           "false unless the optimizer is onebit_adam", true);
-  require(!config.comm.compressed_during_backward, kUnderNextStep,
-          "false with compressed_during_backward", true);
   require_corrected(config, kUnderNextStep);
-}
-
-void check_early_clipping(const Config& config) {
-  require(!config.comm.compressed_during_backward || config.lagged_clipping ||
-              config.gradient_clipping == 0,
-          kDuringBackward,
-          "false if gradients are clipped and lagged_clipping is false", true);
 }
 
 bool residuals_add_up(const Config& config, int world) {
@@ -238,8 +216,6 @@ void check_experts(const Config& config) {
                       "onebit_adam",
                       kWith),
           name_of(config.optimizer));
-  require(!config.comm.compressed_during_backward, kDuringBackward,
-          fmt::format("false with {}", kWith), true);
   require(!config.comm.compressed_under_next_step, kUnderNextStep,
           fmt::format("false with {}", kWith), true);
 }

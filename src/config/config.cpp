@@ -44,7 +44,6 @@ zero::WireOptions Config::wire_options(int world) const {
 optim::ExchangeOptions Config::exchange_options() const {
   return {.max_grad_norm = gradient_clipping,
           .lagged_clipping = lagged_clipping,
-          .during_backward = comm.compressed_during_backward,
           .under_next_step = comm.compressed_under_next_step,
           .bucket_elements = comm.bucket_elements,
           .verify_every = comm.verify_every,

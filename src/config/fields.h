@@ -225,7 +225,6 @@ void own_fields(const Archive& own, AnyConfig& c) {
   own.choice("semantics", c.semantics, Choices<Semantics>(kSemantics));
   comm_fields(own, c.comm);
   own.field("overlap", c.comm.overlap);
-  own.field("compressed_during_backward", c.comm.compressed_during_backward);
   own.field("compressed_under_next_step", c.comm.compressed_under_next_step);
   own.field("lagged_clipping", c.lagged_clipping);
   own.choice("fallback", c.fallback, Choices<Fallback>(kFallbacks));

@@ -413,9 +413,11 @@ constexpr KeyRule kRules[] = {
      "exact averages begin during backward; default true"},
     {"thinwire.verify_every", kSupported,
      "steps between comparisons of the ranks' parameters; 0: never"},
-    {"thinwire.compressed_during_backward", kSupported,
-     "OneBitAdam: exchange the momentum during backward in 1 bit; with "
-     "clipping it needs `lagged_clipping`; default false"},
+    rejected(
+        "thinwire.compressed_during_backward",
+        "the exchange of OneBitAdam no longer begins during backward; use "
+        "`compressed_under_next_step`, which hides it behind the next step",
+        "false"),
     {"thinwire.compressed_under_next_step", kSupported,
      "OneBitAdam: the momentum travels while the next forward and backward "
      "compute, on parameters of each rank's own; default false"},

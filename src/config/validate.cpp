@@ -150,7 +150,6 @@ void check_without_ranks(const Config& config) {
               config.gradient_predivide_factor > 0,
           "gradient_predivide_factor", "finite and > 0",
           config.gradient_predivide_factor);
-  check_early_clipping(config);
   config.average.validate();
   config.exchange_options().validate();
   std::visit(
@@ -172,7 +171,6 @@ void check_without_ranks(const Config& config) {
 }
 
 void Config::validate(int world) const {
-  check_during_backward(*this);
   check_under_next_step(*this);
   check_without_ranks(*this);
   static_cast<void>(batch(world));

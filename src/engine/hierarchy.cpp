@@ -31,15 +31,6 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
   comm::WhyFlat why;
   const comm::Hosts hosts = comm::find_hosts(
       comm, {.ranks_per_host = config.comm.ranks_per_host}, &why);
-  if (!hosts.is_flat() && config.comm.compressed_during_backward) {
-    if (comm.rank() == 0)
-      log(LogLevel::kInfo,
-          fmt::format("every rank exchanges with every other: "
-                      "compressed_during_backward does not exchange "
-                      "hierarchically, though {} hosts have {} ranks each",
-                      hosts.size, hosts.ranks_per_host));
-    return nullptr;
-  }
   const bool shares_hosts = !hosts.is_flat();
   if (shares_hosts) {
     try {

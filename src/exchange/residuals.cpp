@@ -45,7 +45,6 @@ ResidualSide::ResidualSide(const BlockLayout& layout, std::size_t begin,
   if (!can_drop) return;
   own_fresh_ = Buffer(size, dtype);
   fresh_ = own_fresh_.view();
-  fresh_scales_ = scales_;
 }
 
 ResidualSide::ResidualSide(View values, std::vector<Range> at)
@@ -65,16 +64,6 @@ void ResidualSide::write_to(Buffer& fresh) {
 }
 
 // ---- a run
-
-KeptResidual ResidualSide::kept(std::size_t block) {
-  const View before = part(values_, at_, block);
-  if (!writes_fresh()) return {before, scales_[block]};
-  const View fresh = part(fresh_, fresh_at(), block);
-  if (before.bytes() != 0)
-    std::memcpy(fresh.data(), before.data(), before.bytes());
-  fresh_scales_[block] = scales_[block];
-  return {fresh, fresh_scales_[block]};
-}
 
 void ResidualSide::save_before() {
   if (!can_drop_) return;
@@ -115,7 +104,6 @@ void ResidualSide::swap_fresh() noexcept {
   }
   std::swap(own_, own_fresh_);
   std::swap(values_, fresh_);
-  std::swap(scales_, fresh_scales_);
 }
 
 // ---- between runs

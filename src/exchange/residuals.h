@@ -93,8 +93,10 @@ class ResidualSide {
                                     : part(values_, at_, block)};
   }
   /// Returns a block's residual for kernels::sign_encode(), which overwrites
-  /// it.
-  [[nodiscard]] KeptResidual kept(std::size_t block);
+  /// it. The run cannot be dropped.
+  [[nodiscard]] KeptResidual kept(std::size_t block) {
+    return {part(values_, at_, block), scales_[block]};
+  }
   /// Saves the residuals, so that the run can update them in place and drop()
   /// can restore them. Has no effect if runs cannot be dropped.
   void save_before();
@@ -150,7 +152,6 @@ class ResidualSide {
   Buffer own_;                   // empty if another object owns values_
   Buffer own_fresh_;
   std::vector<float> scales_;  // per block, for kept()
-  std::vector<float> fresh_scales_;
   bool can_drop_ = false;
   bool is_saved_ = false;  // whether fresh_ holds the values before the run
 };
@@ -158,11 +159,11 @@ class ResidualSide {
 /// One rank's residuals: the worker's, for the blocks of its piece (all blocks
 /// if flat), and the server's, for the blocks that it serves.
 struct Residuals {
-  /// Sets all residuals to 0. `dtype` must pass require_options().
-  Residuals(const BlockLayout& layout, const Places& places, DType dtype,
-            bool can_drop)
-      : worker(layout, places.first, places.end(), dtype, can_drop),
-        server(layout, places.own, places.own + 1, dtype, can_drop) {}
+  /// Sets all residuals to 0. `dtype` must pass require_options(). A run
+  /// overwrites them, so that it cannot be dropped.
+  Residuals(const BlockLayout& layout, const Places& places, DType dtype)
+      : worker(layout, places.first, places.end(), dtype, /*can_drop=*/false),
+        server(layout, places.own, places.own + 1, dtype, /*can_drop=*/false) {}
 
   Residuals(ResidualSide of_worker, ResidualSide of_server)
       : worker(std::move(of_worker)), server(std::move(of_server)) {}

@@ -14,9 +14,8 @@ SignExchange::SignExchange(comm::Communicator& comm,
                            BlockLayout layout, const Options& options)
     : layout_(std::move(layout)),
       pipeline_({comm, groups}, pool, layout_, {sign_codec(), sign_codec()},
-                {.keeps_previous = options.keeps_previous || options.can_drop}),
-      residuals_(layout_, pipeline_.places(), options.residual_dtype,
-                 options.can_drop) {}
+                {.keeps_previous = options.keeps_previous}),
+      residuals_(layout_, pipeline_.places(), options.residual_dtype) {}
 
 // ---- a run
 
@@ -45,12 +44,8 @@ void SignExchange::launch(const Source& source, const Delivered& queued) {
   pipeline_.launch(std::move(all));
 }
 
-void SignExchange::begin(const Source& source) {
-  pipeline_.begin(steps(source));
-}
-
-void SignExchange::finish(const Sink& sink, const Delivered& delivered) {
-  pipeline_.take_with(taking(sink), delivered);
+void SignExchange::finish(const Sink& sink) {
+  pipeline_.take_with(taking(sink), {});
   pipeline_.finish();
   residuals_.accept();
 }

@@ -12,9 +12,9 @@
 
 namespace thinwire::exchange {
 
-/// The error-compensated average of CompressedAllReduce, whose buckets may
-/// become ready one by one. It uses SignCodec in both directions of a pipeline,
-/// with residuals for both. `groups` is null if hosts are flat.
+/// The error-compensated average of CompressedAllReduce. It uses SignCodec in
+/// both directions of a pipeline, with residuals for both. `groups` is null if
+/// hosts are flat.
 class SignExchange {
  public:
   using Source = CompressedAllReduce::Source;
@@ -27,9 +27,6 @@ class SignExchange {
     /// Whether to keep the result before the last one for previous_mean(). This
     /// needs 0.13 bytes per element.
     bool keeps_previous = false;
-    /// Whether a run can be dropped, which doubles the memory of residuals and
-    /// records. Excludes keeps_previous.
-    bool can_drop = false;
   };
 
   /// `comm`, `groups` and `pool` must outlive this object.
@@ -45,26 +42,18 @@ class SignExchange {
   /// serves. x must be finite. Collective and blocking.
   void share(const Source& source);
 
+  // ---- runs that are queued at once
   /// Begins a run and queues all of it (Pipeline::launch()); finish() completes
   /// it. Until then, do not ask for residuals or results. Before it returns, it
   /// calls `source`, and `queued` with the blocks of each bucket. Collective,
   /// queued.
   void launch(const Source& source, const Delivered& queued = {});
-
-  // ---- runs bucket by bucket, with can_drop
-  /// Begins a run that can be dropped: until finish(), this object keeps the
-  /// state of the previous run. `source` must live until then. Local.
-  void begin(const Source& source);
   [[nodiscard]] bool has_begun() const noexcept {
     return pipeline_.has_begun();
   }
-  /// Encodes a bucket and sends it. Collective, queued.
-  void ready(std::size_t bucket) { pipeline_.ready(bucket); }
-  /// Completes a launched run, or a run whose buckets are all ready, and passes
-  /// the results to the Sink. Collective and blocking.
-  void finish(const Sink& sink, const Delivered& delivered = {});
-  /// Discards the run as if it had not begun. Local, but all ranks must do so
-  /// after the same buckets.
+  /// Waits for a launched run and passes the results to the Sink. Local.
+  void finish(const Sink& sink);
+  /// Discards a launched run that has failed. Sets residuals to 0. Local.
   void drop() noexcept;
 
   /// Performs CompressedAllReduce::set_active().
@@ -80,8 +69,7 @@ class SignExchange {
     return places().has(layout_.blocks()[block]);
   }
   /// Returns the last run's result of a block. For the block that it encodes, a
-  /// Source gets the previous run's result, which the new signs overwrite
-  /// unless runs can be dropped.
+  /// Source gets the previous run's result, which the new signs overwrite.
   [[nodiscard]] kernels::Signs mean(std::size_t block) const noexcept {
     return SignCodec::decode(pipeline_.result(block));
   }

@@ -24,12 +24,6 @@ namespace thinwire::optim {
 void ExchangeOptions::validate() const {
   require(std::isfinite(max_grad_norm) && max_grad_norm >= 0, "max_grad_norm",
           "finite and >= 0", max_grad_norm);
-  require(!during_backward || lagged_clipping || max_grad_norm == 0,
-          "during_backward",
-          "false where max_grad_norm is above 0 and lagged_clipping is false",
-          during_backward);
-  require(!under_next_step || !during_backward, "under_next_step",
-          "false with during_backward", under_next_step);
   require(verify_every >= 0, "verify_every", ">= 0", verify_every);
   require(num_threads >= 0 && num_threads <= 1024, "num_threads",
           "in [0, 1024]", num_threads);
@@ -37,12 +31,12 @@ void ExchangeOptions::validate() const {
 
 std::string ExchangeOptions::describe() const {
   return fmt::format(
-      "max_grad_norm={} lagged_clipping={} "
-      "during_backward={} under_next_step={} bucket_elements={} "
+      "max_grad_norm={} lagged_clipping={} under_next_step={} "
+      "bucket_elements={} "
       "verify_every={} "
       "skip_nonfinite={}\n",
-      max_grad_norm, lagged_clipping, during_backward, under_next_step,
-      bucket_elements, verify_every, skip_nonfinite);
+      max_grad_norm, lagged_clipping, under_next_step, bucket_elements,
+      verify_every, skip_nonfinite);
 }
 
 struct DataParallel::Impl final : EarlyGradients {

@@ -91,7 +91,7 @@ class CalibratedNorm {
   bool measured_ = false;
 };
 
-/// The RMS norm with which a step clips before it knows its own norm
+/// The RMS norm with which compressed steps clip
 /// (ExchangeOptions::lagged_clipping). It follows the previous steps' norms. A
 /// spike can at most double it, so that the next step is not clipped by the
 /// spike.
@@ -99,12 +99,8 @@ class LaggedNorm {
  public:
   /// Sets the norm after an exact step.
   void begin(double rms_norm) noexcept { reference_ = rms_norm; }
-  /// Returns the norm with which the next compressed step is clipped, unless
-  /// that step is a spike. Returns 0 if the norm is unknown, so that any step
-  /// counts as a spike.
-  [[nodiscard]] double reference() const noexcept { return reference_; }
   /// Records a compressed step's norm and returns the norm with which that step
-  /// is clipped.
+  /// is clipped. If no norm is known, any step counts as a spike.
   [[nodiscard]] double take(double rms_norm) noexcept;
 
   void save(StateDict& state) const;

@@ -14,7 +14,6 @@
 #include "optim/low_bit/freeze/freeze.h"
 #include "optim/low_bit/gradients/local_gradients.h"
 #include "optim/low_bit/impl.h"
-#include "optim/low_bit/momentum/early_momentum.h"
 
 namespace thinwire::optim {
 
@@ -35,18 +34,12 @@ void require_no_refresh(const StateDict& state) {
                 "weights_only=True)");
 }
 
-struct OnebitAdamImpl;
-
-// In compressed steps, the exchange of the momentum may also begin early.
+// Under the next step, the ranks of a host average all gradients instead of
+// pieces.
 class EarlyOnebitAdam final : public EarlyLowBit {
  public:
-  explicit EarlyOnebitAdam(OnebitAdamImpl& impl);
+  using EarlyLowBit::EarlyLowBit;
   [[nodiscard]] bool reduces() const noexcept override;
-  void reduce(View grads, Range range) override;
-  [[nodiscard]] std::vector<Range> buckets() const override;
-
- private:
-  OnebitAdamImpl& own_;
 };
 
 struct OnebitAdamImpl final : LowBitOptimizer::Impl {
@@ -55,18 +48,16 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
       : Impl(comm, layout, settings_of(options)),
         freeze(model, options.freeze),
         exact_groups(model),
-        early(model, gradients, momentum, denominator),
-        early_part(*this),
+        early(*this),
         under(model, momentum, denominator) {
-    early_gradients = &early_part;
+    early_gradients = &early;
     if (model.settings.exchange.under_next_step) under_next_step = &under;
     freeze_stage = &freeze;
   }
 
   Freeze freeze;
   ExactGroups exact_groups;
-  EarlyMomentum early;
-  EarlyOnebitAdam early_part;
+  EarlyOnebitAdam early;
   UnderNextStep under;
 
   void take_step(const StepInput& in, StepMeter& step) override;
@@ -86,8 +77,6 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   void begin_compression();
   void compressed_step(const StepInput& in, StepMeter& step);
   void step_under_next(const StepInput& in, StepMeter& step);
-  [[nodiscard]] std::optional<double> clip(const StepInput& in,
-                                           StepMeter& step);
   [[nodiscard]] bool keeps_variance() const {
     return !model.layout.exact.empty();
   }
@@ -129,20 +118,15 @@ void OnebitAdamImpl::begin_compression() {
 // signs.
 void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
   // g_i = clip * g_i, with an estimate of the norm of the mean
-  const auto scale = clip(in, step);
+  const auto scale = begin_compressed(in, step);
   if (!scale) return;
   const Coefficients c = model.coefficients(++steps, *scale);
-  const bool is_early = early.has_begun();  // its assumptions held
-  if (!is_early) (void)prepare_gradients(in, *scale, step);
+  (void)prepare_gradients(in, *scale, step);
   exact_groups.begin(in.grads);
   // m_i = beta1 m + (1 - beta1) g_i
   // m = server(mean_i worker(m_i)), each with error feedback, in 1 bit
   // p = p - lr (m / (1 - beta1^t) / d + wd p)
-  const auto apply = denominator.updates(in, c);
-  if (is_early)
-    step.add(momentum.exchange.accept_early(apply, in.final_range));
-  else
-    momentum.exchange.average(in, c, apply, step);
+  momentum.exchange.average(in, c, denominator.updates(in, c), step);
   exact_groups.finish(steps, in, *scale, step);
 }
 
@@ -167,39 +151,10 @@ void OnebitAdamImpl::step_under_next(const StepInput& in, StepMeter& step) {
   under.begin(in, c);
 }
 
-// Clips by the estimated norm. An exchange that began during backward is used
-// only if its assumptions about the gradients hold.
-std::optional<double> OnebitAdamImpl::clip(const StepInput& in,
-                                           StepMeter& step) {
-  if (!early.has_begun()) return begin_compressed(in, step);
-  const bool is_unlike_early = !early.complete(in) || model.masks.are_waiting();
-  try {
-    const auto scale = begin_compressed(in, step, is_unlike_early);
-    if (!scale || !early.was_right(*scale)) early.drop();
-    return scale;
-  } catch (const Error&) {
-    early.drop();
-    throw;
-  }
-}
-
-EarlyOnebitAdam::EarlyOnebitAdam(OnebitAdamImpl& impl)
-    : EarlyLowBit(impl), own_(impl) {}
-
 bool EarlyOnebitAdam::reduces() const noexcept {
-  if (own_.freeze.is_frozen() && own_.under.is_on()) return false;
-  return EarlyLowBit::reduces() || own_.early.is_on();
-}
-
-void EarlyOnebitAdam::reduce(View grads, Range range) {
-  if (!own_.early.is_on() || !own_.freeze.is_frozen())
-    return EarlyLowBit::reduce(grads, range);
-  require_reduces();
-  own_.early.add(grads, range, own_.steps + 1);
-}
-
-std::vector<Range> EarlyOnebitAdam::buckets() const {
-  return own_.early.is_on() ? own_.early.buckets() : std::vector<Range>();
+  const auto& own = static_cast<const OnebitAdamImpl&>(impl_);
+  return !(own.freeze.is_frozen() && own.under.is_on()) &&
+         EarlyLowBit::reduces();
 }
 
 void OnebitAdamImpl::list_own(StateParts& parts) {
@@ -232,10 +187,6 @@ OnebitAdam::OnebitAdam(comm::Communicator& comm, const ParameterLayout& layout,
                        const OnebitAdamOptions& options)
     : LowBitOptimizer([&] {
         options.validate(layout);
-        require(!options.compression.exchange.during_backward ||
-                    comm.hosts().is_flat(),
-                "exchange.during_backward",
-                "false where ranks exchange by host", true);
         return std::make_unique<OnebitAdamImpl>(comm, layout, options);
       }()) {}
 

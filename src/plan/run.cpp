@@ -54,18 +54,17 @@ ZeroOneSteps zero_one_steps(const RunStages& run) {
 // their bits and their update.
 Workload of_warmup(Workload work, int bits, bool during_backward) {
   work.onebit_bits = bits;
-  work.compressed_during_backward = during_backward;
+  work.sends_during_backward = during_backward;
   return work;
 }
 
 // `bits` are those of variance steps; 0 stands for exact steps.
 std::vector<Stage> zero_one_stages(const ZeroOneSteps& count, int bits,
                                    const Workload& work) {
-  Workload variance = work, momentum = work;
+  Workload variance = work;
   variance.steps_per_variance_step = 1;
-  momentum.compressed_during_backward = false;
   std::vector<Stage> stages{{Way::kZeroOneAdam, variance, count.variance},
-                            {Way::kOnebitAdam, momentum, count.momentum}};
+                            {Way::kOnebitAdam, work, count.momentum}};
   if (bits != 0)
     stages[0] = {Way::kOnebitAdam, of_warmup(work, bits, true), count.variance};
   for (const auto& [interval, steps] : count.after) {

@@ -149,7 +149,7 @@ double onebit_seconds(const Step& step) {
   const double n = step.elements();
   if (step.network.ranks == 1)
     return step.before() + work.backward_seconds + n * compute.exact_update;
-  if (work.compressed_during_backward && !step.by_host &&
+  if (work.sends_during_backward && !step.by_host &&
       step.way == Way::kOnebitAdam)
     return during_backward(step);
   return step.before() + work.backward_seconds + n * compute.norm +

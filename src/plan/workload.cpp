@@ -38,7 +38,6 @@ Workload workload_of(const config::Config& config, int ranks, Workload work) {
   work.backwards = static_cast<double>(config.batch(ranks).accumulation_steps);
   work.bucket_elements = static_cast<double>(config.comm.bucket_elements);
   work.zero_bucket_bound = static_cast<double>(zero_bucket_bound(config.zero));
-  work.compressed_during_backward = config.comm.compressed_during_backward;
   if (const auto* zero_one =
           std::get_if<optim::ZeroOneAdamOptions>(&config.optimizer)) {
     work.steps_per_sync = static_cast<double>(

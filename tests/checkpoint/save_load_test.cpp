@@ -148,6 +148,7 @@ TEST(SaveAndLoad, AnOptionThatDoesNotExistAnyMoreIsRefusedByName) {
         Case{R"({"thinwire": {"variance_refresh": 0, "exchanged": "momentum",
                               "scale": "rms", "calibrated_clipping": true}})",
              nullptr},
+        Case{R"({"thinwire": {"compressed_during_backward": true}})", nullptr},
         Case{"not a configuration", nullptr}}) {
     const Folder folder;
     comm::run_local_ranks(2, [&, &text = config, &name = named](auto& comm) {

@@ -68,10 +68,8 @@ TEST(LowBitWireConfig, ReadsLeanOnebitAdam) {
 
 TEST(LowBitWireConfig, TellsOptimizersWhatTheirExchangeIs) {
   const Config config = read(R"({"optimizer": {"type": "OneBitAdam"},
-      "thinwire": {"lagged_clipping": true,
-                   "compressed_during_backward": true}})");
+      "thinwire": {"lagged_clipping": true}})");
   EXPECT_TRUE(config.exchange_options().lagged_clipping);
-  EXPECT_TRUE(config.exchange_options().during_backward);
   EXPECT_FALSE(config.exchange_options().under_next_step);
   EXPECT_NO_THROW(config.validate(2));
   const Config under = read(R"({"optimizer": {"type": "OneBitAdam"},
@@ -208,13 +206,7 @@ TEST(LowBitWireConfig, RefusesWhatLeanCannotGoWith) {
       {[](Config& c) { c.precision.master_dtype = DType::kBFloat16; },
        "precision.master_dtype must be float32"},
       {[](Config& c) { c.zero.wire.bits_up = 4; },
-       "zero.wire must be left as it is with lean_onebit_adam"},
-      {[](Config& c) {
-         c.gradient_clipping = 1;
-         c.lagged_clipping = true;
-         c.comm.compressed_during_backward = true;
-       },
-       "during_backward) must be false unless the optimizer is onebit_adam"}};
+       "zero.wire must be left as it is with lean_onebit_adam"}};
   for (const Refusal& refusal : refusals) expect_refused(base, refusal, 2);
   base.precision.dtype = DType::kFloat32;
   EXPECT_NO_THROW(base.validate(1));
@@ -229,8 +221,6 @@ TEST(LowBitWireConfig, RefusesWhatTheExchangeUnderTheNextStepExcludes) {
   const std::string refused = "(thinwire.compressed_under_next_step) must be ";
   const std::vector<Refusal> refusals = {
       {[](Config& c) { c.zero.stage = 1; }, refused + "false with ZeRO"},
-      {[](Config& c) { c.comm.compressed_during_backward = true; },
-       refused + "false with compressed_during_backward"},
       {[](Config& c) { c.optimizer = lean::LeanOnebitAdamOptions{}; },
        refused + "false unless the optimizer is onebit_adam"},
       {[](Config& c) { c.optimizer = optim::OnebitLambOptions{}; },
@@ -277,30 +267,15 @@ TEST(LowBitWireConfig, RefusesHostsThatCannotBe) {
   EXPECT_NO_THROW(config.validate(6));  // looked at by nobody
 }
 
-TEST(LowBitWireConfig, RefusesToClipByANormThatIsNotThatOfTheStep) {
-  Config base{.optimizer = optim::OnebitAdamOptions{}, .gradient_clipping = 1};
-  expect_refused(
-      base,
-      {[](Config& c) { c.comm.compressed_during_backward = true; },
-       "(thinwire.compressed_during_backward) must be false if gradients"},
-      2);
-  Config deepspeed = base;
-  deepspeed.semantics = Semantics::kDeepSpeed;
+TEST(LowBitWireConfig, DeepSpeedHasNeitherLaggedClippingNorHold) {
+  const Config deepspeed{.optimizer = optim::OnebitAdamOptions{},
+                         .semantics = Semantics::kDeepSpeed};
   for (const Refusal& refusal : std::vector<Refusal>{
            {[](Config& c) { c.lagged_clipping = true; },
             "semantics must be corrected with lagged_clipping"},
            {[](Config& c) { c.fallback = Fallback::kHold; },
             "semantics must be corrected with fallback hold"}})
     expect_refused(deepspeed, refusal, 2);
-  base.comm.compressed_during_backward = true;
-  base.lagged_clipping = true;
-  expect_refused(base,
-                 {[](Config& c) { c.comm.hierarchy = Hierarchy::kByHost; },
-                  "(thinwire.hierarchy) must be auto or flat with compressed"},
-                 2);
-  base.lagged_clipping = false;
-  base.gradient_clipping = 0;
-  EXPECT_NO_THROW(base.validate(2));
 }
 
 }  // namespace

@@ -275,13 +275,10 @@ Config any_config() {
             .bucket_elements = static_cast<std::size_t>(any_count()),
             .num_threads = static_cast<int>(any_count(0, 1025)),
             .verify_every = any_count(0),
-            .overlap = any_bool(),
-            .compressed_during_backward =
-                std::holds_alternative<optim::OnebitAdamOptions>(c.optimizer) &&
-                c.lagged_clipping && any_bool()};
+            .overlap = any_bool()};
   c.comm.compressed_under_next_step =
       std::holds_alternative<optim::OnebitAdamOptions>(c.optimizer) &&
-      !c.comm.compressed_during_backward && c.zero.stage == 0 && any_bool();
+      c.zero.stage == 0 && any_bool();
   c.steps_per_print = any_count(0);
   c.prescale_gradients = any_bool();
   if (any_bool()) c.gradient_predivide_factor = any_real(1, 64);

@@ -120,11 +120,11 @@ TEST(EngineOverlap, SendsOncePerWindow) {
 }
 
 // Otherwise others could pass without anything being sent early.
-TEST(EngineOverlap, SendsCompressedMomentumInTheLastBackward) {
+TEST(EngineOverlap, SendsALowBitWarmUpInTheLastBackward) {
   comm::run_local_ranks(2, [](comm::Communicator& comm) {
     Config config = config_of("onebit_adam", DType::kFloat32, 2);
     config.comm.bucket_elements = 5000;
-    config.comm.compressed_during_backward = true;
+    std::get<optim::OnebitAdamOptions>(config.optimizer).freeze.warmup_bits = 8;
     Sharded driven(comm, config);
     for (std::int64_t t = 1; t <= 5; ++t) {
       driven.step({t, 0});
@@ -134,8 +134,8 @@ TEST(EngineOverlap, SendsCompressedMomentumInTheLastBackward) {
       const EngineReport report = driven.engine.step();
       EXPECT_EQ(report.bytes_sent, comm.counters().bytes_sent - before);
       EXPECT_EQ(report.late_elements, 0u);
-      if (t > 3) {
-        EXPECT_EQ(report.phase, optim::Phase::kCompressed);
+      if (t <= 3) {
+        EXPECT_EQ(report.phase, optim::Phase::kExact);
         EXPECT_GT(in_backward, report.bytes_sent / 2);
       }
       (void)driven.engine.state_dict();  // throws during an exchange
@@ -323,18 +323,6 @@ TEST(EngineHosts, TheLogSaysHowRanksExchange) {
     });
   EXPECT_EQ(log.count("hierarchical exchange: 2 hosts of 2 ranks"), 1u);
   EXPECT_EQ(log.count("every rank exchanges with every other"), 0u);
-}
-
-TEST(EngineHosts, TheLogSaysWhatIsFlatThoughRanksShareHosts) {
-  const KeptLog log;
-  Config config = config_of("onebit_adam", Hierarchy::kAuto, 2);
-  config.gradient_clipping = 0;
-  config.comm.compressed_during_backward = true;
-  comm::run_local_ranks(
-      4, [&](comm::Communicator& comm) { const Sharded driven(comm, config); });
-  EXPECT_EQ(log.count("compressed_during_backward does not exchange "
-                      "hierarchically, though 2 hosts have 2 ranks each"),
-            1u);
 }
 
 }  // namespace

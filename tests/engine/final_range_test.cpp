@@ -59,8 +59,6 @@ std::vector<Case> cases() {
   add("1-bit Adam", onebit);
   add("1-bit Adam, fp16", onebit).config.precision.dtype = DType::kFloat16;
   add("1-bit Adam, hierarchical", onebit).ranks_per_host = 2;
-  add("1-bit Adam, during backward", onebit)
-      .config.comm.compressed_during_backward = true;
   add("1-bit Adam, under the next step", onebit)
       .config.comm.compressed_under_next_step = true;
   optim::OnebitAdamOptions exact = onebit;

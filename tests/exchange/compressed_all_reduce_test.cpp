@@ -219,15 +219,15 @@ TEST(CompressedAllReduce, RefusesWhatDoesNotFitBeforeSending) {
   });
 }
 
-// ---- runs that begin bucket by bucket and may be taken back
+// ---- runs that are queued at once
 
 using kernels::Signs;
 
 using test::SignAverage;
 using test::SignsExchange;
 
-class EarlyRun : public ::testing::TestWithParam<std::pair<int, DType>> {};
-INSTANTIATE_TEST_SUITE_P(All, EarlyRun,
+class LaunchedRun : public ::testing::TestWithParam<std::pair<int, DType>> {};
+INSTANTIATE_TEST_SUITE_P(All, LaunchedRun,
                          ::testing::Values(std::pair(1, DType::kFloat32),
                                            std::pair(2, DType::kFloat32),
                                            std::pair(3, DType::kBFloat16),
@@ -259,49 +259,8 @@ void expect_same_errors(SignAverage& a, SignAverage& b) {
             test::floats_of(b.server_error()));
 }
 
-// Dropped after any number of buckets, or accepted: as a run, or as none.
-TEST_P(EarlyRun, CountsOnlyIfAccepted) {
-  const auto [world, dtype] = GetParam();
-  const std::vector<Range> units = test::awkward_units();
-  comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {
-    SignsExchange plain(comm, units, options_of(type));
-    SignAverage::Options options = options_of(type);
-    options.can_drop = true;
-    SignsExchange early(comm, units, options, /*threads=*/2);
-    const std::size_t size = units.back().end();
-    const std::size_t buckets = early.all.layout().buckets().size();
-    std::vector<float> want(size);
-    std::vector<float> got(size);
-    for (std::uint32_t t = 1; t <= 6; ++t) {
-      const auto rank = static_cast<std::uint32_t>(comm.rank());
-      const std::vector<float> wrong = test::layered_values(size, 50 + t);
-      early.all.begin(source_of(early.all, wrong));
-      for (std::size_t k = 0; k < std::size_t{t} && k < buckets; ++k)
-        early.all.ready(buckets - 1 - k);
-      EXPECT_TRUE(early.all.has_begun());
-      early.all.drop();
-      EXPECT_FALSE(early.all.has_begun());
-      expect_same_errors(early.all, plain.all);
-
-      const std::vector<float> x = test::layered_values(size, 8 * t + rank);
-      plain.all.run(source_of(plain.all, x), sink_of(plain.all, want));
-      early.all.begin(source_of(early.all, x));
-      for (std::size_t k = buckets; k-- > 0;) early.all.ready(k);
-      early.all.finish(sink_of(early.all, got));
-      ASSERT_EQ(got, want) << "run " << t;
-      for (std::size_t b = 0; b < plain.all.layout().blocks().size(); ++b)
-        ASSERT_EQ(early.all.mean(b).scale, plain.all.mean(b).scale);
-      expect_same_errors(early.all, plain.all);
-      // Both kinds of run may follow each other.
-      plain.all.run(source_of(plain.all, x), sink_of(plain.all, want));
-      early.all.run(source_of(early.all, x), sink_of(early.all, got));
-      ASSERT_EQ(got, want);
-    }
-  });
-}
-
 // The caller's values may change once it is launched.
-TEST_P(EarlyRun, HasTheSameBitsIfQueuedAtOnce) {
+TEST_P(LaunchedRun, HasTheBitsOfABlockingRun) {
   const auto [world, dtype] = GetParam();
   const std::vector<Range> units = test::awkward_units();
   comm::run_local_ranks(world, [&, type = dtype](comm::Communicator& comm) {

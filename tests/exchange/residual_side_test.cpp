@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "exchange/codec/sign.h"
+#include "exchange/codec/codec.h"
 #include "exchange/residuals.h"
 #include "exchange/support.h"
 #include "support/values.h"
@@ -157,37 +157,6 @@ TEST_P(Sides, ADropRestoresTheSavedValues) {
     EXPECT_FALSE(side.drop());
     EXPECT_EQ(of(side), after({1, 2}));
   }
-}
-
-// With fp32 the error follows from c and the scale, which are dropped together.
-TEST_P(Sides, ADroppedRunOfSignsChangesNothing) {
-  if (is_part) return;
-  const auto send_signs = [&](ResidualSide& side, std::uint32_t seed) {
-    each([&](std::size_t b) {
-      const KeptResidual kept = side.kept(b);
-      const Floats x = values(b, seed);
-      Bytes record(sign_codec().record_bytes(x.size()));
-      kept.sent_with(SignCodec::encode({.values = x.data()},
-                                       {.residual = kept.values,
-                                        .scale = kept.scale,
-                                        .num_active = x.size()},
-                                       record.data()));
-    });
-  };
-  ResidualSide side = make();
-  ResidualSide plain = make(/*can_drop=*/false);
-  for (const std::uint32_t seed : {1u, 2u, 3u}) {
-    send_signs(side, seed + 10);
-    EXPECT_FALSE(side.drop());
-    send_signs(side, seed);
-    side.accept();
-    send_signs(plain, seed);
-  }
-  send_signs(side, 4);
-  side.drop();
-  side.form_errors({});
-  plain.form_errors({});
-  EXPECT_EQ(of(side), of(plain));
 }
 
 }  // namespace

@@ -49,7 +49,6 @@ class SignAverage : public exchange::SignExchange {
     exchange::BlockOptions blocks{};
     DType residual_dtype = DType::kFloat32;
     bool keeps_previous = false;
-    bool can_drop = false;
   };
 
   SignAverage(comm::Communicator& comm, ThreadPool& pool,
@@ -57,8 +56,7 @@ class SignAverage : public exchange::SignExchange {
               const comm::HostGroups* groups = nullptr)
       : SignExchange(comm, groups, pool,
                      exchange::BlockLayout(units, options.blocks),
-                     {options.residual_dtype, options.keeps_previous,
-                      options.can_drop}) {}
+                     {options.residual_dtype, options.keeps_previous}) {}
 
   void all_reduce(std::vector<float>& x) {
     const auto blocks = layout().blocks();

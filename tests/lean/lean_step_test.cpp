@@ -71,8 +71,6 @@ TEST(LeanSteps, RefuseUnfitArguments) {
     refused("float32 or bfloat16, got float16", DType::kFloat16, {});
     refused("denominator_bits must be 8 or 4", kB16, {.denominator_bits = 2});
     refused("freeze_step", kB16, {.freeze = {.step = 0}});
-    refused("during_backward must be false", kB16,
-            {.compression = {.exchange = {.during_backward = true}}});
     refused("denominator_bits", kB16,
             {.denominator_bits = comm.rank() == 0 ? 4 : 8});
     LeanRun few(comm, layout, kB16, {.freeze = {.step = 5, .warmup_bits = 4}});

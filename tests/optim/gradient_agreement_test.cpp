@@ -88,13 +88,19 @@ TEST(CalibratedNorm, FollowsTheNumberOfRanks) {
 
 // ---- ExchangeOptions::lagged_clipping: what a compressed step is clipped by
 
+double saved(const LaggedNorm& norm) {
+  StateDict state;
+  norm.save(state);
+  return state.real("clip_reference");
+}
+
 TEST(LaggedNorm, IgnoresNormsThatAreNotFinite) {
   LaggedNorm norm;
   norm.begin(1);
   EXPECT_EQ(norm.take(INFINITY), INFINITY);
-  EXPECT_EQ(norm.reference(), 2);
+  EXPECT_EQ(saved(norm), 2);
   EXPECT_EQ(norm.take(NAN), 2);
-  EXPECT_EQ(norm.reference(), 4);
+  EXPECT_EQ(saved(norm), 4);
 }
 
 TEST(LaggedNorm, MayBeMissingInAState) {
@@ -104,10 +110,10 @@ TEST(LaggedNorm, MayBeMissingInAState) {
   norm.save(state);
   LaggedNorm loaded;
   loaded.load(state);
-  EXPECT_EQ(loaded.reference(), 5);
+  EXPECT_EQ(saved(loaded), 5);
   LaggedNorm without;
   without.load(StateDict());
-  EXPECT_EQ(without.reference(), 0);
+  EXPECT_EQ(saved(without), 0);
 }
 
 TEST(LaggedNorm, KeepsItsEstimateOnOtherRanks) {
@@ -118,8 +124,8 @@ TEST(LaggedNorm, KeepsItsEstimateOnOtherRanks) {
   LaggedNorm norm;
   norm.begin(3);
   norm.rescale(four, two);
-  EXPECT_NE(norm.reference(), 3);
-  EXPECT_DOUBLE_EQ(two.estimate(norm.reference()), four.estimate(3));
+  EXPECT_NE(saved(norm), 3);
+  EXPECT_DOUBLE_EQ(two.estimate(saved(norm)), four.estimate(3));
 }
 
 // A rank alone: its norm is the gradient's, and rho is 1.

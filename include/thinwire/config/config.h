@@ -123,8 +123,6 @@ struct CommConfig {
   std::int64_t verify_every = 0;
   /// Whether exact averages begin during backward.
   bool overlap = true;
-  /// See ExchangeOptions::during_backward.
-  bool compressed_during_backward = false;
   /// See ExchangeOptions::under_next_step.
   bool compressed_under_next_step = false;
 

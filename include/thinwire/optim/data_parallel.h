@@ -20,17 +20,12 @@ struct ExchangeOptions {
   /// clipping uses an estimate of its norm, which exact steps calibrate.
   double max_grad_norm = 0;
   /// Whether compressed steps clip by the previous steps' norm, unless the norm
-  /// has doubled. A step's exchange then need not wait for the end of its
-  /// backward. See docs/algorithms/onebit-adam.md.
+  /// has doubled. See docs/algorithms/common.md.
   bool lagged_clipping = false;
-  /// Whether 1-bit Adam encodes and exchanges buckets during backward. If
-  /// gradients are clipped, this requires lagged_clipping. Results have the
-  /// same bits.
-  bool during_backward = false;
   /// Whether the momentum of 1-bit Adam is exchanged during the next forward
   /// and backward. Meanwhile each rank uses parameters that its own momentum
   /// has moved; LocalSteps::exchanged_params() returns the common parameters.
-  /// Excludes during_backward. See docs/algorithms/onebit-adam.md.
+  /// See docs/algorithms/onebit-adam.md.
   bool under_next_step = false;
   /// Number of elements that are exchanged together; 0 for
   /// exchange::bucket_elements(). Results do not depend on it.

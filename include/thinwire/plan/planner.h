@@ -191,8 +191,9 @@ struct Workload {
   /// Whether a core is free. Other computing and communication then do not slow
   /// down backward.
   bool has_spare_core = true;
-  /// Whether compressed exchanges of 1-bit Adam run during backward.
-  bool compressed_during_backward = false;
+  /// Whether 1-bit Adam sends gradients during backward, as in a low-bit
+  /// warm-up. Without effect in a hierarchical exchange.
+  bool sends_during_backward = false;
   /// Bits per element that 1-bit Adam sends in each direction: 1, or 4 or 8 in
   /// a low-bit warm-up.
   int onebit_bits = 1;

@@ -68,9 +68,8 @@ class HostEngine {
   /// Throws Error(kInvalidArgument) on all ranks if parameters or
   /// configurations differ, or if the hosts differ in their number of ranks. It
   /// also throws this error for semantics of DeepSpeed, windows that the
-  /// program ends, experts, a hierarchy other than kAuto,
-  /// compressed_during_backward, and compressed_under_next_step. Throws
-  /// Error(kCommFailure) if the group fails.
+  /// program ends, experts, a hierarchy other than kAuto, and
+  /// compressed_under_next_step. Throws Error(kCommFailure) if the group fails.
   HostEngine(const ::torch::nn::Module& module, comm::Communicator& comm,
              c10::intrusive_ptr<c10d::Backend> group,
              const config::Config& config,
@@ -269,8 +268,6 @@ class HostEngine {
       require(config.experts().empty(), "groups must have no communicator");
       require(config.comm.hierarchy == config::Hierarchy::kAuto,
               "comm.hierarchy must be auto, got flat or by_host");
-      require(!config.comm.compressed_during_backward,
-              "comm.compressed_during_backward must be false, got true");
       require(!config.comm.compressed_under_next_step,
               "comm.compressed_under_next_step must be false, got true");
       require_any(trainable_parameters(module));

@@ -161,6 +161,7 @@ INSTEAD = {
     "calibrated_clipping": "leave it out",
     "scale": "leave it out",
     "exchanged": "leave it out",
+    "compressed_during_backward": "use `compressed_under_next_step`",
 }
 
 

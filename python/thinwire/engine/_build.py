@@ -186,7 +186,6 @@ def leaders_for(comm: _core.Communicator, plan: Plan) -> HostGroup | None:
         return None
     cannot = (
         config.comm.hierarchy != _core.Hierarchy.auto
-        or config.comm.compressed_during_backward
         or config.comm.compressed_under_next_step
         or config.semantics != _core.Semantics.corrected
         or not config.managed_gradient_accumulation

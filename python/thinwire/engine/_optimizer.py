@@ -44,8 +44,7 @@ _BY_HAND = "engine_learning_rates"
 class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     """A torch.optim.Optimizer whose param_groups take effect, although the engine makes
     the steps. A learning rate, weight decay or mask that the program writes there
-    applies from the next step on. With exchanges during backward, a mask that is
-    written between backward and step applies from the step after the next.
+    applies from the next step on.
     """
 
     def __init__(
@@ -366,7 +365,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         if self._settings is not None:  # a client optimizer reads its own groups
             for number, group in enumerate(self.param_groups):
                 self._settings.require_fixed(number, group)
-            self._tell_settings(self._settings, core)
+            self._settings.apply_decays(self.param_groups, core)
+            self._settings.apply_masks(self.param_groups, core, self._places)
         rates = [number_in(k, group, "lr") for k, group in enumerate(self.param_groups)]
         for number, rate in enumerate(rates):
             if rate != self._seen[number]:
@@ -374,13 +374,6 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
                     core.set_learning_rate(rate, number)
                 self._seen[number] = rate
                 self._by_hand.add(number)
-
-    def _tell_settings(self, settings: Settings, core: Core) -> None:
-        training = self._made
-        settings.apply_decays(self.param_groups, core)
-        exchanges_early = training.config.comm.compressed_during_backward
-        if training.backwards == 0 or not exchanges_early:
-            settings.apply_masks(self.param_groups, core, self._places)
 
     def show_rates(self, config: _core.Config, steps: int) -> None:
         """Shows the schedule's next rates, unless the program has written others."""

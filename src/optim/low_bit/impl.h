@@ -73,8 +73,8 @@ struct LowBitOptimizer::Impl {
   /// Begins a compressed exchange. In a hierarchical exchange, gradients are
   /// replaced by the host's mean in the blocks that this rank encodes. Returns
   /// LocalGradients::clip_by_estimate(). Collective.
-  [[nodiscard]] std::optional<double> begin_compressed(
-      const StepInput& in, StepMeter& step, bool is_unlike_early = false);
+  [[nodiscard]] std::optional<double> begin_compressed(const StepInput& in,
+                                                       StepMeter& step);
   /// Prepares gradients that will be multiplied by `grad_scale` and encoded.
   /// Activates inactive elements that have a gradient and returns them. Scales
   /// and limits outliers.

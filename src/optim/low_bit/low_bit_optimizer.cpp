@@ -42,10 +42,10 @@ void EarlyLowBit::measure(ConstView grads, Range range) {
 }
 
 std::optional<double> LowBitOptimizer::Impl::begin_compressed(
-    const StepInput& in, StepMeter& step, bool is_unlike_early) {
+    const StepInput& in, StepMeter& step) {
   if (model.host) model.host->average(in.grads, step);
   return gradients.clip_by_estimate(
-      in, momentum.participation.has_late(in.grads), step, is_unlike_early);
+      in, momentum.participation.has_late(in.grads), step);
 }
 
 std::vector<std::size_t> LowBitOptimizer::Impl::prepare_gradients(

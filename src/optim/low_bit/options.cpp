@@ -40,10 +40,6 @@ void FreezeOptions::validate() const {
 
 void LowBitSettings::validate(const ParameterLayout& layout) const {
   adam.validate(layout.num_groups());
-  require(!exchange.during_backward || name == "onebit_adam",
-          "exchange.during_backward", "false with " + name,
-          exchange.during_backward);
-
   require(!exchange.under_next_step || name == "onebit_adam",
           "exchange.under_next_step", "false with " + name,
           exchange.under_next_step);

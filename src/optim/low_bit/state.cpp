@@ -114,12 +114,10 @@ State LowBitOptimizer::Impl::state() {
 
 void LowBitOptimizer::Impl::require_between_steps(const char* call) const {
   if (under_next_step != nullptr) (void)under_next_step->arrive();
-  if (momentum.exchange.has_begun_early() || gradients.few_bits().has_begun())
-    refuse(
-        fmt::format("{}: between reduce() and step(), with "
-                    "exchange.during_backward or warmup_bits; call step() "
-                    "first",
-                    call));
+  if (gradients.few_bits().has_begun())
+    refuse(fmt::format(
+        "{}: between reduce() and step(), with warmup_bits; call step() first",
+        call));
 }
 
 // Adds the data that the state of the exact rule lacks.

@@ -133,6 +133,47 @@ TEST(WarmUpInFewBits, BegunDuringBackwardHasTheSameBits) {
       }
 }
 
+TEST(WarmUpInFewBits, RefusesCallsThatWouldDisturbItDuringBackward) {
+  const ParameterLayout layout = test::late_layout();
+  const Range last{2048, layout.size() - 2048};
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    OnebitAdam optimizer(comm, layout, with_bits(8));
+    Floats params = test::normal(layout.size(), 3);
+    (void)test::step_of(optimizer, params, 1, comm.rank());
+    const StateDict state = copy_of(optimizer.state());
+    auto grads = test::gradient(layout.size(), 2, comm.rank());
+    optimizer.early()->reduce(grads, last);
+    for (const Range& again : {last, Range{3072, 1024}})
+      test::expect_invalid({"range", "apart from what is under way"},
+                           [&] { optimizer.early()->reduce(grads, again); });
+    test::expect_invalid({"range", "1024"}, [&] {
+      optimizer.early()->reduce(grads, {0, 5});
+    });
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { (void)copy_of(optimizer.state()); },
+             [&] { optimizer.load_state_dict(state); },
+             [&] { (void)optimizer.residual_ratio(); }})
+      test::expect_error(ErrorCode::kFailedPrecondition,
+                         {"between reduce() and step()", "warmup_bits"}, call);
+    auto others = grads;
+    test::expect_invalid({"StepInput.grads", "reduce()"},
+                         [&] { (void)optimizer.step(params, others); });
+    EXPECT_TRUE(optimizer.step(params, grads).applied);
+  });
+}
+
+TEST(WarmUpInFewBits, MayBeDestroyedInFlight) {
+  const ParameterLayout layout = test::late_layout();
+  comm::run_local_ranks(3, [&](comm::Communicator& comm) {
+    auto grads = test::gradient(layout.size(), 1, comm.rank());
+    {
+      OnebitAdam optimizer(comm, layout, with_bits(8));
+      optimizer.early()->reduce(grads, {1024, layout.size() - 1024});
+    }
+    comm.barrier();
+  });
+}
+
 // Also without the scale, as earlier versions saved it, and on other ranks.
 TEST(WarmUpInFewBits, KeepsResidualsThatAreLoadedWithALossScale) {
   const ParameterLayout layout = test::late_layout();

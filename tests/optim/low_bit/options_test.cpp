@@ -101,18 +101,6 @@ TYPED_TEST(FreezingOptions, OutOfRangeAreRefusedByName) {
   EXPECT_NO_THROW(Options{.freeze = {.step = kAutoFreeze}}.validate(layout()));
 }
 
-TEST(DuringBackward, IsRefusedIfUnsupported) {
-  const ExchangeOptions early{.during_backward = true};
-  refused(
-      OnebitAdamOptions{.compression = {.exchange = {.max_grad_norm = 1,
-                                                     .during_backward = true}}},
-      "during_backward", "lagged_clipping");
-  refused(OnebitLambOptions{.compression = {.exchange = early}},
-          "during_backward", "false with onebit_lamb, got true");
-  refused(ZeroOneAdamOptions{.compression = {.exchange = early}},
-          "during_backward", "false with zero_one_adam");
-}
-
 template <class Options>
 void trust_limits_are_refused() {
   refused(Options{.max_coeff = 0.001}, "max_coeff", "0.001");

@@ -337,10 +337,6 @@ TEST(UnderNextStep, NeedsOneMoreArray) {
 TEST(UnderNextStep, IsRefusedWithExcludedOptions) {
   const ParameterLayout layout = test::grouped_layout();
   comm::run_local_ranks(1, [&](comm::Communicator& comm) {
-    OnebitAdamOptions o = plain_options();
-    o.compression.exchange.during_backward = true;
-    test::expect_invalid({"under_next_step", "during_backward", "true"},
-                         [&] { OnebitAdam(comm, layout, o); });
     const CompressionOptions compression{.exchange = {.under_next_step = true}};
     test::expect_invalid({"under_next_step", "onebit_lamb"}, [&] {
       OnebitLamb(comm, layout, {.compression = compression});

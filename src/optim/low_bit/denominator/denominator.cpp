@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "core/visit_floats.h"
@@ -196,25 +195,6 @@ void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
     bound_outliers_of(model, blocks, b, model.gradient(b, grads), d(b, scratch),
                       grad_scale);
   });
-}
-
-ConstView Denominator::guarded(std::size_t b, ConstView own, double grad_scale,
-                               std::span<const double> chunk_squares,
-                               GuardedBlock& copy) const {
-  if (blocks.empty()) return own;
-  const Range& at = model_.block(b);
-  const auto of_block = heavy_in(heavy(), at);
-  const bool bounds =
-      may_hold_outlier(model_, blocks, b, grad_scale, chunk_squares);
-  if (of_block.empty() && !bounds) return own;
-  std::memcpy(copy.data(), own.data(), own.bytes());
-  const View mine(copy.data(), own.size(), own.dtype());
-  scale_heavy_of(mine, of_block, at.offset);
-  if (bounds)
-    bound_outliers_of(model_, blocks, b, mine,
-                      values.as<float>().subspan(at.offset, at.size),
-                      grad_scale);
-  return mine;
 }
 
 void Denominator::list(StateParts& parts) {

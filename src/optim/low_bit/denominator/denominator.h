@@ -34,9 +34,6 @@ void bound_outliers(LowBitModel& model, const BlockDenominators& blocks,
   return root * root;
 }
 
-/// Memory for one block's gradients in any dtype.
-using GuardedBlock = std::array<float, 1024>;
-
 /// The denominator d = sqrt(v) + eps of every element while the variance v is
 /// frozen. It is limited so that dividing by it is safe. Gradients are scaled
 /// and limited so that none dominates its block
@@ -73,13 +70,6 @@ class Denominator {
   /// `grads` are pieces.
   void guard(View grads, double grad_scale,
              std::span<const double> chunk_squares) const;
-
-  /// Returns the gradients of block `b` after guard(), without changing `own`,
-  /// which holds them before it. The result is `own` or a view of `copy`.
-  [[nodiscard]] ConstView guarded(std::size_t b, ConstView own,
-                                  double grad_scale,
-                                  std::span<const double> chunk_squares,
-                                  GuardedBlock& copy) const;
 
   [[nodiscard]] float* at(std::size_t offset) {
     return values.as<float>().data() + offset;

@@ -189,9 +189,8 @@ std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
 
 std::optional<double> LocalGradients::clip_by_estimate(const StepInput& in,
                                                        bool has_late,
-                                                       StepMeter& step,
-                                                       bool is_unlike_early) {
-  const auto rms_norm = agree_on_norm(in, has_late, step, is_unlike_early);
+                                                       StepMeter& step) {
+  const auto rms_norm = agree_on_norm(in, has_late, step);
   if (!rms_norm) return std::nullopt;
   const auto whole = norm_of_whole(in, *rms_norm);
   if (whole && skips(in) && !std::isfinite(*whole)) {
@@ -231,12 +230,6 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
 // Estimates the norm of the averaged gradient, which no rank has.
 double LocalGradients::estimate(double rms_norm) const {
   return memory.norm.estimate(rms_norm);
-}
-
-double LocalGradients::scale_by_lag(double loss_scale) const {
-  return clip_factor(estimate(memory.lagged.reference()),
-                     model_.settings.exchange.max_grad_norm) /
-         loss_scale;
 }
 
 std::optional<double> LocalGradients::norm_of_whole(const StepInput& in,

@@ -59,12 +59,9 @@ class LocalGradients {
   /// which includes clipping by the estimated norm of their mean. Returns
   /// nothing if a gradient was not finite. The arguments are those of
   /// agree_on_norm(). Collective.
-  [[nodiscard]] std::optional<double> clip_by_estimate(
-      const StepInput& in, bool has_late, StepMeter& step,
-      bool is_unlike_early = false);
-  /// Returns the result that the next clip_by_estimate() will have with this
-  /// loss scale, unless the norm is a spike.
-  [[nodiscard]] double scale_by_lag(double loss_scale) const;
+  [[nodiscard]] std::optional<double> clip_by_estimate(const StepInput& in,
+                                                       bool has_late,
+                                                       StepMeter& step);
   /// Returns the factor for this rank's gradients before a step without an
   /// exchange, which includes clipping by their own norm. Returns nothing if
   /// this rank leaves the step out; all ranks do so if the report says that it
@@ -84,9 +81,6 @@ class LocalGradients {
   /// Returns whether an inactive element has a gradient on any rank in this
   /// step.
   [[nodiscard]] bool any_late() const noexcept { return any_late_; }
-  [[nodiscard]] bool any_unlike_early() const noexcept {
-    return any_unlike_early_;
-  }
   /// Returns the sums of squares of this rank's own gradients (kernels/norm.h).
   [[nodiscard]] std::span<const double> chunk_squares() const noexcept {
     return exact_.chunk_squares();

@@ -51,7 +51,7 @@ exchange::LowBitExchange& WarmUpAverage::exchange() {
       model_.layout.blocks, exchange::codec_of(bits_),
       exchange::Pipeline::Options(),
       exchange::Residuals(model_.layout.blocks, model_.places,
-                          model_.settings.residual_dtype, /*can_drop=*/false));
+                          model_.settings.residual_dtype));
   return *exchange_;
 }
 

@@ -47,22 +47,14 @@ void MomentumExchange::average(const StepInput& in, const Coefficients& c,
   form_.keep_as_signs(*all_);
 }
 
-void MomentumExchange::begin_early(
-    const exchange::SignExchange::Source& source) {
-  waited_before_ = all().wait_seconds();
-  all_->begin(source);
-}
-
 void MomentumExchange::launch(const exchange::SignExchange::Source& source,
                               const FinalRange& tell) {
   waited_before_ = all().wait_seconds();
   all_->launch(source, model_.teller(tell));
 }
 
-double MomentumExchange::accept_early(const Apply& apply,
-                                      const FinalRange& tell) {
-  all_->finish([&](std::size_t b, Signs m) { apply(b, {.signs = m}); },
-               model_.teller(tell));
+double MomentumExchange::finish(const Apply& apply) {
+  all_->finish([&](std::size_t b, Signs m) { apply(b, {.signs = m}); });
   form_.keep_as_signs(*all_);
   return all_->wait_seconds() - waited_before_;
 }
@@ -91,9 +83,7 @@ std::unique_ptr<exchange::SignExchange> MomentumExchange::make_all() const {
       model_.comm, model_.groups.get(), model_.pool, model_.layout.blocks,
       exchange::SignExchange::Options{
           .residual_dtype = model_.settings.residual_dtype,
-          .keeps_previous = keeps_previous_,
-          .can_drop =
-              model_.settings.exchange.during_backward && !model_.groups});
+          .keeps_previous = keeps_previous_});
   made->set_active(active_);
   made->set_observer(model_.observer);
   return made;

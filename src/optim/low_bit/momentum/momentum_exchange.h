@@ -36,27 +36,23 @@ class MomentumExchange {
   /// Collective.
   void average(const StepInput& in, const Coefficients& c, const Apply& apply,
                StepMeter& step);
-  /// Begins an exchange that can be dropped. Local.
-  void begin_early(const exchange::SignExchange::Source& source);
   /// Begins an exchange and queues all of it (SignExchange::launch()). Passes
   /// elements to `tell`, unless it is empty, after `source` was called for
   /// them. Collective, queued.
   void launch(const exchange::SignExchange::Source& source,
               const FinalRange& tell);
-  /// Completes the exchange that was begun early or launched, and applies its
-  /// result. Returns the seconds spent waiting since it began. Passes applied
-  /// elements to `tell`, unless it is empty. Collective, or local if it was
-  /// launched.
-  double accept_early(const Apply& apply, const FinalRange& tell);
-  /// Discards an exchange in flight.
+  /// Completes the launched exchange and applies its result. Returns the
+  /// seconds spent waiting since it began. Local.
+  double finish(const Apply& apply);
+  /// Discards an exchange in flight and sets its residuals to 0.
   void drop() noexcept {
-    if (has_begun_early()) all_->drop();
+    if (is_in_flight()) all_->drop();
   }
 
   /// Returns the all-reduce and constructs it on first use.
   [[nodiscard]] exchange::SignExchange& all();
   /// Returns whether an exchange is in flight between steps.
-  [[nodiscard]] bool has_begun_early() const {
+  [[nodiscard]] bool is_in_flight() const {
     return all_ != nullptr && all_->has_begun();
   }
   /// Measures the seconds of an exchange of zeros in separate memory, so that
@@ -109,7 +105,7 @@ class MomentumExchange {
   bool keeps_previous_;
   std::unique_ptr<exchange::SignExchange> all_;
   exchange::ActiveMask active_;
-  double waited_before_ = 0;  // before the exchange that was begun early
+  double waited_before_ = 0;  // before the exchange that was launched
 };
 
 /// Returns the elements that this rank encodes and for which it has worker

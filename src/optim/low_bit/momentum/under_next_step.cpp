@@ -82,11 +82,9 @@ void UnderNextStep::take_own_step(std::size_t b, const StepInput& in) const {
 }
 
 double UnderNextStep::arrive() const {
-  // Without the option, an exchange in flight has begun during backward.
-  if (!is_on() || !momentum_.exchange.has_begun_early()) return 0;
+  if (!momentum_.exchange.is_in_flight()) return 0;
   const StepInput common{.params = theta_.view(), .grads = {}};
-  return momentum_.exchange.accept_early(
-      denominator_.updates(common, coefficients_), {});
+  return momentum_.exchange.finish(denominator_.updates(common, coefficients_));
 }
 
 void UnderNextStep::rejoin(const StepInput& in) {
