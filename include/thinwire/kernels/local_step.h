@@ -31,12 +31,13 @@ struct LocalStepArrays {
   View low_precision{};  ///< See AdamArrays.
 };
 
-/// Computes, from m = exp_avg or +-mean.scale, and from u = `accumulated` or 0:
+/// Takes a local step. At first m is exp_avg or +-mean.scale, and u is
+/// `accumulated` or 0. Computes:
 ///   m = m * beta1 + one_minus_beta1 * (g * grad_scale), 0 if masked
 ///   u = u + minus_learning_rate * ((m * exp_avg_scale) / denominator)
 ///   p = origin * origin_scale + u
 /// `origin_scale` holds the decay since the sync. Moves at most 32 bytes per
-/// parameter, and 2 for `low_precision`.
+/// parameter, and 2 more for `low_precision`.
 void local_step(const LocalStepArrays& arrays, float origin_scale,
                 const AdamCoefficients& c);
 
@@ -48,8 +49,8 @@ struct SyncArrays {
   View low_precision{};  ///< See AdamArrays.
 };
 
-/// Computes origin = origin * origin_scale + b / denominator, and params =
-/// origin, with b = +-mean.scale, 0 if masked.
+/// Computes origin = origin * origin_scale + b / denominator, then params =
+/// origin. Here b is +-mean.scale, or 0 if masked.
 void sync_update(Signs mean, const std::uint32_t* active,
                  const SyncArrays& arrays, float origin_scale);
 

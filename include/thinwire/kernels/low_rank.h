@@ -8,8 +8,8 @@
 
 /// Products of a matrix with tall, narrow factors, for averages of low rank
 /// (arXiv:1905.13727). M has `rows` rows of `columns` elements, stored row by
-/// row. A factor has `rank` columns, stored column by column: those of P have
-/// `rows` elements, and those of Q have `columns` elements.
+/// row. The factors P and Q have `rank` columns, stored column by column. A
+/// column of P has `rows` elements, and one of Q has `columns` elements.
 ///
 /// The functions are single-threaded; callers divide rows or columns among
 /// threads. An element's bits do not depend on the range in which it is
@@ -31,7 +31,7 @@ struct LowRankRows {
   std::size_t columns = 0;
 };
 
-/// Writes M to `in.sum`, and for each row i of these and each c < rank
+/// Writes M to `in.sum`. For each of its rows i and each c < rank, also writes
 ///   p[c * p_stride + i] = sum over j of M[i][j] * q[c * columns + j]
 /// Product j, rounded to float, is added to accumulator j mod 16, a float that
 /// begins at 0. The accumulators are added as a tree (0+8, 1+9, ... then 0+4,
@@ -54,9 +54,9 @@ void low_rank_columns(const float* m, std::size_t rows, std::size_t columns,
 ///   if m is not null:  m[i][j] = m[i][j] - out
 ///   values[i][j] = out * scale
 /// Products, rounded to float, are added to 0 in the order of c. `values` has
-/// rows * columns elements of fp32, fp16 or bf16. If `out` is finite and
-/// out * scale is beyond the finite range of their type, the largest finite
-/// value of its sign is stored. `p_stride` is at least `rows`.
+/// rows * columns elements of fp32, fp16 or bf16. If `out` is finite but out *
+/// scale overflows the dtype of `values`, the largest finite value of its sign
+/// is stored. `p_stride` is at least `rows`.
 void low_rank_product(const float* p, std::size_t p_stride, const float* q,
                       std::size_t rank, std::size_t rows, std::size_t columns,
                       float* m, float scale, View values);
@@ -67,8 +67,8 @@ void low_rank_product(const float* p, std::size_t p_stride, const float* q,
 ///   for each earlier column w:  v = v - (w . v) * w
 ///   after = sqrt(v . v)
 ///   v = v / after, or 0 if after is 0 or less than before * 2^-40
-/// After such a cancellation only rounding errors are left. Product i of w . v
-/// is added to accumulator i mod 16, a double; the accumulators are added as in
+/// Below that limit only rounding errors are left. Product i of w . v is added
+/// to accumulator i mod 16, a double; the accumulators are added as in
 /// low_rank_rows(). A column with a NaN or an infinity, and the columns after
 /// it, are not finite. Returns a mask of the columns that became 0: bit c is
 /// column c.

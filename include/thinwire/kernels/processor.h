@@ -3,22 +3,22 @@
 
 #include <string>
 
-/// The processor, and the kernels' choices that depend on it.
+/// The processor's name, and the kernels' choices that depend on the processor.
 namespace thinwire::kernels {
 
 /// Returns the processor's name, or "unknown" if it reports none.
 [[nodiscard]] std::string processor_name();
 
 /// Returns whether the kernels' loops use software prefetch. THINWIRE_PREFETCH
-/// determines it or, if that is unset, the processor. The choice is made once
-/// per process, at the first call or when a kernel first runs. The results have
-/// the same bits either way. Throws Error(kInvalidArgument) for a malformed
-/// THINWIRE_PREFETCH. A kernel also throws this, before it has written
+/// decides this or, if it is unset, the kind of processor. The choice is made
+/// once per process, at the first call or when a kernel first runs. The results
+/// have the same bits either way. Throws Error(kInvalidArgument) for a
+/// malformed THINWIRE_PREFETCH. Kernels throw the same error, before they write
 /// anything.
 [[nodiscard]] bool prefetches();
 
-/// Returns the reason: "AMD family 25" or "THINWIRE_PREFETCH=on". Throws like
-/// prefetches().
+/// Returns the reason for the choice: "AMD family 25" or
+/// "THINWIRE_PREFETCH=on". Throws like prefetches().
 [[nodiscard]] std::string prefetch_reason();
 
 }  // namespace thinwire::kernels

@@ -11,16 +11,16 @@
 /// symmetric, mid-tread (0 stays 0), with one step per block.
 ///
 /// Let L = 2^(bits-1) - 1. An element c is sent as the integer q from -L to L
-/// that is nearest to c / step, ties to even. It stands for q * step. Its code
-/// q + L is at bits i * bits mod 32 and up of word i * bits / 32. Bits past the
-/// end are 0.
+/// that is nearest to c / step, ties to even. It stands for q * step. The code
+/// q + L of element i begins at bit i * bits of the words, in which word 0 has
+/// the lowest bits. Bits past the end are 0.
 ///
 /// `active` is a mask as in sign_compress.h, null if nothing is masked. A
 /// masked element does not affect the maximum, has the code of 0 and decodes to
 /// 0.
 ///
 /// Each function processes one block of `size` elements on one thread; arrays
-/// do not overlap. Each throws Error(kInvalidArgument) for other `bits`.
+/// do not overlap. Each throws Error(kInvalidArgument) unless `bits` is 4 or 8.
 namespace thinwire::kernels {
 
 /// Returns the number of words of a block of `size` elements.
@@ -53,7 +53,7 @@ void quantized_average(std::span<const Quantized> received, int bits,
                        float inverse_count, const std::uint32_t* active,
                        float* out, std::size_t size);
 
-/// Arguments of quantize_sum(), which have the same size, at most kMostSummed.
+/// Arrays for quantize_sum(), all of the same size, at most kMostSummed.
 struct QuantizedSum {
   ConstView values{};    ///< fp32, fp16 or bf16; if empty, c is the residual.
   float factor = 1;      ///< Factor on the values, applied first.
@@ -62,14 +62,14 @@ struct QuantizedSum {
 };
 inline constexpr std::size_t kMostSummed = 1024;
 
-/// Quantizes c = values * factor + residual, which is rounded twice. The words
-/// and the returned step are those of quantize(c). error = c - q * step,
+/// Quantizes c = values * factor + residual, with both operations rounded. The
+/// words and the returned step are those of quantize(c). error = c - q * step,
 /// rounded to its dtype. Throws Error(kInvalidArgument) for other sizes or
 /// dtypes.
 [[nodiscard]] float quantize_sum(const QuantizedSum& sum, int bits,
                                  std::uint32_t* words);
 
-/// Adds values[i] * factor to sum[i], which is the c above, kept for later.
+/// Adds values[i] * factor to sum[i], to build the c of a later quantize_sum().
 /// `sum` is fp32; `values` is fp32, fp16 or bf16. Throws like quantize_sum().
 void add_scaled(View sum, ConstView values, float factor);
 

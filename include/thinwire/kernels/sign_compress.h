@@ -23,9 +23,9 @@
 ///
 /// All functions process one block of `size` elements on one thread. Arrays do
 /// not overlap and need no more than the alignment of their element type. Sums
-/// are in double, in the order of kernels/norm.h: element i to accumulator i
-/// mod 16, then the tree. In blocks longer than kSumChunk the chunks' sums are
-/// added in order.
+/// are in double, in the order of kernels/norm.h: element i is added to
+/// accumulator i mod 16, and a tree adds the accumulators. In blocks longer
+/// than kSumChunk the chunks' sums are added in order.
 namespace thinwire::kernels {
 
 [[nodiscard]] constexpr std::size_t sign_words(std::size_t size) noexcept {
@@ -93,9 +93,9 @@ inline constexpr std::size_t kMostRoundedElements = 1024;
 
 /// Encodes a worker's block: c = x + e, and words = signs of c. Returns the
 /// scale that is sent; with fp32 it is the `block.scale` of the next call. In
-/// one pass over memory, it computes the bits of c, then sign_scale(), then
-/// sign_split(). Throws Error(kInvalidArgument) with the field that does not
-/// fit.
+/// one pass over memory, it gets the same bits as if it computed c, then
+/// sign_scale(), then sign_split(). Throws Error(kInvalidArgument) with the
+/// field that does not fit.
 [[nodiscard]] float sign_encode(const SignInput& input, const SignBlock& block);
 
 /// Encodes a server's block like sign_encode(), for x = sum over ranks. The sum

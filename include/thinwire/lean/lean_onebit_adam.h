@@ -45,11 +45,11 @@ struct LeanOnebitAdamOptions {
 /// 1-bit Adam with low-bit state. Exact steps are those of ZeroOptimizer's
 /// stage 1. After the freeze it keeps three states in fewer bits than 1-bit
 /// Adam does. Each denominator is an 8-bit or 4-bit code for its logarithm. For
-/// masters of bf16 parameters it keeps only the missing 16 bits. The momentum
-/// is stored as signs. Compressed steps send the same data as
-/// optim::OnebitAdam, but with one scale per cell of the grid of sums. Source:
-/// arXiv:2102.02888, Algorithm 1. Departures: the codes and the split of
-/// parameters are Thinwire's own; see docs/algorithms/lean-onebit-adam.md.
+/// masters of bf16 parameters it keeps only the 16 bits that bf16 lacks. The
+/// momentum is stored as signs. Compressed steps send the same data as
+/// optim::OnebitAdam, but with one scale per cell (exchange/block_layout.h).
+/// Source: arXiv:2102.02888, Algorithm 1. Departures: the codes and the split
+/// of parameters are Thinwire's own; see docs/algorithms/lean-onebit-adam.md.
 ///
 /// Bytes per parameter and rank after the freeze, for W ranks, without the
 /// caller's gradients:
@@ -89,23 +89,23 @@ class LeanOnebitAdam final : public optim::Optimizer {
   [[nodiscard]] optim::ParameterGroups& groups() override;
   [[nodiscard]] optim::Progress progress() const override;
   [[nodiscard]] double residual_ratio() const override;
-  /// Returns the work that can begin early. It reduces before the freeze, and
-  /// always in a hierarchical exchange; otherwise it measures. A range must be
-  /// one of buckets() or several adjacent ones. Both stages have the same
+  /// Returns the work that can begin early. Before the freeze, and always in a
+  /// hierarchical exchange, that is reduce(); otherwise measure(). A range must
+  /// be one of buckets() or several adjacent ones. Both stages have the same
   /// buckets.
   [[nodiscard]] optim::EarlyGradients* early() override;
   using Optimizer::freeze;
   [[nodiscard]] optim::FreezeStage* freeze() override;
 
-  /// Returns the fp32 values of a parameter, from which parameters are rounded.
-  /// Collective before the freeze, local after it. Throws
+  /// Returns the fp32 values of a parameter, before they are rounded to its
+  /// dtype. Collective before the freeze, local after it. Throws
   /// Error(kInvalidArgument) for an unknown name.
   [[nodiscard]] std::vector<float> full_parameter(std::string_view name);
   /// Sets the fp32 values of a parameter, which must be equal on all ranks.
   /// Collective before the freeze, local after it. Throws
   /// Error(kInvalidArgument) for an unknown name or a wrong size.
   void set_full_parameter(std::string_view name, std::span<const float> values);
-  /// Rounds `params` to bf16 parameters, and keeps them as the full values.
+  /// Keeps `params` as the fp32 values, and rounds them to bf16 parameters.
   /// Ties are rounded away from zero.
   void set_masters(ConstView params) override;
 
@@ -116,8 +116,9 @@ class LeanOnebitAdam final : public optim::Optimizer {
   /// denominator_steps, denominator_medians and denominator_floors. With bf16
   /// parameters there are low_bits_upper and low_bits_lower [n].
   [[nodiscard]] optim::State state() const override;
-  /// Adopts a state, also of Adam (sharded or not) and of 1-bit Adam, both
-  /// before a freeze. Collective if it returns to the stage before the freeze.
+  /// Adopts a state. It may also be from Adam (sharded or not), or from 1-bit
+  /// Adam before its freeze. Collective if it returns to the stage before the
+  /// freeze.
   [[nodiscard]] Adoption adopt(StateDict state) override;
   void require_owner(const StateDict& state) const override;
   /// Loads a state. Collective. The caller restores the parameters, except bf16

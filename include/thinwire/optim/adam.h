@@ -18,7 +18,8 @@ struct AdamCoefficients;
 
 namespace thinwire::optim {
 
-/// Options of one group of parameters. Unset fields are those of AdamOptions.
+/// Options of one group of parameters. Unset fields have the values of
+/// AdamOptions.
 struct AdamGroup {
   std::optional<double> learning_rate{};
   std::optional<double> beta1{};
@@ -108,8 +109,8 @@ class Adam final : public UpdateRule {
                                                        float grad_scale) const;
 
   /// Return the first and the second moment, flat arrays of layout().size()
-  /// elements. They are empty with Moments::kNone, and after they were moved
-  /// out.
+  /// elements. They are empty with Moments::kNone, and after the caller has
+  /// moved them out.
   [[nodiscard]] Buffer& exp_avg() noexcept { return exp_avg_; }
   [[nodiscard]] Buffer& exp_avg_sq() noexcept { return exp_avg_sq_; }
   [[nodiscard]] const Buffer& exp_avg() const noexcept { return exp_avg_; }

@@ -40,7 +40,7 @@ struct AverageOptions {
   bool operator==(const AverageOptions&) const = default;
 };
 
-/// Returns first_steps or, if unset, the number by the rule of run_length.h.
+/// Returns first_steps or, if unset, the number from the rule in run_length.h.
 [[nodiscard]] constexpr std::int64_t first_steps_of(
     const AverageOptions& options) {
   return options.first_steps.value_or(
