@@ -16,7 +16,8 @@ namespace thinwire::config {
 
 namespace {
 
-// Bounds the time to read a file. No configuration needs more.
+// Largest size of a file, which bounds the time to read it. No configuration
+// needs more.
 constexpr std::size_t kMostBytes = std::size_t{1} << 20;
 
 void read_general(const Reader& file, Config& config) {
@@ -64,7 +65,7 @@ void read_zero(const JsonValue& tree, const Reader& file, ZeroConfig& zero) {
                  Choices<OffloadDevice>(kDevices));
 }
 
-// The key overlap_comm is DeepSpeed's name of thinwire.overlap, and belongs to
+// Reads overlap_comm, DeepSpeed's name of thinwire.overlap. The key belongs to
 // ZeRO.
 void read_overlap(const Reader& file, const Reader& own, Config& config) {
   if (config.zero.stage == 0) return;
@@ -97,9 +98,8 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
-// Returns whether every sent gradient has 16 bits in the memory of its rank.
-// Otherwise, or if the file does not determine it, a gradient may be an fp32
-// sum.
+// Returns whether every rank stores the gradients that it sends in 16 bits. If
+// not, or if the file does not say, a gradient may be an fp32 sum.
 bool sends_16_bits(const Config& config) {
   if (config.precision.dtype == DType::kFloat32) return false;
   const bool is_one_backward =
@@ -111,7 +111,7 @@ bool sends_16_bits(const Config& config) {
          config.accumulation_dtype != DType::kFloat32;
 }
 
-// Notes keys that have an effect only in the reference's ZeRO.
+// Notes keys that have an effect only in ZeRO with `deepspeed` semantics.
 void note_of_reference(std::vector<KeyNote>& notes, const Config& config) {
   if (config.semantics == Semantics::kDeepSpeed && config.zero.stage > 0)
     return;
@@ -125,7 +125,8 @@ void note_of_reference(std::vector<KeyNote>& notes, const Config& config) {
                 "rounded once; the key is for fp32 sums of several backwards");
 }
 
-// Notes keys without effect because of other keys. None of those is rejected.
+// Notes keys that other keys make ineffective. Requires that no key is
+// rejected.
 void note_without_effect(std::vector<KeyNote>& notes, const Config& config) {
   note_divisions(notes, config);
   note_of_reference(notes, config);
@@ -155,7 +156,8 @@ void log_notes(const std::vector<KeyNote>& notes) {
       log(LogLevel::kInfo, "configuration: " + describe(note));
 }
 
-// Reads the keys that check_keys() has kept, without check_without_ranks().
+// Reads the keys that check_keys() has kept. Does not call
+// check_without_ranks().
 Config read(const JsonValue& tree, std::vector<KeyNote>& notes) {
   const Reader file(&tree, "");
   Config config;
@@ -207,8 +209,7 @@ void note_rejected(std::vector<KeyNote>& notes, const std::string& key,
   }
 }
 
-// Removes a key. If it is missing and its section is not, removes the section
-// at the top level.
+// Removes a key. If the key is missing, removes its section at the top level.
 bool remove(JsonValue& tree, const std::string& key) {
   const std::string section = key.substr(0, key.find('.'));
   JsonValue* object = &tree;
@@ -225,7 +226,8 @@ bool remove(JsonValue& tree, const std::string& key) {
 }
 
 // Reads a tree. If a value is rejected, notes and removes its key and reads the
-// rest again. A conflict with a key that may be removed proves nothing.
+// rest again. After a rejection, a conflict is not noted, because the removed
+// key may cause it.
 Config read_rest(JsonValue& tree, std::vector<KeyNote>& notes) {
   while (true) {
     std::string key;
@@ -320,7 +322,7 @@ Config Config::from_file(const std::string& path, std::vector<KeyNote>* notes,
 std::vector<KeyNote> check_file(const std::string& path,
                                 std::optional<int> ranks,
                                 const std::vector<std::string>& taken) {
-  // Values that a program could have.
+  // Values that a program could pass.
   constexpr AutoValues kAutos{
       .total_num_steps = 1000, .warmup_num_steps = 1, .learning_rate = 1e-3};
   return with_file(path, [&](const std::string& text) {

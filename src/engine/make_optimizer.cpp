@@ -176,7 +176,7 @@ optim::LambOptions exact_options(const optim::OnebitLambOptions& options) {
   return lamb;
 }
 
-// Makes the rule of experts, which low-bit optimizers keep exact.
+// Makes the rule for experts. Low-bit optimizers average experts exactly.
 zero::MakeRule rule_of_experts(const Config& config) {
   Config exact = config;
   std::visit(
@@ -276,8 +276,7 @@ std::unique_ptr<optim::Optimizer> replicated(comm::Communicator& comm,
       rule_of_experts(config), config.exchange_options(), num_wide);
 }
 
-// Makes the optimizer of the reference, whose wrapper averages, clips and
-// unscales.
+// Makes DeepSpeed's optimizer, whose wrapper averages, clips and unscales.
 std::unique_ptr<precision::LowPrecisionOptimizer> deepspeed_fp16(
     comm::Communicator& comm, const ParameterLayout& layout,
     const Config& config, ConstView initial) {

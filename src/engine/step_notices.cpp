@@ -23,8 +23,8 @@ std::string_view name_of(CommBackend backend) {
   return kNames[static_cast<std::size_t>(backend)];
 }
 
-// Returns the number of steps in which the learning rate rises, as far as the
-// configuration gives it. It does so by its schedule or by lr_warmup_steps.
+// Returns the number of steps in which the learning rate rises, according to
+// the configuration's schedule or its lr_warmup_steps.
 std::int64_t lr_warmup_steps_of(const config::Config& config) {
   return std::visit(
       [&](const auto& options) {

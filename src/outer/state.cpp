@@ -141,7 +141,7 @@ optim::State OuterLoop::Impl::state() {
     own = owners->state();
   else
     warm_up.add_to(own);
-  // The anchor replaces the replicas.
+  // Replicas are not saved, because the anchor replaces them.
   std::erase_if(own.arrays, [](const optim::StateArray& array) {
     return array.name == "replicas";
   });
@@ -163,7 +163,8 @@ optim::State OuterLoop::Impl::state() {
 
 // If the number of ranks changes, the ranks' own changes of parameters are
 // replaced by their mean. A single rank has no replicas, so its anchor is the
-// owners' exact value and its parameters move by the difference.
+// owners' exact value. Its parameters move by the difference from the saved
+// origin.
 optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
   StateDict own = take_own(state);
   optim::StateParts parts(own);
@@ -197,8 +198,8 @@ optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
   if (was_local)
     *origin =
         optim::take_floats(state, kOrigin, DType::kFloat32, layout.size());
-  // A local state does not record which elements a rank has, so residuals of a
-  // warm-up cannot be kept.
+  // After local steps a state does not record which elements a rank has, so
+  // residuals of a warm-up cannot be kept.
   if (is_local && groups && !was_local &&
       own.has_array("warmup_worker_error")) {
     own.erase("warmup_worker_error");

@@ -31,7 +31,7 @@ _FIRST = "gave_up"
 _NEVER_SENT = 1 << 30
 """A tag that is not used by messages."""
 _LONG = 1 << 15
-"""Bytes of a message that is sent in two parts."""
+"""Messages of at least this many bytes are sent in two parts."""
 _TELL_SECONDS = 1.0
 """Time in an exchange after which a rank reports its call to the others."""
 _PEERS_TO_LOOK_AT = 4
@@ -120,7 +120,8 @@ class _Whereabouts:
         self._lock = threading.Lock()
 
     def tell(self, channel: int, flight: _Flight | None) -> None:
-        """Publishes where this rank is on a channel, if that has changed."""
+        """Publishes the exchange that this rank is in on a channel, if it has
+        changed."""
         with self._lock:
             self._tell(channel, flight)
 
@@ -143,8 +144,8 @@ class _Whereabouts:
             self._store.set(str(self.rank), json.dumps(own))
 
     def leave(self, channel: int) -> None:
-        """Keeps the published data of a channel that has failed, for ranks that time
-        out later, until this rank publishes its next place.
+        """Keeps the data of a failed channel until this rank publishes its next
+        exchange. Ranks that time out later read the data.
         """
         with self._lock:
             self._left.add(channel)
@@ -225,7 +226,7 @@ class _GlooChannel:
                 if _CLOSED_HERE in str(error):
                     self._wait_for_reason()
                 raise Broken([peer], short_text(error)) from None
-            # gloo would time out in a second wait for a message that has arrived.
+            # If a message has arrived, a second wait for it times out in gloo.
             late = _unfinished(works[done:]) or [peer]
             raise Broken(late, None, self._in_another_call(late)) from None
         finally:
@@ -280,7 +281,7 @@ class _GlooChannel:
     def _is_elsewhere(self, flight: _Flight) -> bool:
         """Returns whether a peer waits at the same place for another operation or size,
         so that both would wait forever. It suffices to ask the first peers, because a
-        single rank in another call finds a peer itself.
+        single rank in another call also finds this out itself.
         """
         for peer in sorted(flight.sends)[:_PEERS_TO_LOOK_AT]:
             there = self._whereabouts.of(peer).get(str(self._number))
@@ -332,7 +333,7 @@ class _GlooChannel:
                 self._broken.append((work, never))
                 work.wait(datetime.timedelta(milliseconds=1))
             except RuntimeError:
-                pass  # this connection is already closed, or all of them
+                pass  # one or all connections are already closed
 
 
 def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -372,7 +373,7 @@ def _disconnect_from_stores() -> None:
     the process by a signal if it came back after the interpreter's end.
     """
     for name in os.listdir("/proc/self/fd"):
-        # It may have been closed, or it may not be a socket.
+        # The descriptor may be closed by now, or may not be a socket.
         with (
             suppress(OSError, ValueError),
             socket.socket(fileno=os.dup(int(name))) as connection,

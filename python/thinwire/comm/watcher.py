@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that interrupt waits for lost ranks and query stores."""
+"""Threads that query stores and interrupt waits for lost ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 LOOK_SECONDS = 0.25
 """Time between two checks whether a rank has given up."""
 _BRIEF_SECONDS = 1.0
-"""Longest time of a check of the store after a rank has failed, because the store's
-host may have died.
+"""Longest time to wait for the store after a rank has failed. The store's host may have
+died with it.
 """
 
 
@@ -50,7 +50,7 @@ class Watcher:
         done = threading.Event()
 
         def run() -> None:
-            with suppress(Exception):  # such as the store, gone with its host
+            with suppress(Exception):  # for example, the store's host is gone
                 results.append(action())
             done.set()
 
@@ -73,7 +73,7 @@ class Watcher:
             if job is not None:
                 job()
             elif looks_on and found is not None:
-                with suppress(Exception):  # briefly() needs the thread
+                with suppress(Exception):  # the thread must survive for briefly()
                     looks_on = found.look()
             self._began = None
             del found, job

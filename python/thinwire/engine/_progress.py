@@ -49,7 +49,7 @@ class Progress:
         self._noted_loss = True
 
 
-# Names of DeepSpeed, whose axis counts samples.
+# DeepSpeed's names. The x axis counts samples.
 _LOSS, _RATE, _SCALE = (
     f"Train/Samples/{name}" for name in ("train_loss", "lr", "loss_scale")
 )
@@ -57,7 +57,7 @@ _NUMBERS = (bool, int, float)
 
 
 class Monitoring:
-    """Passes this rank's mean loss in a window, and the report, to the monitors."""
+    """Passes reports, and this rank's mean loss since the last one, to the monitors."""
 
     def __init__(self, monitors: list[Monitor]) -> None:
         self._monitors = monitors

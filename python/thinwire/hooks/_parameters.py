@@ -113,8 +113,8 @@ def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def norm_of(values: torch.Tensor) -> float:
-    """Returns the norm. Uses fp64, which is slower, only if the square overflows
-    fp32."""
+    """Returns the norm. Uses fp64, which is slower, only if fp32 may not hold the
+    square."""
     norm = float(torch.linalg.vector_norm(values, dtype=torch.float32))
     if 1e-16 < norm < torch.inf:
         return norm

@@ -3,8 +3,8 @@
 
 Dimension 0 of each parameter is padded and cut into one chunk per rank. Row r of the
 buffer has chunk r of all parameters. Versions of torch differ in the order of
-parameters and in the object that has the mixed-precision policy. The module
-distinguishes them by their attributes.
+parameters and in the object that has the mixed-precision policy. This module looks at
+the attributes of torch's objects instead of the version.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Part:
         """Returns the name of a parameter whose gradient FSDP2 has read from an
         unexpected place of the result, or None. Local, after a backward.
 
-        Only gradients that are views of the result, or of a copy with its type, are
-        compared. Offloaded gradients, for example, are not compared.
+        Only views of the result, or of a copy of it in the gradient's dtype, are
+        compared. Offloaded gradients, for example, are not.
         """
         row = self.size // self.ranks
         for name, one, offset in self.places:
@@ -109,7 +109,7 @@ def _needs_gradients(module: FSDPModule) -> bool:
 
 
 def sharded(module: Any, ranks: int) -> Sharded:
-    """Returns the layout of all FSDP modules inside. Local.
+    """Returns the layout of all FSDP modules inside `module`. Local.
 
     Raises InvalidArgument and FailedPrecondition like fsdp_hook().
     """
@@ -198,7 +198,7 @@ def _groups(module: Any) -> list[tuple[str, Any, Any]]:
                 raise FailedPrecondition(
                     f"module: '{name}' has a reduce-scatter of its own already, {comm}"
                 )
-            if id(group) not in seen:  # fully_shard([a, b]) makes one of two
+            if id(group) not in seen:  # fully_shard([a, b]) makes one for both
                 found.append((name, inner, group))
             seen.add(id(group))
     return found
@@ -266,8 +266,8 @@ def _part(
     begins: dict[str, int],
     ranks: int,
 ) -> Part:
-    """Returns a reduce-scatter of the FSDPParams in `order`; `begins` has the places of
-    parameters in the residual.
+    """Returns the layout of the reduce-scatter of the FSDPParams in `order`. `begins`
+    has the places of parameters in the residual.
     """
     shapes = {key: all_shapes[key] for key in order}
     chunks = [-(-shape[0] // ranks) for shape in shapes.values()]

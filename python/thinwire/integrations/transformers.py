@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Trainer of Hugging Face transformers. Written for version 5.23, and
-run with 5.24.
+"""Integration with the Trainer of Hugging Face transformers. Written for version 5.23,
+and run with 5.24.
 
     optimizer = thinwire.OnebitAdam(model.parameters(), lr=4e-4, freeze_step=2000)
     trainer = Trainer(model=model, args=args, train_dataset=data,
@@ -34,18 +34,18 @@ def attach(trainer: Trainer) -> None:
     """Prepares a Trainer for its optimizer, which is Thinwire's. Collective, before
     `train()`.
 
-    DDP does not average gradients, because the optimizer does. The norm of
-    `args.max_grad_norm` becomes the optimizer's, unless that has its own. Then
-    `args.max_grad_norm` becomes 0, because the Trainer would clip each rank's gradient
-    by its own norm. thinwire.GradScaler scales fp16. Each checkpoint of the Trainer
-    gets a folder `thinwire` with every rank's state of the optimizer.
+    DDP does not average gradients, because the optimizer does. The optimizer clips by
+    `args.max_grad_norm`, unless it has its own `max_grad_norm`. The argument is then
+    set to 0, because the Trainer would clip each rank's gradient by its own norm.
+    thinwire.GradScaler scales fp16 losses. Each checkpoint of the Trainer gets a folder
+    `thinwire` with every rank's state of the optimizer.
     `train(resume_from_checkpoint=...)` loads it on any number of ranks. `evaluate()`,
     `predict()`, `save_model()` and the end of training first make parameters equal on
     all ranks, like synchronize() of the optimizer.
 
     Raises FailedPrecondition if the Trainer has begun to train, or runs DeepSpeed or
-    FSDP. Raises InvalidArgument if its optimizer is not one of Thinwire's. Nothing has
-    changed then.
+    FSDP. Raises InvalidArgument if its optimizer is not one of Thinwire's. In both
+    cases nothing is changed.
     """
     _check(trainer)
     leave_gradients_local(trainer.accelerator)
@@ -92,7 +92,7 @@ def _move_clipping(trainer: Trainer) -> None:
 
 def _save_every_rank(trainer: Trainer) -> None:
     """Saves through the two methods that the Trainer calls on every rank with the
-    checkpoint's path. Callbacks receive no path, neither in a hyperparameter search nor
+    checkpoint's path. Callbacks cannot know this path in a hyperparameter search or
     when training resumes.
     """
     save = trainer._save_optimizer_and_scheduler
@@ -117,7 +117,7 @@ def _read_synchronized(trainer: Trainer) -> None:
     for name in ("evaluate", "predict", "save_model"):
         method = getattr(trainer, name)
         setattr(trainer, name, _saved.synchronizing(method, lambda: _ours(trainer)))
-    # It comes first, because other callbacks save the model at the end of training.
+    # This callback is first, because others save the model at the end of training.
     trainer.callback_handler.callbacks.insert(0, _EqualAtEnd(trainer))
 
 
@@ -139,8 +139,8 @@ class DdpHook(TrainerCallback):  # type: ignore[misc]
         trainer.add_callback(thinwire.integrations.transformers.DdpHook(trainer))
 
     Checkpoints of the Trainer do not have the residuals. A resumed run therefore begins
-    with residuals of 0 and repeats its `exact_steps`. Without DDP, for one rank, it
-    does nothing.
+    with residuals of 0 and repeats its `exact_steps`. Without DDP (one rank), the
+    callback does nothing.
     """
 
     hook: Hook | None = None
@@ -149,7 +149,7 @@ class DdpHook(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Trainer, **options: Any) -> None:
         """`options` are those of ddp_hook()."""
         self._trainer, self._options = trainer, options
-        self._ddp: DistributedDataParallel | None = None  # that has the hook
+        self._ddp: DistributedDataParallel | None = None  # the one with the hook
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         wrapped = self._trainer.model_wrapped

@@ -22,8 +22,8 @@ from ._options import REFUSED, rate_of
 from ._torch_state import of_torch, refuse_deepspeed
 
 FORMAT = 1
-# Arrays that torch has as a parameter's state. They have one value per element, and do
-# not include residuals.
+# Arrays that torch saves as a parameter's state. They have one value per element;
+# residuals are not among them.
 PER_PARAMETER = (
     *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
     *("origin", "momentum_accumulator", "masters"),
@@ -33,7 +33,7 @@ _OF_AVERAGE = ("average.worker_error", "average.server_error")
 _OF_ONE_RANK = {"worker_error", "server_error", "residual_layout", *_OF_AVERAGE}
 # The limits of LAMB's trust ratio.
 _LIMITS = ("max_coeff", "min_coeff")
-# Keys that show shards: lean 1-bit Adam before its freeze, and an outer loop.
+# Keys of sharded states: lean 1-bit Adam before its freeze, and an outer loop.
 _SHARDED = {"shards", "outer.is_local"}
 _DROPPING = 'load_state_dict(state, residuals="drop") loads the rest of it on any rank'
 _ANY_RANKS = "thinwire.save and thinwire.load carry all of it over any number of ranks"
@@ -107,7 +107,7 @@ def load(
     others = _other_numbers(optimizer, groups)
     native = optimizer._made
     native.memory.read_written()
-    if not native.optimizer.steps_behind:  # without them the state replaces everything
+    if not native.optimizer.steps_behind:  # otherwise the state replaces everything
         optimizer._edits.apply(is_collective=False)
     state = saved_state.get("state", {})
     record = saved_state.get("thinwire")
@@ -304,7 +304,7 @@ def _own(
             "Checkpoint of thinwire.integrations, or with thinwire.load()"
         )
     record = _for_this_rank(optimizer, record, keeps_residuals)
-    # If the native state says which rank it belongs to, it has these keys as well.
+    # A native state that says which rank it belongs to has one of these keys.
     says_its_rank = any(
         key in record for key in ("residual_layout", "shards", *_OF_AVERAGE)
     )
@@ -346,8 +346,8 @@ def _own(
 def _for_this_rank(
     optimizer: FlatOptimizer, record: Mapping[str, Any], keeps: bool
 ) -> Mapping[str, Any]:
-    """Returns the record, with residuals only if they are this rank's and it `keeps`
-    them. The states of exact optimizers are the same on all ranks.
+    """Returns the record, with residuals only if they are this rank's and `keeps` is
+    true. The states of exact optimizers are the same on all ranks.
 
     Raises CorruptCheckpoint for shards of another rank. If residuals must be kept, it
     also raises for residuals of other ranks, except rank 0, because many scripts save

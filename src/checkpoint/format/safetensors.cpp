@@ -133,7 +133,7 @@ SafetensorsHeader place_tensors(std::vector<TensorEntry> tensors,
     if (!is_utf8(value))
       reject(fmt::format("metadata '{}' must be UTF-8", key));
   }
-  names.clear();  // The names point into the vector that is sorted now.
+  names.clear();  // The names point into the vector, which is sorted below.
 
   SafetensorsHeader header;
   header.tensors = std::move(tensors);

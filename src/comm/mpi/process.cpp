@@ -27,9 +27,9 @@ bool is_finalized() {
   return finalized != 0;
 }
 
-// Returns the queue of the thread that initializes and finalizes MPI, which
-// must be the same thread. Other threads can stop waiting for it. It is never
-// destroyed, because it may be stuck in MPI.
+// Returns the queue of the thread that initializes MPI and must also finalize
+// it. Other threads can stop waiting for a job. The queue is never destroyed,
+// because its thread may be stuck in MPI.
 Queue& main_thread() {
   static Queue* const queue = new Queue([](const std::string&) {});
   return *queue;
@@ -64,10 +64,11 @@ std::unique_lock<std::mutex> Process::enter() {
 namespace {
 
 // Raises the limits below which Open MPI over TCP sends at once, unless the
-// user has set them. Above 64 KiB it first asks the receiver. The answer queues
-// behind traffic in the other direction, which halves a link's bandwidth. It
-// also waits until a thread looks, which may take long while others compute.
-// The new limits cover messages of a bucket's size.
+// user has set them. Above 64 KiB, the sender first asks the receiver. The
+// answer queues behind traffic in the other direction, which halves a link's
+// bandwidth. The answer also waits until a thread polls MPI, which may take
+// long while other threads compute. The new limits cover messages of a bucket's
+// size.
 void tune_tcp() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", "8454144", /*overwrite=*/0);
   setenv("OMPI_MCA_btl_tcp_rdma_pipeline_frag_size", "65536", 0);
@@ -158,7 +159,8 @@ void Process::initialize_within(Deadline deadline) {
   }
 }
 
-// Divides a tag's bits: half of them number groups, the other half exchanges.
+// Divides a tag's bits: half of them number the groups, and the other half
+// number the exchanges.
 void Process::choose_tags() {
   int* highest = nullptr;
   int found = 0;
@@ -250,8 +252,8 @@ void Process::count_transport(int change) {
   transports_ += change;
 }
 
-// Finalizes MPI at exit. If a communicator still exists, the program ends
-// unexpectedly, and waiting for its peers could hang.
+// Finalizes MPI at exit, unless a communicator still exists. The program then
+// ends unexpectedly, and waiting for its peers could hang.
 void Process::finalize() noexcept {
   try {
     flush_notices(kFlushAtExit);

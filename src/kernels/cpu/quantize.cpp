@@ -70,7 +70,7 @@ struct QuantizeWord {
       const auto value = hn::LoadU(d, c + j);
       const auto limit = hn::Set(d, static_cast<float>(of.half));
       auto x = hn::Div(value, hn::Set(d, of.divisor));
-      x = hn::IfThenElseZero(hn::Eq(x, x), x);  // not NaN
+      x = hn::IfThenElseZero(hn::Eq(x, x), x);  // NaN becomes 0
       x = hn::Min(hn::Max(x, hn::Neg(limit)), limit);
       const auto q = hn::NearestInt(x);
       const auto sent = hn::Mul(hn::ConvertTo(d, q), hn::Set(d, of.step));
