@@ -128,7 +128,8 @@ void Reader::field(std::string_view name, std::int64_t& value,
   const double number = json.is_number() ? json.get<double>() : 0;
   const bool is_whole = json.is_number() && number == std::floor(number);
   std::optional<std::int64_t> whole = integer_in(json);
-  // The text 5e8 is an integer too. Above 2^53 a double may be another number.
+  // Texts such as 5e8 are integers as well. Above 2^53 a double may differ from
+  // the text.
   if (is_whole && json.is_number_float() && std::abs(number) <= 0x1p53)
     whole = static_cast<std::int64_t>(number);
   if (whole && limits.allow(number))

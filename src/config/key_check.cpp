@@ -25,7 +25,7 @@ bool is_auto(const JsonValue* value) {
   return value != nullptr && *value == "auto";
 }
 
-// A text in lower case; empty if the value is none.
+// Returns a text in lower case, or an empty text if the value is not a text.
 std::string lower_text(const JsonValue& value) {
   return value.is_string() ? lower(value.get_ref<const std::string&>()) : "";
 }
@@ -46,7 +46,7 @@ bool is_section(std::string_view path) {
   });
 }
 
-// Returns the names that an object at `section` may have.
+// Returns the names of members that an object at `section` may contain.
 std::vector<std::string_view> names_in(std::string_view section,
                                        const std::vector<std::string>& taken) {
   std::vector<std::string_view> names;
@@ -88,8 +88,8 @@ std::string_view same_meaning(std::string_view name) {
   return {};
 }
 
-// Returns the rule of another object whose last name this is, because the key
-// may be in the wrong object.
+// Returns the path of another object's key with this name, because the key may
+// be in the wrong object.
 std::string_view elsewhere(std::string_view name) {
   for (const KeyRule& rule : key_rules())
     if (rule.path.size() > name.size() && rule.path.ends_with(name) &&
@@ -344,8 +344,8 @@ Resolved with_auto_values(JsonValue file, const AutoValues& autos) {
     put("scheduler.params.warmup_num_steps", warmup,
         steps == 0 ? std::int64_t{1} : steps);
   }
-  // If absent, WarmupLR takes the optimizer's rate, and WarmupDecayLR takes
-  // 0.001.
+  // If `warmup_max_lr` is absent, WarmupLR takes the optimizer's rate, and
+  // WarmupDecayLR takes 0.001.
   JsonValue* highest = member(params, "warmup_max_lr");
   const JsonValue* type = member(scheduler, "type");
   if (is_auto(highest) && type != nullptr &&

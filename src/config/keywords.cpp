@@ -35,7 +35,7 @@ std::string suggestion(std::string_view name, const Names& known) {
 }
 
 // Calls read() with a Reader of `given`, in which a null counts as absent. Then
-// calls refuse() for a name that is neither in `known` nor that of a field.
+// calls refuse() for each name that is neither in `known` nor a field's name.
 template <class Read, class Refuse>
 void read_named(const JsonValue& given, std::string path, Names known,
                 const Read& read, const Refuse& refuse) {

@@ -15,7 +15,7 @@ namespace {
 
 double real(std::int64_t count) { return static_cast<double>(count); }
 
-// DeepSpeed divides by the logarithm of the length.
+// At least 2, because DeepSpeed divides by the logarithm of the length.
 std::int64_t warmup_length(std::int64_t steps) {
   return std::max<std::int64_t>(2, steps);
 }
@@ -96,7 +96,7 @@ double cycle_height(const OneCycle& s, double n) {
       rising ? s.cycle_first_stair_count
              : s.cycle_second_stair_count.value_or(s.cycle_first_stair_count));
   if (stairs > 0) {
-    // Computed from the count, because rounding of x could miss the top stair.
+    // Uses the step count, because x could be rounded below the top stair.
     const double offset = std::fmod(n, total);
     const double position = offset <= first
                                 ? offset * stairs / first

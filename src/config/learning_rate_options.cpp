@@ -11,7 +11,8 @@ namespace thinwire::config {
 
 namespace {
 
-// Numbers of steps stay exact in double, and their sums in 64 bits.
+// Numbers of steps up to this are exact in double, and their sums fit into 64
+// bits.
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 53;
 
 void require_steps(std::string_view name, std::int64_t value,

@@ -10,8 +10,8 @@ namespace thinwire::config {
 
 namespace {
 
-// Returns whether this is lean 1-bit Adam, which keeps no variance, and
-// denominators in 8 bits.
+// Returns whether this is lean 1-bit Adam, which keeps low-bit denominators
+// instead of a variance.
 bool is_lean(const Reader& own) {
   bool lean = false;
   own.field("lean", lean);
@@ -23,7 +23,7 @@ bool is_lean(const Reader& own) {
 void read_decay(const Reader& optimizer, const Reader& params,
                 optim::AdamOptions& options) {
   params.field("adam_w_mode", options.decoupled_decay);
-  // Type "AdamW" and an absent type are not Adam.
+  // With type "AdamW", or without a type, the decay must be decoupled.
   if (!optimizer.is_text("type", "adam") && !options.decoupled_decay)
     params.exclude("adam_w_mode", "true with AdamW; L2 decay is type Adam's");
 }
@@ -34,8 +34,8 @@ void read_exact(const Reader& own, Config& config) {
   wire_fields(own, config.zero.wire);
 }
 
-// Keys of averages are left out if possible, because earlier versions lack
-// them. See write.cpp.
+// Leaves out the keys of averages if all have their defaults, because earlier
+// versions lack these keys. See write.cpp.
 void write_exact(const Writer& own, const Config& config) {
   if (config.average != optim::AverageOptions{})
     average_fields(own, config.average);

@@ -15,7 +15,7 @@ namespace {
 using precision::LossScalerOptions;
 
 constexpr std::string_view kUnlimited = "unlimited";
-// Losses are multiplied in fp32.
+// Limits that keep scales finite in fp32, in which losses are multiplied.
 constexpr Limits kPowers{.least = 0, .most = 127};
 constexpr Limits kScales{.least = 0, .most = 0x1p127};
 

@@ -98,8 +98,8 @@ void note_divisions(std::vector<KeyNote>& notes, const Config& config) {
     note_unused(notes, kKeys[1], "prescale_gradients divides by all of it");
 }
 
-// Returns whether every rank stores the gradients that it sends in 16 bits. If
-// not, or if the file does not say, a gradient may be an fp32 sum.
+// Returns whether the file guarantees that gradients are stored in 16 bits when
+// they are sent. Without this guarantee a gradient may be an fp32 sum.
 bool sends_16_bits(const Config& config) {
   if (config.precision.dtype == DType::kFloat32) return false;
   const bool is_one_backward =
@@ -176,8 +176,8 @@ Config read(const JsonValue& tree, std::vector<KeyNote>& notes) {
   return config;
 }
 
-// Returns the path of the key that an error names. It is the first word, or the
-// text in parentheses after the name of a field of Config.
+// Returns the path of the key that an error names. The path is the first word,
+// or the text in parentheses after a field of Config.
 std::string key_in(const std::string& error,
                    const std::vector<KeyNote>& notes) {
   const std::size_t end = error.find(' ');
@@ -226,8 +226,8 @@ bool remove(JsonValue& tree, const std::string& key) {
 }
 
 // Reads a tree. If a value is rejected, notes and removes its key and reads the
-// rest again. After a rejection, a conflict is not noted, because the removed
-// key may cause it.
+// rest again. After a rejection, conflicts are not noted, because removing a
+// key may have caused them.
 Config read_rest(JsonValue& tree, std::vector<KeyNote>& notes) {
   while (true) {
     std::string key;

@@ -21,7 +21,7 @@ using optim::require_model_dtype;
 namespace {
 
 // Checks the options that all groups share. The optimizer itself checks its
-// groups, because only the layout has their number.
+// groups, because their number is known only from the layout.
 template <class Options>
 void check_optimizer(Options options, Semantics semantics) {
   options.groups.clear();

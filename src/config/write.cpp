@@ -17,8 +17,8 @@ void write_zero(const Writer& file, const ZeroConfig& zero) {
                  Choices<OffloadDevice>(kDevices));
 }
 
-// Keys that earlier versions lack. They are left out while they have no effect,
-// so that loading an earlier checkpoint reports no change.
+// Writes keys that earlier versions lack, but only if they have an effect. Thus
+// loading an earlier checkpoint reports no change.
 void write_newer(const Writer& file, const Config& config) {
   if (config.prescale_gradients) file.field("prescale_gradients", true);
   if (config.gradient_predivide_factor != 1)
@@ -29,8 +29,8 @@ void write_newer(const Writer& file, const Config& config) {
 
 }  // namespace
 
-// References to open sections stay valid: `own` is an object beside the file,
-// and a section is complete before the next begins.
+// References to open sections stay valid, because `own` is separate from the
+// file and each section is complete before the next begins.
 std::string Config::to_json() const {
   check_without_ranks(*this);
   JsonValue tree = JsonValue::object();
