@@ -58,7 +58,8 @@ std::string conversion_of(FileSystem& files, const std::string& directory) {
       kScript, directory, model, kLoad);
 }
 
-// Returns the tags in a directory of checkpoints, that of `latest` first.
+// Returns the tags in a directory of checkpoints, beginning with the tag in
+// `latest`.
 std::vector<std::string> tags_in(FileSystem& files, const std::string& root) {
   std::vector<std::string> tags = files.list(root);
   const std::string latest = root + "/latest";

@@ -66,14 +66,15 @@ bool is_remains(const FoundCheckpoint& found) {
   return kind == NameKind::kPartial || kind == NameKind::kDeleting;
 }
 
-// Returns an entry of look(). No path contains the end.
+// Returns an entry for the result of look(). No path contains the character
+// that ends an entry.
 constexpr char kEnd = '\0';
 std::string entry(std::string_view kind, std::string_view text) {
   return fmt::format("{} {}{}", kind, text, kEnd);
 }
 
 // Looks at a directory that may be changing. Only rank 0 calls this, so that
-// all ranks see the same.
+// all ranks get the same result.
 std::string look(FileSystem& files, const std::string& path, What what) {
   if (files.exists(path + "/manifest.json")) return entry("ours", path);
   if (!files.exists(path)) return {};
@@ -84,7 +85,7 @@ std::string look(FileSystem& files, const std::string& path, What what) {
   }
   std::string complete;
   std::string notes;
-  const FoundCheckpoint* unusable = nullptr;  // the first, or one in parts
+  const FoundCheckpoint* unusable = nullptr;  // preferably one in parts
   int count = 0;
   const std::vector<FoundCheckpoint> all = find_checkpoints(files, path);
   require_readable(all);

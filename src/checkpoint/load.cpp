@@ -46,8 +46,8 @@ struct Read {
   }
 };
 
-// Returns the options, which then ignore tensors of foreign weights that are
-// not parameters of this model.
+// Adds to the options that tensors of foreign weights are ignored unless they
+// are parameters of this model.
 LoadOptions without(const Manifest& manifest,
                     const std::vector<const SavedParameter*>& others,
                     LoadOptions options) {
@@ -90,7 +90,7 @@ std::string text_of_left_out(const std::vector<std::string>& names) {
   return text;
 }
 
-// Returns the options, which then ignore experts of other ranks. Collective.
+// Adds to the options that experts of other ranks are ignored. Collective.
 LoadOptions without_experts_elsewhere(const Training& training,
                                       const Manifest& manifest,
                                       LoadOptions options) {
@@ -106,7 +106,7 @@ LoadOptions without_experts_elsewhere(const Training& training,
   return options;
 }
 
-// Error that an older checkpoint would cause too.
+// Error that every older checkpoint would cause as well.
 struct Misfit : Error {
   using Error::Error;
 };
@@ -149,8 +149,7 @@ void require_fits(const Training& training, const Found& found,
             "ranks; load with what = kWeights (Python: weights_only=True)",
             manifest.semantics, manifest.world, training.semantics,
             training.comm.size()));
-  // Arrays are read as a whole, so parameters must have the same places in
-  // them.
+  // Arrays are read as a whole, so parameters must be in the saved order.
   const auto parameters = training.layout.parameters();
   for (std::size_t i = 0;
        i < std::min(parameters.size(), manifest.parameters.size()); ++i)
@@ -176,8 +175,8 @@ void complete_foreign(const optim::State& target, StateDict& state) {
 }
 
 // Residuals of ZeRO's low-bit exchange are in units of gradients. Only ZeRO
-// with that exchange restores them, and lean 1-bit Adam, which has its own
-// note.
+// with that exchange and lean 1-bit Adam restore such residuals. Lean 1-bit
+// Adam has its own note.
 void note_dropped_residuals(const Manifest& manifest,
                             const optim::State& target,
                             std::vector<std::string>& notes) {
@@ -243,7 +242,8 @@ void read_state(const Training& training, const Found& found,
   else if (!reader.are_same_ranks(target))
     read.report.notes.emplace_back(
         "ranks are grouped into other hosts than those that saved it");
-  // An older checkpoint would fit too, and may have usable values.
+  // Unusable values are no Misfit, because an older checkpoint may contain
+  // usable ones.
   std::exception_ptr unusable;
   fit_everywhere(training.comm, [&] {
     try {

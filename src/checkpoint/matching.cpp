@@ -75,7 +75,8 @@ std::string name_of(const TensorType& type) {
   return type.other.empty() ? to_string(type.dtype) : std::string(type.other);
 }
 
-// Floats are rounded as parameters are. Other types must be equal.
+// Returns whether types are equal, or both are floats, which are rounded as
+// parameters are.
 bool converts_to(const TensorType& from, const TensorType& to) {
   const auto is_float = [](const TensorType& type) {
     return type.other.empty() &&
@@ -132,14 +133,14 @@ LoadOptions with_renames(const Manifest& manifest,
   std::set<std::string> saved;
   for (const auto* list : {&manifest.parameters, &manifest.others})
     for (const SavedParameter& its : *list) saved.insert(its.name);
-  std::set<std::string> done;  // names of the model that a tensor has already
+  std::set<std::string> done;  // names of the model that are already matched
   for (const auto& [from, to] : options.rename) {
     require(saved.erase(from) != 0, "LoadOptions.rename",
             "from names of the checkpoint", from);
     done.insert(to);
   }
-  // Names of the model by their text without prefixes. If two share it, the
-  // value is empty.
+  // Names of the model, keyed by their text without prefixes. If names share a
+  // key, its value is empty.
   std::map<std::string, std::string> own;
   const auto add = [&](const std::string& name) {
     if (saved.erase(name) != 0) done.insert(name);

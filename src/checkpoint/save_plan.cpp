@@ -192,8 +192,8 @@ class SavePlan {
                    std::size_t{1}, static_cast<std::size_t>(most));
     std::size_t first = 0;
     for (std::size_t k = 0; k < count; ++k) {
-      // The file ends with the parameter at which it has its share of all
-      // bytes.
+      // The file ends with the parameter that completes its share of all
+      // elements.
       std::size_t end = first;
       const std::size_t goal =
           share_of(elements, static_cast<int>(k), static_cast<int>(count))

@@ -302,8 +302,8 @@ SaveReport save(const Training& training, const std::string& root,
     saver->wait();
     return report;
   } catch (const Error&) {
-    // All ranks fail alike, and training continues. If unwinding destroyed the
-    // saver, its communicator would give up, and so would the user's.
+    // All ranks fail together, and training continues. Destroying the saver
+    // during unwinding would make its communicator and the user's give up.
     saver.reset();
     throw;
   }

@@ -176,7 +176,7 @@ class Verifier {
     }
   }
 
-  // Usually data are damaged, and the index tensors can still be read.
+  // Usually only data are damaged, so that the index tensors can still be read.
   void name_parameters(const Manifest& manifest) {
     try {
       const SavedArrays arrays(files_, directory_, manifest);
@@ -189,8 +189,8 @@ class Verifier {
     }
   }
 
-  // If there are masters, loading everything does not read the weights, except
-  // the first chunk, which has the header, and buffers.
+  // If there are masters, a full load reads only two parts of the weights.
+  // These are buffers and the first chunk, which contains the header.
   void name_spare_weights(const Manifest& manifest) {
     if (std::ranges::none_of(manifest.arrays, &SavedArray::is_parameters) ||
         !manifest.others.empty())

@@ -31,7 +31,7 @@ void give_final_name(const RootDirectory& root, const std::string& partial,
   }
 }
 
-// The file is only for people. A failure to write it does not matter.
+// Only logs a failure, because the file serves only people.
 void try_to_put_latest(const RootDirectory& root, const std::string& name) {
   try {
     root.put_latest(name);
@@ -83,8 +83,8 @@ class Tidying {
     }
   }
 
-  // Returns whether a complete checkpoint now has its final name. An entry that
-  // has the name is moved away if it is incomplete, or older and of the same
+  // Returns whether a complete checkpoint now has its final name. First moves
+  // away an entry of that name that is incomplete, or older and of the same
   // run.
   bool adopt(const FoundCheckpoint& found) {
     const std::string name = step_name(found.manifest.step);
@@ -106,8 +106,7 @@ class Tidying {
   }
 
   // Returns whether an entry that this run named may be removed. A replaced
-  // entry may be anything that was in the way, and it may be the only
-  // checkpoint.
+  // entry may be of any kind, and may be the only checkpoint.
   bool may_go(const FoundCheckpoint& found) const {
     const NameKind kind = kind_of(found.name);
     if (kind == NameKind::kDeleting) return true;
@@ -117,8 +116,8 @@ class Tidying {
     return is_ours && look_at(root_, step_name(found.manifest.step)).complete;
   }
 
-  // Returns whether a save or a removal of any run was interrupted. Nobody
-  // continues it while this process holds the lock.
+  // Returns whether a save or a removal of any run was interrupted. No process
+  // can continue such work while this one holds the lock.
   bool is_unfinished(const FoundCheckpoint& found) const {
     const NameKind kind = kind_of(found.name);
     return kind == NameKind::kDeleting ||

@@ -188,7 +188,7 @@ std::vector<std::string> superfluous(const std::vector<FoundCheckpoint>& found,
   bool has_finite = false;      // among the newer ones
   for (const FoundCheckpoint& one : found) {
     const std::int64_t step = one.manifest.step;
-    // Copies under other names belong to whoever made them.
+    // Copies under other names belong to the user who made them.
     if (!one.complete || one.manifest.run != run || one.name != step_name(step))
       continue;
     const bool is_last = newer < which.keep_last;

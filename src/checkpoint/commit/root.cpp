@@ -203,8 +203,8 @@ void Root::fill_in(Manifest& manifest, const Announcement& made) const {
   manifest.durable = options_.durable;
 }
 
-// Before every directory has the manifest, tidy() removes the partial
-// directories of a crash. Afterwards it adopts them. Collective.
+// If a crash leaves partial directories, tidy() adopts them if all contain the
+// manifest. If one lacks the manifest, tidy() removes them. Collective.
 void Root::commit_in_parts(Manifest& manifest, Announcement& made) {
   std::string text;
   on_rank_0([&] {

@@ -28,7 +28,7 @@ std::string random_digits(std::size_t count) {
   return digits.substr(0, count);
 }
 
-// Returns 16 digits: eight of the run, and eight random ones.
+// Returns 16 digits: eight from the run's id, and eight random ones.
 std::string nonce(std::string_view run) {
   return std::string(run.substr(0, kRunDigits)) +
          random_digits(kNonceDigits - kRunDigits);
@@ -141,7 +141,7 @@ void RootDirectory::put_latest(std::string_view name) const {
 }
 
 void RootDirectory::remove(const std::string& name) const {
-  // A link was made by the user, who keeps the checkpoint elsewhere.
+  // Links are kept, because a user made them to store the checkpoint elsewhere.
   if (files.stat(in(name)).kind == FileInfo::Kind::kLink) return;
   std::string out_of_sight = name;
   if (kind_of(name) != NameKind::kDeleting) {

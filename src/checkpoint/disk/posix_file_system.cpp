@@ -42,7 +42,8 @@ PosixFile::~PosixFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-// Throws with the number of bytes that a full disk or a limit leaves.
+// Throws an error with the number of bytes that the disk or a limit still
+// allows.
 void PosixFile::fail_to_write(std::uint64_t bytes, int number) const {
   struct statvfs disk {};
   struct rlimit limit {};
@@ -217,7 +218,7 @@ class PosixFileSystem final : public FileSystem {
   }
 
   void rename(const std::string& from, const std::string& to) override {
-    // Without this check rename(2) would replace an empty directory.
+    // Prevents rename(2) from replacing an empty directory.
     if (stat(from).kind == FileInfo::Kind::kDirectory && exists(to))
       fail(to, EEXIST);
     if (::rename(from.c_str(), to.c_str()) != 0) fail(from, errno);

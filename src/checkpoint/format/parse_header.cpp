@@ -123,7 +123,8 @@ class HeaderReader {
                                    brief_json(offsets)));
     entry.begin = *begin;
     entry.bytes = *end - *begin;
-    // Both are at most 2^53, and no element has more than 8 bytes.
+    // The product cannot overflow, because there are at most 2^53 elements of
+    // at most 8 bytes each.
     const std::uint64_t bytes = elements * size_of(entry.type.dtype);
     if (entry.bytes != bytes)
       fail(entry.name, fmt::format("has {} bytes, its shape and dtype need {}",

@@ -18,8 +18,8 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// No object has many members. The longest list in one piece is that of a file's
-// hashes, and the limit is enough for 16 TiB.
+// No object has many members. The longest list that is parsed as a whole
+// contains a file's hashes. The limit suffices for 16 TiB.
 constexpr JsonLimits kManifestLimits{4096, 16, std::size_t{4} << 20};
 constexpr std::int64_t kMostRanks = std::int64_t{1} << 24;
 
@@ -116,7 +116,7 @@ TensorType tensor_type(const Place& at, const JsonValue& value) {
   return *type;
 }
 
-// Returns the element of `all` whose text this is.
+// Returns the element of `all` whose text equals `value`.
 template <class T, std::size_t N>
 T one_of(const Place& at, const JsonValue& value, const std::array<T, N>& all) {
   for (const T one : all)

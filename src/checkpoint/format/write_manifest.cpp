@@ -22,7 +22,7 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// JSON has no other reals than finite ones.
+// Writes NaN and infinities as texts, because JSON has only finite numbers.
 JsonValue real_to_json(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
@@ -37,8 +37,7 @@ std::optional<double> real_from_json(const JsonValue& value) {
   return std::nullopt;
 }
 
-// Adds `value` to the state under the name. Returns false if it is not a
-// scalar.
+// Adds `value` to the state under `name`. Returns false if it is not a scalar.
 bool put_scalar(StateDict& state, const std::string& name,
                 const std::string& kind, const JsonValue& value) {
   if (kind == "integer") {

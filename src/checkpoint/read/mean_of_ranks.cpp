@@ -12,8 +12,8 @@ namespace thinwire::checkpoint {
 
 namespace {
 
-// If `x` is not a float, returns its neighbour whose last bit is odd. Rounding
-// that to 16 bits gives the same result as rounding `x`.
+// If `x` is not exactly a float, returns the neighbouring float whose last bit
+// is 1. Rounding that float or `x` to 16 bits gives the same result.
 float rounded_to_odd(double x) {
   const auto nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !std::isfinite(nearest))

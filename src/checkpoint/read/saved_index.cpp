@@ -258,7 +258,8 @@ void describe_named_states(FileSystem& files, const std::string& directory,
                                  .is_parameters = name == kMasters});
 }
 
-// Values count from the begin of the first tensor, across all tensors.
+// Positions of values count from the begin of the first tensor, across all
+// tensors.
 SavedArrays::SavedArrays(FileSystem& files, const std::string& directory,
                          const Manifest& manifest, NamedStates)
     : system_(files), directory_(directory), manifest_(manifest) {

@@ -53,7 +53,7 @@ std::vector<Range> common_part(std::span<const Range> ranges,
   return result;
 }
 
-// Includes that of an optimizer inside another one, whose name has a prefix.
+// Accepts a prefix, which marks the array of an optimizer inside another one.
 bool is_worker_error(std::string_view name) {
   return name == optim::kWorkerError || name.ends_with(".worker_error");
 }
@@ -384,12 +384,13 @@ StateDict StateReader::state(const optim::State& target) {
   same_ranks_ = are_same_ranks(target);
   add_scalars(dict);
   for (const SavedArray& array : manifest_.arrays) {
-    // Only the rank that saved such an array can use it.
+    // An array of a rank's own, unless its axis is kRange, is useful only to
+    // that rank.
     const bool is_dropped = array.sharing == Sharing::kOwn &&
                             array.axis != Axis::kRange && !same_ranks_;
     if (!is_dropped) add(dict, array, target);
   }
-  // Masters that were not saved come from the weights.
+  // Computes masters that were not saved from the weights.
   for (const optim::StateArray& array : target.arrays)
     if (array.is_parameters && !dict.has_array(array.name))
       dict.put(array.name,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading of arrays that differ between ranks, on other ranks or other hosts.
+// Reads arrays that differ between ranks after the ranks or hosts have changed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,8 +39,8 @@ std::vector<int> StateReader::ranks_to_read(bool of_host) const {
   return ranks;
 }
 
-// Averages in rank order. In a hierarchical state each rank has a piece of its
-// host's values.
+// Averages in rank order. In a hierarchical state each rank stores a piece of
+// its host's values.
 StateReader::Read StateReader::mean_of_ranks(const SavedArray& array,
                                              std::vector<Range> ranges,
                                              bool stays_own) {
@@ -66,7 +66,7 @@ bool StateReader::has_all(const SavedArray& array, int rank,
   return size == row.range.size;
 }
 
-// Every element is on the same number of ranks: one of each host, or all.
+// The same number of ranks saved each element: one rank per host, or all ranks.
 void StateReader::read_mean(const SavedArray& array, std::span<const int> ranks,
                             const Row& row, View to) {
   const auto per_host = static_cast<std::size_t>(
