@@ -403,7 +403,7 @@ constexpr KeyRule kRules[] = {
      "`auto` (the default): ranks of one host reduce locally first, if all "
      "hosts have the same number of ranks, at least two; `flat`; `by_host`"},
     {"thinwire.ranks_per_host", kSupported,
-     "0: found out; 1: flat; see THINWIRE_RANKS_PER_HOST"},
+     "0: detected; 1: flat; see THINWIRE_RANKS_PER_HOST"},
     {"thinwire.bucket_elements", kSupported,
      "elements that travel together, with ZeRO at most "
      "`reduce_bucket_size`; 0, the default: by their number and that of "
@@ -452,7 +452,7 @@ constexpr KeyRule kRules[] = {
     {"thinwire.checkpoint.keep_last", kSupported,
      "newest checkpoints that stay; 0: all; default 2"},
     {"thinwire.checkpoint.keep_every", kSupported,
-     "and those of every N-th step; 0: none"},
+     "N: checkpoints of every N-th step stay as well; 0: none"},
     {"thinwire.checkpoint.asynchronous", kSupported,
      "written while training continues; default true"},
     {"thinwire.outer.sync_every", kSupported,
@@ -462,10 +462,12 @@ constexpr KeyRule kRules[] = {
      "default 0: constant"},
     {"thinwire.outer.learning_rate", kSupported,
      "step size of the outer optimizer; default 1"},
-    {"thinwire.outer.momentum", kSupported, "its Nesterov momentum; default 0"},
+    {"thinwire.outer.momentum", kSupported,
+     "Nesterov momentum of the outer optimizer; default 0"},
     {"thinwire.outer.bits_up", kSupported,
      "bits per element of pseudo-gradients: 4 (the default), 8, or 0: exact"},
-    {"thinwire.outer.bits_down", kSupported, "the same of their result"},
+    {"thinwire.outer.bits_down", kSupported,
+     "the same for the averaged result"},
     {"thinwire.outer.warmup_steps", kSupported,
      "first steps, in which ranks average gradients; default 0, with "
      "OneBitAdam its `freeze_step`"},
@@ -492,7 +494,7 @@ constexpr KeyRule kRules[] = {
      "bits per element of gradients, with `zero_optimization.stage` 1 or 2: 4, "
      "8, or 0: exact",
      kExact},
-    {"thinwire.zero_bits_down", kSupported, "the same of parameters", kExact},
+    {"thinwire.zero_bits_down", kSupported, "the same for parameters", kExact},
     {"thinwire.bits", kSupported,
      "bits per element in which gradients are averaged in every step, without "
      "ZeRO: 4, 8, or 0: exactly",
@@ -513,7 +515,7 @@ constexpr KeyRule kRules[] = {
     {"thinwire.lean", kSupported,
      "`true`: 7.1 bytes per bf16 parameter; it shards by itself", "OneBitAdam"},
     {"thinwire.denominator_bits", kSupported,
-     "with `lean`: what a denominator is kept in, 8 or 4", "OneBitAdam"},
+     "with `lean`: bits of a stored denominator, 8 or 4", "OneBitAdam"},
     {"thinwire.exchanged", kRejected,
      "before the freeze the momentum is exchanged; leave it out", kZeroOne,
      "\"momentum\""},
@@ -546,8 +548,8 @@ constexpr KeyRule kRules[] = {
     {"thinwire.warmup_bits", kSupported,
      "bits per element of gradients in exact steps: 4, 8, or 0: exact; absent: "
      "8 with `total_steps` and without `freeze_step`, else 0; with "
-     "ZeroOneAdam 4 with `total_steps`, else 0. With `lean` of parameters, "
-     "too",
+     "ZeroOneAdam 4 with `total_steps`, else 0. With `lean`, "
+     "parameters use it as well",
      "OneBitAdam, OneBitLamb, ZeroOneAdam"},
     {"thinwire.schedule.decay", kSupported,
      "`none`, `linear`, `cosine`, `inverse_sqrt`; excludes `scheduler`"},
