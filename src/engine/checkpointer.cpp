@@ -24,7 +24,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Seconds between agreements. Rank 0 proposes a number of steps for them.
+// Seconds between agreements. Rank 0 proposes a number of steps that takes
+// about so long.
 constexpr double kSecondsBetweenAgreements = 1;
 constexpr std::int64_t kMostStepsBetweenAgreements = 100;
 
@@ -98,15 +99,15 @@ void unwatch(int signal) noexcept {
   Watched& its = watched(signal);
   if (--its.users > 0) return;
   struct sigaction now {};
-  // Does nothing if the action has been changed since.
+  // Restores the action only if the program has not changed it meanwhile.
   if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == set_flag)
     sigaction(signal, &its.before, nullptr);
 }
 
 }  // namespace
 
-// Makes signals set a flag of the process instead of their action, as long as
-// the object exists. A second signal of the same kind takes its usual action.
+// While the object exists, signals set a flag of the process instead of taking
+// their action. A second signal of the same kind takes its usual action.
 // Several objects may exist at once, for example if ranks are threads.
 class SignalFlag {
  public:
@@ -128,8 +129,8 @@ class SignalFlag {
   SignalFlag(const SignalFlag&) = delete;
   SignalFlag& operator=(const SignalFlag&) = delete;
 
-  // Returns whether a signal has arrived since the first of the present objects
-  // was made.
+  // Returns whether a signal has arrived since the oldest existing object was
+  // made.
   [[nodiscard]] bool is_raised() const noexcept {
     return std::any_of(signals_.begin(), signals_.end(), [](int signal) {
       return watched(signal).raised.load();
@@ -208,8 +209,8 @@ struct Checkpointer::Impl {
   bool is_stopped = false;
 
   std::int64_t boundaries = 0;        // Steps so far, including skipped ones.
-  std::int64_t saved_boundaries = 0;  // At the begin of the newest complete
-                                      // save.
+  std::int64_t saved_boundaries = 0;  // Steps at the begin of the newest
+                                      // complete save.
   std::int64_t seen_steps = 0;        // Applied steps at the last check.
   bool is_due = false;
   Clock::time_point newest_save = Clock::now();
@@ -226,8 +227,8 @@ void Checkpointer::Impl::say(LogLevel level, const std::string& text) const {
   if (engine.communicator().rank() == 0) log(level, text);
 }
 
-// Reports a failed save, after which training can continue. A lost peer and
-// differences between ranks end training instead.
+// Reports a failed save, after which training can continue. After a lost peer
+// or a difference between ranks, rethrows the error, which ends training.
 void Checkpointer::Impl::failed(const Error& error) {
   if (error.code() != ErrorCode::kUnavailable) throw;
   ++totals.failed;
@@ -312,7 +313,7 @@ Checkpointer::Impl::Pending Checkpointer::Impl::save(
       .report = {}, .boundaries = boundaries, .held = 0, .began = Clock::now()};
   checkpoint::SaveOptions how = options.save;
   how.asynchronous = asynchronous;
-  // The next sync has been reached already.
+  // Training has already reached the next sync.
   how.local_steps = local_steps == checkpoint::LocalSteps::kNextSync
                         ? checkpoint::LocalSteps::kAsIs
                         : local_steps;

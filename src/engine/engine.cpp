@@ -34,8 +34,8 @@ std::string wide_of(ConstView params) {
 bool keeps_gradients(const Config& config, int world) {
   if (config.zero.stage == 0) return true;
   if (config.zero.stage == 2) return false;
-  // At stage 1 a 16-bit array would be wasted if there is an array of fp32
-  // sums.
+  // At stage 1 an array of fp32 sums makes an array of 16-bit gradients
+  // unnecessary.
   const bool adds_up = !config.managed_gradient_accumulation ||
                        config.batch(world).accumulation_steps > 1;
   const bool is_wider = config.precision.dtype != DType::kFloat32 &&
@@ -98,8 +98,8 @@ void Engine::Impl::start(ConstView initial) {
   begin_window();
 }
 
-// The optimizer is made first, because it may refuse arguments, and nothing may
-// be changed before that. All ranks get rank 0's parameters before rounding.
+// The optimizer is made first, because it may refuse its arguments, after which
+// nothing may have changed. All ranks get rank 0's parameters before rounding.
 void Engine::Impl::make_optimizer(ConstView initial) {
   const ConstView own = initial.empty() ? ConstView(params) : initial;
   const auto make = [&](ConstView from) {

@@ -79,8 +79,8 @@ std::vector<std::string> changed_settings(const std::string& saved,
   return lines;
 }
 
-// Returns the configuration as JSON, without groups, and without options of the
-// caller's own rule. The program sets both, and no file has them.
+// Returns the configuration as JSON, without groups and without options of the
+// caller's own rule. Only the program sets these, and no file contains them.
 std::string text_of(config::Config config, bool has_own_rule) {
   std::visit([](auto& options) { options.groups.clear(); }, config.optimizer);
   if (!has_own_rule) return config.to_json();
@@ -173,7 +173,7 @@ checkpoint::Training Engine::Impl::training_to_load() {
 }
 
 // Replaces the saved rates, which the optimizer has loaded, by this run's
-// rates. Rates that were set by hand stay.
+// rates. Keeps rates that the program has set by hand.
 void Engine::Impl::restore(checkpoint::LoadReport& loaded,
                            checkpoint::What what, Continuation&& next) {
   marks.forget();

@@ -28,7 +28,7 @@ void EngineRates::begin(optim::ParameterGroups& groups) {
 
 void EngineRates::apply(std::int64_t applied_steps) {
   for (std::size_t g = 0; g < base_.size(); ++g) {
-    // The rate was set through Engine::zero().
+    // The program has set the rate through Engine::zero().
     if (groups_->learning_rate(g) != applied_[g])
       by_hand_[g] = groups_->learning_rate(g);
   }

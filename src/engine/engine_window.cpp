@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the engine for windows of accumulation: backwards, gradients in
+// The engine's windows of accumulation, which contain backwards, gradients in
 // flight, and the step.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -139,8 +139,8 @@ View Engine::Impl::to_send(Range range) {
   return all_travelling();
 }
 
-// If most parameters have 16 bits, gradients of fp32 parameters keep their
-// type.
+// If most parameters have 16 bits, gradients of the fp32 parameters stay in
+// fp32.
 View Engine::Impl::all_travelling() {
   const std::size_t first = travelling.size();
   return View::joined(travelling.view(),
@@ -174,8 +174,8 @@ void Engine::Impl::end_backward() {
   marks.remember(params, own_gradients());
 }
 
-// Waits for exchanges in the gradients. Afterwards the caller may read them, or
-// scale them by mistake, before step().
+// Waits for exchanges that use the gradients, because the caller may read or
+// mistakenly scale gradients before step().
 void Engine::Impl::finish_sent() {
   const auto began = Clock::now();
   optimizer().early()->finish();
@@ -225,8 +225,8 @@ void Engine::Impl::explain(const Error& error) const {
   if (!comm::failure::is_out_of_step(text) ||
       text.find(kHint) != std::string::npos)
     return;
-  // The machine of a silent rank may be gone. A rank that sends something else,
-  // or has left in an orderly way, is alive.
+  // The machine of a silent rank may be gone. A rank that has sent something
+  // else, or has left in order, is alive.
   std::set<std::string> hosts;
   for (const int rank : comm::failure::waited_for(text))
     if (rank < comm.size())
@@ -299,7 +299,7 @@ EngineReport Engine::Impl::step(const optim::FinalRange& final_range) {
     if (error.code() == ErrorCode::kNonFinite) begin_window();
     throw;
   }
-  // The report includes the traffic and the waits of backward.
+  // Adds the traffic and the waits of backward to the report.
   done.seconds += waited;
   done.exchange_seconds += waited;
   optim::report_traffic(done, comm.counters() - counters);

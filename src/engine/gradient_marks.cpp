@@ -24,7 +24,7 @@ std::uint32_t bits_of(ConstView view, std::size_t element) {
                           : bits_at<std::uint16_t>(one, 0);
 }
 
-// Bits of infinity. Finite values other than 0 have smaller bits, except 0.
+// Bits of infinity. Without the sign, the bits of finite values are smaller.
 std::uint32_t infinity_of(DType dtype) {
   if (dtype == DType::kFloat32) return 0x7f800000;
   return dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
@@ -70,8 +70,8 @@ void GradientMarks::remember(ConstView params, ConstView grads) {
     if (p.size == 0) continue;
     Mark mark{.parameter = k, .element = p.offset};
     if (!grads.empty()) {
-      // Begins at the previous element, because earlier rows may be zero in
-      // every step.
+      // Begins at the element found last time, because rows before it may be
+      // zero in every step.
       std::size_t found = first_finite_of(grads, {last_[k], 1});
       if (found != last_[k]) found = first_finite_of(grads, {p.offset, p.size});
       mark.has_gradient = found < p.offset + p.size;

@@ -53,8 +53,8 @@ std::unique_ptr<comm::Communicator> by_host(comm::Communicator& comm,
             "comm.hierarchy must be auto or flat, got by_host: "
             "{}",
             why.text.empty() ? "every rank has a host of its own" : why.text));
-  // Nothing is logged if all ranks share one host, which is usually intended,
-  // or after a contradiction, of which find_hosts() has warned.
+  // Logs nothing if all ranks share one host, which is usually intended.
+  // find_hosts() has already warned of a contradiction.
   const bool is_unequal = why.reason == comm::WhyFlat::Reason::kUnequalHosts;
   if ((is_unequal || shares_hosts) && comm.rank() == 0)
     log(LogLevel::kInfo, "every rank exchanges with every other: " + why.text);

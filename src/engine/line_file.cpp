@@ -38,7 +38,7 @@ LineFile::LineFile(std::string path, Mode mode) : path_(std::move(path)) {
 }
 
 bool LineFile::open(int flags) {
-  // Opens a pipe without waiting for a reader. Without a reader lines are lost,
+  // Opens a pipe without waiting for a reader. Lines without a reader are lost,
   // as on a full disk.
   file_ = ::open(path_.c_str(),
                  O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | flags,
@@ -82,7 +82,7 @@ bool LineFile::write(std::string_view line) {
   const int error = write_all(file_, std::string(line) + '\n');
   if (error == 0) return true;
   ++dropped_;
-  // Removes a partly written line, because the next line would follow it.
+  // Removes a partly written line, to which the next line would be appended.
   if (S_ISREG(status.st_mode) && ::ftruncate(file_, status.st_size) != 0)
     return failed("cut back", errno);
   return failed("written", error);

@@ -196,8 +196,8 @@ std::unique_ptr<optim::Optimizer> of_dense(comm::Communicator& comm,
                                            const Config& config,
                                            const optim::MakeRule& rule);
 
-// Makes the outer loop. Each rank has its own inner optimizer, with the same
-// Config except for keys that concern several ranks.
+// Makes the outer loop. Each rank has its own inner optimizer, whose Config
+// differs only in keys that concern several ranks.
 std::unique_ptr<optim::Optimizer> outer_loop(comm::Communicator& comm,
                                              const ParameterLayout& layout,
                                              const Config& config,

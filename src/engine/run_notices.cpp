@@ -93,7 +93,7 @@ RunNotices::Notices RunNotices::after_step(const optim::StepReport& report,
 }
 
 void RunNotices::count(const optim::StepReport& report) {
-  // A single rank sends nothing, so it keeps the measured step of more ranks
+  // A single rank sends nothing, and keeps the step that several ranks measured
   // for a later resume.
   if (report.phase == Phase::kExact && report.low_rank == 0 && report.applied &&
       ranks_ > 1) {
@@ -107,7 +107,7 @@ void RunNotices::count(const optim::StepReport& report) {
   state_.if_exact += exactly == 0 ? report.bytes_sent : exactly;
 }
 
-// With W ranks each rank sends (W - 1) / W of the bytes of an exact step.
+// Each of W ranks sends (W - 1) / W of the bytes of an exact step.
 std::uint64_t RunNotices::among_ranks(std::uint64_t sent) const noexcept {
   const auto now = static_cast<std::uint64_t>(ranks_);
   const auto then = static_cast<std::uint64_t>(state_.ranks);
