@@ -59,12 +59,13 @@ std::string first_difference(const std::vector<std::string>& texts) {
 }
 
 // Waits for the other ranks before all of them throw the same error. If a rank
-// threw at once, ranks that still gather would fail because it has given up.
+// threw at once, ranks that still gather would report only that this rank gave
+// up.
 void leave_together(Communicator& comm) noexcept {
   try {
     comm.barrier();
   } catch (const std::exception&) {
-    // Ranks that have left already have the whole message.
+    // The message is already complete on ranks that have left.
   }
 }
 
@@ -93,7 +94,7 @@ std::vector<std::string> gather_texts(Communicator& comm,
   const std::int64_t own = static_cast<std::int64_t>(text.size());
   std::vector<std::int64_t> sizes(ranks);
   comm.all_gather(ConstView(&own, 1, DType::kInt64), sizes);
-  // Ranks in other collective calls may have sent something else.
+  // A rank in another collective call may have sent values that are not sizes.
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   if (std::any_of(sizes.begin(), sizes.end(),
                   [](std::int64_t n) { return n < 0 || n > kMost; })) {

@@ -53,8 +53,8 @@ void Collectives::receive(int peer, void* data, std::size_t bytes) {
   if (bytes > 0) receives_.push_back({peer, data, bytes});
 }
 
-// Performs the sends and receives collected so far. Ranks without any count the
-// exchange as well, so that sequence numbers agree.
+// Performs the sends and receives collected so far. Ranks without sends or
+// receives also count the exchange, so that sequence numbers agree.
 void Collectives::exchange() {
   const Operation operation = next_operation();
   if (!sends_.empty() || !receives_.empty())
@@ -92,7 +92,7 @@ void Collectives::reduce(ConstView input, const Legs& legs, View output,
                          ReduceOp op) {
   if (legs.inside.empty())
     return reduce_leg(input, legs.across, output, {op, input.dtype(), size_});
-  // A mean stays a sum until the last rounding.
+  // A mean is computed as a sum until the last rounding.
   const ReduceOp sum_op = op == ReduceOp::kMax ? op : ReduceOp::kSum;
   const DType sum_type = sum_dtype(op, input.dtype());
   const Leg across = packed(legs.across);
@@ -110,7 +110,8 @@ void Collectives::reduce(ConstView input, const Legs& legs, View output,
 }
 
 // Works in blocks that fit the scratch memory. Every rank runs as many blocks
-// as the longest range needs, and still sends after its own range has ended.
+// as the longest range needs, because it still sends after its own range has
+// ended.
 void Collectives::reduce_leg(ConstView input, const Leg& leg, View output,
                              const Reducer& reducer) {
   const Peers& peers = *leg.peers;
@@ -145,8 +146,8 @@ void Collectives::reduce_leg(ConstView input, const Leg& leg, View output,
   }
 }
 
-// Distributes the pieces, each of which lies in place on its own rank, to all
-// ranks.
+// Distributes the pieces to all ranks. Each piece is already in place on its
+// own rank.
 void Collectives::gather(View data, const Legs& legs) {
   gather_leg(data, legs.across);
   for (const Leg& leg : legs.inside) gather_leg(data, leg);
@@ -175,8 +176,8 @@ void Collectives::all_gather(ConstView input, View output,
 }
 
 // Implements Bruck's algorithm. After k steps a rank has the values of 2^k
-// ranks, counted cyclically from itself. It sends them all in one message in
-// the next step.
+// ranks, counted cyclically from itself. The next step sends these values in
+// one message.
 void Collectives::gather_in_steps(View data, std::span<const Range> places) {
   const std::size_t element = size_of(data.dtype());
   const auto place = [&](int after) {

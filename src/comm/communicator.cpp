@@ -177,7 +177,7 @@ HostGroups split_by_host(Communicator& comm, std::chrono::milliseconds later) {
   HostGroups groups;
   groups.between = whole.split(hosts.local_rank, hosts.index, options);
   if (!hosts.is_flat()) {
-    // The group is one host, so that nothing it sends leaves the host.
+    // The group is one host, so that no message counts as leaving the host.
     options.hosts = {.ranks_per_host = hosts.ranks_per_host,
                      .local_rank = hosts.local_rank,
                      .ranks = std::vector<int>(
@@ -188,7 +188,7 @@ HostGroups split_by_host(Communicator& comm, std::chrono::milliseconds later) {
   groups.inside = whole.split(hosts.index, hosts.local_rank, options);
   for (Communicator* part : {groups.inside.get(), groups.between.get()})
     part->impl_->tally->parent = whole.tally;
-  // Errors name ranks as the whole group numbers them.
+  // Errors name ranks by their numbers in the whole group.
   const auto rank_at = [&](int host, int local) {
     const int at = host * hosts.ranks_per_host + local;
     return hosts.is_flat() ? at : hosts.ranks[static_cast<std::size_t>(at)];

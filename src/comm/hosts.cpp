@@ -63,9 +63,9 @@ std::vector<std::vector<int>> told(std::span<const OnHost> all) {
   return hosts;
 }
 
-// Describes how the launchers' numbers contradict the detected hosts; "" if
-// they agree. Containers on one machine share its boot id, but each has its own
-// launcher.
+// Describes how the launchers' numbers contradict the detected hosts, or
+// returns "" if they agree. Containers on one machine share its boot id, but
+// each has its own launcher.
 std::string contradiction(const std::vector<std::vector<int>>& hosts,
                           std::span<const OnHost> all,
                           const std::string& variable) {
@@ -169,7 +169,7 @@ std::vector<OnHost> gather_on_host(Communicator& comm,
     own.ranks_per_host = options.ranks_per_host > 0 ? options.ranks_per_host
                                                     : env::ranks_per_host();
     own.host = machine_id();
-    // Does not apply to local ranks, which are threads of one of the launcher's
+    // Local ranks ignore the launcher, because they are threads of one of its
     // processes.
     if (comm.backend() == "local") return;
     if (const auto said = env::launched_on_host(comm.size())) {

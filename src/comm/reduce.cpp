@@ -7,7 +7,8 @@
 namespace thinwire::comm {
 namespace {
 
-// Defines the type of the additions, and the conversions to and from it.
+// Defines the type in which values are added, and the conversions to and from
+// this type.
 template <class T>
 struct Traits {
   using Accumulator = T;
@@ -108,7 +109,8 @@ void reduce_half(int ranks, std::span<const void* const> sources, View output) {
   reduce_into<T, T, Op>(ranks, sources, output);
 }
 
-// Rounds sums to half precision that an earlier step left unrounded.
+// Reduces fp32 sums that an earlier step left unrounded, and rounds the result
+// to the output's dtype.
 template <class Op>
 void reduce_float(int ranks, std::span<const void* const> sources,
                   View output) {

@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Time within which ranks that all fail independently do so.
+// Time within which all ranks fail if each fails independently.
 constexpr milliseconds kTogether{1000};
 
 // Removes the stack trace that LibTorch appends to messages.
@@ -76,9 +76,9 @@ std::optional<int> rank_of(const Communicator& comm) {
   return comm.rank();
 }
 
-// Ends a rank whose body threw. It notifies the others last, because a rank
-// that is just leaving its last exchange must not report this end as the cause.
-// If all ranks have failed, none of them is in an exchange with this rank.
+// Ends a rank whose body threw. Notifies the others last, because a rank that
+// is just leaving its last exchange must not report this end as the cause. If
+// all ranks have failed, none of them is in an exchange with this rank.
 void end(Communicator& comm, Ending& ending, std::string_view cause,
          std::ostream& errors) {
   if (failure::tells_of_a_peer(cause)) {

@@ -22,8 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Interval at which a waiting rank checks interrupt(), which may not notify
-// anyone.
+// Interval at which a waiting rank checks interrupt(), because an interruption
+// may not wake the rank.
 constexpr auto kInterruptCheck = std::chrono::milliseconds(20);
 
 // A message between two ranks. The memory belongs to the sender, who waits
@@ -68,8 +68,8 @@ struct Hub {
     for (auto& condition : wake) condition.notify_all();
   }
 
-  // The hub of a split group. The first member to arrive creates it, and the
-  // last one removes it from here.
+  // The hub of a split group. The first member to arrive creates the hub, and
+  // the last one removes this entry.
   struct Child {
     std::shared_ptr<Hub> hub;
     int missing = 0;
@@ -290,8 +290,8 @@ std::unique_ptr<Communicator> make_rank(const std::shared_ptr<Hub>& hub,
       std::make_unique<LocalTransport>(hub, rank), options);
 }
 
-// Runs one rank's thread. Peers learn the reason of a failure before the
-// communicator is destroyed, because it is known only here.
+// Runs one rank's thread. Tells peers the reason of a failure before the
+// communicator is destroyed, because only this function knows the reason.
 void run_rank(const std::function<void(Communicator&)>& body,
               std::unique_ptr<Communicator> comm, Hub& hub,
               FirstException& first) {

@@ -15,9 +15,9 @@
 namespace thinwire::comm::mpi {
 namespace {
 
-// Returns the transport of the whole job, from which all groups are split. It
-// is never destroyed, because other ranks must not mistake the end of this
-// process for a failure.
+// Returns the transport of the whole job, from which all groups are split.
+// Never destroys the transport, because other ranks must not mistake the end of
+// this process for a failure.
 MpiTransport& job() {
   static MpiTransport* const transport =
       MpiTransport::of_all(Process::get().comm()).release();

@@ -77,8 +77,8 @@ int MpiTransport::tag_of(const Operation& operation) const noexcept {
   return notice_tag() + 1 + static_cast<int>(operation.sequence % tags);
 }
 
-// Runs `post`, after which a request may exist. Any error then ends the use of
-// MPI; see mpi.h.
+// Runs `post`, which may leave a pending request. Any error therefore ends the
+// use of MPI; see mpi.h.
 template <class Post>
 void MpiTransport::run(const Operation& operation, Post post) {
   try {
@@ -238,8 +238,8 @@ void MpiTransport::check_usable(const Operation& operation) const {
     fail(failure::interrupted(operation, waited_for(), reason));
 }
 
-// Fails if a peer gave up. It may have freed memory that MPI still read from,
-// but it sent its notice before that.
+// Fails if a peer gave up. The peer may have freed memory that MPI still read
+// from, but first sent its notice.
 void MpiTransport::require_none_gave_up(const Operation& operation) const {
   if (!any_departed_) return;
   for (const Part& part : parts_) {
@@ -318,8 +318,8 @@ std::unique_ptr<Transport> MpiTransport::split(int color, int key,
 }
 
 // Returns a number that no member has used for any group. The groups of one
-// split share it, because they have no rank in common. A second round is
-// necessary only if two threads split different groups at once.
+// split share the number, because they have no rank in common. A second round
+// is necessary only if two threads split different groups at once.
 int MpiTransport::agree_on_group(const Operation& operation) {
   for (;;) {
     const std::vector<int> proposed =

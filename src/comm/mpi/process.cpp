@@ -138,8 +138,8 @@ void Process::initialize(Deadline deadline) {
   require_threads();
 }
 
-// Initializes MPI, which waits without limit for all processes of the job.
-// Needs the lock.
+// Initializes MPI on another thread, because MPI waits without limit for all
+// processes of the job. Needs the lock.
 void Process::initialize_within(Deadline deadline) {
   const auto done = std::make_shared<Completion>("MPI_Init_thread");
   main_thread().push(done, [] {
@@ -252,8 +252,8 @@ void Process::count_transport(int change) {
   transports_ += change;
 }
 
-// Finalizes MPI at exit, unless a communicator still exists. The program then
-// ends unexpectedly, and waiting for its peers could hang.
+// Finalizes MPI at exit, unless a communicator still exists. If one exists, the
+// program ends unexpectedly, and waiting for peers could hang.
 void Process::finalize() noexcept {
   try {
     flush_notices(kFlushAtExit);
