@@ -52,8 +52,8 @@ DType GradientShard::wire_of(DType gradients) const {
              : options_.communication_dtype.value_or(options_.dtype);
 }
 
-// Returns the operation. If the mean is over more ranks than the communicator
-// has, unrounded sums are divided later.
+// Returns the operation. A mean over more ranks than the communicator's becomes
+// an unrounded sum, which is divided later.
 comm::ReduceOp GradientShard::op(DType wire) const {
   const bool is_mean =
       options_.average && is_16_bit(wire) && !is_part_of_batch();

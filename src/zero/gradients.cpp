@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients up to the step, in an array or one by one. Low-bit gradients are
-// sent only after the ranks have agreed that they are finite.
+// Gradients until the step, passed in an array or one by one. Low-bit gradients
+// are sent only after the ranks have agreed that they are finite.
 #include <algorithm>
 #include <cmath>
 
@@ -97,10 +97,9 @@ std::int64_t ZeroOptimizer::Impl::first_nonfinite_gradient() {
   return first == parameters.end() ? -1 : first - parameters.begin();
 }
 
-// Skips a step for the parameters of all groups or for none, because low-bit
-// gradients are sent only if it is not skipped. To skip it, the first parameter
-// with a non-finite gradient on any rank becomes NaN in the pieces that the
-// step reads.
+// Skips a step for the parameters of all groups or for none, because a skipped
+// step sends no low-bit gradients. To skip the step, writes NaN for the first
+// parameter whose gradient is not finite on any rank.
 void ZeroOptimizer::Impl::agree_on_finite() {
   if (!agrees_first(options) || comm.size() == 1 || has_agreed) return;
   has_agreed = true;
@@ -133,8 +132,8 @@ void ZeroOptimizer::Impl::finish(View grads) {
       group->add_restored_residuals(scale.value());
     }
   } catch (...) {
-    // Afterwards the caller may free its memory, to which ranks of other groups
-    // still write.
+    // Afterwards the caller may free its memory, although ranks of other groups
+    // still write there.
     for (const auto& group : groups) group->gradients().abandon();
     throw;
   }

@@ -122,8 +122,8 @@ optim::UpdateArrays ShardGroup::arrays(std::size_t b, Range part,
 void ShardGroup::add_restored_residuals(double loss_scale) {
   if (restored_residuals_.empty() || has_added_residuals_) return;
   has_added_residuals_ = true;
-  // Also holds for experts, whose gradients are divided by more ranks than own
-  // them.
+  // The factor also fits experts, whose gradients are divided by more ranks
+  // than own the experts.
   const auto factor = static_cast<float>(loss_scale);
   constexpr std::size_t kPart = 1024;
   std::array<float, kPart> scaled{};
@@ -150,7 +150,7 @@ void ShardGroup::update(const ShardStep& step, ThreadPool& pool,
   if (rule_->needs_norms()) measure(step.number, step.grad_scale, pool, meter);
   const std::size_t count = shards_.buckets().size();
   // Waits for pending exchanges even after an exception, because the caller may
-  // then free the parameters.
+  // free the parameters afterwards.
   struct UnderWay {
     std::vector<comm::Work> gathers{};
     ~UnderWay() {

@@ -14,7 +14,7 @@ using kernels::kSumChunk;
 
 namespace {
 
-// Returns the number of cells of the grid that a range touches.
+// Returns the number of cells of the fixed grid that a range touches.
 std::size_t grid_cells(const Range& range) {
   return range.size == 0
              ? 0
@@ -144,8 +144,8 @@ ShardGroup::NormPlan ShardGroup::plan_norms() const {
   return plan;
 }
 
-// Measures whole parameters. The sums of cells are added in flat order, so that
-// they do not depend on the owners of the cells.
+// Measures whole parameters. Adds the sums of cells in flat order, so that the
+// norm does not depend on which rank owns a cell.
 void ShardGroup::measure(std::int64_t step, float grad_scale, ThreadPool& pool,
                          optim::StepMeter& meter) {
   const NormPlan& plan = norm_plan_;

@@ -82,7 +82,7 @@ void ShardGroup::fill_masters(ConstView params) {
                      masters_.view().subview(position(b), own(b).size));
 }
 
-// With low-bit replicas, the parameters of all ranks become the rounded
+// With low-bit replicas, sets the parameters of all ranks to the rounded
 // masters.
 void ShardGroup::set_masters(ConstView params) {
   fill_masters(params);
@@ -117,8 +117,7 @@ optim::Adoption ShardGroup::adopt(StateDict& state) {
   optim::require_rule(state, rule_->name());
   optim::StateParts parts(state);
   list(parts);
-  // The rule comes first, because it may be written in another language and
-  // fail.
+  // The rule comes first, because a rule in another language may fail.
   return [of_rule = rule_->adopt(state), set = parts.adoption()] {
     of_rule();
     set();
@@ -126,9 +125,9 @@ optim::Adoption ShardGroup::adopt(StateDict& state) {
 }
 
 // Lists masters and replicas. Low-bit replicas may differ from masters of the
-// same dtype. If a state has no masters, its parameters had this dtype and were
-// their own masters. A group of one rank has no replicas: its parameters are
-// set to the masters that larger groups have saved.
+// same dtype. If a state contains no masters, its parameters had this dtype and
+// served as masters. A group of one rank has no replicas, so its parameters
+// take the masters that larger groups have saved.
 void ShardGroup::list(optim::StateParts& parts) {
   const bool may_lack =
       replicas_ != nullptr && masters_.dtype() == params_.dtype();

@@ -11,7 +11,7 @@ namespace thinwire::zero {
 
 using optim::Sharing;
 
-// A state without bits_up has residuals of momenta, which have another unit.
+// A state without bits_up contains residuals of momenta, whose unit differs.
 void ShardGroup::list_residuals(optim::StateParts& parts) {
   if (bits_up_ == 0) return;
   EncodedGradients* const low_bit = gradients_->low_bit();
@@ -44,7 +44,7 @@ void ShardGroup::list_residuals(optim::StateParts& parts) {
       });
 }
 
-// If the saved replicas have another dtype, keeps the loaded parameters.
+// Keeps the loaded parameters if the saved replicas have another dtype.
 void ShardGroup::list_replicas(optim::StateParts& parts) {
   if (replicas_ == nullptr) return;
   const StateDict* const saved = parts.saved();

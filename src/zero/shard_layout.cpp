@@ -36,7 +36,7 @@ bool is_included(const ShardLayoutOptions& options, const Parameter& p) {
   return is_included(options, p.group) && (part.size == 0 || begins_in_part);
 }
 
-// Returns the owners in the order of pieces. If hosts are flat, this is the
+// Returns the rank that owns each piece. If hosts are flat, pieces are in the
 // order of ranks.
 std::vector<int> owners_of(int ranks, const comm::Hosts& hosts) {
   if (hosts.is_flat()) return comm::ranks_by_place({.size = ranks});

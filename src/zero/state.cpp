@@ -8,7 +8,7 @@
 #include "zero/checks.h"
 #include "zero/impl.h"
 
-// Access to values of any owner, and saved states.
+// Access to values on any rank, and saved states.
 namespace thinwire::zero {
 
 ShardGroup& ZeroOptimizer::Impl::group_of(std::size_t parameter) const {
@@ -59,8 +59,8 @@ std::string prefix_of(std::size_t group) {
 }  // namespace
 
 // Describes the state. Arrays of experts follow those of the dense parameters.
-// With low-bit exchanges each group has residuals, so the experts' names then
-// have a prefix.
+// With low-bit exchanges each group has residuals, so the experts' arrays are
+// named with a prefix.
 optim::State ZeroOptimizer::state() const {
   optim::State state = impl_->groups.front()->state();
   for (std::size_t g = 1; g < impl_->groups.size(); ++g) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Step in which owners measure, clip and apply the reduced gradients.
+// Step in which each rank measures, clips and applies the reduced gradients of
+// its shard.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -82,8 +83,8 @@ void ZeroOptimizer::Impl::take_step(const StepInput& in,
                     groups.front()->rule().describe(), options.describe()));
 }
 
-// Adds each group's squares in flat order, regardless of their owners. Experts
-// differ from rank to rank, so their squares are added rank by rank.
+// Adds each group's squares in flat order, regardless of which rank owns them.
+// Experts differ from rank to rank, so their squares are added rank by rank.
 double ZeroOptimizer::Impl::norm(double loss_scale,
                                  std::span<const Range> uncounted,
                                  optim::StepMeter& meter) {

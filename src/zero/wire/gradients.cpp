@@ -80,7 +80,7 @@ std::span<const int> EncodedGradients::owners_of(int local_rank) const {
 // ---- the window
 
 void EncodedGradients::begin(exchange::Backward which, DType gradients) {
-  while (count_ > 0) take_oldest_mean();  // those of the previous backward
+  while (count_ > 0) take_oldest_mean();  // means of the previous backward
   backward_ = which;
   if (which.is_first && !which.is_last) {
     adds_up_ = true;
@@ -126,7 +126,7 @@ void EncodedGradients::abandon() noexcept {
   pipeline_.drop();
 }
 
-// If settle() has not ended the window, it has failed.
+// A window that settle() has not ended has failed.
 void EncodedGradients::begin_window() {
   backward_ = {};
   finish();
@@ -213,7 +213,7 @@ exchange::RunSteps EncodedGradients::steps() {
     sum.factor = reciprocal();
     codec_.encode(sum, record);
   };
-  // A host's mean weighs as much as its ranks' share of the batch.
+  // Weights a host's mean by its ranks' share of the batch.
   const double ranks = settings_.comm.hosts().ranks_per_host;
   const auto inverse = static_cast<float>(
       settings_.options.average ? ranks / settings_.batch_ranks : 1);

@@ -12,8 +12,8 @@ namespace {
 
 using Scratch = std::array<float, kernels::kMostSummed>;
 
-// Computes c, which is the masters rounded to the replica's dtype minus the
-// replica.
+// Rounds the masters to the replica's dtype, subtracts the replica, and stores
+// the difference in c.
 void form_difference(ConstView masters, ConstView replica, float* c) {
   const std::size_t size = masters.size();
   alignas(64) Scratch rounded_bits;
