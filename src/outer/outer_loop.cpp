@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// docs/algorithms/outer-loop.md has the same lines as formulas.
+// docs/algorithms/outer-loop.md shows the same steps as formulas.
 #include "thinwire/outer/outer_loop.h"
 
 #include <cmath>
@@ -25,7 +25,7 @@ using optim::StepReport;
 
 namespace {
 
-// The changes of parameters are treated like gradients that have no backward.
+// Treats the changes of parameters like gradients without a backward.
 std::unique_ptr<zero::ZeroOptimizer> make_owners(
     comm::Communicator& comm, const ParameterLayout& layout, View anchor,
     const OuterOptions& options, const optim::ExchangeOptions& exchange) {
@@ -211,8 +211,8 @@ void OuterLoop::Impl::local_step(const StepInput& in, optim::StepMeter& meter) {
     is_finite = !skips(in) || agreement.nonfinite_rank < 0;
     of_host = is_finite ? agreement.rms_norm / in.loss_scale : 0;
   }
-  // A worker without a finite gradient moves by its momentum alone, because all
-  // ranks must count the same steps.
+  // A worker whose gradient is not finite moves by its momentum alone, because
+  // all ranks must count the same steps.
   if (!is_finite) {
     set_to_zero(in.grads);
   } else if (inside) {

@@ -15,7 +15,7 @@
 #include "thinwire/kernels/norm.h"
 
 // Saves the inner optimizer's state and, under names with a prefix, the states
-// of the owners, of the warm-up and of the schedule.
+// of the outer optimizer, the warm-up and the schedule.
 namespace thinwire::outer {
 
 using optim::Axis;
@@ -161,10 +161,9 @@ optim::State OuterLoop::Impl::state() {
   return all;
 }
 
-// If the number of ranks changes, the ranks' own changes of parameters are
-// replaced by their mean. A single rank has no replicas, so its anchor is the
-// owners' exact value. Its parameters move by the difference from the saved
-// origin.
+// If the number of ranks changes, the mean replaces each rank's own change of
+// parameters. A single rank has no replicas, so its anchor is the exact value,
+// and its parameters move by the difference from the saved origin.
 optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
   StateDict own = take_own(state);
   optim::StateParts parts(own);
@@ -198,8 +197,8 @@ optim::Optimizer::Adoption OuterLoop::Impl::adopt(StateDict state) {
   if (was_local)
     *origin =
         optim::take_floats(state, kOrigin, DType::kFloat32, layout.size());
-  // After local steps a state does not record which elements a rank has, so
-  // residuals of a warm-up cannot be kept.
+  // After local steps a state does not record which elements each rank owns, so
+  // residuals of a warm-up are dropped.
   if (is_local && groups && !was_local &&
       own.has_array("warmup_worker_error")) {
     own.erase("warmup_worker_error");

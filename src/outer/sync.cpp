@@ -135,8 +135,8 @@ void OuterLoop::Impl::require_equal(ConstView equal) {
 optim::Agreement OuterLoop::Impl::agree(comm::Communicator& ranks,
                                         optim::GradientSummary own,
                                         bool in_step, optim::StepMeter& meter) {
-  // One number identifies this object, the step and the call. Inside a host it
-  // also covers learning rates, which verify() compares between hosts.
+  // One number identifies this object, the step and the call. Inside a host the
+  // number also covers learning rates, which verify() compares between hosts.
   const auto place =
       static_cast<std::uint32_t>(2 * counts.steps + (in_step ? 1 : 0));
   own.optimizer = number + 0x9E3779B9u * place;
@@ -169,8 +169,8 @@ void OuterLoop::Impl::synchronize(View now) {
   begin_local_steps(now);
   StepReport report;
   optim::StepMeter meter(comm, report);
-  // Another rank of this host may be in a local step, in which it waits for
-  // this agreement.
+  // Another rank of this host may be waiting for this agreement in a local
+  // step.
   if (inside)
     static_cast<void>(agree(*groups->inside, {}, /*in_step=*/false, meter));
   sync(now, {}, /*in_step=*/false, meter);
