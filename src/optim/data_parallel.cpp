@@ -77,7 +77,8 @@ struct DataParallel::Impl final : EarlyGradients {
   }
 
   void take_step(const StepInput& in, StepMeter& meter, StepReport& report) {
-    // In other cases the sum shows that some rank's value is not finite.
+    // Without this agreement, the sum shows that some rank's value is not
+    // finite.
     if (in.finds_nonfinite && !has_begun()) {
       const auto agreement =
           agree(comm,
@@ -101,8 +102,7 @@ struct DataParallel::Impl final : EarlyGradients {
     apply(averaged, 1, report);
   }
 
-  // Takes the step with the average of the gradients, which they become when
-  // divided by `ranks`.
+  // Takes the step with the average, which is the gradients divided by `ranks`.
   void apply(const StepInput& in, double ranks, StepReport& report) {
     const double divisor = in.loss_scale * ranks;
     report.grad_norm =

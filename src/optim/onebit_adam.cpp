@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// arXiv:2102.02888, Algorithm 1. docs/algorithms/onebit-adam.md has the same
-// lines. The compressed momentum is in low_bit/momentum.
+// arXiv:2102.02888, Algorithm 1. docs/algorithms/onebit-adam.md shows the same
+// steps. The compressed momentum is in low_bit/momentum.
 #include "thinwire/optim/onebit_adam.h"
 
 #include <memory>
@@ -131,8 +131,8 @@ void OnebitAdamImpl::compressed_step(const StepInput& in, StepMeter& step) {
 }
 
 // Takes a compressed step whose m_i is sent while the caller computes the next
-// gradients. The ranks of a host take the same local steps, so each needs all
-// gradients.
+// gradients. The ranks of a host take the same local steps, so each rank needs
+// all gradients.
 void OnebitAdamImpl::step_under_next(const StepInput& in, StepMeter& step) {
   // m = server(mean_i worker(m_i)) of the step before,
   // theta = theta - lr (m / (1 - beta1^t) / d + wd theta)

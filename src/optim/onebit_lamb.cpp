@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// arXiv:2104.06069, Algorithm 1. docs/algorithms/onebit-lamb.md has the same
-// lines. The compressed momentum is in low_bit/momentum, and the trust ratios
+// arXiv:2104.06069, Algorithm 1. docs/algorithms/onebit-lamb.md shows the same
+// steps. The compressed momentum is in low_bit/momentum, and the trust ratios
 // are in lamb_step.cpp.
 #include "thinwire/optim/onebit_lamb.h"
 

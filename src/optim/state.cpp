@@ -118,8 +118,8 @@ std::optional<std::vector<float>> elements_of(const State& state,
                                               Range range) {
   const std::string of_experts = kOfExperts + std::string(array);
   for (const StateArray& found : state.arrays) {
-    // Ranks of another number start from a mean, but here each rank has
-    // different values.
+    // A load by another number of ranks starts from a mean, but here each rank
+    // has different values.
     if (found.axis != Axis::kElement ||
         (found.sharing != Sharing::kSame && found.sharing != Sharing::kMean) ||
         (found.name != array && found.name != of_experts))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// arXiv:2202.06009, Algorithm 1. docs/algorithms/zero-one-adam.md has the same
-// lines. Steps after the freeze are in low_bit/momentum/local_updates.cpp.
+// arXiv:2202.06009, Algorithm 1. docs/algorithms/zero-one-adam.md shows the
+// same steps. Steps after the freeze are in low_bit/momentum/local_updates.cpp.
 #include "thinwire/optim/zero_one_adam.h"
 
 #include <fmt/format.h>
@@ -79,8 +79,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
   void frozen_step(const StepInput& in, StepMeter& step);
 
   // Returns whether the next step is after the freeze. After a load, the
-  // caller's freeze step may name the other stage. It begins with the next
-  // step, or after the next sync, when ranks have the same momentum.
+  // caller's freeze step may name the other stage. That stage begins with the
+  // next step, or after the next sync, when ranks have the same momentum.
   [[nodiscard]] bool will_be_frozen() const {
     if (!is_frozen) return steps >= plan.step();
     return !plan.names_later(steps) || !is_synchronized();

@@ -163,7 +163,7 @@ class MeanOfFactors final : public KeptMean {
     require_size(state, kGenerators, DType::kInt64, steps_.generators().size());
   }
 
-  // If a run has no first steps, those of the state count as its own.
+  // A run without first steps counts the first steps of the state as its own.
   void load(const std::optional<UnitErrors>& errors, const StateDict& state,
             Notes& notes) override {
     const std::size_t size = steps_.residuals().size();

@@ -59,7 +59,7 @@ void UnitAverage::begin_early(View grads, Range range) {
       fmt::format("within {} and apart from what is under way", layout_.size()),
       fmt::format("{} of size {}", range.offset, range.size));
   ready_.add(range);
-  if (!loss_scale_) return;  // because a wrong guess would cost an exchange
+  if (!loss_scale_) return;  // because a wrong guess wastes an exchange
   if (!has_begun_) {
     grads_ = grads;
     begun_scale_ = *loss_scale_;
@@ -75,9 +75,9 @@ bool UnitAverage::is_pending(std::size_t unit) const {
   return !is_begun_[unit] && ready_.cover(units_[unit].range);
 }
 
-// Begins parts of at least `least` elements, the last parameters first, as
-// backward produces them. Later calls begin with the rest of a run of
-// neighbours.
+// Begins parts of at least `least` elements in the order of backward, which
+// produces the last parameters first. Later calls begin the rest of adjacent
+// parameters.
 void UnitAverage::begin_parts(std::size_t least) {
   for (std::size_t end = units_.size(); end > 0;) {
     std::size_t first = end;

@@ -161,8 +161,7 @@ StepReport ExpertParallel::step(const StepInput& in) {
     const double whole = std::hypot(own, norm.value);
     return in.whole_norm ? in.whole_norm(whole) : whole;
   };
-  // This also covers steps that the dense optimizer would skip on only one
-  // rank.
+  // Prevents a step that the dense optimizer skips on only one rank.
   if (!std::isfinite(norm.value) && impl_->options.skip_nonfinite)
     dense.skip_if_any_rank_nonfinite = true;
   StepReport report = impl_->dense->step(dense);

@@ -14,9 +14,8 @@ namespace thinwire::optim {
 
 namespace {
 
-// A text of a state with the names of its arrays that have a value per
-// parameter. A state of another stage may have other arrays than the present
-// one.
+// Key of a text that lists the arrays with a value per parameter. A state saved
+// in another stage may contain other arrays than this stage's.
 constexpr const char* kOfParameters = "experts.parameter_arrays";
 // Key of a scalar of the owner.
 constexpr const char* kExperts = "experts";
@@ -44,8 +43,8 @@ State ExpertParallel::state() const {
   State all = std::move(parts.front());
   std::string of_parameters;
   for (StateArray& array : all.arrays) {
-    // During local steps 0/1 Adam keeps parameters, but here they are only a
-    // part of the model's.
+    // During local steps 0/1 Adam saves parameters, but without the experts
+    // they are only a part of the model.
     array.is_parameters = false;
     if (array.axis != Axis::kParameter) continue;
     of_parameters += array.name + ' ';

@@ -79,8 +79,8 @@ void require_experts(const ParameterLayout& layout,
       "experts", "fewer than all groups", experts.size());
 }
 
-// Throws on all ranks, because ranks that hold other experts would wait for a
-// rank that threw.
+// Throws on all ranks, because ranks with other experts would wait for a rank
+// that threw alone.
 void for_experts(comm::Communicator& comm,
                  const std::vector<HeldParameters>& held,
                  const std::function<void(const HeldParameters&)>& body) {

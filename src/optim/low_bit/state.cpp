@@ -223,14 +223,14 @@ Optimizer::Adoption LowBitOptimizer::Impl::adopt(StateDict state) {
   };
 }
 
-// A state in memory must have all saved parts, unless it is that of the exact
-// rule.
+// A state in memory must contain all saved parts, unless the exact rule saved
+// it.
 void LowBitOptimizer::Impl::require_owner(const StateDict& state) {
   require_layout(state, model.adam.layout());
   require_residual_owner(state, model);
   if (state.text("optimizer") != model.settings.name) return;
-  // Refuses a state whose ranks have different parameters: its caller would
-  // restore the rank's own, and they would differ permanently.
+  // Refuses a state whose ranks have different parameters, because callers
+  // would restore each rank's own, which would differ permanently.
   if (under_next_step == nullptr && state.has_scalar(kParametersDiffer) &&
       state.integer(kParametersDiffer) != 0)
     throw Error(ErrorCode::kCorruptCheckpoint,

@@ -23,8 +23,8 @@ void scale_heavy_of(View own, std::span<const HeavyElement> heavy,
   });
 }
 
-// Limits |g| to bound * d. Few elements exceed it. A comparison in float with a
-// slightly lower bound passes most groups, and the compiler can vectorize it.
+// Limits |g| to bound * d. Few elements exceed this bound. A vectorized
+// comparison in float with a slightly lower bound therefore passes most groups.
 void bound_block(View grads, std::span<const float> d, double bound) {
   constexpr std::size_t kAtOnce = 32;
   const auto less = static_cast<float>(bound * (1 - 0x1p-20));
@@ -48,8 +48,8 @@ void bound_block(View grads, std::span<const float> d, double bound) {
 }
 
 // Returns the bound as a multiple of the denominator: 1 / sqrt(1 - beta2). In
-// Adam a single gradient cannot exceed it, because the gradient's own variance
-// limits it. A frozen variance does not.
+// Adam a single gradient cannot exceed this bound, because the gradient enters
+// the variance. A frozen variance sets no such limit.
 double outlier_bound(const LowBitModel& model, std::size_t b) {
   const AdamOptions& all = model.settings.adam;
   const std::size_t group = model.layout.block_group[b];
@@ -65,8 +65,8 @@ double outlier_limit(const LowBitModel& model, const BlockDenominators& blocks,
          blocks.median(b);
 }
 
-// Returns an upper bound of a block's sum of squares. It is exact if gradients
-// are pieces; otherwise it sums the norm's chunks that cover the block.
+// Returns an upper bound of a block's sum of squares. The bound is exact if
+// gradients are pieces. If not, it sums the norm's chunks that cover the block.
 double most_squares(const LowBitModel& model, std::size_t b,
                     std::span<const double> chunk_squares) {
   if (model.has_pieces_only()) return model.host->squares(b);

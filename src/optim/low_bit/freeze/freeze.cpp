@@ -78,8 +78,8 @@ bool Freeze::list(StateParts& parts, Denominator& denominator) {
   return false;
 }
 
-// Reverses freeze() for v and m. Elements without any gradient so far and unfit
-// elements get no variance.
+// Reverses freeze() for v and m. Unfit elements, and elements without any
+// gradient so far, get no variance.
 std::string Freeze::return_to_exact(
     std::int64_t steps, Denominator& denominator,
     const std::function<float(std::size_t)>& kept_scale) {

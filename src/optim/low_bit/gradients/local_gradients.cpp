@@ -64,7 +64,7 @@ bool LocalGradients::skips(const StepInput& in) const {
          in.skip_if_any_rank_nonfinite;
 }
 
-// Exchanges whether all gradients are finite, and their norms.
+// Exchanges the norms of gradients, and whether all gradients are finite.
 std::optional<double> LocalGradients::agree_on_norm(const StepInput& in,
                                                     bool has_late,
                                                     StepMeter& step,
@@ -175,7 +175,7 @@ std::optional<UpdateArrays> LocalGradients::average(const StepInput& in,
       divisor;
   report.grad_norm = whole_norm(in, own);
   if (skips(in) && !std::isfinite(report.grad_norm)) {
-    report.applied = false;  // all are finite, but their sum is not
+    report.applied = false;  // all gradients are finite, but not their sum
     few_bits_.clear(report);
     return std::nullopt;
   }
@@ -227,7 +227,7 @@ std::optional<double> LocalGradients::clip_locally(const StepInput& in,
   return clip(norm, norm, whole, report) / in.loss_scale;
 }
 
-// Estimates the norm of the averaged gradient, which no rank has.
+// Estimates the norm of the averaged gradient, which no rank computes.
 double LocalGradients::estimate(double rms_norm) const {
   return memory.norm.estimate(rms_norm);
 }

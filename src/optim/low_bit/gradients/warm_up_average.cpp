@@ -42,8 +42,8 @@ void WarmUpAverage::tell() {
           freezes ? "exact steps" : "steps that update the variance", bits_));
 }
 
-// Returns the exchange, whose blocks, buckets and servers are those of the
-// momentum. Runs overwrite the residuals.
+// Returns the exchange, which uses the momentum's blocks, buckets and servers.
+// Runs overwrite the residuals.
 exchange::LowBitExchange& WarmUpAverage::exchange() {
   if (exchange_) return *exchange_;
   exchange_ = std::make_unique<exchange::LowBitExchange>(
@@ -156,7 +156,8 @@ void WarmUpAverage::scale_exact(const StepInput& in, View mean) {
 
 std::optional<ResidualViews> WarmUpAverage::residuals() const {
   if (!exchange_) return restored_.views();
-  // After a skipped step they are 0, and the momentum has separate residuals.
+  // After a skipped step these residuals are 0, and the momentum has separate
+  // ones.
   if (model_.settings.warmup_bits.hands_over_each_step) return std::nullopt;
   return ResidualViews{exchange_->residuals.worker.values(),
                        exchange_->residuals.server.values()};

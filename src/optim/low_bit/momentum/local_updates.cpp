@@ -78,8 +78,8 @@ void LocalUpdates::step(const StepInput& in, const Coefficients& c,
   interval_.decay_taken = interval_.decay;
 }
 
-// Marks the interval as begun, as on the ranks that took the step, because all
-// ranks must agree on whether there is something to sync.
+// Marks the interval as begun, because ranks that took the step do so, and all
+// ranks must agree on whether to sync.
 void LocalUpdates::leave_out() {
   const auto u = accumulator_.as<float>();
   if (!interval_.accumulated) std::fill(u.begin(), u.end(), 0.0f);
@@ -184,8 +184,9 @@ void LocalUpdates::keep_momentum_of_resting_groups(ConstView grads,
           grads.subview(r.range.offset, r.range.size), c[r.group]);
 }
 
-// Averages the momenta of such groups. The exchange returns the sent part of
-// their residuals, in hierarchical mode on one rank of each host.
+// Averages the momenta of groups whose learning rate was always 0. The exchange
+// returns the sent part of their residuals, in hierarchical mode on one rank of
+// each host.
 void LocalUpdates::merge_momenta() {
   float* const m = model_.adam.exp_avg().as<float>().data();
   exchange::SignExchange& all = momentum_.exchange.all();
@@ -252,9 +253,8 @@ void LocalUpdates::synchronize(View params) {
   });
 }
 
-// Repeats the arithmetic of kernels::local_step with the decay of that time,
-// because steps that this rank has left out since have not changed its
-// parameters.
+// Repeats the arithmetic of kernels::local_step with the decay of the last step
+// that this rank took. Steps left out since then did not change its parameters.
 void LocalUpdates::repeat(View params) {
   if (params.empty()) return;
   require_view("params", params, model_.size(), true, false);

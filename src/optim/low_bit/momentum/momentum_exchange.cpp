@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One compressed step of the momentum, which is computed, encoded, averaged,
-// decoded and applied block by block. kernels/sign_compress.h has the
-// arithmetic, and exchange/sign_exchange.h the exchange with error feedback.
+// decoded and applied block by block. kernels/sign_compress.h describes the
+// arithmetic, and exchange/sign_exchange.h describes the exchange with error
+// feedback.
 #include "optim/low_bit/momentum/momentum_exchange.h"
 
 #include <fmt/format.h>
@@ -135,8 +136,8 @@ void MomentumExchange::set_active(exchange::ActiveMask active) {
 
 namespace {
 
-// Returns a checksum of the blocks that each rank serves. They depend on the
-// buckets and on the hosts, even if their number of elements does not.
+// Returns a checksum of the blocks that each rank serves. These blocks depend
+// on the buckets and on the hosts, even if their number of elements does not.
 std::int64_t residual_layout(const LowBitModel& model) {
   std::vector<std::int32_t> servers;
   for (const exchange::Block& block : model.layout.blocks.blocks())
@@ -158,7 +159,8 @@ std::vector<Range> elements_of(const exchange::BlockLayout& layout,
   return ranges;
 }
 
-// A low-bit ZeRO state has residuals of gradients only, and none of servers.
+// A low-bit ZeRO state contains only workers' residuals of gradients, and no
+// residuals of servers.
 bool has_both_residuals(const StateDict& state) {
   return state.has_array("worker_error") && state.has_array("server_error");
 }

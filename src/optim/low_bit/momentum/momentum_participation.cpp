@@ -19,8 +19,8 @@ namespace {
 
 constexpr const char* kLateGradients = "late_gradients";
 
-// Returns bits, of which bit i is set if element i is not 0; NaN counts as not
-// 0, -0.0 as 0.
+// Returns bits, of which bit i is set if element i is not 0. NaN counts as not
+// 0, and -0.0 counts as 0.
 template <class T>
 std::uint32_t nonzero_bits(const T* values, std::size_t count) {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
@@ -120,8 +120,8 @@ void MomentumParticipation::remember_late(View grads) {
       at.remembered[w] |= at.seen[w];
 }
 
-// Exchanges first which blocks, and then which of their elements, because few
-// ranks have many.
+// First agrees on the blocks with first gradients, so that only the elements of
+// these blocks are exchanged next.
 std::vector<std::uint32_t> MomentumParticipation::exchange_late(
     std::vector<std::uint32_t>& flags, StepMeter& step) const {
   flags.assign(sign_words(waiting_.size()), 0);
