@@ -158,8 +158,8 @@ void CodedDenominators::gather_exceptions(optim::StepMeter& step) {
   exceptions_ = std::move(all);
 }
 
-// Returns the median of the medians of the parameter's cells. If it has none,
-// returns that of the whole model, or 1.
+// Returns the median of the medians of the parameter's cells. If the parameter
+// has no cells with a median, returns the median of the whole model, or 1.
 float CodedDenominators::typical(std::size_t parameter) const {
   std::vector<float> of_parameter, of_model;
   for (std::size_t b = 0; b < model_.num_blocks(); ++b) {
@@ -236,7 +236,7 @@ void CodedDenominators::leave_out(std::span<const std::size_t> elements) {
   blocks_.forget_heavy(elements);
 }
 
-// Elements without a denominator become infinite, which bounds nothing.
+// Elements without a denominator get infinity, which bounds nothing.
 std::span<const float> CodedDenominators::of_block(std::size_t b,
                                                    std::span<float> to) const {
   const Range& at = model_.block(b);
@@ -354,8 +354,8 @@ CodedDenominators::Saved CodedDenominators::read(const StateDict& state) const {
   const std::vector<float> lows = floats(kLows);
   const std::vector<float> steps = floats(kSteps);
   for (std::size_t b = 0; b < ranges.size(); ++b) {
-    // Logarithm of a block's largest denominator; `lows` has that of the
-    // smallest.
+    // Logarithm of a block's largest denominator. `lows` contains the logarithm
+    // of the smallest.
     const float largest =
         lows[b] +
         static_cast<float>(kernels::most_code_steps(bits_)) * steps[b];

@@ -8,7 +8,7 @@ namespace thinwire::lean {
 
 namespace {
 
-// A View has no other 16-bit type. Nobody reads these bits as floats.
+// Serves as a 16-bit type for views. Nobody reads these bits as floats.
 constexpr DType kSixteenBits = DType::kBFloat16;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // arXiv:2102.02888, Algorithm 1, over codes.
-// docs/algorithms/lean-onebit-adam.md has the same lines. The freeze is in
+// docs/algorithms/lean-onebit-adam.md shows the same steps. The freeze is in
 // freeze.cpp.
 #include "thinwire/lean/lean_onebit_adam.h"
 
@@ -225,7 +225,7 @@ void LeanOnebitAdam::Impl::reduce(View grads, Range range) {
     model.host->begin_early(grads, range);
     return;
   }
-  // This comes before the average overwrites this rank's gradients.
+  // Measures before the average overwrites this rank's gradients.
   gradients.measure_early(grads, range);
   exact->early()->reduce(grads, range);
   has_sent_early = true;

@@ -26,7 +26,7 @@ namespace {
 
 constexpr const char* kUpper = "low_bits_upper";
 constexpr const char* kLower = "low_bits_lower";
-// Name of the momentum; it differs from "exp_avg", where optimizers in their
+// Name of the momentum. Differs from "exp_avg", under which optimizers in their
 // exact stage expect a shard.
 constexpr const char* kMomentum = "momentum";
 
@@ -127,7 +127,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
     return optim::saved_count(state, "frozen_at") > 0
                ? adopt_frozen(std::move(state))
                : adopt_exact(std::move(state));
-  // Accepts states of Adam, and those of 1-bit Adam before its freeze. Missing
+  // Accepts states of Adam, and states of 1-bit Adam before its freeze. Missing
   // parts start from their initial values.
   if (saved != "adam" && saved != "onebit_adam")
     optim::refuse_optimizer(saved, model.settings.name);
@@ -143,7 +143,7 @@ optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt(StateDict state) {
 }
 
 optim::Optimizer::Adoption LeanOnebitAdam::Impl::adopt_exact(StateDict state) {
-  // Versions up to 0.13 saved the bits only as ZeRO's.
+  // Versions up to 0.13 saved the bits only under ZeRO's name.
   const bool is_own = state.text("optimizer") == model.settings.name;
   if (is_own && !state.has_scalar("warmup_bits") && state.has_scalar("bits_up"))
     state.put_integer("warmup_bits", state.integer("bits_up"));
