@@ -60,8 +60,8 @@ bool LowBitExchange::finish() {
   return is_finite_;
 }
 
-// If ranks do not agree on the end of a run, a block that is not finite keeps
-// its old residual.
+// If a run ends without an agreement of the ranks, a block that is not finite
+// keeps its old residual.
 void LowBitExchange::encode(std::size_t b, std::uint8_t* record) {
   kernels::QuantizedSum sum = residuals.worker.sum(b);
   sum.values = source_(b);

@@ -139,9 +139,9 @@ void Pipeline::launch(RunSteps steps) {
   }
 }
 
-// Queues all stages of one bucket. A bucket finds the slot of received records
-// free, because collectives of one communicator run one after the other.
-// Collectives inside the host use another communicator.
+// Queues all stages of one bucket. The slot of received records is free,
+// because collectives of one communicator run one after the other. Collectives
+// inside the host use another communicator.
 void Pipeline::launch_bucket(std::size_t k) {
   compute(k, kNone, kNone);
   show(steps_.encoded, going_up(k), places_.piece_of(bucket(k)));
@@ -305,8 +305,8 @@ void Pipeline::average(std::size_t turn, Range blocks) {
 
 // ---- records and their ways
 
-// Returns the records on their way up. If both ways share one codec, they lie
-// in the memory of the results, which has room for all blocks.
+// Returns the records on their way up. If both ways share one codec, these
+// records lie in the memory of the results, which has room for all blocks.
 BucketRecords Pipeline::going_up(std::size_t turn) {
   if (options_.direction == Direction::kBoth && up_ == down_)
     return going_down(turn);

@@ -85,8 +85,8 @@ std::vector<bool> LowRankUnits::Way::cuts() const {
   return are;
 }
 
-// Calls body(part, first row, end row) for all matrices, or only for those
-// whose residual this rank has.
+// Calls body(part, first row, end row) for all matrices, or only for matrices
+// whose residual this rank stores.
 template <class Body>
 void LowRankUnits::Way::for_rows(bool all, Body&& body) {
   std::vector<Task> tasks;
