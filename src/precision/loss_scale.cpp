@@ -12,8 +12,8 @@ namespace thinwire::precision {
 
 namespace {
 
-// Describes where the gradients are. `all` holds the first such parameter of
-// every rank.
+// Describes where the gradients are. `all` holds each rank's first parameter
+// with a non-finite gradient.
 std::string place_of(const NonFiniteGradients& gradients,
                      const ParameterLayout& layout,
                      const std::vector<std::int64_t>& all) {

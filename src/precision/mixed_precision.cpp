@@ -126,8 +126,8 @@ MixedPrecision::Impl::Impl(comm::Communicator& c, const ParameterLayout& l,
   kernels::convert(initial, masters.view());
 }
 
-// If a step ends the run, gradients are still each rank's own, unless they were
-// finite everywhere and only their sum is not.
+// If a step ends the run, each rank still has its own gradients, unless all
+// were finite and only their sum is not.
 StepReport MixedPrecision::Impl::step(const StepInput& in) {
   StepInput inner = in;
   inner.loss_scale = scale.value() * in.loss_scale;
