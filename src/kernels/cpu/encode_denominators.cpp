@@ -43,8 +43,8 @@ HWY_INLINE hn::Vec<Double> log2_of(Double d, hn::Vec<Double> x) {
   return hn::Add(exponent, hn::Mul(t, sum));
 }
 
-// Computes k for the first `count` elements at d. A full vector is read, in
-// which the elements past `count` may be any positive number.
+// Computes k for the first `count` elements at d. Reads a full vector, in which
+// the elements past `count` may be any positive numbers.
 HWY_INLINE void steps_of(const float* d, const CodeRange& range, double most,
                          std::int32_t* k) {
   const Double wide;

@@ -20,14 +20,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-// Pairs of an old and a new momentum, from which the gradient between them
-// follows. Like a loop's body they have prefetch(i, count), and begin_word(w)
-// for each word. For the elements j of that word they have exp_avg(tag, j) and
-// square(tag, j). square() is (one_minus_beta2 * g) * g for g = (m - beta1 *
-// m_old) / one_minus_beta1. Neither result is masked.
+// Pairs of an old and a new momentum, which determine the gradient between
+// them. Each class defines prefetch(i, count) and begin_word(w), as a loop's
+// body does. For the elements j of that word it also defines exp_avg(tag, j)
+// and square(tag, j). square() is (one_minus_beta2 * g) * g for g = (m - beta1
+// * m_old) / one_minus_beta1. Neither result is masked.
 
-/// Two momenta in any form. The loop chooses between the forms, at no cost
-/// because it divides anyway; this spares a loop for each pair of forms.
+/// Two momenta in any form. One loop chooses between the forms, so that no loop
+/// per pair of forms is needed. The choice costs nothing beside the division.
 class AnyMomenta {
  public:
   AnyMomenta(const LambFactorArrays& a, const AdamCoefficients& c)
@@ -130,7 +130,7 @@ class LargestRatio {
   LargestRatio(const AdamCoefficients& c, float floor)
       : c_(c), epsilon_(c), floor_(floor) {
     const float scale = c.exp_avg_sq_scale;
-    // With unusual numbers every ratio is computed.
+    // If any number is unusual, every ratio is computed.
     is_plain_ = scale > 0x1p-60f && scale < 0x1p60f && floor >= 0 &&
                 epsilon_.outside >= 0 && epsilon_.inside >= 0;
     if (!is_plain_) return;

@@ -15,7 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::kernels::HWY_NAMESPACE {
 
-// G is the type of the gradients; L is that of the low-precision copy, or void.
+// G is the type of the gradients. L is the type of the low-precision copy, or
+// void.
 template <class G, class L>
 struct LocalWord {
   LocalWord(const LocalStepArrays& arrays, float scale,

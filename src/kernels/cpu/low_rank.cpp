@@ -223,9 +223,8 @@ void run_low_rank_rows(const LowRankRows& in, const float* q, std::size_t rank,
 }
 
 // --------------------------------------------------- columns of transpose(M) P
-/// Number of rows of M that a loop adds to sums in registers, and of columns of
-/// P that it processes at once. Two vectors of each row share the loaded values
-/// of P.
+/// Numbers of rows of M and columns of P that a loop adds to sums in registers
+/// at once. Two vectors of each row share the loaded values of P.
 inline constexpr std::size_t kAddedRows = 16;
 inline constexpr std::size_t kAddedColumns = kManyRegisters ? 8 : 4;
 inline constexpr std::size_t kTwo = 2;
@@ -400,7 +399,7 @@ void write_product(const Product<T> product, std::size_t rows) {
 }
 
 /// Values in aligned rows are stored past the caches, because all other
-/// matrices are written before anybody reads these again.
+/// matrices are written before these values are read again.
 template <class T>
 void product_as(const Product<T>& product, std::size_t rows) {
   if constexpr (std::is_same_v<T, float>) {

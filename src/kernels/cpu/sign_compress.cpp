@@ -132,8 +132,8 @@ struct UpdateWord {
   L* low_precision;
   AdamCoefficients c;
   Decay decoupled{c.decoupled_decay};
-  float scaled;       // m * exp_avg_scale where m is +scale
-  float scaled_zero;  // and where it is masked
+  float scaled;       // m * exp_avg_scale if m is +scale
+  float scaled_zero;  // m * exp_avg_scale if m is masked
 };
 
 template <class L>
