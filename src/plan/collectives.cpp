@@ -34,10 +34,10 @@ MeanTraffic MeanTraffic::anew() const {
   return same;
 }
 
-// Groups ranks with equal costs. Without steps, ranks are alike if their pieces
-// are equal. The pieces of their hosts, and of the ranks in their place on all
-// hosts, must also be equal. In steps, a rank sends the pieces of the ranks
-// after it. If there are very many ranks, neighbours count as alike.
+// Groups ranks with equal costs. Without steps, ranks are alike if the pieces
+// of the rank, of its host, and of all ranks with its local number are equal.
+// In steps, a rank sends the pieces of the ranks after it. Neighbours count as
+// alike if there are very many ranks.
 void MeanTraffic::add(std::span<const Range> pieces, const CostOfRank& cost,
                       double gathered_bytes) {
   // Limits the number of groups, because the cost of asking one rank grows with

@@ -30,7 +30,7 @@ double width_of(const Workload& work) noexcept {
 
 double bytes_per_second(double gbps) { return gbps * 1e9 / 8; }
 
-// Returns the bytes that one message takes on the wire.
+// Returns the bytes that one message occupies on the wire.
 double wire_bytes(const Network& network, double payload) {
   if (payload <= 0 || !network.is_framed) return std::max(payload, 0.0);
   const double segments = std::ceil((payload + kEnvelope) / kSegment);

@@ -43,7 +43,7 @@ struct Rounds {
 };
 
 // Summarizes the rounds. If a single call was much faster than their median,
-// other programs have slowed down all rounds. The spread then shows it,
+// other programs have slowed down all rounds. The spread shows this slowdown,
 // although the rounds agree.
 Rounds summary_of(std::vector<double> values, double fastest) {
   constexpr double kMuchFaster = 2;

@@ -8,8 +8,8 @@ namespace thinwire::plan {
 namespace {
 
 constexpr double kFloat = 4;
-// Bytes per element for a block's scales (those sent in worker's and server's
-// records), its median and its floor.
+// Bytes per element for a block's median, its floor, and its scales in records
+// of workers and servers.
 constexpr double kOfBlock = 16.0 / kBlock;
 constexpr double kCodes = 1 + 8.0 / kBlock;  // 8 bits, and a cell's range
 

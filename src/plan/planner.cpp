@@ -26,8 +26,8 @@ bool has_hosts(const Network& network) {
   return network.ranks_per_host > 1 && network.hosts() > 1;
 }
 
-// Returns ten speeds per factor of ten, and the present speed, in ascending
-// order.
+// Returns ten speeds per factor of ten, together with the present speed, in
+// ascending order.
 std::vector<double> cards_to_try(double gbps) {
   constexpr double kMost = 1e3;  // Gbit/s
   constexpr int kFactorsOfTen = 6, kPerFactor = 10;

@@ -58,7 +58,7 @@ Workload of_warmup(Workload work, int bits, bool during_backward) {
   return work;
 }
 
-// `bits` are those of variance steps; 0 stands for exact steps.
+// `bits` are the bits of variance steps, or 0 for exact steps.
 std::vector<Stage> zero_one_stages(const ZeroOneSteps& count, int bits,
                                    const Workload& work) {
   Workload variance = work;

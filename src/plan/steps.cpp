@@ -46,7 +46,8 @@ struct Step {
   }
   /// Returns the elements of a bucket if the same number of buckets were equal.
   /// The formulas of exchanges assume full buckets, although the last one may
-  /// be shorter. The small factor prevents them from counting one more.
+  /// be shorter. The small factor prevents these formulas from counting an
+  /// extra bucket.
   [[nodiscard]] double bucket_elements() const {
     return elements() / buckets() * (1 + 1e-12);
   }
@@ -57,7 +58,7 @@ struct Step {
 
 // Returns the seconds from the beginning of backward until a concurrent
 // exchange has ended. The exchange alone takes `wire`, of which `busy` is
-// processor time. If it has a separate core, it does not slow backward down.
+// processor time. An exchange with a separate core does not slow backward down.
 double beside_backward(const Workload& work, double backward, double wire,
                        double busy) {
   const double shared = work.has_spare_core ? backward : backward + busy;
@@ -177,7 +178,7 @@ double hook_seconds(const Step& step) {
 }
 
 // Returns the seconds of a low-rank step. Factors are sent in two exchanges and
-// in parts, so that those of one part overlap the products of others.
+// in parts, so that exchanges of one part overlap products of other parts.
 double low_rank_seconds(const Step& step) {
   const Compute& compute = step.compute;
   const double n = step.elements();
@@ -276,8 +277,8 @@ double inside_busy(const Step& step) {
 }
 
 // Returns the seconds of each backward except the last one of a window. The
-// last one takes `last` until its gradients are averaged. In full precision the
-// others send as much.
+// last backward takes `last` until its gradients are averaged. In full
+// precision the earlier ones send as much.
 double earlier_backward(const Step& step, double last) {
   if (zero_bits(step.way) == 0) return last;
   const double backward = step.work.backward_seconds;
@@ -293,8 +294,8 @@ double earlier_backward(const Step& step, double last) {
 
 // Returns the seconds of a ZeRO step. Gradients are sent during backward: the
 // computing threads copy them into buckets and, with 4 or 8 bits, encode and
-// average them. Norms follow. Parameters are gathered during the owners'
-// updates, except during the first update.
+// average them. Norms follow. Parameters are gathered during the updates of
+// shards, except during the first update.
 double zero_seconds(const Step& step) {
   const Workload& work = step.work;
   const Compute& compute = step.compute;

@@ -153,8 +153,8 @@ std::int64_t steps_of(const PlannedRun& run) {
   return run.exact_steps + run.compressed_steps + run.local_steps;
 }
 
-// An outer loop increases the loss of short runs, and low rank that of small
-// models.
+// An outer loop increases the loss of short runs, and low rank increases the
+// loss of small models.
 bool is_left_out(const Prediction& p) {
   if (p.way == Way::kLowRank) return p.parameters < kLargeModel;
   return p.way == Way::kOuter && (!p.run || steps_of(*p.run) < kLongRun);

@@ -44,7 +44,7 @@ void for_buckets(std::size_t elements, std::size_t most, MeanTraffic& all,
   }
 }
 
-// Divides a bucket among owners as zero::ShardLayout does. For full buckets it
+// Divides a bucket among owners as zero::ShardLayout does. For full buckets,
 // describes the first one.
 Sizes cell_pieces(const Bucket& bucket, std::size_t most, std::size_t ranks) {
   std::size_t turn = bucket.before * kernels::sum_chunks(most) % ranks;
@@ -89,8 +89,8 @@ void add_average_inside(std::size_t elements, std::size_t bytes,
   });
 }
 
-// Adds a reduction inside a host, whose local ranks have all pieces of their
-// group.
+// Adds a reduction inside a host, in which each local rank gets all pieces of
+// its group.
 void reduce_inside(const Sizes& pieces, std::size_t bytes, MeanTraffic& all) {
   if (!all.by_host()) return;
   const auto places = comm::ranges_of(pieces);
@@ -145,7 +145,7 @@ void add_exact(const Workload& work, std::size_t bucket, MeanTraffic& all) {
 }
 
 // Adds pipelines with `bits` in both directions. Unless `inner_bytes` is 0,
-// they follow sums inside hosts of values of that size.
+// sums of values of that size inside hosts precede the pipelines.
 void add_both_ways(Way way, const Workload& work, std::size_t bucket, int bits,
                    std::size_t inner_bytes, MeanTraffic& all) {
   for_buckets(elements_of(work), bucket, all,
@@ -245,7 +245,7 @@ void add_zero(Way way, const Workload& work, std::size_t bucket,
 
 // Adds a sync of fp32 values and the preceding local steps, in which a host's
 // ranks average their gradients. All ranks check fp16 gradients. Before a sync,
-// ranks agree on whether changes are finite, and ZeRO does so again.
+// ranks agree on whether changes are finite. ZeRO repeats this agreement.
 void add_outer(const Workload& work, std::size_t bucket, MeanTraffic& all) {
   Workload of_sync = work;
   of_sync.dtype = DType::kFloat32;
