@@ -24,8 +24,8 @@ std::optional<std::string> read(const char* name) {
   return std::string(value);
 }
 
-// Removes the digits at the front of `text` and returns their value; nullopt if
-// there are none or they overflow.
+// Removes the digits at the front of `text` and returns their value. Returns
+// nullopt if there are no digits or they overflow.
 std::optional<std::int64_t> take_integer(std::string_view& text) {
   std::int64_t value = 0;
   const auto [end, error] =
@@ -98,7 +98,8 @@ std::optional<Announced> launched_on_host(int ranks) {
     const char* on_host;
   };
   // Variables of Open MPI's mpirun, of MPICH and of torchrun. One launcher may
-  // have started another, so only the one whose job has this many ranks counts.
+  // have started another, so only the launcher whose job has this many ranks
+  // counts.
   for (const Launcher& launcher :
        {Launcher{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
         Launcher{"PMI_SIZE", "MPI_LOCALNRANKS"},

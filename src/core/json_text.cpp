@@ -19,7 +19,7 @@ namespace {
 
 using Members = JsonValue::object_t;
 
-// Up to this many keys are compared one by one; then they are hashed.
+// Up to this many keys are compared one by one. More keys are hashed.
 constexpr std::size_t kFewKeys = 16;
 
 const Members& members_of(const JsonValue& object) {
@@ -29,7 +29,8 @@ const Members& members_of(const JsonValue& object) {
 // Receives every piece of the text from nlohmann-json's parser.
 class TreeBuilder final : public nlohmann::json_sax<JsonValue> {
  public:
-  // With `take`, members of the outermost object are passed on and not kept.
+  // If `take` is set, members of the outermost object are passed to it and not
+  // kept.
   TreeBuilder(std::string_view text, const JsonLimits& limits,
               const TakeJsonMember* take)
       : text_(text), limits_(limits), take_(take) {}
@@ -157,7 +158,7 @@ class TreeBuilder final : public nlohmann::json_sax<JsonValue> {
 };
 
 void read(std::string_view text, TreeBuilder& builder) {
-  // The parser would take it for the end of the text.
+  // The parser would mistake a NUL for the end of the text.
   if (const auto nul = text.find('\0'); nul != std::string_view::npos)
     reject(fmt::format("not JSON: byte {} of {} is NUL", nul + 1, text.size()));
   if (!JsonValue::sax_parse(text, &builder)) reject("not JSON");

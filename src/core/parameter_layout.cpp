@@ -84,8 +84,8 @@ const Parameter& ParameterLayout::parameter(std::string_view name) const {
 const Parameter& ParameterLayout::parameter_at(std::size_t index) const {
   if (index >= size_)
     reject(fmt::format("index must be below {}, got {}", size_, index));
-  // Finds the first parameter that ends after the index, which is never an
-  // empty one.
+  // Finds the first parameter that ends after the index. The result is never an
+  // empty parameter.
   return *std::partition_point(
       parameters_.begin(), parameters_.end(),
       [&](const Parameter& p) { return p.offset + p.size <= index; });
