@@ -24,9 +24,8 @@ void add_version(CLI::App& app) {
 
 }  // namespace
 
-// Messages may have several lines ("rank 0 says ..., rank 1 says ..."), but
-// readers of stderr expect one. Messages of LibTorch end with a stack trace,
-// which is left out.
+// Joins the lines of a message ("rank 0 says ..., rank 1 says ..."), because
+// readers of stderr expect one line. Leaves out LibTorch's stack traces.
 std::string one_line(const std::string& text) {
   std::istringstream lines(text);
   std::string all;
@@ -66,7 +65,7 @@ int run_app(CLI::App& app, int argc, const char* const* argv, std::ostream& out,
     complain(what + " (see --help)");
     return kWrongUsage;
   } catch (const CLI::ParseError& error) {
-    // The flags --help and --version end here, too.
+    // CLI11 throws for --help and --version as well, with exit code 0.
     if (error.get_exit_code() == 0) return app.exit(error, out, err);
     complain(std::string(error.what()) + " (see --help)");
     return kWrongUsage;

@@ -36,8 +36,8 @@ Bytes exact_bf16(double gradient, double hosts, double on_host) {
           .between = 2 * kBf16 * part_of(hosts)};
 }
 
-// In a host gloo reads and writes each byte twice, both in sums and in gathers
-// of fp32. The codec and its residuals take 24 bytes once.
+// Inside a host, gloo reads and writes each byte twice, both in sums and in
+// gathers of fp32. The codec and its residuals take 24 bytes once.
 Bytes on_host(int bits, double gradient, double hosts, double on_host) {
   constexpr double kCodec = 24;
   const double sums = 2 * kFp32 * 4 * part_of(on_host);
@@ -46,10 +46,10 @@ Bytes on_host(int bits, double gradient, double hosts, double on_host) {
           .between = 2 * record_bytes(bits) * part_of(hosts)};
 }
 
-// Bytes per parameter that operations of torch read and write. They are for all
-// gradients, for the rank's part, and for the part that it serves. Python tests
-// count them. With one rank per host, a part is neither reordered nor averaged
-// first, and its residuals are not gathered.
+// Bytes per parameter that operations of torch read and write. The numbers
+// cover all gradients, the rank's part, and the part that it serves. Python
+// tests count these bytes. With one rank per host, a part is neither reordered
+// nor averaged first, and its residuals are not gathered.
 Bytes on_device(int bits, double gradient, double hosts, double on_host) {
   const bool is_4 = bits == 4;
   const double whole = (is_4 ? 54.6 : 52.1) + 3 * gradient;

@@ -79,15 +79,14 @@ void say_threads(Report& report) {
                  : "1 per rank (THINWIRE_NUM_THREADS is not set)");
 }
 
-// The time-out is not known in Python, where a process group may have another
-// one.
+// The time-out is unknown in Python, because a process group may set its own.
 void say_timeout(const Front& front, Report& report) {
   const std::chrono::duration<double> limit = env::timeout();
   if (!front.has_transports)
     report.say("timeout", fmt::format("{} s per collective", limit.count()));
 }
 
-// Python has other transports, and checks the name when it joins.
+// Python has other transports, and checks the name when a process joins.
 void require_known_backend(const Front& front) {
   const std::optional<std::string> chosen = env::comm_backend();
   if (!chosen || front.has_transports) return;

@@ -261,7 +261,7 @@ void run_plan(const Front& front, PlanFlags flags) {
   require_devices(flags);
   if (!flags.config.empty())
     flags.file = reading_config([&] {
-      // A prediction does not print the notes on keys.
+      // The notes on keys are not printed with a prediction.
       std::vector<config::KeyNote> notes;
       return config::Config::from_file(flags.config, &notes);
     });
@@ -271,8 +271,8 @@ void run_plan(const Front& front, PlanFlags flags) {
     run_alone(front, flags);
 }
 
-// CLI::Range accepts NaN, this validator does not. `digits` accepts whole
-// numbers, also in the form 3e4, which transform() writes out.
+// Unlike CLI::Range, this validator rejects NaN. With `digits` it accepts only
+// whole numbers, even in the form 3e4, which transform() writes out.
 CLI::Validator number(double least, double most, bool digits = false) {
   const std::string range = fmt::format("in [{:.16g}, {:.16g}]", least, most);
   return CLI::Validator(
