@@ -64,7 +64,7 @@ void CompressedAllReduce::all_reduce(std::span<float> values) {
     decode(unit, sent, values.data() + unit.values.offset);
 }
 
-// c = x + e, one scale for the whole unit, e = c - scale * sign.
+// c = x + e and e = c - scale * sign, with one scale for the whole unit.
 void CompressedAllReduce::encode(const Unit& unit, const float* x,
                                  Records& sent) {
   const auto c = worker_error_.as<float>().subspan(unit.first);
@@ -94,7 +94,7 @@ void CompressedAllReduce::encode(const Unit& unit, const float* x,
   }
 }
 
-// c = mean over the ranks, in rank order, + d, with a separate scale.
+// c = d + the mean over the ranks, in rank order, with a separate scale.
 void CompressedAllReduce::average(const Unit& unit, Records& received,
                                   std::uint8_t* to) {
   const auto c =

@@ -27,7 +27,7 @@ namespace {
 constexpr const char* kWorkerError = "worker_error";
 constexpr const char* kServerError = "server_error";
 // Marks states whose residuals are in the order of worker_error(). States of
-// version 0.8 do not have it.
+// version 0.8 lack this mark.
 constexpr const char* kOrder = "residual_order";
 
 }  // namespace
@@ -124,8 +124,8 @@ optim::State LowBitOptimizer::Impl::state() const {
   return own_state(std::move(state));
 }
 
-// States of version 0.8 do not give the order of their residuals, so these
-// are dropped, as they were then.
+// States of version 0.8 do not record the order of their residuals, so these
+// residuals are dropped, as in version 0.8.
 optim::Adoption LowBitOptimizer::Impl::adopt_residuals(StateDict& state,
                                                        bool goes_on) {
   const bool takes_them = goes_on && model.compresses() &&

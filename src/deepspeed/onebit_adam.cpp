@@ -48,8 +48,8 @@ struct OnebitAdamImpl final : LowBitOptimizer::Impl {
   }
 
   // Averages the gradients and exercises the buffers with a momentum of zero,
-  // without changing parameters. In groups that stay exact, the engine and the
-  // groups themselves average the gradients, so this happens twice.
+  // without changing parameters. In groups that stay exact, gradients are
+  // averaged twice, by the engine and by the groups themselves.
   void initialize(const StepInput& in, bool averaged, StepMeter& step) {
     if (!averaged) {
       const auto mean = static_cast<float>(1.0 / model.comm.size());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reproduces DeepSpeed's 1-bit LAMB operation by operation: norms of rounded
-// squares, one fused exchange whose padding is fed back, no guards.
+// Reproduces DeepSpeed's 1-bit LAMB operation by operation. Uses norms of
+// rounded squares and one fused exchange whose padding is fed back, without
+// guards.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -92,8 +92,8 @@ struct ZeroOneAdamImpl final : LowBitOptimizer::Impl {
     clear_residuals();
   }
 
-  // Clears the residuals, which belong to gradients; from now on accumulated
-  // updates are exchanged.
+  // Clears the residuals, which belong to gradients, because accumulated
+  // updates are exchanged from now on.
   void freeze() {
     frozen = true;
     clear_residuals();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients up to the step, and the step itself.
+// Gradients until the step, and the step itself.
 #include <fmt/format.h>
 
 #include <algorithm>

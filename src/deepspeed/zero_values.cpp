@@ -27,7 +27,7 @@ View ZeroOptimizer::Impl::array(std::string_view what) {
   reject(fmt::format("key must be exp_avg or exp_avg_sq, got '{}'", what));
 }
 
-// A slice has at most one fragment of a parameter, and slices are in rank
+// A slice contains at most one fragment of a parameter, and slices are in rank
 // order.
 std::vector<float> ZeroOptimizer::Impl::read(std::size_t parameter,
                                              std::string_view what,
