@@ -32,7 +32,7 @@ struct PlanFlags {
   double backward_ms = 0;
   double compute_ms = 0;
   std::string config;
-  std::optional<config::Config> file;  // its contents
+  std::optional<config::Config> file;  // contents of `config`
   std::string dtype;
   bool json = false;
   std::optional<int> threads;
@@ -57,7 +57,7 @@ DType dtype_of(const std::string& name) {
 }
 
 constexpr double kMostRanks = 1e6;
-constexpr double kMostTime = 1e9;  // of a flag, in its unit
+constexpr double kMostTime = 1e9;  // in a flag's unit
 constexpr double kCopies = 25;     // GB/s of PCIe 4 with 16 lanes
 
 // Backward takes two thirds of the time of forward and backward.
@@ -224,9 +224,8 @@ void run_in_job(const Front& front, const PlanFlags& flags) {
   if (flags.ranks || flags.link_gbps || flags.ranks_per_host ||
       flags.latency_us)
     refuse_usage(
-        "plan: under a launcher the network is measured: leave --ranks, "
-        "--ranks-per-host, --link-gbps and --latency-us out, or start it "
-        "without one");
+        "plan: under a launcher the network is measured: omit --ranks, "
+        "--ranks-per-host, --link-gbps and --latency-us, or use no launcher");
   const auto comm = front.join();
   // Throws before any exchange, so that every rank can refuse.
   plan::Workload work = workload_of(flags, comm->size());
@@ -293,7 +292,7 @@ void add_run_options(CLI::App& command, PlanFlags& flags) {
   command
       .add_option("--steps", flags.steps,
                   "length of the run; predicts the whole run, exact stages "
-                  "included, and ranks by it")
+                  "included, and sorts by it")
       ->transform(number(1, plan::RunStages::kMostSteps, true));
   command
       .add_option("--freeze-step", flags.freeze_step,

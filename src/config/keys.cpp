@@ -29,8 +29,8 @@ constexpr std::string_view kTimes =
     "a report of DeepSpeed's; `thinwire.telemetry` and "
     "`wall_clock_breakdown` hold these numbers";
 constexpr std::string_view kCharts =
-    "in C++: `thinwire.telemetry` writes a file that `python -m thinwire "
-    "telemetry` turns into TensorBoard's; thinwire.initialize follows it";
+    "used by thinwire.initialize; in C++, `python -m thinwire telemetry` "
+    "converts the file of `thinwire.telemetry` for TensorBoard";
 constexpr std::string_view kOwnBits =
     "only for stage 3, which is rejected; at stages 1 and 2 use "
     "`thinwire.zero_bits_up` and `thinwire.zero_bits_down`";
@@ -72,7 +72,7 @@ constexpr KeyRule kRules[] = {
         "ranks",
         "\"mean\""),
     {"data_types.grad_accum_dtype", kSupported,
-     "what gradients are added up in; absent: fp32 (DeepSpeed: as the "
+     "type of accumulated gradients; absent: fp32 (DeepSpeed: as the "
      "parameters)"},
     {"data_types.param_dtype", kSupported,
      "must agree with `fp16` and `bf16`; fp32 without them"},
@@ -106,9 +106,9 @@ constexpr KeyRule kRules[] = {
     {"optimizer.params.min_coeff", kSupported, "smallest trust ratio", kLambs},
     {"optimizer.params.coeff_beta", kSupported,
      "decay of the trust ratios' average", "OneBitLamb"},
-    {"optimizer.params.factor_max", kSupported, "largest factor on it",
+    {"optimizer.params.factor_max", kSupported, "largest trust-ratio factor",
      "OneBitLamb"},
-    {"optimizer.params.factor_min", kSupported, "smallest factor on it",
+    {"optimizer.params.factor_min", kSupported, "smallest trust-ratio factor",
      "OneBitLamb"},
     {"optimizer.params.factor_threshold", kSupported,
      "largest change of the factor per step", "OneBitLamb"},
@@ -194,9 +194,10 @@ constexpr KeyRule kRules[] = {
     {"fp16.loss_scale_window", kSupported,
      "clean steps until the scale doubles"},
     {"fp16.hysteresis", kSupported,
-     "at least 1; `deepspeed` semantics: without effect at stage 0, as there"},
+     "at least 1; `deepspeed` semantics: no effect at stage 0, as in "
+     "DeepSpeed"},
     {"fp16.consecutive_hysteresis", kSupported,
-     "a clean step forgives overflows"},
+     "a clean step resets hysteresis"},
     {"fp16.min_loss_scale", kSupported, "the scale falls no further"},
     {"fp16.fused_mode", kIgnored, "one implementation"},
     {"fp16.fp16_master_weights_and_grads", kSupported,
@@ -329,8 +330,8 @@ constexpr KeyRule kRules[] = {
 
     {"wall_clock_breakdown", kSupported,
      "`true`: a line of the log every `steps_per_print` steps (absent: every "
-     "10) says where a step's time went; `thinwire.telemetry` has it of every "
-     "step"},
+     "10) says where a step's time went; `thinwire.telemetry` has it for "
+     "every step"},
     {"memory_breakdown", kSupported,
      "`true`: two lines of the log, at the start and after the first step, say "
      "what a rank's memory holds"},
@@ -350,7 +351,7 @@ constexpr KeyRule kRules[] = {
     {"checkpoint.tag_validation", kIgnored,
      "ranks always agree on what they save"},
     {"checkpoint.use_node_local_storage", kIgnored,
-     "said when saving: `SaveOptions::storage`"},
+     "set when saving: `SaveOptions::storage`"},
     {"checkpoint.parallel_write", kIgnored, "every rank writes its own part"},
     {"checkpoint.writer", kIgnored, "there is one way to write"},
     {"checkpoint.checkpoint_serialization", kIgnored,
@@ -359,7 +360,7 @@ constexpr KeyRule kRules[] = {
              "DeepSpeed's checkpoints are not read; Thinwire's fit any number "
              "of ranks",
              "false"),
-    {"aio", kIgnored, "of NVMe offload, which is rejected"},
+    {"aio", kIgnored, "for NVMe offload, which is rejected"},
     {"activation_checkpointing", kIgnored,
      "the model's business; results are the same"},
     {"graph_harvesting", kIgnored, "CUDA graphs; results are the same"},
@@ -406,7 +407,7 @@ constexpr KeyRule kRules[] = {
      "0: detected; 1: flat; see THINWIRE_RANKS_PER_HOST"},
     {"thinwire.bucket_elements", kSupported,
      "elements that travel together, with ZeRO at most "
-     "`reduce_bucket_size`; 0, the default: by their number and that of "
+     "`reduce_bucket_size`; 0, the default: by the numbers of elements and "
      "ranks"},
     {"thinwire.threads", kSupported, "per rank; 0: THINWIRE_NUM_THREADS"},
     {"thinwire.overlap", kSupported,
@@ -437,7 +438,7 @@ constexpr KeyRule kRules[] = {
      "file of steps, a JSON object per line; absent: none"},
     {"thinwire.telemetry.every", kSupported, "steps per line; default 1"},
     {"thinwire.telemetry.every_rank", kSupported,
-     "every rank writes one, `.rankN` added; default false: rank 0 alone"},
+     "each rank writes a file, `.rankN` added; default false: rank 0 alone"},
     {"thinwire.telemetry.residual_every", kSupported,
      "steps from one norm of residuals to the next; 0: none"},
     {"thinwire.buffers", kSupported,
@@ -477,7 +478,7 @@ constexpr KeyRule kRules[] = {
     {"thinwire.check_grad_overflow", kSupported,
      "fp32: skip steps that are not finite"},
     {"thinwire.initial_loss_scale", kSupported,
-     "instead of `fp16.initial_scale_power`, where it is no power of 2"},
+     "instead of `fp16.initial_scale_power`, if not a power of 2"},
     {"thinwire.max_loss_scale", kSupported,
      "a number, or `unlimited`; absent: 2^32"},
     {"thinwire.at_minimum", kSupported,
@@ -500,11 +501,11 @@ constexpr KeyRule kRules[] = {
      "ZeRO: 4, 8, or 0: exactly",
      kExact},
     {"thinwire.low_rank", kSupported,
-     "gradients are averaged as products of factors with at most so many "
-     "columns, 1 to 64, without ZeRO; 0: not so. Excludes `bits`",
+     "gradients are averaged as products of factors with at most this many "
+     "columns, 1 to 64, without ZeRO; 0: off. Excludes `bits`",
      kExact},
     {"thinwire.first_steps", kSupported,
-     "with `low_rank`: so many first steps average in `first_bits` bits; "
+     "with `low_rank`: first steps that average in `first_bits` bits; "
      "absent: a twentieth of `total_steps`, at least 20",
      kExact},
     {"thinwire.first_bits", kSupported, "4 or 8; default 4", kExact},
@@ -538,8 +539,7 @@ constexpr KeyRule kRules[] = {
      "default 100",
      kFreezing},
     {"thinwire.max_freeze_step", kSupported,
-     "automatic freeze at the latest; absent: a fifth of `total_steps`, else "
-     "100000",
+     "latest automatic freeze; absent: a fifth of `total_steps`, else 100000",
      kFreezing},
     {"thinwire.freeze_ratio", kSupported,
      "the variance has settled if its norm now and its norm half of the steps "

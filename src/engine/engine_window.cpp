@@ -37,7 +37,7 @@ void Engine::Impl::make_window() {
     buckets = made.zero->gradients().buckets();
   else if (const auto* const early = optimizer().early())
     buckets = early->buckets();
-  if (buckets.empty())  // accepted by the optimizer
+  if (buckets.empty())  // the optimizer accepts any range
     buckets = exchange::equal_buckets(
         layout.size(),
         exchange::bucket_elements(config.comm.bucket_elements, layout.size(),
@@ -98,7 +98,7 @@ void Engine::Impl::gradient_ready(std::size_t index, ConstView gradient) {
   if (has_gradient_array != gradient.empty() && p.size > 0)
     refuse(fmt::format("gradient_ready: the gradient of '{}' {}", p.name,
                        has_gradient_array
-                           ? "is in the array of all gradients, give none"
+                           ? "is in the array of all gradients, pass none"
                            : "is missing: there is no array of all "
                              "gradients with this configuration"));
   require_aligned("gradient", gradient);
@@ -114,7 +114,7 @@ void Engine::Impl::store(const exchange::GradientPart& part) {
 
 // Returns whether gradients are converted before they are sent. 16-bit
 // gradients are added in fp32 and rounded once, regardless of the wire's dtype.
-// Some optimizers accept no other type.
+// Some optimizers accept only 16-bit gradients.
 bool Engine::Impl::is_converted() {
   const DType dtype = window_gradients().dtype();
   if (wire_dtype() == dtype || dtype != DType::kFloat32) return false;
@@ -211,8 +211,8 @@ void Engine::Impl::require_untouched() {
           : fmt::format(
                 "step: parameter '{}' was changed between backward and step() "
                 "(the step() of another optimizer does that): the engine "
-                "updates parameters. Remove that call; what is to change them "
-                "otherwise comes after step()",
+                "updates parameters. Remove that call; make any other change "
+                "to them after step()",
                 name);
   comm.give_up(text);  // other ranks may be in this step already
   refuse(text);

@@ -61,16 +61,15 @@ RunNotices::Notices RunNotices::at_start(
       average_.total_steps.value_or(first + 1) <= first)
     add(notices, Kind::kMistake,
         fmt::format("first_steps is {}, and the run has total_steps={}: no "
-                    "step will be of low rank, and all average over {} bits. "
-                    "Name fewer first_steps",
+                    "step will be of low rank, and all average in {} bits. "
+                    "Set fewer first_steps",
                     first, *average_.total_steps, average_.first_bits));
   if (!freeze_step || !total_steps_ || *freeze_step < *total_steps_)
     return notices;
   state_.announced.insert(kNever);
   add(notices, Kind::kMistake,
-      fmt::format("{0} is {1}, and the run has total_steps={2}: {3}. Leave {0} "
-                  "out, which then follows from total_steps, or name a smaller "
-                  "one",
+      fmt::format("{0} is {1}, and the run has total_steps={2}: {3}. Omit {0}, "
+                  "which then follows from total_steps, or set a smaller one",
                   freeze_key_, *freeze_step, *total_steps_,
                   freeze_key_ == kFreezeStep ? "nothing will be compressed"
                                              : "there will be no local steps"));

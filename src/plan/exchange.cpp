@@ -16,7 +16,7 @@ namespace {
 // Bytes of Ethernet, IP and TCP headers; TCP's payload; MPI's envelope.
 constexpr double kHeaders = 90, kSegment = 1448, kEnvelope = 48;
 
-constexpr double kLength = 3;             // of a matrix, in widths
+constexpr double kLength = 3;             // widths in a matrix's length
 constexpr std::size_t kFactorBlock = 64;  // rows that share a scale
 constexpr double kMatrices = 32;
 

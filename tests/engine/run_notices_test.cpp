@@ -91,8 +91,8 @@ TEST(RunNotices, WarnOfARunThatEndsBeforeItCompresses) {
   };
   EXPECT_EQ(told(onebit(300), 300),
             "freeze_step is 300, and the run has total_steps=300: nothing will "
-            "be compressed. Leave freeze_step out, which then follows from "
-            "total_steps, or name a smaller one\n");
+            "be compressed. Omit freeze_step, which then follows from "
+            "total_steps, or set a smaller one\n");
   EXPECT_EQ(told(onebit(300), 299), "");
   EXPECT_EQ(told(onebit(), 100'000), "");
   config::Config zero_one;
@@ -104,7 +104,7 @@ TEST(RunNotices, WarnOfARunThatEndsBeforeItCompresses) {
   low_rank.average = {.low_rank = 2, .total_steps = 10};
   EXPECT_EQ(text_of(RunNotices(low_rank, 0, 2, "").at_start({})),
             "first_steps is 20, and the run has total_steps=10: no step will "
-            "be of low rank, and all average over 4 bits. Name fewer "
+            "be of low rank, and all average in 4 bits. Set fewer "
             "first_steps\n");
   low_rank.average.total_steps = 21;
   EXPECT_TRUE(RunNotices(low_rank, 0, 2, "").at_start({}).empty());

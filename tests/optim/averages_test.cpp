@@ -299,7 +299,7 @@ TEST(AverageInFewBits, AStepWithOtherGradientsThanBackwardPassedIsRefused) {
     Floats grads = test::gradient(layout.size(), 2, comm.rank());
     Floats others = grads;
     optimizer->early()->reduce(View(grads), {0, layout.size()});
-    test::expect_invalid({"range", "apart from what is under way"}, [&] {
+    test::expect_invalid({"range", "apart from ranges in flight"}, [&] {
       optimizer->early()->reduce(View(grads), {5, 9});
     });
     test::expect_error(ErrorCode::kFailedPrecondition,

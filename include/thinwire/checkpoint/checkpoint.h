@@ -22,7 +22,7 @@ struct OtherTensor {
   std::string name;
   std::vector<std::size_t> shape{};
   View values{};
-  /// Dtype's name in safetensors files if DType does not have it: "BOOL", "I8",
+  /// Name of the dtype in safetensors files, if DType has none: "BOOL", "I8",
   /// "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "U32",
   /// "U64" or "C64". `values` then have a DType of the same size, kFloat16 for
   /// 2 bytes. Must be a string literal.
@@ -67,7 +67,7 @@ SaveReport save(const Training& training, const std::string& root,
 /// Loads a checkpoint, or the newest complete one in a ROOT. Also loads a
 /// folder of weights with an `optimizer.safetensors`. Works on any number of
 /// ranks and at any ZeRO stage. Collective. On an error, all ranks throw and
-/// nothing changes: Error(kUnavailable) if there is no readable checkpoint.
+/// nothing changes. Error(kUnavailable) means that no checkpoint is readable.
 /// Error(kCorruptCheckpoint) names the part that is damaged or does not fit.
 /// Error(kInvalidArgument) names the command that converts a checkpoint of
 /// DeepSpeed.
@@ -121,7 +121,7 @@ class Saver {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Rule for the checkpoints of a run to keep after a newer one is complete.
+/// Rule for keeping a run's checkpoints once a newer one is complete.
 struct Retention {
   std::int64_t keep_last = 0;   ///< Newest checkpoints to keep; 0 for all.
   std::int64_t keep_every = 0;  ///< Also keep every N-th step; 0 for none.

@@ -18,7 +18,7 @@ struct HostOptions {
   int ranks_per_host = 0;
 };
 
-/// Reason why hosts are flat although ranks share some.
+/// Reason for a flat result although ranks share hosts.
 struct WhyFlat {
   enum class Reason {
     kNone,           ///< Not flat, or every rank is on a separate host.
@@ -33,7 +33,7 @@ struct WhyFlat {
 };
 
 /// Finds the ranks that share a host, and therefore a network card. Collective.
-/// A number in `options` or else in THINWIRE_RANKS_PER_HOST is used without
+/// A number in `options` or else in THINWIRE_RANKS_PER_HOST overrides
 /// detection: ranks 0 .. G-1 are host 0, and so on. If detection would give
 /// another result, rank 0 logs a line. Otherwise ranks with the same boot id
 /// share a host, or those with the same host name if the system has no boot id.
@@ -72,8 +72,8 @@ struct HostGroups {
 /// Splits `comm` by comm.hosts(). Collective. comm.counters() includes the
 /// traffic of both groups; that of `inside` does not count as traffic between
 /// hosts. If flat, `inside` contains only this rank, and `between` contains all
-/// ranks. The time-out of `between` is that of `comm` plus `later`, and that of
-/// `inside` is that of `comm` plus twice `later`.
+/// ranks. Time-outs are that of `comm`, plus `later` for `between` and twice
+/// `later` for `inside`.
 [[nodiscard]] HostGroups split_by_host(Communicator& comm,
                                        std::chrono::milliseconds later = {});
 

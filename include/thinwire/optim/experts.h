@@ -16,7 +16,7 @@ namespace thinwire::optim {
 struct ExpertGroup {
   std::size_t group = 0;  ///< Group of the layout. All its parameters are
                           ///< experts.
-  /// Ranks that hold the same experts. It must outlive the optimizer.
+  /// Group of ranks with the same experts. It must outlive the optimizer.
   comm::Communicator* comm = nullptr;
 };
 

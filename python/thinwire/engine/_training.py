@@ -24,7 +24,7 @@ from .leaders import Core
 
 _INSIDE = (
     "parameters were changed inside a window of accumulation, which step() would undo: "
-    "what is to change them comes after step() at a boundary"
+    "make any other change to them after step() at a boundary"
 )
 _BETWEEN_EXCHANGES = (
     "parameters were changed between two exchanges, when ranks differ, and the "

@@ -40,7 +40,7 @@ void require_attachments(std::span<const Attachment> attachments,
             "at most 128",
             one.name);
     require(taken.insert(one.name).second, "attachments[].name",
-            "a name of no other file of the checkpoint", one.name);
+            "different from the names of other files", one.name);
     require(one.bytes.size() <= kMostBytes, "attachments[].bytes",
             "at most 16 MiB", one.bytes.size());
   }
@@ -216,9 +216,8 @@ void Root::commit_in_parts(Manifest& manifest, Announcement& made) {
     root_.files.remove_file(probe(made));
     put_manifest(root_, made.partial, text);
   });
-  const std::string partial = std::exchange(made.partial, {});  // It stays
-                                                                // after an
-                                                                // error.
+  // Lets the directory stay after an error.
+  const std::string partial = std::exchange(made.partial, {});
   std::string replaced;
   on_leaders([&] { replaced = publish(root_, partial, made.step); });
   on_leaders([&] { remove_replaced(root_, replaced); });

@@ -56,7 +56,7 @@ void UnitAverage::begin_early(View grads, Range range) {
       range.offset <= layout_.size() &&
           range.size <= layout_.size() - range.offset && !ready_.touch(range),
       "range",
-      fmt::format("within {} and apart from what is under way", layout_.size()),
+      fmt::format("within {} and apart from ranges in flight", layout_.size()),
       fmt::format("{} of size {}", range.offset, range.size));
   ready_.add(range);
   if (!loss_scale_) return;  // because a wrong guess wastes an exchange
@@ -119,7 +119,7 @@ bool UnitAverage::is_wrong(const StepInput& in) const {
   if (!has_begun_) return false;
   require(
       in.grads.data() == grads_.data() && in.grads.dtype() == grads_.dtype(),
-      "StepInput.grads", "what reduce() was given since the last step",
+      "StepInput.grads", "those that reduce() got since the last step",
       "other memory");
   return begun_scale_ != in.loss_scale;
 }
@@ -186,9 +186,8 @@ View UnitAverage::with_owed(const StepInput& in) {
 void UnitAverage::add_to(State& state) const {
   if (has_begun_)
     refuse(
-        "state: between reduce() and step(), with bits or low_rank; call "
-        "step() "
-        "first");
+        "state: called between reduce() and step(), with bits or low_rank; "
+        "call step() first");
   if (!sends()) {
     state.shard = {{0, layout_.size()}};
     state.encoded = state.shard;
@@ -215,8 +214,8 @@ Adoption UnitAverage::adopt(StateDict& state, Notes& notes) {
   static_cast<void>(saved_average(state));
   if (state.has_array(kWorkerError))
     notes.emplace_back(
-        "the state's residuals are dropped: they are those of ZeRO's or of a "
-        "1-bit optimizer's exchange");
+        "the state's residuals are dropped: they belong to ZeRO or to a 1-bit "
+        "optimizer");
   if (!sends()) {
     const std::vector<Range> all = {{0, layout_.size()}};
     auto owed = std::make_shared<std::optional<UnitErrors>>(take_unit_errors(
@@ -253,7 +252,7 @@ void UnitAverage::require_owner(const StateDict& state) const {
   if (!sends()) return;
   if (state.integer(kLayout) != mean_->servers())
     throw Error(ErrorCode::kCorruptCheckpoint,
-                "the state's residual_layout is of other hosts, or of low_rank "
+                "the state's residuals are for other hosts, or for low_rank "
                 "instead of bits: save and load files");
   mean_->require_own(state);
 }
@@ -262,8 +261,8 @@ void note_unused_averages(const StateDict& state, Notes& notes) {
   static_cast<void>(saved_average(state));
   if (state.has_array(kAverageWorkerError))
     notes.emplace_back(
-        "what rounding took of gradients that were averaged in few bits or as "
-        "low-rank products is dropped: this optimizer averages otherwise");
+        "the residuals of low-bit or low-rank averages of gradients are "
+        "dropped: this optimizer averages otherwise");
 }
 
 }  // namespace thinwire::optim

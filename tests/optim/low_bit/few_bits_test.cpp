@@ -144,7 +144,7 @@ TEST(WarmUpInFewBits, RefusesCallsThatWouldDisturbItDuringBackward) {
     auto grads = test::gradient(layout.size(), 2, comm.rank());
     optimizer.early()->reduce(grads, last);
     for (const Range& again : {last, Range{3072, 1024}})
-      test::expect_invalid({"range", "apart from what is under way"},
+      test::expect_invalid({"range", "apart from ranges in flight"},
                            [&] { optimizer.early()->reduce(grads, again); });
     test::expect_invalid({"range", "1024"}, [&] {
       optimizer.early()->reduce(grads, {0, 5});

@@ -13,7 +13,7 @@ from .core import LedCore
 from .memory import LeaderMemory, buckets_of
 
 Made = tuple[torch.Tensor, torch.Event | None]
-"""A tensor, and the event after which it is there."""
+"""A tensor, and the event that marks it complete."""
 
 
 class LedLink(StagedLink):
@@ -21,8 +21,8 @@ class LedLink(StagedLink):
     computes others. The leader then copies the sums to the host.
 
     Buckets and their order are the same on all ranks, regardless of the order of
-    gradients. A missing gradient counts as zero. Without a boundary gradients add up on
-    the device, in fp32 if the configuration accumulates in fp32.
+    gradients. A missing gradient counts as zero. Until a window's last backward,
+    gradients add up on the device, in fp32 if the configuration accumulates in fp32.
     """
 
     def __init__(

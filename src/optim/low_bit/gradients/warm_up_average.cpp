@@ -84,7 +84,7 @@ Range WarmUpAverage::range_of(std::size_t bucket) const {
 
 void WarmUpAverage::begin_early(View grads, Range range, double loss_scale) {
   if (range.size == 0 || !model_.compresses()) return;
-  require(!ready_.touch(range), "range", "apart from what is under way",
+  require(!ready_.touch(range), "range", "apart from ranges in flight",
           fmt::format("{} of size {}", range.offset, range.size));
   if (!has_begun()) begin(grads, loss_scale);
   ready_.add(range);

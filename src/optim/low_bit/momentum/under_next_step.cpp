@@ -30,7 +30,7 @@ UnderNextStep::~UnderNextStep() {
     momentum_.exchange.drop();
     log(LogLevel::kWarning,
         std::string("the exchange of the last step was dropped, and parameters "
-                    "stay this rank's own: ") +
+                    "differ between ranks: ") +
             error.what());
   }
 }
