@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training in DeepSpeed's way: initialize() makes an Engine, which runs backward and
-steps.
+"""Training with DeepSpeed's interface: initialize() makes an Engine, which runs
+backward and steps.
 """
 
 from ..report import EngineReport

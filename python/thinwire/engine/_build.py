@@ -40,13 +40,15 @@ class Plan:
     config: _core.Config
     groups: Groups
     split: list[int]
-    """For each of the last groups, the number of the group that had its experts."""
+    """For each split-off group, all of which are last, the number of the group it came
+    from.
+    """
     places: list[Place]
     left_out: list[str]
     monitors: list[Monitor]
-    """Monitors of rank 0; none elsewhere."""
+    """Monitors, which are empty except on rank 0."""
     client: Client | None
-    """Object that makes the steps, if it is not the C++ side."""
+    """Torch optimizer that makes the steps, or None if C++ makes them."""
 
 
 def make_plan(
@@ -60,10 +62,11 @@ def make_plan(
     mpu: Any,
     has_group: bool,
 ) -> Plan:
-    """Returns the plan. Local, unless `optimizer` makes one of Thinwire's.
+    """Returns the plan. Local, unless `optimizer` is a callable that makes a Thinwire
+    optimizer.
 
     Raises InvalidArgument, TypeError, FailedPrecondition or Unavailable, like
-    Config.validate. The model has not changed then.
+    Config.validate. After an error, the model is unchanged.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgument(
@@ -92,8 +95,8 @@ def make_plan(
     places = trainable(groups)
     if comm.size > 1:
         _refuse_untrained_experts(model, groups, places)
-    # With semantics of DeepSpeed all parameters are converted, and an optimizer of
-    # torch needs masters of all.
+    # DeepSpeed's semantics convert all parameters, and a client optimizer needs a
+    # master of each.
     if config.semantics == _core.Semantics.corrected and client is None:
         dtype = TYPES[config.precision.dtype]
         places = marked(places, None if dtype == torch.float32 else dtype)
@@ -106,9 +109,9 @@ def make_plan(
         warn_of(names)
     if training_data is not None:
         require_shareable(training_data, config.batch(comm.size)[1], comm.size)
-    # This comes last, because it makes directories.
+    # Monitors come last, because they create directories.
     monitors = monitors_of(tree_of(source)) if comm.rank == 0 else []
-    if taken is not None:  # from here on, its groups are the engine's
+    if taken is not None:  # from here on, the engine uses its groups
         for own, group in zip(taken.param_groups, groups, strict=False):
             own.update(group)
         groups[: len(taken.param_groups)] = taken.param_groups
@@ -222,11 +225,13 @@ def make_parts(
     experts: Experts,
     hosts: HostGroup | None = None,
 ) -> tuple[Core, EngineMemory, ModuleBuffers]:
-    """Makes the native engine, and makes the module's parameters views of its memory.
-    Collective. Parameters, also frozen ones, get rank 0's values. Experts get the
-    values of the first rank that holds them, and buffers are as configured.
+    """Makes the native engine, and turns the module's parameters into views of flat
+    memory. Collective. All parameters, including frozen ones, receive the values of
+    rank 0. Experts receive the values of the first rank that holds them. Buffers are
+    made equal as configured.
 
-    Raises InvalidArgument on all ranks if they differ; nothing has changed then.
+    Raises InvalidArgument on all ranks if their models or configurations differ;
+    nothing has changed then.
     """
     config, places = plan.config, plan.places
     dtype = TYPES[config.precision.dtype]
@@ -275,7 +280,8 @@ def make_parts(
     memory.publish()
     if num_wide > 0 and comm.rank == 0:
         _tell_of_wide(places)
-    # If the model has several dtypes, the program has chosen them on purpose.
+    # A model with several dtypes is not converted, because the program chose them on
+    # purpose.
     if dtype != torch.float32 and is_fp32:
         names = _convert_frozen(model, tensors, dtype) + buffers.convert(dtype)
         if names and comm.rank == 0:
@@ -332,8 +338,8 @@ def _tell_of_converted(names: list[str], dtype: torch.dtype) -> None:
 def _convert_frozen(
     model: torch.nn.Module, trained: list[torch.Tensor], dtype: torch.dtype
 ) -> list[str]:
-    """Converts frozen parameters, because activations have 16 bits. Returns their
-    names.
+    """Converts frozen parameters, because activations have 16 bits. Returns the names
+    of these parameters.
     """
     known = {id(tensor) for tensor in trained}
     names = []

@@ -28,16 +28,18 @@ INSTEAD = (
 
 
 class Client:
-    """A torch optimizer that C++ calls. It receives the exact average of the ranks'
-    gradients, clipped and without the loss scale. Its own step() then has the same
-    result on every rank.
+    """A torch optimizer that C++ calls. The optimizer receives the exact average of the
+    ranks' gradients, clipped and unscaled, so its step() has the same result on every
+    rank.
 
-    During a step its parameters are in fp32: the engine's, or masters of 16-bit
-    parameters.
+    During a step, the optimizer works on fp32 values: the engine's parameters, or
+    masters of 16-bit parameters.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises InvalidArgument for a closure or sparse gradients. Local."""
+        """Raises InvalidArgument if the optimizer needs a closure or sparse gradients.
+        Local.
+        """
         kind = type(optimizer)
         self.optimizer = optimizer
         self.name = f"{kind.__module__}.{kind.__qualname__}"
@@ -45,7 +47,7 @@ class Client:
         self._state = optimizer.state
         self._parameters: list[torch.Tensor] = []
         self._stand_ins: dict[int, torch.Tensor] = {}
-        """CPU parameters that replace those on a device, by id() of the latter."""
+        """CPU copies of the parameters on a device, by id() of the parameter."""
         self._offsets: list[int] = []
         self._error: BaseException | None = None
         closure = inspect.signature(kind.step).parameters.get("closure")
@@ -76,7 +78,7 @@ class Client:
     def tell(self, config: _core.Config) -> None:
         """Writes the optimizer's settings that C++ needs into the configuration. Local.
 
-        Raises InvalidArgument naming a setting that cannot be combined with it.
+        Raises InvalidArgument naming a setting that the optimizer does not allow.
         """
         allowed: list[tuple[str, Any, Any]] = [
             ("zero_optimization.stage", config.zero.stage, 0),
@@ -127,7 +129,7 @@ class Client:
         return "\n".join([*lines, f"state {hashlib.sha256(self.pack()).hexdigest()}"])
 
     def step(self, params: memoryview, grads: memoryview) -> None:
-        """Runs the optimizer's step. Local. Keeps its exception for raise_error()."""
+        """Runs the optimizer's step. Local. Keeps an exception for raise_error()."""
         try:
             with self._working_on(_floats(params), _floats(grads)):
                 self.optimizer.step()
@@ -189,8 +191,8 @@ class Client:
     # ---- called by the engine
 
     def raise_error(self, comm: _core.Communicator) -> None:
-        """Raises the exception of the last step(). Other ranks then raise an error
-        too.
+        """Raises the exception of the last step(), and makes the other ranks raise an
+        error.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -201,7 +203,7 @@ class Client:
         """Returns a copy of a tensor that the optimizer keeps for its parameter
         `number`. Local.
 
-        Raises InvalidArgument naming the existing tensors.
+        Raises InvalidArgument naming the existing tensors if there is no tensor `key`.
         """
         entry = self._state.get(self._parameters[number], {})
         value = entry.get(key)
@@ -248,7 +250,7 @@ class Client:
 
     @contextmanager
     def _looking_fp32(self) -> Iterator[None]:
-        # This includes parameters that are not trained.
+        # Parameters that are not trained are included.
         every = [p for group in self._groups for p in group["params"]]
         with _kept(every):
             for p in every:
@@ -263,9 +265,7 @@ def _unwrapped(names: Any) -> list[list[str]]:
 
 @contextmanager
 def _kept(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Removes gradients for its block. Afterwards values and gradients are as
-    before.
-    """
+    """Removes gradients for its block, and restores values and gradients at the end."""
     homes = [(p, p.data, p.grad) for p in parameters]
     try:
         for p in parameters:
@@ -303,14 +303,15 @@ _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 def take_over(
     optimizer: Any, parameters: Any, config: _core.Config, rank: int
 ) -> tuple[torch.optim.Optimizer, Client | None]:
-    """Writes the settings of `optimizer` into `config`, and returns it. Collective if
-    it makes one of Thinwire's. The groups stay the same objects, so that changing them
-    changes the engine's. An optimizer of Thinwire's is closed. An optimizer without an
-    equivalent in Thinwire makes its own steps, through the Client.
+    """Writes the settings of `optimizer` into `config`, and returns the optimizer.
+    Collective if `optimizer` is a callable that makes a Thinwire optimizer. Groups stay
+    the same objects, so that changes to them reach the engine. A Thinwire optimizer is
+    closed. An optimizer without an equivalent in Thinwire makes its own steps through
+    the returned Client.
 
     Raises InvalidArgument naming a value that is not an optimizer or cannot be
-    converted. Raises FailedPrecondition if an optimizer that is converted has made
-    steps.
+    converted. Raises FailedPrecondition if a torch optimizer that would be converted
+    has already made steps.
     """
     if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
         optimizer = optimizer(parameters)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of an Engine that its optimizer lacks, and its scheduler, in checkpoints."""
+"""Counters, scheduler and client_state of an Engine in checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .._checkpoints import OWN_NAMES, Loaded
 from ..errors import CorruptCheckpoint, InvalidArgument
 
 Counts = dict[str, int]
-"""Numbers of an engine's calls, by the names of its attributes."""
+"""Counters of an engine by attribute name."""
 _COUNTERS = OWN_NAMES + "counters"
 _SCHEDULER = OWN_NAMES + "lr_scheduler"
 NAMES = ("global_steps", "micro_steps", "global_samples")
@@ -23,8 +23,8 @@ _MOST = 1 << 53
 
 
 def pack(counts: Counts, scheduler: Any) -> dict[str, Any]:
-    """Returns the saved form of both. It is equal on all ranks if they have made the
-    same calls. Local.
+    """Returns the counts and the scheduler's state in their saved form. Ranks that have
+    made the same calls get equal results. Local.
     """
     values: dict[str, Any] = {_COUNTERS: json.dumps(counts)}
     if hasattr(scheduler, "state_dict"):
@@ -37,9 +37,9 @@ def pack(counts: Counts, scheduler: Any) -> dict[str, Any]:
 
 
 def counts_in(found: Loaded, samples_per_step: int) -> Counts:
-    """Returns the saved counts. Local. A checkpoint of another program has none, and then
-    steps count as backwards. Raises CorruptCheckpoint unless they are whole numbers in
-    0 .. 2^53.
+    """Returns the saved counts. Local. If another program wrote the checkpoint, which
+    then stores no counts, assumes one backward per step. Raises CorruptCheckpoint
+    unless the counts are whole numbers in 0 .. 2^53.
     """
     text = found.common.get(_COUNTERS)
     if text is None:
@@ -60,8 +60,8 @@ def counts_in(found: Loaded, samples_per_step: int) -> Counts:
 
 
 def scheduler_state_in(found: Loaded) -> dict[str, Any] | None:
-    """Returns the saved state of a scheduler. Local. Raises CorruptCheckpoint unless it has
-    only numbers and text.
+    """Returns the saved state of a scheduler. Local. Raises CorruptCheckpoint unless
+    the state contains only numbers and text.
     """
     saved = found.common.get(_SCHEDULER)
     if saved is None:
@@ -82,7 +82,7 @@ def scheduler_state_in(found: Loaded) -> dict[str, Any] | None:
 
 CLIENT_STATE = OWN_NAMES + "client_state"
 
-# Keys that DeepSpeed's checkpoints use themselves.
+# Keys that DeepSpeed reserves in its checkpoints.
 RESERVED = frozenset(
     (
         "module",
@@ -108,8 +108,8 @@ RESERVED = frozenset(
 
 
 def to_text(client_state: Mapping[str, Any]) -> str:
-    """Returns the text. Raises KeyError or InvalidArgument for values that it cannot
-    hold.
+    """Returns the client_state as JSON. Raises KeyError for a reserved name, and
+    InvalidArgument for a value that JSON cannot hold.
     """
     taken = sorted(name for name in client_state if name in RESERVED)
     if taken:
@@ -121,8 +121,8 @@ def to_text(client_state: Mapping[str, Any]) -> str:
 
 
 def from_text(report: Loaded) -> dict[str, Any]:
-    """Returns the saved value, which is empty if there was none. Raises
-    CorruptCheckpoint.
+    """Returns the saved client_state, which is empty if none was saved. Raises
+    CorruptCheckpoint if it is no JSON.
     """
     text = report.common.get(CLIENT_STATE, "{}")
     try:

@@ -46,16 +46,16 @@ class Engine(ModuleView):
         engine.step()
 
     Gradients are averaged while backward computes further ones. The module's trainable
-    parameters become views of flat memory in the configuration's precision. If that has
-    16 bits and all parameters are fp32, frozen parameters and persistent fp32 buffers
-    are converted too. Parameters on another device stay there, and flat memory on the
-    host has copies. The engine sets gradients to 0. Attributes that the engine lacks
-    are those of `module`.
+    parameters become views of flat memory in the configuration's precision. If that
+    precision has 16 bits and all parameters are fp32, the engine also converts frozen
+    parameters and persistent fp32 buffers. Parameters on a device other than the CPU
+    stay there, and flat memory on the host holds copies. step() sets gradients to 0.
+    Attributes that the engine lacks are looked up in `module`.
 
     The constructor, backward(), step() at boundaries, mean(), evaluation(),
-    save_checkpoint() and load_checkpoint() are collective. With ZeRO, lean 1-bit Adam
-    or a leader per host, so are load_module_state_dict() and functions such as
-    full_parameter().
+    save_checkpoint() and load_checkpoint() are collective. load_module_state_dict() and
+    functions such as full_parameter() are collective with ZeRO, lean 1-bit Adam or a
+    leader per host.
     """
 
     optimizer: EngineOptimizer
@@ -67,7 +67,9 @@ class Engine(ModuleView):
     world_size: int
     dp_world_size: int
     global_steps: int
-    """Windows of accumulation that were completed, including skipped steps."""
+    """Number of completed windows of accumulation, including those whose step was
+    skipped.
+    """
     micro_steps: int
     """Calls of step()."""
     global_samples: int
@@ -125,7 +127,8 @@ class Engine(ModuleView):
             return plan
 
         try:
-            # Some of these take part in exchanges, so every rank must make them.
+            # Some of these objects take part in exchanges, so every rank must make
+            # them.
             comm.require_same(
                 "optimizer, lr_scheduler and the model-parallel group",
                 f"optimizer is None: {optimizer is None}\n"
@@ -134,8 +137,8 @@ class Engine(ModuleView):
             )
             if model_parallel_group is not None:
                 together = experts.of(model_parallel_group)
-            # If this raises on the ranks of one part of a model, ranks of other parts
-            # raise too.
+            # An error on the ranks of one part of a model is raised on the ranks of all
+            # parts.
             plan = agreed(together, prepare)
             parts = agreed(
                 together, lambda: make_parts(comm, model, plan, experts, hosts)
@@ -197,8 +200,8 @@ class Engine(ModuleView):
     def _require_known(self, of_scheduler: Any, given: Any) -> None:
         groups = getattr(of_scheduler, "param_groups", None)
         own = self.optimizer.param_groups
-        # A scheduler of the given optimizer does not know groups of experts that were
-        # split off from its groups.
+        # A scheduler made for the given optimizer does not know the groups of experts
+        # that were split off from the optimizer's groups.
         if groups is None or (
             len(groups) in (len(own), len(own) - len(self._split))
             and all(a is b for a, b in zip(groups, own, strict=False))
@@ -232,19 +235,20 @@ class Engine(ModuleView):
         """Computes and collects the gradients of `loss`, a scalar. Collective.
 
         The loss is multiplied by the loss scale and, unless `scale_wrt_gas` is False,
-        divided by gradient_accumulation_steps. Returns the divided loss, without the
-        scale. Exact averages begin during the backward, so that it may wait for other
-        ranks. A 16-bit loss is converted to fp32, and a note says once that it was
-        rounded.
+        divided by gradient_accumulation_steps. Returns the loss after this division,
+        without the loss scale. Exact averaging begins during the backward, which may
+        therefore wait for other ranks. A 16-bit loss is converted to fp32, and the log
+        notes the conversion once.
 
-        Raises InvalidArgument for another kind of loss. Raises FailedPrecondition after
-        a backward of the loss itself, or naming a parameter or gradient that was
-        replaced. Before the first exchange of a window, raises InvalidArgument or
-        TypeError for a rate, a decay or a mask in param_groups. After such an error
-        with several ranks, this rank gives up: the others raise CommFailure with its
-        text, and only destroy() is allowed. An exception of a hook or function is
-        raised unchanged. If gradients have been sent before, it becomes the cause of a
-        CommFailure, and the other ranks raise one too.
+        Raises InvalidArgument for another kind of loss. Raises FailedPrecondition if
+        loss.backward() was called, or if a parameter or gradient, which the error
+        names, was replaced. Before the first exchange of a window, raises
+        InvalidArgument or TypeError for an invalid rate, decay or mask in param_groups.
+        With several ranks, this rank then gives up: the others raise CommFailure with
+        the error's text, and only destroy() is allowed. An exception from a hook or an
+        autograd function is raised unchanged. If gradients were sent before the
+        exception, it becomes the cause of a CommFailure, and the other ranks raise a
+        CommFailure as well.
         """
         loss = self._widened(loss)
         training = self._training
@@ -274,17 +278,18 @@ class Engine(ModuleView):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """Updates parameters and sets gradients to 0, at a boundary. Collective there.
 
-        An applied step advances the scheduler (with `lr_kwargs`). `report` has the
+        An applied step advances the scheduler (with `lr_kwargs`). `report` holds the
         results. Between boundaries the call is local and does nothing. A
-        KeyboardInterrupt is delayed until all of this is done.
+        KeyboardInterrupt is delayed until the step is complete.
 
-        Raises FailedPrecondition without a backward since the last step, and if
-        gradients or parameters were changed after it. Raises InvalidArgument or TypeError
-        for a rate, a decay or a mask in param_groups. After either of the last two, with
-        several ranks, this rank gives up, as in backward(). Raises NonFinite if the loss
-        scale is at its minimum, and in an outer loop if parameters are not finite. Raises
-        the errors of a client optimizer's step(). Raises CommFailure if a rank was lost;
-        then only destroy() is allowed.
+        Raises FailedPrecondition if there was no backward since the last step, or if
+        gradients or parameters were changed after the backward. Raises InvalidArgument
+        or TypeError for an invalid rate, decay or mask in param_groups. With several
+        ranks, this rank gives up after such an error, as in backward(), unless only the
+        backward is missing. Raises NonFinite if the loss scale is at its minimum, and
+        in an outer loop if parameters are not finite. Raises the errors of a client
+        optimizer's step(). Raises CommFailure if a rank was lost; then only destroy()
+        is allowed.
         """
         training = self._training
         core = training.made
@@ -320,7 +325,7 @@ class Engine(ModuleView):
             and self._comm.size > 1
         )
         training.written(is_behind=differ)
-        # Schedulers of torch check that a step precedes theirs.
+        # torch's schedulers check that a step of the optimizer precedes their own step.
         for holder in (self.optimizer, getattr(self.lr_scheduler, "optimizer", None)):
             if holder is not None:
                 setattr(holder, "_opt_called", True)  # noqa: B010
@@ -369,8 +374,8 @@ class Engine(ModuleView):
             self.set_gradient_accumulation_boundary(None)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
-        """Sets whether the next step is at a boundary, until the next call. Local,
-        before backward. With None, gradient_accumulation_steps decides.
+        """Sets whether the next step is at a boundary, until the next call. Local; call
+        it before backward(). With None, gradient_accumulation_steps decides.
         """
         self._training.made.set_accumulation_boundary(is_boundary)
 
@@ -379,10 +384,10 @@ class Engine(ModuleView):
         """Makes parameters equal on all ranks in its block, and buffers as configured.
         Collective. In the block autograd records nothing, and steps are refused.
 
-        Between local steps of 0/1 Adam this makes an additional exchange. With
-        compressed_under_next_step of 1-bit Adam, parameters become the common ones.
-        Training continues from these values, so its results differ from those of a run
-        without evaluation. The module's eval() changes no parameters.
+        Between local steps of 0/1 Adam, the block makes an additional exchange. With
+        compressed_under_next_step of 1-bit Adam, parameters take the values that all
+        ranks share. Training continues from these values, so its results differ from
+        those of a run without evaluation. The module's eval() changes no parameters.
         """
         training = self._training
         core = training.made
@@ -424,8 +429,8 @@ class Engine(ModuleView):
         fetch_z3_params: bool = False,
     ) -> Any:
         """Loads weights into the module and into masters; moments do not change. All
-        ranks pass the same values, between windows. Collective with ZeRO, otherwise
-        local.
+        ranks must pass the same values between two windows. Collective with ZeRO,
+        otherwise local.
 
         Raises FailedPrecondition inside a window of accumulation, and Unavailable for
         `custom_load_fn`.
@@ -457,19 +462,20 @@ class Engine(ModuleView):
         Collective.
 
         SAVE_DIR/<tag>/ is a directory with one checkpoint of Thinwire, step-<steps>. A
-        later save with the same tag replaces it. With `save_latest`, SAVE_DIR/latest
-        has the tag, like DeepSpeed's. Any number of ranks can load it. With a
-        model-parallel group all its ranks pass the same SAVE_DIR, and rank N of it
-        saves its part of the model in SAVE_DIR/<tag>/mp_rank_NN/.
+        later save with the same tag replaces it. With `save_latest`, the file
+        SAVE_DIR/latest contains the tag, as in DeepSpeed. Any number of ranks can load
+        the checkpoint. All ranks of a model-parallel group pass the same SAVE_DIR, and
+        its rank N saves a part of the model in SAVE_DIR/<tag>/mp_rank_NN/.
 
         tag: a file name, the same on all ranks. None means global_step<N>.
-        client_state: values that JSON can hold; tuples become lists. Rank 0's is saved.
+        client_state: values that JSON can hold; tuples become lists. The values of rank
+          0 are saved.
         exclude_frozen_parameters: whether to omit frozen parameters and buffers.
 
-        Raises KeyError for a name that DeepSpeed's checkpoints use themselves. Raises
-        InvalidArgument for values that JSON cannot hold or tags that differ. Raises
-        Unavailable if a file cannot be written, and FailedPrecondition inside a window
-        of accumulation. All ranks raise together.
+        Raises KeyError for a name that DeepSpeed reserves in its checkpoints. Raises
+        InvalidArgument for values that JSON cannot hold or tags that differ between
+        ranks. Raises Unavailable if a file cannot be written, and FailedPrecondition
+        inside a window of accumulation. All ranks raise together.
         """
         tag = f"global_step{self.global_steps}" if tag is None else str(tag)
         self._checkpoints.save_tagged(
@@ -496,19 +502,20 @@ class Engine(ModuleView):
         """Resumes from a checkpoint that save_checkpoint() wrote on any number of
         ranks. Collective.
 
-        Returns its path and the client_state. If `tag` is None and LOAD_DIR has no file
-        `latest`, it warns and returns (None, None).
+        Returns the checkpoint's path and client_state. If `tag` is None and LOAD_DIR
+        contains no file `latest`, warns and returns (None, None).
 
         load_module_strict: if False, some parameters, but not all, may be missing in
           the checkpoint or in the model. One warning names them.
         load_optimizer_states: if False, loads only weights and the saved masters.
-          Moments and the number of applied steps begin anew, and so does the
-          configuration's schedule.
-        load_module_only: does the same, and does not change the engine's counters.
+          Moments, the number of applied steps and the configuration's schedule begin
+          anew.
+        load_module_only: if True, acts like load_optimizer_states=False, and does not
+          change the engine's counters.
 
         Raises the errors of thinwire.load(), Unavailable for `custom_load_fn`, and
-        InvalidArgument for tags that differ from rank to rank. A directory of DeepSpeed
-        is refused with the command that converts it.
+        InvalidArgument for tags that differ from rank to rank. A directory that
+        DeepSpeed wrote is refused, and the error names the command that converts it.
         """
         root = self._checkpoints.find_tagged(
             load_dir, tag, bool(load_module_strict), custom_load_fn
@@ -534,9 +541,9 @@ class Engine(ModuleView):
         exclude_frozen_parameters: bool = False,
     ) -> bool:
         """Writes the module's state_dict() with torch.save(), in the parameters'
-        precision. Collective; rank 0 writes. With a model-parallel group rank N of it
-        writes its part to SAVE_DIR/mp_rank_NN/. Returns True. Raises Unavailable on all
-        ranks if rank 0's file cannot be written.
+        precision. Collective; rank 0 writes. Rank N of a model-parallel group writes
+        its part to SAVE_DIR/mp_rank_NN/. Returns True. Raises Unavailable on all ranks
+        if rank 0 cannot write the file.
         """
         self._checkpoints.save_16bit(
             save_dir,
@@ -596,7 +603,8 @@ class Engine(ModuleView):
     def set_full_parameter(
         self, parameter: torch.Tensor | str, value: torch.Tensor
     ) -> None:
-        """Sets the master and, rounded to its dtype, the parameter.
+        """Sets the fp32 master to `value`, and the parameter to `value` in its own
+        dtype.
 
         Collective with ZeRO, lean 1-bit Adam and a leader per host, otherwise local. All
         ranks pass the same value. Local steps since the last exchange are discarded.
@@ -625,10 +633,10 @@ class Engine(ModuleView):
         self._values.set_full_gradient(parameter, value)
 
     def full_state(self, parameter: torch.Tensor | str, key: str) -> torch.Tensor:
-        """Returns a copy of a parameter's part of the optimizer's array `key`.
+        """Returns a copy of the optimizer's state `key` for one parameter.
 
         The copy is fp32 and has the parameter's shape. `key` is "exp_avg" or
-        "exp_avg_sq". An optimizer of torch that makes its own steps has its own keys.
+        "exp_avg_sq". A torch optimizer that makes its own steps uses other keys.
         Collective with ZeRO and a leader per host, otherwise local.
 
         Raises InvalidArgument for a key that the optimizer's present stage lacks: after
@@ -639,8 +647,8 @@ class Engine(ModuleView):
     def set_full_state(
         self, parameter: torch.Tensor | str, key: str, value: torch.Tensor
     ) -> None:
-        """Sets a parameter's part of a state. Only with ZeRO, and collective: all ranks
-        pass the same value.
+        """Sets the optimizer's state `key` for one parameter. Only with ZeRO, and
+        collective: all ranks pass the same value.
 
         Raises InvalidArgument like set_full_parameter(), and for a value that is not
         finite or a negative exp_avg_sq.
@@ -651,9 +659,10 @@ class Engine(ModuleView):
         """Returns the factors by which the last step multiplied the learning rates.
         Local.
 
-        There is one per parameter, in the engine's order. They are LAMB's trust ratios
-        or, in compressed steps of 1-bit LAMB, its scaling coefficients. They are 0
-        before the first step, and empty unless the optimizer is LAMB or 1-bit LAMB.
+        The list holds one factor per parameter, in the engine's order. The factors are
+        trust ratios or, in compressed steps of 1-bit LAMB, scaling coefficients. Before
+        the first step they are 0. The list is empty unless the optimizer is LAMB or
+        1-bit LAMB.
         """
         return self._training.made.lamb_coeffs()
 
@@ -661,8 +670,8 @@ class Engine(ModuleView):
         """Returns the bytes that this rank holds. Local.
 
         The keys are parameters, gradients, states, buckets, other, and peak, the
-        largest sum of them so far. All memory that this thread made counts, so another
-        engine of the same thread does, too. Activations do not count.
+        largest sum of them so far. All memory that this thread allocated counts,
+        including that of the thread's other engines. Activations do not count.
         """
         use = _core.memory_use()
         for kind, size in self._training.link.use.items():
@@ -684,13 +693,13 @@ class Engine(ModuleView):
         """Returns this rank's share of `dataset` in batches. Local.
 
         Batches have train_micro_batch_size_per_gpu samples unless `batch_size` is
-        given. They are shuffled with seed 0, in the same order in every epoch unless
+        given. Samples are shuffled with seed 0, in the same order in every epoch unless
         `loader.sampler.set_epoch()` is called. With a route other than "train" they are
-        not shuffled. All ranks have the same number. `data_sampler` chooses the samples
-        instead.
+        not shuffled. All ranks have the same number of batches. If `data_sampler` is
+        given, it chooses the samples.
 
-        Raises InvalidArgument for a dataset or size that cannot be divided, such as
-        fewer samples than ranks.
+        Raises InvalidArgument for a dataset or size that cannot be divided, such as a
+        dataset with fewer samples than ranks.
         """
         if batch_size is None:
             batch_size = self.train_micro_batch_size_per_gpu()
@@ -752,21 +761,21 @@ class Engine(ModuleView):
             if not isinstance(error, CommFailure):
                 raise lost from error
 
-    # ---- values by DeepSpeed's names; all of it is local
+    # ---- values under DeepSpeed's names; all these calls are local
 
     def gradient_accumulation_steps(self) -> int:
         """Returns the number of backwards per step."""
         return self._batch[2]
 
     def train_batch_size(self) -> int:
-        """Returns the samples per step of all ranks; 0 if the configuration has no
-        number.
+        """Returns the number of samples per step on all ranks, or 0 if it is not
+        configured.
         """
         return self._batch[0]
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Returns the samples per backward of one rank; 0 if the configuration has no
-        number.
+        """Returns the number of samples per backward on one rank, or 0 if it is not
+        configured.
         """
         return self._batch[1]
 
@@ -816,7 +825,7 @@ class Engine(ModuleView):
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Returns whether step() after the latest backward is at a boundary. Before a
-        window, the answer is for its first backward.
+        window, the answer applies to the window's first backward.
         """
         return self._training.native.is_boundary
 
@@ -854,8 +863,8 @@ class Engine(ModuleView):
         return self._training.config.steps_per_print
 
     def optimizer_name(self) -> str:
-        """Returns a name such as "adam" or "onebit_adam". For a client optimizer this
-        is the name of its class.
+        """Returns a name such as "adam" or "onebit_adam". For a client optimizer,
+        returns the name of its class.
         """
         client = self._training.client
         if client is not None:
@@ -868,7 +877,7 @@ set_refusals(Engine)
 
 @contextmanager
 def _interrupts_afterwards() -> Iterator[None]:
-    """Calls Python's handler of SIGINT, if there is one, at the end of the block."""
+    """Delays SIGINT to the end of the block, if Python has a handler of SIGINT."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(handler):

@@ -20,11 +20,12 @@ _GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", *_native.FIXED_KEYS, _nativ
 
 
 def groups_of(model: torch.nn.Module, model_parameters: Any) -> Groups:
-    """Returns groups of the model's parameters. Local. Groups are given as tensors,
-    (name, tensor) pairs or dicts like those of torch.optim. None means all parameters
-    of the model. Given dicts do not change.
+    """Returns groups of the model's parameters. Local. `model_parameters` holds
+    tensors, (name, tensor) pairs or dicts as in torch.optim. None means all parameters
+    of the model. The caller's dicts do not change.
 
-    Raises InvalidArgument and TypeError naming the value that is not of the model.
+    Raises InvalidArgument for a tensor that is no parameter of the model, and TypeError
+    for values of another type.
     """
     if model_parameters is None:
         model_parameters = model.parameters()
@@ -62,7 +63,7 @@ def trainable(groups: Groups) -> list[Place]:
     groups.
 
     Raises InvalidArgument naming a parameter that an engine cannot train, and
-    FailedPrecondition if there is none.
+    FailedPrecondition if no parameter requires a gradient.
     """
     places = list(_parameters.distinct(groups))
     for place in places:

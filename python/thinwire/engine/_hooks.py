@@ -23,12 +23,14 @@ FOREIGN = (
 
 
 class Link:
-    """Data that the tensors' hooks share, because tensors may outlive the engine."""
+    """Data that the hooks of parameters share, because parameters may outlive the
+    engine.
+    """
 
     def __init__(self, core: Core, memory: EngineMemory) -> None:
         self.core, self.memory = core, memory
         self.use: dict[str, int] = {}
-        """Bytes that the C++ side holds for calls of hooks on another thread."""
+        """Bytes that C++ holds for the thread on which autograd calls the hooks."""
         self.in_backward = False
         self.has_foreign_gradients = False
         self._taken: set[int] = set()
@@ -49,7 +51,7 @@ class Link:
 
     def cancel(self) -> None:
         self.in_backward = False
-        if not self.memory.keeps_gradients:  # the refused parameter
+        if not self.memory.keeps_gradients:  # the refused parameter still has one
             for parameter in self.memory.parameters:
                 parameter.grad = None
 
@@ -65,7 +67,7 @@ class Link:
             self.core.gradient_ready(index)
 
     def _may_take(self, index: int) -> bool:
-        """Returns whether the gradient is one of the engine's backward."""
+        """Returns whether the gradient was computed by a backward() of the engine."""
         if not self.in_backward:
             self.has_foreign_gradients = True
             return False
@@ -96,7 +98,7 @@ def _hand_over(link: weakref.ref[Link], index: int) -> Callable[[torch.Tensor], 
 def _require_dense(
     link: weakref.ref[Link], name: str
 ) -> Callable[[torch.Tensor], None]:
-    # Otherwise autograd would silently add a sparse gradient to a dense one.
+    # Without this hook, autograd would silently add a sparse gradient to a dense one.
     def hook(gradient: torch.Tensor) -> None:
         if link() is not None:
             require_dense(name, gradient)

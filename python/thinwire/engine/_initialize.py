@@ -39,40 +39,45 @@ def initialize(
     """Makes an Engine for a model and a configuration. Collective.
 
     The arguments are in DeepSpeed's order. Returns the engine, its optimizer, the
-    loader of `training_data` and the scheduler. Each of the last two is None if it does
-    not exist.
+    loader of `training_data` and the scheduler. The loader or the scheduler is None if
+    it does not exist.
 
-    args: may have deepspeed_config, a path, and local_rank.
-    optimizer: one of Thinwire's or torch's, or a callable that makes one from the
-      parameters. Thinwire's, torch.optim.Adam and AdamW become the engine's. An
-      optimizer of Thinwire's is closed, even if a later check raises. Other optimizers
-      of torch make their own steps with exact averages, without ZeRO.
+    args: an object that may have the attributes deepspeed_config, a path, and
+      local_rank.
+    optimizer: a Thinwire or torch optimizer, or a callable that makes one from the
+      parameters. The engine takes over the settings of Thinwire optimizers,
+      torch.optim.Adam and AdamW. A Thinwire optimizer is closed, even if a later check
+      raises. Other torch optimizers make their own steps with exact averages, without
+      ZeRO.
     model_parameters: parameters or groups of the model. Other parameters are not
-      trained. If a group names a process group as expert_group, only its ranks hold and
-      average it. Parameters with the attribute allreduce=False, and groups with a true
-      `moe`, are experts too. Their process group is
-      mpu.get_expert_data_parallel_group(), or that of DeepSpeed if it is loaded.
-      Otherwise they are refused.
+      trained. If a group of parameters names a process group as expert_group, only
+      ranks of the process group hold and average these parameters. Parameters with the
+      attribute allreduce=False, and groups with a true `moe`, are also experts. They
+      use mpu.get_expert_data_parallel_group() or, if DeepSpeed is loaded, its process
+      group; without either, they are refused.
     training_data: dataset that is divided among the ranks in micro-batches.
-    lr_scheduler: a scheduler of torch's, or a callable that makes one from the engine's
-      optimizer. It replaces the configuration's, and every applied engine.step()
-      advances it.
+    lr_scheduler: a torch scheduler, or a callable that makes one from the engine's
+      optimizer. The scheduler replaces the configuration's schedule, and every applied
+      engine.step() advances the scheduler.
     mpu: object for model parallelism. Ranks of mpu.get_data_parallel_group() hold the
-      same parameters and average gradients. Without mpu and process_group, parameters
-      with a true attribute model_parallel or tensor_model_parallel are refused. Ranks
-      of mpu.get_model_parallel_group(), if it exists, hold a model together, are
-      clipped by one norm and skip steps together. A parameter that several of them hold
-      alike counts once in the norm, unless it has one of these attributes.
-    dist_init_required: whether to initialize torch.distributed. With None, this happens
-      under torchrun, or if a launcher has started several ranks, unless it is initialized
-      already. With False, it never happens.
-    config: a path, a dict or a thinwire.Config; config_params is its old name.
-    process_group: the argument of Thinwire's optimizers; DeepSpeed does not have it.
+      same parameters and average gradients. If neither mpu nor process_group is given,
+      parameters with a true attribute model_parallel or tensor_model_parallel are
+      refused. Ranks of mpu.get_model_parallel_group(), if that method exists, together
+      hold one model, clip by one norm and skip the same steps. A parameter that several
+      of these ranks hold alike counts once in the norm, unless it has one of these
+      attributes.
+    dist_init_required: whether to initialize torch.distributed. None initializes it
+      under torchrun, or if a launcher has started several ranks, unless it is already
+      initialized. False never initializes it.
+    config: a path, a dict or a thinwire.Config; config_params is the old name of this
+      argument.
+    process_group: the same as for Thinwire's optimizers; DeepSpeed has no such
+      argument.
 
     Raises InvalidArgument and TypeError naming the argument or key, Unavailable for
     features that Thinwire lacks, and FailedPrecondition if there is nothing to train.
-    If one rank raises, all do, and nothing of the model has changed. torch.distributed
-    may have been initialized.
+    If one rank raises, all ranks raise. The model is then unchanged, but
+    torch.distributed may have been initialized.
     """
 
     def source() -> Source:

@@ -10,7 +10,7 @@ import torch
 
 
 class ModuleView(torch.nn.Module):
-    """Has the parameters, states and attributes of its `module`."""
+    """Exposes the parameters, states and attributes of its `module`."""
 
     module: torch.nn.Module
 

@@ -37,14 +37,14 @@ from ._unavailable import refusal
 from ._values import Values
 from .leaders import Core
 
-# In states: the rates of groups that do not follow a schedule, otherwise NaN.
+# Key in states: the rate of each group that was set by hand, and NaN for other groups.
 _BY_HAND = "engine_learning_rates"
 
 
 class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     """A torch.optim.Optimizer whose param_groups take effect, although the engine makes
-    the steps. A learning rate, weight decay or mask that the program writes there
-    applies from the next step on.
+    the steps. A learning rate, weight decay or mask that the program writes into a
+    group applies from the next step on.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     def begin(
         self, values: Values, backward: Callable[..., Any], has_own_schedule: bool
     ) -> None:
-        """Takes the values of the finished engine, and its method backward().
-        `has_own_schedule` is whether the program sets rates. Local.
+        """Connects the optimizer to the finished engine. `has_own_schedule` says
+        whether the program has a scheduler that sets rates. Local.
         """
         self._values = weakref.ref(values)
         self._backward = weakref.WeakMethod(backward)
@@ -94,7 +94,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         parameter = self._parameters[number]
         is_collective = training.is_sharded or training.hosts is not None
         if is_collective or not parameter.requires_grad:
-            return None  # Engine.full_state() has it
+            return None  # use Engine.full_state() instead
         try:
             return self._whole.full_state(parameter, key)
         except InvalidArgument:
@@ -102,7 +102,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raises FailedPrecondition for an attribute that is missing or read-only, such
-        as freeze_step, because nobody would use the value.
+        as freeze_step, because nothing would read the value.
         """
         members = self.__dict__
         of_class = getattr(type(self), name, None)
@@ -137,7 +137,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state, or with ZeRO this rank's part of it. Local. For files use
         Engine.save_checkpoint(). The keys cur_scale, dynamic_loss_scale, overflow and
-        clip_grad are DeepSpeed's; a load ignores them.
+        clip_grad exist for DeepSpeed's users; load_state_dict() ignores them.
         """
         training = self._made
         core = training.native
@@ -165,11 +165,11 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         Collective with ZeRO, lean 1-bit Adam or a leader per host.
 
         The configuration's schedule continues from the state's number of steps, except
-        for groups whose rate the program has written. Without a schedule, rates are
-        those of the state.
+        for groups whose rate the program has written. Without a schedule, rates come
+        from the state.
 
         Raises InvalidArgument for another optimizer's state, and CorruptCheckpoint if a
-        part does not fit.
+        part of the state does not fit.
         """
         training = self._made
         core = training.native
@@ -207,7 +207,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         ]
 
     def _take_rates(self, rates: list[float], by_hand: torch.Tensor | None) -> None:
-        # Otherwise the next step would treat the state's rates as set by hand.
+        # Without this update, the next step would treat the state's rates as set by
+        # hand.
         follows_schedule = not self._made.config.schedule.is_constant
         self._by_hand.clear()
         self._seen = list(rates if follows_schedule else self._bases)
@@ -223,11 +224,11 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         report = self._made.report
         return report is not None and report.at_boundary and not report.applied
 
-    # ---- names of DeepSpeed's FP16 wrappers; those that have no meaning here raise
+    # ---- members of DeepSpeed's FP16 wrappers; a member without a meaning here raises
 
     @property
     def custom_loss_scaler(self) -> bool:
-        """Always False, because the engine has the loss scale."""
+        """Always False, because the engine manages the loss scale."""
         return False
 
     @property
@@ -237,7 +238,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     @property
     def loss_scale(self) -> float:
         """Factor on the next loss. Setting it is collective and allowed between two
-        windows. A dynamic scale continues from it.
+        windows. A dynamic scale continues from the new value.
 
         Setting raises FailedPrecondition unless parameters are float16. It raises
         InvalidArgument outside the scale's limits and if ranks set different values,
@@ -273,8 +274,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
     @property
     def optimizer(self) -> EngineOptimizer:
-        """This object, which has the names of DeepSpeed's wrapper and of its inner
-        optimizer.
+        """This object, which acts as both DeepSpeed's wrapper and the optimizer inside
+        it.
         """
         return self
 
@@ -296,8 +297,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         """Sets the learning rate of every group from the next step on, like writing it
         into param_groups. Local; all ranks must make the same call.
 
-        Raises TypeError if the rate is not a number, and InvalidArgument unless finite,
-        >= 0.
+        Raises TypeError if the rate is not a number, and InvalidArgument unless it is
+        finite and >= 0.
         """
         rate = rate_of("lr", lr)
         for group in self.param_groups:
@@ -310,8 +311,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     def backward(
         self, loss: torch.Tensor, create_graph: bool = False, retain_graph: bool = False
     ) -> None:
-        """Runs Engine.backward(): it scales the loss, but leaves its division by
-        gradient_accumulation_steps to the caller.
+        """Runs Engine.backward(), which scales the loss. The caller divides the loss by
+        gradient_accumulation_steps.
 
         Raises Unavailable for `create_graph`.
         """
@@ -340,7 +341,7 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     @property
     def fp32_groups(self) -> list[list[torch.Tensor]]:
         """Copies of the masters of each group, in fp32. Collective like
-        Engine.full_parameter(). Writing into them has no effect: use
+        Engine.full_parameter(). Writing into the copies has no effect: use
         engine.set_full_parameter().
         """
         values = self._whole
@@ -356,7 +357,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     # ---- called by the engine
 
     def tell_rates(self, core: Core) -> None:
-        """Passes on values that were written since the last step. Local, before a step.
+        """Passes on the settings that were written into groups since the last step.
+        Local, before a step.
 
         Raises FailedPrecondition naming a setting that cannot change, and the errors of
         Settings.apply() for an invalid rate, decay or mask.
@@ -386,8 +388,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
                 set_rate(group, rate)
 
     def loaded(self, core: Core, scalars: dict[str, Any]) -> None:
-        """Takes the rates of a loaded checkpoint. `scalars` has those set by hand.
-        Local.
+        """Takes the rates of a loaded checkpoint. `scalars` contains the rates set by
+        hand. Local.
         """
         self._by_hand.clear()
         if self._settings is None:
@@ -401,7 +403,8 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
                 set_rate(group, self._seen[number])
 
     def _loaded_client(self, core: Core) -> None:
-        # Its groups are those of the state. A schedule of the configuration continues.
+        # Loading has replaced the client's groups. A schedule of the configuration
+        # continues.
         for number, group in enumerate(self.param_groups):
             self._seen[number] = core.learning_rate(number)
             if not self._made.config.schedule.is_constant:
@@ -453,7 +456,7 @@ class ConfigSchedule:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns an empty dict: the engine has the number of applied steps."""
+        """Returns an empty dict, because the engine saves the number of applied steps."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -34,13 +34,13 @@ _OTHER_TYPES = {
     torch.uint64: ("U64", torch.int64),
     torch.complex64: ("C64", torch.int64),
 }
-"""Types that the C++ side lacks: names in files, and types that carry their bytes."""
+"""Types that C++ lacks, with names in files and the types that carry their bytes."""
 
 
 class ModuleOthers:
-    """Untrained parameters, persistent buffers, and additional names of tensors. They
-    are dense and of a type that files support. A tensor is saved under its first name
-    in the order of registration, parameters before buffers.
+    """Untrained parameters, persistent buffers, and additional names of tensors. The
+    tensors are dense and of a type that files support. A tensor is saved under its
+    first name in the order of registration, parameters before buffers.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ModuleOthers:
             if id(tensor) in self._trained:
                 continue  # it is saved with the optimizer's states
             if not _is_known(tensor):
-                names[id(tensor)] = ""  # its other names are skipped too
+                names[id(tensor)] = ""  # so that its other names are skipped
                 self._unknown.append(name)
                 continue
             tensors.append((name, list(tensor.shape), *self._flat(tensor)))
@@ -127,12 +127,12 @@ def _is_known(tensor: torch.Tensor) -> bool:
     return (
         _is_dense(tensor)
         and (tensor.dtype in _TYPES or tensor.dtype in _OTHER_TYPES)
-        and not hasattr(tensor, "__tensor_flatten__")  # made of several tensors
+        and not hasattr(tensor, "__tensor_flatten__")  # one made of several tensors
     )
 
 
 class ModuleBuffers:
-    """Dense buffers. If several names share one, only the first name counts."""
+    """Dense buffers of a module. If a buffer has several names, only the first counts."""
 
     def __init__(self, module: torch.nn.Module, comm: _core.Communicator) -> None:
         """Raises InvalidArgument on all ranks if their buffers differ. Collective."""
@@ -149,9 +149,9 @@ class ModuleBuffers:
         comm.require_same("the module's buffers", "".join(lines))
 
     def convert(self, dtype: torch.dtype) -> list[str]:
-        """Converts persistent fp32 buffers, and returns their names. Local. Other
-        buffers are tables that the program computes, such as those of a rotary
-        embedding.
+        """Converts persistent fp32 buffers, and returns their names. Local.
+        Non-persistent buffers do not change, because they are tables that the program
+        computes, such as rotary embeddings.
         """
         names = []
         for path, (owner, name) in self._buffers.items():
@@ -164,8 +164,8 @@ class ModuleBuffers:
     @torch.no_grad()
     def make_equal(self, how: _core.Buffers) -> None:
         """Makes buffers equal on all ranks, unless `how` is as_they_are. Collective if
-        there are any. Integers, flags and complex numbers always become rank 0's. Means
-        are computed in float64 and in rank order.
+        there are any. Integers, flags and complex numbers are always copied from rank
+        0. Means are computed in float64 and in rank order.
         """
         if self._comm.size == 1 or how == _core.Buffers.as_they_are:
             return

@@ -49,7 +49,7 @@ class Progress:
         self._noted_loss = True
 
 
-# DeepSpeed's names. The x axis counts samples.
+# Names from DeepSpeed, where the x axis counts samples.
 _LOSS, _RATE, _SCALE = (
     f"Train/Samples/{name}" for name in ("train_loss", "lr", "loss_scale")
 )
@@ -57,7 +57,9 @@ _NUMBERS = (bool, int, float)
 
 
 class Monitoring:
-    """Passes reports, and this rank's mean loss since the last one, to the monitors."""
+    """Passes each report to the monitors, with this rank's mean loss since the last
+    report.
+    """
 
     def __init__(self, monitors: list[Monitor]) -> None:
         self._monitors = monitors

@@ -65,7 +65,7 @@ class Checkpoints:
         frozen: bool,
         own: tuple[Counts, Any],
     ) -> None:
-        """Implements Engine.save_checkpoint(). `own` is that of save()."""
+        """Implements Engine.save_checkpoint(). `own` is the argument `own` of save()."""
 
         def checked() -> tuple[str, str]:
             require_tag(tag)
@@ -156,7 +156,7 @@ class Checkpoints:
     def save_16bit(
         self, save_dir: Any, filename: str, state: Callable[[], dict[str, Any]]
     ) -> None:
-        """Writes the result of `state` with torch.save(), on rank 0."""
+        """Writes the result of state() with torch.save(), on rank 0."""
 
         def write() -> str:
             folder = self._in_part(path_of("save_dir", save_dir))
@@ -169,7 +169,9 @@ class Checkpoints:
     # ---- parts of a model that several ranks hold together
 
     def _in_part(self, folder: str) -> str:
-        """Returns the folder of this rank's part, or `folder` if it holds the whole."""
+        """Returns the folder of this rank's part, or `folder` if this rank holds the
+        whole model.
+        """
         together = self._together
         if together is None or together.size == 1:
             return folder
@@ -193,14 +195,14 @@ class Checkpoints:
         options: _core.SaveOptions,
         own: tuple[Counts, Any],
     ) -> Saved:
-        """Writes ROOT/step-<steps>. `own` has the engine's counts, and the program's
-        scheduler if there is one.
+        """Writes ROOT/step-<steps>. `own` holds the engine's counts, and the program's
+        scheduler or None.
         """
         training = self._training
         core = training.made
 
         def check() -> None:
-            if training.backwards == 0:  # otherwise the engine refuses, on all ranks
+            if training.backwards == 0:  # inside a window, core.save() raises
                 training.require_same_parameters(at_start=True)
                 training.take_in_edits()
             self._optimizer.tell_rates(core)
@@ -224,9 +226,9 @@ class Checkpoints:
     def load(
         self, path: str, options: _core.LoadOptions, counts: bool, scheduler: Any
     ) -> tuple[LoadReport, dict[str, Any], Counts] | None:
-        """Loads the newest checkpoint, if there is one. Returns its client_state and,
-        if `counts`, the engine's counts. If `scheduler` is not None, it receives its
-        saved state.
+        """Loads the newest checkpoint, or returns None if there is none. Returns the
+        report, the client_state and, if `counts`, the engine's counts. A `scheduler`
+        other than None receives the saved state.
         """
         training, rank = self._training, self._comm.rank
         samples = training.config.batch(self._comm.size)[0]
@@ -242,7 +244,7 @@ class Checkpoints:
             if scheduler is not None:
                 scheduler_state_in(found)
 
-        # Otherwise a relocated parameter would overwrite the loaded values.
+        # Without this call, a relocated parameter would overwrite the loaded values.
         agreed(self._comm, training.memory.make_writable)
         found = training.made.resume(path, options, accept=accept)
         if found is None:
@@ -299,7 +301,7 @@ class Checkpoints:
 
 LATEST = "latest"
 _PART = "mp_rank_"
-"""Prefix of the names of directories with parts of a model."""
+"""Prefix of directory names for parts of a model."""
 _MOST_BYTES = 200
 
 
@@ -353,9 +355,9 @@ def read_latest(directory: str | os.PathLike[str]) -> str:
 
 
 def refuse_tagged(directory: str) -> None:
-    """Raises InvalidArgument if directories within this one have checkpoints. Local."""
+    """Raises InvalidArgument if subdirectories of this one contain checkpoints. Local."""
     root = os.path.abspath(directory)
-    holders: dict[str, str] = {}  # by directory of a tag
+    holders: dict[str, str] = {}  # keyed by the directory of a tag
     for within in ("*", f"*/{_PART}*"):
         below = os.path.join(glob.escape(root), within, "step-*", "manifest.json")
         for path in sorted(glob.iglob(below)):
@@ -378,8 +380,8 @@ def refuse_tagged(directory: str) -> None:
 
 
 def refuse_foreign(directory: str) -> None:
-    """Raises InvalidArgument if DeepSpeed wrote this directory, or a script converted its
-    states to it. Local.
+    """Raises InvalidArgument if DeepSpeed wrote this directory, or if the directory
+    contains states converted from DeepSpeed. Local.
     """
     if os.path.exists(os.path.join(directory, "optimizer.safetensors")):
         raise InvalidArgument(

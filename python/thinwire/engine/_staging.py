@@ -20,14 +20,16 @@ _ALIGNMENT = 64
 
 
 class StagedEngineMemory(StagedMemory, EngineMemory):
-    """EngineMemory on a device, which releases gradients that were copied."""
+    """EngineMemory for parameters on a device, with gradients that are released once
+    copied.
+    """
 
     _added_up: list[int | None]
     """Addresses of the window's gradients on the device."""
 
     @torch.no_grad()
     def attach_parameters(self) -> None:
-        """Gives parameters the dtypes of the arrays. Called once."""
+        """Converts parameters to the dtypes of the arrays. Called once."""
         for parameter, view in zip(self.parameters, self._values, strict=True):
             parameter.grad = None
             if parameter.dtype != view.dtype:
@@ -35,8 +37,8 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
         self.note_gradients()
 
     def require_gradients(self, at_start: bool) -> None:
-        """Checks that the device has no gradients other than those that accumulate
-        there in this window. At its start there are none.
+        """Checks that the device holds only gradients that accumulate in this window,
+        and none at its start.
 
         Raises FailedPrecondition naming a gradient that was removed, replaced or set.
         """
@@ -62,7 +64,7 @@ class StagedEngineMemory(StagedMemory, EngineMemory):
 
 
 class StagedLink(Link):
-    """Copies each gradient to the host, and passes on those that have arrived."""
+    """Copies each gradient to the host, and passes it to C++ when it has arrived."""
 
     memory: StagedEngineMemory
 
@@ -72,9 +74,9 @@ class StagedLink(Link):
         super().__init__(core, memory)
         self._is_boundary = True
         narrow = memory.params.dtype
-        # If gradients are added up in the parameters' dtype, the device adds them up
-        # with the same result as C++. If 16-bit gradients are added up in fp32, they
-        # are passed on after each backward.
+        # The device can add up gradients in the parameters' dtype with the same result
+        # as C++. 16-bit gradients that are added up in fp32 go to C++ after each
+        # backward.
         self._adds_up = memory.keeps_gradients and (
             narrow == torch.float32 or config.accumulation_dtype != _core.DType.float32
         )
@@ -140,7 +142,7 @@ class StagedLink(Link):
             return self.memory.gradient_view(index)
         while (view := self._ring.place(gradient)) is None:
             event = self._pending[0][2]
-            assert event is not None  # otherwise it was passed on at once
+            assert event is not None  # _hand_over() never waits without an event
             event.synchronize()
             self._hand_over()
         return view
@@ -176,8 +178,8 @@ class Ring:
         self._ends: collections.deque[int] = collections.deque()
 
     def place(self, like: torch.Tensor) -> torch.Tensor | None:
-        """Returns an array for a tensor like `like`, or None if there is no room until
-        free().
+        """Returns an array with the shape and dtype of `like`, or None if there is no
+        room until the next free().
         """
         if not self._ends:
             self._begin = self._end = 0

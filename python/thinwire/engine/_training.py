@@ -47,13 +47,13 @@ class Training:
         owned: tuple[_core.Communicator, ...],
         parts: tuple[Core, EngineMemory, ModuleBuffers],
     ) -> None:
-        """Takes the results of make_parts(), and communicators that this object closes.
+        """Takes the results of make_parts(), and the communicators that close() closes.
         Local.
         """
         self.module, self.config, self.client = module, plan.config, plan.client
         self.comm = comm
         self.together = together
-        """Ranks that hold one model together, by the mpu."""
+        """Ranks that together hold one model, according to the mpu."""
         self.hosts = hosts
         """Ranks of this host if their leader makes the steps."""
         self.native, self.memory, self.buffers = parts
@@ -63,10 +63,12 @@ class Training:
         self.backwards = 0
         """Number of backwards since the last boundary."""
         self.is_behind = False
-        """Whether ranks differ, by local steps since the last exchange."""
+        """Whether parameters differ between ranks after local steps since the last
+        exchange.
+        """
         self.marks = self.memory.marks() if undoes_edits(plan.config) else None
-        """Hashes of the parameters that a step would overwrite from other memory; None if
-        it does not.
+        """Hashes of the parameters, or None unless a step overwrites parameters from
+        other memory.
         """
         self.link = link_for(self.native, self.memory, plan.config)
         parameters, names = self.memory.parameters, self.memory.names
@@ -125,7 +127,7 @@ class Training:
             raise FailedPrecondition(_INSIDE)
         if self.is_behind:
             raise FailedPrecondition(_BETWEEN_EXCHANGES)
-        self.native.read_masters(True)  # of the written values
+        self.native.read_masters(True)  # makes masters from the written values
         self.marks.remember()
 
     def written(self, is_behind: bool) -> None:

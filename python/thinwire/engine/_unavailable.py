@@ -53,7 +53,7 @@ def refusal(name: str, why: str) -> Callable[..., NoReturn]:
 
 
 def set_refusals(owner: type[object]) -> None:
-    """Gives a class a method for each of these features."""
+    """Adds the methods of these features to a class. Each of them raises Unavailable."""
     for feature, names in _FEATURES.items():
         for name in names:
             why = f"Thinwire has no {feature}{_CURES.get(name, '')}"

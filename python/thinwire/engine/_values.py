@@ -16,12 +16,12 @@ from ..errors import InvalidArgument
 from ._training import Training
 
 _BY_PARAMETER: weakref.WeakValueDictionary[int, Values] = weakref.WeakValueDictionary()
-"""Values by id() of their parameters, which live as long as they do."""
+"""Values by id() of each parameter. Values keep their parameters alive."""
 
 
 def values_of(parameter: torch.Tensor) -> Values:
     """Returns the values of the engine that trains `parameter`. Local. Raises
-    InvalidArgument if there is none.
+    InvalidArgument if no engine trains it.
     """
     values = _BY_PARAMETER.get(id(parameter))
     if values is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines whose native part is only on the first rank of a host, the leader."""
+"""Engines on hosts where only the first rank, the leader, has a native engine."""
 
 from ... import _core
 from .core import LedCore

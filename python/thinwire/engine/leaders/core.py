@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native engine of a leader, in the view of all ranks of its host."""
+"""The native engine of a leader, as all ranks of its host see it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _TOLD = (
     *("loss_scale", "loss_factor", "steps", "skipped_steps"),
     *("phase", "freeze_step"),
 )
-"""Properties, with their values after the leader's last call."""
+"""Properties whose values the leader sends to its host with each result."""
 _OF_LEADER = (
     *("gradient_ready", "set_learning_rate", "set_weight_decay", "set_exp_avg_mask"),
     *("read_masters", "set_others"),
 )
-"""Calls that do nothing on followers."""
+"""Calls that do nothing on followers, which are the other ranks of the host."""
 _SHARED = (
     *("full_parameter", "full_gradient", "full_state"),
     *("set_full_parameter", "set_full_gradient", "set_full_state"),
     *("load_state_dict", "retain", "wait_for_save"),
 )
-"""Calls whose results all ranks of the host get."""
+"""Calls whose results all ranks of the host receive."""
 
 
 class LedCore:
-    """The members of _core.Engine on every rank of a host. The leader calls its own
-    engine; the others get its results, or its errors.
+    """Offers the members of _core.Engine on every rank of a host. The leader calls its
+    engine, and the followers receive the results or the errors.
 
-    Calls that are collective or local in _core.Engine are collective here, except those
-    of a backward, set_learning_rate() and read_masters(). The native engine sees one
-    backward per window.
+    Calls that are collective or local in _core.Engine are collective here, except the
+    calls of a backward, set_learning_rate() and read_masters(). The native engine sees
+    one backward per window.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LedCore:
         make: Callable[[_core.Communicator, _core.Config], _core.Engine],
     ) -> None:
         """Collective. `kinds` names the dtypes of the parameters. make() constructs the
-        leader's engine. Raises its errors on all ranks of the host. Raises
+        leader's engine, and its errors are raised on all ranks of the host. Raises
         InvalidArgument on all ranks if their parameters or configurations differ.
         """
         self.hosts = hosts
@@ -64,12 +64,13 @@ class LedCore:
         self._is_last = False
         self._in_evaluation = False
         self.backwards = 0
-        """Backwards that have ended since the last step at a boundary."""
+        """Number of backwards that have ended since the last step at a boundary."""
         self.has_sent = False
         """Whether gradients of this backward have been sent to the leader."""
         self._native: _core.Engine | None = None
         settings = _core.config_of_leaders(config, comm.size, hosts.size)
-        # The engines of the leaders compare these too, but followers have no engine.
+        # The engines of the leaders make this comparison as well, but followers have no
+        # engine.
         comm.require_same(
             "parameter layout and configuration",
             layout.describe() + kinds + config.describe() + config.describe_groups(),
@@ -203,7 +204,9 @@ class LedCore:
         own: dict[str, Any],
         options: _core.SaveOptions,
     ) -> SavedByLeader:
-        """Saves like _core.Engine. The leader's own values include those of its host."""
+        """Saves like _core.Engine. The leader saves the values `own` of all ranks of
+        its host.
+        """
         texts = self.hosts.inside.gather_texts(packed(own))
 
         def save() -> dict[str, Any]:
@@ -249,7 +252,7 @@ class LedCore:
         try:
             said["result"] = action()
         except CommFailure as error:
-            self.hosts.give_up(str(error))  # if the others do not know yet
+            self.hosts.give_up(str(error))  # in case the other ranks do not know yet
             raise
         except Exception as error:  # noqa: BLE001  followers must not wait
             failure = error

@@ -17,8 +17,8 @@ Made = tuple[torch.Tensor, torch.Event | None]
 
 
 class LedLink(StagedLink):
-    """Sums gradients in the device's process group, a bucket at a time, while backward
-    computes others. The leader then copies the sums to the host.
+    """Sums gradients in the device's process group, one bucket at a time, while
+    backward computes further gradients. The leader then copies the sums to the host.
 
     Buckets and their order are the same on all ranks, regardless of the order of
     gradients. A missing gradient counts as zero. Until a window's last backward,
@@ -38,7 +38,7 @@ class LedLink(StagedLink):
         if memory.staging.has_streams:
             self._sums = torch.Stream(memory.staging.device)
         self._added: dict[int, Made] = {}
-        """Sums of earlier backwards of the window, in fp32."""
+        """Gradient sums of the window's earlier backwards, in fp32."""
         self._forget()
 
     def _forget(self) -> None:
@@ -137,7 +137,7 @@ class LedLink(StagedLink):
                     self._copy(k, part.view(view.shape).to(view.dtype))
 
     def _part(self, k: int) -> torch.Tensor:
-        """Returns the gradient of this rank's window in the dtype of sums."""
+        """Returns this rank's gradient of the window, in the dtype of the sums."""
         value = self.memory._values[k]
         dtype = torch.float32 if self._in_fp32 else value.dtype
         parts = []

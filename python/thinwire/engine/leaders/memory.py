@@ -14,7 +14,7 @@ from ...comm.host_group import HostGroup
 from .._staging import StagedEngineMemory
 
 _BUCKET_BYTES = 25 << 20
-"""Bytes of one message of the device's group, unless one parameter is larger."""
+"""Most bytes per message in the device's group, unless one parameter is larger."""
 
 
 class LeaderMemory(StagedEngineMemory):
@@ -28,7 +28,7 @@ class LeaderMemory(StagedEngineMemory):
         self.require_added_up(at_start)
 
     def publish(self) -> None:
-        """Sends parameters to the device and the followers. Collective there."""
+        """Sends parameters to the device and the followers. Collective in the host."""
         super().publish()
         hand_back(self._hosts, self.parameters)
 
@@ -44,12 +44,12 @@ class FollowerMemory(LeaderMemory):
         dtype: torch.dtype,
         num_wide: int = 0,
     ) -> None:
-        """Local. The parameters get their dtypes by attach_parameters()."""
+        """Local. Later, attach_parameters() converts the parameters to their dtypes."""
         self._hosts = hosts
         self.parameters = list(parameters)
         self.names = layout.names
         self._offsets = layout.offsets
-        self.keeps_gradients = True  # so that no ring is allocated for them
+        self.keeps_gradients = True  # so that no ring is allocated for gradients
         self.staging = Staging(parameters[0].device)
         self.params = self.grads = torch.empty(0, dtype=dtype)
         self.wide_params = self.wide_grads = torch.empty(0)
@@ -78,8 +78,8 @@ class FollowerMemory(LeaderMemory):
 
 
 def buckets_of(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Returns lists of tensors that travel together, the last first. A list has tensors
-    of one dtype.
+    """Returns lists of indices of tensors that are sent together, starting with the
+    last tensor. The tensors of a list have one dtype.
     """
     buckets: list[list[int]] = []
     size = 0
