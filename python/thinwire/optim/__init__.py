@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers in torch's interface that average over the ranks themselves.
+"""Optimizers with torch's interface that do their own averaging over the ranks.
 
-`params` are tensors, (name, tensor) pairs or groups. They are float32, float16 or
-bfloat16. Parameters of one 16-bit dtype may be mixed with float32 ones. Parameters of
-16 bits get masters in fp32. Each parameter becomes a part of a flat array of its dtype,
-and its gradient a part of another. The size of files with a parameter or its model does
-not change. Parameters on devices other than the CPU stay there, and the arrays on the
-host have copies: see docs/guide/devices.md.
+`params` are tensors, (name, tensor) pairs or groups, of float32, float16 or bfloat16.
+Parameters of one 16-bit dtype, which get masters in fp32, may be mixed with float32
+parameters. Each parameter becomes part of a flat array of its dtype, and its gradient
+becomes part of another array. Files with a parameter or its model keep their size.
+Parameters on devices other than the CPU stay there, while the arrays on the host hold
+copies: see docs/guide/devices.md.
 
 Groups may set lr, betas, eps and weight_decay. With the low-bit optimizers they may
-also set exp_avg_mask, a tensor per parameter, in the parameter's shape or flat. It is 0
-for elements whose momentum is always 0. A single flat tensor may have all elements of a
-group. OnebitAdam accepts non_freeze too, and Lamb and OnebitLamb max_coeff and
-min_coeff. The keys lr, weight_decay and exp_avg_mask may change later. Every step reads
-them, and all ranks must set the same values. The script's masks stay in effect after a
-load.
+also set exp_avg_mask, a tensor per parameter, in the parameter's shape or flat. The
+mask is 0 for elements whose momentum is always 0. A single flat tensor may cover all
+elements of a group. OnebitAdam also accepts non_freeze, while Lamb and OnebitLamb
+accept max_coeff and min_coeff. The keys lr, weight_decay and exp_avg_mask may change
+later, because every step reads them; all ranks must set the same values. A load does
+not replace the script's masks.
 
 A group of experts, which not all ranks hold, names the process group of its ranks as
 expert_group. Its parameters begin with the values of the first of these ranks. The sum
 of their gradients over these ranks is exact, and is divided by the number of all ranks.
 LeanOnebitAdam and "deepspeed" semantics do not support experts. Parameters with the
-attribute allreduce=False, and groups with a true `moe`, are experts too. Their process
-group is deepspeed.mpu.get_expert_data_parallel_group(), or that of DeepSpeed if it is
-loaded. Parameters with a true attribute model_parallel or tensor_model_parallel need a
+attribute allreduce=False, and groups with a true `moe`, are also experts. They use
+deepspeed.mpu.get_expert_data_parallel_group() or, if DeepSpeed is loaded, its process
+group. Parameters with a true attribute model_parallel or tensor_model_parallel need a
 process group.
 
-help(CLASS) shows all keywords and their defaults, which are those of the C++ options.
+help(CLASS) shows all keywords, with the same defaults as the C++ options.
 
 state_dict() has torch's form, with moments in fp32. load_state_dict() keeps them in
 fp32, and accepts these states:
@@ -35,13 +35,13 @@ fp32, and accepts these states:
 * its own of any rank, with AdamW and Lamb, unless they have bits or low_rank
 * its own of rank 0 on any rank, except of an outer loop and of LeanOnebitAdam before its
   freeze. Residuals of other ranks then begin at 0, with one warning
-* with residuals="drop" that of any rank. Residuals then begin at 0 on every rank
+* with residuals="drop", its own of any rank. Residuals then begin at 0 on every rank
 * a state of torch.optim.Adam or AdamW, for the exact stage
 * an empty one, before the first step
 
 thinwire.save and thinwire.load carry states over any number of ranks. The betas, eps,
 max_coeff and min_coeff of a state replace those of the optimizer, as with torch. The
-log has a line for each value that differs.
+log contains a line for each value that differs.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class AdamW(_Optimizer):
 class Lamb(_Optimizer):
     """Exact LAMB (You et al., arXiv:1904.00962) on averaged gradients.
 
-    A parameter's step is as long as lr times its norm. Its trust ratio is clamped to
-    [min_coeff, max_coeff]. Memory is that of AdamW.
+    The step of a parameter is lr times as long as the parameter, because of a trust
+    ratio, which is clamped to [min_coeff, max_coeff]. Memory: as much as AdamW.
     """
 
     _kind = "Lamb"
@@ -101,22 +101,22 @@ class OnebitAdam(_Optimizer):
     element.
 
     freeze_step is a number of steps, "auto" or None. With "auto" the freeze happens
-    when the variance has settled within freeze_ratio. It happens after lr_warmup_steps,
-    and between min_freeze_step and max_freeze_step, which total_steps bounds. With
-    None, total_steps determines it.
+    when the variance has settled within freeze_ratio. The freeze follows
+    lr_warmup_steps and lies between min_freeze_step and max_freeze_step, which
+    total_steps bounds. With None, total_steps determines freeze_step.
 
-    warmup_bits are the bits per element in which exact steps average gradients, with
-    error feedback: 4, 8, or 0 for exactly. With None it is 8 if total_steps determines
-    freeze_step, otherwise 0. With 8 or 4 bits a quarter or an eighth of the bytes are
-    sent. Residuals of 4 + 4 / ranks bytes per parameter are allocated in the first
-    step.
+    warmup_bits is the number of bits per element in which exact steps average
+    gradients, with error feedback: 4, 8, or 0 for exact averages. None means 8 if
+    total_steps determines freeze_step, and 0 if not. With 8 or 4 bits, a step sends a
+    quarter or an eighth of the bytes. Residuals of 4 + 4 / ranks bytes per parameter
+    are allocated in the first step.
 
     With compressed_under_next_step the momentum travels while the next forward and
-    backward compute. Until it arrives, each rank moves its parameters by its own
-    momentum, so that they differ between ranks. synchronize() and `with
+    backward compute. Until the average arrives, each rank updates its parameters with
+    its own momentum, so that parameters differ between ranks. synchronize() and `with
     optimizer.evaluation():` make them equal.
 
-    Memory: 8 bytes per parameter, then 8.13 and 4 / ranks; 4 more with
+    Memory: 8 bytes per parameter, then 8.13 plus 4 / ranks; 4 more with
     compressed_under_next_step.
     """
 
@@ -131,17 +131,17 @@ class OnebitAdam(_Optimizer):
 class LeanOnebitAdam(_Optimizer):
     """1-bit Adam with low-bit state.
 
-    Exact steps are those of OnebitAdam, with moments and masters sharded over the
-    ranks. With warmup_bits, parameters travel in the same number of bits as gradients.
-    After the freeze it keeps denominators as codes of denominator_bits, 8 or 4, and
-    momentum as signs. Masters of bfloat16 parameters then keep only the 16 bits that
-    the parameters lack.
+    Exact steps compute the same as OnebitAdam, with moments and masters sharded over
+    the ranks. With warmup_bits, parameters travel in the same number of bits as
+    gradients. After the freeze, denominators are stored as codes of denominator_bits, 8
+    or 4, and momentum as signs. Masters of bfloat16 parameters then keep only the 16
+    bits that the parameters lack.
 
     Parameters are float32 or bfloat16. Before the freeze state_dict() differs from rank
     to rank, so use thinwire.save and thinwire.load.
 
-    Memory beside bfloat16 parameters: 12 / ranks bytes per parameter, then 5.15 and 2 /
-    ranks. Beside float32 parameters: 8 / ranks, then 3.15 and 2 / ranks.
+    Memory beside bfloat16 parameters: 12 / ranks bytes per parameter, then 5.15 plus 2
+    / ranks. Beside float32 parameters: 8 / ranks, then 3.15 plus 2 / ranks.
     """
 
     _kind = "LeanOnebitAdam"
@@ -161,9 +161,9 @@ class OnebitLamb(_Optimizer):
     Steps are exact up to freeze_step. Then ranks average momentum with one bit per
     element, and a factor adapts the trust ratios. The factor is within [factor_min,
     factor_max] and changes by at most factor_threshold per step. freeze_step and
-    warmup_bits are those of OnebitAdam.
+    warmup_bits mean the same as for OnebitAdam.
 
-    Memory: 8 bytes per parameter, then 12.26 and 4 / ranks.
+    Memory: 8 bytes per parameter, then 12.26 plus 4 / ranks.
     """
 
     _kind = "OnebitLamb"
@@ -181,12 +181,12 @@ class ZeroOneAdam(_Optimizer):
     exchange nothing. var_update_scaler is the number of updates of the variance after
     which the interval between them doubles. local_step_scaler is the number of steps
     after which the interval between exchanges doubles, up to local_step_clipper.
-    warmup_bits are the bits per element in which updates of the variance average
-    gradients: 4, 8, or 0 for exact averages. By default they are 4 with total_steps,
-    otherwise 0. Between exchanges parameters differ from rank to rank. synchronize()
+    warmup_bits is the number of bits per element in which updates of the variance
+    average gradients: 4, 8, or 0 for exact averages. The default is 4 with total_steps,
+    and 0 without. Between exchanges parameters differ from rank to rank. synchronize()
     and `with optimizer.evaluation():` make them equal.
 
-    Memory: 16 bytes per parameter, then 20, and 4 / ranks.
+    Memory: 16 bytes per parameter, then 20 plus 4 / ranks.
     """
 
     _kind = "ZeroOneAdam"
@@ -198,7 +198,8 @@ class ZeroOneAdam(_Optimizer):
 
 
 for _kind in (AdamW, Lamb, LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam):
-    # help() and inspect show this signature. Type checkers use those of the classes.
+    # help() and inspect show this signature. Type checkers use the signatures in the
+    # classes.
     setattr(_kind, "__signature__", names.signature(_kind._kind))  # noqa: B010
     _parts = [_kind.__doc__ or "", names.COMMON]
     if issubclass(_kind, (LeanOnebitAdam, OnebitAdam, OnebitLamb, ZeroOneAdam)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of other frameworks for parameters that not all ranks hold, and the
-objects (mpu) that know the ranks that do.
+"""Attributes by which other frameworks mark parameters that not all ranks hold, and the
+mpu objects that know the holders.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ def require_model_parallel(config: _core.Config) -> None:
 
 def counted_elsewhere(mpu: Any, experts: Experts, places: list[Place]) -> list[int]:
     """Returns the indices of parameters that earlier ranks of the tensor-parallel group
-    also hold, and count in the norm. That group is all or part of the model-parallel
-    group, over which the call is collective. `experts` makes communicators.
+    also hold, so that those ranks count them in the norm. The tensor-parallel group is
+    all or part of the model-parallel group, over which the call is collective.
+    `experts` makes communicators.
 
-    Parameters are alike if names, shapes and values are equal, unless one has a true
+    Parameters are the same if names, shapes and values are equal, unless one has a true
     attribute of SPLIT.
     """
     get = getattr(mpu, "get_tensor_model_parallel_group", None)
@@ -111,31 +112,34 @@ def require_group(parameters: Iterable[tuple[str, torch.Tensor]], cure: str) -> 
 
 
 def has_marked(group: dict[str, Any], of_all: bool = False) -> bool:
-    """Returns whether any parameter of the group, or all, are marked experts."""
+    """Returns whether any parameter of the group, or with `of_all` each, is a marked
+    expert.
+    """
     marks = map(is_expert, group["params"])
     return bool(group.get("moe")) or (all(marks) if of_all else any(marks))
 
 
 def find_experts(groups: Groups, mpu: Any, num_ranks: int) -> list[int]:
-    """Writes expert_group into groups of experts without it. Local. Parameters are
+    """Writes expert_group into groups of experts that lack it. Local. Parameters are
     experts if they have the attribute allreduce=False, or if their group has a true
-    `moe`. `mpu`, or DeepSpeed if it is loaded, knows their process group. Experts that
-    share a group with others become groups at the end. A single rank, which holds all
-    experts alone, does the same, so that states fit any number of ranks.
+    `moe`. `mpu`, or DeepSpeed if it is loaded, knows the process group. Experts in a
+    group with other parameters are split off into new groups at the end. A single rank,
+    which holds all experts, splits groups in the same way, so that states fit any
+    number of ranks.
 
-    Returns for each new group the number of the group that had its experts. Raises
+    Returns for each new group the number of the group that it was split from. Raises
     InvalidArgument naming an expert whose process group is unknown.
     """
     alone = _core.local_group(1, 60.0)[0] if num_ranks == 1 else None
     if alone is not None and all(has_marked(group, of_all=True) for group in groups):
-        return []  # some group must be without it
+        return []  # some group must be without expert_group
     changes: list[tuple[int, Groups]] = []
     for number, group in enumerate(groups):
         if group.get(KEY) is not None:
             continue
         tensors = group["params"]
         names = group.get("param_names", [str(k) for k in range(len(tensors))])
-        held: dict[Any, list[int]] = {None: []}  # indices by the naming object
+        held: dict[Any, list[int]] = {None: []}  # indices by name of the experts' group
         for k, tensor in enumerate(tensors):
             is_one = bool(group.get("moe")) or is_expert(tensor)
             named = getattr(tensor, "group_name", group.get("name"))

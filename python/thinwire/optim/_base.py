@@ -30,17 +30,18 @@ from ._options import number_of
 class _Optimizer(DeepSpeedNames, FlatOptimizer):
     """torch.optim.Optimizer whose step() communicates.
 
-    Gradients are those of this rank, and nothing else may average them. The
+    Each rank computes its own gradients, and nothing else may average them. The
     constructor, step(), synchronize(), evaluation(), add_param_group() and
-    set_max_grad_norm() are
-    collective: all ranks call them in the same order. `report` has the results of the
-    last step.
+    set_max_grad_norm() are collective: all ranks call them in the same order. `report`
+    holds the results of the last step.
     """
 
-    # With this, torch's GradScaler calls step() on every rank, even if one overflowed.
+    # With this flag, torch's GradScaler calls step() on every rank, even if one
+    # overflowed.
     _step_supports_amp_scaling = True
 
-    # A GradScaler sets these during a step; torch's checks whether they exist.
+    # A GradScaler sets these attributes during a step; torch's scaler checks whether
+    # they exist.
     grad_scale: float | torch.Tensor | None
     found_inf: torch.Tensor
     _found_inf_is_agreed = False
@@ -53,8 +54,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
 
     @property
     def totals(self) -> RunTotals:
-        """Traffic of this rank in this run, and what compression has saved. A run that
-        thinwire.resume() or load_state_dict() continues is one run. Local.
+        """Traffic of this rank in this run, and the bytes that compression saved. A run
+        that thinwire.resume() or load_state_dict() continues counts as one run. Local.
         """
         return self._notices.totals
 
@@ -62,9 +63,10 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         """Returns the factors by which the last step multiplied the learning rates.
         Local.
 
-        There is one per trained parameter, in their order. They are LAMB's trust ratios
-        or, in compressed steps of 1-bit LAMB, its scaling coefficients. They are 0
-        before the first step, and empty unless the optimizer is LAMB or 1-bit LAMB.
+        The list holds one factor per trained parameter, in order. The factors are trust
+        ratios or, in compressed steps of 1-bit LAMB, scaling coefficients. Before the
+        first step they are 0. The list is empty unless the optimizer is LAMB or 1-bit
+        LAMB.
         """
         return list(self._made.optimizer.lamb_coeffs())
 
@@ -72,8 +74,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         """Returns the bytes that this rank holds. Local.
 
         The keys are parameters, gradients, states, buckets, other, and peak, the
-        largest sum of them so far. All memory that this thread made counts, so another
-        optimizer of the same thread does, too. Activations do not count.
+        largest sum of them so far. All memory that this thread allocated counts,
+        including that of the thread's other optimizers. Activations do not count.
         """
         return _core.memory_use()
 
@@ -91,7 +93,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         """Sets the constructor argument of the same name, for callers that learn it
         later. Collective.
 
-        Raises FailedPrecondition after a step, and InvalidArgument unless finite, >= 0.
+        Raises FailedPrecondition after a step, and InvalidArgument unless the norm is
+        finite and >= 0.
         """
         self._require_no_step("set_max_grad_norm")
         before = dict(self._given)
@@ -132,33 +135,34 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     ) -> float | None:
         """Averages the ranks' gradients or momenta and updates parameters. Collective.
 
-        If `closure` is given, it computes the loss anew, and step() returns the loss. A
-        missing gradient counts as 0, so weight decay still acts on the parameter.
-        Gradients are unspecified afterwards. `report` has the results.
+        If `closure` is given, step() calls it to compute the loss, and returns the
+        loss. A missing gradient counts as 0, so weight decay still acts on the
+        parameter. Gradients are unspecified after the step. `report` holds the results.
 
         grads: tensors that replace the parameters' own gradients. With one group, they
-          are a list or generator of one tensor per parameter, in its shape and of any
-          floating dtype. With several groups, they are a list of such lists. None
-          stands for the parameter's own gradient. The tensors are only read.
+          are a list or generator of one tensor per parameter, in the parameter's shape
+          and of any floating dtype. With several groups, they are a list of such lists.
+          None stands for the parameter's own gradient. The tensors are only read.
         output_params: tensors in the same form that receive the new values of the
           parameters, rounded to their own dtype. Entries may be None.
 
         With either argument, ranks first check in a small additional exchange that all
-        can continue. Either all ranks or none must pass it.
+        can continue. Either all ranks or none must pass the argument.
 
         Values that the program has written into parameters since the last step take
         effect. All ranks must write the same values. Parameters may differ between
-        ranks: between exchanges of 0/1 Adam and of an outer loop, and with
-        compressed_under_next_step. The program must then call synchronize() first, or
-        write all parameters, which discards updates since the last exchange.
+        ranks with compressed_under_next_step, and between exchanges of 0/1 Adam or an
+        outer loop. The program must then call synchronize() first, or write all
+        parameters, which discards updates since the last exchange.
 
-        Raises FailedPrecondition if something has changed since construction, and
-        InvalidArgument or TypeError for a value in param_groups. The step has changed
-        nothing then. With several ranks, this rank then gives up: the others raise
-        CommFailure with its text, and only close() is allowed. An invalid mask that
-        ranks compare is refused on all of them, and training may continue. Raises
-        InvalidArgument or TypeError on all ranks if `grads` or `output_params` do not
-        fit. Raises CommFailure if a rank was lost; then only close() is allowed.
+        Raises FailedPrecondition if requires_grad or a fixed setting has changed since
+        construction, and InvalidArgument or TypeError for an invalid value in
+        param_groups. The step then changes nothing. With several ranks, this rank gives
+        up: the others raise CommFailure with the error's text, and only close() is
+        allowed. If ranks compare masks, all ranks refuse an invalid mask, and training
+        may continue. Raises InvalidArgument or TypeError on all ranks if `grads` or
+        `output_params` do not fit. Raises CommFailure if a rank was lost; then only
+        close() is allowed.
         """
         native = self._made
         note_daemon()
@@ -197,7 +201,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
 
         if refusal is not None:
             with suppress(InvalidArgument):
-                exchange()  # the other ranks compare masks, and refuse them too
+                exchange()  # so that the other ranks refuse the masks
             raise refusal
         self.report = StepReport.of(exchange())
         self._written()
@@ -210,8 +214,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     def _given_tensors(
         self, grads: PerParameter | None, outputs: PerParameter | None
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """Returns both arguments in the order of places. Collective if either is
-        given.
+        """Returns both arguments in the order of the trained parameters. Collective if
+        either is given.
         """
         given = {"grads": grads, "output_params": outputs}
         if grads is None and outputs is None:
@@ -254,7 +258,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         and of an outer loop. With compressed_under_next_step they differ after each
         compressed step, including the last. The call makes an additional exchange or
         discards this rank's own step, so that later results differ from those of a run
-        without it.
+        without the call.
         """
         native = self._made
         with self._telling_others("synchronize()"):
@@ -273,13 +277,13 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         yield
 
     def close(self) -> None:
-        """Ends communication; the model does not change. Local, idempotent. It is
-        called when the optimizer is destroyed, and before the interpreter ends.
+        """Ends communication; the model does not change. Local, idempotent. Also runs
+        when the optimizer is destroyed, and before the interpreter ends.
 
-        With compressed_under_next_step it waits for the exchange in flight. If another
-        rank does not answer, this ends after the time-out of the process group or of
-        THINWIRE_TIMEOUT. In that case a warning is logged, and parameters stay this
-        rank's own.
+        With compressed_under_next_step, close() waits for the exchange in flight. If
+        another rank does not answer, the wait ends after the time-out of the process
+        group or of THINWIRE_TIMEOUT. A warning is then logged, and parameters keep the
+        values of this rank.
         """
         if os.getpid() == self._process:
             self._closer()
@@ -291,9 +295,9 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     def load_state_dict(
         self, state_dict: dict[str, Any], residuals: Literal["keep", "drop"] = "keep"
     ) -> None:
-        """Loads a state; thinwire.optim lists the accepted ones. Local; with lean 1-bit
-        Adam collective. Also collective if betas, eps, max_coeff or min_coeff of the
-        state differ from this optimizer's. They are replaced by the state's, as in
+        """Loads a state; help(thinwire.optim) lists the accepted states. Collective
+        with lean 1-bit Adam, or if betas, eps, max_coeff or min_coeff differ in the
+        state; otherwise local. The state's values replace those of the optimizer, as in
         torch.
 
         residuals="drop" loads a low-bit optimizer's state on any rank of any number of
@@ -325,7 +329,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         )
 
     def _next_step(self) -> str:
-        """Returns a text about the averages of the next step."""
+        """Returns a text that says how the next step averages."""
         native = self._made
         phase, own = native.optimizer.phase, native.config.keywords()
         if phase != "exact" or self._comm.size == 1:

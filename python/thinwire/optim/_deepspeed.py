@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from .. import _core
 
 _RESIDUALS = 'in state_dict()["thinwire"], as "worker_error" and "server_error"'
-# Attributes of DeepSpeed's optimizers and wrappers, and the places of their values in
+# Attributes of DeepSpeed's optimizers and wrappers, and where to find the values in
 # Thinwire.
 _ELSEWHERE = {
     **dict.fromkeys(("worker_errors", "server_errors"), _RESIDUALS),
@@ -45,8 +45,8 @@ _ELSEWHERE = {
 
 
 class DeepSpeedNames:
-    """Attributes that optimizers and an engine's optimizer share. For other names of
-    DeepSpeed, raises an AttributeError that names the place of the value.
+    """Attributes that optimizers and an engine's optimizer share. For other attributes
+    of DeepSpeed, an AttributeError says where to find the value.
     """
 
     @property
@@ -56,17 +56,17 @@ class DeepSpeedNames:
 
     @property
     def freeze_step(self) -> int | Literal["auto"] | None:
-        """Planned last exact step. It is given, derived from total_steps, or taken from
-        a loaded state. It is "auto" until an automatic freeze has happened, and None if
-        all steps are exact. For ZeroOneAdam it is the last step in which the variance
-        may change.
+        """Planned last exact step, which is given, derived from total_steps, or taken
+        from a loaded state. The value is "auto" until an automatic freeze has happened,
+        and None if all steps are exact. For ZeroOneAdam, the value is the last step in
+        which the variance may change.
         """
         planned: int | None = self._stepper.freeze_step
         return "auto" if planned == _core.AUTO_FREEZE else planned
 
     @property
     def adam_freeze_key(self) -> bool:
-        """Whether the variance is frozen in the next step, by DeepSpeed's name."""
+        """Whether the variance is frozen in the next step. DeepSpeed uses this name."""
         planned = self.freeze_step
         return isinstance(planned, int) and bool(self._stepper.steps >= planned)
 

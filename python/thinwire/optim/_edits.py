@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""External writes between steps: into parameters of which the optimizer has copies, and
-into param_groups.
+"""External writes between steps, into param_groups and into parameters that the
+optimizer stores a second time.
 
-An optimizer reads both before each step, and notes both after its own writes.
+Before each step, an optimizer looks for such writes. After its own writes, it records
+the new values.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ Groups = list[dict[str, Any]]
 # Keys of a group that may change.
 _NUMBERS = ("lr", "weight_decay")
 
-# Tolerance relative to the larger part of a sum. Smaller differences come from a
+# Tolerance relative to the larger term of a sum. Smaller differences come from a
 # different order of rounding.
 _ROUNDING = 2.0**-20
 
 
 class Edits:
-    """Copies written values to other memory from which a later step would restore the
-    old ones. These are masters of 16-bit parameters and, after local steps of 0/1 Adam
-    or an outer loop, the parameters of the last exchange. With
-    compressed_under_next_step they include the common parameters of 1-bit Adam.
+    """Copies written values into other memory from which a later step would restore the
+    old values. This memory holds masters of 16-bit parameters and, after local steps of
+    0/1 Adam or an outer loop, the parameters of the last exchange. With
+    compressed_under_next_step, the memory also holds the common parameters of 1-bit
+    Adam.
     """
 
     def __init__(self, comm: _core.Communicator, native: Native) -> None:
@@ -56,13 +58,13 @@ class Edits:
         )
 
     def make_writable(self) -> None:
-        """Calls FlatMemory.make_writable(). If that has read parameters, apply()
-        compares them. Local.
+        """Calls FlatMemory.make_writable(). If the call reads parameters, apply()
+        compares these parameters. Local.
         """
         self._moved |= self._native.memory.make_writable()
 
     def read_parameters(self) -> None:
-        """Like make_writable(), but calls FlatMemory.read_parameters(). Local."""
+        """Does the same as make_writable() with FlatMemory.read_parameters(). Local."""
         self._moved |= self._native.memory.read_parameters()
 
     def remember(self) -> None:
@@ -72,8 +74,8 @@ class Edits:
             self._marks.remember()
 
     def loaded(self) -> None:
-        """Like remember(), after loading a state without its parameters. The program
-        may load these before or after the state. Local.
+        """Does the same as remember() after a load of a state without its parameters.
+        The program may load the parameters before or after the state. Local.
         """
         self.remember()
         self._was_loaded = True
@@ -84,8 +86,8 @@ class Edits:
         differ between ranks and this rank finds written values. Then all ranks must
         have written, and `is_collective` must be true.
 
-        Raises FailedPrecondition if ranks differ between exchanges and would continue to
-        differ.
+        Raises FailedPrecondition if parameters differ between ranks, between two
+        exchanges, and would continue to differ.
         """
         self._native.memory.read_written()
         if self._marks is None or not (self._moved or self._marks.have_changed()):
@@ -117,8 +119,9 @@ class Edits:
         self._native.optimizer.read_masters(values)
 
     def _require_equal(self, values: torch.Tensor, is_collective: bool) -> bool:
-        """Returns whether ranks differed before. If they did, raises an error unless
-        they have the same values now. This is collective if `is_collective`.
+        """Returns whether parameters differed between ranks before the write. If they
+        did, raises an error unless all ranks have the same values now. Collective if
+        `is_collective`.
         """
         if not self._native.optimizer.steps_behind or self._comm.size == 1:
             return False
@@ -143,15 +146,15 @@ class Edits:
         )
 
     def _are_of_the_state(self, values: torch.Tensor) -> bool:
-        """Returns whether the values are those of the loaded state for this rank."""
+        """Returns whether `values` are this rank's parameters in the loaded state."""
         if not self._was_loaded:
             return False
         own = tensors(self._native.optimizer.state_dict()).get("local_params")
         return own is not None and torch.equal(own, values)
 
     def _kept(self) -> tuple[torch.Tensor, torch.Tensor | float] | None:
-        """Returns the optimizer's copy of the parameters, flat in fp32, and the bound
-        of its rounding. Returns None if the optimizer has no copy.
+        """Returns the optimizer's copy of the parameters, flat in fp32, and a bound on
+        its rounding error. Returns None if the optimizer has no copy.
         """
         masters = self._native.optimizer.masters()
         if masters is not None:
@@ -178,8 +181,8 @@ class Edits:
 
 
 class Settings:
-    """Passes on changes of param_groups. Learning rates, weight decays and masks take
-    effect in the next step, and nothing else may change.
+    """Passes changes of param_groups to the optimizer. Learning rates, weight decays
+    and masks take effect in the next step, and nothing else may change.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -212,8 +215,8 @@ class Settings:
         self.apply_decays(groups, native.optimizer)
 
     def apply_decays(self, groups: Groups, optimizer: Any) -> None:
-        """Passes changed weight decays to an optimizer or engine of the C++ side. Local.
-        Raises like apply().
+        """Passes changed weight decays to a native optimizer or engine. Local. Raises
+        like apply().
         """
         self._apply("weight_decay", groups, optimizer.set_weight_decay)
 
@@ -233,18 +236,18 @@ class Settings:
         places: list[Place],
         unlike: Callable[[int], torch.Tensor] | None = None,
     ) -> Exception | None:
-        """Passes changed masks to an optimizer or engine of the C++ side. Local. If ranks
-        compare their masks in the next step, `unlike` makes a group's mask that differs
-        from all others. This then returns the error of an invalid mask, and that step
-        fails on all ranks.
+        """Passes changed masks to a native optimizer or engine. Local. If ranks compare
+        masks in the next step, `unlike` makes a mask that differs from those of all
+        other ranks. This mask replaces an invalid one, so that the step fails on all
+        ranks, and the invalid mask's error is returned.
 
-        Otherwise raises InvalidArgument or TypeError for an invalid mask.
+        Without `unlike`, raises InvalidArgument or TypeError for an invalid mask.
         """
         refusal = None
         for index, group in enumerate(groups):
             if not self.has_other_mask(index, group):
                 continue
-            kept: list[Any] = [object()]  # then the next step passes its mask on
+            kept: list[Any] = [object()]  # the next step passes its mask on
             try:
                 mask = mask_of(index, group, places)
                 kept = _kept(group)
@@ -258,7 +261,7 @@ class Settings:
         return refusal
 
     def has_other_mask(self, index: int, group: Mapping[str, Any]) -> bool:
-        """Returns whether values of masks have changed, however written."""
+        """Returns whether values of masks have changed, by assignment or in place."""
         before, now = self._masks[index], masks_in(group)
         return len(before) != len(now) or not all(map(_has_values, now, before))
 
@@ -266,7 +269,9 @@ class Settings:
         require_sizes(self._sizes, groups)
 
     def require_fixed(self, index: int, group: Mapping[str, Any]) -> None:
-        """Raises FailedPrecondition unless `group` has the values of construction."""
+        """Raises FailedPrecondition unless fixed keys in `group` have their initial
+        values.
+        """
         for key, value in self._fixed[index].items():
             if key not in group or not same(group[key], value):
                 raise FailedPrecondition(
@@ -359,13 +364,13 @@ def _short(value: Any) -> str:
 
 
 def may_be_behind(config: _core.Config, phase: str) -> bool:
-    """Returns whether ranks may differ by local steps after a load."""
+    """Returns whether parameters may differ between ranks by local steps after a load."""
     return _has_local_steps(config) and phase != "exact"
 
 
 def undoes_edits(config: _core.Config) -> bool:
-    """Returns whether parameters are computed from other memory: from masters, or from
-    parameters of the last exchange if ranks differ between exchanges.
+    """Returns whether steps compute parameters from other memory: from masters or, if
+    parameters differ between exchanges, from the parameters of the last exchange.
     """
     return (
         config.precision.dtype != _core.DType.float32

@@ -22,7 +22,7 @@ class Experts:
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, _core.Communicator]] = {}
         self.of_groups: list[tuple[int, _core.Communicator]] = []
-        """Communicators by the number of their group."""
+        """Pairs of a group's number and its communicator."""
 
     def join(self, comm: _core.Communicator, groups: list[dict[str, Any]]) -> None:
         """Uses the present groups' communicators, and makes missing ones in the order
@@ -60,8 +60,8 @@ class Experts:
     def held(
         self, comm: _core.Communicator, places: list[Place]
     ) -> list[tuple[_core.Communicator, list[Place]]]:
-        """Returns the communicators, in the order of memory, with the places that all
-        their ranks hold.
+        """Returns the communicators, in the order of memory, with the parameters that
+        all ranks of each communicator hold.
         """
         of_group = {number: id(c) for number, c in self.of_groups}
         parts = [(comm, [p for p in places if p.group not in of_group])]
@@ -73,8 +73,8 @@ class Experts:
         self, comm: _core.Communicator, places: list[Place], described: str, rest: str
     ) -> None:
         """Checks that ranks agree. Collective. Ranks that hold the same parameters must
-        have the same lines of `described`, one per place, and all ranks the same
-        `rest`. Raises InvalidArgument on all ranks if they differ.
+        have the same lines of `described`, one per parameter, and all ranks the same
+        `rest`. If texts differ, raises InvalidArgument on all ranks.
         """
         of = dict(
             zip((p.name for p in places), described.split("\n")[:-1], strict=True)
@@ -102,8 +102,8 @@ class Experts:
         agreed(comm, check)
 
     def _ranks_of(self, comm: _core.Communicator) -> str:
-        """Returns an addition to error messages that contain numbers of ranks of a
-        process group.
+        """Returns a suffix for error messages with rank numbers of a process group,
+        which lists the group's global ranks.
         """
         for group, made in self._made.values():
             if made is comm and isinstance(group, dist.ProcessGroup):
@@ -124,8 +124,8 @@ class Experts:
 
 
 def in_order(places: list[Place], groups: list[dict[str, Any]]) -> list[Place]:
-    """Returns dense parameters, then groups of experts, and last fp32 parameters beside
-    16-bit ones.
+    """Sorts dense parameters first, then groups of experts, and last the fp32
+    parameters of a 16-bit model.
     """
     first: dict[int, int] = {}
     keys = []

@@ -56,8 +56,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     _kind: ClassVar[str]
     """Name of the class in C++'s errors."""
-    # Trainers save the result of state_dict(), and a checkpoint beside it has the
-    # states.
+    # Whether a checkpoint beside the result of state_dict(), which trainers save, holds
+    # the states.
     _states_are_beside = False
 
     report: StepReport | None
@@ -172,8 +172,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         agreed(self._together, lambda: agreed(self._comm, body))
 
     def _count_once(self) -> None:
-        """Excludes parameters from the norm that earlier ranks of the same model also
-        hold. Collective.
+        """Excludes from the norm the parameters that earlier ranks of the same model
+        also hold. Collective.
         """
         if self._together is None:
             return
@@ -208,8 +208,8 @@ class FlatOptimizer(torch.optim.Optimizer):
             for place in all_parameters(self.param_groups)
             if not place.tensor.requires_grad
         ]
-        # The state is never empty; otherwise torch.distributed.checkpoint would take a
-        # step to fill it.
+        # The state is never empty, because torch.distributed.checkpoint would take a
+        # step to fill an empty one.
         self.state.clear()
         for k, place in enumerate(places):
             self.state[place.tensor] = ParameterState(
@@ -244,7 +244,7 @@ class FlatOptimizer(torch.optim.Optimizer):
             del self.param_groups[before:]
             raise
 
-    # ---- what it holds
+    # ---- native parts
 
     @property
     def _made(self) -> Native:

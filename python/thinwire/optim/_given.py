@@ -14,14 +14,16 @@ from ._parameters import Place, all_parameters, is_expanded
 
 Tensors: TypeAlias = Iterable[torch.Tensor | None]
 PerParameter: TypeAlias = Tensors | Sequence[Tensors]
-"""One entry per parameter of the only group; or a list or tuple of those for each group."""
+"""One entry per parameter if there is one group; for several, a list or tuple of such
+lists.
+"""
 
 
 def per_place(
     name: str, given: PerParameter, groups: list[dict[str, Any]], places: list[Place]
 ) -> list[torch.Tensor | None]:
-    """Returns the given tensors in the order of `places`. Local. Entries for frozen
-    parameters, and repeated ones, are left out.
+    """Returns the given tensors in the order of `places`. Local. Entries of frozen or
+    repeated parameters are left out.
 
     Raises InvalidArgument or TypeError naming `name` and the entry that does not fit.
     """

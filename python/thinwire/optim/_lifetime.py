@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End of native objects: with their owner, at exit, and not in a forked child."""
+"""Closing of native objects, with their owner or at exit, but not in a forked child."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from ..comm.lifetime import wait_for_daemons
 
 _numbers = itertools.count()
 _open: dict[int, tuple[int, Any]] = {}
-# Objects that wait for threads, which do not exist in a child of os.fork().
+# Objects that a forked child must not close, because they wait for threads that exist
+# only in the parent.
 _of_the_parent: list[Any] = []
 
 
 def closing(owner: object, user: Any, *owned: Any) -> weakref.finalize[..., Any]:
-    """Returns a function that closes `user` once, and then the communicators that it
-    owns. It runs when it is called, or when `owner` is destroyed. At exit of the
-    interpreter it closes only `user`, because communicators report the reason to other
-    ranks when they end.
+    """Returns a function that closes `user` and then the communicators `owned`, only
+    once. The function also runs when `owner` is destroyed. At exit of the interpreter
+    only `user` is closed, because communicators report the reason to other ranks when
+    they end.
     """
     number = next(_numbers)
     _open[number] = os.getpid(), user
@@ -49,8 +50,8 @@ def _close(process: int, number: int, natives: tuple[Any, ...]) -> None:
 
 
 def _end(native: Any) -> None:
-    """Closes the object, and passes on lines that it has logged, because an exchange
-    may have failed.
+    """Closes the object, and passes on its log lines, because an exchange may have
+    failed.
     """
     native.close()
     _log.forward()

@@ -28,7 +28,7 @@ from ._options import (
 )
 from ._parameters import Place
 
-# Keys of a group that C++ reads at construction. Groups may also have keys of other
+# Keys of a group that C++ reads at construction. Groups may also contain keys of other
 # programs.
 FIXED_KEYS = (*("betas", "eps", "non_freeze", "max_coeff", "min_coeff"), EXPERTS)
 # Keys of a group that are options of the whole optimizer, and their names in a file.
@@ -42,7 +42,7 @@ KEYWORDS = {name for kind in KINDS for name in names_of(kind)}.difference(
 )
 # The value of this key may change.
 MASK = "exp_avg_mask"
-# Exchanges through Python cost more, so they are fewer and larger.
+# Exchanges through Python cost more, so larger buckets make them fewer.
 PYTHON_BUCKET = 1 << 23
 _CPP_BACKENDS = ("local", "mpi")
 
@@ -63,7 +63,7 @@ class Native:
     def unlike_others(
         self, comm: _core.Communicator
     ) -> Callable[[int], torch.Tensor] | None:
-        """Returns a function that makes a group's mask different from all masks of
+        """Returns a function that makes, for a group, a mask unlike the masks of all
         other ranks. Returns None unless ranks compare their masks in the next step.
         """
         if (
@@ -95,7 +95,7 @@ def make_config(
     """
     config = _core.Config()
     config.precision.dtype = DTYPES[places[0].tensor.dtype]
-    # Only a GradScaler scales.
+    # Only a GradScaler scales the loss.
     config.precision.loss_scale.initial_scale = 1.0
     config.precision.loss_scale.dynamic = False
     own = defaults(kind) | {k: v for k, v in keywords.items() if v is not None}
@@ -114,7 +114,7 @@ def make_config(
 
 
 def require_own_keys(groups: list[dict[str, Any]], config: _core.Config) -> None:
-    """Raises InvalidArgument for a whole optimizer's option in a group."""
+    """Raises InvalidArgument if a group sets an option of the whole optimizer."""
     own = config.keywords()
     for index, group in enumerate(groups):
         for key, in_file in WHOLE.items():
@@ -168,7 +168,9 @@ def make_native(
 
 
 def _numbers(group: Mapping[str, Any], index: int | None) -> dict[str, Any]:
-    """Returns a group's numbers. Its index is None if its keys are the constructor's."""
+    """Returns a group's numbers. With an index of None, errors name the constructor's
+    keywords.
+    """
     numbers = {key: group[key] for key in GROUP_KEYS}
     for key in ("lr", "weight_decay"):
         what = key if index is None else f"param_groups[{index}]['{key}']"
@@ -219,7 +221,9 @@ def _is_flat(mask: Any, size: int) -> bool:
 
 
 def mask_of(index: int, group: Mapping[str, Any], places: list[Place]) -> torch.Tensor:
-    """Returns the masks of a group's narrow parameters, in the layout's order."""
+    """Returns a group's masks in the layout's order, without fp32 parameters of 16-bit
+    models.
+    """
     masks, params = masks_in(group), group["params"]
     if group.get(MASK) is None:
         return torch.zeros(0)

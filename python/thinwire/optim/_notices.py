@@ -29,15 +29,15 @@ class RunTotals:
     bytes_sent: int
     """Bytes that steps sent to other ranks."""
     bytes_saved: int
-    """Additional bytes if every step had sent as much as this run's exact steps. If an
-    exact step averaged over b bits, its bytes count 32 / b times. Steps before the
-    first exact step add nothing.
+    """Additional bytes that steps would have sent without compression, at the rate of
+    this run's exact steps. The bytes of an exact step that averaged in b bits count 32
+    / b times. Steps before the first exact step add nothing.
     """
 
 
 class Notices:
-    """Passes rank 0's lines on to the log or to warnings. _core.RunNotices makes those
-    of the run.
+    """Passes rank 0's notices to the log or to warnings. _core.RunNotices writes the
+    notices about the run.
     """
 
     def __init__(self, comm: _core.Communicator) -> None:
@@ -60,7 +60,7 @@ class Notices:
         loss_scale: float | None = None,
     ) -> None:
         """Counts a step, and passes on new notices. `skipped` is the number of skipped
-        steps so far, and `loss_scale` that of the next step, if known.
+        steps so far, and `loss_scale` is the scale of the next step, if known.
         """
         _log.forward(self._comm)
         self._tell(
@@ -81,9 +81,9 @@ class Notices:
         return json.dumps(values | {"announced": sorted(self._run.state[0])})
 
     def continue_from(self, text: str | None, saved_by: int) -> None:
-        """Continues the run of this text, which `saved_by` ranks saved. Local. None,
-        from an earlier version, changes nothing. If the text cannot be read, logs this
-        and counts anew, because no step depends on it.
+        """Continues the run that `text` describes and `saved_by` ranks saved. Local. A
+        text of None, from an earlier version, changes nothing. If the text cannot be
+        read, logs a warning and counts anew, because no step depends on the counts.
         """
         if text is None:
             return

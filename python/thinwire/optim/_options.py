@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keyword arguments of the optimizers: their types, their documentation, and values
-that only Python can read. C++ has their ranges and defaults (src/config/fields.h), and
-checks them.
+that only Python can read. C++ defines the ranges and defaults (src/config/fields.h),
+and checks values.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class ZeroOneAdamKeywords(LowBitKeywords, total=False):
     warmup_bits: Literal[0, 4, 8] | None
 
 
-# By the name of the optimizer's class.
+# Types of the keywords by the name of the optimizer's class.
 KINDS: dict[str, Any] = {
     "AdamW": AdamWKeywords,
     "Lamb": LambKeywords,
@@ -256,7 +256,7 @@ KINDS: dict[str, Any] = {
 
 
 def names_of(kind: str) -> list[str]:
-    """Returns the keywords of a kind of optimizer, without those of groups and torch's
+    """Returns the keywords of a kind of optimizer, without keys of groups and torch's
     switches.
     """
     left_out = (*GROUP_KEYS, *REFUSED)
@@ -286,9 +286,9 @@ def signature(kind: str) -> inspect.Signature:
 
 
 def by_name(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Returns the keywords with those that were given by position, after params. An
-    engine of DeepSpeed, or None alone, becomes `deepspeed`, because DeepSpeed's
-    optimizers have that argument there.
+    """Returns the keywords, including arguments that were given by position after
+    params. An engine of DeepSpeed, or None alone, becomes `deepspeed`, because
+    DeepSpeed's optimizers take that argument at this position.
 
     Raises TypeError like Python.
     """
@@ -304,12 +304,12 @@ def by_name(kind: str, args: Sequence[Any], keywords: dict[str, Any]) -> dict[st
     for name in given.keys() & keywords.keys():
         raise TypeError(f"{kind}() got multiple values for argument '{name}'")
     if names == ("deepspeed",) and args[0] is None:
-        return keywords  # as without it
+        return keywords  # as without the argument
     return {**keywords, **given}
 
 
 def refuse_switches(given: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for a switch of torch's that Thinwire cannot follow."""
+    """Raises InvalidArgument for a switch of torch that Thinwire does not support."""
     for name, text in REFUSED.items():
         if given.get(name):
             raise InvalidArgument(f"{name}: must be False or None, {text}")
@@ -317,7 +317,7 @@ def refuse_switches(given: Mapping[str, Any]) -> None:
 
 @contextmanager
 def names_of_python() -> Iterator[None]:
-    """Renames options in the body's errors, to keywords and keys of groups."""
+    """Renames options in the body's errors to keywords and keys of groups."""
     try:
         yield
     except Error as error:
@@ -353,7 +353,7 @@ _RESIDUALS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 def to_text(keywords: Mapping[str, Any]) -> str:
-    """Returns keywords, or a group's options, as C++ reads them. Raises InvalidArgument
+    """Returns keywords, or a group's options, as text for C++. Raises InvalidArgument
     for a number that is not finite.
     """
     own = plain(keywords)
@@ -397,7 +397,9 @@ def number_of(name: str, value: Any) -> float:
 
 
 def rate_of(name: str, value: Any) -> float:
-    """Returns a learning rate or decay. Raises also InvalidArgument out of range."""
+    """Returns a rate or decay like number_of(). Raises InvalidArgument if it is out of
+    range.
+    """
     rate = number_of(name, value)
     if not 0 <= rate <= torch.finfo(torch.float32).max:
         where = " in fp32" if 0 < rate < math.inf else ""

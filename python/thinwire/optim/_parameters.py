@@ -20,6 +20,8 @@ from ._options import DTYPES
 
 @dataclass(frozen=True)
 class Place:
+    """A parameter with its name and the number of its group."""
+
     name: str
     tensor: torch.Tensor
     group: int
@@ -39,7 +41,7 @@ def all_parameters(groups: list[dict[str, Any]]) -> Iterator[Place]:
 
 
 def distinct(groups: list[dict[str, Any]]) -> Iterator[Place]:
-    """Returns the parameters that require a gradient, in order, and each once."""
+    """Returns the parameters that require a gradient, each once and in order."""
     seen: set[int] = set()
     for place in all_parameters(groups):
         if place.tensor.requires_grad and id(place.tensor) not in seen:
@@ -50,8 +52,8 @@ def distinct(groups: list[dict[str, Any]]) -> Iterator[Place]:
 def trainable(groups: list[dict[str, Any]]) -> list[Place]:
     """Returns the distinct parameters that require a gradient, in order.
 
-    Raises InvalidArgument naming the first that no optimizer of Thinwire's accepts, and
-    FailedPrecondition if there is none.
+    Raises InvalidArgument naming the first parameter that Thinwire cannot train, and
+    FailedPrecondition if no parameter requires a gradient.
     """
     places: list[Place] = []
     for place in distinct(groups):
@@ -68,7 +70,9 @@ def trainable(groups: list[dict[str, Any]]) -> list[Place]:
 
 
 def marked(places: list[Place], narrow: torch.dtype | None) -> list[Place]:
-    """Returns the places, with `is_wide` for fp32 ones if some have the dtype `narrow`."""
+    """Returns the places. If some have the dtype `narrow`, sets `is_wide` in those of
+    fp32.
+    """
     if all(place.tensor.dtype != narrow for place in places):
         return places
     return [replace(p, is_wide=p.tensor.dtype == torch.float32) for p in places]
@@ -105,9 +109,9 @@ def refuse_module(params: Any) -> None:
 
 
 def with_names(params: Any) -> Any:
-    """Returns the groups. Groups without parameters, such as those of a rank without
-    experts, count as named if others are. torch requires names in all groups or in
-    none.
+    """Returns the groups, and marks empty groups as named if other groups have names.
+    torch requires names in all groups or in none, and a rank without experts has empty
+    groups.
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         return params
@@ -141,7 +145,7 @@ def require_same_device(place: Place, first: Place) -> None:
 
 
 def _require_apart(places: list[Place]) -> None:
-    """Raises an error if parameters share memory; gaps are not checked."""
+    """Raises an error if parameters share memory; only contiguous ones are checked."""
     spans = sorted(
         (p.tensor.data_ptr(), p.tensor.data_ptr() + p.tensor.nbytes, p.name)
         for p in places

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of param_groups, which a checkpoint has for what no state has."""
+"""The text in a checkpoint for entries of param_groups that are in no state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ..errors import CorruptCheckpoint
 from ._native import FIXED_KEYS, KEYWORDS, MASK
 from ._options import REFUSED, rate_of
 
-# Keys of a group that checkpoints have in other places, or that are fixed at
-# construction.
+# Keys of a group that checkpoints store elsewhere, or that are fixed at construction.
 _NOT_SAVED = {"params", "param_names", "lr", MASK, *FIXED_KEYS, *REFUSED, *KEYWORDS}
 
 
@@ -50,7 +49,7 @@ def parse(text: Any, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(saved_groups) != len(groups):
         return [{} for _ in groups]
     for group, saved in zip(groups, saved_groups, strict=True):
-        for key in _NOT_SAVED & saved.keys():  # these are in the state or in the script
+        for key in _NOT_SAVED & saved.keys():  # the state or the script sets these
             del saved[key]
         for key, value in saved.items():
             if isinstance(group.get(key), torch.Tensor) and isinstance(value, str):

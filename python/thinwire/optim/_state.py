@@ -22,14 +22,14 @@ from ._options import REFUSED, rate_of
 from ._torch_state import of_torch, refuse_deepspeed
 
 FORMAT = 1
-# Arrays that torch saves as a parameter's state. They have one value per element;
-# residuals are not among them.
+# Arrays that torch saves as a parameter's state. These arrays contain one value per
+# element; residuals are not among them.
 PER_PARAMETER = (
     *("exp_avg", "exp_avg_sq", "denominator", "exp_avg_sq_fresh"),
     *("origin", "momentum_accumulator", "masters"),
 )
 _OF_AVERAGE = ("average.worker_error", "average.server_error")
-# Keys of residuals, and the key with the rank that they belong to.
+# Keys of residuals, and of the layout that names their rank.
 _OF_ONE_RANK = {"worker_error", "server_error", "residual_layout", *_OF_AVERAGE}
 # The limits of LAMB's trust ratio.
 _LIMITS = ("max_coeff", "min_coeff")
@@ -73,8 +73,8 @@ def complete(
     record |= {"semantics": native.config.semantics.name}
     record |= {"rank": comm.rank, "world_size": comm.size}
     record |= {"run": optimizer._notices.to_text()}
-    # Limits of the constructor are not in states of 0.13.0, and
-    # torch.distributed.checkpoint needs a saved value for each key.
+    # Limits equal to those of the constructor are omitted, because states of 0.13.0
+    # lack them, and torch.distributed.checkpoint needs a saved value for each key.
     own = {key: optimizer.defaults.get(key) for key in _LIMITS}
     groups = [
         {
@@ -93,7 +93,9 @@ def load(
     state_dict: Mapping[str, Any],
     residuals: Literal["keep", "drop"],
 ) -> None:
-    """Loads a state like torch's load_state_dict(), but states keep their dtype. Local."""
+    """Loads a state like torch's load_state_dict(), but keeps the dtype of arrays.
+    Local.
+    """
     if residuals not in ("keep", "drop"):
         raise InvalidArgument(f"residuals must be 'keep' or 'drop', got {residuals!r}")
     saved_state = dict(state_dict)
@@ -162,7 +164,7 @@ def saved_number(what: str, value: Any) -> float:
 
 
 def _require_form(saved: Mapping[str, Any]) -> None:
-    """Raises CorruptCheckpoint unless every part has the right kind."""
+    """Raises CorruptCheckpoint unless every part has the right type."""
     parts: list[tuple[str, Any, type[Any]]]
     parts = [("param_groups", saved.get("param_groups"), Sequence)]
     parts += [(k, saved[k], Mapping) for k in ("state", "thinwire") if k in saved]
@@ -239,9 +241,9 @@ def _other_numbers(
 def _with_numbers(
     optimizer: FlatOptimizer, others: list[dict[str, Any]]
 ) -> Iterator[Native]:
-    """Yields the native optimizer. If others[i] of any group i is not empty, makes a
-    new one with these numbers, which the optimizer then uses. In that case it is
-    collective. If the body raises, nothing has changed.
+    """Yields the native optimizer. If `others` contains numbers of any group, yields a
+    new native optimizer with these numbers, which replaces the old one after the body.
+    Collective in that case. If the body raises, nothing has changed.
     """
     if not any(others):
         yield optimizer._made
@@ -304,7 +306,7 @@ def _own(
             "Checkpoint of thinwire.integrations, or with thinwire.load()"
         )
     record = _for_this_rank(optimizer, record, keeps_residuals)
-    # A native state that says which rank it belongs to has one of these keys.
+    # A native state that names its rank contains one of these keys.
     says_its_rank = any(
         key in record for key in ("residual_layout", "shards", *_OF_AVERAGE)
     )
@@ -346,12 +348,12 @@ def _own(
 def _for_this_rank(
     optimizer: FlatOptimizer, record: Mapping[str, Any], keeps: bool
 ) -> Mapping[str, Any]:
-    """Returns the record, with residuals only if they are this rank's and `keeps` is
-    true. The states of exact optimizers are the same on all ranks.
+    """Returns the record, with residuals only if they belong to this rank and `keeps`
+    is true. The states of exact optimizers are the same on all ranks.
 
-    Raises CorruptCheckpoint for shards of another rank. If residuals must be kept, it
-    also raises for residuals of other ranks, except rank 0, because many scripts save
-    only rank 0's state.
+    Raises CorruptCheckpoint for shards of another rank and, if `keeps` is true, for
+    residuals of another rank. Residuals of rank 0 are dropped instead, because many
+    scripts save only the state of rank 0.
     """
     if keeps:
         _require_residuals(record)

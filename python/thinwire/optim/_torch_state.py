@@ -17,8 +17,8 @@ _CONVERSION = (
     "Convert the checkpoint first: python examples/python/states_from_deepspeed.py "
     "mp_rank_00_model_states.pt OUT --freeze-step N; then thinwire.load('OUT', optimizer)"
 )
-# Entries that only DeepSpeed's 1-bit optimizers have. After a load, or for the last
-# parameter of a group, residuals may be missing.
+# Keys that only DeepSpeed's 1-bit optimizers use. Not all of them are always there:
+# residuals may be missing after a load, or for the last parameter of a group.
 _DEEPSPEED = ("tensor_size", "server_chunk_size", "worker_error", "lamb_coeff_freeze")
 
 
@@ -28,12 +28,12 @@ def of_torch(
     entries: Mapping[Hashable, Mapping[str, Any]],
     ids: Mapping[int, Hashable],
 ) -> dict[str, Any]:
-    """Returns the state for the native optimizer: both moments and the step, in its
-    exact stage.
+    """Returns a state of the native optimizer in its exact stage, with both moments and
+    the step.
 
     A parameter without an entry, such as one that never had a gradient, gets zeros.
-    Raises InvalidArgument if the state is not that of an Adam, and CorruptCheckpoint if
-    it does not fit.
+    Raises InvalidArgument if the state is not from an Adam, and CorruptCheckpoint if an
+    entry does not fit.
     """
     rule = _rule(native.config.optimizer_name())
     size = native.layout.size
@@ -85,8 +85,9 @@ def _rule(name: str) -> str:
 
 
 def refuse_deepspeed(state_dict: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for 1-bit states, because their variance is older than
-    their momentum. They may be in a wrapper for 16 bits.
+    """Raises InvalidArgument for states of DeepSpeed's 1-bit optimizers, because their
+    variance is older than their momentum. Such a state may be inside that of a 16-bit
+    wrapper.
     """
     wrapped = state_dict.get("optimizer_state_dict", state_dict)
     entries = wrapped.get("state") if isinstance(wrapped, Mapping) else None
@@ -123,7 +124,7 @@ def _require_adam(name: str, entry: Mapping[str, Any]) -> None:
 class ParameterState(dict[str, Any]):
     """State of a parameter: `step`, and exp_avg and exp_avg_sq if the present stage has
     them. Every access makes copies on the CPU, in fp32 and in the parameter's shape, so
-    writing into them has no effect. Local.
+    writing into the copies has no effect. Local.
     """
 
     def __init__(
