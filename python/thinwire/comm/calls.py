@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the collective calls that the program is in, for errors about ranks in
-different calls."""
+"""Names of the program's current collective calls, for errors about ranks in different
+calls.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _MOST_TEXTS = 8
 
 @dataclass
 class _Made:
-    """Groups of one set of hosts. Hooks use them one after the other, because torch
+    """Groups of one set of hosts. Hooks reuse groups one after the other, because torch
     keeps all groups that it has made.
     """
 
@@ -41,8 +41,8 @@ class _Made:
 _made: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, list[_Made]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Sets of groups by the world, the backend and the ranks. A set is the same on all its
-ranks.
+"""Sets of groups by the world, the backend and the ranks. A set is the same on all
+ranks of its groups.
 """
 
 
@@ -54,9 +54,9 @@ class DeviceGroups:
     """The groups of one hook: the ranks of this rank's host, and the ranks with the same
     number on all hosts. If hosts are flat, each rank is a host.
 
-    A rank that waits for others notices within a second that one of them has given up.
-    It waits no longer than the time-out, and then at most as long again until it can
-    name a rank.
+    A rank that waits for others notices within a second that another rank has given up.
+    The wait ends after the time-out, or at most twice the time-out if a rank must be
+    named.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class DeviceGroups:
         backend: str,
         hosts: list[list[int]],
     ) -> None:
-        """Creates the groups, or takes over those of a hook that has ended. Collective
-        over `comm`, which has the ranks of `group`. `hosts` has the ranks of each host,
-        and is empty if hosts are flat.
+        """Creates the groups, or reuses groups of a hook that has ended. Collective
+        over `comm`, which has the same ranks as `group`. `hosts` lists the ranks of
+        each host, and is empty if hosts are flat.
         """
         hosts = hosts or [[rank] for rank in range(comm.size)]
         self.host = next(k for k, ranks in enumerate(hosts) if comm.rank in ranks)
@@ -84,7 +84,7 @@ class DeviceGroups:
         self._queued_at = 0.0
         self._has_failed = False
         self._reason: str | None = None
-        """Reason why this rank has ended the groups, if the error was its own."""
+        """Reason why this rank has ended the groups, if the error occurred here."""
         self._is_given_back = False
         self._taken = _take(comm, group, backend, hosts)
         self.between, self.inside = self._taken.between, self._taken.inside
@@ -122,8 +122,8 @@ class DeviceGroups:
             self._comm.give_up(self._reason)
             return CommFailure(f"this rank gave up: {self._reason}")
         try:
-            # This names ranks. All ranks get here, because their groups have also
-            # ended.
+            # These exchanges name lost ranks. All ranks get here, because their groups
+            # have also ended.
             self._comm.barrier()
             texts = self._comm.gather_texts(short_text(error))
         except CommFailure as named:
@@ -131,8 +131,8 @@ class DeviceGroups:
         return CommFailure(f"an exchange over {self.backend}: {_on_ranks(texts)}")
 
     def look(self) -> bool:
-        """Ends the groups if this rank or its device waits for a rank that has given up
-        or ended, or longer than the time-out.
+        """Ends the groups if this rank or its device waits longer than the time-out, or
+        for a rank that has given up or ended.
         """
         began, queued = self._began, self._queued
         if began is None:
@@ -153,7 +153,7 @@ class DeviceGroups:
     def end(self, reason: str | None = None) -> None:
         """Ends exchanges in flight, here and on other ranks. The groups cannot be used
         again. If a thread of this rank is in an exchange, or enters one later, other
-        ranks get the reason, unless it is None. Local.
+        ranks receive the reason, unless it is None. Local.
         """
         if self._is_given_back:
             return
@@ -192,8 +192,8 @@ class DeviceGroups:
 
 
 def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Returns the name of the group's backend for this kind of device; "" if it has none.
-    Local.
+    """Returns the name of the group's backend for this kind of device, or "" if there
+    is none. Local.
     """
     with suppress(RuntimeError):
         return str(group._get_backend(torch.device(device.type)).name()).lower()
@@ -201,7 +201,7 @@ def backend_for(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def _on_ranks(texts: list[str]) -> str:
-    """Returns up to a few different errors, each with the first rank that has it."""
+    """Returns a few different errors, each with the first rank on which it occurred."""
     ranks = {text: rank for rank, text in reversed([*enumerate(texts)])}
     some = sorted(ranks.items(), key=lambda item: item[1])[:_MOST_TEXTS]
     return "; ".join(f"on rank {rank}: {text}" for text, rank in some)
@@ -239,12 +239,13 @@ def _group_with(
     backend: str,
     sets: Iterable[Sequence[int]],
 ) -> dist.ProcessGroup | None:
-    """Makes a group of each set of ranks of the world. Returns this rank's. Collective
-    over `comm`.
+    """Makes a group of each set of world ranks. Returns the group of this rank.
+    Collective over `comm`.
     """
     own = dist.get_rank()
     is_world = group.size() == dist.get_world_size()
-    # Longer than the watcher's limit, after which an error names the missing rank.
+    # The limit is longer than the watcher's, after which an error names the missing
+    # rank.
     timeout = datetime.timedelta(seconds=2 * comm.timeout + 60)
     found = None
     for ranks in sets:

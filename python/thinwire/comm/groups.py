@@ -36,24 +36,25 @@ def communicator_for(
     process_group: a ProcessGroup of torch.distributed, an object with the members of
       Transport in comm/transport.py, or a _core.Communicator. A communicator is
       returned unchanged, and the caller closes it. None selects the transport that
-      THINWIRE_COMM names (torch, mpi4py, mpi, local). If that is unset, it selects the
-      world of torch.distributed, or this process alone.
+      THINWIRE_COMM names (torch, mpi4py, mpi, local). If THINWIRE_COMM is unset, None
+      selects the world of torch.distributed, or this process alone.
     backend: DeepSpeed's comm_backend_name, used if neither process_group nor
-      THINWIRE_COMM is set. "mpi" is mpi4py, and any other value is like None.
+      THINWIRE_COMM is set. "mpi" selects mpi4py, and any other value has the same
+      effect as None.
     timeout: limit of one collective in seconds. None means THINWIRE_TIMEOUT or, if that
       is unset, the group's time-out.
     names_world_ranks: whether errors about lost ranks use the world's numbers instead
       of those in the ProcessGroup.
 
     The communicator is closed at the latest when the program ends. If an exception ends
-    the program, the other ranks get its text. Waiting releases the GIL, but Ctrl-C
-    interrupts it only after the exchange. Over Python transports every exchange needs
-    the GIL for a moment. A thread that runs Python code without pause delays it by up
-    to sys.getswitchinterval().
+    the program, the other ranks receive its text. Waiting releases the GIL, but Ctrl-C
+    takes effect only after the exchange. Over Python transports every exchange briefly
+    needs the GIL, so Python code that runs without pause delays the exchange by up to
+    sys.getswitchinterval().
 
     Raises InvalidArgument for other objects and values. Raises FailedPrecondition if a
-    launcher has started several ranks that have not been joined. Raises Unavailable and
-    CommFailure like the transports.
+    launcher has started several ranks, but torch.distributed is not initialized. Raises
+    Unavailable and CommFailure like the transports.
     """
     if isinstance(process_group, _core.Communicator):
         return process_group

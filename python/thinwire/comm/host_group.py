@@ -31,18 +31,19 @@ _MOST_THREADS = 1024
 _made: weakref.WeakKeyDictionary[
     dist.ProcessGroup, dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
 ] = weakref.WeakKeyDictionary()
-"""Groups of devices, by the world in which they were made. They are kept, because torch
-may give a new group the name of an ended one, and with it the old addresses.
+"""Groups of devices, by the world in which they were made. Groups are kept, because
+torch may give a new group the name, and thus the old addresses, of an ended one.
 """
 
 
 class HostGroup:
-    """The ranks of one host, of which the first is the leader. They sum and share
-    tensors of their devices in a process group of the device's backend, such as NCCL,
-    which the program does not see. Texts are sent over gloo.
+    """The ranks of one host, of which the first is the leader. These ranks sum and
+    share device tensors in a hidden process group of the device's backend, such as
+    NCCL. Texts are sent over gloo.
 
     A rank that waits for the device's group notices within a second that another rank
-    has died or given up. It then ends the device's group, which all ranks notice.
+    has died or given up. The waiting rank then ends the device's group, which all ranks
+    notice.
     """
 
     ranks: list[int]
@@ -111,10 +112,10 @@ class HostGroup:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Limits the time within it to the time-out.
+        """Limits the time of its block to the time-out.
 
         Raises CommFailure if another rank has died or given up, if the time is over, or
-        if anything within it raises RuntimeError.
+        if the block raises RuntimeError.
         """
         self._require_alive()
         self._what, self._began = what, time.monotonic()
@@ -133,8 +134,8 @@ class HostGroup:
         self._require_alive()
 
     def look(self) -> bool:
-        """Ends the device's group if one of its ranks has died, or if its ranks would
-        wait forever.
+        """Ends the device's group if one of the group's ranks has died, or if its ranks
+        would wait forever.
         """
         began = self._began
         if began is None:
@@ -187,7 +188,9 @@ class HostGroup:
         return f"{self._what} of the ranks {ranks} over {self.backend}"
 
     def _dead(self, seconds: float = 0.0) -> str | None:
-        """Returns another rank whose process has ended, or ends within `seconds`."""
+        """Returns a text about another rank whose process has ended, or ends within
+        `seconds`.
+        """
         rank = self._processes.ended(seconds)
         if rank is None:
             return None
@@ -197,7 +200,8 @@ class HostGroup:
         world = member_group(None)
         of_world = dist.get_process_group_ranks(self._transport.group)
         known = _made.setdefault(world, {})
-        # Longer than Thinwire's own time-out, whose error names the missing rank.
+        # The limit is longer than Thinwire's own time-out, whose error names the
+        # missing rank.
         timeout = datetime.timedelta(seconds=2 * self._timeout + 60)
         is_world = len(of_world) == dist.get_world_size()
         own = (self.backend, tuple(of_world[rank] for rank in self.ranks))
@@ -221,9 +225,9 @@ def host_group_for(
 ) -> HostGroup | None:
     """Returns the group of this rank's host. Collective, over all ranks of `comm`.
 
-    Returns None unless several hosts hold several ranks each. All must be on devices of
-    one kind that has a process group. `preferred` names the backend to use if it exists
-    and serves the device.
+    Returns None unless several hosts hold several ranks each. All ranks must be on
+    devices of one kind, for which a process group exists. `preferred` names the backend
+    to use if it exists and serves the device.
     """
     transport = transport_of(comm)
     if transport is None:
@@ -248,9 +252,9 @@ def host_group_for(
 
 
 def threads_of_leader(asked: int, leaders: int = 1) -> int:
-    """Returns the number of threads of a leader, which is `asked` if that is set.
-    Otherwise it is the number of usable cores divided by the leaders on the machine, or
-    0 if THINWIRE_NUM_THREADS gives a number. Local.
+    """Returns the number of threads of a leader: `asked` if that is set, or 0 if
+    THINWIRE_NUM_THREADS is set. The default is the number of usable cores divided by
+    the leaders on the machine. Local.
     """
     if asked > 0 or os.environ.get("THINWIRE_NUM_THREADS"):
         return asked

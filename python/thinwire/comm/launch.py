@@ -40,8 +40,8 @@ def init_distributed(
     torch's own init_process_group() can hang in this case.
 
     dist_backend: None lets torch choose by device.
-    timeout: limit of the start, and of torch's own collectives. None is
-      THINWIRE_TIMEOUT, or torch's own limit if that is unset.
+    timeout: limit of the start, and of torch's own collectives. None means
+      THINWIRE_TIMEOUT or, if this variable is unset, torch's own limit.
     dist_init_required: False rejects initialization.
     config: accepted for DeepSpeed's scripts, but ignored.
 
@@ -92,7 +92,7 @@ def _of_this_attempt(timeout: datetime.timedelta) -> dict[str, Any]:
 
 
 def _discover_mpi(port: int) -> None:
-    """Sets torchrun's variables, which scripts read, from Open MPI's and MPICH's."""
+    """Sets torchrun's variables, which scripts read, from those of Open MPI or MPICH."""
     if "RANK" in os.environ:
         return
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
@@ -132,10 +132,10 @@ def store_of_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> 
     Collective.
 
     torchrun keeps one store over all restarts of a run. Without a separate part, new
-    ranks would use the addresses that dead ranks have left there.
+    ranks would use the addresses that dead ranks have left in the store.
     TORCHELASTIC_RESTART_COUNT does not name an attempt: if one machine restarts because
-    another one did, its own count does not change. Rank 0 therefore chooses a name.
-    Each rank asks for it under a key that has not been used before, and rank 0 answers.
+    another one did, the first machine's count does not change. Rank 0 therefore chooses
+    a name. Each rank asks for this name under a new key, and rank 0 answers.
 
     Raises CommFailure naming the ranks that do not arrive within `timeout`.
     """
@@ -159,8 +159,9 @@ def _ask(store: Store, own: str, rank: int, timeout: timedelta) -> str:
 
 
 def _answer(store: Store, attempt: str, size: int, timeout: timedelta) -> str:
-    """Answers the other ranks until each has its answer. Requests of dead ranks do no
-    harm."""
+    """Answers the other ranks until each has received its answer. Requests of dead
+    ranks do no harm.
+    """
     end = time.monotonic() + timeout.total_seconds()
     answered: set[bytes] = set()
     while late := [

@@ -62,17 +62,17 @@ def _close_all() -> None:
             communicator.give_up(reason)
         communicator.close()
     _end_helpers()
-    # gloo's threads still release the last collective's tensors, for which they take
-    # the GIL. torch 2.13 aborts, or hangs, if one of them does so while the interpreter
-    # ends.
+    # gloo's threads may still take the GIL to release tensors of the last collective.
+    # torch 2.13 aborts or hangs if a thread does so while the interpreter ends.
     time.sleep(_SECONDS_FOR_GLOO)
     for end in reversed(_ends):
         end()
 
 
 def keep_in_children(group: T) -> T:
-    """Returns `group` and prevents children of os.fork(), which lack its threads, from
-    ending it."""
+    """Returns `group`, and prevents forked children, which lack its threads, from
+    ending it.
+    """
     _groups.add(group)
     return group
 
@@ -91,8 +91,8 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 # If a daemon returned from native code after the interpreter has ended, a signal would
-# end the process. Exit therefore waits first for daemons that take steps and, after
-# communicators are closed, for the package's own daemons, too.
+# end the process. Exit therefore waits first for daemons that take steps and then,
+# after communicators are closed, for the package's own daemons.
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _helpers: weakref.WeakKeyDictionary[threading.Thread, Callable[[], None]] = (
     weakref.WeakKeyDictionary()
@@ -115,19 +115,21 @@ def daemons_are_alive() -> bool:
 
 
 def wait_for_daemons() -> None:
-    """Blocks until all of these daemons have ended, but at most for some seconds."""
+    """Blocks until all daemons that take steps have ended, but at most for some
+    seconds.
+    """
     _have_ended(_threads, _EXIT_SECONDS)
 
 
 def end_at_exit(thread: threading.Thread, wake: Callable[[], None]) -> None:
-    """Makes exit wait until this daemon has ended. It must end when wake() is called
-    after `is_ending` is set.
+    """Makes exit wait until this daemon has ended. The daemon must end when wake() is
+    called after `is_ending` is set.
     """
     _helpers[thread] = wake
 
 
 def call_if_helpers_hang(remedy: Callable[[], None]) -> Callable[[], None]:
-    """Returns `remedy`, which is called if one of these daemons does not end."""
+    """Returns `remedy`, which is called at exit if a daemon does not end."""
     _remedies.append(remedy)
     return remedy
 

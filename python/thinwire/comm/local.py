@@ -25,9 +25,10 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
 
     Optimizers and initialize() accept the communicator as process_group. Every rank
     makes its own model, inside `with seeded(...)` if it is random. If a rank raises,
-    the others are notified, and its exception is raised here. Ranks that still exchange
-    with a rank that has returned raise CommFailure, which names it. One collective may
-    take THINWIRE_TIMEOUT, or 600 s if that is unset.
+    the others are notified, and run_local_ranks() raises the exception. A rank that
+    still exchanges with a rank that has returned raises CommFailure, which names the
+    latter. One collective may take THINWIRE_TIMEOUT, or 600 s if this variable is
+    unset.
     """
     if not isinstance(n, int) or n < 1:
         raise InvalidArgument(f"n must be a number of ranks >= 1, got {n!r}")
@@ -72,8 +73,8 @@ def seeded(seed: int) -> Iterator[None]:
     """Seeds torch's CPU generator within `with seeded(1): model = ...`. Local.
 
     Only one thread at a time can be in such a block. Afterwards the generator's
-    previous state is restored. Ranks of run_local_ranks() share that generator. Without
-    this block they would draw from it in an order that changes from run to run.
+    previous state is restored. Ranks of run_local_ranks() share the generator. Without
+    this block, ranks would draw numbers in an order that changes from run to run.
     """
     with _generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -22,7 +22,8 @@ def broadcast_buffers(module: torch.nn.Module, process_group: Any = None) -> Non
     Collective.
 
     process_group: the argument of the optimizers. If the given group of
-      torch.distributed has no backend for a device, its buffers go through host memory.
+      torch.distributed has no backend for a device, the device's buffers go through
+      host memory.
 
     Raises InvalidArgument on all ranks if buffers differ in name, shape, dtype or kind of
     device. Raises CommFailure if ranks are lost, or in other calls.
@@ -83,8 +84,8 @@ def local_gradients(ddp: DistributedDataParallel) -> None:
 def register_hook(
     caller: str, ddp: DistributedDataParallel, state: object, hook: Any
 ) -> None:
-    """Registers a hook of DDP. Raises FailedPrecondition if there is one already, or if
-    `ddp` does not call hooks with buckets.
+    """Registers a hook of DDP. Raises FailedPrecondition if `ddp` already has a hook,
+    or does not call hooks with buckets.
     """
     if getattr(ddp, "_use_python_reducer", False):
         raise FailedPrecondition(

@@ -23,10 +23,10 @@ class Mpi4pyTransport(ChannelTransport):
     MPI.COMM_WORLD. The constructor is collective over `comm`.
 
     Raises InvalidArgument unless `comm` is such a communicator and contains this rank.
-    It needs MPI_THREAD_MULTIPLE, which mpi4py requests by itself. Raises Unavailable
-    without it or without mpi4py. A rank that dies is noticed at the time limit, or by
-    mpirun. If a rank hangs, programs that end would wait for it in MPI_Finalize. They
-    wait for one more time limit instead, and then call MPI_Abort.
+    Raises Unavailable without mpi4py, or without MPI_THREAD_MULTIPLE, which mpi4py
+    requests by itself. A rank that dies is noticed at the time limit, or by mpirun. If
+    a rank hangs, programs that end would wait for it in MPI_Finalize. Instead, these
+    programs wait for one more time limit, and then call MPI_Abort.
     """
 
     def __init__(self, comm: Any = None) -> None:
@@ -109,7 +109,7 @@ class _MpiChannel:
                 self._kept.append(self._comm.Isend([text, self._mpi.BYTE], peer, 0))
 
     def _end_together(self) -> None:
-        """Waits until all ranks end, as MPI_Finalize would, or aborts them."""
+        """Waits until all ranks end, as MPI_Finalize would, or aborts all ranks."""
         if self._mpi.Is_finalized():
             return
         end = time.monotonic() + self._patience

@@ -44,9 +44,9 @@ class ProcessGroupTransport(ChannelTransport):
     """A separate gloo group with the ranks of `process_group` (None: the world of
     torch.distributed).
 
-    Collective over that group. Messages are in CPU memory, so this uses gloo even if
-    `process_group` uses NCCL, HCCL or XCCL. The user's collectives remain on the user's
-    group. The new one is not registered in torch.distributed, so
+    Collective over that group. Messages are in CPU memory, so the transport uses gloo
+    even if `process_group` uses NCCL, HCCL or XCCL. The user's collectives remain on
+    the user's group. The gloo group is not registered in torch.distributed, so
     destroy_process_group() does not touch it.
 
     timeout: seconds to find the other ranks. None means THINWIRE_TIMEOUT or, if that is
@@ -109,8 +109,7 @@ class _Flight:
 
 
 class _Whereabouts:
-    """The exchanges in which ranks of a process group have been waiting for some
-    time."""
+    """The exchanges in which ranks of a process group have waited for some time."""
 
     def __init__(self, store: Store, rank: int) -> None:
         self.rank = rank
@@ -144,15 +143,15 @@ class _Whereabouts:
             self._store.set(str(self.rank), json.dumps(own))
 
     def leave(self, channel: int) -> None:
-        """Keeps the data of a failed channel until this rank publishes its next
-        exchange. Ranks that time out later read the data.
+        """Keeps the published exchange of a failed channel until this rank publishes
+        its next one, because ranks that time out later read it.
         """
         with self._lock:
             self._left.add(channel)
 
     def of(self, peer: int) -> dict[str, list[Any]]:
         """Returns, by channel, the place, the operation, the calls, and the smallest
-        and largest number of bytes that the rank expects from another.
+        and largest number of bytes that `peer` expects from one rank.
         """
         key = str(peer)
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
@@ -172,7 +171,8 @@ _whereabouts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Whereabouts] = (
 
 class _GlooChannel:
     """A channel through the group's own send() and recv(), which take half the time of
-    torch.distributed's."""
+    the functions in torch.distributed.
+    """
 
     def __init__(
         self, group: Any, number: int, store: Store, whereabouts: _Whereabouts
@@ -215,8 +215,8 @@ class _GlooChannel:
                 work.wait(datetime.timedelta(seconds=left))
         except RuntimeError as error:
             # gloo ends the process if a pending operation is destroyed. Pending
-            # operations are therefore kept here; they do nothing after give_up() has
-            # closed the connections.
+            # operations are therefore kept, although they do nothing after give_up()
+            # has closed the connections.
             self._broken.append(works)
             if self._elsewhere:
                 raise Broken([peer], None, self._elsewhere) from None
@@ -280,8 +280,8 @@ class _GlooChannel:
 
     def _is_elsewhere(self, flight: _Flight) -> bool:
         """Returns whether a peer waits at the same place for another operation or size,
-        so that both would wait forever. It suffices to ask the first peers, because a
-        single rank in another call also finds this out itself.
+        so that both would wait forever. Asking the first peers suffices, because a
+        single rank in another call detects the difference itself.
         """
         for peer in sorted(flight.sends)[:_PEERS_TO_LOOK_AT]:
             there = self._whereabouts.of(peer).get(str(self._number))
@@ -323,7 +323,9 @@ class _GlooChannel:
         return self._first_to_give_up
 
     def _close_connections(self) -> None:
-        """Ends all exchanges by a wait that times out, because abort() does nothing."""
+        """Ends all exchanges by a wait that times out, because gloo's abort() does
+        nothing.
+        """
         never = torch.empty(1, dtype=torch.uint8)
         for peer in range(self._group.size()):
             if peer == self._rank:
@@ -337,7 +339,7 @@ class _GlooChannel:
 
 
 def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Returns `process_group`, or the world for None. This rank must be in it."""
+    """Returns `process_group`, or the world for None. This rank must be a member."""
     group = dist.group.WORLD if process_group is None else process_group
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise InvalidArgument(
@@ -349,7 +351,7 @@ def member_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def _own_store(group: dist.ProcessGroup, rank: int) -> tuple[int, Store, _Whereabouts]:
     """Returns the number of a new group, its part of the store, and the ranks'
     whereabouts. Numbers are counted per group and rank, so that a later group does not
-    find the addresses of an earlier one.
+    find addresses of an earlier group.
     """
     try:
         store = group.get_group_store()
@@ -369,8 +371,8 @@ def _own_store(group: dist.ProcessGroup, rank: int) -> tuple[int, Store, _Wherea
 def _disconnect_from_stores() -> None:
     """Ends the connections to stores whose hosts do not answer.
 
-    torch has no call that interrupts a thread inside of a store. Such a thread would end
-    the process by a signal if it came back after the interpreter's end.
+    torch has no call that interrupts a thread inside of a store. Such a thread would
+    end the process by a signal if it returned after the interpreter's end.
     """
     for name in os.listdir("/proc/self/fd"):
         # The descriptor may be closed by now, or may not be a socket.
@@ -442,7 +444,7 @@ def _gave_up(rank: int) -> str:
 
 
 def short_text(error: Exception) -> str:
-    """Extracts the connection and its failure from a text of gloo's. Local."""
+    """Extracts the connection and its failure from an error text of gloo. Local."""
     first = next(iter(str(error).splitlines()), "")
     return (
         re.sub(r"^\[[^\]]*\]\s*", "", first).split(". ")[0][:200]

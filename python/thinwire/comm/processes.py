@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the processes of other ranks on this machine, whose end it notices at
-once."""
+"""Notices at once when the process of another rank on this machine ends."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from ..errors import Unavailable
 
 
 class Processes:
-    """Other ranks' processes, as far as they can be watched: those in the same namespace of
-    the same machine.
+    """Processes of other ranks, if they can be watched: on the same machine, in the
+    same namespace.
     """
 
     def __init__(
         self, comm: _core.Communicator, ranks: Sequence[int], own: int
     ) -> None:
-        """Collective over `comm`. `ranks` has the numbers of its ranks in the errors, and
-        `own` that of this one.
+        """Collective over `comm`. `ranks` contains the numbers of its ranks in errors,
+        and `own` is the number of this rank.
 
         Raises Unavailable if a process has ended meanwhile.
         """

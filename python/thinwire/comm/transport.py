@@ -33,7 +33,7 @@ class Exchange(NamedTuple):
 
     salt: int
     place: str
-    """Text of the operation, which must be the same on all ranks."""
+    """Text of the operation; must be the same on all ranks."""
     operation: str
 
 
@@ -128,8 +128,8 @@ class ChannelTransport:
         self, color: int, key: int, operation: str, sequence: int, seconds: float
     ) -> Self | None:
         """Returns the transport of the ranks that pass the same `color`, ordered by
-        `key`, then by rank; None for a color below 0. Collective. If a part fails, the
-        whole group fails.
+        `key`, then by rank. Returns None for a color below 0. Collective. If a part
+        fails, the whole group fails.
         """
         size = struct.calcsize("<qq")
         said = [bytearray(struct.pack("<qq", color, key)) for _ in range(self.size)]
@@ -158,8 +158,9 @@ class ChannelTransport:
         return part
 
     def give_up(self, reason: str) -> None:
-        """Notifies all ranks that this one cannot continue. Does not block. Any thread
-        may call it."""
+        """Notifies all ranks that this rank cannot continue. Does not block. Any thread
+        may call it.
+        """
         if self._channel.given_up is None and os.getpid() == self._process:
             self._channel.given_up = reason
             self._channel.give_up(reason)

@@ -16,10 +16,10 @@ from .lifetime import end_at_exit, is_ending
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.25
-"""Time between two checks whether a rank has given up."""
+"""Time between two checks for a rank that has given up."""
 _BRIEF_SECONDS = 1.0
 """Longest time to wait for the store after a rank has failed. The store's host may have
-died with it.
+died with the rank.
 """
 
 
@@ -32,8 +32,8 @@ class Watched(Protocol):
 
 class Watcher:
     """A daemon that calls look() until the object is destroyed, to interrupt waits for
-    lost ranks. It also makes calls that may block. It is started in advance, because no
-    thread can start while the interpreter ends.
+    lost ranks. The daemon also makes calls that may block. It is started in advance,
+    because no thread can start while the interpreter ends.
     """
 
     def __init__(self, watched: weakref.ref[Watched]) -> None:
