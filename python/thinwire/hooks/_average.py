@@ -28,7 +28,7 @@ class Average(Protocol):
     """
 
     path: str
-    """The place of the average: "host" or "device"."""
+    """Location of the averages: "host" or "device"."""
 
     def take(self, number: int, values: torch.Tensor) -> Any:
         """Takes the present values of bucket `number`, flat and dense. Queued. Returns

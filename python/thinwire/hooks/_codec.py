@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The 4-bit and 8-bit codec in operations of torch, which run on every device.
 
-Values are matrices: a row is a block of at most 1024 elements. A row of records has the
-bytes of the C++ codec: the step in fp32, then the codes in words of 32 bits. Every operation
-rounds once, so equal values have the same bits on all devices.
+Values are matrices: a row is a block of at most 1024 elements. A row of records
+contains the bytes of the C++ codec: the step in fp32, then the codes in words of 32
+bits. Every operation rounds once, so equal values have the same bits on all devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def encode(c: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     largest = c.abs().amax(1, keepdim=True)
     # CUDA would multiply by the inverse of a Python number.
     step = largest / torch.full_like(largest, levels)
-    # If a step is 0, all elements of the block are so small that they round to 0.
+    # A step is 0 only if all elements of the block are so small that they round to 0.
     sums = (c / step.masked_fill(step == 0, 1)).round_().add_(levels)
     codes = sums.clamp_(0, 2 * levels).to(torch.uint8)
     codes.masked_fill_(~step.isfinite(), levels)
@@ -63,8 +63,8 @@ def decode(records: torch.Tensor, elements: int, bits: int) -> torch.Tensor:
 
 
 def average(records: torch.Tensor, elements: int, bits: int) -> torch.Tensor:
-    """Returns the means of blocks over ranks, which are the first dimension. They are
-    added in the order of ranks.
+    """Returns the means of blocks over ranks, which are the first dimension. Values are
+    added in rank order.
     """
     total = None
     for of_rank in records:

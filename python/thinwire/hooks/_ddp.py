@@ -108,10 +108,10 @@ class Hook(ScaledHook):
     of low rank. Made by ddp_hook().
 
     A residual is the rounding error of an average, and is added to the next gradient.
-    Residuals belong to parameters, so DDP may rebuild its buckets. They are stored
-    where gradients are averaged. They need 4 bytes per element, or 2 in bf16, and on N
-    ranks 1/N of that for servers. With low_rank, matrices of the same size need another
-    4 bytes.
+    Residuals belong to parameters, so DDP may rebuild its buckets. Residuals are stored
+    where gradients are averaged. They take 4 bytes per element, or 2 in bf16, plus 1/N
+    as much for servers on N ranks. With low_rank, matrices of the same size need
+    another 4 bytes.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Hook(ScaledHook):
 
     @property
     def path(self) -> str:
-        """Returns the place of the averages, "host" or "device"."""
+        """Returns where averages are computed, "host" or "device"."""
         return self._average.path
 
     def __repr__(self) -> str:
@@ -245,17 +245,17 @@ class Hook(ScaledHook):
           ranks. The mean over ranks stays the same.
         server: for each name the servers' residual. Both are in the order of indices,
           regardless of the parameters' memory format.
-        backwards: the number of backwards so far, which exact_steps counts.
+        backwards: the number of backwards so far, which is compared with exact_steps.
 
-        With low_rank, it also has for parameters with factors:
+        With low_rank, the state also contains, for parameters with factors:
         factors: for each name the factor Q of the next backward, transposed. Its shape
           is [r, columns], where columns is the product of the dimensions after the
           first.
         generators: for each name the state of the generator of new columns, an int64.
         first_passes: the number of first_steps so far.
 
-        If the last backward has failed, some residuals come from it and others from the
-        previous one.
+        If the last backward has failed, some residuals come from that backward and
+        others from the previous one.
         """
 
         def saved() -> dict[str, Any]:
@@ -276,18 +276,18 @@ class Hook(ScaledHook):
         """Loads a state that state_dict() has returned on any number of ranks. All
         ranks must pass the same state. Collective.
 
-        With the same number of ranks, or hosts, each gets its own residual. With
-        another number, all get the mean. A single rank adds the residuals to its first
-        gradient.
+        With the same number of ranks, or hosts, each receives its own residual. With
+        another number, all receive the mean. A single rank adds the residuals to its
+        first gradient.
 
         From a state without factors, a hook with low_rank takes the residuals, and
         starts with new factors and its first_steps. From a state with factors, a hook
-        without low_rank takes only the residuals. Rank 0 logs both.
+        without low_rank takes only the residuals. Rank 0 logs either case.
 
         Raises CorruptCheckpoint naming what does not fit, and InvalidArgument if the
-        ranks' states differ, on all ranks, before anything changes. Residuals must not
-        exceed 1e30 in magnitude. Raises FailedPrecondition if the last backward has
-        failed.
+        ranks' states differ, on all ranks, before anything changes. The magnitude of
+        residuals must not exceed 1e30. Raises FailedPrecondition if the last backward
+        has failed.
         """
         dtype = self._options.residual_dtype
 
@@ -357,13 +357,13 @@ class Hook(ScaledHook):
             done.set_result(values)
             return done
         part = self._part(bucket, units, done)
-        # Backward sees exceptions from `then`, but not those from set_exception().
+        # Backward sees exceptions from `then`, but no exceptions from set_exception().
         result = done.then(lambda future: future.value())
         self._exchanges.put(lambda: self._run(part))
         return result
 
     def _scale(self) -> float:
-        """Returns the loss scale. If it fails, this rank gives up."""
+        """Returns the loss scale. If the scaler raises, this rank gives up."""
         try:
             return self._scale_now()
         except Exception as failure:
@@ -400,8 +400,8 @@ class Hook(ScaledHook):
         )
 
     def _views(self, bucket: dist.GradBucket) -> list[torch.Tensor]:
-        """Returns the gradients in a bucket, or nothing if the bucket's memory is in
-        the order of their indices.
+        """Returns the gradients in a bucket, or an empty list if the bucket's memory is
+        already in the order of indices.
 
         DDP stores a gradient with the strides that its parameter had when the bucket
         was made. The views of bucket.gradients() do not have these strides.
@@ -457,15 +457,16 @@ class Hook(ScaledHook):
             self._parts.popleft()
 
     def _require_same_scale(self, scale: float) -> None:
-        """Compares the ranks' loss scales in calls 1, 2, 4, 8 and so on, in which it is
-        collective."""
+        """Compares the ranks' loss scales in calls 1, 2, 4, 8 and so on. Collective in
+        these calls.
+        """
         self._low_bit_backwards += 1
         if self._low_bit_backwards & (self._low_bit_backwards - 1) == 0:
             self._comm.require_same("the loss scale", repr(scale))
 
     def _tell_of_scale(self, of: _Pass) -> None:
         """Logs once that gradients seem to contain an unknown loss scale."""
-        # The device may still compute this average. Do not wait for it.
+        # The device may still compute this average, for which nothing should wait.
         before, self._last = self._last, of
         if self._average.path == "device":
             of = before
@@ -524,20 +525,20 @@ def ddp_hook(
     first_bits: 4 or 8.
     plain: names of parameters without factors, or fnmatch patterns of such names.
     exact_steps: number of first backwards that DDP averages exactly, as without a hook.
-    residual_dtype: float32 or bfloat16, which takes half the memory and loses the
-      remainders of its rounding; float32 with low_rank.
+    residual_dtype: float32 or bfloat16; float32 with low_rank. bfloat16 takes half the
+      memory and loses the remainders of its rounding.
     hierarchy: as for the optimizers. With "auto", ranks of one host first average in
       fp32 if all hosts have the same number of ranks, and more than one.
     path: "host" averages in host memory, to which gradients of other devices are
       copied. "device" averages on the gradients' device, over the backend that the
       process group has for it. "auto" chooses "device" for devices that have a backend,
-      such as NCCL, unless low_rank is set. Both have the same residuals and, up to the
-      order in which ranks of a host are added, the same bits.
+      such as NCCL, unless low_rank is set. Both paths produce the same residuals and,
+      up to the order in which ranks of a host are added, the same bits.
     process_group: as for the optimizers; None is the group of `ddp`.
 
-    If any rank's gradient is not finite, its bucket becomes NaN on all ranks, and its
-    residuals do not change. A GradScaler therefore skips the step on all ranks. Pass
-    the scaler to the result's watch(). A single rank changes nothing.
+    If any rank's gradient is not finite, its bucket becomes NaN on all ranks, and the
+    bucket's residuals do not change. A GradScaler therefore skips the step on all
+    ranks. Pass the scaler to the result's watch(). A single rank changes nothing.
 
     If a rank is lost, backward() raises a RuntimeError with the text of CommFailure,
     which names the rank.
@@ -573,8 +574,9 @@ def ddp_hook(
 def _communicator(
     ddp: DistributedDataParallel, process_group: Any
 ) -> _core.Communicator:
-    """Returns a communicator over the group, after the ranks have agreed on the group
-    over DDP's."""
+    """Returns a communicator over the group, on which ranks first agree over DDP's
+    group.
+    """
     comm = communicator_for(ddp.process_group)
     try:
         agreed(comm, lambda: require_group(process_group))

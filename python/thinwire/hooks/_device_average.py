@@ -25,9 +25,9 @@ class DeviceAverage:
     """Averages over the process groups of a device, with the arithmetic of
     _core.LowBitMean and, between hosts, the same bits. No value is copied to the host.
 
-    A bucket passes through three stages: up to the servers, down from them, and the
-    results. It enters a stage after the next bucket has entered the previous stage, so
-    that the codec of one overlaps the exchange of another.
+    A bucket passes through three stages: up to the servers, down from the servers, and
+    the results. A bucket enters a stage after the next bucket has entered the previous
+    stage. The codec of one bucket therefore overlaps the exchange of another.
     """
 
     path = "device"
@@ -135,8 +135,7 @@ class DeviceAverage:
     def _plan(self, units: Sequence[int]) -> Plan:
         key = tuple(units)
         if key not in self._plans:
-            # Earlier divisions into buckets that contain these units will not be used
-            # again.
+            # Plans for earlier buckets that contain these units will not be used again.
             wanted = set(units)
             for other in [k for k in self._plans if wanted.intersection(k)]:
                 del self._plans[other]
@@ -152,8 +151,8 @@ class DeviceAverage:
 
     @property
     def bytes_per_pass(self) -> int:
-        """Returns the bytes without padding, which buckets have if their number of
-        blocks is not a multiple of the ranks.
+        """Returns the bytes without padding. A bucket is padded if its number of blocks
+        is not a multiple of the ranks.
         """
         _, rows = self._places.rows(self._cuts)
         each = record_bytes(BLOCK, self._exchange.bits)
@@ -193,7 +192,7 @@ class DeviceAverage:
     def _flat(
         self, kept: torch.Tensor, numbers: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Returns the residuals of all units, with 0 for those on other ranks."""
+        """Returns the residuals of all units, with 0 for residuals on other ranks."""
         with self.running():
             here = kept.cpu()
         whole = torch.zeros(self._cuts.total, BLOCK, dtype=kept.dtype)
@@ -203,6 +202,6 @@ class DeviceAverage:
         return flat
 
     def close(self) -> None:
-        # These flights belong to a backward that has failed, perhaps at different
-        # places on other ranks.
+        # Remaining flights belong to a backward that has failed, perhaps at another
+        # point on other ranks.
         self._groups.close(in_flight=bool(self._flights))

@@ -32,12 +32,12 @@ class _Slice:
 
 
 class _Part:
-    """The rows of one reduce-scatter. Each owner has the same number of rows, the last
-    of which may be empty.
+    """The rows of one reduce-scatter. Each receiving rank, the owner, has the same
+    number of rows, the last of which may be empty.
     """
 
     def __init__(self, pieces: Sequence[Piece], ranks: int, own: int, row: int) -> None:
-        """`row` is the index of its first row in the residual."""
+        """`row` is the index of the part's first row in the residual."""
         counts = [0] * ranks
         places: list[tuple[int, int, Piece]] = []
         for piece in pieces:
@@ -59,7 +59,8 @@ class _Part:
 
 class DeviceReduceScatter:
     """Averages gradients like _core.LowBitReduceScatter, with the same bits, over the
-    process group of a device. It queues on the current stream, and does not wait.
+    process group of a device. Calls queue operations on the current stream, and do not
+    wait.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _reduce_scatter = _reduce_scatter or dist.reduce_scatter_tensor
 
 
 class Sent:
-    """Records in flight. received() makes later operations wait for them."""
+    """Records in flight. received() makes later operations wait for these records."""
 
     def __init__(self, groups: DeviceGroups, to: torch.Tensor, work: Any) -> None:
         self._groups, self._to, self._work = groups, to, work
@@ -44,9 +44,9 @@ class Exchange:
         """Bytes of records that this rank has sent to other hosts."""
 
     def mean_of_host(self, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's part of the mean of fp32 rows; `order` has the row of
-        each slot, by place. If hosts are flat, returns all rows unchanged. Collective
-        in the host.
+        """Returns this rank's part of the mean of fp32 rows; `order` contains the row
+        of each slot, by place. If hosts are flat, returns all rows unchanged.
+        Collective in the host.
         """
         groups = self.groups
         if groups.inside is None:
@@ -64,8 +64,8 @@ class Exchange:
         rank's number on all hosts, the same number of rows to each. Also returns the
         rounding errors, which overwrite `c`. Collective between hosts, queued.
 
-        If hosts are flat, `order` has the row of each slot. None means that rows are in
-        this order.
+        If hosts are flat, `order` contains the row of each slot. None means that rows
+        are already in slot order.
         """
         records, error = encode(c, self.bits)
         if self.groups.inside is None and order is not None:
@@ -81,8 +81,8 @@ class Exchange:
         return average(records.view(hosts, -1, records.shape[1]), BLOCK, self.bits)
 
     def send_down(self, c: torch.Tensor) -> tuple[Sent, torch.Tensor]:
-        """Sends all blocks to each of the same ranks. Also returns their rounding
-        errors, which overwrite `c`. Collective between hosts, queued.
+        """Sends all blocks to each rank with this rank's number. Also returns the
+        rounding errors, which overwrite `c`. Collective between hosts, queued.
         """
         records, error = encode(c, self.bits)
         whole = records.new_empty(len(records) * self.groups.hosts, records.shape[1])

@@ -41,15 +41,16 @@ def matrices_of(shapes: _state.Shapes, plain: Iterable[str]) -> list[tuple[int, 
 
 @dataclass
 class Kept:
-    """Factors of all parameters one after the other, the generators' states, and the
-    number of passes."""
+    """Factors of all parameters in one array, the generators' states, and the number of
+    passes.
+    """
 
     factors: torch.Tensor
     generators: list[int]
     passes: int
 
     def __str__(self) -> str:
-        """Returns a text that is equal on all ranks if these values are."""
+        """Returns a text that is equal on all ranks if these values are equal."""
         return (
             f"first_passes {self.passes}\n"
             f"factors, checksum {_state.checksum(self.factors)}\n"
@@ -97,8 +98,8 @@ class Factors:
         }
 
     def checked(self, state: Mapping[str, Any]) -> Kept:
-        """Returns the state's factors, or those of a new hook if the state has none.
-        Local.
+        """Returns the state's factors, or the initial factors if the state contains
+        none. Local.
 
         Raises CorruptCheckpoint naming what does not fit.
         """

@@ -31,12 +31,12 @@ class FsdpHook(ScaledHook):
     """Averages the gradients of an FSDP2 module in 8 or 4 bits. Made by fsdp_hook().
 
     A residual is the rounding error of a gradient, and is added to the next gradient.
-    Each rank stores one for all parameters of the whole module where gradients are
+    Each rank stores residuals for the whole module, in the memory where gradients are
     averaged: 4 bytes per element, or 2 in bf16.
     """
 
     path: str
-    """The place of the averages: "host" or "device"."""
+    """Location of the averages: "host" or "device"."""
 
     def __init__(
         self, module: FSDPModule, bits: int, residual_dtype: torch.dtype, path: str
@@ -89,15 +89,15 @@ class FsdpHook(ScaledHook):
     @property
     def bytes_sent(self) -> int:
         """Returns the bytes that this rank has sent to others since construction began,
-        including those for agreement and states. On the path "device" it counts only
-        gradients.
+        including bytes for agreement and states. On the path "device", only gradients
+        count.
         """
         return self._exchange.bytes_sent
 
     @property
     def wait_seconds(self) -> float:
         """Returns the time that backward has spent waiting for other ranks since
-        construction. On a device it is about 0, because streams wait.
+        construction. On a device the time is about 0, because streams wait.
         """
         return self._exchange.wait_seconds
 
@@ -117,16 +117,16 @@ class FsdpHook(ScaledHook):
 
     @in_call("load_state_dict()")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what state_dict() has returned on any number of ranks. Collective: all
-        ranks pass the same.
+        """Loads a result of state_dict() from any number of ranks. Collective: all
+        ranks pass the same state.
 
-        With the same number of ranks, each gets its own residual. With another number,
-        all get the mean. FSDP2 does not call the hook on a single rank, which therefore
-        keeps the residual for a later state_dict().
+        With the same number of ranks, each receives its own residual. With another
+        number, all receive the mean. FSDP2 does not call the hook on a single rank,
+        which therefore keeps the residual for a later state_dict().
 
         Raises CorruptCheckpoint naming what does not fit, and InvalidArgument if the
-        ranks' states differ, on all ranks, before anything changes. Residuals must not be
-        above 1e30 in magnitude.
+        ranks' states differ, on all ranks, before anything changes. The magnitude of
+        residuals must not exceed 1e30.
         """
         place = self._comm.rank, self._comm.size
         dtype = from_dlpack(self._exchange.error()).dtype
@@ -179,7 +179,7 @@ class _ReduceScatter:
         async_op: bool = False,
     ) -> None:
         """Returns after the exchange, because FSDP2 reads the result at once. On the
-        path "device" it is queued on the current stream.
+        path "device" the exchange is queued on the current stream.
         """
         try:
             self._check(input_tensor, op)
@@ -210,9 +210,9 @@ class _ReduceScatter:
             )
 
     def _compare(self) -> None:
-        """Raises FailedPrecondition at the end of the first backward if FSDP2's layout
-        of gradients differs from the one that the hook has read. The hook is then
-        closed. No residual has been added to a gradient yet, unless a state was loaded.
+        """Raises FailedPrecondition at the end of the first backward, and closes the
+        hook, if FSDP2's layout of gradients is not as the hook expects. No residual has
+        been added to a gradient yet, unless a state was loaded.
         """
         self._is_compared = True
         misplaced = self._part.misplaced()
@@ -255,29 +255,29 @@ def fsdp_hook(
     bits: 4 or 8 per element. 8 is closer to FSDP2, and 4 sends half as much.
     residual_dtype: float32 or bfloat16, which takes half the memory and loses the
       remainders of its rounding.
-    path: as for ddp_hook(). Both have the same residuals and bits.
+    path: as for ddp_hook(). Both paths produce the same residuals and bits.
 
-    A gradient is not rounded a second time for its owner. If an element of a rank's
-    gradient is not finite, up to 1024 elements around it become NaN on their owner. The
-    rank's residuals of these elements do not change. FSDP2 then fills the gradient of a
-    parameter that was not used with 0, plus its residual. A single rank changes
-    nothing.
+    A gradient is not rounded a second time on its way to the rank that owns it. If an
+    element of a rank's gradient is not finite, up to 1024 elements around it become NaN
+    on their owner. The residuals of these elements do not change. With the hook, FSDP2
+    fills the gradient of a parameter that was not used with 0, plus the parameter's
+    residual. A single rank changes nothing.
 
     FSDP2 reads the result as soon as the hook returns, so on the host exchanges do not
-    overlap with backward. On a device they run on FSDP2's stream. If a rank is lost during
-    one, backward() raises CommFailure, which names the rank. During FSDP2's own all-gathers
-    it raises torch's error, which may name no rank.
+    overlap with backward. On a device exchanges run on FSDP2's stream. If a rank is
+    lost during an exchange, backward() raises CommFailure, which names the rank. During
+    FSDP2's own all-gathers, backward() raises torch's error, which may name no rank.
 
     Raises TypeError unless `module` is an FSDPModule.
 
-    Raises InvalidArgument for an argument out of range, and for gradients that are reduced
-    in other types than fp32 and bf16. Also raises it for parameters that are sharded over
-    more than one mesh, or over another dimension than 0.
+    Raises InvalidArgument for an argument out of range, and for gradients that are
+    reduced in other types than fp32 and bf16. The same error is raised for parameters
+    that are sharded over more than one mesh, or over another dimension than 0.
 
     Raises FailedPrecondition after a forward, or if this torch does not support the
-    hook. Also raises it if a module already has a custom reduce-scatter, or if a
-    Thinwire optimizer averages the gradients. In these cases nothing has changed on any
-    rank.
+    hook. The same error is raised if a module already has a custom reduce-scatter, or
+    if a Thinwire optimizer averages the gradients. In these cases nothing has changed
+    on any rank.
     """
     if not isinstance(module, FSDPModule):
         refuse_on_all_ranks(

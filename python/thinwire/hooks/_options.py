@@ -23,7 +23,7 @@ _BITS = "THINWIRE_BITS"
 def bits_of_environment() -> int | None:
     """Returns THINWIRE_BITS, or None if it is not set. Local.
 
-    Raises InvalidArgument unless it is 4 or 8.
+    Raises InvalidArgument unless the value is 4 or 8.
     """
     text = os.environ.get(_BITS, "")
     if text not in ("", "4", "8"):
@@ -32,8 +32,8 @@ def bits_of_environment() -> int | None:
 
 
 def from_environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options of ddp_hook(), with THINWIRE_BITS if they have neither `bits` nor
-    `low_rank`. Local. Raises InvalidArgument like bits_of_environment().
+    """Returns options of ddp_hook(), with THINWIRE_BITS if they contain neither `bits`
+    nor `low_rank`. Local. Raises InvalidArgument like bits_of_environment().
     """
     if options.get("bits") is not None or options.get("low_rank"):
         return dict(options)
@@ -56,7 +56,7 @@ class Options:
 
     def checked(self, names: Iterable[str]) -> Options:
         """Returns the options with the default of `bits` filled in and `plain` as a
-        tuple. `names` are those of the averaged parameters. Local.
+        tuple. `names` are the names of the averaged parameters. Local.
 
         Raises InvalidArgument for an option out of range.
         """
@@ -111,7 +111,9 @@ class Options:
             )
 
     def _found(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns `plain` as a tuple, whose patterns each match a name."""
+        """Returns `plain` as a tuple. Raises InvalidArgument for a pattern that matches
+        no name.
+        """
         if isinstance(self.plain, str) or not isinstance(self.plain, Iterable):
             raise InvalidArgument(f"plain must be names, got {self.plain!r}")
         plain, known = tuple(self.plain), list(names)

@@ -35,7 +35,7 @@ def require_options(bits: int, residual_dtype: torch.dtype) -> None:
 
 def refuse_on_all_ranks(error: Exception) -> NoReturn:
     """Raises `error`. Other ranks of the default group that are in the same call raise
-    InvalidArgument with its text. Collective if there is a default group.
+    InvalidArgument with the error's text. Collective if there is a default group.
 
     If the other ranks cannot be notified, a note on `error` says why.
     """
@@ -63,7 +63,8 @@ def averaged(ddp: DistributedDataParallel) -> dict[str, torch.nn.Parameter]:
     ddp.module.parameters().
 
     Raises InvalidArgument for gradients that are sparse, complex or fp64, for experts,
-    and if there are none. Raises FailedPrecondition if a Thinwire optimizer averages them.
+    and if no parameter needs a gradient. Raises FailedPrecondition if a Thinwire
+    optimizer averages the gradients.
     """
     for name, module in ddp.module.named_modules():
         if getattr(module, "sparse", False) and isinstance(
@@ -101,8 +102,8 @@ def description(parameters: dict[str, torch.nn.Parameter]) -> str:
 
 
 def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Returns the strides that DDP gives a gradient in a bucket: those of the parameter
-    if it is dense, otherwise contiguous ones.
+    """Returns the strides of a gradient in a bucket of DDP: the strides of a dense
+    parameter, and contiguous strides for others.
     """
     expected = 1
     for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
@@ -113,8 +114,7 @@ def strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def norm_of(values: torch.Tensor) -> float:
-    """Returns the norm. Uses fp64, which is slower, only if fp32 may not hold the
-    square."""
+    """Returns the norm. Uses the slower fp64 only if the square may not fit into fp32."""
     norm = float(torch.linalg.vector_norm(values, dtype=torch.float32))
     if 1e-16 < norm < torch.inf:
         return norm

@@ -36,11 +36,13 @@ def device_groups(
     refusal: str = "",
 ) -> DeviceGroups | None:
     """Returns the groups in which ranks average `tensors` on their device, or None for
-    averages in host memory. Collective over `comm`, which has the ranks of `group`.
+    averages in host memory. Collective over `comm`, which has the same ranks as
+    `group`.
 
-    `refusal` says why the caller itself cannot average on a device; "" if it can.
+    `refusal` says why the caller cannot average on a device, and is "" if it can.
 
-    Raises InvalidArgument on all ranks if `path` is "device" and a rank cannot do it.
+    Raises InvalidArgument on all ranks if `path` is "device" and a rank cannot average
+    on its device.
     """
     if path == "host" or comm.size == 1:
         return None
@@ -90,7 +92,9 @@ def _why_not(
 
 
 def _hosts(comm: _core.Communicator, hierarchy: str) -> list[list[int]]:
-    """Returns the ranks of each host; nothing if each rank exchanges with every other."""
+    """Returns the ranks of each host, or an empty list if each rank exchanges with
+    every other.
+    """
     hosts = [] if hierarchy == "flat" else comm.find_hosts(0)
     if hierarchy == "by_host" and not hosts:
         raise InvalidArgument(

@@ -14,15 +14,16 @@ from ..comm.device_groups import DeviceGroups
 from ._codec import BLOCK
 
 _OF_A_CPU, _OF_A_DEVICE = 512, 1 << 14
-"""Rows of a chunk. A CPU keeps the smaller one in its cache, and a device launches fewer
-operations for the larger one.
+"""Rows of a chunk. A CPU keeps the smaller chunk in its cache, and a device launches
+fewer operations for larger chunks.
 """
 Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class Cuts:
-    """The blocks of all units. Like the exchange on the host, place k mod W serves cut k
-    on W ranks, so results and residuals do not depend on buckets.
+    """The blocks of all units, also called cuts. On W ranks, place k mod W serves cut
+    k, as in the exchange on the host. Results and residuals therefore do not depend on
+    buckets.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -39,7 +40,7 @@ class Cuts:
 
 
 def copy_each(to: Tensors, given: Tensors) -> None:
-    """Copies tensors, each to one of the same size, with few launches on a device."""
+    """Copies each tensor to a tensor of the same size, with few launches on a device."""
     if to:
         torch._foreach_copy_(to, given)
 
@@ -137,8 +138,9 @@ class Places:
 
 
 class Chunk:
-    """Some rows in the order in which they are sent: by place, the same number for
-    each. The last rows of a place may be copies of another row, which are not read.
+    """Some rows in the order in which they are sent: by place, with the same number of
+    rows for each place. The last rows of a place may be copies of another row, which
+    are not read.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Chunk:
         """Row in each slot."""
         self.back = back.to(where)
         """Slot of each row."""
-        if places.count == places.hosts:  # rows are encoded before they are ordered
+        if places.count == places.hosts:  # rows are encoded before ordering
             worker = places.worker_row(numbers)
         self.worker = Rows(worker.flatten(), where)
         self.server = Rows(server[places.number], where)

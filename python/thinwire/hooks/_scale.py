@@ -39,10 +39,10 @@ class ScaledHook:
 
     def set_loss_scale(self, scale: float) -> None:
         """Sets the factor that the loss has been multiplied by, from the next backward
-        on. All ranks must set the same factor, which ddp_hook() compares in backwards
-        1, 2, 4, 8 and so on. Local.
+        on. All ranks must set the same factor; ddp_hook() compares the factors in
+        backwards 1, 2, 4, 8 and so on. Local.
 
-        Raises InvalidArgument unless it is in [2^-126, 2^127].
+        Raises InvalidArgument unless the factor is in [2^-126, 2^127].
         """
         if not isinstance(scale, float | int) or not _LEAST <= scale <= _MOST:
             raise InvalidArgument(f"scale must be in [2^-126, 2^127], got {scale!r}")
@@ -51,7 +51,7 @@ class ScaledHook:
     def watch(self, grad_scaler: Scaler) -> None:
         """Uses this scaler's loss scale in each backward. Local.
 
-        Raises InvalidArgument unless it has get_scale() and is_enabled().
+        Raises InvalidArgument unless the scaler has get_scale() and is_enabled().
         """
         if not all(
             callable(getattr(grad_scaler, name, None))

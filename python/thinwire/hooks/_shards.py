@@ -2,9 +2,9 @@
 """FSDP2's layout of the gradients in a reduce-scatter.
 
 Dimension 0 of each parameter is padded and cut into one chunk per rank. Row r of the
-buffer has chunk r of all parameters. Versions of torch differ in the order of
-parameters and in the object that has the mixed-precision policy. This module looks at
-the attributes of torch's objects instead of the version.
+buffer contains chunk r of all parameters. Versions of torch differ in the order of
+parameters and in the object that stores the mixed-precision policy. This module looks
+at the attributes of torch's objects instead of the version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Part:
         unexpected place of the result, or None. Local, after a backward.
 
         Only views of the result, or of a copy of it in the gradient's dtype, are
-        compared. Offloaded gradients, for example, are not.
+        compared; offloaded gradients, for example, are skipped.
         """
         row = self.size // self.ranks
         for name, one, offset in self.places:
@@ -73,7 +73,7 @@ class Sharded:
 def group_of(module: Any) -> dist.ProcessGroup:
     """Returns the group over which the parameters are sharded. Local.
 
-    Raises InvalidArgument if there is none, or if the parameters' device mesh has more
+    Raises InvalidArgument if no parameter is sharded, or if the device mesh has more
     than one dimension. Raises FailedPrecondition after a forward that has left all
     parameters unsharded.
     """
@@ -96,9 +96,9 @@ def group_of(module: Any) -> dist.ProcessGroup:
 
 
 def _needs_gradients(module: FSDPModule) -> bool:
-    """Returns whether FSDP2 has sharded parameters that need a gradient. This works
-    even while the module has the unsharded ones. Returns False if the internals of this
-    version of FSDP2 are not known.
+    """Returns whether FSDP2 has sharded parameters that need a gradient. The answer is
+    right even while the module holds unsharded parameters. Returns False if the
+    internals of this FSDP2 are not known.
     """
     try:
         groups = module._get_fsdp_state()._fsdp_param_groups
@@ -126,7 +126,7 @@ def sharded(module: Any, ranks: int) -> Sharded:
 
 
 def unknown(what: str) -> FailedPrecondition:
-    """Returns the error for an FSDP2 whose layout is not known."""
+    """Returns an error about an FSDP2 whose layout is not known."""
     return FailedPrecondition(
         f"fsdp_hook(), {_RUN_WITH}, does not know the FSDP2 of torch "
         f"{torch.__version__}: {what}"
@@ -207,8 +207,8 @@ def _groups(module: Any) -> list[tuple[str, Any, Any]]:
 def _packed(name: str, group: Any) -> list[Any]:
     """Returns the FSDPParams that need a gradient, in the order of the buffer.
 
-    torch 2.13 and 2.14 pack them in the group's order. 2.15 has a list of their places in
-    the group.
+    torch 2.13 and 2.14 pack parameters in the group's order. 2.15 keeps a list of their
+    indices in the group.
     """
     own = list(group.fsdp_params)
     order = getattr(group, _ORDER, None)
@@ -223,8 +223,8 @@ def _packed(name: str, group: Any) -> list[Any]:
 
 
 def _policy(group: Any, one: Any) -> Any:
-    """Returns the mixed-precision policy of a parameter. torch 2.13 and 2.14 use that of
-    the group. In 2.15 only parameters have one.
+    """Returns the mixed-precision policy of a parameter. torch 2.13 and 2.14 use the
+    group's policy, while in 2.15 only parameters have one.
     """
     return group.mp_policy if hasattr(group, "mp_policy") else one.mp_policy
 
@@ -267,7 +267,7 @@ def _part(
     ranks: int,
 ) -> Part:
     """Returns the layout of the reduce-scatter of the FSDPParams in `order`. `begins`
-    has the places of parameters in the residual.
+    contains the offsets of parameters in the residual.
     """
     shapes = {key: all_shapes[key] for key in order}
     chunks = [-(-shape[0] // ranks) for shape in shapes.values()]

@@ -48,11 +48,11 @@ def saved_worker(
     shapes: Shapes,
     is_mean: bool,
 ) -> dict[str, torch.Tensor]:
-    """Returns by name the residuals of all places, or their mean. Collective."""
+    """Returns by name the residuals of all ranks or hosts, or their mean. Collective."""
     index, count = place
     rows = torch.zeros(count, own.numel(), dtype=own.dtype)
     rows[index] = own
-    comm.all_reduce(rows.view(-1))  # exact: ranks of a host have parts of its row
+    comm.all_reduce(rows.view(-1))  # exact: ranks of a host hold parts of its row
     if is_mean:
         rows = _mean_of(rows).unsqueeze(0)
     parts = rows.split([shape.numel() for shape in shapes.values()], dim=1)
@@ -66,8 +66,8 @@ def checked(
     state: Mapping[str, Any], shapes: Shapes, place: tuple[int, int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Returns the worker residual, the residuals of all servers, and the number of
-    backwards. `place` is this rank's host, or its rank if flat, and the number of
-    those. Local.
+    backwards. `place` is the index of this rank's host and the number of hosts or, if
+    flat, the rank and the number of ranks. Local.
 
     Raises CorruptCheckpoint naming what does not fit.
     """
@@ -86,7 +86,9 @@ def checked_worker(
     owner: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Returns the residual of one place, flat, or raises CorruptCheckpoint. Local."""
+    """Returns the flat residual of one rank or host, or raises CorruptCheckpoint.
+    Local.
+    """
     if not isinstance(state, Mapping):
         raise CorruptCheckpoint(
             f"the state must be a mapping, got {type(state).__name__}"
@@ -109,7 +111,7 @@ def checked_worker(
 
 
 def description(state: Mapping[str, Any], shapes: Shapes, backwards: int = 0) -> str:
-    """Returns a text that is equal on all ranks if their residuals are. The state must
+    """Returns a text that is equal on all ranks if residuals are equal. The state must
     have been checked. Local.
     """
     lines = [f"backwards {backwards}\n"]
@@ -185,7 +187,7 @@ def check_names(
 
 
 def _mean_of(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over ranks, summed in their order and rounded once."""
+    """Returns the mean over ranks, summed in rank order and rounded once."""
     total = torch.zeros(rows.shape[1], dtype=torch.float64)
     for row in rows:
         total += row

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread of a hook, which runs all of its exchanges in their order."""
+"""The thread of a hook, which runs all exchanges of the hook in order."""
 
 from __future__ import annotations
 
