@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thinwire's optimizers in the trainers of other packages. Each has one module, which
-is imported when it is first named, because it imports its trainer.
+"""Thinwire's optimizers in the trainers of other packages. Each trainer has one module,
+which imports the trainer and is therefore imported only when first named.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of optimizers beside the files of a trainer, and equal parameters in them.
+"""Checkpoints of optimizers beside a trainer's files, for which parameters become
+equal.
 
 Trainers save only rank 0's states, so every rank also saves a checkpoint of Thinwire.
-Trainers evaluate and save models even if ranks differ, so these functions first make
-parameters equal.
+Trainers evaluate and save models even if parameters differ between ranks, so these
+functions first make parameters equal.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def optimizers_of(wrapped: Iterable[Any]) -> list[_Optimizer]:
 def require_ours(
     name: str, optimizers: Iterable[torch.optim.Optimizer], cure: str
 ) -> list[_Optimizer]:
-    """Returns optimizers_of(). Raises InvalidArgument unless each optimizer is one of
-    Thinwire's, because other optimizers would not average the local gradients.
+    """Returns optimizers_of(). Raises InvalidArgument for an optimizer that is not from
+    Thinwire, because it would not average the local gradients.
     """
     given = list(optimizers)
     ours = optimizers_of(given)
@@ -54,7 +55,7 @@ def require_ours(
 
 def synchronize(optimizers: Iterable[_Optimizer]) -> None:
     """Calls synchronize() of each optimizer that is open. Collective. Exchanges only if
-    ranks differ.
+    parameters differ between ranks.
     """
     for optimizer in optimizers:
         if optimizer._closer.alive:
@@ -80,9 +81,9 @@ def folder(root: str | os.PathLike[str], number: int) -> Path:
 
 @contextmanager
 def states_beside(optimizers: Iterable[_Optimizer]) -> Iterator[None]:
-    """Makes state_dict() of each optimizer return only param_groups in its block,
-    because save() has the rest. Otherwise the trainer's files would repeat rank 0's
-    states. Local.
+    """Makes state_dict() of each optimizer return only param_groups in its block.
+    save() writes the rest, so that the trainer's files do not repeat rank 0's states.
+    Local.
     """
     ours = list(optimizers)
     for optimizer in ours:
@@ -103,8 +104,8 @@ def load_with_state_dict(
     optimizers: Iterable[_Optimizer], root: str | os.PathLike[str]
 ) -> None:
     """Makes the next load_state_dict() of each optimizer load the checkpoint of save()
-    in `root` instead of its argument. Local, but that call is collective. Trainers load
-    the model before it. If nothing was saved, load_state_dict() is unchanged.
+    in `root` instead of its argument. Local, but that load_state_dict() is collective.
+    Trainers load the model first. If nothing was saved, load_state_dict() is unchanged.
     """
     for number, optimizer in enumerate(optimizers):
         saved = folder(root, number)

@@ -10,7 +10,7 @@ The optimizer's `max_grad_norm` clips gradients. `accelerator.clip_grad_norm_` a
 `accelerator.clip_grad_value_` are rejected, because they would clip each rank's
 gradients before the optimizer averages them.
 
-For optimizers of torch's, hook_gradients() makes DDP average in 4 or 8 bits.
+For torch optimizers, hook_gradients() makes DDP average in 4 or 8 bits.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def attach(accelerator: Accelerator) -> None:
     `prepare()` then wraps the model in DDP that does not average gradients, because the
     optimizer does. thinwire.GradScaler scales fp16, with the settings of the existing
     scaler. `save_state(DIR)` also writes a checkpoint of every rank's state to
-    DIR/thinwire. `load_state(DIR)` loads it on any number of ranks. It may follow at
-    once, because `save_state` returns when all files exist. `save_state`, `save_model`
-    and `get_state_dict` first make parameters equal on all ranks, like synchronize() of
-    the optimizer, so all ranks must call them. Evaluate inside `with
+    DIR/thinwire. `load_state(DIR)` loads the checkpoint on any number of ranks, and may
+    follow at once, because `save_state` returns when all files exist. `save_state`,
+    `save_model` and `get_state_dict` first make parameters equal on all ranks, like
+    synchronize() of the optimizer, so all ranks must call them. Evaluate inside `with
     optimizer.evaluation():`; after `prepare()`, the optimizer is `optimizer.optimizer`.
 
     Raises FailedPrecondition if the accelerator has prepared a model, or runs
     DeepSpeed, FSDP, Megatron-LM or XLA; nothing has changed then. `prepare()` raises
-    InvalidArgument for an optimizer that is not one of Thinwire's.
+    InvalidArgument for an optimizer that is not from Thinwire.
     """
     if accelerator.distributed_type in _OTHERS:
         raise FailedPrecondition(
@@ -91,7 +91,7 @@ def attach(accelerator: Accelerator) -> None:
         return prepare(*args, **options)
 
     accelerator.prepare = prepare_ours
-    # save_state() and save_model() call it too.
+    # save_state() and save_model() call get_state_dict() as well.
     accelerator.get_state_dict = _saved.synchronizing(
         accelerator.get_state_dict, lambda: _ours(accelerator)
     )
@@ -116,21 +116,21 @@ def hook_gradients(
     accelerator: Accelerator | type[Accelerator], **options: Any
 ) -> list[Hook]:
     """Registers ddp_hook() on each model that `prepare()` wraps in DDP from now on, for
-    optimizers of torch's. Local; `prepare()` is collective. Returns a list to which it
-    appends each hook.
+    torch optimizers. Local; `prepare()` is collective. Returns a list to which
+    `prepare()` appends each hook.
 
-    accelerator: an Accelerator before `prepare()`, for example a Trainer's. The class
-      itself stands for every Accelerator that the process makes, for programs that do
-      not expose theirs.
-    options: those of ddp_hook(). Without `bits` and `low_rank`, THINWIRE_BITS (4 or 8)
-      gives the bits, if it is set.
+    accelerator: an Accelerator before `prepare()`, for example inside a Trainer. The
+      class itself stands for every Accelerator that the process makes, for programs
+      that do not expose one.
+    options: options of ddp_hook(). Without `bits` and `low_rank`, the variable
+      THINWIRE_BITS (4 or 8), if set, chooses the bits.
 
     The hook reads the loss scale of the accelerator's scaler. `save_state()` and
     `load_state()` include the residuals. Without DDP, for one rank, nothing changes.
 
     Raises InvalidArgument for another value of THINWIRE_BITS, and for options that
-    ddp_hook() lacks or refuses. Nothing has changed then. `prepare()` raises what
-    ddp_hook() does.
+    ddp_hook() lacks or refuses. Nothing has changed then. `prepare()` raises the errors
+    of ddp_hook().
     """
     given, hooks = from_environment(options), list[Hook]()
     _require_options(given)

@@ -5,7 +5,7 @@
                       strategy=thinwire.integrations.lightning.strategy(),
                       callbacks=[thinwire.integrations.lightning.Checkpoint("out")])
 
-`configure_optimizers` of the module returns an optimizer of Thinwire's.
+`configure_optimizers` of the module returns a Thinwire optimizer.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
         norm.
 
         Raises InvalidArgument for gradient_clip_algorithm="value", and if an optimizer
-        is not one of Thinwire's. Lightning's clip_gradients() raises
-        FailedPrecondition.
+        is not from Thinwire. Lightning's clip_gradients() raises FailedPrecondition.
         """
         if trainer.state.fn == TrainerFn.FITTING:
             _refuse_values(trainer)
@@ -101,20 +100,20 @@ def strategy(**options: Any) -> Strategy:
     """Returns a value for `Trainer(strategy=...)` that trains with Thinwire's
     optimizers in DDP.
 
-    `options` are DDPStrategy's and DistributedDataParallel's. Lightning chooses the
-    process group for the device (gloo for CPUs). With precision="16-mixed" pass
-    `plugins=MixedPrecision("16-mixed", "cuda", thinwire.GradScaler("cuda"))`, because
-    the optimizer rejects torch's own scaler.
+    `options` are arguments of DDPStrategy and DistributedDataParallel. Lightning
+    chooses the process group for the device (gloo for CPUs). With precision="16-mixed"
+    pass `plugins=MixedPrecision("16-mixed", "cuda", thinwire.GradScaler("cuda"))`,
+    because the optimizer rejects torch's own scaler.
     """
     return Strategy(**options)
 
 
 class HookStrategy(DDPStrategy):  # type: ignore[misc]
-    """DDP with ddp_hook(), for optimizers of torch's: `HookStrategy({"bits": 8})`.
-    Lightning registers a `ddp_comm_hook` itself on CUDA devices only.
+    """DDP with ddp_hook(), for torch optimizers: `HookStrategy({"bits": 8})`. Lightning
+    registers a `ddp_comm_hook` itself on CUDA devices only.
 
-    Checkpoints of Lightning do not have the residuals. A resumed run therefore begins
-    with residuals of 0 and repeats its `exact_steps`.
+    Checkpoints of Lightning do not contain the residuals. A resumed run therefore
+    begins with residuals of 0 and repeats its `exact_steps`.
     """
 
     strategy_name = "thinwire_hook"
@@ -122,7 +121,9 @@ class HookStrategy(DDPStrategy):  # type: ignore[misc]
     """The hook, which is made when fit() begins. Call its watch() for a GradScaler."""
 
     def __init__(self, hook: dict[str, Any] | None = None, **options: Any) -> None:
-        """`hook` has the options of ddp_hook(), and `options` are DDPStrategy's."""
+        """`hook` contains options of ddp_hook(), and `options` are arguments of
+        DDPStrategy.
+        """
         super().__init__(**options)
         self._hook_options = hook or {}
 
@@ -153,9 +154,7 @@ class Checkpoint(ModelCheckpoint):  # type: ignore[misc]
             shutil.rmtree(_beside(filepath), ignore_errors=True)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the optimizers load their states. At this time they exist, but have not
-        loaded them yet.
-        """
+        """Makes the optimizers, which exist at this time, load Thinwire's states later."""
         super().on_fit_start(trainer, pl_module)
         if trainer.ckpt_path is not None:
             _saved.load_with_state_dict(_ours(trainer), _beside(trainer.ckpt_path))

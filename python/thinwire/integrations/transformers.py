@@ -31,21 +31,20 @@ _CALL = "thinwire.integrations.transformers.attach(trainer)"
 
 
 def attach(trainer: Trainer) -> None:
-    """Prepares a Trainer for its optimizer, which is Thinwire's. Collective, before
-    `train()`.
+    """Prepares a Trainer for its Thinwire optimizer. Collective, before `train()`.
 
     DDP does not average gradients, because the optimizer does. The optimizer clips by
-    `args.max_grad_norm`, unless it has its own `max_grad_norm`. The argument is then
-    set to 0, because the Trainer would clip each rank's gradient by its own norm.
+    `args.max_grad_norm`, unless it has its own `max_grad_norm`. `args.max_grad_norm` is
+    then set to 0, because the Trainer would clip each rank's gradient by its own norm.
     thinwire.GradScaler scales fp16 losses. Each checkpoint of the Trainer gets a folder
     `thinwire` with every rank's state of the optimizer.
-    `train(resume_from_checkpoint=...)` loads it on any number of ranks. `evaluate()`,
-    `predict()`, `save_model()` and the end of training first make parameters equal on
-    all ranks, like synchronize() of the optimizer.
+    `train(resume_from_checkpoint=...)` loads this state on any number of ranks.
+    `evaluate()`, `predict()`, `save_model()` and the end of training first make
+    parameters equal on all ranks, like synchronize() of the optimizer.
 
     Raises FailedPrecondition if the Trainer has begun to train, or runs DeepSpeed or
-    FSDP. Raises InvalidArgument if its optimizer is not one of Thinwire's. In both
-    cases nothing is changed.
+    FSDP. Raises InvalidArgument if its optimizer is not from Thinwire. In both cases
+    nothing is changed.
     """
     _check(trainer)
     leave_gradients_local(trainer.accelerator)
@@ -134,20 +133,20 @@ def _ours(trainer: Trainer) -> list[_Optimizer]:
 
 
 class DdpHook(TrainerCallback):  # type: ignore[misc]
-    """Registers ddp_hook() when training begins, for an optimizer of torch's.
+    """Registers ddp_hook() when training begins, for a torch optimizer.
 
         trainer.add_callback(thinwire.integrations.transformers.DdpHook(trainer))
 
-    Checkpoints of the Trainer do not have the residuals. A resumed run therefore begins
-    with residuals of 0 and repeats its `exact_steps`. Without DDP (one rank), the
-    callback does nothing.
+    Checkpoints of the Trainer do not contain the residuals. A resumed run therefore
+    begins with residuals of 0 and repeats its `exact_steps`. Without DDP (one rank),
+    the callback does nothing.
     """
 
     hook: Hook | None = None
     """The hook, after training has begun. A second `train()` keeps it."""
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:
-        """`options` are those of ddp_hook()."""
+        """`options` are the options of ddp_hook()."""
         self._trainer, self._options = trainer, options
         self._ddp: DistributedDataParallel | None = None  # the one with the hook
 
