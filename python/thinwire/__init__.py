@@ -112,7 +112,7 @@ __all__ = [
 
 
 def _require_torch() -> None:
-    """Raises ImportError if torch is too old, which pip's --no-deps permits."""
+    """Raises ImportError if torch is too old, which pip permits with --no-deps."""
     import torch
 
     found = torch.__version__

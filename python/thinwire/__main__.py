@@ -140,7 +140,8 @@ def _print(text: bytes) -> None:
     try:
         _write(sys.stdout, text)
     except OSError as error:
-        # Otherwise writing the rest of the buffer would fail again at exit.
+        # Without this redirection, writing the rest of the buffer would fail again at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(
             f"{_PROGRAM}: the results could not be written to stdout: {error.strerror}"

@@ -15,7 +15,7 @@ from .errors import CommFailure, InvalidArgument
 T = TypeVar("T")
 
 _MARK = "\0call "
-"""Prefix of the texts of gathered(), which distinguishes them from those of a bare
+"""Prefix of texts from gathered(), which distinguishes them from texts of a bare
 gather_texts().
 """
 
@@ -39,10 +39,10 @@ def gathered(comm: _core.Communicator, text: str) -> list[str]:
 
 
 def agreed(comm: _core.Communicator | None, body: Callable[[], T]) -> T:
-    """Runs body(), which is local, on every rank. Collective. If it raises on one rank,
-    the others raise InvalidArgument with its text, so that no rank waits for another.
-    Raises CommFailure on all ranks if they are in different calls. Without `comm`
-    returns body().
+    """Runs body(), which is local, on every rank. Collective. If body() raises on one
+    rank, the others raise InvalidArgument with the error's text, so that no rank waits
+    for another. Raises CommFailure on all ranks if they are in different calls. Without
+    `comm`, only calls body().
     """
     if comm is None:
         return body()
@@ -64,9 +64,9 @@ def agreed(comm: _core.Communicator | None, body: Callable[[], T]) -> T:
 
 @contextmanager
 def telling_others(comms: Iterable[_core.Communicator], call: str) -> Iterator[None]:
-    """Runs the local part of `call`, while other ranks may already wait in its
-    exchange. If it raises, this rank gives up: the others raise CommFailure with its
-    text, and `comms` may only be closed. Local.
+    """Runs the local part of `call`, while other ranks may already wait in the
+    exchange. If this part raises, the rank gives up: the others raise CommFailure with
+    the error's text, and `comms` may only be closed. Local.
     """
     try:
         yield

@@ -26,27 +26,27 @@ RANDOM = OWN_NAMES + "random_state"
 SAVED_AS = OWN_NAMES + "run"
 """Name of a run's totals among the values that each rank saves."""
 _OF_FOLLOWERS = OWN_NAMES + "own_of_followers"
-"""Name, in a leader's own values, of its rank and the own values of its host's other
-ranks.
+"""Name of an entry in a leader's own values, with its rank and the own values of the
+host's other ranks.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    """Fields of a load's native results that need no conversion."""
+    """Native results of a load that need no conversion."""
 
     path: str
     step: int
     run: str
     """Id of the run, the same for all of its checkpoints."""
     world: int
-    """Number of ranks that saved it."""
+    """Number of ranks that saved the checkpoint."""
     optimizer: str
     precision: str
     config: str = field(repr=False)
-    """The configuration of the run that saved it, as JSON."""
+    """The configuration of the saved run, as JSON."""
     notes: list[str]
-    """Differences from the saved run, with a line for each."""
+    """Differences from the saved run, one per line."""
     seconds: float
     bytes: int
     """Bytes that all ranks read."""
@@ -63,11 +63,11 @@ class LoadReport(_Report):
     extra: dict[str, Any]
     """The argument `extra` of save()."""
     own: dict[str, Any]
-    """The argument `own` of save() on this rank; empty on ranks that the saved run
-    lacked.
+    """The argument `own` of save() on this rank; empty if the saved run had no such
+    rank.
     """
     own_of_ranks: list[dict[str, Any]]
-    """The arguments `own` of all ranks that saved it."""
+    """The arguments `own` of all ranks of the saved run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,9 @@ class Loaded(_Report):
 
     @classmethod
     def of(cls, native: Mapping[str, Any], rank: int) -> Loaded:
-        """Converts native results. Leaders have saved the own values of their hosts."""
+        """Converts native results, and separates the own values that leaders saved for
+        their hosts.
+        """
         arrays = {name: tensors(native[name]) for name in ("scalars", "common")}
         own_of_ranks = _divided([tensors(own) for own in native["own_of_ranks"]])
         found = {**native, **arrays, "own": {}, "own_of_ranks": own_of_ranks}
@@ -139,7 +141,9 @@ def unpacked(text: str) -> Any:
 
 
 def save_options(given: Mapping[str, Any]) -> _core.SaveOptions:
-    """Returns the options. Raises TypeError for an unknown one, or InvalidArgument."""
+    """Returns the options. Raises TypeError for an unknown option, and InvalidArgument
+    for an invalid value.
+    """
     chosen = _core.SaveOptions()
     for name, value in _checked(given, chosen, "save"):
         if name == "local_steps":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the tests of devices with THINWIRE_TEST_DEVICE on a machine that has one."""
+    """A run of the device tests with THINWIRE_TEST_DEVICE on a machine with a device."""
 
     device: str
     """The driver's name for the device, such as "NVIDIA A100-SXM4-80GB"."""

@@ -51,8 +51,8 @@ def why_not_joined() -> str:
 
 
 def _timeout(why_no_torch: str) -> str:
-    """Returns the time-out of a collective. Groups that are made without one have
-    torch's default.
+    """Returns the time-out of a collective. Groups that are made without a time-out
+    have torch's default.
     """
     if text := os.environ.get("THINWIRE_TIMEOUT"):
         try:
@@ -78,7 +78,7 @@ def _process_groups() -> str:
 
 
 def _accelerators() -> str:
-    """Returns lines about the devices beside the CPU, the way of copies, and a leader's
+    """Returns a text about devices beside the CPU, the kind of copies, and a leader's
     threads.
     """
     import torch

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log of the C++ library and of this package. Nothing is printed except what a
-configuration asks for, in a program that has not set up logging.
+"""Log of the C++ library and of this package. In a program that has not set up logging,
+only lines that a configuration requests are printed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ASKED = ("time per step, ", "memory of this rank ")
 
 
 def tell(text: str) -> None:
-    """Logs a line that the configuration asks for. Without handlers for the log, which
-    would drop it, prints it to stderr.
+    """Logs a line that the configuration requests. If the log has no handlers and would
+    drop the line, prints the line to stderr.
     """
     if logger.hasHandlers():
         logger.info("%s", text)
@@ -46,7 +46,7 @@ def tell(text: str) -> None:
 
 def forward(comm: _core.Communicator | None = None) -> None:
     """Passes on the lines that the library has logged: all lines on rank 0, and
-    warnings on other ranks. Without `comm`, as at the end, passes on all lines.
+    warnings on other ranks. Without `comm`, for example at exit, passes on all lines.
 
     Ranks that are threads share their lines, so each of them passes on all lines.
     """

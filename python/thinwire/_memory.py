@@ -16,8 +16,8 @@ from .errors import FailedPrecondition, InvalidArgument
 
 class Marks:
     """Hashes of flat arrays, which detect changed values. Autograd's version counters
-    do not, because writes through numpy or `.data` do not change them. Restored values,
-    for example after an evaluation with averaged parameters, do not count as changed.
+    miss writes through numpy or `.data`. Restored values, for example after an
+    evaluation with averaged parameters, do not count as changed.
     """
 
     def __init__(self, *flat: torch.Tensor) -> None:
@@ -63,7 +63,8 @@ class FlatMemory:
     Parameter k begins at the layout's offsets[k] in both. Backward writes where a step
     reads, so nothing is copied in between. Elements between parameters are 0. If most
     parameters have 16 bits, fp32 parameters come last and have separate arrays,
-    `wide_params` and `wide_grads`. Their elements continue the numbering.
+    `wide_params` and `wide_grads`. The numbering of elements continues in the separate
+    arrays.
     """
 
     is_staged = False
@@ -79,8 +80,8 @@ class FlatMemory:
     ) -> None:
         """Copies the parameters' values, rounded to `dtype`, except the last
         `num_wide`, which are fp32. Local. There must be at least one parameter, and all
-        must be on one device. They do not change until attach_parameters(). Without
-        `keeps_gradients` there is no array of gradients.
+        must be on one device. Parameters do not change until attach_parameters().
+        Without `keeps_gradients` there is no array of gradients.
         """
         self.parameters = list(parameters)
         self.names = layout.names
@@ -190,11 +191,11 @@ class FlatMemory:
 
     def collect_gradients(self, given: Sequence[torch.Tensor | None] = ()) -> Handed:
         """Returns this step's gradients as one array. Gradients that are views are
-        already in place, missing ones count as 0, and others are copied. If all
-        gradients have the same dtype, the array has it too. Otherwise the array is
-        fp32. Gradients of fp32 parameters beside 16-bit ones are fp32. `given` is empty
-        or has one entry per parameter, which replaces the parameter's own gradient
-        unless it is None.
+        already in place, missing ones count as 0, and others are copied. The array has
+        the dtype of the gradients if all have the same dtype, and is fp32 if not.
+        Gradients of fp32 parameters beside 16-bit parameters are fp32. `given` is empty
+        or contains one entry per parameter, which replaces the parameter's own gradient
+        unless the entry is None.
 
         Raises InvalidArgument naming a parameter whose gradient is sparse.
         """
@@ -247,7 +248,7 @@ class FlatMemory:
                 parameter.grad = view.detach()
 
     def final_range(self) -> Callable[[int, int], None] | None:
-        """Returns the function that a step calls with elements that are final, or
+        """Returns the function that a step calls with each range of final elements, or
         None.
         """
         return None
@@ -299,9 +300,9 @@ def _is_same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _alone(view: torch.Tensor) -> torch.Tensor:
-    """Returns the same memory as a separate storage. torch.save, safetensors and
-    Accelerate count, compare or save whole storages, so this one has only the
-    parameter's bytes.
+    """Returns the same memory as a separate storage with only the parameter's bytes,
+    because torch.save, safetensors and Accelerate count, compare or save whole
+    storages.
     """
     return from_dlpack(view)
 
@@ -309,8 +310,8 @@ def _alone(view: torch.Tensor) -> torch.Tensor:
 def _apart(
     tensor: torch.Tensor, view: torch.Tensor, written: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Returns a copy if the tensor lies in the arrays `written` but is not `view`,
-    because copying other tensors would change it. Otherwise returns the tensor itself.
+    """Returns the tensor, or a copy if the tensor lies in the arrays `written` outside
+    `view`, where copies of other tensors would overwrite it.
     """
     if _is_same_memory(tensor, view):
         return tensor

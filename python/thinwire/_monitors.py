@@ -24,7 +24,7 @@ class Monitor(Protocol):
 
 
 class CsvFiles:
-    """Files like DeepSpeed's, such as DIRECTORY/Train_Samples_lr.csv, with lines
+    """CSV files as in DeepSpeed, such as DIRECTORY/Train_Samples_lr.csv, with lines
     "at,value".
 
     Raises Unavailable if a file cannot be written.
@@ -147,10 +147,10 @@ def to_tensorboard(paths: Sequence[str], directory: str) -> int:
     """Converts files of steps into one run for TensorBoard. Local. Returns the number
     of lines.
 
-    Files of steps are those of thinwire.telemetry.path, and train_gpt's metrics.jsonl.
-    Every number becomes "thinwire/NAME". A phase is 0 for exact, 1 for compressed and 2
-    for local. A torn last line is left out. If a number occurs twice for one step, the
-    last one counts. Another conversion replaces the run.
+    Files of steps are written by thinwire.telemetry.path, or by train_gpt as
+    metrics.jsonl. Every number becomes "thinwire/NAME". A phase is 0 for exact, 1 for
+    compressed and 2 for local. A torn last line is left out. If a number occurs twice
+    for one step, the last one counts. A later conversion replaces the run.
 
     Raises InvalidArgument naming the file and the line, and Unavailable if the
     directory cannot be written or the package tensorboard is missing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and paths that the C++ side accepts."""
+"""Checks that C++ accepts a text or a path."""
 
 from __future__ import annotations
 

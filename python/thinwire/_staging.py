@@ -23,14 +23,14 @@ _told: set[str] = set()
 class Staging:
     """Copies between tensors of a device and arrays on the host, on its own stream.
 
-    If the device has no streams or no pinned memory, it waits for every copy, and logs a
-    warning once.
+    If the device has no streams or no pinned memory, the host waits for every copy, and
+    a warning is logged once.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.why_synchronous = ""
-        """Reason why copies are not asynchronous; empty if they are."""
+        """Reason why copies are synchronous; empty if copies are asynchronous."""
         self._is_quiet = True
         self._stream: torch.Stream | None = None
         try:
@@ -69,8 +69,8 @@ class Staging:
         # Copies to the host are asynchronous only between contiguous tensors of one
         # dtype.
         tensor = tensor.to(view.dtype).contiguous()
-        # The stream is looked up in every call, because a hook runs on that of its
-        # gradient.
+        # The stream is looked up in every call, because a hook runs on the stream of
+        # its gradient.
         stream.wait_event(self._current().record_event())
         with stream:
             view.copy_(tensor, non_blocking=True)
@@ -81,10 +81,10 @@ class Staging:
     def to_device(
         self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Queues copies. Operations that are queued later see the new values, and those that
-        were queued before see the old ones.
+        """Queues copies. Operations that are queued later see the new values, and
+        earlier operations see the old values.
         """
-        stream = self._stream  # another thread may do without it
+        stream = self._stream  # another thread may set it to None
         if stream is None:
             for view, tensor in zip(views, tensors, strict=True):
                 tensor.copy_(view)
@@ -121,15 +121,15 @@ class Staging:
 class StagedMemory(FlatMemory):
     """FlatMemory whose parameters stay on their device.
 
-    It detects writes of the program by the parameter's version, which all in-place
-    operations increment, except those on `parameter.data`.
+    Writes of the program are detected by the parameter's version, which all in-place
+    operations increment, except operations on `parameter.data`.
     """
 
     is_staged = True
     was_edited: bool
     """Whether the program has written into parameters since publish()."""
     _sent: list[tuple[int, int]]
-    """Address and version of each parameter when it was sent."""
+    """Address and version of each parameter at the time it was sent."""
     _missing: list[int]
     """Number of each parameter's elements that are not final in this step; -1 if the
     parameter was sent.
@@ -155,8 +155,8 @@ class StagedMemory(FlatMemory):
         return StagedMarks(self)
 
     def read_parameters(self) -> bool:
-        """Copies parameters that the program has written since publish() to the arrays.
-        Returns whether there are any. Local.
+        """Copies to the arrays the parameters that the program has written since
+        publish(). Returns whether there are any. Local.
 
         Raises FailedPrecondition like make_writable().
         """
@@ -197,7 +197,7 @@ class StagedMemory(FlatMemory):
         self.was_edited = False
 
     def _send_final(self, begin: int, end: int) -> None:
-        """Sends parameters whose elements are all final after these."""
+        """Sends parameters whose last missing elements are in [begin, end)."""
         complete = []
         for k in range(bisect_right(self._offsets, begin) - 1, len(self.parameters)):
             if self._offsets[k] >= end:

@@ -22,12 +22,12 @@ class GradScaler(torch.amp.GradScaler):
     torch's scaler finds only the overflows of a rank's own gradients. With this scaler
     ranks agree, so that all skip a step together and all scales stay equal. The
     optimizer unscales parameters of 16 bits in fp32. Like torch, unscale_() rejects
-    fp16 gradients. Other optimizers are treated as by torch's scaler. unscale_() and
-    step() are collective.
+    fp16 gradients. With other optimizers, the class behaves like torch's scaler.
+    unscale_() and step() are collective.
 
-    Arguments are those of torch, except that `device` None means the machine's
-    accelerator, such as "cuda", or "cpu" if there is none. torch's scaler for "cuda"
-    turns itself off without an accelerator.
+    Arguments are the same as in torch, except that `device` None means the machine's
+    accelerator, such as "cuda", or "cpu" without one. torch's scaler for "cuda" turns
+    itself off without an accelerator.
     """
 
     def __init__(self, device: str | None = None, *args: Any, **keywords: Any) -> None:
@@ -46,11 +46,11 @@ class GradScaler(torch.amp.GradScaler):
                 )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divides gradients by the scale. Collective for an optimizer of Thinwire's."""
+        """Divides gradients by the scale. Collective for a Thinwire optimizer."""
         super().unscale_(optimizer)
         if not self.is_enabled() or not isinstance(optimizer, _Optimizer):
             return
-        # It has a tensor for each device with gradients.
+        # The dict contains a tensor for each device with gradients.
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         total = torch.zeros(())
         for part in found.values():

@@ -8,9 +8,9 @@ Since torch 2.14 the name works without an import, through an entry point. For a
 torch, `import thinwire.backend` comes first.
 
 All-reduces and reduce-scatters travel in THINWIRE_BITS, 8 by default or 4, with error
-feedback. They are sums or averages in the world of at least 65536 elements in fp32 or
-bf16. Everything else passes unchanged through the backend beneath, which THINWIRE_BACKEND
-names. So do all collectives of other groups.
+feedback. This holds for sums and averages over the world, of at least 65536 elements in
+fp32 or bf16. Everything else, including all collectives of other groups, passes
+unchanged through the backend beneath, which THINWIRE_BACKEND names.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ _OPS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
 
 @dataclass
 class _Residual:
-    """The rounding errors of one tensor's sums: those of the values that this rank
-    sent, and those of the means that it served. It lives as long as the tensor's
-    storage.
+    """The rounding errors of one tensor's sums, both in the values that this rank sent
+    and in the means that it served. A residual lives as long as the tensor's storage.
     """
 
     storage: StorageWeakRef
@@ -83,7 +82,7 @@ class _Sums:
         self._exchange = Exchange(groups, bits)
         self._ranks = groups.hosts * groups.per_host
         hosts = comm.find_hosts(0) if groups.per_host > 1 else []
-        # The exchange has the ranks with one number on all hosts side by side.
+        # In the exchange, the ranks with one number on all hosts are side by side.
         self._order = [rank for part in zip(*hosts, strict=True) for rank in part]
         is_cpu = groups.device.type == "cpu"
         self._stream = None if is_cpu else torch.Stream(groups.device)
@@ -92,8 +91,8 @@ class _Sums:
 
     @torch.no_grad()
     def work(self, result: torch.Tensor, given: torch.Tensor, factor: int) -> Any:
-        """Queues the mean times `factor`. `result` receives all of it, or a part. On a
-        CPU the work is complete on return.
+        """Queues the mean times `factor`. `result` receives all of the product, or a
+        part. On a CPU the work is complete on return.
         """
         future: Future[list[torch.Tensor]] = Future(
             devices=None if self._stream is None else [given.device]
@@ -123,8 +122,8 @@ class _Sums:
             yield
 
     def _rows(self, given: torch.Tensor, is_whole: bool) -> torch.Tensor:
-        """Returns the values as blocks in fp32, the same number for each rank. A
-        reduce-scatter also has the same number of values for each.
+        """Returns the values as blocks in fp32, the same number for each rank. In a
+        reduce-scatter, each rank also has the same number of values.
         """
         each = -(-given.numel() // self._ranks)
         count = -(-each // BLOCK)
@@ -145,9 +144,9 @@ class _Sums:
     def _mean(
         self, rows: torch.Tensor, residual: _Residual, is_whole: bool
     ) -> torch.Tensor:
-        """Returns the mean of the rows, all of them or this rank's. Elements of
-        a residual that are not finite become 0. If all ranks need the mean and it is
-        not finite, the whole residual becomes 0.
+        """Returns the mean of all rows, or of this rank's rows. Elements of a residual
+        that are not finite become 0. If all ranks need the mean, and the mean is not
+        finite, the whole residual becomes 0.
         """
         exchange = self._exchange
         own = exchange.mean_of_host(rows, self._places(rows, is_whole))
@@ -195,8 +194,8 @@ class _Sums:
 
 
 class Group(ProcessGroup):
-    """The world, which sums long tensors in low bits. If `bits` is 0 it is another group,
-    which does not.
+    """The world, which sums long tensors in low bits. With `bits` of 0, another group,
+    without low-bit sums.
     """
 
     def __init__(self, options: Any, names: dict[str, str], bits: int) -> None:
@@ -275,7 +274,7 @@ def _forwarded(name: str) -> Any:
 
 
 # A Python class holds the interpreter's lock in collectives that it does not override.
-# Threads of gloo may wait for that lock while they hold one of gloo's.
+# Threads of gloo may wait for that lock while they hold a lock of gloo.
 for _name in (
     *("broadcast", "reduce", "barrier", "gather", "scatter", "send", "recv"),
     *("recv_anysource", "allgather", "_allgather_base", "all_gather_single"),
@@ -314,8 +313,9 @@ def _create(options: Any, _: Any) -> Group:
 
 
 def _agree(options: Any, said: str, settings: str) -> None:
-    """Raises InvalidArgument on all ranks if one has an error, or if settings differ
-    from rank 0's. The group does not exist yet, so ranks communicate through its store.
+    """Raises InvalidArgument on all ranks if one rank has an error, or if settings
+    differ from those on rank 0. The group does not exist yet, so ranks communicate
+    through its store.
     """
     store = PrefixStore("thinwire/settings/", options.store)
     rank, size = options.group_rank, options.group_size
@@ -347,8 +347,9 @@ def _devices() -> list[str]:
 def _names() -> dict[str, str]:
     """Returns the backend beneath by kind of device. Local.
 
-    THINWIRE_BACKEND is "gloo", or "cpu:gloo,cuda:nccl". A name alone is for all devices
-    that it supports. Other devices have torch's default, or gloo if there is none.
+    THINWIRE_BACKEND is "gloo", or "cpu:gloo,cuda:nccl". A name alone is used for all
+    devices that the backend supports. Other devices use torch's default, or gloo if
+    there is no default.
     """
     text = os.environ.get(_BACKEND, "").lower()
     chosen: dict[str, str] = {}
@@ -370,8 +371,8 @@ def _names() -> dict[str, str]:
 
 
 def _why_not(device: str, name: str) -> str:
-    """Returns the reason why a backend cannot be beneath, or "" if it can. An empty
-    `device` stands for all devices.
+    """Returns the reason why a backend cannot be the one beneath, or "" if it can. An
+    empty `device` stands for all devices.
     """
     if name == _SILENT:
         return f'"{name}" exchanges nothing between ranks'

@@ -59,16 +59,17 @@ def save(
 
     The call blocks until the checkpoint is complete, unless it is `asynchronous`.
     Existing checkpoints stay. Weights are in model.safetensors, under the parameters'
-    names. The checkpoint also has the state of torch's CPU generator and the numbers in
-    an optimizer's param_groups.
+    names. The checkpoint also contains the state of torch's CPU generator and the
+    numbers in an optimizer's param_groups.
 
-    step: names the checkpoint. None is the number of applied steps; engines always use
-      it.
+    step: names the checkpoint. None means the number of applied steps, which engines
+      always use.
     extra: int, float, str and tensors by name, equal on all ranks.
-    own: like `extra`, but each rank has its own. To save a scheduler, put its state
-      into `extra` or `own` as json.dumps(scheduler.state_dict()). After load() pass it
-      to scheduler.load_state_dict().
-    module: the module of an optimizer, to save its buffers and frozen parameters too.
+    own: like `extra`, but different on each rank. To save a scheduler, put its state
+      into `extra` or `own` as json.dumps(scheduler.state_dict()). After load(), pass
+      the parsed state to scheduler.load_state_dict().
+    module: the module of an optimizer, to save the module's buffers and frozen
+      parameters as well.
     options: asynchronous (engines only), durable, check_replicas, frozen; local_steps
       is "as_is" or "synchronize", and attachments is {name: bytes}. "next_sync" acts
       like "as_is" here.
@@ -126,23 +127,24 @@ def load(
     """Resumes from a checkpoint, or from the newest complete one in a directory.
     Collective.
 
-    If the same number of ranks saved it, the run continues with the same bits. Any
-    other number of ranks and any ZeRO stage can load it too. The call also sets torch's
-    CPU generator. An optimizer's param_groups get the saved numbers if there are as
-    many groups.
+    If the same number of ranks saved the checkpoint, the run continues with the same
+    bits. Any other number of ranks and any ZeRO stage can also load it. The call also
+    sets torch's CPU generator. An optimizer's param_groups take the saved numbers if
+    the number of groups is the same.
 
     module: like that of save().
-    options: weights_only loads only parameters and the saved masters. It also accepts a
-      safetensors file or a Hugging Face folder. fall_back loads the previous checkpoint
-      if the newest is damaged. rename is {old: new}, in full names, also for buffers
-      and frozen parameters. For other names the prefixes of wrappers, "module." and
-      "_orig_mod.", do not count. allow_missing and ignore are names, or globs with *.
-      With strict=False any of them, but not all, may be missing in the checkpoint or in
-      the model. The others are allow_rounding and share_reads.
+    options: weights_only loads only parameters and the saved masters, and also accepts
+      a safetensors file or a Hugging Face folder. fall_back loads the previous
+      checkpoint if the newest is damaged. rename is {old: new}, in full names, also for
+      buffers and frozen parameters. In names that rename does not list, the prefixes of
+      wrappers, "module." and "_orig_mod.", are ignored. allow_missing and ignore are
+      names, or globs with *. With strict=False any parameters, but not all, may be
+      missing in the checkpoint or in the model. Further options are allow_rounding and
+      share_reads.
 
-    Raises Unavailable if there is no checkpoint or it cannot be read. Raises
-    CorruptCheckpoint naming the part that is damaged or does not fit. All ranks raise
-    together, and nothing has changed on any.
+    Raises Unavailable if there is no readable checkpoint. Raises CorruptCheckpoint
+    naming the part that is damaged or does not fit. All ranks raise together, and
+    nothing has changed on any rank.
     """
     report = resume(path, trained, module=module, **options)
     if report is None:
@@ -162,9 +164,9 @@ def resume(
 
     Raises CorruptCheckpoint if there are checkpoints but none can be loaded. The
     remains of an interrupted save do not count. Raises InvalidArgument if only
-    directories within the given one have checkpoints, as Engine.save_checkpoint()
-    writes them. The message has the call that loads them. It also raises
-    InvalidArgument for a directory of DeepSpeed, with the command that converts it.
+    subdirectories contain checkpoints, as Engine.save_checkpoint() writes them. The
+    message contains the call that loads them. For a directory of DeepSpeed,
+    InvalidArgument names the command that converts it.
     """
     report = _resume(path, trained, module, options)
     if report is None:
@@ -281,7 +283,9 @@ def _at_home(optimizer: _Optimizer) -> Native:
 
 
 def _to_save(optimizer: _Optimizer) -> Native:
-    """Returns the state to write, with the rates that a scheduler has set since."""
+    """Returns the state to write, with the rates that a scheduler has set since the
+    last step.
+    """
     native = _at_home(optimizer)
     optimizer._settings.apply(optimizer.param_groups, native)
     optimizer._settings.apply_masks(
@@ -292,7 +296,7 @@ def _to_save(optimizer: _Optimizer) -> Native:
 
 def _text_of(config: _core.Config) -> str:
     plain = copy.copy(config)
-    plain.set_groups([])  # the program sets groups, and no file has them
+    plain.set_groups([])  # the program sets groups, and no file contains them
     return plain.to_json()
 
 

@@ -2,8 +2,8 @@
 """Functions with the names of deepspeed.utils and deepspeed.runtime.utils.
 
 Each function for whole values takes a parameter tensor of a module that an engine of
-thinwire.initialize() trains, and calls the Engine's method. With ZeRO they are collective.
-They raise InvalidArgument for a tensor that no engine trains.
+thinwire.initialize() trains, and calls the Engine's method. With ZeRO these functions
+are collective. They raise InvalidArgument for a tensor that no engine trains.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor:
 
 
 def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor:
-    """Calls Engine.full_gradient(): with ZeRO, between a window's last backward and
-    step().
+    """Calls Engine.full_gradient(), only with ZeRO and between a window's last backward
+    and step().
     """
     return values_of(param).full_gradient(param)
 
@@ -94,9 +94,9 @@ class CheckOverflow:
         zero_reduce_scatter: bool = False,
         deepspeed: Any = None,
     ) -> None:
-        """Joins the ranks of the model-parallel group of `mpu`, or all ranks without
-        one. Collective. `param_groups` are lists of parameters for check(). The other
-        arguments are DeepSpeed's, without effect.
+        """Joins the ranks of the model-parallel group of `mpu`, or all ranks if there
+        is no such group. Collective. `param_groups` are lists of parameters for
+        check(). The other arguments exist for DeepSpeed's scripts and have no effect.
         """
         self._params = [p for group in param_groups or () for p in group]
         group = model_parallel_group(mpu)
@@ -107,8 +107,8 @@ class CheckOverflow:
     def check(
         self, param_groups: Iterable[Iterable[torch.Tensor]] | None = None
     ) -> bool:
-        """Returns has_overflow() for lists of parameters, or for the constructor's.
-        Collective.
+        """Returns has_overflow() for lists of parameters, by default those of the
+        constructor. Collective.
         """
         if param_groups is None:
             return self.has_overflow(self._params)
@@ -116,7 +116,7 @@ class CheckOverflow:
 
     def has_overflow(self, params: Iterable[torch.Tensor]) -> bool:
         """Returns whether a gradient of the parameters is not finite on any rank.
-        Collective. If a gradient cannot be read on one rank, all raise.
+        Collective. If a gradient cannot be read on one rank, all ranks raise.
         """
 
         def look() -> bool:

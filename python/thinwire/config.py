@@ -28,7 +28,7 @@ def read_config(
 
     Every key is supported, ignored or rejected. "auto" counts as absent, except for a
     scheduler's numbers of steps. `without_schedule` omits the schedule of learning
-    rates, because the program has its own.
+    rates, because the program uses its own schedule.
 
     Raises InvalidArgument naming the file and the key, and TypeError for another kind
     of source.
@@ -68,7 +68,7 @@ def tree_of(source: Source) -> Mapping[str, Any]:
 
 
 def named_backend(source: Any) -> str | None:
-    """Returns comm_backend_name, if the source is valid and has it. Local."""
+    """Returns comm_backend_name, if the source is valid and contains that key. Local."""
     if isinstance(source, _core.Config):
         name = source.comm.backend.name
         return None if name == "unset" else name
@@ -81,8 +81,8 @@ def named_backend(source: Any) -> str | None:
 
 
 def log_notes(notes: list[_core.KeyNote], followed: Collection[str] = ()) -> None:
-    """Warns once of keys without effect, unless another object uses them. Logs a line
-    for each of them, and for each absent key with a different default. Local.
+    """Warns once about keys without effect, unless another object uses them. Logs a
+    line for each such key, and for each absent key with a different default. Local.
     """
     told = [n for n in notes if not n.is_supported and n.path not in followed]
     for note in told:

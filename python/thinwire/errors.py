@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions of Thinwire: one class per code of the C++ library's Error."""
+"""Exceptions of Thinwire: one class per error code of the C++ library."""
 
 from __future__ import annotations
 

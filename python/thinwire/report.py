@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Results of one step. They are equal on all ranks, except for times and counts of
-    bytes and messages. Norms are those of one worker in local steps, and in an outer
-    loop also in syncs.
+    """Results of one step, equal on all ranks except for times and counts of bytes and
+    messages. In local steps, and in syncs of an outer loop, norms are those of one
+    worker.
     """
 
     applied: bool
@@ -34,15 +34,19 @@ class StepReport:
     gradient.
     """
     clip_factor: float
-    """Factor by which clipping to max_grad_norm multiplied the gradient; 1 if it did not."""
+    """Factor by which clipping to max_grad_norm multiplied the gradient; 1 without
+    clipping.
+    """
     drift: float
-    """Norm of the ranks' mean change over the RMS norm of their own changes, in a sync of
-    an outer loop; otherwise 0. It is 1 if ranks moved alike, and 1 / sqrt(workers) if
-    their changes were independent noise. Workers are hosts, or ranks if flat.
+    """Norm of the ranks' mean change over the RMS norm of their own changes, in a sync
+    of an outer loop; otherwise 0. The ratio is 1 if ranks moved alike, and 1 /
+    sqrt(workers) if their changes were independent noise. Workers are hosts, or ranks
+    if flat.
     """
     rho: float
-    """Cosine of the ranks' mean change and the outer momentum before it, in a sync of an
-    outer loop; otherwise 0. With momentum 0 that is the previous mean change.
+    """Cosine of the ranks' mean change and the outer momentum before it, in a sync of
+    an outer loop; otherwise 0. With momentum 0, the previous mean change takes the
+    place of the outer momentum.
     """
     loss_scale: float
     """Divisor of the gradient."""
@@ -64,8 +68,8 @@ class StepReport:
     bytes_between_hosts: int
     """Part of bytes_sent that went to other hosts."""
     residuals_cleared: bool
-    """Whether this step was skipped and set residuals to 0. Only low-bit ZeRO and
-    exact steps with warmup_bits do so.
+    """Whether this step was skipped and set residuals to 0. Only low-bit ZeRO and exact
+    steps with warmup_bits can set this.
     """
     seconds: float
     """Time of the whole step."""
@@ -74,8 +78,9 @@ class StepReport:
     comm_busy_seconds: float
     """Time with an exchange in flight, also during backward."""
     gradients_equal: bool
-    """Whether all ranks had bitwise the same gradient norm, in one of the first two steps
-    that compare it. Then they were probably averaged before the step.
+    """Whether all ranks had bitwise the same gradient norm, in one of the first two
+    steps that compare it. In this case gradients were probably averaged before the
+    step.
     """
 
     @classmethod
@@ -111,13 +116,13 @@ class EngineReport(StepReport):
     late_elements: int
     """Elements whose average began only after backward."""
     waited_for: str
-    """Parameter that delayed them; empty if there is none."""
+    """Parameter that delayed these elements; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class HookReport:
     """Results of one backward in which ranks averaged. is_exact, is_finite and
-    loss_scale are equal on all ranks, and the other values are this rank's.
+    loss_scale are equal on all ranks, while the other values belong to this rank.
     """
 
     backwards: int
@@ -134,11 +139,11 @@ class HookReport:
     """
     bytes_sent: int
     """Bytes of averages that this rank sent to others; 0 if is_exact, because DDP's
-    group sends then.
+    group then sends the data.
     """
     wait_seconds: float
     """Time waiting for other ranks, also during backward."""
     residual_ratio: float | None
-    """Norm of this rank's residuals over the norm of the low-bit average. It is None if there
-    was no such average, or if its norm was 0 or NaN.
+    """Norm of this rank's residuals over the norm of the low-bit average. The ratio is
+    None if there was no such average, or if its norm was 0 or NaN.
     """
