@@ -109,7 +109,7 @@ Saved = _core.SaveReport | SavedByLeader
 
 
 def own_of_host(ranks: Sequence[int], own: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the values that a leader saves for its host, with those of followers."""
+    """Returns the values that a leader saves for itself and its followers."""
     followers = dict(zip(ranks[1:], own[1:], strict=True))
     return {**own[0], _OF_FOLLOWERS: packed((ranks[0], followers))}
 

@@ -7,10 +7,10 @@ the name of a backend.
 Since torch 2.14 the name works without an import, through an entry point. For an older
 torch, `import thinwire.backend` comes first.
 
-All-reduces and reduce-scatters travel in THINWIRE_BITS, 8 by default or 4, with error
-feedback. This holds for sums and averages over the world, of at least 65536 elements in
-fp32 or bf16. Everything else, including all collectives of other groups, passes
-unchanged through the backend beneath, which THINWIRE_BACKEND names.
+All-reduces and reduce-scatters over the world travel in THINWIRE_BITS, 8 by default or
+4, with error feedback. They must be sums or averages of at least 65536 elements in fp32
+or bf16. Everything else, including all collectives of other groups, passes unchanged
+through the backend beneath, which THINWIRE_BACKEND names.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def load(
     sets torch's CPU generator. An optimizer's param_groups take the saved numbers if
     the number of groups is the same.
 
-    module: like that of save().
+    module: as for save().
     options: weights_only loads only parameters and the saved masters, and also accepts
       a safetensors file or a Hugging Face folder. fall_back loads the previous
       checkpoint if the newest is damaged. rename is {old: new}, in full names, also for

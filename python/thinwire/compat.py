@@ -107,7 +107,7 @@ class CheckOverflow:
     def check(
         self, param_groups: Iterable[Iterable[torch.Tensor]] | None = None
     ) -> bool:
-        """Returns has_overflow() for lists of parameters, by default those of the
+        """Returns has_overflow() for lists of parameters, by default the lists of the
         constructor. Collective.
         """
         if param_groups is None:

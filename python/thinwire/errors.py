@@ -43,7 +43,7 @@ class CommFailure(Error, ConnectionError):
 
 
 class DeviceFailure(Error):
-    """An accelerator failed. Its objects may only be closed."""
+    """An accelerator failed. Objects that use the accelerator may only be closed."""
 
     code = "DeviceFailure"
 

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StepReport:
     """Results of one step, equal on all ranks except for times and counts of bytes and
-    messages. In local steps, and in syncs of an outer loop, norms are those of one
-    worker.
+    messages. In local steps, and in syncs of an outer loop, norms belong to one worker.
     """
 
     applied: bool

@@ -169,7 +169,7 @@ class HostGroup:
         self._transport.give_up(reason)
 
     def _note_queued(self) -> None:
-        with suppress(RuntimeError, NotImplementedError):  # it has no events
+        with suppress(RuntimeError, NotImplementedError):  # the device has no events
             self._queued = torch.accelerator.current_stream(self._device).record_event()
 
     def _fail(self, why: str) -> None:

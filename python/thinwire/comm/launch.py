@@ -92,7 +92,7 @@ def _of_this_attempt(timeout: datetime.timedelta) -> dict[str, Any]:
 
 
 def _discover_mpi(port: int) -> None:
-    """Sets torchrun's variables, which scripts read, from those of Open MPI or MPICH."""
+    """Sets torchrun's variables, which scripts read, from Open MPI or MPICH variables."""
     if "RANK" in os.environ:
         return
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))

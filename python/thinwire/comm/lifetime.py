@@ -63,7 +63,7 @@ def _close_all() -> None:
         communicator.close()
     _end_helpers()
     # gloo's threads may still take the GIL to release tensors of the last collective.
-    # torch 2.13 aborts or hangs if a thread does so while the interpreter ends.
+    # torch 2.13 aborts or hangs if a thread takes the GIL while the interpreter ends.
     time.sleep(_SECONDS_FOR_GLOO)
     for end in reversed(_ends):
         end()

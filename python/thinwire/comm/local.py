@@ -26,9 +26,8 @@ def run_local_ranks(n: int, fn: Callable[[_core.Communicator], T]) -> list[T]:
     Optimizers and initialize() accept the communicator as process_group. Every rank
     makes its own model, inside `with seeded(...)` if it is random. If a rank raises,
     the others are notified, and run_local_ranks() raises the exception. A rank that
-    still exchanges with a rank that has returned raises CommFailure, which names the
-    latter. One collective may take THINWIRE_TIMEOUT, or 600 s if this variable is
-    unset.
+    exchanges with a rank whose `fn` has returned raises CommFailure, which names that
+    rank. One collective may take THINWIRE_TIMEOUT, or 600 s if this variable is unset.
     """
     if not isinstance(n, int) or n < 1:
         raise InvalidArgument(f"n must be a number of ranks >= 1, got {n!r}")

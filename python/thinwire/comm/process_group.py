@@ -157,8 +157,9 @@ class _Whereabouts:
         return json.loads(self._store.get(key)) if self._store.check([key]) else {}
 
     def in_another_call(self, peer: int) -> str:
-        """Returns the calls that a rank is in if they differ from this rank's,
-        otherwise ""."""
+        """Returns the calls that a rank is in, or "" unless this rank is in other
+        calls.
+        """
         calls = [where[2] for where in self.of(peer).values()]
         own = names_of_calls()
         return str(calls[0]) if own and calls and calls[0] and own not in calls else ""

@@ -386,8 +386,8 @@ class Engine(ModuleView):
 
         Between local steps of 0/1 Adam, the block makes an additional exchange. With
         compressed_under_next_step of 1-bit Adam, parameters take the values that all
-        ranks share. Training continues from these values, so its results differ from
-        those of a run without evaluation. The module's eval() changes no parameters.
+        ranks share. Training continues from these values, so results differ from a run
+        without evaluation. The module's eval() changes no parameters.
         """
         training = self._training
         core = training.made
@@ -670,8 +670,8 @@ class Engine(ModuleView):
         """Returns the bytes that this rank holds. Local.
 
         The keys are parameters, gradients, states, buckets, other, and peak, the
-        largest sum of them so far. All memory that this thread allocated counts,
-        including that of the thread's other engines. Activations do not count.
+        largest sum of them so far. All memory that this thread allocated counts, even
+        for other engines. Activations do not count.
         """
         use = _core.memory_use()
         for kind, size in self._training.link.use.items():

@@ -52,9 +52,9 @@ def initialize(
     model_parameters: parameters or groups of the model. Other parameters are not
       trained. If a group of parameters names a process group as expert_group, only
       ranks of the process group hold and average these parameters. Parameters with the
-      attribute allreduce=False, and groups with a true `moe`, are also experts. They
+      attribute allreduce=False, and groups with a true `moe`, are also experts. Experts
       use mpu.get_expert_data_parallel_group() or, if DeepSpeed is loaded, its process
-      group; without either, they are refused.
+      group; without either, experts are refused.
     training_data: dataset that is divided among the ranks in micro-batches.
     lr_scheduler: a torch scheduler, or a callable that makes one from the engine's
       optimizer. The scheduler replaces the configuration's schedule, and every applied

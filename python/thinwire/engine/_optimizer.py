@@ -240,9 +240,9 @@ class EngineOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         """Factor on the next loss. Setting it is collective and allowed between two
         windows. A dynamic scale continues from the new value.
 
-        Setting raises FailedPrecondition unless parameters are float16. It raises
-        InvalidArgument outside the scale's limits and if ranks set different values,
-        and TypeError if the value is not a number.
+        Setting raises FailedPrecondition unless parameters are float16, InvalidArgument
+        outside the limits or if ranks differ, and TypeError for a value that is no
+        number.
         """
         return self._made.native.loss_scale
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods of DeepSpeed's engine for features that Thinwire lacks. They raise errors."""
+"""Methods of DeepSpeed's engine for features that Thinwire lacks, which raise
+Unavailable.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def refusal(name: str, why: str) -> Callable[..., NoReturn]:
 
 
 def set_refusals(owner: type[object]) -> None:
-    """Adds the methods of these features to a class. Each of them raises Unavailable."""
+    """Adds the methods of these features, which raise Unavailable, to a class."""
     for feature, names in _FEATURES.items():
         for name in names:
             why = f"Thinwire has no {feature}{_CURES.get(name, '')}"

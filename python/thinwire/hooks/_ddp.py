@@ -243,8 +243,8 @@ class Hook(ScaledHook):
           hierarchical exchange, along the first dimension. With `mean`, that dimension
           is 1 and contains the mean, so the state does not grow with the number of
           ranks. The mean over ranks stays the same.
-        server: for each name the servers' residual. Both are in the order of indices,
-          regardless of the parameters' memory format.
+        server: for each name the servers' residual. Residuals are in the order of
+          indices, regardless of the parameters' memory format.
         backwards: the number of backwards so far, which is compared with exact_steps.
 
         With low_rank, the state also contains, for parameters with factors:
@@ -519,8 +519,8 @@ def ddp_hook(
       much.
     low_rank: the largest number of columns of a factor, in [1, 64]; 0 averages in
       `bits`. Factors are sent in 8 bits. A parameter is a matrix of a rows, its first
-      dimension, and b columns. With r = min(low_rank, a, b), it has factors if 2 r (a +
-      b) < a b. Other parameters are sent in 8 bits.
+      dimension, and b columns. With r = min(low_rank, a, b), the parameter has factors
+      if 2 r (a + b) < a b. Other parameters are sent in 8 bits.
     first_steps: number of first finite averages in first_bits bits, with low_rank.
     first_bits: 4 or 8.
     plain: names of parameters without factors, or fnmatch patterns of such names.

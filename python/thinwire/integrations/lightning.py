@@ -137,7 +137,7 @@ class Checkpoint(ModelCheckpoint):  # type: ignore[misc]
     """Lightning's ModelCheckpoint, which also saves every rank's state of Thinwire's
     optimizers.
 
-    It accepts all arguments of ModelCheckpoint. States are in the folder
+    The constructor accepts all arguments of ModelCheckpoint. States are in the folder
     FILE.ckpt.thinwire beside FILE.ckpt, and not in Lightning's own file.
     `fit(ckpt_path=FILE.ckpt)` loads them on any number of ranks.
     """

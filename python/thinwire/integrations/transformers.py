@@ -36,8 +36,8 @@ def attach(trainer: Trainer) -> None:
     DDP does not average gradients, because the optimizer does. The optimizer clips by
     `args.max_grad_norm`, unless it has its own `max_grad_norm`. `args.max_grad_norm` is
     then set to 0, because the Trainer would clip each rank's gradient by its own norm.
-    thinwire.GradScaler scales fp16 losses. Each checkpoint of the Trainer gets a folder
-    `thinwire` with every rank's state of the optimizer.
+    thinwire.GradScaler scales fp16 losses. Each checkpoint of the Trainer contains a
+    folder `thinwire` with every rank's state of the optimizer.
     `train(resume_from_checkpoint=...)` loads this state on any number of ranks.
     `evaluate()`, `predict()`, `save_model()` and the end of training first make
     parameters equal on all ranks, like synchronize() of the optimizer.

@@ -20,7 +20,7 @@ A group of experts, which not all ranks hold, names the process group of its ran
 expert_group. Its parameters begin with the values of the first of these ranks. The sum
 of their gradients over these ranks is exact, and is divided by the number of all ranks.
 LeanOnebitAdam and "deepspeed" semantics do not support experts. Parameters with the
-attribute allreduce=False, and groups with a true `moe`, are also experts. They use
+attribute allreduce=False, and groups with a true `moe`, are also experts. Experts use
 deepspeed.mpu.get_expert_data_parallel_group() or, if DeepSpeed is loaded, its process
 group. Parameters with a true attribute model_parallel or tensor_model_parallel need a
 process group.
@@ -40,8 +40,8 @@ fp32, and accepts these states:
 * an empty one, before the first step
 
 thinwire.save and thinwire.load carry states over any number of ranks. The betas, eps,
-max_coeff and min_coeff of a state replace those of the optimizer, as with torch. The
-log contains a line for each value that differs.
+max_coeff and min_coeff of a state replace the optimizer's values, as in torch. The log
+contains a line for each value that differs.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         """Returns the bytes that this rank holds. Local.
 
         The keys are parameters, gradients, states, buckets, other, and peak, the
-        largest sum of them so far. All memory that this thread allocated counts,
-        including that of the thread's other optimizers. Activations do not count.
+        largest sum of them so far. All memory that this thread allocated counts, even
+        for other optimizers. Activations do not count.
         """
         return _core.memory_use()
 
@@ -257,8 +257,8 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
         before evaluation and saving. Parameters differ between exchanges of 0/1 Adam
         and of an outer loop. With compressed_under_next_step they differ after each
         compressed step, including the last. The call makes an additional exchange or
-        discards this rank's own step, so that later results differ from those of a run
-        without the call.
+        discards this rank's own step, so that later results differ from a run without
+        the call.
         """
         native = self._made
         with self._telling_others("synchronize()"):
@@ -297,7 +297,7 @@ class _Optimizer(DeepSpeedNames, FlatOptimizer):
     ) -> None:
         """Loads a state; help(thinwire.optim) lists the accepted states. Collective
         with lean 1-bit Adam, or if betas, eps, max_coeff or min_coeff differ in the
-        state; otherwise local. The state's values replace those of the optimizer, as in
+        state; otherwise local. The state's values replace the optimizer's values, as in
         torch.
 
         residuals="drop" loads a low-bit optimizer's state on any rank of any number of

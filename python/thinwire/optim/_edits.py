@@ -83,8 +83,8 @@ class Edits:
     @torch.no_grad()
     def apply(self, *, is_collective: bool) -> None:
         """Copies values that were written since remember(). Local, unless parameters
-        differ between ranks and this rank finds written values. Then all ranks must
-        have written, and `is_collective` must be true.
+        differ between ranks and this rank finds written values. In that case all ranks
+        must have written, and `is_collective` must be true.
 
         Raises FailedPrecondition if parameters differ between ranks, between two
         exchanges, and would continue to differ.
@@ -237,7 +237,7 @@ class Settings:
         unlike: Callable[[int], torch.Tensor] | None = None,
     ) -> Exception | None:
         """Passes changed masks to a native optimizer or engine. Local. If ranks compare
-        masks in the next step, `unlike` makes a mask that differs from those of all
+        masks in the next step, `unlike` makes a mask that differs from the masks of all
         other ranks. This mask replaces an invalid one, so that the step fails on all
         ranks, and the invalid mask's error is returned.
 

@@ -70,8 +70,8 @@ def trainable(groups: list[dict[str, Any]]) -> list[Place]:
 
 
 def marked(places: list[Place], narrow: torch.dtype | None) -> list[Place]:
-    """Returns the places. If some have the dtype `narrow`, sets `is_wide` in those of
-    fp32.
+    """Returns the places, with `is_wide` for fp32 parameters if others have the dtype
+    `narrow`.
     """
     if all(place.tensor.dtype != narrow for place in places):
         return places

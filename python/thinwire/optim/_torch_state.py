@@ -32,8 +32,8 @@ def of_torch(
     the step.
 
     A parameter without an entry, such as one that never had a gradient, gets zeros.
-    Raises InvalidArgument if the state is not from an Adam, and CorruptCheckpoint if an
-    entry does not fit.
+    Raises InvalidArgument if the state is not from an Adam optimizer, and
+    CorruptCheckpoint if an entry does not fit.
     """
     rule = _rule(native.config.optimizer_name())
     size = native.layout.size
@@ -86,8 +86,8 @@ def _rule(name: str) -> str:
 
 def refuse_deepspeed(state_dict: Mapping[str, Any]) -> None:
     """Raises InvalidArgument for states of DeepSpeed's 1-bit optimizers, because their
-    variance is older than their momentum. Such a state may be inside that of a 16-bit
-    wrapper.
+    variance is older than their momentum. Such a state may be inside the state of a
+    16-bit wrapper.
     """
     wrapped = state_dict.get("optimizer_state_dict", state_dict)
     entries = wrapped.get("state") if isinstance(wrapped, Mapping) else None
