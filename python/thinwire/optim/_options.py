@@ -90,39 +90,40 @@ LOW_BIT = """Keywords of compression:
     denom_floor: least denominator after the freeze, in ZeroOneAdam always, as a fraction
       of its block's RMS; 0 for no floor.
     residual_dtype: torch.float32 or torch.bfloat16.
-    lagged_clipping: whether compressed steps clip by the gradients' norm of the steps
-      before, unless it has doubled.
-    comm_backend_name: DeepSpeed's. Unless process_group or THINWIRE_COMM chooses a
-      transport, "mpi" chooses mpi4py and "gloo" torch.distributed. "nccl" and "hccl" change
-      nothing here.
+    lagged_clipping: whether compressed steps clip by the gradient norm of earlier steps,
+      unless the norm has doubled.
+    comm_backend_name: a keyword of DeepSpeed. Unless process_group or THINWIRE_COMM chooses
+      a transport, "mpi" chooses mpi4py and "gloo" torch.distributed. "nccl" and "hccl" have
+      no effect.
     deepspeed: DeepSpeed's engine, or any object. Unless process_group is given, the ranks
       of deepspeed.mpu.get_data_parallel_group() average.
-    cuda_aware: DeepSpeed's, without effect."""
+    cuda_aware: a keyword of DeepSpeed, which has no effect."""
 
 AVERAGES = """Keywords of averages:
-    bits: bits per element in which gradients are averaged, with error feedback: 4, 8, or 0
-      for exactly, the default.
-    low_rank: gradients are averaged as products of factors with at most so many columns,
-      which travel in 8 bits (PowerSGD, Vogels et al., arXiv:1905.13727); 0 for not so.
-      Parameters that factors would not make smaller travel in 8 bits. Excludes bits.
-    first_steps: with low_rank, so many first steps average in first_bits bits instead, 4 or
-      8. None is a twentieth of total_steps, at least 20.
+    bits: bits per element of averaged gradients, with error feedback: 4, 8, or 0 for an
+      exact average, the default.
+    low_rank: largest number of columns of a factor; 0 for no factors, the default. Gradients
+      are averaged as products of two factors, which travel in 8 bits (PowerSGD, Vogels et
+      al., arXiv:1905.13727). Parameters that factors would not make smaller travel in 8
+      bits. Excludes bits.
+    first_steps: number of first steps with low_rank that average in first_bits bits, 4 or
+      8, instead. None is a twentieth of total_steps, at least 20.
     total_steps: steps of the run, which only first_steps needs.
-    Both take 8 + 8 / ranks bytes per parameter more, low_rank 4 more than that, and with
-    gradients of 16 bits 4 more. Experts are averaged exactly."""
+    Both averages take 8 + 8 / ranks bytes per parameter more. low_rank takes another 4, and
+    16-bit gradients take another 4. Experts are averaged exactly."""
 
 OUTER = """Keyword of an outer loop:
-    outer: None, or a dict for training with an exchange in few steps (DiLoCo, Douillard et
-      al., arXiv:2311.08105). Ranks take sync_every local steps of this optimizer, which
-      send nothing. Then they average what these steps have changed (a sync), in bits_up
-      and bits_down bits per element, 4, 8, or 0 for exactly. An outer optimizer applies
+    outer: None, or a dict for training in which only some steps exchange (DiLoCo, Douillard
+      et al., arXiv:2311.08105). Ranks take sync_every local steps of this optimizer, which
+      send nothing. A sync then averages the changes of these steps, in bits_up and
+      bits_down bits per element: 4, 8, or 0 for an exact average. An outer optimizer applies
       the average: SGD with learning_rate, 1 by default, and Nesterov momentum, 0 by
-      default. In the first warmup_steps steps ranks average gradients instead, in
+      default. In the first warmup_steps steps, ranks average gradients instead, in
       warmup_bits bits, 8 by default; in OnebitAdam these are the steps up to freeze_step.
-      With sync_growth the interval is 1 after the warm-up and doubles after every so many
-      steps, up to sync_every. Between syncs parameters differ from rank to rank;
-      synchronize() and evaluation() make a sync. An outer loop takes 8 + 8 / ranks bytes
-      per parameter more. See docs/guide/outer-loop.md."""
+      With sync_growth, the interval is 1 after the warm-up and doubles every sync_growth
+      steps, up to sync_every. Parameters differ between ranks until the next sync, which
+      synchronize() and evaluation() also make. An outer loop takes 8 + 8 / ranks bytes per
+      parameter more. See docs/guide/outer-loop.md."""
 
 
 class CommonKeywords(TypedDict, total=False):
