@@ -87,12 +87,14 @@ class _Sums:
         is_cpu = groups.device.type == "cpu"
         self._stream = None if is_cpu else torch.Stream(groups.device)
         self._residuals: dict[Any, _Residual] = {}
-        self._calls = self._made = 0
+        self._made = 0
 
     @torch.no_grad()
     def work(self, result: torch.Tensor, given: torch.Tensor, factor: int) -> Any:
         """Queues the mean times `factor`. `result` receives all of the product, or a
-        part. On a CPU the work is complete on return.
+        part. On a CPU the work is complete on return. Raises InvalidArgument on all
+        ranks if they pass other tensors, because records of other sizes decode to
+        wrong values.
         """
         future: Future[list[torch.Tensor]] = Future(
             devices=None if self._stream is None else [given.device]
@@ -100,7 +102,10 @@ class _Sums:
         with self._running(given, result):
             is_whole = result is given
             residual = self._residual_of(given, is_whole)
-            self._compare(f"{residual.number} {given.dtype} {given.numel()} {factor}")
+            what = (
+                f"{residual.number} {given.dtype} {given.numel()} {factor} {is_whole}"
+            )
+            self._comm.require_same("the order of tensors in all_reduce()", what)
             mean = self._mean(self._rows(given, is_whole), residual, is_whole)
             result.copy_(mean.view(-1)[: result.numel()].mul_(factor).view_as(result))
             future.set_result([result])
@@ -180,14 +185,6 @@ class _Sums:
             )
             self._made += 1
         return self._residuals[key]
-
-    def _compare(self, what: str) -> None:
-        """Compares the sizes and dtypes of the ranks' sums in calls 1, 2, 4, 8 and so
-        on. Collective in these calls.
-        """
-        self._calls += 1
-        if self._calls & (self._calls - 1) == 0:
-            self._comm.require_same("the order of tensors in all_reduce()", what)
 
     def close(self) -> None:
         self._groups.close()

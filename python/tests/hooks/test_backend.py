@@ -248,16 +248,28 @@ def test_residuals_belong_to_tensors() -> None:
         assert all(found) and count <= 2
 
 
-def out_of_order() -> str:
+def out_of_order() -> list[str]:
     rank, _ = join()
     one, two = torch.zeros(LONG), torch.zeros(LONG)
     dist.all_reduce(one)
-    return ranks.failure_of(lambda: dist.all_reduce(one if rank == 0 else two))
+    long, half = torch.zeros(LONG + 1), torch.zeros(LONG, dtype=torch.bfloat16)
+    means = [dist.ReduceOp.SUM, dist.ReduceOp.AVG]
+    found = []
+    for _ in range(3):  # in whichever call it happens
+        dist.all_reduce(one)
+        found += [
+            ranks.failure_of(lambda: dist.all_reduce([one, two][rank])),
+            ranks.failure_of(lambda: dist.all_reduce([one, long][rank])),
+            ranks.failure_of(lambda: dist.all_reduce([one, half][rank])),
+            ranks.failure_of(lambda: dist.all_reduce(one, op=means[rank])),
+        ]
+    return found
 
 
-def test_another_order_on_one_rank_is_an_error_on_all() -> None:
-    for text in ranks.results(2, __file__, "out_of_order"):
-        assert "the order of tensors in all_reduce() must be the same" in text
+def test_other_tensors_on_one_rank_are_an_error_on_all() -> None:
+    for texts in ranks.results(2, __file__, "out_of_order"):
+        for text in texts:
+            assert "the order of tensors in all_reduce() must be the same" in text
 
 
 def loses_a_rank() -> list[Any]:
@@ -392,9 +404,12 @@ def trainer(out: str) -> list[float]:
 
 
 def summary(model: torch.nn.Module) -> list[float]:
-    """Of the parameters, and how many low-bit sums there were."""
+    """Returns the sum of the parameters, and the bytes of low-bit sums that were sent."""
     (sums_there,) = dist.group.WORLD._sums.values()
-    return [float(sum(p.double().sum() for p in model.parameters())), sums_there._calls]
+    return [
+        float(sum(p.double().sum() for p in model.parameters())),
+        sums_there._exchange.bytes_sent,
+    ]
 
 
 def lightning() -> list[float]:
@@ -434,4 +449,4 @@ def lightning() -> list[float]:
 def test_trainers_take_the_name(name: str, tmp_path: Path) -> None:
     given = (str(tmp_path),) if name == "trainer" else ()
     one, two = ranks.results(2, __file__, name, *given, seconds=110)
-    assert one == two and one[1] >= 4
+    assert one == two and one[1] >= 4 * LONG
