@@ -102,7 +102,10 @@ std::string device_path(const plan::Workload& work,
   add("ddp_hook 4/4, host path", on_host(4, gradient, hosts, each));
   add("ddp_hook 8/8, device path", on_device(8, gradient, hosts, each));
   add("ddp_hook 4/4, device path", on_device(4, gradient, hosts, each));
-  return text;
+  return text +
+         "the table below, and `fastest`, are for tensors in host memory, with "
+         "one rank's share of a host's cores; averages with DDP on devices "
+         "take the times above\n";
 }
 
 }  // namespace thinwire::commands

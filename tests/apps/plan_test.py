@@ -268,6 +268,8 @@ class Plan(unittest.TestCase):
         self.assertAlmostEqual(ratio, 2 / (0.5 + 4 / 1024), delta=0.01)
         text = self.run_plan(*DESCRIBED, "--device-memory", 1000)
         self.assertRegex(text, r"on 16 hosts of 1 devices.* host memory [1-9]")
+        said = "the table below, and `fastest`, are for tensors in host memory"
+        self.assertLess(text.index(said), text.index("fastest: "))
         self.assertNotIn("averages with DDP", self.run_plan(*DESCRIBED))
 
     def test_refuses_what_is_wrong_by_flag_and_value(self):
