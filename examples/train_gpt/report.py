@@ -271,7 +271,7 @@ def memory(kind):
 
 
 def count(key):
-    return lambda run: shown(run.known(key) or math.nan, "{:.0f}")
+    return lambda run: shown(run.known(key), "{:.0f}")
 
 
 DETAILS = {
@@ -285,7 +285,7 @@ DETAILS = {
     ),
     **{
         f"memory of a rank at its peak: {kind}": memory(kind)
-        for kind in ("peak", "parameters", "gradients", "states", "buckets")
+        for kind in ("peak", "parameters", "gradients", "states", "buckets", "other")
     },
     "params_checksum": lambda run: run.summary.get("params_checksum") or NO_VALUE,
 }
@@ -428,7 +428,15 @@ body {{
 }}
 h1 {{ margin: 0; font-size: 26px; line-height: 1.2; }}
 p, footer, figcaption {{ max-width: 75ch; }}
-section {{ overflow-x: auto; margin: 16px 0; }}
+section {{
+  overflow-x: auto; margin: 16px 0;
+  /* A shadow at the edge shows that a wide table continues there. */
+  background:
+    linear-gradient(to right, #ffffff 24px, transparent 48px) local,
+    linear-gradient(to left, #ffffff 24px, transparent 48px) 100% 0 local,
+    linear-gradient(to right, #c9c8c4, transparent 12px),
+    linear-gradient(to left, #c9c8c4, transparent 12px) #ffffff;
+}}
 figure {{ margin: 0; }}
 figcaption, summary {{ font-weight: 600; }}
 #figures {{
