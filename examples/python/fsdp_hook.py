@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loop with FSDP2 (fully_shard) and torch's optimizer, whose gradients are sent in 8 or
-4 bits. Needs torch 2.13.
+4 bits. Needs torch 2.13 or 2.14.
 
 torchrun --nproc-per-node 2 fsdp_hook.py [--steps N] [--bits 4]
 """
