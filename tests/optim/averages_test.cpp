@@ -543,9 +543,9 @@ TEST(AverageInFewBits, StatesOfOtherAveragesAreLoadedAndDroppedPartsNoted) {
   const std::vector<Load> loads = {
       {saved(exact), adam_in(4), ""},
       {saved(adam_in(4)), adam_in(8), "", true},
-      {saved(adam_in(4)), exact, "averaged in few bits"},
-      {saved(adam_in(4)), onebit, "averaged in few bits"},
-      {saved(onebit), adam_in(4), "1-bit optimizer's"}};
+      {saved(adam_in(4)), exact, "residuals of low-bit"},
+      {saved(adam_in(4)), onebit, "residuals of low-bit"},
+      {saved(onebit), adam_in(4), "belong to ZeRO or to a 1-bit optimizer"}};
   for (std::size_t k = 0; k < loads.size(); ++k)
     comm::run_local_ranks(2, [&](comm::Communicator& comm) {
       SCOPED_TRACE(k);
