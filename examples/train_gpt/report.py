@@ -105,7 +105,7 @@ def read_json(path):
         value = json.loads(path.read_text())
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path}: is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise RunError(f"{path}: must be a JSON object")
@@ -113,9 +113,16 @@ def read_json(path):
 
 
 def checked(row, keys):
-    """Returns the row. Raises KeyError or ValueError unless it has these numbers."""
-    for key in keys:
-        number(row[key])
+    """Returns the row. Raises KeyError, TypeError or OverflowError unless it has these
+    numbers. Only a loss may be null.
+    """
+    for key in (*keys, *(row.keys() & {"wait_seconds", "update_seconds"})):
+        value = row[key]
+        if value is None and key in ("loss", "val_loss"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{key} is not a number")
+        float(value)
     return row
 
 
@@ -123,7 +130,7 @@ def read_rows(path):
     """Returns the rows of steps and of validations. A run that was killed, or still
     writes, may end in a torn line, which is left out."""
     steps, validations = [], []
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_text(errors="replace").splitlines(keepends=True)
     for at, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -132,7 +139,7 @@ def read_rows(path):
             else:
                 steps.append(checked(row, ("step", "loss", "bytes_sent", "seconds")))
                 row["phase"] = str(row["phase"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             if at == len(lines) and not line.endswith("\n"):
                 warn(f"{path}: line {at} is torn, and left out")
                 break
@@ -147,7 +154,8 @@ def read_rows(path):
 
 def settings_of(config):
     """Returns all keys of a config.json with their paths, train_gpt's own first."""
-    own = config.get("train_gpt", {})
+    own = config.get("train_gpt")
+    own = own if isinstance(own, dict) else {}
     settings = {key: value for key, value in own.items() if key != "data"}
 
     def add(path, value):
@@ -539,6 +547,9 @@ def main():
         sys.exit(f"report.py: {error}")
     except OSError as error:
         sys.exit(f"report.py: {error.filename}: {error.strerror}")
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        names = ", ".join(map(str, given.runs))
+        sys.exit(f"report.py: {names}: a value cannot be shown: {error}")
     print(f"{table_text(runs)}\nreport: {page}")
 
 

@@ -76,7 +76,7 @@ TextData::TextData(const std::vector<std::string>& paths, std::size_t context,
         ErrorCode::kInvalidArgument,
         fmt::format("--data: too little text: {} bytes in {} files leave no "
                     "window of {} bytes for {}; give one file of {} bytes or "
-                    "more, or a smaller --context",
+                    "more, or a smaller train_gpt.context",
                     total, texts_.size(), context + 1,
                     starts_ == 0 ? "training" : "validation",
                     (context + 1) * kHoldOutPart));

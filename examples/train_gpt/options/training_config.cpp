@@ -142,15 +142,18 @@ std::string pointer_to(const std::string& key) {
   return path;
 }
 
-void put(json& file, const std::string& setting) {
+void put(json& file, const std::string& setting, bool sets_freeze_step) {
   const std::size_t equals = setting.find('=');
   const std::string key = setting.substr(0, equals);
   const std::string text = setting.substr(equals + 1);
   json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (value.is_discarded()) value = text;  // a text without quotes
   const std::string path = pointer_to(key);
+  if (value.is_object() && path.starts_with("/optimizer"))
+    reject(fmt::format("{} must be set key by key, as in {}={}", key,
+                       "optimizer.params.lr", "0.001"));
   // An automatic freeze takes the place of the step that follows from --steps.
-  if (path == "/thinwire/auto_freeze" && value == true)
+  if (path == "/thinwire/auto_freeze" && value == true && !sets_freeze_step)
     file["optimizer"]["params"].erase("freeze_step");
   try {
     file[json::json_pointer(path)] = std::move(value);
@@ -164,9 +167,13 @@ Config with_settings(const Config& config, const Options& options) {
   if (options.set.empty()) return config;
   try {
     json file = json::parse(config.to_json());
+    const bool sets_freeze_step =
+        std::ranges::any_of(options.set, [](const std::string& setting) {
+          return setting.starts_with("optimizer.params.freeze_step=");
+        });
     for (const std::string& setting : options.set)
       if (!setting.starts_with(fmt::format("{}.", kOwnObject)))
-        put(file, setting);
+        put(file, setting, sets_freeze_step);
     std::vector<config::KeyNote> unneeded;  // on keys of to_json()
     return Config::from_json(file.dump(), &unneeded);
   } catch (const Error& error) {
@@ -240,7 +247,9 @@ Settings settings_of(const Options& options, const Config& config) {
   };
   add("optimizer", config::name_of(config.optimizer));
   add("steps", options.steps);
-  if (!file_schedules(options)) add("warmup_steps", warmup_steps(options));
+  // Without warmup_steps, a file's own schedule holds.
+  if (!file_schedules(options) && config.schedule == schedule_of(options))
+    add("warmup_steps", warmup_steps(options));
   for (const auto& [name, size] :
        {std::pair{"context", options.context},
         std::pair{"layers", options.layers}, std::pair{"width", options.width},

@@ -246,7 +246,17 @@ class Report(unittest.TestCase):
         error = self.refused(1, torn)
         self.assertIn("metrics.jsonl: line 1 is not what train_gpt writes", error)
         row = rows_of("adam", 1)[0]
-        (torn / "metrics.jsonl").write_text(json.dumps(row | {"loss": "x"}) + "\n")
+        for wrong in (
+            {"loss": "x"},
+            {"bytes_sent": None},
+            {"seconds": "1"},
+            {"wait_seconds": None},
+            {"bytes_sent": 10**400},
+        ):
+            (torn / "metrics.jsonl").write_text(json.dumps(row | wrong) + "\n")
+            error = self.refused(1, torn)
+            self.assertIn("line 1 is not what train_gpt writes", error)
+        (torn / "metrics.jsonl").write_bytes(b"\xff\n")
         self.assertIn("line 1 is not what train_gpt writes", self.refused(1, torn))
         (torn / "metrics.jsonl").write_text(json.dumps(row) + "\n")
         (torn / "summary.json").write_text("{}")

@@ -217,23 +217,31 @@ TEST_F(ConfigFile, IsOverruledBySettings) {
   EXPECT_EQ(read.comm.verify_every, 3);
 }
 
-// What a run writes as its config.json gives the same run again.
+// The config.json of a run gives the same run again, with its schedule.
 TEST_F(ConfigFile, OfARunRepeatsIt) {
-  for (const char* name : kOptimizers) {
-    const std::string flags =
-        std::string("--optimizer ") + name +
-        " --steps 321 --seed 4 --set train_gpt.warmup_steps=20 "
-        "--set train_gpt.width=16 --set verify_every=7 "
-        "--set optimizer.params.lr=0.25 --set checkpoint.keep_last=5";
-    const Options first = parse(flags);
-    const Config expected = training_config(first);
-    const Settings settings = settings_of(first, expected);
-    write(config_text(settings, first.data, expected.to_json()));
-    const Options again = parse_all(config).options;
-    EXPECT_EQ(training_config(again), expected) << name;
-    EXPECT_EQ(settings_of(again, expected), settings) << name;
-    EXPECT_EQ(again.data, first.data);
-  }
+  for (const char* name : kOptimizers)
+    for (const char* more :
+         {"", " --set schedule.decay=linear", " --set schedule.total_steps=30",
+          " --set schedule.warmup_steps=1"}) {
+      SCOPED_TRACE(std::string(name) + more);
+      const std::string flags =
+          std::string("--optimizer ") + name +
+          " --steps 321 --seed 4 --set train_gpt.warmup_steps=20 "
+          "--set train_gpt.width=16 --set verify_every=7 "
+          "--set optimizer.params.lr=0.25 --set checkpoint.keep_last=5" +
+          more;
+      const Options first = parse(flags);
+      const Config expected = training_config(first);
+      const Settings settings = settings_of(first, expected);
+      write(config_text(settings, first.data, expected.to_json()));
+      const Options again = parse_all(config).options;
+      EXPECT_EQ(training_config(again).schedule, expected.schedule);
+      if (*more == '\0') {
+        EXPECT_EQ(training_config(again), expected);
+      }
+      EXPECT_EQ(settings_of(again, expected), settings);
+      EXPECT_EQ(again.data, first.data);
+    }
 }
 
 TEST(Settings, NameTheKeyThatIsWrong) {
@@ -247,6 +255,11 @@ TEST(Settings, NameTheKeyThatIsWrong) {
           {"--set", "thinwire.verify_evry", "'verify_every'?"});
   refused("verify_every=often", {"thinwire.verify_every", "\"often\""});
   refused("verify_every.x=4", {"--set", "verify_every.x"});
+  refused("optimizer.params={}", {"optimizer.params", "key by key"});
+  refused("auto_freeze=true --set optimizer.params.freeze_step=3",
+          {"freeze_step must be left out", "got 3"});
+  refused("optimizer.params.freeze_step=3 --set auto_freeze=true",
+          {"freeze_step must be left out", "got 3"});
   refused("zero_bits_up=4",
           {"thinwire.zero_bits_up is of Adam, AdamW, Lamb, not of OneBitAdam"});
   refused("optimizer.params.var_freeze_step=4",
