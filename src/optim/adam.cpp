@@ -36,6 +36,8 @@ void validate_numbers(const AdamOptions& o) {
   require(o.beta2 >= 0 && o.beta2 < 1, "beta2", "in [0, 1)", o.beta2);
   require(std::isfinite(o.epsilon) && o.epsilon > 0, "epsilon",
           "finite and > 0", o.epsilon);
+  require(static_cast<float>(o.epsilon) > 0, "epsilon",
+          "at least 1.4e-45, the smallest fp32 number", o.epsilon);
   require_weight_decay(o.weight_decay);
 }
 

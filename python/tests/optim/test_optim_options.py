@@ -186,6 +186,9 @@ def test_switches_of_torch(name: str) -> None:
         cases.make("AdamW", one(), **{name: off}).close()
     with pytest.raises(InvalidArgument, match=f"{name}: must be False or None, "):
         cases.make("AdamW", one(), **{name: True})
+    text = rf"param_groups\[0\]\['{name}'\] must be False or None: "
+    with pytest.raises(InvalidArgument, match=text):
+        cases.make("AdamW", [{"params": one(), name: True}])
 
 
 WRONG_TYPES: dict[str, dict[str, Any]] = {

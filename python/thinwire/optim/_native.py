@@ -19,6 +19,7 @@ from ._options import (
     DTYPES,
     GROUP_KEYS,
     KINDS,
+    REFUSED,
     defaults,
     names_of,
     names_of_python,
@@ -117,6 +118,11 @@ def require_own_keys(groups: list[dict[str, Any]], config: _core.Config) -> None
     """Raises InvalidArgument if a group sets an option of the whole optimizer."""
     own = config.keywords()
     for index, group in enumerate(groups):
+        for key, text in REFUSED.items():
+            if group.get(key):
+                raise InvalidArgument(
+                    f"param_groups[{index}]['{key}'] must be False or None: {text}"
+                )
         for key, in_file in WHOLE.items():
             if key in group and group[key] != own[key]:
                 raise InvalidArgument(

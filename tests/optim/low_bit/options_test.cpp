@@ -40,6 +40,7 @@ TYPED_TEST(SharedOptions, OutOfRangeAreRefusedByName) {
   refused(Options{.beta1 = NAN}, "beta1", "nan");
   refused(Options{.beta2 = -0.5}, "beta2", "-0.5");
   refused(Options{.epsilon = 0}, "epsilon", "got 0");
+  refused(Options{.epsilon = 1e-50}, "epsilon", "at least 1.4e-45");
   refused(Options{.weight_decay = -2}, "weight_decay", "-2");
   refused(Options{.weight_decay = NAN}, "weight_decay", "nan");
   Options options;
