@@ -185,9 +185,9 @@ TEST(Root, AttachmentsHaveDistinctNames) {
           {All{{""}}, "letters"},
           {All{{".x"}}, "got .x"},
           {All{{std::string(129, 'x')}}, "at most 128"},
-          {All{{"manifest.json"}}, "no other file"},
-          {All{{"model.safetensors"}}, "no other file"},
-          {All{{"x"}, {"x"}}, "no other file"},
+          {All{{"manifest.json"}}, "names of other files"},
+          {All{{"model.safetensors"}}, "names of other files"},
+          {All{{"x"}, {"x"}}, "names of other files"},
           {All{{"x", std::string((16 << 20) + 1, 'x')}}, "at most 16 MiB"}}) {
       Root::Contents contents = dummy_contents(comm, {1, 1});
       if (comm.rank() == 0) contents.attachments = attachments;
