@@ -30,8 +30,7 @@ help(CLASS) shows all keywords, with the same defaults as the C++ options.
 state_dict() has torch's form, with moments in fp32. load_state_dict() keeps them in
 fp32, and accepts these states:
 
-* its own, of the same rank and number of ranks, and the run continues with the same
-  bits
+* its own, of the same rank and number of ranks, and the run continues bit-identically
 * its own of any rank, with AdamW and Lamb, unless they have bits or low_rank
 * its own of rank 0 on any rank, except of an outer loop and of LeanOnebitAdam before its
   freeze. Residuals of other ranks then begin at 0, with one warning
