@@ -11,7 +11,6 @@ namespace {
 
 // Names in messages: the field of Config, then the key of a file.
 constexpr std::string_view kStage = "zero.stage (zero_optimization.stage)";
-constexpr std::string_view kHierarchy = "comm.hierarchy (thinwire.hierarchy)";
 constexpr std::string_view kRanksPerHost =
     "comm.ranks_per_host (thinwire.ranks_per_host)";
 constexpr std::string_view kUnderNextStep =

@@ -22,8 +22,6 @@ constexpr std::string_view kTotals = "WarmupDecayLR, WarmupCosineLR";
 constexpr std::string_view kRates = "WarmupLR, WarmupDecayLR";
 
 constexpr std::string_view kStage3 = "only for stage 3, which is rejected";
-constexpr std::string_view kFp32Sums =
-    "sums are formed in fp32 and divided once, so no partial sum overflows";
 constexpr std::string_view kMeasures = "a report of DeepSpeed's; not written";
 constexpr std::string_view kTimes =
     "a report of DeepSpeed's; `thinwire.telemetry` and "

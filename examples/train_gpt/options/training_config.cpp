@@ -142,7 +142,7 @@ std::string pointer_to(const std::string& key) {
   return path;
 }
 
-void put(json& file, const std::string& setting, bool sets_freeze_step) {
+void put(json& file, const std::string& setting) {
   const std::size_t equals = setting.find('=');
   const std::string key = setting.substr(0, equals);
   const std::string text = setting.substr(equals + 1);
@@ -150,11 +150,8 @@ void put(json& file, const std::string& setting, bool sets_freeze_step) {
   if (value.is_discarded()) value = text;  // a text without quotes
   const std::string path = pointer_to(key);
   if (value.is_object() && path.starts_with("/optimizer"))
-    reject(fmt::format("{} must be set key by key, as in {}={}", key,
-                       "optimizer.params.lr", "0.001"));
-  // An automatic freeze takes the place of the step that follows from --steps.
-  if (path == "/thinwire/auto_freeze" && value == true && !sets_freeze_step)
-    file["optimizer"]["params"].erase("freeze_step");
+    reject(fmt::format(
+        "{} must be set key by key, as in optimizer.params.lr=0.001", key));
   try {
     file[json::json_pointer(path)] = std::move(value);
   } catch (const json::exception&) {  // part of the key is not an object
@@ -167,13 +164,19 @@ Config with_settings(const Config& config, const Options& options) {
   if (options.set.empty()) return config;
   try {
     json file = json::parse(config.to_json());
-    const bool sets_freeze_step =
-        std::ranges::any_of(options.set, [](const std::string& setting) {
-          return setting.starts_with("optimizer.params.freeze_step=");
-        });
+    // The step that follows from --steps gives way to another, and to an
+    // automatic freeze.
+    const json::json_pointer step("/optimizer/params/freeze_step");
+    const json::json_pointer automatic("/thinwire/auto_freeze");
+    const json planned = file.value(step, json());
+    file["optimizer"]["params"].erase("freeze_step");
     for (const std::string& setting : options.set)
       if (!setting.starts_with(fmt::format("{}.", kOwnObject)))
-        put(file, setting, sets_freeze_step);
+        put(file, setting);
+    const bool is_automatic =
+        file.contains(automatic) && file.at(automatic) == true;
+    if (!planned.is_null() && !is_automatic && !file.contains(step))
+      file[step] = planned;
     std::vector<config::KeyNote> unneeded;  // on keys of to_json()
     return Config::from_json(file.dump(), &unneeded);
   } catch (const Error& error) {

@@ -12,7 +12,7 @@ import torch
 
 from ..comm.device_groups import DeviceGroups
 from ._average import Averaged
-from ._codec import BLOCK, opened, record_bytes
+from ._codec import BLOCK, opened
 from ._exchange import Exchange
 from ._rows import Cuts, Layout, Places, Plan
 
@@ -155,8 +155,7 @@ class DeviceAverage:
         is not a multiple of the ranks.
         """
         _, rows = self._places.rows(self._cuts)
-        each = record_bytes(BLOCK, self._exchange.bits)
-        return 2 * (self._groups.hosts - 1) * (rows - 1) * each
+        return 2 * self._exchange.bytes_to_others(rows - 1)
 
     @property
     def bytes_sent(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ..comm.device_groups import DeviceGroups
-from ._codec import BLOCK, record_bytes
+from ._codec import BLOCK
 from ._exchange import Exchange
 from ._rows import copy_each
 from ._shards import Piece
@@ -118,9 +118,7 @@ class DeviceReduceScatter:
     @property
     def bytes_per_pass(self) -> int:
         rows = sum(part.each for part in self._parts)
-        return (
-            (self._groups.hosts - 1) * rows * record_bytes(BLOCK, self._exchange.bits)
-        )
+        return self._exchange.bytes_to_others(rows)
 
     @property
     def bytes_sent(self) -> int:
